@@ -57,7 +57,7 @@ from deepnvme._deepnvme import (
     write_batch,
 )
 from deepnvme._file import Reader, Writer, open  # noqa: A004 (it is one, as gzip.open is)
-from deepnvme._tools import Answer, bench, report, tune
+from deepnvme._tools import CommandResult, bench, report, tune
 
 # Now, and not in the first transfer of a tensor: a child that is forked while another thread imports a module can never
 # import it.
@@ -73,11 +73,11 @@ if TYPE_CHECKING:
     from deepnvme._swap.parameters import Offloaded, offload_parameters
 
 __all__ = [
-    "Answer",
     "BackendProbe",
     "Checkpoint",
     "Checkpointer",
     "CheckpointerStats",
+    "CommandResult",
     "EndOfFileError",
     "Engine",
     "Error",

@@ -1,4 +1,4 @@
-"""``report``, ``bench`` and ``tune``: the commands of the same names, as functions."""
+"""The commands ``report``, ``bench`` and ``tune`` as functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepnvme._deepnvme import _answer
+from deepnvme._deepnvme import _command_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
-class Answer(dict[str, Any]):
-    """What a command found out: the fields of its ``--json``, and as ``str`` the lines that people read."""
+class CommandResult(dict[str, Any]):
+    """The result of a command: a dict with the fields of its ``--json``. ``str`` gives the text of the command."""
 
     def __init__(self, fields: dict[str, Any], text: str) -> None:
         super().__init__(fields)
@@ -25,15 +25,15 @@ class Answer(dict[str, Any]):
         return self._text
 
 
-def report(*folders: _Path) -> Answer:
-    """Find out what works on this machine and in these folders, what costs speed, and what mends it.
+def report(*folders: _Path) -> CommandResult:
+    """Diagnose this machine and these folders, with a remedy for each problem.
 
     Args:
-        folders: places for data, or manifests of stripe sets; by default the current folder. Nothing stays behind.
+        folders: folders for data, or manifests of stripe sets; default the current folder. No file stays behind.
 
     Returns:
         A dict with ``system``, ``backends``, ``gpu``, ``packages``, ``ops``, ``folders`` and ``findings`` (each with
-        ``severity``, ``text`` and ``remedy``); ``print`` shows it as ``deepnvme report`` does.
+        ``severity``, ``text`` and ``remedy``); ``print`` shows the text of ``deepnvme report``.
 
     Example:
         >>> report = deepnvme.report(".")
@@ -66,44 +66,44 @@ def bench(
     validate: bool = False,
     against: Literal["fio"] | None = None,
     plot: _Path | None = None,
-) -> Answer:
-    """Measure reading or writing on files of its own in ``folders``, which it makes, fills and removes.
+) -> CommandResult:
+    """Measure reading or writing. Makes its own files in ``folders`` and removes them.
 
     Args:
         direction: ``"read"`` or ``"write"``.
-        folders: where the files are made, one in each.
-        size: bytes of each file, or a text such as ``"512M"``; default 1 GiB.
-        block_size: largest single transfer; default the engine's, 2 MiB.
-        queue_depth: transfers in flight per worker; default the engine's, 128.
-        workers: threads that submit; default the engine's, one per processor up to 4.
-        backend: what moves the bytes; by default the first that works.
-        single_submit: one system call for each transfer.
-        direct: whether the page cache is bypassed.
-        memory: page-locked, or as of ``torch.empty``.
-        gpu: the number of a GPU that has the memory instead of the host; ``0`` is the first.
-        buffer: memory used again and again, a block at a time, as fio does; default as much as the file has.
-        random: a request per block in random order, instead of one for the file.
-        cache: whether the page cache has the file before a read.
-        durable: what a write waits for.
-        stripe: one file striped over all folders, in stripes of that size.
-        processes: how many do it at the same time, on files of their own.
-        loops: rounds that count.
-        warm_up: rounds before them that do not.
-        validate: compare every byte, outside of the timing.
-        against: ``"fio"``: with the same parameters, in alternating rounds.
-        plot: draw latencies and bandwidth there: a name that ends in .svg or .html.
+        folders: folders for the files, one file in each.
+        size: bytes of each file, or a string such as ``"512M"``; default 1 GiB.
+        block_size: largest single transfer; default 2 MiB.
+        queue_depth: transfers in flight per worker; default 128.
+        workers: threads that submit; default one per processor, at most 4.
+        backend: the back end; default the first that works.
+        single_submit: submit each transfer with its own system call.
+        direct: whether to bypass the page cache.
+        memory: page-locked, or pageable like ``torch.empty``.
+        gpu: the GPU that holds the memory instead of the host; ``0`` is the first.
+        buffer: bytes of a buffer that is reused block by block, as fio does; default as large as the file.
+        random: one request per block in random order, instead of one for the file.
+        cache: state of the page cache before a read.
+        durable: durability of a write.
+        stripe: stripe one file over all folders, with stripes of this size.
+        processes: processes that run at the same time, each with its own files.
+        loops: measured rounds.
+        warm_up: warm-up rounds before them.
+        validate: compare every byte, outside the timing.
+        against: ``"fio"`` measures fio with the same parameters, in alternating rounds.
+        plot: draw latencies and bandwidth to this .svg or .html file.
 
     Returns:
-        A dict with ``workload``, ``backend``, ``contestants`` (each with ``summary``: ``gb_per_s`` and more, and
+        A dict with ``workload``, ``backend``, ``results`` (each with ``summary``: ``gb_per_s`` and more, and
         ``samples``) and ``ratio``; ``print`` shows the table.
 
     Raises:
-        ValueError: for arguments that make no sense, with what to give instead.
-        deepnvme.Error: what the machine refused.
+        ValueError: for invalid arguments, with a remedy.
+        deepnvme.Error: if the machine refuses.
 
     Example:
         >>> outcome = deepnvme.bench("read", ".", size="4M", loops=2, validate=True)
-        >>> outcome["contestants"][0]["summary"]["gb_per_s"] > 0
+        >>> outcome["results"][0]["summary"]["gb_per_s"] > 0
         True
     """
     valued = {
@@ -141,33 +141,33 @@ def tune(
     sweep_config: _Path | None = None,
     output: _Path = "deepnvme.toml",
     plot: _Path | None = None,
-) -> Answer:
+) -> CommandResult:
     """Find the settings that suit ``folders``, and write them to a file that :meth:`Engine.from_file` reads.
 
     Args:
-        folders: where the data will lie; several are tuned one by one and together.
-        budget: seconds that all of it may take.
-        size: bytes of each trial, or a text such as ``"400M"``.
+        folders: folders for data; several are tuned one by one and together.
+        budget: seconds for all searches.
+        size: bytes of each trial, or a string such as ``"400M"``.
         read: whether to tune for reading.
         write: whether to tune for writing.
-        memory: page-locked, or as of ``torch.empty``.
-        gpu: the number of a GPU that has the memory instead of the host; ``0`` is the first.
-        durable: what a write waits for.
-        sweep_config: a file with the values to choose from: JSON lists by the names of ``ds_io``.
-        output: where the settings go.
-        plot: draw the trials as a heat map there: a name that ends in .svg or .html.
+        memory: page-locked, or pageable like ``torch.empty``.
+        gpu: the GPU that holds the memory instead of the host; ``0`` is the first.
+        durable: durability of a write.
+        sweep_config: a JSON file with a list of values for each setting, by the names of ``ds_io``.
+        output: file for the settings.
+        plot: draw the trials as a heat map to this .svg or .html file.
 
     Returns:
-        A dict with ``places``, each with ``read`` and ``write`` (``config``, ``gb_per_s``, ``statement``, ``tried``)
+        A dict with ``results``, each with ``read`` and ``write`` (``config``, ``gb_per_s``, ``confidence``, ``tried``)
         and ``both``; ``print`` shows the tables and DeepSpeed's ``"aio"`` block.
 
     Raises:
-        ValueError: for arguments that make no sense, with what to give instead.
-        deepnvme.Error: what the machine refused.
+        ValueError: for invalid arguments, with a remedy.
+        deepnvme.Error: if the machine refuses.
 
     Example:
         >>> found = deepnvme.tune(".", budget=1, size="1M", write=False)
-        >>> found["places"][0]["both"] == found["places"][0]["read"]["config"]
+        >>> found["results"][0]["both"] == found["results"][0]["read"]["config"]
         True
         >>> engine = deepnvme.Engine.from_file("deepnvme.toml")
     """
@@ -192,6 +192,6 @@ def _options(valued: dict[str, int | str | None], flags: dict[str, bool]) -> Ite
     yield from (f"--{name}" for name, is_set in flags.items() if is_set)
 
 
-def _run(*arguments: str) -> Answer:
-    fields, text = _answer(list(arguments))
-    return Answer(json.loads(fields), text)
+def _run(*arguments: str) -> CommandResult:
+    fields, text = _command_result(list(arguments))
+    return CommandResult(json.loads(fields), text)

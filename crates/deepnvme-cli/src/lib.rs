@@ -1,7 +1,7 @@
 //! The command `deepnvme`, as a library for the Rust binary and the Python package.
 //!
-//! [`commands`] runs what was typed: `arguments` says what may be typed, [`inspect`] finds what checkpoints hold, [`deepspeed`]
-//! does what DeepSpeed's tools do, and [`show`] draws results. Measuring is `deepnvme-perf`'s.
+//! `arguments` defines the command line, [`commands`] runs it, [`inspect`] examines checkpoints, [`deepspeed`] replaces
+//! DeepSpeed's tools, and [`show`] draws results. `deepnvme-perf` measures.
 #![forbid(unsafe_code)]
 
 mod arguments;

@@ -1,4 +1,4 @@
-//! Benchmarks and reports of a machine with GPUs. Run with a stand-in for the driver.
+//! Benchmarks and reports with GPUs, on a fake driver.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 #[allow(dead_code, reason = "the engine's tests need more of it")]
@@ -10,24 +10,24 @@ use std::path::Path;
 use deepnvme_cli::Launcher;
 use deepnvme_cli::commands::{self as command, Session};
 use deepnvme_io::{Config, Durability};
-use deepnvme_perf::measure::{Cache, Direction, Memory, Order, Runner, Unwatched, Workload};
+use deepnvme_perf::measure::{Cache, Direction, Memory, NoObserver, Order, Runner, Workload};
 use serde_json::Value;
 use standin::Gpu;
 
-/// The exit status, what was printed, and what was said beside it.
+/// Runs a command. Returns the exit status, standard output and standard error.
 fn run(arguments: &[&str]) -> (u8, String, String) {
-    let (mut output, mut talk) = (Vec::new(), Vec::new());
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let status = command::run(
         ["deepnvme"].iter().chain(arguments).copied(),
         &mut Session {
-            output: &mut output,
-            talk: &mut talk,
+            stdout: &mut stdout,
+            stderr: &mut stderr,
             interrupted: &|| false,
             launcher: Launcher { program: "/bin/false".into(), arguments: vec![] },
             python: "python3".into(),
         },
     );
-    (status, String::from_utf8(output).unwrap(), String::from_utf8(talk).unwrap())
+    (status, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
 fn folder() -> tempfile::TempDir {
@@ -41,19 +41,19 @@ fn text(path: &Path) -> &str {
 const SMALL: [&str; 6] = ["--size", "3M", "--loops", "2", "--block-size", "64K"];
 
 #[test]
-fn tensors_on_a_gpu_are_measured_and_every_byte_compared() {
+fn gpu_memory_is_measured_and_validated() {
     let gpu = Gpu::new();
     let folder = folder();
     for (direction, order) in [("read", None), ("write", None), ("read", Some("--random")), ("write", Some("--random"))]
     {
         let more = ["--gpu=1", "--validate", "--json", text(folder.path())];
-        let (status, json, talk) = run(&[&["bench", direction], &SMALL[..], order.as_slice(), &more].concat());
-        assert_eq!((status, talk.as_str()), (0, ""), "{direction} {order:?}");
+        let (status, json, stderr) = run(&[&["bench", direction], &SMALL[..], order.as_slice(), &more].concat());
+        assert_eq!((status, stderr.as_str()), (0, ""), "{direction} {order:?}");
         let outcome: Value = serde_json::from_str(&json).unwrap();
         assert_eq!((&outcome["gpu"]["index"], &outcome["gpu"]["name"]), (&1.into(), &"Stand-in GPU 1".into()));
         assert_eq!((&outcome["workload"]["gpu"], &outcome["is_validated"]), (&1.into(), &true.into()));
         assert_eq!(outcome["notes"], Value::Array(vec![]), "the slots are registered");
-        let summary = &outcome["contestants"][0]["summary"];
+        let summary = &outcome["results"][0]["summary"];
         assert_eq!((&summary["bytes_bounced"], &summary["bytes_direct"]), (&(3 << 20).into(), &0.into()), "{summary}");
         assert_eq!(gpu.live("device_allocations"), 0);
         gpu.assert_clean();
@@ -62,41 +62,44 @@ fn tensors_on_a_gpu_are_measured_and_every_byte_compared() {
 }
 
 #[test]
-fn the_table_names_the_gpu_and_its_way() {
+fn the_table_names_the_gpu_and_its_route() {
     let gpu = Gpu::new();
     let folder = folder();
-    let (status, table, talk) = run(&[&["bench", "read"], &SMALL[..], &["--gpu", text(folder.path())]].concat());
-    assert_eq!((status, talk.as_str()), (0, ""), "without a number it is the first");
+    let (status, table, stderr) = run(&[&["bench", "read"], &SMALL[..], &["--gpu", text(folder.path())]].concat());
+    assert_eq!((status, stderr.as_str()), (0, ""), "the first GPU without a number");
     assert!(table.contains(", cold, memory of cuda:0\n"), "{table}");
-    assert!(table.contains("\ncuda:0 (Stand-in GPU 0), by way of bounce slots\n"), "{table}");
+    assert!(table.contains("\ncuda:0 (Stand-in GPU 0), through bounce buffers\n"), "{table}");
     gpu.assert_clean();
 }
 
 #[test]
-fn cufile_is_measured_or_says_why_not() {
+fn cufile_is_measured_or_fails_with_the_reason() {
     let gpu = Gpu::new();
     let folder = folder();
     for direction in ["read", "write"] {
         let more = ["--gpu", "--gds", "--validate", text(folder.path())];
-        let (status, table, talk) = run(&[&["bench", direction], &SMALL[..], &more].concat());
-        assert_eq!((status, talk.as_str()), (0, ""), "{direction}");
-        assert!(table.contains("\ncuda:0 (Stand-in GPU 0), by way of cuFile\n"), "{table}");
+        let (status, table, stderr) = run(&[&["bench", direction], &SMALL[..], &more].concat());
+        assert_eq!((status, stderr.as_str()), (0, ""), "{direction}");
+        assert!(table.contains("\ncuda:0 (Stand-in GPU 0), with cuFile\n"), "{table}");
         let (_, json, _) = run(&[&["bench", direction], &SMALL[..], &more, &["--json"]].concat());
         let outcome: Value = serde_json::from_str(&json).unwrap();
-        let summary = &outcome["contestants"][0]["summary"];
+        let summary = &outcome["results"][0]["summary"];
         assert_eq!((&summary["bytes_direct"], &summary["bytes_bounced"]), (&(3 << 20).into(), &0.into()), "{summary}");
         gpu.assert_clean();
     }
-    let (status, _, talk) = run(&[&["bench", "read"], &SMALL[..], &["--gds", text(folder.path())]].concat());
-    assert!(status == 2 && talk.contains("say --gpu, too"), "{status}: {talk}");
+    let (status, _, stderr) = run(&[&["bench", "read"], &SMALL[..], &["--gds", text(folder.path())]].concat());
+    assert!(status == 2 && stderr.contains("add --gpu"), "{status}: {stderr}");
     gpu.fail("cuFileDriverOpen", 0, 5001);
-    let (status, _, talk) = run(&[&["bench", "read"], &SMALL[..], &["--gpu", "--gds", text(folder.path())]].concat());
-    assert!(status != 0 && talk.contains("5001") && talk.contains("GPUDirect Storage is required"), "{status}: {talk}");
+    let (status, _, stderr) = run(&[&["bench", "read"], &SMALL[..], &["--gpu", "--gds", text(folder.path())]].concat());
+    assert!(
+        status != 0 && stderr.contains("5001") && stderr.contains("GPUDirect Storage is required"),
+        "{status}: {stderr}"
+    );
     gpu.assert_clean();
 }
 
 #[test]
-fn copies_that_had_to_be_staged_are_noted() {
+fn staged_copies_are_noted() {
     let gpu = Gpu::new();
     let folder = folder();
     gpu.fail("cuMemHostRegister_v2", 0, 2);
@@ -109,65 +112,65 @@ fn copies_that_had_to_be_staged_are_noted() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_a_sentence() {
+fn invalid_options_are_refused() {
     let gpu = Gpu::new();
     let folder = folder();
     let place = text(folder.path());
     for (arguments, expected) in [
         (&["bench", "read", place, "--gpu=7"][..], "--gpu=7: there is no such GPU; there are 2"),
-        (&["bench", "read", place, "--gpu", "--memory", "plain"], "memory of the host"),
+        (&["bench", "read", place, "--gpu", "--memory", "plain"], "host memory"),
         (&["bench", "read", place, "--gpu", "1"], "write --gpu=1"),
-        (&["bench", "read", place, "--gds"], "--gds: it is about memory of a GPU; say --gpu, too"),
+        (&["bench", "read", place, "--gds"], "--gds needs GPU memory; add --gpu"),
         (&["tune", place, "--gpu=2"], "there are 2"),
-        (&["tune", place, "--gds"], "--gds: it is about memory of a GPU; say --gpu, too"),
+        (&["tune", place, "--gds"], "--gds needs GPU memory; add --gpu"),
         (
             &["ds_io", "--folder", place, "--io_size", "1M", "--gpu", "--multi_process", "3"],
             "--gpu=2: there is no such",
         ),
-        (&["ds_nvme_tune", "--nvme_dir", place, "--gds"], "deepnvme tune --gpu --gds tunes"),
+        (&["ds_nvme_tune", "--nvme_dir", place, "--gds"], "use deepnvme tune --gpu --gds"),
     ] {
-        let (status, _, talk) = run(arguments);
-        assert_eq!(status, 2, "{arguments:?}: {talk}");
-        assert!(talk.contains(expected), "{arguments:?}: {talk}");
+        let (status, _, stderr) = run(arguments);
+        assert_eq!(status, 2, "{arguments:?}: {stderr}");
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
     }
     gpu.fail("cuMemAlloc_v2", 0, 2);
-    let (status, _, talk) = run(&[&["bench", "read", place, "--gpu"], &SMALL[..]].concat());
-    assert!(status == 1 && talk.contains("cuda:0 has no") && talk.contains("bytes left"), "{talk}");
+    let (status, _, stderr) = run(&[&["bench", "read", place, "--gpu"], &SMALL[..]].concat());
+    assert!(status == 1 && stderr.contains("cuda:0 has no") && stderr.contains("bytes left"), "{stderr}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     gpu.assert_clean();
 }
 
 #[test]
-fn settings_are_searched_with_tensors_on_a_gpu() {
+fn settings_are_searched_with_gpu_memory() {
     let gpu = Gpu::new();
     let (folder, elsewhere) = (folder(), folder());
     let settings = elsewhere.path().join("found.toml");
     let sweep = elsewhere.path().join("sweep.json");
     std::fs::write(&sweep, r#"{"block_size": ["64K", "128K"], "queue_depth": [4], "io_parallel": [1]}"#).unwrap();
     let options = ["--budget", "1s", "--size", "1M", "--gpu", "--json", "--output", text(&settings)];
-    let (status, json, talk) =
+    let (status, json, stderr) =
         run(&[&["tune", text(folder.path()), "--sweep-config", text(&sweep)], &options[..]].concat());
-    assert_eq!((status, talk.as_str()), (0, ""));
+    assert_eq!((status, stderr.as_str()), (0, ""));
     let found: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(found["gpu"], 0);
-    assert!(found["places"][0]["read"]["gb_per_s"].as_f64().unwrap() > 0.0);
+    assert!(found["results"][0]["read"]["gb_per_s"].as_f64().unwrap() > 0.0);
     assert!(settings.is_file());
     assert_eq!(gpu.live("device_allocations"), 0);
     gpu.assert_clean();
 }
 
 #[test]
-fn what_matters_to_cufile_is_searched_or_it_is_said_why_not() {
+fn settings_for_cufile_are_searched_or_the_reason_is_reported() {
     let gpu = Gpu::new();
     let (folder, elsewhere) = (folder(), folder());
     let settings = elsewhere.path().join("found.toml");
     let options = ["--budget", "1s", "--size", "2M", "--gpu", "--gds", "--output", text(&settings)];
     let arguments = [&["tune", text(folder.path())], &options[..]].concat();
-    let (status, json, talk) = run(&[&arguments[..], &["--json"]].concat());
-    assert_eq!((status, talk.as_str()), (0, ""));
+    let (status, json, stderr) = run(&[&arguments[..], &["--json"]].concat());
+    assert_eq!((status, stderr.as_str()), (0, ""));
     let found: Value = serde_json::from_str(&json).unwrap();
-    let place = &found["places"][0];
-    assert_eq!((&place["gds"]["way"], &place["gds"]["reason"]), (&"cufile".into(), &Value::Null));
+    let place = &found["results"][0];
+    assert_eq!((&place["gds"]["route"], &place["gds"]["reason"]), (&"cufile".into(), &Value::Null));
     for direction in ["read", "write"] {
         let tried = place[direction]["tried"].as_array().unwrap();
         assert!(tried.iter().all(|trial| trial["config"]["gds"] == "preferred"), "{tried:?}");
@@ -175,22 +178,22 @@ fn what_matters_to_cufile_is_searched_or_it_is_said_why_not() {
     }
     assert!(std::fs::read_to_string(&settings).unwrap().contains("gds = \"preferred\""));
     let (status, table, _) = run(&arguments);
-    assert!(status == 0 && table.contains("\nby way of cuFile\n"), "{table}");
+    assert!(status == 0 && table.contains("\nwith cuFile\n"), "{table}");
     gpu.assert_clean();
 
     gpu.fail_always("cuFileDriverOpen", 5001);
     let (status, table, _) = run(&arguments);
-    assert!(status == 0 && table.contains("\nby way of bounce slots: cuFile does not start"), "{table}");
+    assert!(status == 0 && table.contains("\nthrough bounce buffers: cuFile does not start"), "{table}");
     let (_, json, _) = run(&[&arguments[..], &["--json"]].concat());
     let found: Value = serde_json::from_str(&json).unwrap();
-    assert_eq!(found["places"][0]["gds"]["way"], "bounce");
-    assert_eq!(found["places"][0]["both"]["gds"], "disabled");
+    assert_eq!(found["results"][0]["gds"]["route"], "bounce");
+    assert_eq!(found["results"][0]["both"]["gds"], "disabled");
     gpu.clear();
     gpu.assert_clean();
 }
 
 #[test]
-fn an_engine_with_other_settings_knows_its_slots_before_it_is_measured() {
+fn a_new_engine_registers_its_slots_before_it_is_measured() {
     let gpu = Gpu::new();
     let folder = folder();
     let config = Config { block_bytes: 64 << 10, ..Config::default() };
@@ -208,29 +211,29 @@ fn an_engine_with_other_settings_knows_its_slots_before_it_is_measured() {
         validate: false,
         config: config.clone(),
     };
-    let mut runner = Runner::prepare(workload, &mut Unwatched).unwrap();
-    runner.change(Direction::Read, &config, &mut Unwatched).unwrap();
-    assert_eq!(runner.engine().stats().bytes_to_gpu, 0, "the engine is the same, and only the direction is another");
-    runner.change(Direction::Read, &Config { queue_depth: 4, ..config }, &mut Unwatched).unwrap();
+    let mut runner = Runner::prepare(workload, &mut NoObserver).unwrap();
+    runner.change(Direction::Read, &config, &mut NoObserver).unwrap();
+    assert_eq!(runner.engine().stats().bytes_to_gpu, 0, "only the direction changes, the engine stays");
+    runner.change(Direction::Read, &Config { queue_depth: 4, ..config }, &mut NoObserver).unwrap();
     assert_eq!(runner.engine().stats().bytes_to_gpu, 1 << 20);
     drop(runner);
     gpu.assert_clean();
 }
 
 #[test]
-fn deepspeeds_commands_take_their_gpus() {
+fn deepspeeds_commands_use_gpu_memory() {
     let gpu = Gpu::new();
     let (folder, logs) = (folder(), folder());
     let mapping = format!("{}:1", text(folder.path()));
     let copied = gpu.calls("cuMemcpyHtoDAsync_v2");
-    let (status, lines, talk) =
+    let (status, lines, stderr) =
         run(&["ds_io", "--folder_to_device_mapping", &mapping, "--io_size", "1M", "--gpu", "--read", "--validate"]);
-    assert_eq!((status, talk.as_str()), (0, ""));
+    assert_eq!((status, stderr.as_str()), (0, ""));
     assert!(lines.contains("E2E Read Speed = "), "{lines}");
     assert!(gpu.calls("cuMemcpyHtoDAsync_v2") > copied);
     let sweep = logs.path().join("sweep.json");
     std::fs::write(&sweep, r#"{"block_size": ["64K"], "queue_depth": [4], "io_parallel": [1]}"#).unwrap();
-    let (status, lines, talk) = run(&[
+    let (status, lines, stderr) = run(&[
         "ds_nvme_tune",
         "--nvme_dir",
         text(folder.path()),
@@ -242,13 +245,13 @@ fn deepspeeds_commands_take_their_gpus() {
         "--log_dir",
         text(logs.path()),
     ]);
-    assert_eq!((status, talk.as_str()), (0, ""));
+    assert_eq!((status, stderr.as_str()), (0, ""));
     assert!(lines.contains("Best performance (GB/sec): "), "{lines}");
     gpu.assert_clean();
 }
 
 #[test]
-fn a_report_has_what_the_driver_says() {
+fn a_report_has_the_facts_of_the_driver() {
     let gpu = Gpu::new();
     let folder = folder();
     let (status, lines, _) = run(&["report", text(folder.path())]);
@@ -258,11 +261,11 @@ fn a_report_has_what_the_driver_says() {
         let card = format!("cuda:{index}: Stand-in GPU {index}, ");
         assert!(lines.contains(&card) && lines.contains(&format!("PCI 0000:1{index}:00.0")), "{lines}");
     }
-    assert!(lines.contains("to and from GPUs by way of bounce slots: "), "{lines}");
+    assert!(lines.contains("to and from GPUs through bounce buffers: "), "{lines}");
     let (_, json, _) = run(&["report", "--json", text(folder.path())]);
     let report: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(report["gpu"]["cuda_devices"][1]["pci_bus_id"], "0000:11:00.0");
     assert_eq!((&report["gpu"]["cuda_driver"], &report["gpu"]["missing"]), (&"13.0".into(), &Value::Null));
-    assert_eq!(report["folders"][0]["gpu_path"]["way"], "bounce");
+    assert_eq!(report["folders"][0]["gpu_path"]["route"], "bounce");
     gpu.assert_clean();
 }

@@ -1,17 +1,17 @@
-//! Every output as it was when somebody last looked at it, from values that are the same everywhere.
-//! `INSTA_UPDATE=always cargo test -p deepnvme-cli --test snapshots` writes them anew: read the difference.
+//! Compares every text output with a reviewed snapshot, for fixed values.
+//! `INSTA_UPDATE=always cargo test -p deepnvme-cli --test snapshots` rewrites the snapshots: review the difference.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 use deepnvme_cli::show;
 use deepnvme_io::probe::GpuFacts;
 use deepnvme_io::{BackendChoice, Config, Durability};
-use deepnvme_perf::bench::{Line, Outcome, Place as BenchPlace, summary};
+use deepnvme_perf::bench::{FolderSummary, Outcome, ToolResult, summary};
 use deepnvme_perf::measure::{Cache, Direction, Memory, Order, Sample, Workload};
 use deepnvme_perf::report::device::Pcie;
 use deepnvme_perf::report::{
-    Backend, Card, Device, Direct, Finding, Folder, Gds, Gpu, GpuPath, Op, Package, Report, Severity, System,
+    Backend, CudaDevice, Device, Direct, Finding, Folder, Gds, Gpu, GpuPath, Op, Package, Report, Severity, System,
 };
-use deepnvme_perf::tune::{self, Choice, Place, Space, Trial};
+use deepnvme_perf::tune::{self, Choice, FolderResult, Space, Trial};
 
 fn disk(name: &str) -> Device {
     Device {
@@ -34,8 +34,8 @@ fn gpu(index: u32) -> GpuFacts {
     GpuFacts { index, name, memory_bytes: 85_029_158_912, pci_bus_id }
 }
 
-fn card(index: u32, numa_node: Option<u64>) -> Card {
-    Card { facts: gpu(index), numa_node }
+fn card(index: u32, numa_node: Option<u64>) -> CudaDevice {
+    CudaDevice { facts: gpu(index), numa_node }
 }
 
 fn a_report() -> Report {
@@ -58,7 +58,7 @@ fn a_report() -> Report {
         is_writable: true,
         direct: Some(direct),
         gds: Some(Gds { mode: "compatibility", reason: Some("the kernel module nvidia-fs is not loaded".into()) }),
-        gpu_path: Some(GpuPath { way: "bounce", reason: "something better is not there".into() }),
+        gpu_path: Some(GpuPath { route: "bounce", reason: "something better is not there".into() }),
         device: Some(raid),
         error: None,
     };
@@ -134,11 +134,11 @@ fn a_report() -> Report {
 }
 
 #[test]
-fn a_report_as_people_read_it() {
+fn report_text() {
     insta::assert_snapshot!("report", show::report::draw(&a_report()));
     let nothing = Report { findings: vec![], folders: vec![], gpu: Gpu::default(), packages: vec![], ..a_report() };
     insta::assert_snapshot!("report_without_findings", show::report::draw(&nothing));
-    // What is not there is not looked at: the lines about GPUs are all that differs.
+    // Only the lines about GPUs differ.
     let lines = |gpu: Gpu| {
         let text = show::report::draw(&Report { gpu, folders: vec![], ..a_report() });
         text.lines().skip_while(|line| !line.starts_with("gpu")).take(2).collect::<Vec<_>>().join("\n")
@@ -184,11 +184,11 @@ fn config(workers: u32, queue_depth: u32) -> Config {
 }
 
 #[test]
-fn a_benchmark_as_people_read_it() {
+fn bench_text() {
     let (ours, theirs) = ([sample(0.5, 700), sample(0.4, 800)], [sample(0.6, 5000), sample(0.7, 6000)]);
-    let line = |name: &str, samples: &[Sample]| Line {
+    let line = |name: &str, samples: &[Sample]| ToolResult {
         name: name.into(),
-        summary: summary::of(samples),
+        summary: summary::summarize(samples),
         samples: samples.to_vec(),
     };
     let outcome = Outcome {
@@ -197,9 +197,13 @@ fn a_benchmark_as_people_read_it() {
         processes: 1,
         backend: "io_uring".into(),
         backend_reason: "it was asked for".into(),
-        folders: vec![BenchPlace { path: "/mnt/data".into(), file_system: "xfs".into(), device: Some("md0".into()) }],
+        folders: vec![FolderSummary {
+            path: "/mnt/data".into(),
+            file_system: "xfs".into(),
+            device: Some("md0".into()),
+        }],
         gpu: None,
-        contestants: vec![line("deepnvme", &ours), line("fio-3.36", &theirs)],
+        results: vec![line("deepnvme", &ours), line("fio-3.36", &theirs)],
         ratio: Some(summary::ratio(&ours, &theirs)),
         is_validated: true,
         notes: vec!["the memory is not page-locked: RLIMIT_MEMLOCK is 8192 KiB".into()],
@@ -219,7 +223,7 @@ fn a_benchmark_as_people_read_it() {
     let alone = Outcome {
         workload: striped,
         processes: 4,
-        contestants: vec![line("deepnvme", &ours)],
+        results: vec![line("deepnvme", &ours)],
         ratio: None,
         is_validated: false,
         notes: vec![],
@@ -230,7 +234,7 @@ fn a_benchmark_as_people_read_it() {
         workload: Workload { gpu: Some(1), ..workload() },
         processes: 1,
         gpu: Some(gpu(1)),
-        contestants: vec![line("deepnvme", &ours), line("fio-3.36 (host)", &theirs)],
+        results: vec![line("deepnvme", &ours), line("fio-3.36 (host)", &theirs)],
         ratio: Some(summary::ratio(&ours, &theirs)),
         ..alone
     };
@@ -238,16 +242,17 @@ fn a_benchmark_as_people_read_it() {
 }
 
 #[test]
-fn a_search_as_people_read_it() {
+fn tune_text() {
     let trial = |workers, depth, speeds: &[f64]| Trial { config: config(workers, depth), gb_per_s: speeds.to_vec() };
     let choice = Choice {
         config: config(1, 8),
         gb_per_s: 6.1,
         gb_per_s_default: 5.0,
-        statement: "within 1.6% of the best of 3 tried, 2 candidates indistinguishable; the smallest was chosen".into(),
+        confidence: "within 1.6% of the best of 3 tried, 2 candidates indistinguishable; the smallest was chosen"
+            .into(),
         tried: vec![trial(4, 32, &[6.2, 6.3, 6.1]), trial(1, 8, &[6.1, 6.0, 6.2]), trial(2, 16, &[5.0])],
     };
-    let place = Place {
+    let result = FolderResult {
         folders: vec!["/mnt/data".into()],
         gds: None,
         read: Some(choice.clone()),
@@ -261,7 +266,7 @@ fn a_search_as_people_read_it() {
         io_bytes: 400 << 20,
         gpu: Some(1),
         seconds: 59.6,
-        places: vec![place],
+        results: vec![result],
         is_interrupted: true,
     };
     insta::assert_snapshot!("tune", show::tune::draw(&outcome, Some("deepnvme.toml".as_ref())));

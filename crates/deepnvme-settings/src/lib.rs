@@ -1,14 +1,14 @@
-//! `deepnvme.toml`: settings that were measured, for every folder or for some.
+//! `deepnvme.toml`: engine settings for every folder, or for some. `deepnvme tune` writes it.
 //!
 //! ```toml
-//! [engine]                     # for every folder and both directions, unless something nearer is given
+//! [engine]                     # the default for every folder and both directions
 //! workers = 2
 //! queue_depth = 8
 //!
 //! [[folder]]
-//! path = "/mnt/nvme"           # and all below it
+//! path = "/mnt/nvme"           # and all folders below it
 //! engine = { workers = 1 }     # both directions
-//! read = { workers = 4 }       # reading alone
+//! read = { workers = 4 }       # only for reading
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -18,23 +18,23 @@ use serde::{Deserialize, Serialize};
 use deepnvme_io::split::Direction;
 use deepnvme_io::{Config, Error, ErrorKind, Result, fs};
 
-/// Most bytes that such a file may have.
+/// Most bytes of a file.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Most folders that it may name.
+/// Most folders in a file.
 pub const FOLDERS_MAX: usize = 256;
 
-/// What a file of settings holds.
+/// The contents of a settings file.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SettingsFile {
-    /// For every folder and both directions.
+    /// The default for every folder and both directions.
     pub engine: Config,
-    /// What is different in some folders.
+    /// The settings of single folders.
     #[serde(rename = "folder", skip_serializing_if = "Vec::is_empty")]
     pub folders: Vec<FolderSettings>,
 }
 
-/// The settings of one folder, and of all below it.
+/// The settings of one folder and all folders below it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FolderSettings {
@@ -55,36 +55,37 @@ impl SettingsFile {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// When it is missing, too large, not TOML, or holds what no engine takes; with the path, the place and the range.
+    /// The file is missing, too large, not TOML, or has invalid settings; with the path, the line and the valid range.
     pub fn load(path: &Path) -> Result<Self> {
         Self::parse(&fs::read_small(path, FILE_BYTES_MAX)?, path)
     }
 
-    /// Checks the text of a file; `path` is for errors.
+    /// Parses and checks the text of a file; `path` is for errors.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// As for [`load`](Self::load).
     pub fn parse(text: &[u8], path: &Path) -> Result<Self> {
-        let text = std::str::from_utf8(text).map_err(|_| wrong(path, "it is not UTF-8"))?;
-        let file: Self = toml::from_str(text).map_err(|error| wrong(path, error.to_string().trim()))?;
-        file.check().map_err(|error| wrong(path, error.detail()))?;
+        let text = std::str::from_utf8(text).map_err(|_| invalid(path, "it is not UTF-8"))?;
+        let file: Self = toml::from_str(text).map_err(|error| invalid(path, error.to_string().trim()))?;
+        file.check().map_err(|error| invalid(path, error.detail()))?;
         Ok(file)
     }
 
-    /// As text that [`load`](Self::load) understands.
+    /// Returns the text of a file that [`load`](Self::load) reads.
     ///
     /// # Errors
-    /// When a path is not UTF-8.
+    /// A path is not UTF-8.
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string(self).map_err(|error| Error::invalid(format!("settings cannot be written: {error}")))
     }
 
-    /// The settings for a folder and a direction: those of the deepest folder that holds it, and there those of the
-    /// direction; without a folder those of `[engine]`.
+    /// Returns the settings for a folder and a direction: those of the deepest entry that contains the folder, for the direction
+    /// if it has any. Without an entry, returns those of `[engine]`.
     #[must_use]
     pub fn of(&self, folder: Option<&Path>, direction: Option<Direction>) -> &Config {
-        let holds = |entry: &&FolderSettings| folder.is_some_and(|folder| folder.starts_with(&entry.path));
-        let Some(entry) = self.folders.iter().filter(holds).max_by_key(|entry| entry.path.components().count()) else {
+        let contains = |entry: &&FolderSettings| folder.is_some_and(|folder| folder.starts_with(&entry.path));
+        let Some(entry) = self.folders.iter().filter(contains).max_by_key(|entry| entry.path.components().count())
+        else {
             return &self.engine;
         };
         let by_direction = match direction {
@@ -97,14 +98,14 @@ impl SettingsFile {
 
     fn check(&self) -> Result<()> {
         if self.folders.len() > FOLDERS_MAX {
-            return Err(Error::invalid(format!("{} folders; there may be {FOLDERS_MAX}", self.folders.len())));
+            return Err(Error::invalid(format!("{} folders, of at most {FOLDERS_MAX}", self.folders.len())));
         }
         let of_folders = self.folders.iter().flat_map(|entry| [&entry.engine, &entry.read, &entry.write]).flatten();
         std::iter::once(&self.engine).chain(of_folders).try_for_each(Config::validate)
     }
 }
 
-fn wrong(path: &Path, detail: &str) -> Error {
+fn invalid(path: &Path, detail: &str) -> Error {
     Error::new(ErrorKind::InvalidInput, "read settings", detail).at_path(path)
 }
 
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_settings_win() {
+    fn the_deepest_entry_wins() {
         let file = load(
             "[engine]\nworkers = 2\n\
              [[folder]]\npath = '/mnt'\nengine = { workers = 3 }\n\
@@ -132,13 +133,13 @@ mod tests {
         assert_eq!(workers("/elsewhere", None), 2);
         assert_eq!(workers("/mnt/slow", Some(Direction::Read)), 3);
         assert_eq!(workers("/mnt/fast/models", Some(Direction::Read)), 4);
-        assert_eq!(workers("/mnt/fast", Some(Direction::Write)), 2, "what a folder leaves out is that of all");
-        assert_eq!(workers("/mnt/faster", None), 3, "a name that only begins alike is another folder");
-        assert_eq!(file.engine.queue_depth, Config::default().queue_depth, "what is left out is the default");
+        assert_eq!(workers("/mnt/fast", Some(Direction::Write)), 2, "a direction without an entry uses the default");
+        assert_eq!(workers("/mnt/faster", None), 3, "a common prefix is not a parent folder");
+        assert_eq!(file.engine.queue_depth, Config::default().queue_depth, "a missing setting has its default");
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_settings_load_to_the_same_value() {
         let config = Config { workers: 7, pool_bytes: Some(1 << 30), ..Config::default() };
         let entry = FolderSettings { path: "/a b".into(), engine: None, read: Some(config.clone()), write: None };
         let file = SettingsFile { engine: config, folders: vec![entry] };
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_setting() {
         for (text, part) in [
             ("[engine]\nworker = 2\n", "worker"),
             ("[engine]\nworkers = 0\n", "between 1 and 64"),

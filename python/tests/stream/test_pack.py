@@ -20,7 +20,7 @@ import torch
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._deepnvme import StripeSet, _CheckpointReader, _command
+from deepnvme._deepnvme import StripeSet, _CheckpointReader, _run_command
 from deepnvme._stream.files import ModelFiles
 
 transformers = pytest.importorskip("transformers")
@@ -202,7 +202,7 @@ def test_any_changed_byte_of_a_packed_model_is_reported(tmp_path: Path) -> None:
         disk.mkdir()
     for target, options in (("plain", []), ("striped", ["--disks", *map(str, disks)])):
         arguments = [str(tmp_path / "source"), str(tmp_path / target), "--dtype", "lossless", *options]
-        assert _command(["pack", *arguments]) == 0
+        assert _run_command(["pack", *arguments]) == 0
     path = tmp_path / "plain" / "packed.safetensors"
     data = path.read_bytes()
     header_bytes = 8 + int.from_bytes(data[:8], "little")
@@ -211,11 +211,11 @@ def test_any_changed_byte_of_a_packed_model_is_reported(tmp_path: Path) -> None:
     more = [*range(text_bytes, header_bytes, 61), *range(header_bytes + 64, len(data), 61)]
     places = [*range(text_bytes), *range(header_bytes, header_bytes + 64), *more, len(data) - 1]
     assert unnoticed(path, places, lambda: audit(path)) == []
-    assert _command(["verify", str(path)]) == 0
-    assert _command(["verify", str(path.parent), str(tmp_path / "striped")]) == 0
+    assert _run_command(["verify", str(path)]) == 0
+    assert _run_command(["verify", str(path.parent), str(tmp_path / "striped")]) == 0
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert _command(["verify", str(path)]) == 1
-    assert _command(["verify", str(path.parent)]) == 1
+    assert _run_command(["verify", str(path)]) == 1
+    assert _run_command(["verify", str(path.parent)]) == 1
     manifest = next((tmp_path / "striped").glob("*.stripes.json"))
     before = StripeSet.from_manifest(manifest)
     assert unnoticed(manifest, range(manifest.stat().st_size), lambda: audit(StripeSet.from_manifest(manifest))) == []
@@ -226,7 +226,7 @@ def test_any_changed_byte_of_a_packed_model_is_reported(tmp_path: Path) -> None:
 
 def test_damage_anywhere_in_a_larger_packed_model_is_reported(folder: Path, tmp_path: Path) -> None:
     for form in ("lossless", "int8"):
-        assert _command(["pack", str(folder), str(tmp_path / form), "--dtype", form]) == 0
+        assert _run_command(["pack", str(folder), str(tmp_path / form), "--dtype", form]) == 0
         path = tmp_path / form / "packed.safetensors"
         rng = random.Random(20261123)
         places = [rng.randrange(path.stat().st_size) for _ in range(40)]

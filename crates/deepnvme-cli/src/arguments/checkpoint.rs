@@ -1,4 +1,4 @@
-//! What may be typed of `deepnvme inspect`, `deepnvme verify` and `deepnvme convert`.
+//! Options of `deepnvme inspect`, `deepnvme verify` and `deepnvme convert`.
 
 use std::path::PathBuf;
 
@@ -6,21 +6,21 @@ use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  deepnvme inspect model.pt              the upper levels of the names, with totals
+  deepnvme inspect model.pt              list the upper levels of the names, with totals
   deepnvme inspect model.safetensors --all
   deepnvme inspect ./my-model --json | jq '.[].tensors[] | select(.bytes > 1e8) | .name'
 
-A folder or an index.json means all its files. No tensor is read, and no code of the file is run.")]
+A folder or an index.json stands for all its files. Tensors are not read, and no code of the file is run.")]
 pub(crate) struct InspectOptions {
-    /// A torch archive, a safetensors file, an index of several, or a folder with one of these
+    /// Torch archive, safetensors file, index of several, or folder with one of these
     pub(crate) path: PathBuf,
-    /// How many levels of the names
+    /// Levels of the names to list
     #[arg(long, default_value_t = 2)]
     pub(crate) depth: usize,
-    /// Every tensor
+    /// List every tensor
     #[arg(long, conflicts_with = "depth")]
     pub(crate) all: bool,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -30,13 +30,13 @@ pub(crate) struct InspectOptions {
   deepnvme verify model.pt
   deepnvme verify run-7 && rsync -a run-7 backup:
 
-Exit status: 0 all is as it was saved; 1 something is damaged (what and where is said), cannot be verified, or cannot
-be read. Archives of torch.save are compared with their CRC-32; safetensors of others have nothing to compare with.")]
+Exit status: 0 all files match their checksums, 1 a file is damaged, unverifiable or unreadable, 2 usage error.
+Archives of torch.save are verified by their CRC-32. Safetensors files of other programs have no checksums.")]
 pub(crate) struct VerifyOptions {
-    /// Torch archives, safetensors files, indexes, folders of a model, and folders of a `Checkpointer`
+    /// Torch archives, safetensors files, indexes, model folders, and folders of a `Checkpointer`
     #[arg(required = true)]
     pub(crate) paths: Vec<PathBuf>,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -44,18 +44,18 @@ pub(crate) struct VerifyOptions {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   deepnvme convert pytorch_model.bin model.safetensors
-  deepnvme convert ./my-model one-file.safetensors      all shards of a folder
-  deepnvme convert model.safetensors model.pt           for torch.load
+  deepnvme convert ./my-model one-file.safetensors      join all shards of a folder
+  deepnvme convert model.safetensors model.pt           write a file for torch.load
 
-The new file appears when it is whole, with checksums; the old one is compared with its own on the way. Tensors that share
-memory share it in a torch archive, and are there each by itself in a safetensors file. What is no tensor is left out,
-and named.")]
+The new file appears when it is complete, and has checksums. The source is verified while it is read. Tensors that share
+memory stay shared in a torch archive and are written separately to a safetensors file. Entries that are not tensors are
+omitted and listed.")]
 pub(crate) struct ConvertOptions {
-    /// A torch archive, a safetensors file, an index of several, or a folder with one of these
+    /// Torch archive, safetensors file, index of several, or folder with one of these
     pub(crate) source: PathBuf,
-    /// The new file: safetensors if it is called so, else a torch archive
+    /// New file: safetensors with that extension, else a torch archive
     pub(crate) target: PathBuf,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

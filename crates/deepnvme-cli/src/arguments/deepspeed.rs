@@ -1,4 +1,4 @@
-//! What may be typed of `deepnvme ds_io` and `deepnvme ds_nvme_tune`.
+//! Options of `deepnvme ds_io` and `deepnvme ds_nvme_tune`.
 
 use std::path::PathBuf;
 
@@ -9,21 +9,21 @@ use deepnvme_perf::units::parse_bytes;
 #[command(after_help = "Example:
   deepnvme ds_io --folder /mnt/nvme --io_size 1G --read --io_parallel 4
 
-A GB is 2^30 bytes here, as DeepSpeed counts. Files are removed at the end. deepnvme bench does the same and more.")]
+A GB is 2^30 bytes here, as in DeepSpeed. Files are removed at the end. deepnvme bench has more options.")]
 pub(crate) struct DsIoOptions {
-    /// Folder of all processes
+    /// Folder for all processes
     #[arg(long)]
     pub(crate) folder: Option<PathBuf>,
-    /// Folder and device of each process
+    /// Folder and device for each process
     #[arg(long = "folder_to_device_mapping", num_args = 1.., value_name = "FOLDER:DEVICE")]
     pub(crate) folder_to_device_mapping: Vec<String>,
-    /// Bytes of each process
+    /// Bytes per process
     #[arg(long = "io_size", value_parser = parse_bytes)]
     pub(crate) io_size: u64,
-    /// Bytes of the buffer of torch_fastio, which is not measured here
+    /// Accepted without effect: the buffer of torch_fastio, which is not measured here
     #[arg(long = "fast_io_size", value_parser = parse_bytes, default_value = "64M")]
     pub(crate) fast_io_size: u64,
-    /// Read, instead of writing
+    /// Read instead of write
     #[arg(long)]
     pub(crate) read: bool,
     /// Processes, with --folder
@@ -35,16 +35,16 @@ pub(crate) struct DsIoOptions {
     /// Requests in flight
     #[arg(long = "queue_depth", default_value_t = 32)]
     pub(crate) queue_depth: u32,
-    /// One request per system call
+    /// Submit each request with its own system call
     #[arg(long = "single_submit")]
     pub(crate) single_submit: bool,
-    /// Requests in waves
+    /// Submit requests in batches
     #[arg(long = "sequential_requests")]
     pub(crate) sequential_requests: bool,
     /// Compare every byte
     #[arg(long)]
     pub(crate) validate: bool,
-    /// aio_handle or aio_basic; both are this engine
+    /// aio_handle or aio_basic; both select this engine
     #[arg(long, default_value = "aio_handle")]
     pub(crate) engine: String,
     /// Rounds
@@ -53,28 +53,28 @@ pub(crate) struct DsIoOptions {
     /// Workers [default: 1]
     #[arg(long = "io_parallel")]
     pub(crate) io_parallel: Option<u32>,
-    /// Memory of GPUs: of the process's number with --folder, of the device of the mapping without
+    /// Use GPU memory: the GPU of the process's number with --folder, else the device of the mapping
     #[arg(long)]
     pub(crate) gpu: bool,
-    /// With --gpu: past the host's memory, by way of cuFile (GPUDirect Storage), or an error that says why not
+    /// With --gpu: use cuFile (GPUDirect Storage) instead of bounce buffers, or fail with the reason
     #[arg(long = "use_gds")]
     pub(crate) use_gds: bool,
-    /// Memory that is not page-locked; without effect with --gpu, whose bytes go by way of the engine's own
+    /// Use memory that is not page-locked; without effect with --gpu
     #[arg(long = "slow_bounce_buffer")]
     pub(crate) slow_bounce_buffer: bool,
-    /// For torch_io, which is not measured here
+    /// Accepted without effect: an option of torch_io, which is not measured here
     #[arg(long = "torch_legacy_save")]
     pub(crate) torch_legacy_save: bool,
-    /// Page-locked memory of the accelerator; all memory is page-locked unless --slow_bounce_buffer says otherwise
+    /// Accepted without effect: all memory is page-locked unless --slow_bounce_buffer is set
     #[arg(long = "use_accelerator_pin_memory")]
     pub(crate) use_accelerator_pin_memory: bool,
-    /// Rounds before those that count
+    /// Warm-up rounds
     #[arg(long = "warmup_loops", default_value_t = 1)]
     pub(crate) warmup_loops: u32,
-    /// Count the warm-up, too
+    /// Include the warm-up in the result
     #[arg(long = "include_warmup_time")]
     pub(crate) include_warmup_time: bool,
-    /// A new file each time; files are laid out before every measurement in any case
+    /// Accepted without effect: files are always laid out before the measurement
     #[arg(long = "different_file_each_iteration")]
     pub(crate) different_file_each_iteration: bool,
 }
@@ -83,13 +83,13 @@ pub(crate) struct DsIoOptions {
 #[command(after_help = "Example:
   deepnvme ds_nvme_tune --nvme_dir /mnt/nvme
 
-Every combination of the sweep is measured, 64 by default, with a log file each. deepnvme tune finds better settings in
-less time, and writes them where engines read them.")]
+Measures every combination of the sweep, 64 by default, and writes a log file for each. deepnvme tune finds better
+settings in less time, and writes them to a file that engines read.")]
 pub(crate) struct DsTuneOptions {
     /// Folders, measured at the same time
     #[arg(long = "nvme_dir", num_args = 1.., required = true, value_name = "FOLDER")]
     pub(crate) nvme_dir: Vec<PathBuf>,
-    /// The values of each option of ds_io, as JSON lists
+    /// JSON file with a list of values for each option of ds_io
     #[arg(long = "sweep_config", value_name = "FILE")]
     pub(crate) sweep_config: Option<PathBuf>,
     /// Do not measure reading
@@ -101,16 +101,16 @@ pub(crate) struct DsTuneOptions {
     /// Bytes in each folder
     #[arg(long = "io_size", value_parser = parse_bytes, default_value = "400M")]
     pub(crate) io_size: u64,
-    /// Memory of the first GPU
+    /// Use memory of the first GPU
     #[arg(long)]
     pub(crate) gpu: bool,
-    /// Not here: ds_io --gpu --use_gds measures GPUDirect Storage, and deepnvme tune --gpu --gds tunes it
+    /// Not supported: use ds_io --gpu --use_gds to measure GPUDirect Storage, or deepnvme tune --gpu --gds to tune it
     #[arg(long)]
     pub(crate) gds: bool,
-    /// Drop the page cache before each measurement; the files are always dropped from it
+    /// Accepted without effect: the files are always dropped from the page cache
     #[arg(long = "flush_page_cache")]
     pub(crate) flush_page_cache: bool,
-    /// Where the logs go [default: _aio_bench_logs]
+    /// Folder for the logs [default: _aio_bench_logs]
     #[arg(long = "log_dir")]
     pub(crate) log_dir: Option<PathBuf>,
     /// Rounds of each combination

@@ -1,4 +1,4 @@
-//! What may be typed: the program, its commands and their options. `pack` and `python` have the options of their commands.
+//! The command line: the program and its commands. Each command's options have a file.
 
 use std::path::PathBuf;
 
@@ -21,16 +21,16 @@ pub(crate) use self::pack::{Dtype, PackOptions};
 use self::python::{GenerateOptions, StreamBenchOptions};
 pub(crate) use self::tune::TuneOptions;
 
-/// Tensors between NVMe and memory at the speed of the hardware: what works here, and how fast.
+/// Move tensors between NVMe and memory at the speed of the hardware
 #[derive(Debug, Parser)]
 #[command(name = "deepnvme", version, arg_required_else_help = true, max_term_width = 110, args_override_self = true)]
 #[command(after_help = "Examples:
-  deepnvme report /mnt/nvme              what works here, what costs speed, and what to do about it
-  deepnvme bench read /mnt/nvme          how fast a cold 1 GiB tensor comes from that disk
+  deepnvme report /mnt/nvme              diagnose the machine and a folder
+  deepnvme bench read /mnt/nvme          measure reading a 1 GiB tensor, not cached
   deepnvme bench write /mnt/nvme --against fio
-  deepnvme tune /mnt/nvme                the settings that suit that disk, into deepnvme.toml
+  deepnvme tune /mnt/nvme                find the best settings, write deepnvme.toml
 
-Exit status: 0 done, 1 refused by the machine or interrupted, 2 asked wrongly.")]
+Exit status: 0 success, 1 failure, 2 usage error.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -38,40 +38,40 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// What works on this machine and in these folders, why not, and the line to type that mends it
+    /// Diagnose this machine and these folders, with a remedy for each problem
     Report(ReportOptions),
-    /// How fast reading or writing is, with the contents checked and beside fio if asked
+    /// Measure reading or writing, optionally against fio
     Bench(Box<BenchOptions>),
-    /// The settings that suit a disk, found in a minute and written to a file that engines read
+    /// Find the best engine settings for a disk in a minute, and write them to a file
     Tune(Box<TuneOptions>),
-    /// What a checkpoint holds: names, shapes, types and sizes, as a tree with totals
+    /// List the tensors of a checkpoint: names, dtypes, shapes and sizes
     Inspect(InspectOptions),
-    /// Whether every byte of a checkpoint is as it was saved, by its checksums
+    /// Verify every byte of a checkpoint by its checksums
     Verify(VerifyOptions),
-    /// The tensors of a checkpoint in the other format, without the model in memory
+    /// Convert a checkpoint to the other format, without loading the model into memory
     Convert(ConvertOptions),
-    /// Text from a model whose weights stay on disk (needs Python's package)
+    /// Generate text with a model whose weights stay on disk (needs the Python package)
     Generate(Box<GenerateOptions>),
-    /// How near to the roofline a model streams from a disk, batch by batch (needs Python's package)
+    /// Compare the speed of streaming a model with its roofline, for several batch sizes (needs the Python package)
     #[command(name = "stream-bench")]
     StreamBench(Box<StreamBenchOptions>),
-    /// A model's weights laid out layer by layer, in fewer bytes where that is asked for or gains
+    /// Pack a model's weights layer by layer, and compress or quantise them
     Pack(PackOptions),
-    /// DeepSpeed's ds_io: its options, its output lines
+    /// Run DeepSpeed's ds_io: the same options and output lines
     #[command(name = "ds_io", alias = "ds-io")]
     DsIo(Box<DsIoOptions>),
-    /// DeepSpeed's ds_nvme_tune: its options, its output and its log files
+    /// Run DeepSpeed's ds_nvme_tune: the same options, output and log files
     #[command(name = "ds_nvme_tune", alias = "ds-nvme-tune")]
     DsNvmeTune(Box<DsTuneOptions>),
-    /// Completions for a shell, on standard output
+    /// Print shell completions
     #[command(
         after_help = "Example:\n  deepnvme completions bash > ~/.local/share/bash-completion/completions/deepnvme"
     )]
     Completions {
-        /// The shell
+        /// Shell
         shell: Shell,
     },
-    /// The manual page, on standard output
+    /// Print the manual page
     #[command(after_help = "Example:\n  deepnvme man > ~/.local/share/man/man1/deepnvme.1")]
     Man,
     #[command(name = WORKER_COMMAND, hide = true)]
@@ -80,15 +80,15 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  deepnvme report                        the machine and the current folder
-  deepnvme report /mnt/a /mnt/b          two places for data
+  deepnvme report                        diagnose the machine and the current folder
+  deepnvme report /mnt/a /mnt/b          diagnose two folders for data
   deepnvme report --json | jq .findings
 
-Findings are broken (it does not work), slow (it could be faster) or a note; the line after > mends it.")]
+A finding is broken (does not work), slow (could be faster) or a note. The line after > is its remedy.")]
 pub(crate) struct ReportOptions {
-    /// Places for data [default: the current folder]
+    /// Folders for data [default: the current folder]
     pub(crate) folders: Vec<PathBuf>,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,4 +1,4 @@
-//! What may be typed of `deepnvme pack`.
+//! Options of `deepnvme pack`.
 
 use std::path::PathBuf;
 
@@ -8,40 +8,40 @@ use serde::Serialize;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Dtype {
-    /// Packed without loss where that is measured to gain time, else kept
+    /// Compress without loss where that is measured to save time
     Auto,
-    /// Packed without loss where that makes fewer bytes
+    /// Compress without loss where that saves bytes
     Lossless,
-    /// As they are
+    /// Keep the weights as they are
     Keep,
-    /// Cast
+    /// Cast to bfloat16
     Bf16,
-    /// Cast
+    /// Cast to float16
     Fp16,
-    /// Cast
+    /// Cast to float32
     Fp32,
-    /// Matrices in eight bits: integers
+    /// Quantise matrices to 8-bit integers
     Int8,
-    /// Matrices in eight bits: floats, e4m3
+    /// Quantise matrices to 8-bit floats, e4m3
     Fp8,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  deepnvme pack llama llama-packed --dry-run            what it would gain, in some seconds
-  deepnvme pack llama llama-packed                      without loss, where that gains
-  deepnvme pack llama llama-int8 --dtype int8           half of bf16's bytes, and a little error
+  deepnvme pack llama llama-packed --dry-run            estimate the gain, in a few seconds
+  deepnvme pack llama llama-packed                      compress without loss where that saves time
+  deepnvme pack llama llama-int8 --dtype int8           halve the bytes of bf16, with a small error
   deepnvme pack llama llama-packed --disks /mnt/a /mnt/b
 
-The new folder has the weights, and the other files of the old one; what is left out is named. It appears when it is
-whole; nothing is overwritten. deepnvme.stream reads it as any other. Where no tensor is in another form, its weights are
-model.safetensors, which everybody reads.")]
+The new folder has the weights and the other files of the old one; omitted files are listed. It appears when it is
+complete, and nothing is overwritten. deepnvme.stream reads it like any model. If no tensor changes its form, the weights
+are a standard model.safetensors.")]
 pub(crate) struct PackOptions {
-    /// A folder with a model, an index, or a safetensors file
+    /// Model folder, index, or safetensors file
     pub(crate) source: PathBuf,
-    /// The new folder
+    /// New folder
     pub(crate) target: PathBuf,
-    /// What becomes of the weights
+    /// Form of the weights
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) dtype: Dtype,
     /// Weights that share a scale, with int8 and fp8
@@ -50,10 +50,10 @@ pub(crate) struct PackOptions {
     /// Stripe the weights over these folders, one on each disk
     #[arg(long, num_args = 1.., value_name = "FOLDER")]
     pub(crate) disks: Vec<PathBuf>,
-    /// Only say what it would gain
+    /// Only estimate the gain
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

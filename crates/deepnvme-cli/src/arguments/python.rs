@@ -1,4 +1,4 @@
-//! What may be typed of the commands that Python runs, and how its package is told.
+//! Options of the commands that Python runs, and their JSON for the Python package.
 
 use std::path::{Path, PathBuf};
 
@@ -7,17 +7,17 @@ use serde::{Serialize, Serializer};
 
 use super::pack::Dtype;
 
-/// What a model computes in.
+/// The dtype of the computation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Computed {
-    /// What its config says, else its files
+    /// The dtype of the model's config, else of its files
     Auto,
-    /// Half the memory of float32, and slow on processors without bf16 products
+    /// Half the memory of float32; slow on processors without bf16 instructions
     Bfloat16,
-    /// As bfloat16
+    /// Like bfloat16
     Float16,
-    /// Twice the memory for each weight; the quickest where the processor has no bf16 products
+    /// Twice the memory; fastest on processors without bf16 instructions
     Float32,
 }
 
@@ -26,46 +26,46 @@ pub(crate) enum Computed {
   deepnvme generate --model ./llama-70b --prompt 'Once upon a time' --memory 16GB
   deepnvme generate --model ./llama-70b --prompt-file prompts.txt --memory 16GB --batch 16 --json > answers.jsonl
 
-The weights stay on disk and pass through that much memory. Each byte that is read serves the whole batch: the larger the
-batch, the more tokens a second.")]
+The weights stay on disk and are streamed through the given memory. Each byte read serves the whole batch, so larger
+batches give more tokens a second.")]
 pub(crate) struct GenerateOptions {
-    /// A folder with config.json, a tokenizer and weights, as Hugging Face lays it out
+    /// Hugging Face model folder: config.json, tokenizer and weights
     #[arg(long)]
     #[serde(serialize_with = "exact")]
     pub(crate) model: PathBuf,
-    /// A prompt; may be given several times
+    /// Prompt; may be repeated
     #[arg(long, required_unless_present = "prompt_file")]
     pub(crate) prompt: Vec<String>,
-    /// A file with a prompt on each line
+    /// File with one prompt per line
     #[arg(long, conflicts_with = "prompt")]
     #[serde(serialize_with = "exact_if_any")]
     pub(crate) prompt_file: Option<PathBuf>,
-    /// Memory for weights; activations and the KV cache come on top
+    /// Memory for weights; activations and the KV cache need more
     #[arg(long)]
     pub(crate) memory: String,
-    /// Prompts at a time [default: as many as half of the free memory has room for]
+    /// Prompts at a time [default: as many as fit into half of the free memory]
     #[arg(long)]
     pub(crate) batch: Option<usize>,
-    /// New tokens for each prompt
+    /// New tokens per prompt
     #[arg(long, default_value_t = 128)]
     pub(crate) max_new_tokens: usize,
-    /// 0 takes the likeliest token
+    /// Sampling temperature; 0 takes the most likely token
     #[arg(long, default_value_t = 0.0)]
     pub(crate) temperature: f64,
-    /// Of the random numbers
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Where it computes: cpu, cuda, cuda:1
+    /// Device of the computation: cpu, cuda, cuda:1
     #[arg(long, default_value = "cpu")]
     pub(crate) device: String,
-    /// What weights are cast to when they come, and so what is computed in
+    /// Dtype of the computation; weights are cast to it when they are read
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) dtype: Computed,
-    /// A timeline of disk and processor: x.json for Perfetto, x.html for a browser
+    /// Write a timeline of disk and processor: .json for Perfetto, .html for a browser
     #[arg(long)]
     #[serde(serialize_with = "exact_if_any")]
     pub(crate) trace: Option<PathBuf>,
-    /// A JSON object for each prompt, and one with the figures
+    /// Print a JSON object for each prompt, and one with the metrics
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -74,47 +74,47 @@ pub(crate) struct GenerateOptions {
 #[command(
     name = "stream-bench",
     after_help = "Examples:
-  deepnvme stream-bench /mnt/nvme                            1.2 GB of weights in 300 MB of memory, batches 1, 4, 16
+  deepnvme stream-bench /mnt/nvme                            stream 1.2 GB of weights through 300 MB, batches of 1, 4, 16
   deepnvme stream-bench /mnt/nvme --model-size 140GB --memory 16GB --batch 32 --batch 96
-  deepnvme stream-bench /mnt/nvme --pack lossless            the same weights in two thirds of the bytes
+  deepnvme stream-bench /mnt/nvme --pack lossless            stream the same weights, compressed to two thirds
 
-It makes a Llama-shaped model of random bf16 weights in that folder, and removes it. The roofline is the slower of the disk
-and the processor, each measured by itself in the same run."
+Makes a Llama-shaped model with random bf16 weights in the folder, and removes it at the end. The roofline is the slower of
+disk and processor, each measured alone in the same run."
 )]
 pub(crate) struct StreamBenchOptions {
-    /// Where the model is made
+    /// Folder for the model
     #[serde(serialize_with = "exact")]
     pub(crate) folder: PathBuf,
     /// Bytes of weights
     #[arg(long, default_value = "1.2GB")]
     pub(crate) model_size: String,
-    /// Memory for weights [default: a quarter of the model, in the dtype that is computed with]
+    /// Memory for weights [default: a quarter of the model, in the dtype of the computation]
     #[arg(long)]
     pub(crate) memory: Option<String>,
-    /// Pack the model before it is measured, as deepnvme pack --dtype does
+    /// Pack the model first, like deepnvme pack --dtype
     #[arg(long, value_enum)]
     pub(crate) pack: Option<Dtype>,
-    /// Tokens of each prompt
+    /// Tokens per prompt
     #[arg(long, default_value_t = 512)]
     pub(crate) prompt_tokens: usize,
-    /// New tokens for each prompt
+    /// New tokens per prompt
     #[arg(long, default_value_t = 32)]
     pub(crate) new_tokens: usize,
-    /// Prompts at a time; may be given several times [default: 1, 4, 16]
+    /// Prompts at a time; may be repeated [default: 1, 4, 16]
     #[arg(long)]
     pub(crate) batch: Vec<usize>,
-    /// Where it computes: cpu, cuda, cuda:1
+    /// Device of the computation: cpu, cuda, cuda:1
     #[arg(long, default_value = "cpu")]
     pub(crate) device: String,
-    /// What weights are cast to when they come, and so what is computed in
+    /// Dtype of the computation; weights are cast to it when they are read
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) dtype: Computed,
-    /// For machines
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// A path for Python: a text, or the numbers of its bytes where it is no UTF-8.
+/// Serializes a path for Python: a string, or a list of bytes if it is not UTF-8.
 fn exact<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     match path.to_str() {
         Some(text) => serializer.serialize_str(text),
@@ -122,7 +122,7 @@ fn exact<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok
     }
 }
 
-#[expect(clippy::ref_option, reason = "serde asks for it so")]
+#[expect(clippy::ref_option, reason = "serde requires this signature")]
 fn exact_if_any<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     match path {
         Some(path) => exact(path, serializer),

@@ -1,15 +1,15 @@
-//! Values that several options take.
+//! Values that options share.
 
 use clap::ValueEnum;
 use deepnvme_io::{BackendChoice, DirectMode, Durability};
 use deepnvme_perf::measure;
 
-/// Which way the bytes go.
+/// The direction of the transfers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Direction {
-    /// From the disk.
+    /// From disk to memory
     Read,
-    /// To the disk.
+    /// From memory to disk
     Write,
 }
 
@@ -22,12 +22,12 @@ impl From<Direction> for measure::Direction {
     }
 }
 
-/// What kind of memory the bytes come from or go to.
+/// The kind of host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Memory {
-    /// Page-locked and aligned, as of `deepnvme.pinned_empty`.
+    /// Page-locked and aligned, like deepnvme.pinned_empty
     Pinned,
-    /// As of `torch.empty`: aligned to 64 bytes, in ordinary pages.
+    /// Ordinary pages, aligned to 64 bytes, like torch.empty
     Plain,
 }
 
@@ -40,12 +40,12 @@ impl From<Memory> for measure::Memory {
     }
 }
 
-/// Whether the page cache has the file before a read.
+/// The state of the page cache before a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Cache {
-    /// It has nothing of it.
+    /// No page of the file is cached
     Cold,
-    /// It has all of it.
+    /// The whole file is cached
     Warm,
 }
 
@@ -85,11 +85,11 @@ impl From<Backend> for BackendChoice {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Direct {
-    /// Past the page cache, or fail
+    /// Bypass the page cache, or fail
     Required,
-    /// Past the page cache where the file system can
+    /// Bypass the page cache if the file system supports it
     Preferred,
-    /// Through the page cache
+    /// Use the page cache
     Disabled,
 }
 
@@ -105,11 +105,11 @@ impl From<Direct> for DirectMode {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Durable {
-    /// Do not wait for the disk's word
+    /// Do not sync
     None,
-    /// Wait until the bytes are on the disk
+    /// Sync the data
     Data,
-    /// Wait until the bytes and the file's name are on the disk
+    /// Sync the data and the folder
     Full,
 }
 

@@ -7,35 +7,35 @@ use deepnvme_perf::measure::{Order, Workload};
 
 use super::gds;
 use super::progress_bar::Bar;
-use super::session::{Answer, Session};
+use super::session::{CommandResult, Session};
 use crate::arguments::BenchOptions;
 use crate::show::{self, plot};
 
-pub(super) fn answer(options: &BenchOptions, session: &Session<'_>) -> Result<Answer> {
+pub(super) fn run(options: &BenchOptions, session: &Session<'_>) -> Result<CommandResult> {
     options.plot.as_deref().map_or(Ok(()), plot::check)?;
-    let wanted = asked(options)?;
+    let request = request(options)?;
     let outcome = {
         let mut bar = Bar::new(session.interrupted);
-        bench::run(&wanted, &session.launcher, &mut bar)?
+        bench::run(&request, &session.launcher, &mut bar)?
     };
     if let Some(path) = &options.plot {
         plot::write(&outcome, path)?;
     }
-    Answer::of(&outcome, show::bench::draw(&outcome), options.json)
+    CommandResult::new(&outcome, show::bench::draw(&outcome), options.json)
 }
 
-/// What was typed, as a value.
-fn asked(options: &BenchOptions) -> Result<Options> {
-    let usual = Config::default();
+/// Converts the arguments.
+fn request(options: &BenchOptions) -> Result<Options> {
+    let default = Config::default();
     let config = Config {
         backend: options.backend.into(),
-        workers: options.workers.unwrap_or(usual.workers),
-        queue_depth: options.queue_depth.unwrap_or(usual.queue_depth),
-        block_bytes: options.block_size.unwrap_or(usual.block_bytes),
+        workers: options.workers.unwrap_or(default.workers),
+        queue_depth: options.queue_depth.unwrap_or(default.queue_depth),
+        block_bytes: options.block_size.unwrap_or(default.block_bytes),
         submit: if options.single_submit { SubmitMode::Single } else { SubmitMode::Batch },
         direct: options.direct.into(),
         gds: gds::gds_mode(options.gds, options.gpu)?,
-        ..usual
+        ..default
     };
     let workload = Workload {
         direction: options.direction.into(),

@@ -1,22 +1,21 @@
-//! `--gds`: whether bytes of GPUs go by way of cuFile.
+//! The option `--gds`.
 
 use deepnvme_io::DirectMode;
 use deepnvme_perf::{Error, Result};
 
-/// Whether bytes go by way of cuFile: they must, where that is to be measured.
-pub(super) fn gds_mode(is_asked: bool, gpu: Option<u32>) -> Result<DirectMode> {
-    match (is_asked, gpu) {
+/// Converts `--gds`: cuFile is required if it is to be measured.
+pub(super) fn gds_mode(is_set: bool, gpu: Option<u32>) -> Result<DirectMode> {
+    match (is_set, gpu) {
         (false, _) => Ok(DirectMode::Disabled),
         (true, Some(_)) => Ok(DirectMode::Required),
-        (true, None) => Err(Error::usage("--gds: it is about memory of a GPU; say --gpu, too".to_owned())),
+        (true, None) => Err(Error::usage("--gds needs GPU memory; add --gpu".to_owned())),
     }
 }
 
-/// Refuses what DeepSpeed's tool would sweep with cuFile: its settings are mostly those of rings and slots.
-pub(super) fn refuse_gds(is_asked: bool) -> Result<()> {
-    if !is_asked {
+/// Refuses `--gds` for DeepSpeed's sweep: most of its settings do not apply to cuFile.
+pub(super) fn refuse_gds(is_set: bool) -> Result<()> {
+    if !is_set {
         return Ok(());
     }
-    let text = "this sweep is about rings and slots; deepnvme tune --gpu --gds tunes what matters to cuFile";
-    Err(Error::usage(format!("--gds: {text}")))
+    Err(Error::usage("--gds: this sweep does not apply to cuFile; use deepnvme tune --gpu --gds"))
 }

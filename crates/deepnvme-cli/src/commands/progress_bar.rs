@@ -1,9 +1,9 @@
-//! A progress bar on standard error, where that is a terminal.
+//! A progress bar on standard error, if that is a terminal.
 
-use deepnvme_perf::measure::{Moment, Phase, Watch};
+use deepnvme_perf::measure::{Observer, Phase, ProgressUpdate};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// The bar of one command; gone when it is dropped.
+/// The progress bar of one command; cleared when it is dropped.
 pub(super) struct Bar<'a> {
     bar: ProgressBar,
     shown: Option<(Phase, String)>,
@@ -12,7 +12,7 @@ pub(super) struct Bar<'a> {
 
 impl<'a> Bar<'a> {
     pub(super) fn new(interrupted: &'a (dyn Fn() -> bool + Sync)) -> Self {
-        // It draws nothing where standard error is no terminal.
+        // indicatif draws nothing if standard error is not a terminal.
         let bar = ProgressBar::new(0);
         if let Ok(style) =
             ProgressStyle::with_template("{prefix:24} {wide_bar} {bytes:>11} of {total_bytes:<11} {msg:>10}")
@@ -23,17 +23,17 @@ impl<'a> Bar<'a> {
     }
 }
 
-impl Watch for Bar<'_> {
-    fn see(&mut self, moment: &Moment<'_>) {
-        let now = (moment.phase, moment.contestant.to_owned());
-        if self.shown.as_ref() != Some(&now) {
-            self.bar.set_prefix(format!("{}: {}", moment.contestant, moment.phase.name()));
-            self.shown = Some(now);
+impl Observer for Bar<'_> {
+    fn update(&mut self, update: &ProgressUpdate<'_>) {
+        let current = (update.phase, update.label.to_owned());
+        if self.shown.as_ref() != Some(&current) {
+            self.bar.set_prefix(format!("{}: {}", update.label, update.phase.name()));
+            self.shown = Some(current);
         }
-        self.bar.set_length(moment.bytes_total);
-        self.bar.set_position(moment.bytes_done);
-        let speed = moment.bytes_done as f64 / moment.seconds.max(1e-9) / 1e9;
-        self.bar.set_message(if moment.bytes_done == 0 { String::new() } else { format!("{speed:.2} GB/s") });
+        self.bar.set_length(update.bytes_total);
+        self.bar.set_position(update.bytes_done);
+        let speed = update.bytes_done as f64 / update.seconds.max(1e-9) / 1e9;
+        self.bar.set_message(if update.bytes_done == 0 { String::new() } else { format!("{speed:.2} GB/s") });
     }
 
     fn is_interrupted(&self) -> bool {

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use deepnvme_perf::Result;
 use deepnvme_perf::report::Report;
 
-use super::session::{Answer, Session};
+use super::session::{CommandResult, Session};
 use crate::arguments::ReportOptions;
 use crate::show::report as text;
 
-pub(super) fn answer(options: &ReportOptions, session: &Session<'_>) -> Result<Answer> {
+pub(super) fn run(options: &ReportOptions, session: &Session<'_>) -> Result<CommandResult> {
     let folders = if options.folders.is_empty() { vec![PathBuf::from(".")] } else { options.folders.clone() };
     let report = Report::gather(&folders, &session.python);
-    Answer::of(&report, text::draw(&report), options.json)
+    CommandResult::new(&report, text::draw(&report), options.json)
 }

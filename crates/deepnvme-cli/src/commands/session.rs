@@ -1,4 +1,4 @@
-//! What all commands share: the session that they are given, and the answer that they give.
+//! The environment of a command, and its result.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -6,50 +6,51 @@ use std::path::PathBuf;
 use deepnvme_perf::bench::Launcher;
 use deepnvme_perf::{Error, Result};
 
-/// Where a command writes, and who may stop it.
+/// The environment of a command.
 pub struct Session<'a> {
-    /// Data.
-    pub output: &'a mut (dyn Write + Send),
-    /// Talk: progress and errors.
-    pub talk: &'a mut (dyn Write + Send),
-    /// Whether somebody asked to stop.
+    /// Standard output, for results.
+    pub stdout: &'a mut (dyn Write + Send),
+    /// Standard error, for messages.
+    pub stderr: &'a mut (dyn Write + Send),
+    /// Returns whether the user has asked to stop.
     pub interrupted: &'a (dyn Fn() -> bool + Sync),
-    /// How to start this program again, for several processes.
+    /// The command line that starts this program again, for worker processes.
     pub launcher: Launcher,
-    /// The Python that a report asks for its packages: the caller, or the first `python3`.
+    /// The Python interpreter: the caller's, or `python3`. `report` lists its packages.
     pub python: PathBuf,
 }
 
-/// What a command found out: for machines, for people, and which of the two was asked for.
-pub struct Answer {
-    /// JSON.
+/// The result of a command, as JSON and as text.
+pub struct CommandResult {
+    /// The result as JSON.
     pub json: String,
-    /// Lines to read.
+    /// The result as lines of text.
     pub text: String,
+    /// Whether the user asked for JSON.
     pub(super) wants_json: bool,
-    /// Whether somebody stopped it: what is there is printed, and the exit status tells.
-    pub(super) is_cut_short: bool,
-    /// What the exit status tells, too.
-    pub(super) bad_news: Option<String>,
+    /// Whether the command was interrupted: this is the result so far; exit status 1.
+    pub(super) is_interrupted: bool,
+    /// The failure that the result describes, in short; exit status 1.
+    pub(super) failure: Option<String>,
 }
 
-impl Answer {
-    pub(super) fn of(value: &impl serde::Serialize, text: String, wants_json: bool) -> Result<Self> {
+impl CommandResult {
+    pub(super) fn new(value: &impl serde::Serialize, text: String, wants_json: bool) -> Result<Self> {
         let json = serde_json::to_string_pretty(value).map_err(|error| Error::failed(error.to_string()))?;
-        Ok(Self { json, text, wants_json, is_cut_short: false, bad_news: None })
+        Ok(Self { json, text, wants_json, is_interrupted: false, failure: None })
     }
 }
 
-/// A reader that has gone is no failure; a full disk behind standard output is one.
-#[allow(clippy::needless_pass_by_value, reason = "it is what map_err gives")]
-pub(super) fn closed(error: std::io::Error) -> Error {
+/// Converts an error of standard output. A output_error pipe is not a failure, a full disk is.
+#[allow(clippy::needless_pass_by_value, reason = "map_err passes a value")]
+pub(super) fn output_error(error: std::io::Error) -> Error {
     if error.kind() == std::io::ErrorKind::BrokenPipe {
-        return Error::Closed;
+        return Error::OutputClosed;
     }
     Error::failed(format!("cannot write to standard output: {error}"))
 }
 
-/// Writes data, as text.
+/// Writes text to standard output.
 pub(super) fn print(session: &mut Session<'_>, text: &str) -> Result<()> {
-    session.output.write_all(text.as_bytes()).map_err(closed)
+    session.stdout.write_all(text.as_bytes()).map_err(output_error)
 }

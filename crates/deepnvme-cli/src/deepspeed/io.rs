@@ -1,4 +1,4 @@
-//! `ds_io`: reads or writes a tensor in each process, and prints latencies and speeds.
+//! `ds_io`: read or write a tensor in each process, and print latencies and speeds.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -7,27 +7,27 @@ use deepnvme_io::shown;
 use deepnvme_io::{Config, DirectMode, Durability, SubmitMode, WindowMode};
 
 use deepnvme_perf::bench::Launcher;
-use deepnvme_perf::bench::processes::Crew;
+use deepnvme_perf::bench::processes::WorkerProcesses;
 use deepnvme_perf::measure::{
-    Cache, Contestant, Direction, Memory, Order, Phase, Runner, Sample, Watch, Workload, gpu,
+    Benchmark, Cache, Direction, Memory, Observer, Order, Phase, Runner, Sample, Workload, gpu,
 };
 use deepnvme_perf::{Error, Result};
 
 use super::GIB;
 
-/// The engines that DeepSpeed's tool names.
+/// The engines of DeepSpeed's tool.
 pub const ENGINES: [&str; 4] = ["aio_handle", "aio_basic", "torch_io", "torch_fastio"];
 
-/// What was asked for, by DeepSpeed's names.
+/// The options, by DeepSpeed's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// One folder for all processes.
     pub folder: Option<PathBuf>,
-    /// `FOLDER:DEVICE`, a process each.
+    /// `FOLDER:DEVICE` for each process.
     pub folder_to_device_mapping: Vec<String>,
     /// Bytes of each process.
     pub io_size: u64,
-    /// Reading, else writing.
+    /// Read instead of write.
     pub read: bool,
     /// Processes, with `folder`.
     pub multi_process: u32,
@@ -37,7 +37,7 @@ pub struct Options {
     pub queue_depth: u32,
     /// One request per system call.
     pub single_submit: bool,
-    /// In waves.
+    /// Requests in batches.
     pub sequential_requests: bool,
     /// Compare contents.
     pub validate: bool,
@@ -49,7 +49,7 @@ pub struct Options {
     pub io_parallel: Option<u32>,
     /// GPU memory.
     pub gpu: bool,
-    /// GPU memory, through GPUDirect Storage.
+    /// GPU memory with GPUDirect Storage.
     pub use_gds: bool,
     /// Memory that is not page-locked.
     pub slow_bounce_buffer: bool,
@@ -59,9 +59,9 @@ pub struct Options {
     pub include_warmup_time: bool,
 }
 
-/// What was measured.
+/// The measured metrics.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Figures {
+pub struct Metrics {
     direction: Direction,
     /// Seconds of the transfers: mean of the rounds.
     pub task_s: f64,
@@ -71,20 +71,20 @@ pub struct Figures {
     pub bytes: u64,
 }
 
-impl Figures {
+impl Metrics {
     pub(super) fn of(direction: Direction, samples: &[Sample]) -> Self {
         let mean = |field: fn(&Sample) -> f64| samples.iter().map(field).sum::<f64>() / samples.len().max(1) as f64;
         let bytes = samples.first().map_or(0, |sample| sample.bytes);
         Self { direction, task_s: mean(|sample| sample.transfer_s), e2e_s: mean(|sample| sample.wall_s), bytes }
     }
 
-    /// `GB/sec` as DeepSpeed counts it, with opening and closing.
+    /// Returns `GB/sec` as DeepSpeed counts it, including opening and closing.
     #[must_use]
     pub fn e2e_speed(&self) -> f64 {
         self.bytes as f64 / GIB / self.e2e_s.max(1e-9)
     }
 
-    /// The four lines that `ds_nvme_tune` and people's scripts look for.
+    /// Returns the four lines that `ds_nvme_tune` and scripts parse.
     #[must_use]
     pub fn text(&self) -> String {
         let name = if self.direction == Direction::Read { "Read" } else { "Write" };
@@ -99,7 +99,7 @@ impl Figures {
 }
 
 impl Options {
-    /// What is wrong with them, in DeepSpeed's words where it has some.
+    /// Returns the errors, with DeepSpeed's messages where it has them.
     #[must_use]
     pub fn errors(&self) -> Vec<String> {
         let mut errors = Vec::new();
@@ -143,7 +143,7 @@ impl Options {
         errors
     }
 
-    /// A process each: where it works, and the device that is its own.
+    /// Returns the folder and the device of each process.
     #[must_use]
     pub fn processes(&self) -> Vec<(PathBuf, String)> {
         match &self.folder {
@@ -160,7 +160,7 @@ impl Options {
         if self.read { Direction::Read } else { Direction::Write }
     }
 
-    /// The engine's settings.
+    /// Returns the engine's settings.
     #[must_use]
     pub fn config(&self) -> Config {
         Config {
@@ -175,7 +175,7 @@ impl Options {
     }
 
     fn workload(&self, folder: PathBuf, device: &str) -> Workload {
-        // What is no number has been refused by now, where it matters.
+        // With --gpu, `errors` has refused devices that are not numbers.
         let gpu = device.parse().ok().filter(|_| self.gpu);
         Workload {
             direction: self.direction(),
@@ -194,53 +194,53 @@ impl Options {
     }
 }
 
-/// Does it; `say` gets the lines that come before the figures.
+/// Runs it; `print` gets the lines before the metrics.
 ///
 /// # Errors
-/// `Usage` with DeepSpeed's list of what is wrong, `Interrupted`, or what the machine refused.
+/// `Usage` with DeepSpeed's list of errors, `Interrupted`, or a refusal of the machine.
 pub fn run(
     options: &Options,
     launcher: &Launcher,
-    watch: &mut dyn Watch,
-    say: &mut dyn FnMut(&str) -> Result<()>,
-) -> Result<Figures> {
-    say("Testing DeepNVMe python frontend\n")?;
-    say(&format!("args = {options:?}\n"))?;
+    observer: &mut dyn Observer,
+    print: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<Metrics> {
+    print("Testing DeepNVMe python frontend\n")?;
+    print(&format!("args = {options:?}\n"))?;
     let errors = options.errors();
     if !errors.is_empty() {
         let list: String = errors.iter().enumerate().map(|(index, error)| format!("\n{index}: {error}")).collect();
-        return Err(Error::usage(format!("Found {} validation errors{list}", errors.len())));
+        return Err(Error::usage(format!("SearchResult {} validation errors{list}", errors.len())));
     }
-    say("Successful validation of command line arguments\n")?;
+    print("Successful validation of command line arguments\n")?;
     let processes = options.processes();
-    say(&format!("Configuring {} process to folder mapping\n", processes.len()))?;
+    print(&format!("Configuring {} process to folder mapping\n", processes.len()))?;
     for (index, (folder, _)) in processes.iter().enumerate() {
-        say(&format!("[{index}]: process {index} <----> {}\n", shown::path(folder)))?;
+        print(&format!("[{index}]: process {index} <----> {}\n", shown::path(folder)))?;
     }
     let workloads: Vec<_> = processes.into_iter().map(|(folder, device)| options.workload(folder, &device)).collect();
     workloads.iter().try_for_each(Workload::check)?;
     let samples = match workloads.as_slice() {
         [one] => {
-            let mut runner = Runner::prepare(one.clone(), watch)?;
+            let mut runner = Runner::prepare(one.clone(), observer)?;
             runner.set_phase(Phase::Measuring);
-            rounds(options, &mut runner, watch)?
+            rounds(options, &mut runner, observer)?
         }
-        several => rounds(options, &mut Crew::launch(several, launcher, watch)?, watch)?,
+        several => rounds(options, &mut WorkerProcesses::launch(several, launcher, observer)?, observer)?,
     };
-    Ok(Figures::of(options.direction(), &samples))
+    Ok(Metrics::of(options.direction(), &samples))
 }
 
-fn rounds(options: &Options, contestant: &mut dyn Contestant, watch: &mut dyn Watch) -> Result<Vec<Sample>> {
-    let left_out = if options.include_warmup_time { 0 } else { options.warmup_loops };
+fn rounds(options: &Options, benchmark: &mut dyn Benchmark, observer: &mut dyn Observer) -> Result<Vec<Sample>> {
+    let skipped = if options.include_warmup_time { 0 } else { options.warmup_loops };
     let all: Vec<_> =
-        (0..options.warmup_loops + options.loops.max(1)).map(|_| contestant.round(watch)).collect::<Result<_>>()?;
-    Ok(all.into_iter().skip(left_out as usize).collect())
+        (0..options.warmup_loops + options.loops.max(1)).map(|_| benchmark.round(observer)).collect::<Result<_>>()?;
+    Ok(all.into_iter().skip(skipped as usize).collect())
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use deepnvme_perf::measure::Unwatched;
+    use deepnvme_perf::measure::NoObserver;
 
     pub(crate) fn small(folder: &std::path::Path) -> Options {
         Options {
@@ -270,27 +270,27 @@ pub(super) mod tests {
         let folder = tempfile::tempdir().unwrap();
         for read in [true, false] {
             let launcher = Launcher { program: "/bin/false".into(), arguments: vec![] };
-            let mut said = String::new();
-            let mut say = |text: &str| {
-                said.push_str(text);
+            let mut printed = String::new();
+            let mut print = |text: &str| {
+                printed.push_str(text);
                 Ok(())
             };
             let options = Options { read, ..small(folder.path()) };
-            let figures = run(&options, &launcher, &mut Unwatched, &mut say).unwrap();
+            let metrics = run(&options, &launcher, &mut NoObserver, &mut print).unwrap();
             let name = if read { "Read" } else { "Write" };
-            let lines = figures.text();
+            let lines = metrics.text();
             let starts = ["Task _ Latency = ", "Task _ Speed = ", "E2E _ Latency = ", "E2E _ Speed = "];
             for (line, start) in lines.lines().zip(starts) {
                 assert!(line.starts_with(&start.replace('_', name)), "{line}");
             }
-            assert!(said.contains("process 0 <----> ") && said.contains("Successful validation"), "{said}");
-            assert!(figures.e2e_speed() > 0.0 && figures.task_s <= figures.e2e_s && figures.bytes == 1 << 20);
+            assert!(printed.contains("process 0 <----> ") && printed.contains("Successful validation"), "{printed}");
+            assert!(metrics.e2e_speed() > 0.0 && metrics.task_s <= metrics.e2e_s && metrics.bytes == 1 << 20);
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_deepspeeds_words() {
+    fn errors_have_deepspeeds_messages() {
         let folder = tempfile::tempdir().unwrap();
         let good = small(folder.path());
         assert_eq!(good.errors(), Vec::<String>::new());

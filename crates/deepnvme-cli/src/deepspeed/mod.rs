@@ -1,7 +1,7 @@
 //! `ds_io` and `ds_nvme_tune` with DeepSpeed's options, output lines and log files, on our engine.
 //!
-//! Where DeepSpeed's own tools are wrong the intent wins: booleans of the JSON block are booleans, its key is the one
-//! that a configuration reads, errors of the options end with status 2, and files are removed at the end.
+//! Bugs of DeepSpeed's own tools are not copied: booleans of the JSON block are booleans, its key is the one that a
+//! configuration reads, usage errors end with status 2, and files are removed at the end.
 
 pub mod io;
 pub mod tune;

@@ -1,36 +1,36 @@
-//! `ds_nvme_tune`: every combination of a sweep through `ds_io`, a log file each, and the best as an `"aio"` block.
+//! `ds_nvme_tune`: measure every combination of a sweep, write a log file for each, and print the best as an `"aio"` block.
 
 use std::path::{Path, PathBuf};
 
 use deepnvme_io::shown;
 use deepnvme_io::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
 
-use deepnvme_perf::measure::{Cache, Contestant, Direction, Memory, Order, Phase, Runner, Sample, Watch, Workload};
+use deepnvme_perf::measure::{Benchmark, Cache, Direction, Memory, Observer, Order, Phase, Runner, Sample, Workload};
 use deepnvme_perf::tune::space::{self, Space};
 use deepnvme_perf::units::bytes_option;
 use deepnvme_perf::{Error, Result};
 
-use super::io::{self, Figures};
+use super::io::{self, Metrics};
 use crate::show::aio_block::Block;
 
-/// What was asked for, by DeepSpeed's names.
+/// The options, by DeepSpeed's names.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where to measure, all at the same time.
+    /// The folders, measured at the same time.
     pub nvme_dir: Vec<PathBuf>,
     /// JSON lists by the names of `ds_io`.
     pub sweep_config: Option<PathBuf>,
-    /// Bytes of each folder.
+    /// Bytes in each folder.
     pub io_size: u64,
-    /// The GPU that has the memory instead of the host.
+    /// The GPU that holds the memory instead of the host.
     pub gpu: Option<u32>,
     /// The directions.
     pub directions: Vec<Direction>,
-    /// Where the logs go.
+    /// The folder of the logs.
     pub log_dir: PathBuf,
     /// Rounds of each combination.
     pub loops: u32,
-    /// Whether the command of each combination is printed.
+    /// Whether to print each combination.
     pub verbose: bool,
 }
 
@@ -48,13 +48,17 @@ fn default_sweep() -> Space {
     }
 }
 
-/// Runs the sweep and returns what DeepSpeed's tool prints at its end.
+/// Runs the sweep, and returns the summary that DeepSpeed's tool prints at its end.
 ///
 /// # Errors
-/// `Usage`, `Interrupted`, or what the machine refused; the logs that were written stay.
-pub fn run(options: &Options, watch: &mut dyn Watch, say: &mut dyn FnMut(&str) -> Result<()>) -> Result<String> {
+/// `Usage`, `Interrupted`, or a refusal of the machine. Logs that were written stay.
+pub fn run(
+    options: &Options,
+    observer: &mut dyn Observer,
+    print: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<String> {
     let names: Vec<_> = options.nvme_dir.iter().map(|folder| format!("'{}'", shown::path(folder))).collect();
-    say(&format!("Running DeepNVMe performance tuning on [{}]\n", names.join(", ")))?;
+    print(&format!("Running DeepNVMe performance tuning on [{}]\n", names.join(", ")))?;
     let space = match &options.sweep_config {
         None => default_sweep(),
         Some(path) => {
@@ -64,7 +68,7 @@ pub fn run(options: &Options, watch: &mut dyn Watch, say: &mut dyn FnMut(&str) -
         }
     };
     space.check()?;
-    let mut runner = Runner::prepare(workload(options), watch)?;
+    let mut runner = Runner::prepare(workload(options), observer)?;
     runner.set_phase(Phase::Measuring);
     let mut best: Option<(f64, Config)> = None;
     let mut best_of = Vec::new();
@@ -73,15 +77,15 @@ pub fn run(options: &Options, watch: &mut dyn Watch, say: &mut dyn FnMut(&str) -
         let folder = log_folder(options, *direction)?;
         let mut fastest = 0.0_f64;
         for (index, config) in space.all().enumerate() {
-            let figures = measure(options, &mut runner, *direction, &config, watch)?;
+            let metrics = measure(options, &mut runner, *direction, &config, observer)?;
             let name = log_name(*direction, &config, options.nvme_dir.len());
             let path = folder.join(&name);
-            deepnvme_io::stream::replace_small(&path, figures.text().as_bytes())?;
+            deepnvme_io::stream::replace_small(&path, metrics.text().as_bytes())?;
             if options.verbose {
-                say(&format!("{name}: {:.2} GB/sec\n", figures.e2e_speed()))?;
+                print(&format!("{name}: {:.2} GB/sec\n", metrics.e2e_speed()))?;
             }
-            fastest = fastest.max(figures.e2e_speed());
-            sums[index] += figures.e2e_speed();
+            fastest = fastest.max(metrics.e2e_speed());
+            sums[index] += metrics.e2e_speed();
         }
         best_of.push(format!("{} = {fastest:5.2}", name_of(*direction)));
     }
@@ -116,18 +120,18 @@ fn measure(
     runner: &mut Runner,
     direction: Direction,
     config: &Config,
-    watch: &mut dyn Watch,
-) -> Result<Figures> {
-    runner.change(direction, config, watch)?;
-    // One round to warm up, as ds_io has it.
-    runner.round(watch)?;
-    let samples: Vec<Sample> = (0..options.loops.max(1)).map(|_| runner.round(watch)).collect::<Result<_>>()?;
-    Ok(io::Figures::of(direction, &samples))
+    observer: &mut dyn Observer,
+) -> Result<Metrics> {
+    runner.change(direction, config, observer)?;
+    // One warm-up round, as in ds_io.
+    runner.round(observer)?;
+    let samples: Vec<Sample> = (0..options.loops.max(1)).map(|_| runner.round(observer)).collect::<Result<_>>()?;
+    Ok(io::Metrics::of(direction, &samples))
 }
 
 fn log_folder(options: &Options, direction: Direction) -> Result<PathBuf> {
     let folder = options.log_dir.join(format!("_aio_bench_{}_logs", name_of(direction)));
-    std::fs::create_dir_all(&folder).map_err(|error| Error::at(&folder, "make the folder of the logs", &error))?;
+    std::fs::create_dir_all(&folder).map_err(|error| Error::at(&folder, "create the log folder", &error))?;
     Ok(folder)
 }
 
@@ -138,7 +142,7 @@ fn name_of(direction: Direction) -> &'static str {
     }
 }
 
-/// `read_single_overlap_ftd1_d32_bs1M_p4.txt`.
+/// Returns a log's name: `read_single_overlap_ftd1_d32_bs1M_p4.txt`.
 fn log_name(direction: Direction, config: &Config, folders: usize) -> String {
     let submit = if config.submit == SubmitMode::Single { "single" } else { "block" };
     let window = if config.window == WindowMode::Wave { "sequential" } else { "overlap" };
@@ -146,7 +150,7 @@ fn log_name(direction: Direction, config: &Config, folders: usize) -> String {
     format!("{}_{submit}_{window}_ftd{folders}_d{depth}_bs{block}_p{workers}.txt", name_of(direction))
 }
 
-/// Where DeepSpeed's tool puts its logs.
+/// Returns the default log folder of DeepSpeed's tool.
 #[must_use]
 pub fn default_log_dir() -> &'static Path {
     Path::new("_aio_bench_logs")
@@ -155,7 +159,7 @@ pub fn default_log_dir() -> &'static Path {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use deepnvme_perf::measure::Unwatched;
+    use deepnvme_perf::measure::NoObserver;
 
     #[test]
     fn a_sweep_leaves_a_log_per_combination_and_prints_a_block() {
@@ -172,13 +176,13 @@ mod tests {
             loops: 1,
             verbose: false,
         };
-        let mut said = String::new();
-        let mut say = |text: &str| {
-            said.push_str(text);
+        let mut printed = String::new();
+        let mut print = |text: &str| {
+            printed.push_str(text);
             Ok(())
         };
-        let end = run(&options, &mut Unwatched, &mut say).unwrap();
-        assert_eq!(said, format!("Running DeepNVMe performance tuning on ['{}']\n", folder.path().display()));
+        let end = run(&options, &mut NoObserver, &mut print).unwrap();
+        assert_eq!(printed, format!("Running DeepNVMe performance tuning on ['{}']\n", folder.path().display()));
         assert!(end.starts_with("Best performance (GB/sec): read = ") && end.contains(", write = "), "{end}");
         let block: serde_json::Value = serde_json::from_str(&end[end.find('{').unwrap()..]).unwrap();
         assert_eq!(block["aio"]["intra_op_parallelism"], 1);

@@ -1,4 +1,4 @@
-//! What checkpoint files hold.
+//! The contents of checkpoint files.
 
 use std::path::{Path, PathBuf};
 
@@ -9,9 +9,9 @@ use deepnvme_io::{Config, Engine, shown};
 use deepnvme_perf::Result;
 use serde::Serialize;
 
-use super::files::{failed, set_of};
+use super::files::{failed, find_files};
 
-/// What one file holds.
+/// The contents of one file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Inspection {
     /// The file.
@@ -19,45 +19,45 @@ pub struct Inspection {
     pub path: PathBuf,
     /// `torch` or `safetensors`.
     pub format: &'static str,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub file_bytes: u64,
-    /// Bytes of the tensors' storages; those that tensors share count once.
+    /// Bytes of the tensors' storages; shared storages count once.
     pub tensor_bytes: u64,
-    /// Whether it has checksums of its own, and can be verified by them.
+    /// Whether it has its own checksums and can be verified.
     pub has_checksums: bool,
-    /// Whether it has checksums that were made for another file, and copied into this one.
+    /// Whether it has checksums copied from another file.
     pub has_stale_checksums: bool,
-    /// Texts in a safetensors header, but for our own.
+    /// Metadata of a safetensors header, without ours.
     pub metadata: Vec<(String, String)>,
-    /// The tensors, in the order of the file's objects.
+    /// The tensors, in file order.
     pub tensors: Vec<Tensor>,
 }
 
 /// One tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Tensor {
-    /// The way to it.
+    /// Its dotted name.
     pub name: String,
-    /// torch's name for the type of its elements.
+    /// torch's name of its dtype.
     pub dtype: &'static str,
-    /// Its sizes.
+    /// Its shape.
     pub shape: Vec<u64>,
     /// Bytes of its elements.
     pub bytes: u64,
-    /// Where in the file its elements begin.
+    /// Offset of its elements in the file.
     pub offset: u64,
-    /// Whether other tensors lie in the same storage.
+    /// Whether it shares its storage with other tensors.
     pub is_shared: bool,
 }
 
-/// What the file, or the files of the folder or index, hold.
+/// Lists the contents of a file, or of all files of a folder or an index.
 ///
 /// # Errors
-/// `Interrupted`, and what is wrong with the first one that cannot be read.
+/// `Interrupted`, or the error of the first file that cannot be read.
 pub fn inspect(path: &Path, progress: &Progress) -> Result<Vec<Inspection>> {
     let engine = Engine::new(Config { workers: 1, ..Config::default() })?;
     let path = path.to_path_buf();
-    let inspect = move || read::open_all_of(&path, set_of, |file| inspect_file(&engine, file));
+    let inspect = move || read::open_all_of(&path, find_files, |file| inspect_file(&engine, file));
     until_stopped(progress, inspect).map_err(failed)
 }
 

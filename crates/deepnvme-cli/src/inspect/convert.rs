@@ -1,4 +1,4 @@
-//! Tensors of a checkpoint in another format.
+//! Converts a checkpoint to another format.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,29 +12,29 @@ use serde::Serialize;
 
 use super::files::failed;
 
-/// What a conversion made.
+/// The result of a conversion.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Conversion {
-    /// What was read.
+    /// The source.
     #[serde(serialize_with = "shown::serialize")]
     pub source: PathBuf,
-    /// What was written.
+    /// The new file.
     #[serde(serialize_with = "shown::serialize")]
     pub target: PathBuf,
-    /// Bytes of it.
+    /// Size of the new file in bytes.
     pub file_bytes: u64,
-    /// How many tensors it has.
+    /// Tensors in the new file.
     pub tensors: usize,
-    /// What is in the source and is no tensor: the names, and what each is.
+    /// Entries of the source that are not tensors: name and type.
     pub left_out: Vec<(String, &'static str)>,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// Writes the tensors of a file, an index or a folder in the format that the target's name means.
+/// Writes the tensors of a file, an index or a folder in the format of the target's extension.
 ///
 /// # Errors
-/// `Interrupted`, and whatever is wrong with the source or the target; then there is no new file.
+/// `Interrupted`, or an error of the source or the target. After an error there is no new file.
 pub fn convert(source: &Path, target: &Path, progress: &Arc<Progress>) -> Result<Conversion> {
     let began = Instant::now();
     let engine = Arc::new(Engine::new(Config::default())?);

@@ -1,4 +1,4 @@
-//! Which files a path means, and what a failed look at them is called.
+//! The files of a checkpoint path, and the conversion of errors.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use deepnvme_io::stripe::MANIFEST_SUFFIX;
 use deepnvme_perf::Error;
 use deepnvme_stream::pack::{PACKED_NAME, PLAIN_NAME};
 
-/// The files of a model, a checkpoint or a packed model.
-pub(super) fn set_of(path: &Path) -> deepnvme_checkpoint::Result<Set> {
+/// Finds the files of a model, a checkpoint or a packed model.
+pub(super) fn find_files(path: &Path) -> deepnvme_checkpoint::Result<Set> {
     if !deepnvme_io::fs::is_folder(path) {
         return find_set(path);
     }
@@ -28,6 +28,7 @@ pub(super) fn set_of(path: &Path) -> deepnvme_checkpoint::Result<Set> {
     }
 }
 
+/// Converts an error of the checkpoint library.
 pub(crate) fn failed(error: deepnvme_checkpoint::Error) -> Error {
     match error {
         deepnvme_checkpoint::Error::Io(error) => Error::Engine(error),

@@ -1,4 +1,4 @@
-//! What checkpoint files hold, whether they are what was saved, and the same in another format.
+//! Examines checkpoints: lists their contents, verifies their checksums, and converts them to another format.
 
 mod contents;
 mod convert;

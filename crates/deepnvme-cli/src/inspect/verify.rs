@@ -1,4 +1,4 @@
-//! Whether checkpoints are what was saved: a file, several with a list of them, or the folder of a `Checkpointer`.
+//! Verifies checkpoints by their checksums: a file, several files with a list, or the folder of a `Checkpointer`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,28 +13,28 @@ use deepnvme_io::{Config, Engine, ErrorKind, shown};
 use deepnvme_perf::{Error, Result};
 use serde::Serialize;
 
-use super::files::{failed, set_of};
+use super::files::{failed, find_files};
 
-/// Times that a set may be replaced while it is being looked at.
+/// Retries when a set is replaced while it is verified.
 const REPLACEMENTS_MAX: usize = 100;
 
-/// What the comparison of a file with its checksums says of it.
+/// The verdict on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Every byte of its tensors is as it was saved.
+    /// Every byte of its tensors matches its checksums.
     Sound,
-    /// Some are not, or the file contradicts itself.
+    /// Some bytes do not match, or the file contradicts itself.
     Damaged,
-    /// It has no checksums, or is of a format that is not read: nobody can say.
+    /// It has no checksums, or an unsupported format.
     Unverifiable,
 }
 
-/// What of a file was compared with its checksums.
+/// The part of a file that was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Coverage {
-    /// Every byte of it.
+    /// The whole file.
     File,
     /// The bytes of its tensors; names, types and shapes have no checksum.
     Data,
@@ -42,39 +42,38 @@ pub enum Coverage {
     Nothing,
 }
 
-/// How the comparison of one file with its checksums ended.
+/// The verification of one file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verification {
     /// The file.
     #[serde(serialize_with = "shown::serialize")]
     pub path: PathBuf,
-    /// What it is.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Why, unless it is sound.
+    /// The reason, unless it is sound.
     pub finding: Option<String>,
-    /// What of it was compared.
+    /// The part that was verified.
     pub coverage: Coverage,
-    /// Bytes that were compared.
+    /// Bytes that were verified.
     pub bytes: u64,
-    /// How long that took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// Compares the file, or the files of the folder, index or list of parts, with their checksums, and each with what the
-/// index says of it; in the folder of a `Checkpointer`, the manifest and all checkpoints that it lists. A file that is
-/// damaged is a value, too.
+/// Verifies a file, or all files of a folder, an index or a list of parts, by their checksums and by the index. In the folder
+/// of a `Checkpointer`, verifies the manifest and all checkpoints that it lists. A damaged file is a result, not an error.
 ///
 /// # Errors
-/// `Interrupted`, or that there is no such file.
+/// `Interrupted`, or the file does not exist.
 pub fn verify(path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
     let engine = Arc::new(Engine::new(Config::default())?);
     match history::listed(path) {
         Ok(Some(listed)) => verify_history(&engine, path, &listed, progress),
-        // Other programs have files of that name beside a model.
-        Err(error @ deepnvme_checkpoint::Error::Manifest { .. }) if set_of(path).is_err() => {
+        // Other programs put files of this name next to a model.
+        Err(error @ deepnvme_checkpoint::Error::Manifest { .. }) if find_files(path).is_err() => {
             Ok(vec![of_list(&path.join(history::MANIFEST), 0, &error)])
         }
-        // A file, a folder without a manifest, or one that says why it cannot be read when it is looked at.
+        // A file, a folder without a manifest, or a folder whose verification will report the error.
         Ok(None) | Err(_) => verify_path(&engine, path, progress),
     }
 }
@@ -96,7 +95,7 @@ fn verify_history(
             found.extend(files?);
             continue;
         }
-        // It may have got its name, or have been removed, since the manifest was read.
+        // It may have been renamed or removed since the manifest was read.
         let now = history::listed(folder).map_err(failed)?;
         let now = now.and_then(|now| now.checkpoints.into_iter().find(|(other, _)| other.file == entry.file));
         match now {
@@ -110,7 +109,7 @@ fn verify_history(
     Ok(found)
 }
 
-/// Compares one checkpoint of a `Checkpointer` with what the manifest says of it, and with its own checksums.
+/// Verifies one checkpoint of a `Checkpointer` by the manifest and by its own checksums.
 fn verify_entry(engine: &Arc<Engine>, entry: &Entry, path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
     let differs = |finding: String| {
         let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", shown::path(path))));
@@ -118,15 +117,15 @@ fn verify_entry(engine: &Arc<Engine>, entry: &Entry, path: &Path, progress: &Pro
         Ok(vec![Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }])
     };
     if !deepnvme_io::fs::exists(path).unwrap_or(true) {
-        return differs(format!("{} lists it, and it is not there", history::MANIFEST));
+        return differs(format!("{} lists it, but it is missing", history::MANIFEST));
     }
     let checked = verify_path(engine, path, progress);
     match &checked {
         Err(Error::Engine(error)) if error.kind() == ErrorKind::NotFound => {
-            differs(format!("some of its files are not there: {error}"))
+            differs(format!("some of its files are missing: {error}"))
         }
         Err(Error::Engine(error)) if is_no_file(error) => {
-            differs(format!("{} lists it, and this is something else: {error}", history::MANIFEST))
+            differs(format!("{} lists it, but it is not a checkpoint: {error}", history::MANIFEST))
         }
         Ok(files) if files.iter().all(|file| file.verdict != Verdict::Damaged) => {
             if history::is_as_listed(path, &entry.file, entry).map_err(failed)? {
@@ -139,15 +138,15 @@ fn verify_entry(engine: &Arc<Engine>, entry: &Entry, path: &Path, progress: &Pro
     }
 }
 
-/// Whether something has the name that is no file: a pipe, a socket, links that lead to each other.
+/// Returns whether the path is not a file: a pipe, a socket, or a loop of links.
 fn is_no_file(error: &deepnvme_io::Error) -> bool {
     let errno = error.errno().map(Errno::from_raw_os_error);
     error.kind() == ErrorKind::InvalidInput || matches!(errno, Some(Errno::LOOP | Errno::NXIO))
 }
 
-/// A file, or the files of a folder, an index or a list of parts.
+/// Verifies a file, or the files of a folder, an index or a list of parts.
 fn verify_path(engine: &Arc<Engine>, path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
-    let mut set = set_of(path);
+    let mut set = find_files(path);
     for _ in 1..REPLACEMENTS_MAX {
         let found = verify_set(engine, path, set.clone(), progress);
         let is_as_listed = match &found {
@@ -155,8 +154,8 @@ fn verify_path(engine: &Arc<Engine>, path: &Path, progress: &Progress) -> Result
             Err(_) => true,
             Ok(found) => found.iter().all(|file| file.verdict == Verdict::Sound),
         };
-        // What is missing, or another one, may be of a set that has been replaced since its list was read.
-        let now = if is_as_listed { return found } else { set_of(path) };
+        // A missing or different file may belong to a set that was replaced after its list was read.
+        let now = if is_as_listed { return found } else { find_files(path) };
         if now.as_ref().ok() == set.as_ref().ok() {
             return found;
         }
@@ -173,7 +172,7 @@ fn verify_set(
 ) -> Result<Vec<Verification>> {
     let set = match set {
         Ok(set) => set,
-        // A list that is none is a finding about the list.
+        // An invalid list is a finding about the list.
         Err(error @ deepnvme_checkpoint::Error::Format { .. }) => return Ok(vec![of_list(path, 0, &error)]),
         Err(error) => return Err(failed(error)),
     };
@@ -182,7 +181,7 @@ fn verify_set(
         match (state, set.check()) {
             (State::Unsealed, _) => found.push(unsealed(path)),
             (_, Ok(())) => found.push(compared(path, Instant::now(), Ok((*bytes, Coverage::File)))?),
-            // Nobody knows which files it means.
+            // Its files are unknown.
             (_, Err(error)) => return Ok(vec![of_list(path, *bytes, &error)]),
         }
     }
@@ -192,17 +191,17 @@ fn verify_set(
     Ok(found)
 }
 
-/// What is wrong with a list of files.
+/// Reports the damage of a list of files.
 fn of_list(path: &Path, bytes: u64, error: &deepnvme_checkpoint::Error) -> Verification {
     let verdict = verdict(error).unwrap_or(Verdict::Damaged);
     let (path, finding) = (path.to_path_buf(), Some(error.to_string()));
     Verification { path, verdict, finding, coverage: Coverage::Nothing, bytes, seconds: 0.0 }
 }
 
-/// A list that another program wrote. A file or a tensor may have been taken out of it, and nothing shows that.
+/// Reports a list without a checksum, written by another program: a missing entry cannot be detected.
 fn unsealed(path: &Path) -> Verification {
-    let finding = "the list of files has no checksum; whether it lists all tensors is unknown. deepnvme.save writes lists \
-                   with a checksum";
+    let finding =
+        "the list of files has no checksum, so it may lack tensors. deepnvme.save writes lists with a checksum";
     let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", shown::path(path))));
     let (verdict, coverage) = (Verdict::Unverifiable, Coverage::Nothing);
     Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }
@@ -219,7 +218,7 @@ fn verify_file(engine: &Arc<Engine>, file: &Located, progress: &Progress) -> Res
     compared(&file.path, began, audited)
 }
 
-/// What a file holds, unless somebody asks to stop first: the names of millions of tensors take their time.
+/// Opens a file, interruptibly: reading the names of millions of tensors takes time.
 fn opened(engine: &Arc<Engine>, file: &Located, progress: &Progress) -> deepnvme_checkpoint::Result<Reader> {
     let (engine, target) = (Arc::clone(engine), file.target()?);
     until_stopped(progress, move || Reader::open(&engine, &target))
@@ -241,7 +240,7 @@ fn compared(
     Ok(Verification { path: path.to_path_buf(), verdict, finding, coverage, bytes, seconds })
 }
 
-/// What a failure says of the file; nothing if the file was not read.
+/// Returns the verdict that an error implies; `None` if the file was not read.
 fn verdict(error: &deepnvme_checkpoint::Error) -> Option<Verdict> {
     use deepnvme_checkpoint::Error as Failure;
     use deepnvme_format::Error as Finding;

@@ -1,10 +1,10 @@
-//! DeepSpeed's `"aio"` block, as a ds_config wants it.
+//! DeepSpeed's `"aio"` block for a ds_config.
 
 use deepnvme_io::{Config, SubmitMode, WindowMode};
 use serde::Serialize;
 
-/// The keys that DeepSpeed's configuration has; its own tool writes `num_threads`, which that ignores, and booleans as
-/// texts, which that refuses.
+/// The keys of DeepSpeed's configuration. Its own tool writes `num_threads`, which the configuration ignores, and booleans as
+/// strings, which it refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Aio {
     /// True: one system call for each request.
@@ -19,15 +19,15 @@ pub struct Aio {
     pub block_size: u64,
 }
 
-/// What follows `"aio":` in a ds_config.
+/// The object with the key `"aio"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Block {
-    /// The one key of the block.
+    /// The settings.
     pub aio: Aio,
 }
 
 impl Block {
-    /// The same settings by DeepSpeed's names.
+    /// Converts settings to DeepSpeed's names.
     #[must_use]
     pub fn of(config: &Config) -> Self {
         Self {
@@ -41,7 +41,7 @@ impl Block {
         }
     }
 
-    /// Indented by three, as DeepSpeed's tool prints it.
+    /// Returns JSON indented by three spaces, as DeepSpeed's tool prints it.
     #[must_use]
     pub fn text(&self) -> String {
         let Aio { single_submit, overlap_events, intra_op_parallelism, queue_depth, block_size } = self.aio;
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_is_the_value_and_has_real_booleans() {
+    fn the_text_parses_to_the_value_and_has_real_booleans() {
         let config = Config {
             submit: SubmitMode::Single,
             workers: 3,

@@ -1,38 +1,38 @@
-//! The outcome as a person reads it.
+//! The outcome of `bench` as text.
 
 use std::fmt::Write;
 
 use deepnvme_io::shown;
 use deepnvme_io::{DirectMode, Durability, SubmitMode};
-use deepnvme_perf::bench::{Line, Outcome};
+use deepnvme_perf::bench::{Outcome, ToolResult};
 use deepnvme_perf::measure::{Cache, Direction, Memory, Order};
 use deepnvme_perf::units::{bytes_text, gb};
 
 use super::memory_text;
 
-/// Draws the outcome in lines of text.
+/// Draws the outcome as lines of text.
 #[must_use]
 pub fn draw(outcome: &Outcome) -> String {
-    let mut out = format!("{}\n{}\n", what(outcome), how(outcome));
-    for place in &outcome.folders {
-        let device = place.device.as_ref().map_or_else(String::new, |device| format!(" on {device}"));
-        let _ = writeln!(out, "{} ({}{device})", shown::path(&place.path), place.file_system);
+    let mut out = format!("{}\n{}\n", workload_line(outcome), engine_line(outcome));
+    for folder in &outcome.folders {
+        let device = folder.device.as_ref().map_or_else(String::new, |device| format!(" on {device}"));
+        let _ = writeln!(out, "{} ({}{device})", shown::path(&folder.path), folder.file_system);
     }
     if let Some(gpu) = &outcome.gpu {
-        let way = match outcome.workload.config.gds {
-            DirectMode::Disabled => "by way of bounce slots",
-            DirectMode::Preferred | DirectMode::Required => "by way of cuFile",
+        let route = match outcome.workload.config.gds {
+            DirectMode::Disabled => "through bounce buffers",
+            DirectMode::Preferred | DirectMode::Required => "with cuFile",
         };
-        let _ = writeln!(out, "cuda:{} ({}), {way}", gpu.index, gpu.name);
+        let _ = writeln!(out, "cuda:{} ({}), {route}", gpu.index, gpu.name);
     }
     let head = ["", "GB/s", "min - max", "block p50", "p99", "CPU s/GB", "direct", "bounced", "buffered"];
-    let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(outcome.contestants.iter().map(row)).collect();
+    let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(outcome.results.iter().map(row)).collect();
     out.push('\n');
     out.push_str(&table(&rows));
     if let Some(ratio) = &outcome.ratio {
-        let rounds = outcome.contestants[0].samples.len();
+        let rounds = outcome.results[0].samples.len();
         let (median, min, max) = (ratio.median, ratio.min, ratio.max);
-        let _ = writeln!(out, "\n{median:.2} times fio's speed: the median of {rounds} rounds, {min:.2} to {max:.2}");
+        let _ = writeln!(out, "\n{median:.2} times fio's speed: median of {rounds} rounds, {min:.2} to {max:.2}");
     }
     if outcome.is_validated {
         out.push_str("\nevery byte of every round was compared\n");
@@ -43,7 +43,8 @@ pub fn draw(outcome: &Outcome) -> String {
     out
 }
 
-fn what(outcome: &Outcome) -> String {
+/// Describes the workload.
+fn workload_line(outcome: &Outcome) -> String {
     let workload = &outcome.workload;
     let verb = match workload.direction {
         Direction::Read => "read",
@@ -74,11 +75,11 @@ fn what(outcome: &Outcome) -> String {
     let kind = match (workload.gpu, workload.memory) {
         (Some(index), _) => memory_text(index),
         (None, Memory::Pinned) => "page-locked memory".into(),
-        (None, Memory::Plain) => "ordinary memory".into(),
+        (None, Memory::Plain) => "pageable memory".into(),
     };
     match workload.buffer_bytes {
         None => text.push_str(&format!(", {kind}")),
-        Some(bytes) => text.push_str(&format!(", {} of {kind} again and again", bytes_text(bytes))),
+        Some(bytes) => text.push_str(&format!(", {} of {kind}, reused", bytes_text(bytes))),
     }
     if workload.direction == Direction::Write {
         text.push_str(match workload.durability {
@@ -90,7 +91,8 @@ fn what(outcome: &Outcome) -> String {
     text
 }
 
-fn how(outcome: &Outcome) -> String {
+/// Describes the engine's settings.
+fn engine_line(outcome: &Outcome) -> String {
     let config = &outcome.workload.config;
     let plural = if config.workers == 1 { "" } else { "s" };
     let direct = match config.direct {
@@ -110,11 +112,11 @@ fn how(outcome: &Outcome) -> String {
     )
 }
 
-fn row(line: &Line) -> [String; 9] {
-    let summary = &line.summary;
+fn row(result: &ToolResult) -> [String; 9] {
+    let summary = &result.summary;
     let amount = |bytes: u64| if bytes == 0 { "-".to_owned() } else { format!("{:.2} GB", gb(bytes)) };
     [
-        line.name.clone(),
+        result.name.clone(),
         format!("{:.2}", summary.gb_per_s),
         format!("{:.2} - {:.2}", summary.gb_per_s_min, summary.gb_per_s_max),
         summary.latency_us_p50.map_or_else(|| "-".into(), latency),
@@ -130,7 +132,7 @@ fn latency(us: u64) -> String {
     if us < 1000 { format!("{us} us") } else { format!("{:.1} ms", us as f64 / 1e3) }
 }
 
-/// Names to the left, figures to the right.
+/// Aligns the first column to the left and all others to the right.
 fn table<const N: usize>(rows: &[[String; N]]) -> String {
     let mut out = String::new();
     let widths: [usize; N] = std::array::from_fn(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0));

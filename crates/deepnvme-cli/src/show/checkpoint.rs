@@ -1,4 +1,4 @@
-//! Inspections and verifications as lines to read.
+//! The results of `inspect`, `verify` and `convert` as text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,17 +8,17 @@ use deepnvme_perf::units::{bytes_text, gb};
 
 use crate::inspect::{Conversion, Coverage, Inspection, Tensor, Verdict, Verification};
 
-/// A part of a name's path: what lies below it, in the order of the file.
+/// A node in the tree of names, with its children in the order of the file.
 #[derive(Default)]
-struct Branch<'a> {
-    below: Vec<(&'a str, Branch<'a>)>,
-    places: BTreeMap<&'a str, usize>,
+struct Node<'a> {
+    children: Vec<(&'a str, Node<'a>)>,
+    child_index: BTreeMap<&'a str, usize>,
     leaf: Option<&'a Tensor>,
     tensors: usize,
     bytes: u64,
 }
 
-impl<'a> Branch<'a> {
+impl<'a> Node<'a> {
     fn add(&mut self, path: &[&'a str], tensor: &'a Tensor) {
         self.tensors += 1;
         self.bytes += tensor.bytes;
@@ -26,26 +26,26 @@ impl<'a> Branch<'a> {
             self.leaf = Some(tensor);
             return;
         };
-        let next = self.below.len();
-        let place = *self.places.entry(first).or_insert(next);
+        let next = self.children.len();
+        let place = *self.child_index.entry(first).or_insert(next);
         if place == next {
-            self.below.push((first, Branch::default()));
+            self.children.push((first, Node::default()));
         }
-        self.below[place].1.add(rest, tensor);
+        self.children[place].1.add(rest, tensor);
     }
 
     fn draw(&self, indent: usize, depth: usize, out: &mut String) {
-        for (part, branch) in &self.below {
-            // A way without a fork is one line.
-            let (mut name, mut branch) = (shown::text(part).to_string(), branch);
-            while branch.leaf.is_none() && branch.below.len() == 1 {
-                let (part, next) = &branch.below[0];
+        for (part, node) in &self.children {
+            // Nodes with one child are joined into one line.
+            let (mut name, mut node) = (shown::text(part).to_string(), node);
+            while node.leaf.is_none() && node.children.len() == 1 {
+                let (part, next) = &node.children[0];
                 let _ = write!(name, ".{}", shown::text(part));
-                branch = next;
+                node = next;
             }
             let blank = "  ".repeat(indent);
-            match branch.leaf {
-                Some(tensor) if branch.below.is_empty() => {
+            match node.leaf {
+                Some(tensor) if node.children.is_empty() => {
                     let shared = if tensor.is_shared { "  shares its storage" } else { "" };
                     let sizes: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
                     let sizes = format!("[{}]", sizes.join(", "));
@@ -55,10 +55,10 @@ impl<'a> Branch<'a> {
                 }
                 _ => {
                     let label = format!("{blank}{name}");
-                    let (tensors, bytes) = (branch.tensors, bytes_text(branch.bytes));
+                    let (tensors, bytes) = (node.tensors, bytes_text(node.bytes));
                     let _ = writeln!(out, "{label:<44} {tensors} tensors, {bytes}");
                     if depth > 1 {
-                        branch.draw(indent + 1, depth - 1, out);
+                        node.draw(indent + 1, depth - 1, out);
                     }
                 }
             }
@@ -66,14 +66,14 @@ impl<'a> Branch<'a> {
     }
 }
 
-/// Each file as a tree of names with totals, `depth` levels of it.
+/// Draws each file as a tree of names with totals, `depth` levels deep.
 #[must_use]
-pub fn inspection(files: &[Inspection], depth: usize) -> String {
+pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
     let mut out = String::new();
     for file in files {
         let sums = match (file.has_checksums, file.has_stale_checksums) {
             (true, _) => "with checksums",
-            (false, true) => "with checksums that were made for another file",
+            (false, true) => "with checksums of another file",
             (false, false) => "without checksums of its own",
         };
         let kind = if file.format == "torch" { "torch archive" } else { "safetensors" };
@@ -82,7 +82,7 @@ pub fn inspection(files: &[Inspection], depth: usize) -> String {
         for (key, value) in &file.metadata {
             let _ = writeln!(out, "  {}: {}", shown::text(key), shown::text(value));
         }
-        let mut root = Branch::default();
+        let mut root = Node::default();
         for tensor in &file.tensors {
             let path: Vec<&str> = tensor.name.split('.').collect();
             root.add(&path, tensor);
@@ -93,14 +93,14 @@ pub fn inspection(files: &[Inspection], depth: usize) -> String {
         let (tensors, bytes) = files
             .iter()
             .fold((0, 0), |(tensors, bytes), file| (tensors + file.tensors.len(), bytes + file.tensor_bytes));
-        let _ = writeln!(out, "in all {} files, {tensors} tensors, {}", files.len(), bytes_text(bytes));
+        let _ = writeln!(out, "total: {} files, {tensors} tensors, {}", files.len(), bytes_text(bytes));
     }
     out
 }
 
-/// A line for each file, and what is wrong with it.
+/// Draws a line for each file, with the damage found.
 #[must_use]
-pub fn verification(files: &[Verification]) -> String {
+pub fn draw_verifications(files: &[Verification]) -> String {
     let mut out = String::new();
     for file in files {
         let finding = shown::text(file.finding.as_deref().unwrap_or_default());
@@ -112,7 +112,7 @@ pub fn verification(files: &[Verification]) -> String {
                 let (path, bytes) = (shown::path(&file.path), bytes_text(file.bytes));
                 let covered = match file.coverage {
                     Coverage::File => "",
-                    _ => "; names, types and shapes have no checksum in this file: save it again to have one",
+                    _ => "; names, types and shapes have no checksum: save the file again to add one",
                 };
                 writeln!(out, "ok       {path}: {bytes} compared, {speed:.2} GB/s{covered}")
             }
@@ -121,21 +121,21 @@ pub fn verification(files: &[Verification]) -> String {
     out
 }
 
-/// How many of the names that are left out are shown.
-const LEFT_OUT_SHOWN: usize = 10;
+/// Omitted names that are shown.
+const OMITTED_SHOWN_MAX: usize = 10;
 
-/// What came of a conversion, and what did not come along.
+/// Draws the result of a conversion, with the omitted entries.
 #[must_use]
-pub fn conversion(converted: &Conversion) -> String {
+pub fn draw_conversion(converted: &Conversion) -> String {
     let Conversion { target, file_bytes, tensors, left_out, seconds, .. } = converted;
     let speed = gb(*file_bytes) / seconds.max(1e-9);
     let bytes = bytes_text(*file_bytes);
     let mut out = format!("{}: {tensors} tensors, {bytes}, {speed:.2} GB/s\n", shown::path(target));
-    for (name, kind) in left_out.iter().take(LEFT_OUT_SHOWN) {
-        let _ = writeln!(out, "left out, since it is no tensor: {} ({kind})", shown::text(name));
+    for (name, kind) in left_out.iter().take(OMITTED_SHOWN_MAX) {
+        let _ = writeln!(out, "omitted, not a tensor: {} ({kind})", shown::text(name));
     }
-    if left_out.len() > LEFT_OUT_SHOWN {
-        let _ = writeln!(out, "and {} more; --json has all", left_out.len() - LEFT_OUT_SHOWN);
+    if left_out.len() > OMITTED_SHOWN_MAX {
+        let _ = writeln!(out, "and {} more; --json lists all", left_out.len() - OMITTED_SHOWN_MAX);
     }
     out
 }

@@ -1,4 +1,4 @@
-//! The trials as a heat map: bandwidth over block size and queue depth, a panel per worker count.
+//! The trials of `tune` as a heat map: bandwidth over block size and queue depth, a panel per number of workers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use plotters::prelude::*;
 use deepnvme_io::shown;
 use deepnvme_perf::bench::summary::median;
 use deepnvme_perf::measure::Direction;
-use deepnvme_perf::tune::{Outcome, Place, Trial};
+use deepnvme_perf::tune::{FolderResult, Outcome, Trial};
 use deepnvme_perf::units::bytes_option;
 use deepnvme_perf::{Error, Result};
 
@@ -22,10 +22,10 @@ const MARGIN: i32 = 56;
 /// GB/s by block size and queue depth.
 type Cells = BTreeMap<(u64, u32), f64>;
 
-/// Writes the map: `.svg`, or `.html` with the same picture in a page that needs nothing else.
+/// Writes the map as `.svg`, or as a self-contained `.html` page.
 ///
 /// # Errors
-/// `Usage` for another ending; what the folder refused.
+/// `Usage` for another extension; an I/O error.
 pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
     check(path)?;
     let picture = svg(outcome).map_err(|error| Error::failed(format!("cannot draw the heat map: {error}")))?;
@@ -34,26 +34,26 @@ pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
     Ok(deepnvme_io::stream::replace_small(path, text.as_bytes())?)
 }
 
-/// One row of panels: a place and a direction.
+/// One row of panels: a folder and a direction.
 struct Row {
     title: String,
     panels: BTreeMap<u32, Cells>,
 }
 
 fn rows(outcome: &Outcome) -> Vec<Row> {
-    let of = |place: &Place, direction| {
-        let choice = if direction == Direction::Read { &place.read } else { &place.write };
+    let of = |result: &FolderResult, direction| {
+        let choice = if direction == Direction::Read { &result.read } else { &result.write };
         let name = if direction == Direction::Read { "read" } else { "write" };
-        let folders: Vec<_> = place.folders.iter().map(|folder| shown::path(folder).to_string()).collect();
+        let folders: Vec<_> = result.folders.iter().map(|folder| shown::path(folder).to_string()).collect();
         choice
             .as_ref()
             .map(|choice| Row { title: format!("{name}, {}", folders.join(" + ")), panels: panels(&choice.tried) })
     };
-    let places = outcome.places.iter();
-    places.flat_map(|place| [of(place, Direction::Read), of(place, Direction::Write)]).flatten().collect()
+    let results = outcome.results.iter();
+    results.flat_map(|result| [of(result, Direction::Read), of(result, Direction::Write)]).flatten().collect()
 }
 
-/// The best of all trials that differ in nothing that the map shows.
+/// Returns the best speed of each cell: several trials may share one.
 fn panels(tried: &[Trial]) -> BTreeMap<u32, Cells> {
     let mut panels = BTreeMap::<u32, Cells>::new();
     for trial in tried {
@@ -77,7 +77,7 @@ fn svg(outcome: &Outcome) -> std::result::Result<String, Box<dyn std::error::Err
             let area = area.titled(&row.title, ("sans-serif", 16))?;
             let all = row.panels.values().flat_map(BTreeMap::values);
             let range = all.fold((f64::INFINITY, 0.0_f64), |(low, high), speed| (low.min(*speed), high.max(*speed)));
-            // The same axes for all panels, so that eyes can go from one to the next.
+            // The same axes for all panels, so that they can be compared.
             let keys = || row.panels.values().flat_map(BTreeMap::keys);
             let axes = (sorted(keys().map(|(block, _)| *block)), sorted(keys().map(|(_, depth)| *depth)));
             for ((workers, cells), panel) in row.panels.iter().zip(area.split_evenly((1, columns))) {
@@ -127,12 +127,12 @@ fn sorted<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
     values.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
 }
 
-/// Where a speed lies between the slowest and the fastest, 0 to 1.
+/// Returns the position of a speed between the slowest and the fastest, 0 to 1.
 fn shade(speed: f64, (low, high): (f64, f64)) -> f64 {
     if high > low { (speed - low) / (high - low) } else { 1.0 }
 }
 
-/// From pale to dark blue: a scale of lightness, which every eye and every printer shows.
+/// Returns a colour from pale to dark blue: lightness is safe for colour blindness and print.
 fn colour(speed: f64, range: (f64, f64)) -> RGBColor {
     let shade = shade(speed, range);
     let channel = |from: f64, to: f64| (from + (to - from) * shade) as u8;
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cell_shows_the_best_of_its_trials() {
+    fn a_cell_shows_its_best_trial() {
         let trial = |workers, submit, speeds: &[f64]| Trial {
             config: Config { workers, queue_depth: 8, block_bytes: 1 << 20, submit, ..Config::default() },
             gb_per_s: speeds.to_vec(),

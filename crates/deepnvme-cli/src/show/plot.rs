@@ -1,4 +1,4 @@
-//! The outcome as a picture: how long blocks took, and how fast bytes came as the rounds went by.
+//! The outcome of `bench` as a picture: a histogram of latencies, and bandwidth over time.
 
 use std::path::Path;
 
@@ -14,20 +14,20 @@ use deepnvme_perf::{Error, Result};
 
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 760;
-/// One hue per contestant; told apart by colour-blind eyes, too (Okabe and Ito).
+/// One hue per tool, safe for colour blindness (Okabe and Ito).
 const COLOURS: [RGBColor; 2] = [RGBColor(0, 114, 178), RGBColor(230, 159, 0)];
-/// Points of a line of the bandwidth panel.
+/// Points of a line in the bandwidth panel.
 const SPANS: f64 = 12.0;
-/// Bars of the latency panel, per factor of ten.
+/// Bars of the latency panel per factor of ten.
 const BARS_PER_DECADE: f64 = 10.0;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 
-/// Writes the picture: `.svg`, or `.html` with the same picture in a page that needs nothing else.
+/// Writes the picture as `.svg`, or as a self-contained `.html` page.
 ///
 /// # Errors
-/// `Usage` for another ending; what the folder refused.
+/// `Usage` for another extension; an I/O error.
 pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
     check(path)?;
     let picture = svg(outcome).map_err(|error| Error::failed(format!("cannot draw the plot: {error}")))?;
@@ -36,10 +36,10 @@ pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
     Ok(deepnvme_io::stream::replace_small(path, text.as_bytes())?)
 }
 
-/// Whether the name ends in something that can be drawn.
+/// Checks the extension of the file name.
 ///
 /// # Errors
-/// `Usage`.
+/// `Usage` for another extension.
 pub fn check(path: &Path) -> Result<()> {
     match path.extension().and_then(|ending| ending.to_str()) {
         Some("svg" | "html") => Ok(()),
@@ -47,7 +47,7 @@ pub fn check(path: &Path) -> Result<()> {
     }
 }
 
-/// A page around a picture.
+/// Returns an HTML page with a picture.
 pub(crate) fn page(title: &str, picture: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n\
@@ -71,15 +71,15 @@ fn svg(outcome: &Outcome) -> std::result::Result<String, Box<dyn std::error::Err
     Ok(picture)
 }
 
-/// Shares of the blocks, over a logarithmic axis.
+/// Draws the histogram of latencies over a logarithmic axis.
 fn draw_latencies(outcome: &Outcome, area: &Area<'_>) -> Drawn {
-    let shares: Vec<_> = outcome.contestants.iter().map(|line| bars(&all_latencies(&line.samples))).collect();
-    let places = || shares.iter().flatten().map(|(place, _)| *place);
+    let histograms: Vec<_> = outcome.results.iter().map(|line| bars(&all_latencies(&line.samples))).collect();
+    let places = || histograms.iter().flatten().map(|(place, _)| *place);
     let (Some(first), Some(last)) = (places().min(), places().max()) else {
-        area.titled("no latencies of blocks are known", ("sans-serif", 14))?;
+        area.titled("no block latencies available", ("sans-serif", 14))?;
         return Ok(());
     };
-    let highest = shares.iter().flatten().map(|(_, share)| *share).fold(1.0, f64::max);
+    let highest = histograms.iter().flatten().map(|(_, share)| *share).fold(1.0, f64::max);
     let mut chart = ChartBuilder::on(area)
         .caption("latency of blocks", ("sans-serif", 16))
         .margin(8)
@@ -95,7 +95,7 @@ fn draw_latencies(outcome: &Outcome, area: &Area<'_>) -> Drawn {
         .y_label_formatter(&|share| format!("{share:.0}%"))
         .y_desc("share of the blocks")
         .draw()?;
-    for ((bars, colour), line) in shares.iter().zip(COLOURS).zip(&outcome.contestants) {
+    for ((bars, colour), line) in histograms.iter().zip(COLOURS).zip(&outcome.results) {
         let boxes = bars.iter().map(|(place, share)| {
             Rectangle::new([(us_of(*place), 0.0), (us_of(place + 1), *share)], colour.mix(0.55).filled())
         });
@@ -108,10 +108,10 @@ fn draw_latencies(outcome: &Outcome, area: &Area<'_>) -> Drawn {
     Ok(())
 }
 
-/// A line per round, over the seconds of the round.
+/// Draws a line per round over the seconds of the round.
 fn draw_bandwidth(outcome: &Outcome, area: &Area<'_>) -> Drawn {
     let lines: Vec<(usize, Vec<(f64, f64)>)> = outcome
-        .contestants
+        .results
         .iter()
         .enumerate()
         .flat_map(|(index, line)| line.samples.iter().map(move |sample| (index, speeds(sample))))
@@ -121,7 +121,7 @@ fn draw_bandwidth(outcome: &Outcome, area: &Area<'_>) -> Drawn {
     let longest = points().map(|(seconds, _)| *seconds).fold(0.0, f64::max);
     let highest = points().map(|(_, speed)| *speed).fold(0.0, f64::max);
     if longest == 0.0 {
-        area.titled("the rounds were too short to be looked into", ("sans-serif", 14))?;
+        area.titled("the rounds were too short to sample", ("sans-serif", 14))?;
         return Ok(());
     }
     let mut chart = ChartBuilder::on(area)
@@ -142,7 +142,7 @@ fn draw_bandwidth(outcome: &Outcome, area: &Area<'_>) -> Drawn {
     Ok(())
 }
 
-/// Blocks in bars of equal width on a logarithmic axis: the bar's place, and its share in hundredths.
+/// Counts blocks in bars of equal width on a logarithmic axis. Returns each bar's index and its percentage.
 fn bars(latencies: &Latencies) -> Vec<(i32, f64)> {
     let total: u64 = latencies.values().sum();
     let mut bars = std::collections::BTreeMap::<i32, u64>::new();
@@ -152,25 +152,24 @@ fn bars(latencies: &Latencies) -> Vec<(i32, f64)> {
     bars.into_iter().map(|(place, count)| (place, count as f64 * 100.0 / total as f64)).collect()
 }
 
-/// Where a bar begins, in microseconds.
+/// Returns the start of a bar in microseconds.
 fn us_of(place: i32) -> f64 {
     10_f64.powf(f64::from(place) / BARS_PER_DECADE)
 }
 
-/// `250 us`, `12 ms`.
+/// Formats a latency: `250 us`, `12 ms`.
 fn time_text(us: f64) -> String {
     if us < 1000.0 { format!("{us:.0} us") } else { format!("{:.0} ms", us / 1000.0) }
 }
 
-/// GB/s over spans of a twelfth of the round, drawn at their ends. Disks report what they have done in bursts: over
-/// shorter spans there would be nothing to see but those.
+/// Returns the GB/s of each twelfth of the round. Disks complete requests in bursts, which would dominate shorter spans.
 fn speeds(sample: &Sample) -> Vec<(f64, f64)> {
     let Some((end, _)) = sample.timeline.last() else { return Vec::new() };
     let span = end / SPANS;
     let (mut from, mut before) = (0.0, 0);
     let mut points = Vec::new();
     for (at, bytes) in &sample.timeline {
-        // What is left at the end is too short to be told by itself.
+        // The remainder at the end is too short for a point of its own.
         if at - from >= span * 0.99 && at > &from {
             points.push((*at, bytes.saturating_sub(before) as f64 / (at - from) / 1e9));
             (from, before) = (*at, *bytes);
@@ -184,17 +183,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_hold_all_blocks_and_begin_where_they_should() {
+    fn bars_count_all_blocks_and_start_at_powers_of_ten() {
         let bars = bars(&[(1, 1), (10, 1), (11, 1), (100, 1)].into());
         assert_eq!(bars, [(0, 25.0), (10, 50.0), (20, 25.0)]);
         assert!((us_of(20) - 100.0).abs() < 1e-9);
     }
 
     #[test]
-    fn speed_is_what_arrived_between_two_moments() {
+    fn speed_is_bytes_between_two_points_over_their_time() {
         let timeline = vec![(0.5, 1_000_000_000), (0.5, 1_000_000_000), (1.0, 3_000_000_000), (1.01, 3_000_000_000)];
         let speeds = speeds(&Sample { timeline, ..Sample::default() });
-        assert_eq!(speeds, [(0.5, 2.0), (1.0, 4.0)], "what lies too near to the last one is no span");
+        assert_eq!(speeds, [(0.5, 2.0), (1.0, 4.0)], "the remainder is no point");
         assert_eq!([250.0, 12_000.0].map(time_text), ["250 us", "12 ms"]);
     }
 }

@@ -1,4 +1,4 @@
-//! The report as a person reads it: one screen, no colours needed.
+//! The report as text: one screen, without colours.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use deepnvme_io::shown;
 use deepnvme_perf::report::{Device, Folder, Op, Report, Severity};
 use deepnvme_perf::units::gb;
 
-/// Draws the report in lines of text.
+/// Draws the report as lines of text.
 #[must_use]
 pub fn draw(report: &Report) -> String {
     let mut out = String::new();
@@ -98,7 +98,7 @@ fn packages(report: &Report) -> String {
     found.join(", ")
 }
 
-/// As `ds_report` writes it: installed, and compatible.
+/// Draws an op as `ds_report` does: installed, and compatible.
 fn op_line(op: &Op) -> String {
     let installed = if op.is_installed { "[YES]" } else { "[NO]" };
     let compatible = if op.is_compatible { "[OKAY]" } else { "[NO]" };
@@ -165,7 +165,7 @@ fn draw_folder(folder: &Folder, has_gpu: bool, line: &mut impl FnMut(&str, &str)
         line("", &format!("GPUDirect Storage: {}{why}", gds.mode));
     }
     if let Some(path) = &folder.gpu_path {
-        line("", &format!("to and from GPUs by way of bounce slots: {}", path.reason));
+        line("", &format!("to and from GPUs through bounce buffers: {}", path.reason));
     }
     if let Some(device) = &folder.device {
         draw_device(device, 0, line);

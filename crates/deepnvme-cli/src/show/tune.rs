@@ -1,4 +1,4 @@
-//! What was found, as a person reads it.
+//! The outcomes of `tune` as text.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use deepnvme_io::shown;
 use deepnvme_io::{BackendChoice, Config, SubmitMode, WindowMode};
 use deepnvme_perf::measure::Direction;
 use deepnvme_perf::tune::compare::{Comparison, ROUNDS};
-use deepnvme_perf::tune::{Choice, Outcome, Place, Trial};
+use deepnvme_perf::tune::{Choice, FolderResult, Outcome, Trial};
 use deepnvme_perf::units::bytes_text;
 
 use super::aio_block::Block;
@@ -15,20 +15,20 @@ use super::memory_text;
 /// Rows of each table.
 const ROWS: usize = 6;
 
-/// Draws the outcome in lines of text; `written` is where the settings went.
+/// Draws the outcome as lines of text; `written` is the file of settings.
 #[must_use]
 pub fn draw(outcome: &Outcome, written: Option<&std::path::Path>) -> String {
     let mut out = String::new();
-    for place in &outcome.places {
-        draw_place(place, outcome, &mut out);
+    for result in &outcome.results {
+        draw_folders(result, outcome, &mut out);
     }
     let tried: usize =
-        outcome.places.iter().flat_map(|place| [&place.read, &place.write]).flatten().map(|c| c.tried.len()).sum();
+        outcome.results.iter().flat_map(|result| [&result.read, &result.write]).flatten().map(|c| c.tried.len()).sum();
     let _ = writeln!(out, "{tried} settings tried of {} in {:.0} s", outcome.space_len, outcome.seconds);
     if outcome.is_interrupted {
         out.push_str("interrupted: the best so far\n");
     }
-    if let Some(both) = outcome.places.last().and_then(|place| place.both.as_ref()) {
+    if let Some(both) = outcome.results.last().and_then(|result| result.both.as_ref()) {
         let _ = write!(out, "\nfor DeepSpeed's configuration:\n{}", Block::of(both).text());
     }
     if let Some(path) = written {
@@ -42,15 +42,16 @@ pub fn draw(outcome: &Outcome, written: Option<&std::path::Path>) -> String {
     out
 }
 
-fn draw_place(place: &Place, outcome: &Outcome, out: &mut String) {
-    let names: Vec<_> = place.folders.iter().map(|folder| shown::path(folder).to_string()).collect();
+fn draw_folders(result: &FolderResult, outcome: &Outcome, out: &mut String) {
+    let names: Vec<_> = result.folders.iter().map(|folder| shown::path(folder).to_string()).collect();
     let memory = outcome.gpu.map_or_else(String::new, |index| format!(", {}", memory_text(index)));
     let _ = writeln!(out, "{}, {} in each trial{memory}", names.join(" + "), bytes_text(outcome.io_bytes));
-    if let Some(gds) = &place.gds {
-        let way = if gds.way == "cufile" { "by way of cuFile" } else { "by way of bounce slots" };
-        let _ = writeln!(out, "{way}{}", gds.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}")));
+    if let Some(gds) = &result.gds {
+        let route = if gds.route == "cufile" { "with cuFile" } else { "through bounce buffers" };
+        let _ =
+            writeln!(out, "{route}{}", gds.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}")));
     }
-    for (name, choice) in [("read", &place.read), ("write", &place.write)] {
+    for (name, choice) in [("read", &result.read), ("write", &result.write)] {
         let Some(choice) = choice else { continue };
         let _ = writeln!(out, "\n{name:<6}{:>8}  {:>6}  settings", "GB/s", "trials");
         for trial in choice.tried.iter().take(ROWS).chain(chosen_below(choice)) {
@@ -61,19 +62,19 @@ fn draw_place(place: &Place, outcome: &Outcome, out: &mut String) {
         }
         let gain = choice.gb_per_s / choice.gb_per_s_default.max(f64::MIN_POSITIVE);
         let _ =
-            writeln!(out, "{}; {gain:.2} times the default's {:.2} GB/s", choice.statement, choice.gb_per_s_default);
+            writeln!(out, "{}; {gain:.2} times the default's {:.2} GB/s", choice.confidence, choice.gb_per_s_default);
     }
-    if let Some(both) = &place.both {
+    if let Some(both) = &result.both {
         let _ = writeln!(out, "\nboth  {}\n", describe(both));
     }
 }
 
-/// The row of the choice, where it is not among the first.
+/// Returns the chosen row if it is not among the first.
 fn chosen_below(choice: &Choice) -> impl Iterator<Item = &Trial> {
     choice.tried.iter().skip(ROWS).filter(|trial| trial.config == choice.config)
 }
 
-/// Settings in a line.
+/// Describes settings in a line.
 #[must_use]
 pub fn describe(config: &Config) -> String {
     let backend = match config.backend {
@@ -89,7 +90,7 @@ pub fn describe(config: &Config) -> String {
         text.push_str(", single submissions");
     }
     if config.window == WindowMode::Wave {
-        text.push_str(", in waves");
+        text.push_str(", in batches");
     }
     if !config.register_pool {
         text.push_str(", pool not registered");
@@ -97,19 +98,19 @@ pub fn describe(config: &Config) -> String {
     text
 }
 
-/// Draws it in lines of text.
+/// Draws a comparison as lines of text.
 #[must_use]
 pub fn draw_comparison(comparison: &Comparison) -> String {
     let mut out = format!("{} against the defaults, {ROUNDS} alternating rounds\n", shown::path(&comparison.settings));
-    for line in &comparison.lines {
+    for line in &comparison.comparisons {
         let direction = match line.direction {
             Direction::Read => "read",
             Direction::Write => "write",
         };
-        let (stored, usual, ratio) = (line.stored.gb_per_s, line.usual.gb_per_s, &line.ratio);
+        let (stored, default, ratio) = (line.stored.gb_per_s, line.default.gb_per_s, &line.ratio);
         let _ = writeln!(
             out,
-            "\n{} {direction}: {stored:.2} GB/s, default {usual:.2}; {:.2} times as fast ({:.2} to {:.2})\n  {}",
+            "\n{} {direction}: {stored:.2} GB/s, default {default:.2}; {:.2} times as fast ({:.2} to {:.2})\n  {}",
             shown::path(&line.folder),
             ratio.median,
             ratio.min,
@@ -125,18 +126,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_names_what_is_unusual_only() {
-        let usual = Config { workers: 1, queue_depth: 8, block_bytes: 1 << 20, ..Config::default() };
-        assert_eq!(describe(&usual), "auto, 1 worker x depth 8, blocks of 1 MiB");
+    fn a_line_names_only_unusual_settings() {
+        let default = Config { workers: 1, queue_depth: 8, block_bytes: 1 << 20, ..Config::default() };
+        assert_eq!(describe(&default), "auto, 1 worker x depth 8, blocks of 1 MiB");
         let unusual = Config {
             backend: BackendChoice::Aio,
             workers: 2,
             submit: SubmitMode::Single,
             window: WindowMode::Wave,
             register_pool: false,
-            ..usual
+            ..default
         };
-        let text = "aio, 2 workers x depth 8, blocks of 1 MiB, single submissions, in waves, pool not registered";
+        let text = "aio, 2 workers x depth 8, blocks of 1 MiB, single submissions, in batches, pool not registered";
         assert_eq!(describe(&unusual), text);
     }
 }

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use deepnvme_format::set;
-use deepnvme_io::stripe::{Layout, PARTS_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
 use deepnvme_io::StripeSet;
+use deepnvme_io::stripe::{Layout, PARTS_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
 
 /// The list of a stripe set. One with a blank checksum gets the right one: others hardly come further than that.
 pub(crate) fn stripes(text: &[u8]) {

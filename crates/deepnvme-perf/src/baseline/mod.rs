@@ -1,3 +1,4 @@
-//! What people measure disks with today, run beside us on files of its own.
+//! Other tools that run the same workload, for comparison.
 
 pub mod fio;
+mod fio_report;

@@ -1,8 +1,8 @@
-//! Several processes that do the same workload at the same time, each with an engine and files of its own.
+//! Worker processes that run the same workload at the same time, each with its own engine and files.
 //!
-//! A worker is this program again. It is told the workload in a line of JSON on its standard input and then, line by
-//! line, to do a round; on its standard output it answers with [`Answer`]s. When its input ends it removes its files
-//! and goes, so that it never outlives whoever started it.
+//! A worker is this program again. It reads the workload as one line of JSON from its standard input, then one line for each
+//! round. It writes [`Message`]s to its standard output. At the end of its input it removes its files and exits, so it never
+//! outlives its parent.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -15,61 +15,61 @@ use serde::{Deserialize, Serialize};
 use deepnvme_io::shown;
 
 use crate::error::{Error, Result};
-use crate::measure::{Contestant, Moment, Phase, Runner, Sample, Watch, Workload};
+use crate::measure::{Benchmark, Observer, Phase, ProgressUpdate, Runner, Sample, Workload};
 
 /// The hidden command that makes a process a worker.
 pub const WORKER_COMMAND: &str = "bench-worker";
-/// How often somebody who looks on is told.
-const LOOK: Duration = Duration::from_millis(50);
-/// How long a worker may take to remove its files when it is told to go.
-const LEAVE: Duration = Duration::from_secs(10);
+/// Time between two progress reports.
+const UPDATE_INTERVAL: Duration = Duration::from_millis(50);
+/// Time for a worker to remove its files and exit.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How to start this program again.
+/// The command line that starts this program again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launcher {
     /// The program.
     pub program: PathBuf,
-    /// What comes before [`WORKER_COMMAND`]: `-m deepnvme` where the program is Python.
+    /// The arguments before [`WORKER_COMMAND`]: `-m deepnvme` if the program is Python.
     pub arguments: Vec<String>,
 }
 
-/// What a worker says, a line each.
+/// A message of a worker: one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Answer {
+enum Message {
     /// The files are laid out.
     Ready,
-    /// So many bytes of the round have arrived.
+    /// The bytes of the round transferred so far.
     Bytes(u64),
-    /// The round is over.
+    /// The round has ended.
     Sample(Box<Sample>),
-    /// It cannot go on.
+    /// The worker has failed.
     Failed(String),
 }
 
-/// The workers.
-pub struct Crew {
-    members: Vec<Member>,
-    answers: Receiver<(usize, Answer)>,
+/// Several worker processes.
+pub struct WorkerProcesses {
+    workers: Vec<WorkerProcess>,
+    messages: Receiver<(usize, Message)>,
     round_bytes: u64,
     phase: Phase,
 }
 
-struct Member {
+struct WorkerProcess {
     child: Child,
-    // Dropped first when it is to go: the end of its input tells it so.
-    orders: Option<ChildStdin>,
+    // Dropped to end the worker: it exits at the end of its input.
+    stdin: Option<ChildStdin>,
 }
 
-impl Crew {
+impl WorkerProcesses {
     /// Starts a worker for each workload, and waits until their files are laid out.
     ///
     /// # Errors
-    /// When the program cannot be started again, or a worker cannot prepare.
-    pub fn launch(workloads: &[Workload], launcher: &Launcher, watch: &mut dyn Watch) -> Result<Self> {
-        let (sender, answers) = channel();
+    /// The program cannot be started again, or a worker cannot prepare its files.
+    pub fn launch(workloads: &[Workload], launcher: &Launcher, observer: &mut dyn Observer) -> Result<Self> {
+        let (sender, messages) = channel();
         let round_bytes = workloads.iter().map(Workload::round_bytes).sum();
-        let mut crew = Self { members: Vec::new(), answers, round_bytes, phase: Phase::LayingOut };
+        let mut processes = Self { workers: Vec::new(), messages, round_bytes, phase: Phase::LayingOut };
         for (index, workload) in workloads.iter().enumerate() {
             let failed = |error: &dyn std::fmt::Display| {
                 Error::failed(format!("cannot start {} again as a worker: {error}", shown::path(&launcher.program)))
@@ -81,55 +81,56 @@ impl Crew {
                 .stdout(Stdio::piped())
                 .spawn()
                 .map_err(|error| failed(&error))?;
-            let (mut orders, output) = (child.stdin.take(), child.stdout.take());
-            let told = orders.as_mut().map(|orders| send(orders, workload));
-            crew.members.push(Member { child, orders });
-            told.unwrap_or(Ok(())).map_err(|error| failed(&error))?;
+            let (mut stdin, stdout) = (child.stdin.take(), child.stdout.take());
+            let sent = stdin.as_mut().map(|stdin| send(stdin, workload));
+            processes.workers.push(WorkerProcess { child, stdin });
+            sent.unwrap_or(Ok(())).map_err(|error| failed(&error))?;
             let sender = sender.clone();
             let listen = move || {
                 for line in
-                    output.into_iter().flat_map(|output| BufReader::new(output).lines()).map_while(|line| line.ok())
+                    stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines()).map_while(|line| line.ok())
                 {
-                    let answer = serde_json::from_str(&line).unwrap_or(Answer::Failed(line));
-                    if sender.send((index, answer)).is_err() {
+                    let message = serde_json::from_str(&line).unwrap_or(Message::Failed(line));
+                    if sender.send((index, message)).is_err() {
                         return;
                     }
                 }
-                let _ = sender.send((index, Answer::Failed("a worker process ended before its work was done".into())));
+                let _ =
+                    sender.send((index, Message::Failed("a worker process exited before its work was done".into())));
             };
             deepnvme_io::start_thread(|| std::thread::Builder::new().spawn(listen))?;
         }
-        crew.gather(watch)?;
-        Ok(crew)
+        processes.gather(observer)?;
+        Ok(processes)
     }
 
-    /// Whether the rounds to come count; only what is shown depends on it.
+    /// Sets the phase that the next rounds report.
     pub(super) fn set_phase(&mut self, phase: Phase) {
         self.phase = phase;
     }
 
-    /// Waits for the last answer of every worker.
-    fn gather(&mut self, watch: &mut dyn Watch) -> Result<Vec<Sample>> {
+    /// Waits for the final message of every worker.
+    fn gather(&mut self, observer: &mut dyn Observer) -> Result<Vec<Sample>> {
         let began = Instant::now();
-        let mut bytes = vec![0; self.members.len()];
+        let mut bytes = vec![0; self.workers.len()];
         let mut samples = Vec::new();
-        let mut waiting = self.members.len();
+        let mut waiting = self.workers.len();
         while waiting > 0 {
-            match self.answers.recv_timeout(LOOK) {
-                Ok((index, Answer::Bytes(arrived))) => bytes[index] = arrived,
-                Ok((_, Answer::Ready)) => waiting -= 1,
-                Ok((_, Answer::Sample(sample))) => {
+            match self.messages.recv_timeout(UPDATE_INTERVAL) {
+                Ok((index, Message::Bytes(transferred))) => bytes[index] = transferred,
+                Ok((_, Message::Ready)) => waiting -= 1,
+                Ok((_, Message::Sample(sample))) => {
                     samples.push(*sample);
                     waiting -= 1;
                 }
-                Ok((_, Answer::Failed(text))) => return Err(Error::failed(text)),
+                Ok((_, Message::Failed(text))) => return Err(Error::failed(text)),
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(Error::failed("the worker processes have gone")),
+                Err(RecvTimeoutError::Disconnected) => return Err(Error::failed("all worker processes have exited")),
             }
             let (bytes_done, seconds) = (bytes.iter().sum(), began.elapsed().as_secs_f64());
             let bytes_total = self.round_bytes;
-            watch.see(&Moment { phase: self.phase, contestant: "deepnvme", bytes_done, bytes_total, seconds });
-            if watch.is_interrupted() {
+            observer.update(&ProgressUpdate { phase: self.phase, label: "deepnvme", bytes_done, bytes_total, seconds });
+            if observer.is_interrupted() {
                 return Err(Error::Interrupted);
             }
         }
@@ -137,85 +138,86 @@ impl Crew {
     }
 }
 
-impl Contestant for Crew {
+impl Benchmark for WorkerProcesses {
     fn name(&self) -> &'static str {
         "deepnvme"
     }
 
-    fn round(&mut self, watch: &mut dyn Watch) -> Result<Sample> {
-        let order = self.phase.name();
-        for orders in self.members.iter_mut().filter_map(|member| member.orders.as_mut()) {
-            send(orders, &order).map_err(|error| Error::failed(format!("a worker process has gone: {error}")))?;
+    fn round(&mut self, observer: &mut dyn Observer) -> Result<Sample> {
+        let phase = self.phase.name();
+        for stdin in self.workers.iter_mut().filter_map(|worker| worker.stdin.as_mut()) {
+            send(stdin, &phase).map_err(|error| Error::failed(format!("a worker process has exited: {error}")))?;
         }
-        Ok(Sample::together(&self.gather(watch)?))
+        Ok(Sample::combine(&self.gather(observer)?))
     }
 }
 
-impl Drop for Crew {
+impl Drop for WorkerProcesses {
     fn drop(&mut self) {
-        for member in &mut self.members {
-            drop(member.orders.take());
-            // It may be in the middle of a round, which it then gives up.
-            if let Some(pid) = rustix::process::Pid::from_raw(member.child.id() as i32) {
+        for worker in &mut self.workers {
+            drop(worker.stdin.take());
+            // A worker in the middle of a round stops it.
+            if let Some(pid) = rustix::process::Pid::from_raw(worker.child.id() as i32) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
             }
         }
         let began = Instant::now();
-        for member in &mut self.members {
-            while matches!(member.child.try_wait(), Ok(None)) && began.elapsed() < LEAVE {
+        for worker in &mut self.workers {
+            while matches!(worker.child.try_wait(), Ok(None)) && began.elapsed() < EXIT_TIMEOUT {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            let _ = member.child.kill();
-            let _ = member.child.wait();
+            let _ = worker.child.kill();
+            let _ = worker.child.wait();
         }
     }
 }
 
-/// The worker's side: does as it is told until its input ends.
+/// Runs a worker: one round for each line of its input.
 ///
 /// # Errors
-/// None that matters: what goes wrong is said in an answer, since whoever started it reads those.
+/// The failure that ended the work. The parent gets it as a message as well.
 pub fn serve(input: &mut dyn BufRead, output: &mut (dyn Write + Send), interrupted: &dyn Fn() -> bool) -> Result<()> {
     let mut first = String::new();
     let outcome: Result<()> = (|| {
-        input.read_line(&mut first).map_err(|_| Error::Closed)?;
+        input.read_line(&mut first).map_err(|_| Error::OutputClosed)?;
         let workload: Workload = serde_json::from_str(&first)
             .map_err(|error| Error::usage(format!("{WORKER_COMMAND} is for deepnvme bench --processes: {error}")))?;
-        let mut watch = Teller { output, interrupted, told: Instant::now() };
-        let mut runner = Runner::prepare(workload, &mut watch)?;
-        watch.tell(&Answer::Ready);
+        let mut reporter = Reporter { output, interrupted, last_report: Instant::now() };
+        let mut runner = Runner::prepare(workload, &mut reporter)?;
+        reporter.send(&Message::Ready);
         runner.set_phase(Phase::Measuring);
-        for order in input.lines() {
-            let _ = order.map_err(|_| Error::Closed)?;
-            let sample = runner.round(&mut watch)?;
-            watch.tell(&Answer::Sample(Box::new(sample)));
+        for line in input.lines() {
+            let _ = line.map_err(|_| Error::OutputClosed)?;
+            let sample = runner.round(&mut reporter)?;
+            reporter.send(&Message::Sample(Box::new(sample)));
         }
         Ok(())
     })();
     if let Err(error) = &outcome {
-        let _ = send(output, &Answer::Failed(error.to_string()));
+        let _ = send(output, &Message::Failed(error.to_string()));
     }
     outcome
 }
 
-struct Teller<'a> {
+/// Sends the progress of a worker to its parent.
+struct Reporter<'a> {
     output: &'a mut (dyn Write + Send),
     interrupted: &'a dyn Fn() -> bool,
-    told: Instant,
+    last_report: Instant,
 }
 
-impl Teller<'_> {
-    fn tell(&mut self, answer: &Answer) {
-        // Whoever would read it has gone, and so the input will end.
-        let _ = send(self.output, answer);
+impl Reporter<'_> {
+    fn send(&mut self, message: &Message) {
+        // If the parent has exited, the input ends as well.
+        let _ = send(self.output, message);
     }
 }
 
-impl Watch for Teller<'_> {
-    fn see(&mut self, moment: &Moment<'_>) {
-        if self.told.elapsed() >= LOOK {
-            self.told = Instant::now();
-            self.tell(&Answer::Bytes(moment.bytes_done));
+impl Observer for Reporter<'_> {
+    fn update(&mut self, update: &ProgressUpdate<'_>) {
+        if self.last_report.elapsed() >= UPDATE_INTERVAL {
+            self.last_report = Instant::now();
+            self.send(&Message::Bytes(update.bytes_done));
         }
     }
 
@@ -224,7 +226,7 @@ impl Watch for Teller<'_> {
     }
 }
 
-/// One line of JSON.
+/// Writes one line of JSON.
 fn send(output: &mut (impl Write + ?Sized), value: &impl Serialize) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
@@ -239,16 +241,16 @@ mod tests {
     use crate::measure::workload::tests::small;
 
     #[test]
-    fn a_worker_does_as_it_is_told_and_leaves_nothing() {
+    fn a_worker_runs_its_rounds_and_leaves_no_files() {
         let folder = tempfile::tempdir().unwrap();
         let workload = small(Direction::Write, &[folder.path()]);
         let mut input = serde_json::to_string(&workload).unwrap() + "\n\"measuring\"\n\"measuring\"\n";
         let mut output = Vec::new();
         serve(&mut input.as_bytes(), &mut output, &|| false).unwrap();
         let text = String::from_utf8(output).unwrap();
-        let answers: Vec<Answer> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let messages: Vec<Message> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let samples =
-            answers.iter().filter(|answer| matches!(answer, Answer::Sample(sample) if sample.bytes == 3 << 20));
+            messages.iter().filter(|message| matches!(message, Message::Sample(sample) if sample.bytes == 3 << 20));
         assert_eq!(samples.count(), 2, "{text}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         input = "no workload\n".into();
@@ -258,16 +260,19 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_named() {
+    fn an_error_names_a_missing_program() {
         let folder = tempfile::tempdir().unwrap();
         let launcher = Launcher { program: "/no/such/program".into(), arguments: vec![] };
         let workload = small(Direction::Read, &[folder.path()]);
-        let error = Crew::launch(&[workload.clone(), workload.clone()], &launcher, &mut crate::measure::Unwatched)
+        let error =
+            WorkerProcesses::launch(&[workload.clone(), workload.clone()], &launcher, &mut crate::measure::NoObserver)
+                .err()
+                .unwrap();
+        assert!(error.to_string().contains("/no/such/program"), "{error}");
+        let silent = Launcher { program: "/bin/true".into(), arguments: vec![] };
+        let error = WorkerProcesses::launch(&[workload.clone(), workload], &silent, &mut crate::measure::NoObserver)
             .err()
             .unwrap();
-        assert!(error.to_string().contains("/no/such/program"), "{error}");
-        let mute = Launcher { program: "/bin/true".into(), arguments: vec![] };
-        let error = Crew::launch(&[workload.clone(), workload], &mute, &mut crate::measure::Unwatched).err().unwrap();
         assert!(error.to_string().contains("worker"), "{error}");
     }
 }

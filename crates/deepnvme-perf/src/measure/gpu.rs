@@ -1,13 +1,13 @@
-//! The GPU whose memory bytes come from or go to.
+//! The GPU that holds the memory.
 
 use deepnvme_io::probe::{GpuFacts, GpuProbe};
 
 use crate::error::{Error, Result};
 
-/// The GPU of that number.
+/// Finds the GPU of this number.
 ///
 /// # Errors
-/// `Usage` where there is none: what was looked for, and what was found instead.
+/// `Usage` if there is none, with the GPUs that were found.
 pub fn find(index: u32) -> Result<GpuFacts> {
     let GpuProbe { devices, reason, .. } = GpuProbe::run();
     let count = devices.len();

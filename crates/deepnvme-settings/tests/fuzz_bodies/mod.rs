@@ -1,11 +1,11 @@
-//! What is tried with any bytes, and what must hold of what is accepted: `deepnvme.toml`.
+//! Parses any bytes as `deepnvme.toml`, and checks the invariants of accepted settings.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is a finding")]
 
 use std::path::Path;
 
 use deepnvme_settings::SettingsFile;
 
-/// `deepnvme.toml`.
+/// The body of the fuzz target `settings`.
 pub(crate) fn settings(text: &[u8]) {
     let Ok(settings) = SettingsFile::parse(text, Path::new("deepnvme.toml")) else { return };
     settings.engine.validate().unwrap();

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from storagebench.contestants.base import Contestant, Group, OneCall, fsync_path
+from storagebench.tools.base import Group, OneCall, Tool, fsync_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ class Chosen:
     in_flight: HandleSetting
 
 
-class AioHandle(Contestant):
+class AioHandle(Tool):
     """One way to call `aio_handle`.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a contestant can be asked to do, and how one is made where it can be."""
+"""The interface of a tool, and the construction of all that run here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from storagebench.contestants.base import NotOffered, fsync_path
+from storagebench.tools.base import NotOffered, fsync_path
 
 if TYPE_CHECKING:
     import torch
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from gpubench.gpu import Gpu
     from storagebench.measure import Action
 
-#: Where the tensor of a contestant is; ``none`` for one that brings memory of its own.
+#: Where the tensor of a tool is; ``none`` for one that brings memory of its own.
 Where = Literal["gpu", "host", "none"]
-Group = Literal["deepnvme", "mark", "rival", "fio"]
+Group = Literal["deepnvme", "mark", "baseline", "fio"]
 
 _Any = TypeVar("_Any")
 
 
 @dataclass(frozen=True)
 class Place:
-    """What contestants are made from."""
+    """What tools are made from."""
 
     gpu: Gpu
     scratch: Path
     nbytes: int
 
 
-class Contestant:
+class Tool:
     """One way to move a tensor between a file and a GPU. What it returns is timed."""
 
     name = ""
-    group: Group = "rival"
+    group: Group = "baseline"
     where: Where = "gpu"
 
     def __init__(self, place: Place) -> None:
@@ -68,7 +68,7 @@ class Loader:
     """One way to load a safetensors file into tensors on a GPU."""
 
     name = ""
-    group: Group = "rival"
+    group: Group = "baseline"
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -82,7 +82,7 @@ class Loader:
         raise NotImplementedError
 
     def let_go(self) -> None:
-        """Release what the last load holds beside its tensors; not timed."""
+        """Release memory of the last load other than its tensors; not timed."""
 
     def close(self) -> None:
         """Release threads and handles."""
@@ -91,19 +91,19 @@ class Loader:
 def made(
     kinds: Sequence[Callable[[Place], _Any]], names: Sequence[str], place: Place
 ) -> tuple[list[_Any], dict[str, str]]:
-    """Make everybody who can be made here; the others by name, with the reason."""
+    """Construct all tools that run here. Returns the others by name, with the reason."""
     found: list[_Any] = []
     left_out: dict[str, str] = {}
     for kind, name in zip(kinds, names, strict=True):
         try:
             found.append(kind(place))
-        except Exception as error:  # noqa: BLE001 - whatever keeps a rival away is a reason
+        except Exception as error:  # noqa: BLE001 - whatever keeps a baseline away is a reason
             left_out[name] = reason(error)
     return found, left_out
 
 
 def reason(error: BaseException) -> str:
-    """Say why somebody cannot take part, in one line."""
+    """Return why a tool cannot run, in one line."""
     if isinstance(error, NotOffered):
         return str(error)
     if isinstance(error, ModuleNotFoundError):

@@ -1,4 +1,4 @@
-"""kvikio in compatibility mode: its thread pool over POSIX calls, direct where it can."""
+"""kvikio in compatibility mode: its thread pool over POSIX calls, direct where possible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storagebench.contestants.base import Contestant, OneCall, fsync_path
+from storagebench.tools.base import OneCall, Tool, fsync_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 THREADS = (2, 4, 8)
 
 
-class KvikioIo(Contestant):
+class KvikioIo(Tool):
     """`kvikio.CuFile` on host memory.
 
     Args:
@@ -128,7 +128,7 @@ class _Call(OneCall):
 
 
 def _find_driver() -> None:
-    """Load libcuda.so.1, or where there is none the stand-in that the Makefile compiled.
+    """Load libcuda.so.1, or else the stand-in that the Makefile compiles.
 
     kvikio asks the driver about every pointer, so without any driver it cannot even read into host memory.
     """

@@ -1,6 +1,6 @@
-//! Whoever looks on while something is measured: a progress bar, or nobody.
+//! The progress of a measurement: a progress bar, or nothing, observes it and may stop it.
 
-/// What is being done.
+/// A phase of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// Files are made and filled.
@@ -15,12 +15,12 @@ pub enum Phase {
     Converting,
     /// A model's weights are written in another layout.
     Packing,
-    /// Settings are tried; bytes stand for thousandths of the time.
+    /// Settings are tried; bytes stand for thousandths of the budget.
     Tuning,
 }
 
 impl Phase {
-    /// For a progress bar.
+    /// Its name, for a progress bar.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -35,36 +35,36 @@ impl Phase {
     }
 }
 
-/// How far it is.
+/// The progress at one moment.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Moment<'a> {
-    /// What is being done.
+pub struct ProgressUpdate<'a> {
+    /// The current phase.
     pub phase: Phase,
-    /// By whom.
-    pub contestant: &'a str,
-    /// Bytes that have arrived.
+    /// The tool or command at work, for the progress bar.
+    pub label: &'a str,
+    /// Bytes transferred so far.
     pub bytes_done: u64,
-    /// Bytes that are to arrive.
+    /// Bytes of the whole phase.
     pub bytes_total: u64,
-    /// Since the phase began.
+    /// Seconds since the phase began.
     pub seconds: f64,
 }
 
-/// Sees the bytes arrive, and may stop it.
-pub trait Watch {
-    /// Some bytes have arrived; called a few times a second.
-    fn see(&mut self, moment: &Moment<'_>);
+/// Receives progress, and may stop the work.
+pub trait Observer {
+    /// Receives the progress; called a few times a second.
+    fn update(&mut self, update: &ProgressUpdate<'_>);
 
-    /// Whether to stop now, and remove what was made.
+    /// Returns whether to stop now and remove all files.
     fn is_interrupted(&self) -> bool;
 }
 
-/// Nobody looks on.
+/// Ignores all progress and never stops the work.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Unwatched;
+pub struct NoObserver;
 
-impl Watch for Unwatched {
-    fn see(&mut self, _: &Moment<'_>) {}
+impl Observer for NoObserver {
+    fn update(&mut self, _: &ProgressUpdate<'_>) {}
 
     fn is_interrupted(&self) -> bool {
         false

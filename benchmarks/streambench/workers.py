@@ -1,9 +1,9 @@
-"""``python -m streambench.nursery NAME``: a contestant in a process of its own, which opens its model once.
+"""``python -m streambench.workers NAME``: run one tool in its own process, which opens its model once.
 
-Opening is not measured: ZeRO-Inference writes all parameters to its own files for it. While one generates, the
-others wait at their standard input.
+Opening is not measured: ZeRO-Inference writes all parameters to its own files. While one tool generates, the others
+wait on their standard input.
 
-One request for each line of standard input, one answer for each line of standard output, both JSON.
+The protocol is JSON: one request per line of standard input, one reply per line of standard output.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from typing import Any
 
 import torch
 
-from storagebench.contestants.base import NotOffered
-from streambench.contestants import Contestant, Setting, everybody
+from storagebench.tools.base import NotOffered
+from streambench.tools import Setting, Tool, all_tools
 from streambench.turn import Turn, resident_bytes, take
 
 
 @dataclass(frozen=True)
-class Errand:
+class Job:
     """One generation."""
 
     batch: int
     prompt_tokens: int
     new_tokens: int
     seed: int
-    """Of the prompts, which are tokens at random."""
+    """Seed of the prompts, which are random tokens."""
 
 
-# Has the child open its model, and generate a few tokens that nobody measures.
-_OPEN = Errand(1, 8, 2, 0)
-# Of what a step of ours says it reads, the disk must have given so much, or it was not cold.
+# Opens the model and generates a few tokens, unmeasured.
+_OPEN = Job(1, 8, 2, 0)
+# The disk must have delivered this fraction of the bytes that deepnvme reports, or the step was not cold.
 _COLD_SHARE = 0.95
 
 
@@ -51,16 +51,16 @@ class Answer:
 
 
 class Child:
-    """The process of a contestant, as its user sees it.
+    """The process of a tool, as its user sees it.
 
     Args:
-        name: of the contestant.
+        name: of the tool.
         setting: what it is given.
     """
 
     def __init__(self, name: str, setting: Setting) -> None:
         self._is_open = False
-        command = [sys.executable, "-m", "streambench.nursery", name]
+        command = [sys.executable, "-m", "streambench.workers", name]
         command += [str(setting.model), str(setting.memory), str(setting.scratch), str(setting.dtype).split(".")[1]]
         log = setting.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"
         with log.open("w") as errors:
@@ -72,22 +72,22 @@ class Child:
         """Have it open its model, unless that is open.
 
         Raises:
-            NotOffered: the contestant cannot, and why.
+            NotOffered: the tool cannot, and why.
             RuntimeError: it failed.
         """
         if not self._is_open:
             self.generate(_OPEN)
             self._is_open = True
 
-    def generate(self, errand: Errand) -> Answer:
+    def generate(self, job: Job) -> Answer:
         """Have it generate.
 
         Raises:
-            NotOffered: the contestant cannot, and why.
+            NotOffered: the tool cannot, and why.
             RuntimeError: it failed.
         """
         try:
-            print(json.dumps(asdict(errand)), file=self._process.stdin, flush=True)
+            print(json.dumps(asdict(job)), file=self._process.stdin, flush=True)
             line = self._process.stdout.readline() if self._process.stdout else ""
         except BrokenPipeError:
             line = ""
@@ -110,28 +110,28 @@ class Child:
 
 
 class _Serving:
-    """The contestant with its model, once somebody has asked for it."""
+    """The tool with its model, opened by the first request."""
 
     def __init__(self, name: str, setting: Setting) -> None:
-        (self._one,) = (one for one in everybody() if one.name == name)
+        (self._one,) = (one for one in all_tools() if one.name == name)
         self._setting = setting
         self._model: Any = None
         self._start_bytes = 0
 
-    def answer(self, errand: Errand) -> dict[str, Any]:
+    def answer(self, job: Job) -> dict[str, Any]:
         """Open the model unless it is open, and generate."""
-        one: Contestant = self._one
+        one: Tool = self._one
         if self._model is None:
             # Libraries are no part of what a model takes.
             __import__("transformers.models.llama.modeling_llama")
             self._start_bytes = resident_bytes()
             self._model = one.open(self._setting)
-        generator = torch.Generator().manual_seed(errand.seed)
-        shape = (errand.batch, errand.prompt_tokens)
+        generator = torch.Generator().manual_seed(job.seed)
+        shape = (job.batch, job.prompt_tokens)
         ids = torch.randint(0, self._model.config.vocab_size, shape, generator=generator)
         files = _files(self._setting) if one.is_cached else []
-        turn, generated = take(self._model, ids, errand.new_tokens, files, self._start_bytes)
-        limit = one.roofline(ids) if errand != _OPEN else {}
+        turn, generated = take(self._model, ids, job.new_tokens, files, self._start_bytes)
+        limit = one.roofline(ids) if job != _OPEN else {}
         if limit and turn.step_bytes < _COLD_SHARE * limit["bytes"]:
             return {
                 "failed": f"the disk gave {turn.step_bytes:,} of {limit['bytes']:,} bytes: the steps were not cold"
@@ -147,20 +147,20 @@ def _files(setting: Setting) -> list[Path]:
 
 def main() -> None:
     """Serve requests until there are none."""
-    # What a rival prints belongs to nobody's answer.
+    # Output that a library prints must not mix with the replies.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     name, model, memory, scratch, dtype = sys.argv[1:]
     serving = _Serving(name, Setting(Path(model), int(memory), Path(scratch), getattr(torch, dtype)))
     for line in sys.stdin:
         try:
-            answer = serving.answer(Errand(**json.loads(line)))
+            answer = serving.answer(Job(**json.loads(line)))
         except NotOffered as reason:
             answer = {"not_offered": str(reason)}
-        except Exception as error:  # noqa: BLE001 - whatever a rival throws is an answer
+        except Exception as error:  # noqa: BLE001 - whatever a baseline throws is an answer
             answer = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
         print(json.dumps(answer), file=answers, flush=True)
-    # Threads and hooks of rivals have been seen to hang at the end of a process that has nothing to lose.
+    # Threads and hooks of baselines have been seen to hang at the end of a process that has nothing to lose.
     os._exit(0)
 
 

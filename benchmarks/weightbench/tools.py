@@ -1,4 +1,4 @@
-"""Who gives the tensors of a model's files, one after the other."""
+"""The tools that read the tensors of a model's files, one by one."""
 
 from __future__ import annotations
 

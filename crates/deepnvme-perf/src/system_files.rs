@@ -1,16 +1,16 @@
-//! Small files of `/proc` and `/sys`, below a root that tests choose.
+//! Small files of `/proc` and `/sys`, below a root that tests can replace.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The file system that facts are read from.
+/// The files of `/proc` and `/sys`.
 #[derive(Clone, Debug)]
-pub(crate) struct Tree {
+pub(crate) struct SystemFiles {
     root: PathBuf,
 }
 
-impl Tree {
-    /// The machine's own.
+impl SystemFiles {
+    /// The files of this machine.
     pub(crate) fn of_this_machine() -> Self {
         Self { root: PathBuf::from("/") }
     }
@@ -20,7 +20,7 @@ impl Tree {
         Self { root: root.to_path_buf() }
     }
 
-    /// An absolute path, below the root.
+    /// Returns an absolute path below the root.
     pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         if path.starts_with(&self.root) && self.root != Path::new("/") {
@@ -29,7 +29,7 @@ impl Tree {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// What a file says, without the blanks around it. `None` where it is missing, unreadable or empty.
+    /// Reads a file without surrounding white space. `None` if it is missing, unreadable or empty.
     pub(crate) fn text(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = fs::read_to_string(self.path(path)).ok()?;
         let text = text.trim();
@@ -40,7 +40,7 @@ impl Tree {
         self.text(path)?.parse().ok()
     }
 
-    /// The names in a folder, in order; none where it is missing.
+    /// Returns the sorted names in a folder; none if it is missing.
     pub(crate) fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = deepnvme_io::fs::entries(&self.path(path)).unwrap_or_default();
         let mut names: Vec<_> = entries.into_iter().filter_map(|name| name.into_string().ok()).collect();
@@ -48,7 +48,7 @@ impl Tree {
         names
     }
 
-    /// What a line `name: value` (or `name:   value kB`) of a file says.
+    /// Reads the value of a line `name: value` (or `name:   value kB`).
     pub(crate) fn field(&self, path: impl AsRef<Path>, name: &str) -> Option<String> {
         let text = self.text(path)?;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'))?;
@@ -56,8 +56,8 @@ impl Tree {
     }
 }
 
-/// The word in brackets of a file like `always [madvise] never`.
-pub(crate) fn chosen(text: &str) -> Option<&str> {
+/// Returns the word in brackets of a text such as `always [madvise] never`.
+pub(crate) fn bracketed(text: &str) -> Option<&str> {
     text.split_once('[')?.1.split_once(']').map(|(word, _)| word)
 }
 
@@ -72,11 +72,11 @@ mod tests {
         fs::write(folder.path().join("proc/meminfo"), "MemTotal:       24105 kB\nMemFree: 3 kB\n").unwrap();
         fs::write(folder.path().join("proc/empty"), " \n").unwrap();
         fs::write(folder.path().join("proc/seven"), "7\n").unwrap();
-        let tree = Tree::at(folder.path());
-        assert_eq!(tree.field("/proc/meminfo", "MemTotal").as_deref(), Some("24105 kB"));
-        assert_eq!(tree.field("/proc/meminfo", "Mem"), None);
-        assert_eq!((tree.text("/proc/empty"), tree.number("/proc/seven")), (None, Some(7)));
-        assert_eq!(tree.names("/proc"), ["empty", "meminfo", "seven"]);
-        assert_eq!((chosen("always [madvise] never"), chosen("none")), (Some("madvise"), None));
+        let files = SystemFiles::at(folder.path());
+        assert_eq!(files.field("/proc/meminfo", "MemTotal").as_deref(), Some("24105 kB"));
+        assert_eq!(files.field("/proc/meminfo", "Mem"), None);
+        assert_eq!((files.text("/proc/empty"), files.number("/proc/seven")), (None, Some(7)));
+        assert_eq!(files.names("/proc"), ["empty", "meminfo", "seven"]);
+        assert_eq!((bracketed("always [madvise] never"), bracketed("none")), (Some("madvise"), None));
     }
 }

@@ -1,4 +1,4 @@
-"""Who takes part: what is installed here, each rival at its best settings, found by sweeps before the rounds."""
+"""The installed tools. Sweeps before the rounds find the best settings of each baseline."""
 
 from __future__ import annotations
 
@@ -7,130 +7,130 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from storagebench import cache, data, fio, memory
-from storagebench.contestants import aio_handle, deepnvme_engine, fio_job, kvikio_io
-from storagebench.contestants.numpy_io import NumpyIo
-from storagebench.contestants.python_io import PythonIo
-from storagebench.contestants.torch_io import TorchIo
 from storagebench.measure import timed
 from storagebench.settings import PAGE_BYTES
 from storagebench.sweep import Choice, best_setting
+from storagebench.tools import aio_handle, deepnvme_engine, fio_job, kvikio_io
+from storagebench.tools.numpy_io import NumpyIo
+from storagebench.tools.python_io import PythonIo
+from storagebench.tools.torch_io import TorchIo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from storagebench.contestants.base import Contestant
     from storagebench.measure import Action
     from storagebench.rows.base import Bench
+    from storagebench.tools.base import Tool
 
 _SMALL_BYTES = 32 << 10
 
 
 @dataclass
-class Lineup:
-    """The contestants of each group of rows, what was swept, and who is missing."""
+class Registry:
+    """The tools of each group of rows, their sweeps, and the missing tools."""
 
-    contestants: list[Contestant] = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list)
     only: dict[str, str] = field(default_factory=dict)
     sweeps: dict[str, dict[str, object]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
-    def add(self, contestant: Contestant, only: str = "") -> None:
-        """Add a contestant; `only` names the one group of rows that it takes part in."""
-        self.contestants.append(contestant)
+    def add(self, tool: Tool, only: str = "") -> None:
+        """Add a tool; `only` limits it to one group of rows."""
+        self.tools.append(tool)
         if only:
-            self.only[contestant.name] = only
+            self.only[tool.name] = only
 
-    def of(self, group: str) -> list[Contestant]:
-        """Return who takes part in the rows of a group."""
-        return [one for one in self.contestants if self.only.get(one.name, group) == group]
+    def of(self, group: str) -> list[Tool]:
+        """Return the tools for a group of rows."""
+        return [one for one in self.tools if self.only.get(one.name, group) == group]
 
     def miss(self, name: str, reason: str) -> None:
-        """Say who is missing, and why."""
+        """Record a missing tool and the reason."""
         self.missing[name] = reason
         print(f"skipped: {name}: {reason}", file=sys.stderr)
 
     def close(self) -> None:
-        """Close all contestants."""
-        for one in self.contestants:
+        """Close all tools."""
+        for one in self.tools:
             one.close()
 
 
-def assemble(bench: Bench) -> Lineup:
-    """Return everybody who can take part here."""
-    lineup = Lineup()
-    _add_fio(lineup, bench)
-    chosen = _add_deepspeed(lineup, bench)
-    _add_deepnvme(lineup, chosen)
+def assemble(bench: Bench) -> Registry:
+    """Return all tools that run here."""
+    registry = Registry()
+    _add_fio(registry, bench)
+    chosen = _add_deepspeed(registry, bench)
+    _add_deepnvme(registry, chosen)
     for orientation in (PythonIo, NumpyIo, TorchIo):
-        lineup.add(orientation())
-    _add_kvikio(lineup, bench)
-    return lineup
+        registry.add(orientation())
+    _add_kvikio(registry, bench)
+    return registry
 
 
-def _add_deepnvme(lineup: Lineup, chosen: aio_handle.Chosen) -> None:
+def _add_deepnvme(registry: Registry, chosen: aio_handle.Chosen) -> None:
     try:
         import deepnvme.deepspeed  # noqa: PLC0415
     except ImportError as error:
-        lineup.miss("deepnvme", str(error))
+        registry.miss("deepnvme", str(error))
         return
     for backend in deepnvme_engine.BACKENDS:
         try:
-            lineup.add(deepnvme_engine.DeepnvmeEngine(backend))
+            registry.add(deepnvme_engine.DeepnvmeEngine(backend))
         except OSError as error:
-            lineup.miss(f"deepnvme {backend}", str(error))
+            registry.miss(f"deepnvme {backend}", str(error))
             continue
-        lineup.add(deepnvme_engine.DeepnvmeDescriptor(backend), only="calls")
-        lineup.add(deepnvme_engine.DeepnvmeOneLarge(backend), only="small")
-    # As users have it: the first back end again, but a small transfer is made by the thread that waits for it.
-    lineup.add(deepnvme_engine.DeepnvmeEngine("auto"), only="calls")
-    lineup.add(deepnvme_engine.DeepnvmeDescriptor("auto"), only="calls")
-    lineup.add(aio_handle.AioHandle("deepnvme aio_handle", "deepnvme", deepnvme.deepspeed, chosen, lock=True))
+        registry.add(deepnvme_engine.DeepnvmeDescriptor(backend), only="calls")
+        registry.add(deepnvme_engine.DeepnvmeOneLarge(backend), only="small")
+    # The default: the first back end, with small transfers made by the calling thread.
+    registry.add(deepnvme_engine.DeepnvmeEngine("auto"), only="calls")
+    registry.add(deepnvme_engine.DeepnvmeDescriptor("auto"), only="calls")
+    registry.add(aio_handle.AioHandle("deepnvme aio_handle", "deepnvme", deepnvme.deepspeed, chosen, lock=True))
 
 
-def _add_fio(lineup: Lineup, bench: Bench) -> None:
+def _add_fio(registry: Registry, bench: Bench) -> None:
     if fio.version() is None:
-        lineup.miss("fio", "not installed (the system package fio)")
+        registry.miss("fio", "not installed (the system package fio)")
         return
     engines: tuple[fio.Engine, ...] = ("libaio", "io_uring", "io_uring-fixed")
     for engine in engines:
-        _talk(f"sweeping fio {engine}")
+        _log(f"sweeping fio {engine}")
         try:
             sweeps = fio_job.sweep(engine, bench.settings, bench.scratch, bench.readable(".raw"))
         except fio.FioFailed as error:
-            lineup.miss(f"fio {engine}", str(error))
+            registry.miss(f"fio {engine}", str(error))
             continue
-        lineup.add(fio_job.FioJob(engine, sweeps))
+        registry.add(fio_job.FioJob(engine, sweeps))
         if engine == "libaio":
-            lineup.add(fio_job.FioAsMuchMemory(sweeps), only="large")
-        lineup.sweeps[f"fio {engine} read"] = sweeps.read.record()
-        lineup.sweeps[f"fio {engine} write"] = sweeps.write.record()
+            registry.add(fio_job.FioAsMuchMemory(sweeps), only="large")
+        registry.sweeps[f"fio {engine} read"] = sweeps.read.record()
+        registry.sweeps[f"fio {engine} write"] = sweeps.write.record()
 
 
-def _add_deepspeed(lineup: Lineup, bench: Bench) -> aio_handle.Chosen:
+def _add_deepspeed(registry: Registry, bench: Bench) -> aio_handle.Chosen:
     usual = aio_handle.CANDIDATES[-2]
     unswept = aio_handle.Chosen(usual, usual, usual, usual)
     if not memory.can_lock(bench.settings.large_bytes):
         # The handle aborts the process when mlock fails.
-        lineup.miss("DeepSpeed", "RLIMIT_MEMLOCK is below the size of the large tensor; its handle would abort")
+        registry.miss("DeepSpeed", "RLIMIT_MEMLOCK is below the size of the large tensor; its handle would abort")
         return unswept
     try:
-        from storagebench.contestants import deepspeed_op  # noqa: PLC0415
+        from storagebench.tools import deepspeed_op  # noqa: PLC0415
 
         op = deepspeed_op.load()
     except Exception as error:  # noqa: BLE001 - a compiler's failure has many types
-        lineup.miss("DeepSpeed", f"its op cannot be loaded: {error}")
+        registry.miss("DeepSpeed", f"its op cannot be loaded: {error}")
         return unswept
-    _talk("sweeping DeepSpeed's handle")
-    chosen = _sweep_handle(lineup, bench, op, unswept)
-    lineup.add(aio_handle.AioHandle("DeepSpeed", "DeepSpeed", op, chosen, lock=True))
-    lineup.add(
+    _log("sweeping DeepSpeed's handle")
+    chosen = _sweep_handle(registry, bench, op, unswept)
+    registry.add(aio_handle.AioHandle("DeepSpeed", "DeepSpeed", op, chosen, lock=True))
+    registry.add(
         aio_handle.AioHandle("DeepSpeed, ordinary tensors", "DeepSpeed", op, chosen, lock=False), only="small"
     )
     return chosen
 
 
-def _sweep_handle(lineup: Lineup, bench: Bench, op: Any, unswept: aio_handle.Chosen) -> aio_handle.Chosen:  # noqa: ANN401
+def _sweep_handle(registry: Registry, bench: Bench, op: Any, unswept: aio_handle.Chosen) -> aio_handle.Chosen:  # noqa: ANN401
     """Choose the handle's settings for large reads and writes, small tensors and single blocks."""
     settings = bench.settings
     trier = aio_handle.AioHandle("sweep", "DeepSpeed", op, unswept, lock=True)
@@ -159,34 +159,34 @@ def _sweep_handle(lineup: Lineup, bench: Bench, op: Any, unswept: aio_handle.Cho
             finalists=settings.finalists,
             final_trials=settings.final_trials,
         )
-        lineup.sweeps[f"DeepSpeed {name}"] = choices[name].record()
+        registry.sweeps[f"DeepSpeed {name}"] = choices[name].record()
     written.unlink(missing_ok=True)
     trier.free_locked(tensor)
     trier.close()
     return aio_handle.Chosen(**{name: choice.best for name, choice in choices.items()})
 
 
-def _add_kvikio(lineup: Lineup, bench: Bench) -> None:
-    _talk("sweeping kvikio")
+def _add_kvikio(registry: Registry, bench: Bench) -> None:
+    _log("sweeping kvikio")
     try:
-        contestant = kvikio_io.KvikioIo(kvikio_io.THREADS[0])
-        choice = _sweep_kvikio(contestant, bench)
+        tool = kvikio_io.KvikioIo(kvikio_io.THREADS[0])
+        choice = _sweep_kvikio(tool, bench)
     except (ImportError, RuntimeError) as error:
-        lineup.miss("kvikio", str(error))
+        registry.miss("kvikio", str(error))
         return
-    contestant.use(choice.best)
-    lineup.sweeps["kvikio threads"] = choice.record()
-    lineup.add(contestant)
+    tool.use(choice.best)
+    registry.sweeps["kvikio threads"] = choice.record()
+    registry.add(tool)
 
 
-def _sweep_kvikio(contestant: kvikio_io.KvikioIo, bench: Bench) -> Choice[int]:
+def _sweep_kvikio(tool: kvikio_io.KvikioIo, bench: Bench) -> Choice[int]:
     """Choose the size of kvikio's pool by cold reads."""
     size, path = bench.settings.sweep_bytes, bench.readable(".raw")
     target = data.fill(memory.pinned(size), bench.reference[:size])
 
     def trial(threads: int) -> float:
-        contestant.use(threads)
-        action = contestant.read(target, path)
+        tool.use(threads)
+        action = tool.read(target, path)
         cache.make_cold(path)
         return timed(action, size)[0].wall_s
 
@@ -205,5 +205,5 @@ def _trial(action: Action, written: Path) -> float:
     return timed(action, 0)[0].wall_s
 
 
-def _talk(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -7,8 +7,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from storagebench.contestants.base import Contestant, OneCall
 from storagebench.settings import PAGE_BYTES
+from storagebench.tools.base import OneCall, Tool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _THREADS = 32
 
 
-class PythonIo(Contestant):
+class PythonIo(Tool):
     """The interpreter's own files: buffered, one thread."""
 
     def __init__(self) -> None:

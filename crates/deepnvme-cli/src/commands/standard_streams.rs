@@ -1,4 +1,4 @@
-//! The standard streams of a process that may have been started without some of them.
+//! Standard streams of a process that was started without some of them.
 
 use std::io::{self, Stdout, Write};
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, open};
 use rustix::io::Errno;
 
-/// Takes the numbers of standard streams that are closed. The next file or ring that is opened would get them otherwise, and
-/// what the command says would be written into it. Nothing can be read from or written to what has the numbers then.
-pub fn keep_numbers() {
+/// Reserves the descriptors 0, 1 and 2 if they are closed. Otherwise the next file or ring would get one of them, and the
+/// command's output would be written into it. The reserved descriptors can be neither read nor written.
+pub fn reserve_standard_streams() {
     loop {
-        // Nobody knows beforehand which number it will be, and each refuses one direction.
+        // The number of the new descriptor decides in which direction it must refuse.
         let Ok(unread) = open("/dev/null", OFlags::WRONLY, Mode::empty()) else { return };
         match unread.as_raw_fd() {
             0 => _ = unread.into_raw_fd(),
@@ -24,12 +24,12 @@ pub fn keep_numbers() {
     }
 }
 
-/// The standard output. Where it is closed, writing is an error, which the standard library would not say.
+/// Standard output. Writing fails if it is closed; the standard library would ignore that.
 #[derive(Debug)]
-pub struct Output(Stdout);
+pub struct CheckedStdout(Stdout);
 
-impl Output {
-    /// That of this process.
+impl CheckedStdout {
+    /// The standard output of this process.
     #[must_use]
     pub fn new() -> Self {
         Self(io::stdout())
@@ -41,13 +41,13 @@ impl Output {
     }
 }
 
-impl Default for Output {
+impl Default for CheckedStdout {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Write for Output {
+impl Write for CheckedStdout {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.check()?;
         self.0.write(bytes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from storagebench.contestants.base import Contestant, Ending, NotOffered
+from storagebench.tools.base import Ending, NotOffered, Tool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from storagebench.measure import Action
 
 
-class NumpyIo(Contestant):
+class NumpyIo(Tool):
     """`numpy.save` and `numpy.load`."""
 
     ending: Ending = ".npy"

@@ -1,4 +1,4 @@
-"""Who generates: the model in memory, and those that read it from disk at every step."""
+"""The tools that generate: with the model in memory, or read from disk at every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from storagebench.contestants.base import NotOffered
+from storagebench.tools.base import NotOffered
 
 # Block and depth as storagebench found best for DeepSpeed's handle; the rest, and how much is fetched ahead, was
 # the quickest of seven settings in a trial with this model.
@@ -28,16 +28,16 @@ _PREFETCH_ELEMENTS = 100_000_000
 
 @dataclass(frozen=True)
 class Setting:
-    """What a contestant is given."""
+    """What a tool is given."""
 
     model: Path
     """A folder as Hugging Face lays it out."""
     memory: int
     """Bytes that weights may take."""
     scratch: Path
-    """A folder for what a contestant writes before it can begin."""
+    """A folder for what a tool writes before it can begin."""
     dtype: torch.dtype = torch.bfloat16
-    """What everybody computes in. The files have bf16."""
+    """The dtype of the computation. The files have bf16."""
 
     @property
     def offload(self) -> Path:
@@ -48,7 +48,7 @@ class Setting:
 Group: TypeAlias = Literal["memory", "deepnvme", "packed", "accelerate", "DeepSpeed", "orientation"]
 
 
-class Contestant:
+class Tool:
     """One way to have a model that generates."""
 
     name = ""
@@ -70,11 +70,11 @@ class Contestant:
         return {}
 
     def roofline(self, ids: torch.Tensor) -> dict[str, float]:
-        """Measure disk alone and computing alone; who cannot gives nothing."""
+        """Measure disk alone and computing alone, if the tool supports it."""
         return {}
 
 
-class InMemory(Contestant):
+class InMemory(Tool):
     """``from_pretrained``: the mark for computing, and for what is generated."""
 
     name = "in memory"
@@ -90,7 +90,7 @@ class InMemory(Contestant):
         return model
 
 
-class Deepnvme(Contestant):
+class Deepnvme(Tool):
     """``deepnvme.stream`` as it comes."""
 
     name = "deepnvme"
@@ -125,7 +125,7 @@ class DeepnvmePacked(Deepnvme):
     """The same model after ``deepnvme pack``: fewer bytes. Lossless, it generates the same tokens.
 
     Args:
-        name: of the contestant.
+        name: of the tool.
         dtype: what ``pack`` is told.
     """
 
@@ -137,7 +137,7 @@ class DeepnvmePacked(Deepnvme):
         self._dtype = dtype
 
     def open(self, setting: Setting) -> Any:
-        """See the base; packing is not measured here, as no contestant's preparations are."""
+        """See the base; packing is not measured here, as no tool's preparations are."""
         packed = setting.scratch / f"packed-{self._dtype}"
         if not packed.exists():
             command = [
@@ -154,11 +154,11 @@ class DeepnvmePacked(Deepnvme):
         return super().open(replace(setting, model=packed))
 
 
-class Accelerate(Contestant):
+class Accelerate(Tool):
     """``from_pretrained`` with a device map: safetensors where they are, opened again for each layer.
 
     Args:
-        name: of the contestant.
+        name: of the tool.
         keeps_layers: not the map that ``"auto"`` gives, which fills memory from the first module on, and so with
             embeddings, of which a step needs a few rows; but as many layers as fit beside the largest module.
         is_cached: the page cache is dropped before each step.
@@ -192,7 +192,7 @@ class Accelerate(Contestant):
 
 
 def _layers_kept(setting: Setting) -> dict[str, str]:
-    """Keep as many layers of a Llama as there is memory for beside the largest module, which has to come and go."""
+    """Keep as many layers of a Llama as fit next to the largest module, which is loaded and unloaded."""
     transformers = _transformers()
     with torch.device("meta"):
         empty = transformers.AutoModelForCausalLM.from_config(
@@ -206,7 +206,7 @@ def _layers_kept(setting: Setting) -> dict[str, str]:
     return {**places, **ends}
 
 
-class ZeroInference(Contestant):
+class ZeroInference(Tool):
     """DeepSpeed's ZeRO-Inference: stage 3, parameters on NVMe, put together as in its own example.
 
     Args:
@@ -269,7 +269,7 @@ def prepare_deepspeed() -> None:
     Raises:
         NotOffered: it cannot be had here, and why.
     """
-    from storagebench.contestants import deepspeed_op  # noqa: PLC0415
+    from storagebench.tools import deepspeed_op  # noqa: PLC0415
 
     # None of the group's talk leaves the process; the port is any that is free.
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -291,8 +291,8 @@ def _transformers() -> Any:
     return transformers
 
 
-def everybody() -> Iterator[Contestant]:
-    """Give all contestants; what the first generates, all others that are exact must."""
+def all_tools() -> Iterator[Tool]:
+    """Give all tools; what the first generates, all others that are exact must."""
     yield InMemory()
     yield Deepnvme()
     yield DeepnvmePacked("deepnvme, packed", "lossless")

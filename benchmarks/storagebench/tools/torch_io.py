@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from storagebench.contestants.base import Contestant, Ending, NotOffered
+from storagebench.tools.base import Ending, NotOffered, Tool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from storagebench.measure import Action
 
 
-class TorchIo(Contestant):
+class TorchIo(Tool):
     """`torch.save` and `torch.load` with their defaults."""
 
     ending: Ending = ".pt"

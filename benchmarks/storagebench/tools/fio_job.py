@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from storagebench import cache, fio, hugepages
-from storagebench.contestants.base import Contestant, NotOffered, OneCall
 from storagebench.settings import MIB, PAGE_BYTES
 from storagebench.sweep import Choice, best_setting
+from storagebench.tools.base import NotOffered, OneCall, Tool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,15 +26,15 @@ _WHOLE_BLOCK_BYTES = MIB
 
 @dataclass
 class Sweeps:
-    """The chosen settings of one engine, and whether its buffers lie in huge pages."""
+    """The chosen settings of one engine, and whether its buffers are in huge pages."""
 
     huge: bool
     read: Choice[fio.FioSetting]
     write: Choice[fio.FioSetting]
 
 
-class FioJob(Contestant):
-    """One fio engine; its memory is its own, so what the row offers is not used."""
+class FioJob(Tool):
+    """One fio engine. It uses its own memory instead of the row's."""
 
     def __init__(self, engine: fio.Engine, sweeps: Sweeps) -> None:
         super().__init__(f"fio {engine}", "fio")
@@ -58,11 +58,11 @@ class FioJob(Contestant):
         return lambda: fio.transfer(self._sweeps.read.best, "read", path, size)
 
     def write_many(self, sources: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
-        """See the base: the same bytes in large blocks, since fio knows no tensors."""
+        """See the base: the same bytes in large blocks, since fio has no tensors."""
         return self._transfer("write", sum(source.numel() for source in sources), path)
 
     def read_many(self, targets: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
-        """See the base: the same bytes in large blocks, since fio knows no tensors."""
+        """See the base: the same bytes in large blocks, since fio has no tensors."""
         return self._transfer("read", sum(target.numel() for target in targets), path)
 
     def random_blocks(self, path: Path, size: int, count: int) -> Action:
@@ -92,8 +92,8 @@ class FioJob(Contestant):
 class FioAsMuchMemory(FioJob):
     """libaio with buffers as large as the tensor, so that its bytes end up in memory and not in a cache.
 
-    The other jobs read into a few MiB again and again, which a processor's cache may hold: faster than any memory
-    can be filled, and nothing that a program could have its tensors in.
+    The other jobs reuse a few MiB, which may stay in a processor cache. That is faster than filling memory, and no
+    program can keep its tensors there.
     """
 
     NAME = "fio libaio, as much memory"
@@ -118,10 +118,10 @@ class FioAsMuchMemory(FioJob):
 
 
 def buffer_bytes_max(settings: Settings) -> int:
-    """Return what fio's largest job needs to be given for its buffers.
+    """Return the huge pages, in bytes, that fio's largest job needs.
 
-    That is twice their size and a little for alignment: fio makes them, then forks the process that uses them, and
-    with less the kernel refuses them in the middle of a job.
+    That is twice the size of its buffers and a little for alignment: fio allocates them, then forks the process
+    that uses them. With less, the kernel refuses them in the middle of a job.
     """
     largest = max(max(settings.fio_block_bytes) * max(settings.fio_depths), settings.large_bytes)
     return 2 * largest + 8 * MIB

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from storagebench import memory
-from storagebench.contestants.base import Contestant, OneCall
+from storagebench.tools.base import OneCall, Tool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ BACKENDS: tuple[Backend, ...] = ("io_uring", "aio", "threads")
 _DURABILITY = "full"
 
 
-class DeepnvmeEngine(Contestant):
+class DeepnvmeEngine(Tool):
     """`deepnvme.Engine(backend=...)`, all other settings at their defaults."""
 
     def __init__(self, backend: Backend) -> None:
@@ -105,7 +105,7 @@ class DeepnvmeDescriptor(DeepnvmeEngine):
 
 
 class DeepnvmeOneLarge(DeepnvmeEngine):
-    """The bytes of many tensors as one request of pinned memory: what the batches are measured against."""
+    """The bytes of many tensors as one request of pinned memory: the baseline for the batches."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)

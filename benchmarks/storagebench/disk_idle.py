@@ -1,7 +1,7 @@
-"""Waiting until a disk has done what others left it to do.
+"""Waits until a disk is idle.
 
-A removed file is not over when `sync` returns: the disk gives its room back to whoever lends it, which took the
-virtual disk of one machine a second, within which everything was written at a fifth of its speed.
+A disk may be busy with a removed file after `sync` returns. On one machine, a virtual disk took a second to return
+the space to its host, and wrote at a fifth of its speed meanwhile.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _PROBE_BYTES = 64 << 20
 _CHUNK_BYTES = 4 << 20
 _PAUSE_S = 0.2
 _WAIT_MAX_S = 10.0
-# A probe is quick that takes no longer than so many times the quickest one.
+# A probe is quick if it takes at most this many times as long as the quickest one.
 _TIMES_QUICKEST = 1.5
-# So many of them in a row.
+# Quick probes in a row until the disk counts as idle.
 _QUICK_MIN = 3
 
 
-class Quiet:
-    """A file that is written again and again, in place, to see how fast the disk is by now."""
+class DiskIdleProbe:
+    """Writes a file in place repeatedly to measure the current speed of the disk."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT, 0o600)
@@ -43,7 +43,7 @@ class Quiet:
         return time.perf_counter() - start
 
     def wait(self) -> None:
-        """Return when the disk is as quick as it has been, or after ten seconds."""
+        """Return when the disk is as quick as before, or after ten seconds."""
         os.sync()
         end = time.monotonic() + _WAIT_MAX_S
         quick = 0
@@ -54,17 +54,17 @@ class Quiet:
             self._quickest_s = min(self._quickest_s, took_s)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
 @contextmanager
-def quiet_disk(folder: Path) -> Iterator[Quiet]:
-    """Give the disk of a folder somebody who waits for it."""
-    path = folder / "quiet.probe"
-    quiet = Quiet(path)
+def idle_disk(folder: Path) -> Iterator[DiskIdleProbe]:
+    """Yield a probe for the disk of a folder."""
+    path = folder / "idle.probe"
+    probe = DiskIdleProbe(path)
     try:
-        yield quiet
+        yield probe
     finally:
-        quiet.close()
+        probe.close()
         path.unlink()

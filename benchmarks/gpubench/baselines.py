@@ -1,14 +1,14 @@
-"""What people use today for a tensor on a GPU, each with its best settings of a short trial."""
+"""Other tools for tensors on a GPU, each with its best settings of a short trial."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
 
-from gpubench.contestant import Contestant, Group, Place, Where, durable, needs_torch_cuda
+from gpubench.tool import Group, Place, Tool, Where, durable, needs_torch_cuda
 from gpubench.trial import best
 from storagebench import fio
-from storagebench.contestants.base import NotOffered
+from storagebench.tools.base import NotOffered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 16 << 20
 
 
-class PythonCopy(Contestant):
+class PythonCopy(Tool):
     """``readinto`` a pinned tensor, and ``tensor.copy_``; plain Python, through the page cache."""
 
     name = "Python to pinned, then copy_"
@@ -56,7 +56,7 @@ class PythonCopy(Contestant):
         return action
 
 
-class DeepSpeed(Contestant):
+class DeepSpeed(Tool):
     """DeepSpeed's own ``aio_handle``, given tensors on the GPU."""
 
     name = "DeepSpeed aio_handle"
@@ -65,7 +65,7 @@ class DeepSpeed(Contestant):
         super().__init__(place)
         needs_torch_cuda(place, self.name)
         os.environ.setdefault("DS_ACCELERATOR", "cuda")
-        from storagebench.contestants import aio_handle, deepspeed_op  # noqa: PLC0415
+        from storagebench.tools import aio_handle, deepspeed_op  # noqa: PLC0415
 
         self._module = deepspeed_op.load()
         self._candidates = aio_handle.CANDIDATES
@@ -117,7 +117,7 @@ class DeepSpeed(Contestant):
         self._handles.clear()
 
 
-class Kvikio(Contestant):
+class Kvikio(Tool):
     """``kvikio.CuFile`` with a tensor on the GPU: GPUDirect Storage where it finds it, else its own buffers."""
 
     name = "kvikio"
@@ -177,7 +177,7 @@ class Kvikio(Contestant):
         self._defaults.set({"num_threads": threads})
 
 
-class Fio(Contestant):
+class Fio(Tool):
     """fio from and to its own few MiB of host memory: the disk's own limit."""
 
     name = "fio, host memory"

@@ -1,4 +1,4 @@
-"""Build and load DeepSpeed's own async_io op; `python -m storagebench.contestants.deepspeed_op` only builds it.
+"""Build and load DeepSpeed's own async_io op; `python -m storagebench.tools.deepspeed_op` only builds it.
 
 The op is compiled once, from the sources inside the installed package, into the virtual environment; that takes
 minutes and is never timed.
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def load() -> Any:  # noqa: ANN401 - a compiled module without stubs
-    """Return the compiled op, building it where it is not built yet.
+    """Return the compiled op, building it if needed.
 
     Raises:
         ImportError: when DeepSpeed is not installed.
@@ -23,7 +23,7 @@ def load() -> Any:  # noqa: ANN401 - a compiled module without stubs
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(home))
     # Host memory only: the accelerator is not part of the comparison.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # ninja lives beside the interpreter.
+    # ninja is in the interpreter's folder.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     from deepspeed.ops.op_builder import AsyncIOBuilder  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""``python -m trainbench.nursery KIND NAME``: somebody who trains, in a process of its own.
+"""``python -m trainbench.workers KIND NAME``: run one tool in its own process.
 
-One request for each line of standard input, one answer for each line of standard output, in JSON. A request is to
-make ready with a setting, to make steps, which alone is measured, or to let go of all tensors.
+The protocol is JSON: one request per line of standard input, one reply per line of standard output. A request
+prepares a setting, makes steps (only these are measured), or releases all tensors.
 """
 
 from __future__ import annotations
@@ -15,56 +15,56 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from storagebench.contestants.base import NotOffered
+from storagebench.tools.base import NotOffered
 
-Answer = dict[str, Any]
-# Steps that make state, files and the order in which it is needed.
+Reply = dict[str, Any]
+# Steps that create the state, its files and its access order.
 _FIRST_STEPS = 2
-# A process without tensors that has more has not let go of them.
+# A process with more memory has not released its tensors.
 _IDLE_BYTES_MAX = 1_300_000_000
 _TOOK = ("took_s", "cpu_s", "read_bytes", "write_bytes")
 
 
 class Served(Protocol):
-    """What answers requests."""
+    """Serves requests."""
 
-    def open(self, setting: dict[str, Any]) -> Answer:
-        """Make ready."""
+    def open(self, setting: dict[str, Any]) -> Reply:
+        """Prepare a setting."""
 
-    def turn(self, steps: int) -> Answer:
+    def turn(self, steps: int) -> Reply:
         """Make steps."""
 
-    def close(self) -> Answer:
-        """Let go of tensors."""
+    def close(self) -> Reply:
+        """Release all tensors."""
 
 
 class Child:
     """A process that trains, as its user sees it.
 
     Args:
-        kind: which sort of contestant, ``steps`` or ``offloaded``.
-        name: of the contestant.
+        kind: which sort of tool, ``steps`` or ``offloaded``.
+        name: of the tool.
         log: where what it says goes.
     """
 
     def __init__(self, kind: str, name: str, log: Path) -> None:
-        command = [sys.executable, "-m", "trainbench.nursery", kind, name]
+        command = [sys.executable, "-m", "trainbench.workers", kind, name]
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
         self._log = log
 
-    def open(self, setting: dict[str, Any]) -> Answer:
+    def open(self, setting: dict[str, Any]) -> Reply:
         """Have it make ready; JSON-ready.
 
         Raises:
-            NotOffered: the contestant cannot, and why.
+            NotOffered: the tool cannot, and why.
             RuntimeError: it failed.
         """
         return self._ask({"open": setting})
 
-    def turn(self, steps: int) -> Answer:
+    def turn(self, steps: int) -> Reply:
         """Have it make steps.
 
         Raises:
@@ -79,7 +79,7 @@ class Child:
         except RuntimeError:
             return False
 
-    def _ask(self, request: dict[str, Any]) -> Answer:
+    def _ask(self, request: dict[str, Any]) -> Reply:
         try:
             print(json.dumps(request), file=self._process.stdin, flush=True)
             line = self._process.stdout.readline() if self._process.stdout else ""
@@ -87,7 +87,7 @@ class Child:
             line = ""
         if not line:
             raise RuntimeError(f"its process has ended: {self._log.read_text()[-500:]}")
-        answer: Answer = json.loads(line)
+        answer: Reply = json.loads(line)
         if "not_offered" in answer:
             raise NotOffered(answer["not_offered"])
         if "failed" in answer:
@@ -109,12 +109,12 @@ class _Steps:
     """A stepper with its tensors, and what torch's own optimizer makes of some of them."""
 
     def __init__(self, name: str) -> None:
-        from trainbench.steppers import everybody  # noqa: PLC0415
+        from trainbench.steppers import all_tools  # noqa: PLC0415
 
-        self._kind = everybody()[name]
+        self._kind = all_tools()[name]
 
-    def open(self, setting: dict[str, Any]) -> Answer:
-        """Make ready."""
+    def open(self, setting: dict[str, Any]) -> Reply:
+        """Prepare a setting."""
         from trainbench.steppers import Setting  # noqa: PLC0415
         from trainbench.tensors import Reference  # noqa: PLC0415
 
@@ -133,7 +133,7 @@ class _Steps:
             self._one.step(rate(self._made))
             self._made += 1
 
-    def turn(self, steps: int) -> Answer:
+    def turn(self, steps: int) -> Reply:
         """Make steps."""
         from zerobench.child import spent  # noqa: PLC0415
 
@@ -154,8 +154,8 @@ class _Steps:
         verdict = asdict(self._reference.compare(one.parameters(), self._made))
         return {**sums, "steps": steps, "own": own, "settings": one.settings(), **verdict}
 
-    def close(self) -> Answer:
-        """Let go of tensors."""
+    def close(self) -> Reply:
+        """Release all tensors."""
         self._one.close()
         del self._one, self._reference
         return {"resident_bytes": _resident_bytes()}
@@ -175,7 +175,7 @@ def _serve(kind: str, name: str) -> Served:
     return Trained()
 
 
-def _answer(served: Served, request: dict[str, Any]) -> Answer:
+def _answer(served: Served, request: dict[str, Any]) -> Reply:
     ((verb, what),) = request.items()
     if verb == "open":
         return served.open(what)
@@ -184,7 +184,7 @@ def _answer(served: Served, request: dict[str, Any]) -> Answer:
 
 def main() -> None:
     """Serve requests until there are none."""
-    # What a rival prints belongs to nobody's answer.
+    # Output that a library prints must not mix with the replies.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     served = _serve(sys.argv[1], sys.argv[2])
@@ -193,11 +193,11 @@ def main() -> None:
             answer = _answer(served, json.loads(line))
         except NotOffered as reason:
             answer = {"not_offered": str(reason)}
-        except Exception as error:  # noqa: BLE001 - whatever a rival throws is an answer
+        except Exception as error:  # noqa: BLE001 - whatever a baseline throws is an answer
             sys.excepthook(type(error), error, error.__traceback__)
             answer = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
         print(json.dumps(answer), file=answers, flush=True)
-    # Threads of rivals have been seen to hang at the end of a process that has nothing to lose.
+    # Threads of baselines have been seen to hang at the end of a process that has nothing to lose.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-//! Making the page cache forget a file, or know it.
+//! Dropping a file from the page cache, or reading it into the cache.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,20 +8,20 @@ use rustix::fs::{Advice, fadvise};
 
 use crate::error::{Error, Result};
 
-/// Bytes that are read at a time to warm a file.
+/// Bytes of one read when a file is read into the page cache.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Makes the page cache forget a file whose pages are on the disk. No rights are needed.
-pub(crate) fn make_cold(path: &Path) -> Result<()> {
+/// Drops a file from the page cache. Needs no privileges.
+pub(crate) fn drop_from_page_cache(path: &Path) -> Result<()> {
     let failed = |error: std::io::Error| Error::at(path, "drop it from the page cache", &error);
     let file = File::open(path).map_err(failed)?;
-    // Pages that are still dirty cannot be dropped.
+    // Dirty pages cannot be dropped.
     file.sync_all().map_err(failed)?;
     fadvise(&file, 0, None, Advice::DontNeed).map_err(|errno| failed(errno.into()))
 }
 
 /// Reads a file through the page cache.
-pub(crate) fn make_warm(path: &Path) -> Result<()> {
+pub(crate) fn load_into_page_cache(path: &Path) -> Result<()> {
     let failed = |error: std::io::Error| Error::at(path, "read it into the page cache", &error);
     let mut file = File::open(path).map_err(failed)?;
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -37,7 +37,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether the first byte can be had without any disk; `None` where the file system does not tell.
+    /// Returns whether the first byte is in the page cache; `None` if the file system does not say.
     fn is_cached(path: &Path) -> Option<bool> {
         let file = File::open(path).unwrap();
         let mut byte = [0];
@@ -50,21 +50,21 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_forgotten_and_known_again() {
-        // On the disk: a file system in memory never forgets.
+    fn a_file_is_dropped_and_loaded_again() {
+        // On a disk: tmpfs cannot drop pages.
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, [7; 100_000]).unwrap();
         if is_cached(&path) != Some(true) {
-            let why = "the file system does not tell what is cached";
-            let _ = writeln!(std::io::stderr(), "skipped: a_file_is_forgotten_and_known_again: {why}");
+            let why = "the file system does not say which pages are cached";
+            let _ = writeln!(std::io::stderr(), "skipped: a_file_is_dropped_and_loaded_again: {why}");
             return;
         }
-        make_cold(&path).unwrap();
+        drop_from_page_cache(&path).unwrap();
         assert_eq!(is_cached(&path), Some(false));
-        make_warm(&path).unwrap();
+        load_into_page_cache(&path).unwrap();
         assert_eq!(is_cached(&path), Some(true));
-        let text = make_cold(&folder.path().join("missing")).unwrap_err().to_string();
+        let text = drop_from_page_cache(&folder.path().join("missing")).unwrap_err().to_string();
         assert!(text.contains("missing") && text.contains("page cache"), "{text}");
     }
 }

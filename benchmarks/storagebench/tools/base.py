@@ -1,8 +1,7 @@
-"""What a contestant can be asked to do.
+"""The interface of a tool.
 
-Every method prepares one measurement and returns the callable that is timed, so that opening a handle,
-building a command line or a list of requests costs nobody anything. A method that a contestant does not have
-raises `NotOffered`, and the row says so.
+Every method prepares one measurement and returns the callable to time. Opening a handle or building a command line
+is not timed. A method that a tool does not support raises `NotOffered`, and the row reports that.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ Ending = Literal[".raw", ".npy", ".pt"]
 
 
 class NotOffered(Exception):
-    """This contestant has no such operation; the text says why."""
+    """This tool does not support the operation; the text has the reason."""
 
 
-class Contestant:
+class Tool:
     """One way to move tensors; see the module for the rules.
 
     Args:
@@ -34,7 +33,7 @@ class Contestant:
         group: which family it belongs to; ratios are taken against ``fio`` and ``DeepSpeed``.
     """
 
-    # Which file holds the same contents in this contestant's own format.
+    # Suffix of the file with the same contents in this tool's own format.
     ending: Ending = ".raw"
 
     def __init__(self, name: str, group: Group) -> None:
@@ -46,18 +45,18 @@ class Contestant:
         return ""
 
     def locked(self, source: torch.Tensor) -> torch.Tensor | None:
-        """Return a copy of `source` in the contestant's own page-locked memory, or None to use the row's."""
+        """Return a copy of `source` in the tool's own page-locked memory, or None to use the row's."""
         return None
 
     def free_locked(self, tensor: torch.Tensor) -> None:
-        """Give memory from `locked` back."""
+        """Free memory from `locked`."""
 
     def write(self, source: torch.Tensor, path: Path) -> Action:
-        """Write all of `source` to `path`, which need not exist, and bring it to the disk."""
+        """Write all of `source` to `path`, which need not exist, and sync it."""
         raise self._not_offered("no durable write")
 
     def overwrite(self, source: torch.Tensor, path: Path) -> Action:
-        """Write `source` over an existing file of the same size, in place, and bring it to the disk."""
+        """Write `source` over an existing file of the same size, in place, and sync it."""
         return self.write(source, path)
 
     def read(self, target: torch.Tensor, path: Path) -> Action:
@@ -65,7 +64,7 @@ class Contestant:
         raise self._not_offered("no read into a given tensor")
 
     def load(self, size: int, path: Path) -> Action:
-        """Return the `size` bytes of `path` as a tensor of memory that did not exist before."""
+        """Return the `size` bytes of `path` as a new tensor."""
         target = torch.empty(size, dtype=torch.uint8)
         read = self.read(target, path)
 
@@ -76,11 +75,11 @@ class Contestant:
         return action
 
     def write_many(self, sources: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
-        """Write every tensor at its offset of one file and bring the file to the disk."""
+        """Write every tensor at its offset of one file and sync the file."""
         raise self._not_offered("no write of many tensors")
 
     def read_many(self, targets: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
-        """Fill every tensor from its offset of one file; returns the tensors where they are new ones."""
+        """Fill every tensor from its offset of one file; returns the tensors if they are new."""
         raise self._not_offered("no read of many tensors")
 
     def call(self, target: torch.Tensor, path: Path) -> OneCall:
@@ -106,11 +105,11 @@ class OneCall:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the file."""
 
 
 def fsync_path(path: Path) -> None:
-    """Bring a file that somebody else wrote and closed to the disk."""
+    """Sync a file that another program wrote and closed."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,16 +1,15 @@
-"""``python -m checkpointbench.nursery``: loads, each in a process of its own.
+"""``python -m checkpointbench.workers``: load in a new process each time.
 
-A process that trains or serves loads its model once, into memory that it has not had before. One that loads again
-and again, as a benchmark does, gets warm memory back, and more so from a library that keeps its buffers. So every
-load is a child of this process, which has imported everything and done nothing; the child loads and touches a small
-file first, so that no import, no thread's beginning and no code that is still on the disk is measured, and then the
-large one.
+A training or serving process loads its model once, into fresh memory. A benchmark that loads repeatedly reuses warm
+memory, especially with libraries that keep their buffers. So every load runs in a child of this process, which has
+only imported modules. The child first loads and touches a small file, so that imports, thread starts and page
+faults of code are not measured, and then the large one.
 
-On a virtual machine that gives free memory back to its host, what was free for some seconds has to be fetched
-again, at several times the cost of filling it, and whoever comes just after somebody else has ended pays
-nothing. So another child touches as much memory before each load, and ends.
+A virtual machine may return free memory to its host. Memory that was free for some seconds is then several times as
+expensive to fill, except just after another process has exited. So another child touches as much memory before each
+load and exits.
 
-One request for each line of standard input, one answer for each line of standard output, both JSON.
+The protocol is JSON: one request per line of standard input, one reply per line of standard output.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from typing import Any
 
 import torch
 
-from checkpointbench.contestants import everybody
-from storagebench.contestants.base import NotOffered
+from checkpointbench.tools import all_tools
 from storagebench.measure import Sample, timed
+from storagebench.tools.base import NotOffered
 
 PAGE_BYTES = 4096
 
@@ -43,7 +42,7 @@ def sums(state: dict[str, torch.Tensor]) -> dict[str, int]:
 
 
 def touch(loaded: dict[str, torch.Tensor]) -> None:
-    """Read a byte of each page that tensors are in, so that nobody's pages are still on the disk.
+    """Read a byte of each page of the tensors, so that no mapped page is still on the disk.
 
     Pages are taken together: a loop over ten thousand tensors costs as much as half of their load.
     """
@@ -66,11 +65,11 @@ def _stretches(loaded: dict[str, torch.Tensor]) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Errand:
+class Job:
     """What a child is to do."""
 
     name: str
-    """Which contestant; nobody if only memory is to be touched."""
+    """The name of the tool; empty to only touch memory."""
     path: str
     """What it loads."""
     small: str
@@ -83,35 +82,35 @@ class Errand:
     """What is said to it by variables."""
 
 
-class Nursery:
+class Workers:
     """The process that has the children, as its user sees it."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "checkpointbench.nursery"]
+        command = [sys.executable, "-m", "checkpointbench.workers"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def touch_memory(self, size: int) -> None:
         """Have a child touch so much memory, and end."""
-        self._ask(Errand("", "", "", size))
+        self._ask(Job("", "", "", size))
 
-    def load(self, errand: Errand) -> Sample:
-        """Have a contestant load a file in a process of its own.
+    def load(self, job: Job) -> Sample:
+        """Have a tool load a file in a process of its own.
 
         Raises:
-            NotOffered: the contestant cannot.
+            NotOffered: the tool cannot.
             RuntimeError: it failed, or what it loaded is not what was saved.
         """
-        answer = self._ask(errand)
+        answer = self._ask(job)
         if "not_offered" in answer:
             raise NotOffered(answer["not_offered"])
         if "failed" in answer:
             raise RuntimeError(answer["failed"])
-        return Sample(answer["wall_s"], answer["cpu_s"], errand.size)
+        return Sample(answer["wall_s"], answer["cpu_s"], job.size)
 
-    def _ask(self, errand: Errand) -> dict[str, Any]:
-        print(json.dumps(asdict(errand)), file=self._process.stdin, flush=True)
+    def _ask(self, job: Job) -> dict[str, Any]:
+        print(json.dumps(asdict(job)), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline() if self._process.stdout else ""
-        answer: dict[str, Any] = json.loads(line or '{"failed": "the nursery has ended"}')
+        answer: dict[str, Any] = json.loads(line or '{"failed": "the workers has ended"}')
         return answer
 
     def close(self) -> None:
@@ -130,20 +129,20 @@ def _touch_memory(size: int) -> dict[str, Any]:
     return {}
 
 
-def _child(errand: Errand) -> dict[str, Any]:
-    os.environ.update(errand.environment)
-    (one,) = [one for one in everybody() if one.name == errand.name]
+def _child(job: Job) -> dict[str, Any]:
+    os.environ.update(job.environment)
+    (one,) = [one for one in all_tools() if one.name == job.name]
     # The code that touches is on the disk as well.
-    touch(one.load(Path(errand.small)))
+    touch(one.load(Path(job.small)))
     one.close()
     loaded: dict[str, torch.Tensor] = {}
 
     def run() -> None:
-        loaded.update(one.load(Path(errand.path)))
+        loaded.update(one.load(Path(job.path)))
         touch(loaded)
 
-    sample, _ = timed(run, errand.size)
-    if errand.expected is not None and sums(loaded) != errand.expected:
+    sample, _ = timed(run, job.size)
+    if job.expected is not None and sums(loaded) != job.expected:
         return {"failed": "what was loaded is not what was saved"}
     return {"wall_s": sample.wall_s, "cpu_s": sample.cpu_s}
 
@@ -157,7 +156,7 @@ def _in_a_child(work: Callable[[], dict[str, Any]]) -> str:
             answer = work()
         except NotOffered as reason:
             answer = {"not_offered": str(reason)}
-        except BaseException as error:  # noqa: BLE001 - whatever a rival throws is an answer
+        except BaseException as error:  # noqa: BLE001 - whatever a baseline throws is an answer
             answer = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
         os.write(writing, json.dumps(answer).encode())
         os._exit(0)
@@ -170,14 +169,14 @@ def _in_a_child(work: Callable[[], dict[str, Any]]) -> str:
 
 def main() -> None:
     """Serve requests until there are none."""
-    # What a rival prints belongs to nobody's answer.
+    # Output that a library prints must not mix with the replies.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
-        errand = Errand(**json.loads(line))
-        answer = _in_a_child(partial(_touch_memory, errand.size))
-        if errand.name:
-            answer = _in_a_child(partial(_child, errand))
+        job = Job(**json.loads(line))
+        answer = _in_a_child(partial(_touch_memory, job.size))
+        if job.name:
+            answer = _in_a_child(partial(_child, job))
         print(answer, file=answers, flush=True)
 
 

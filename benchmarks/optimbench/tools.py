@@ -1,4 +1,4 @@
-"""Who makes the steps, all with the same tensors: where those lie in memory counts for more than who it is."""
+"""The optimizers. All use the same tensors, since the address of a tensor affects speed more than the tool does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 Step = Callable[[], None]
 # Read: weights, gradient, two moments. Written: weights and moments.
 _F32_BYTES = 28
-# A gradient and a copy of the weights of two bytes each, beside fp32 weights and moments.
+# A gradient and a copy of the weights of two bytes each, with fp32 weights and moments.
 _BF16_BYTES = 24 + 2 + 2
 # The gradient is read once more, for its norm.
 _CLIP_BYTES = 32
@@ -21,7 +21,7 @@ _BLOCK = 128
 
 
 class NotOffered(Exception):
-    """A contestant that cannot take part, and why."""
+    """A tool that cannot take part, and why."""
 
 
 class Tensors:
@@ -55,7 +55,7 @@ class Tensors:
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Tool:
     """A name, and what makes its step with those tensors and so many threads."""
 
     name: str
@@ -68,7 +68,7 @@ class Row:
 
     name: str
     element_bytes: float
-    line: list[Contestant]
+    line: list[Tool]
 
 
 def _ours(kind: str, root: str = "exact") -> Callable[[Tensors, int], Step]:
@@ -153,27 +153,27 @@ def rows() -> list[Row]:
             "fp32",
             _F32_BYTES,
             [
-                Contestant(OURS, _ours("fp32")),
-                Contestant("deepnvme, torch's roots on AMD", _ours("fp32", "two-step")),
-                Contestant("torch, fused", _torch("fp32", fused=True)),
-                Contestant("torch, foreach", _torch("fp32", foreach=True)),
-                Contestant("torch, as it comes", _torch("fp32")),
-                Contestant("DeepSpeed cpu_adam", _deepspeed),
+                Tool(OURS, _ours("fp32")),
+                Tool("deepnvme, torch's roots on AMD", _ours("fp32", "two-step")),
+                Tool("torch, fused", _torch("fp32", fused=True)),
+                Tool("torch, foreach", _torch("fp32", foreach=True)),
+                Tool("torch, as it comes", _torch("fp32")),
+                Tool("DeepSpeed cpu_adam", _deepspeed),
             ],
         ),
         Row(
             "bf16 gradient and copy",
             _BF16_BYTES,
             [
-                Contestant(OURS, _ours("bf16")),
-                Contestant("torch, fused, with casts", _torch("bf16", fused=True)),
+                Tool(OURS, _ours("bf16")),
+                Tool("torch, fused, with casts", _torch("bf16", fused=True)),
             ],
         ),
         Row(
             "norm, clip and step",
             _CLIP_BYTES,
-            [Contestant(OURS, _ours("clip")), Contestant("torch, fused", _torch("clip", fused=True))],
+            [Tool(OURS, _ours("clip")), Tool("torch, fused", _torch("clip", fused=True))],
         ),
-        Row("bf16 moments", 20, [Contestant(OURS, _ours("bf16-moments"))]),
-        Row("8-bit moments", 16 + 8 / 32, [Contestant(OURS, _ours("q8"))]),
+        Row("bf16 moments", 20, [Tool(OURS, _ours("bf16-moments"))]),
+        Row("8-bit moments", 16 + 8 / 32, [Tool(OURS, _ours("q8"))]),
     ]

@@ -1,6 +1,6 @@
-"""Who saves and loads, each as its users do.
+"""The tools that save and load, each with its usual API.
 
-A save is on the disk when it returns: those that do not sync get an fsync.
+A save is on the disk when it returns: tools that do not sync get an fsync.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from checkpointbench.models import State
-from storagebench.contestants.base import NotOffered
+from storagebench.tools.base import NotOffered
 
 
-class Contestant:
+class Tool:
     """One way to save and load a state dict."""
 
     name = ""
     suffix = ""
     saves = True
     loads = True
-    #: Who writes the file, where somebody else's is read.
+    #: The tool that writes the file, if this one reads another's.
     reads_of = ""
 
     def save(self, state: State, path: Path) -> Any:
@@ -49,7 +49,7 @@ def sync(path: Path) -> None:
             os.close(descriptor)
 
 
-class Deepnvme(Contestant):
+class Deepnvme(Tool):
     """``deepnvme.save`` and ``deepnvme.load`` as they come."""
 
     def __init__(self, suffix: str) -> None:
@@ -69,7 +69,7 @@ class Deepnvme(Contestant):
         return deepnvme.load(path, progress=False)
 
 
-class Torch(Contestant):
+class Torch(Tool):
     """``torch.save`` with an fsync, ``torch.load(weights_only=True)``."""
 
     name = "torch"
@@ -85,7 +85,7 @@ class Torch(Contestant):
         return torch.load(path, weights_only=True)
 
 
-class TorchMmap(Contestant):
+class TorchMmap(Tool):
     """``torch.load(mmap=True)``: pages come in when they are touched."""
 
     name = "torch mmap"
@@ -97,7 +97,7 @@ class TorchMmap(Contestant):
         return torch.load(path, weights_only=True, mmap=True)
 
 
-class Safetensors(Contestant):
+class Safetensors(Tool):
     """``save_file`` with an fsync, ``load_file``."""
 
     name = "safetensors"
@@ -117,7 +117,7 @@ class Safetensors(Contestant):
         return load_file(path)
 
 
-class FastSafetensors(Contestant):
+class FastSafetensors(Tool):
     """``fastsafe_open`` on the processor."""
 
     name = "fastsafetensors"
@@ -141,7 +141,7 @@ class FastSafetensors(Contestant):
             del self._buffer, self._loader
 
 
-class Runai(Contestant):
+class Runai(Tool):
     """The streamer of Run:ai, into tensors of their own."""
 
     saves = False
@@ -169,7 +169,7 @@ class Runai(Contestant):
                     os.environ[key] = value
 
 
-class Tensorizer(Contestant):
+class Tensorizer(Tool):
     """CoreWeave's format."""
 
     name = "tensorizer"
@@ -191,7 +191,7 @@ class Tensorizer(Contestant):
         return dict(TensorDeserializer(str(path), device="cpu", lazy_load=False).items())
 
 
-class Dcp(Contestant):
+class Dcp(Tool):
     """``torch.distributed.checkpoint`` in one process; it syncs its files itself."""
 
     name = "torch DCP"
@@ -221,7 +221,7 @@ class Dcp(Contestant):
         return state
 
 
-class FastFileWriter(Contestant):
+class FastFileWriter(Tool):
     """DeepSpeed's FastPersist writer under ``torch.save``: double-buffered, 64 MiB, on DeepSpeed's own handle."""
 
     name = "DeepSpeed FastFileWriter"
@@ -233,7 +233,7 @@ class FastFileWriter(Contestant):
         from deepspeed.io import FastFileWriter as Writer  # noqa: PLC0415
         from deepspeed.io import FastFileWriterConfig  # noqa: PLC0415
 
-        from storagebench.contestants import deepspeed_op  # noqa: PLC0415
+        from storagebench.tools import deepspeed_op  # noqa: PLC0415
 
         if not hasattr(self, "_handle"):
             self._handle = deepspeed_op.load().aio_handle(1 << 20, 32, False, True, 2)  # noqa: FBT003
@@ -245,8 +245,8 @@ class FastFileWriter(Contestant):
         sync(path)
 
 
-def everybody() -> list[Contestant]:
-    """Return all contestants, writers before those who read their files."""
+def all_tools() -> list[Tool]:
+    """Return all tools, each after the one whose files it reads."""
     return [
         Deepnvme(".pt"),
         Deepnvme(".safetensors"),
