@@ -47,7 +47,7 @@ pub(super) fn run_tune(arguments: DsTuneOptions, session: &mut Session<'_>) -> R
         sweep_config: arguments.sweep_config,
         io_size: arguments.io_size,
         gpu: arguments.gpu.then_some(0),
-        directions: directions.into_iter().filter_map(|(one, is_left_out)| (!is_left_out).then_some(one)).collect(),
+        directions: directions.into_iter().filter_map(|(one, is_skipped)| (!is_skipped).then_some(one)).collect(),
         log_dir: arguments.log_dir.unwrap_or_else(|| tune::default_log_dir().to_path_buf()),
         loops: arguments.loops,
         verbose: arguments.verbose,

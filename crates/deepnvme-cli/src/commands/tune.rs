@@ -53,7 +53,7 @@ fn request(options: &TuneOptions) -> Result<Options> {
         io_bytes: options.size,
         directions: directions
             .into_iter()
-            .filter_map(|(direction, is_left_out)| (!is_left_out).then_some(direction))
+            .filter_map(|(direction, is_skipped)| (!is_skipped).then_some(direction))
             .collect(),
         memory: options.memory.into(),
         gpu: options.gpu,

@@ -27,11 +27,11 @@ impl<'a> Node<'a> {
             return;
         };
         let next = self.children.len();
-        let place = *self.child_index.entry(first).or_insert(next);
-        if place == next {
+        let index = *self.child_index.entry(first).or_insert(next);
+        if index == next {
             self.children.push((first, Node::default()));
         }
-        self.children[place].1.add(rest, tensor);
+        self.children[index].1.add(rest, tensor);
     }
 
     fn draw(&self, indent: usize, depth: usize, out: &mut String) {

@@ -74,8 +74,8 @@ fn svg(outcome: &Outcome) -> std::result::Result<String, Box<dyn std::error::Err
 /// Draws the histogram of latencies over a logarithmic axis.
 fn draw_latencies(outcome: &Outcome, area: &Area<'_>) -> Drawn {
     let histograms: Vec<_> = outcome.results.iter().map(|line| bars(&all_latencies(&line.samples))).collect();
-    let places = || histograms.iter().flatten().map(|(place, _)| *place);
-    let (Some(first), Some(last)) = (places().min(), places().max()) else {
+    let bar_indices = || histograms.iter().flatten().map(|(index, _)| *index);
+    let (Some(first), Some(last)) = (bar_indices().min(), bar_indices().max()) else {
         area.titled("no block latencies available", ("sans-serif", 14))?;
         return Ok(());
     };
@@ -96,8 +96,8 @@ fn draw_latencies(outcome: &Outcome, area: &Area<'_>) -> Drawn {
         .y_desc("share of the blocks")
         .draw()?;
     for ((bars, colour), line) in histograms.iter().zip(COLOURS).zip(&outcome.results) {
-        let boxes = bars.iter().map(|(place, share)| {
-            Rectangle::new([(us_of(*place), 0.0), (us_of(place + 1), *share)], colour.mix(0.55).filled())
+        let boxes = bars.iter().map(|(index, share)| {
+            Rectangle::new([(us_of(*index), 0.0), (us_of(index + 1), *share)], colour.mix(0.55).filled())
         });
         chart
             .draw_series(boxes)?
@@ -149,12 +149,12 @@ fn bars(latencies: &Latencies) -> Vec<(i32, f64)> {
     for (us, count) in latencies {
         *bars.entry(((*us).max(1) as f64).log10().mul_add(BARS_PER_DECADE, 1e-9).floor() as i32).or_default() += count;
     }
-    bars.into_iter().map(|(place, count)| (place, count as f64 * 100.0 / total as f64)).collect()
+    bars.into_iter().map(|(index, count)| (index, count as f64 * 100.0 / total as f64)).collect()
 }
 
 /// Returns the start of a bar in microseconds.
-fn us_of(place: i32) -> f64 {
-    10_f64.powf(f64::from(place) / BARS_PER_DECADE)
+fn us_of(index: i32) -> f64 {
+    10_f64.powf(f64::from(index) / BARS_PER_DECADE)
 }
 
 /// Formats a latency: `250 us`, `12 ms`.

@@ -43,7 +43,7 @@ pub fn draw(report: &Report) -> String {
     }
     out.push('\n');
     if report.findings.is_empty() {
-        out.push_str("nothing found that costs speed\n");
+        out.push_str("no problems found\n");
     }
     for finding in &report.findings {
         let mark = match finding.severity {
@@ -56,7 +56,7 @@ pub fn draw(report: &Report) -> String {
     out
 }
 
-/// The driver and the libraries, and a line for each GPU.
+/// Draws the driver and the libraries, and a line for each GPU.
 fn gpu(report: &Report) -> Vec<String> {
     let gpu = &report.gpu;
     let missing = gpu.missing.as_deref();
@@ -75,19 +75,19 @@ fn gpu(report: &Report) -> Vec<String> {
     }
     let versions = ["driver".to_owned()].into_iter().chain(gpu.driver.clone()).chain(of("for CUDA", &gpu.cuda_driver));
     facts.push(versions.collect::<Vec<_>>().join(" "));
-    // Where it was found at last, though not in the usual folders, it is not missing.
+    // If a GPU was found, libcuda was loaded from an unusual folder and is not missing.
     if gpu.libcuda.is_some() || gpu.cuda_devices.is_empty() {
         facts.push(library("libcuda", &gpu.libcuda, &gpu.cuda));
     }
     facts.push(library("libcufile", &gpu.libcufile, &gpu.cufile));
     facts.push(of("nvidia-fs", &gpu.nvidia_fs).unwrap_or_else(|| "no nvidia-fs".into()));
-    let cards = gpu.cuda_devices.iter().map(|card| {
-        let GpuFacts { index, name, memory_bytes, pci_bus_id } = &card.facts;
-        let node = card.numa_node.map_or_else(String::new, |node| format!(", memory node {node}"));
+    let gpus = gpu.cuda_devices.iter().map(|gpu| {
+        let GpuFacts { index, name, memory_bytes, pci_bus_id } = &gpu.facts;
+        let node = gpu.numa_node.map_or_else(String::new, |node| format!(", NUMA node {node}"));
         format!("cuda:{index}: {name}, {:.1} GB, PCI {pci_bus_id}{node}", gb(*memory_bytes))
     });
     let unusable = missing.map(|missing| format!("not usable: {missing}"));
-    std::iter::once(facts.join("; ")).chain(cards).chain(unusable).collect()
+    std::iter::once(facts.join("; ")).chain(gpus).chain(unusable).collect()
 }
 
 fn packages(report: &Report) -> String {
@@ -122,8 +122,7 @@ fn kernel(report: &Report) -> String {
 fn cpu(report: &Report) -> String {
     let system = &report.system;
     let model = system.cpu_model.as_deref().unwrap_or("unknown processor");
-    let nodes =
-        if system.numa_nodes == 1 { "1 memory node".into() } else { format!("{} memory nodes", system.numa_nodes) };
+    let nodes = if system.numa_nodes == 1 { "1 NUMA node".into() } else { format!("{} NUMA nodes", system.numa_nodes) };
     format!("{} x {model}, {nodes}", system.cpus)
 }
 
@@ -158,7 +157,7 @@ fn draw_folder(folder: &Folder, has_gpu: bool, line: &mut impl FnMut(&str, &str)
             line("", &format!("direct I/O works: memory aligned to {memory}, offsets to {offset} bytes"));
         }
         Some(direct) => line("", &format!("no direct I/O: {}", direct.reason.as_deref().unwrap_or("unknown"))),
-        None => line("", "direct I/O was not tried: no file can be made here"),
+        None => line("", "direct I/O not tested: no file can be made here"),
     }
     if let Some(gds) = folder.gds.as_ref().filter(|_| has_gpu) {
         let why = gds.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));

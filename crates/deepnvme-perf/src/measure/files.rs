@@ -66,12 +66,12 @@ impl ScratchFiles {
 
 /// Checks that the disks have enough free space, before anything is written.
 pub(crate) fn check_room(folders: &[PathBuf], bytes_each: u64) -> Result<()> {
-    let mut wanted = BTreeMap::<u64, (u64, &PathBuf)>::new();
+    let mut needed = BTreeMap::<u64, (u64, &PathBuf)>::new();
     for folder in folders {
         let device = folder.metadata().map_err(|error| Error::at(folder, "read its metadata", &error))?.dev();
-        wanted.entry(device).or_insert((0, folder)).0 += bytes_each;
+        needed.entry(device).or_insert((0, folder)).0 += bytes_each;
     }
-    for (bytes, folder) in wanted.values() {
+    for (bytes, folder) in needed.values() {
         let Ok(space) = rustix::fs::statvfs(folder.as_path()) else { continue };
         // File systems without storage, such as /proc, report no blocks.
         if space.f_blocks == 0 {

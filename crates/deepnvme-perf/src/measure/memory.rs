@@ -68,8 +68,8 @@ pub(super) fn fill(access: &GpuAccess, region: &RegionMut, contents: Contents, o
 /// Zeroes memory, so that a read that did nothing does not pass validation.
 pub(super) fn clear(access: &GpuAccess, region: &RegionMut) -> Result<()> {
     let zeros = vec![0; CHUNK_BYTES.min(region.len())];
-    let mut places = (0..region.len()).step_by(CHUNK_BYTES);
-    Ok(places.try_for_each(|at| access.copy_from_slice(region, at, &zeros[..CHUNK_BYTES.min(region.len() - at)]))?)
+    let mut offsets = (0..region.len()).step_by(CHUNK_BYTES);
+    Ok(offsets.try_for_each(|at| access.copy_from_slice(region, at, &zeros[..CHUNK_BYTES.min(region.len() - at)]))?)
 }
 
 /// Returns the first offset at which memory differs from the contents at `offset` of a file.

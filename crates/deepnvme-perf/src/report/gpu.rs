@@ -70,9 +70,9 @@ impl Gpu {
             let names = files.names(packages).into_iter();
             names.map(|name| packages.join(name).join("lib")).collect::<Vec<_>>()
         });
-        let usual =
+        let standard =
             library_path.split(':').filter(|folder| !folder.is_empty()).chain(LIBRARY_FOLDERS).map(PathBuf::from);
-        let folders: Vec<_> = usual.chain(in_packages).collect();
+        let folders: Vec<_> = standard.chain(in_packages).collect();
         let find = |name: &str| folders.iter().map(|folder| folder.join(name)).find(|path| files.path(path).exists());
         let libcufile = find("libcufile.so.0");
         Self {
