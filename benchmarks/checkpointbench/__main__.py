@@ -1,4 +1,4 @@
-"""``python -m checkpointbench``: every state, saved and loaded by everybody, in alternating rounds."""
+"""``python -m checkpointbench``: save and load every state with every tool, in alternating rounds."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from typing import Any
 
 import torch
 
-from checkpointbench.contestants import Contestant, everybody
 from checkpointbench.limit import Fio, FioAsMuchMemory
 from checkpointbench.models import MODELS, State
-from checkpointbench.nursery import Errand, Nursery, sums
+from checkpointbench.tools import Tool, all_tools
+from checkpointbench.workers import Job, Workers, sums
 from storagebench import cache, environment, fio, hugepages
-from storagebench.contestants.base import NotOffered
+from storagebench.disk_idle import DiskIdleProbe, idle_disk
 from storagebench.measure import Sample, timed
-from storagebench.quiet import Quiet, quiet_disk
 from storagebench.rounds import order
+from storagebench.tools.base import NotOffered
 
 
 @dataclass
 class Results:
-    """Samples by row and contestant, and who could not take part."""
+    """Samples by row and tool, and the skipped tools."""
 
     samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -45,14 +45,14 @@ class Place:
 
     scratch: Path
     rounds: int
-    quiet: Quiet
+    quiet: DiskIdleProbe
 
 
 def measure(model: str, state: State, place: Place, results: Results) -> None:
     """Run all rounds of one state."""
     scratch = place.scratch
     size = sum(tensor.nbytes for tensor in state.values())
-    line: list[Contestant] = everybody()
+    line: list[Tool] = all_tools()
     if fio.version() is not None:
         line.insert(0, Fio(scratch / "sweep.raw", size, huge=hugepages.free_bytes() >= 128 << 20))
         print(f"{model}: fio: {line[0]}", flush=True)
@@ -65,7 +65,7 @@ def measure(model: str, state: State, place: Place, results: Results) -> None:
     }
     small = _save_small(line, scratch / "small")
     expected = sums(state)
-    nursery = Nursery()
+    workers = Workers()
     for index in range(place.rounds + 1):
         for one in order([one for one in line if one.saves], index):
             path = paths[one.name]
@@ -73,17 +73,17 @@ def measure(model: str, state: State, place: Place, results: Results) -> None:
             # Each file goes before the next one comes: the disk need not hold them all.
             for other in order(readers[one.name], index):
                 there = small.get(path.name.removeprefix("state"), path)
-                errand = Errand(other.name, str(path), str(there), size, expected if index == 0 else None)
-                run = partial(_load, nursery, other, path, errand)
+                job = Job(other.name, str(path), str(there), size, expected if index == 0 else None)
+                run = partial(_load, workers, other, path, job)
                 _once(f"load {model}", other, results, index, run)
             _remove(path)
-    nursery.close()
+    workers.close()
     _remove(scratch / "sweep.raw")
     _remove(scratch / "small")
 
 
-def _save_small(line: list[Contestant], folder: Path) -> dict[str, Path]:
-    """Save a small state as everybody does; by the end of the names."""
+def _save_small(line: list[Tool], folder: Path) -> dict[str, Path]:
+    """Save a small state with each tool; by file suffix."""
     _remove(folder)
     folder.mkdir()
     paths = {}
@@ -97,7 +97,7 @@ def _save_small(line: list[Contestant], folder: Path) -> dict[str, Path]:
     return paths
 
 
-def _once(row: str, one: Contestant, results: Results, index: int, run: Any) -> None:
+def _once(row: str, one: Tool, results: Results, index: int, run: Any) -> None:
     key = f"{row}: {one.name}"
     if key in results.left_out:
         return
@@ -105,7 +105,7 @@ def _once(row: str, one: Contestant, results: Results, index: int, run: Any) -> 
         sample = run()
     except NotOffered as reason:
         results.left_out[key] = str(reason)
-    except Exception as error:  # noqa: BLE001 - whatever a rival throws must not end the others' run
+    except Exception as error:  # noqa: BLE001 - whatever a baseline throws must not end the others' run
         results.left_out[key] = f"{type(error).__name__}: {str(error)[:300]}"
         print(f"left out: {key}: {results.left_out[key]}", file=sys.stderr)
     else:
@@ -113,20 +113,20 @@ def _once(row: str, one: Contestant, results: Results, index: int, run: Any) -> 
             results.add(row, one.name, sample)
 
 
-def _save(one: Contestant, state: State, path: Path, size: int, quiet: Quiet) -> Sample:
+def _save(one: Tool, state: State, path: Path, size: int, quiet: DiskIdleProbe) -> Sample:
     _remove(path)
     quiet.wait()
     sample, _ = timed(lambda: one.save(state, path), size)
     return sample
 
 
-def _load(nursery: Nursery, one: Contestant, path: Path, errand: Errand) -> Sample:
+def _load(workers: Workers, one: Tool, path: Path, job: Job) -> Sample:
     for file in [entry for entry in path.rglob("*") if entry.is_file()] if path.is_dir() else [path]:
         cache.make_cold(file)
     if isinstance(one, Fio | FioAsMuchMemory):
-        nursery.touch_memory(errand.size)
-        return timed(lambda: one.load(path), errand.size)[0]
-    return nursery.load(errand)
+        workers.touch_memory(job.size)
+        return timed(lambda: one.load(path), job.size)[0]
+    return workers.load(job)
 
 
 def _remove(path: Path) -> None:
@@ -147,10 +147,10 @@ def summary(results: Results) -> list[dict[str, object]]:
                 "gb_per_s": median(one.gb_per_s for one in samples),
                 "cpu_s_per_gb": median(one.cpu_s_per_gb for one in samples),
             }
-            for rival in ("fio best", "fio, as much memory", "torch"):
-                if rival in by_name:
-                    pairs = zip(samples, by_name[rival], strict=False)
-                    line[f"of {rival}"] = median(other.wall_s / one.wall_s for one, other in pairs)
+            for baseline in ("fio best", "fio, as much memory", "torch"):
+                if baseline in by_name:
+                    pairs = zip(samples, by_name[baseline], strict=False)
+                    line[f"of {baseline}"] = median(other.wall_s / one.wall_s for one, other in pairs)
             lines.append(line)
     return lines
 
@@ -162,8 +162,8 @@ def show(lines: list[dict[str, Any]]) -> None:
         if line["row"] != row:
             row = line["row"]
             heads = f"{'GB/s':>6} {'wall s':>7} {'min - max':>15} {'CPU s/GB':>9}"
-            rivals = f"{'x fio':>6} {'x tensor fio':>12} {'x torch':>7}"
-            print(f"\n{row}\n{'':26} {heads} {rivals}")
+            baselines = f"{'x fio':>6} {'x tensor fio':>12} {'x torch':>7}"
+            print(f"\n{row}\n{'':26} {heads} {baselines}")
         ratios = [
             f"{line[key]:.2f}" if key in line else "-"
             for key in ("of fio best", "of fio, as much memory", "of torch")
@@ -185,7 +185,7 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.scratch.mkdir(parents=True, exist_ok=True)
     results = Results()
-    with hugepages.reserved(128 << 20), quiet_disk(arguments.scratch) as quiet:
+    with hugepages.reserved(128 << 20), idle_disk(arguments.scratch) as quiet:
         place = Place(arguments.scratch, arguments.rounds, quiet)
         for model in arguments.models.split(","):
             measure(model, MODELS[model](), place, results)

@@ -1,7 +1,7 @@
 """``python -m checkpointbench.depths``: cold loads of one large tensor at several queue depths, in turns.
 
-Each load is a child of the nursery, into memory that it has not had before. The runai streamer, which hands over
-all at once, is one of them.
+Each load runs in a new child process, into fresh memory. The runai streamer, which submits all requests at once, is
+one of the tools.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import deepnvme
 import torch
 
 from checkpointbench.models import MODELS
-from checkpointbench.nursery import Errand, Nursery
+from checkpointbench.workers import Job, Workers
 from storagebench import cache
 from storagebench.rounds import order
 
 _DEPTHS = (16, 32, 64, 128, 256)
 _OURS = "deepnvme .safetensors"
-_RIVAL = "runai streamer"
+_BASELINE = "runai streamer"
 
 
 def main() -> int:
@@ -35,22 +35,22 @@ def main() -> int:
     deepnvme.save(MODELS["one-2g"](), path, progress=False)
     deepnvme.save({"a": torch.arange(1000)}, small, progress=False)
     size = path.stat().st_size
-    names = [*(f"depth {depth}" for depth in _DEPTHS), _RIVAL]
-    errands = {_RIVAL: Errand(_RIVAL, str(path), str(small), size)}
+    names = [*(f"depth {depth}" for depth in _DEPTHS), _BASELINE]
+    jobs = {_BASELINE: Job(_BASELINE, str(path), str(small), size)}
     settings = {depth: arguments.scratch / f"depth-{depth}.toml" for depth in _DEPTHS}
     for depth, file in settings.items():
         file.write_text(f"[engine]\nqueue_depth = {depth}\n", encoding="utf-8")
         environment = {"DEEPNVME_CONFIG": str(file)}
-        errands[f"depth {depth}"] = Errand(_OURS, str(path), str(small), size, environment=environment)
+        jobs[f"depth {depth}"] = Job(_OURS, str(path), str(small), size, environment=environment)
     taken_s: dict[str, list[float]] = {name: [] for name in names}
-    nursery = Nursery()
+    workers = Workers()
     try:
         for index in range(arguments.rounds):
             for name in order(names, index):
                 cache.make_cold(path)
-                taken_s[name].append(nursery.load(errands[name]).wall_s)
+                taken_s[name].append(workers.load(jobs[name]).wall_s)
     finally:
-        nursery.close()
+        workers.close()
         for file in (path, small, *settings.values()):
             file.unlink()
     for name, all_s in taken_s.items():

@@ -1,4 +1,4 @@
-"""The disk's own limit: fio with as many bytes."""
+"""The limit of the disk: fio with the same number of bytes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from checkpointbench.contestants import Contestant
 from checkpointbench.models import State
+from checkpointbench.tools import Tool
 from storagebench import fio
 
 _GRID = [(block, depth) for block in (512 << 10, 1 << 20, 2 << 20) for depth in (8, 16, 32)]
 
 
-class Fio(Contestant):
+class Fio(Tool):
     """fio at the best settings of a sweep: the disk's own limit for so many bytes."""
 
     name = "fio best"
@@ -41,7 +41,7 @@ class Fio(Contestant):
         return f"read {self._best['read']}; write {self._best['write']}"
 
 
-class FioAsMuchMemory(Contestant):
+class FioAsMuchMemory(Tool):
     """fio from and to as many bytes of memory as the state has: what a tensor can be at best, being no cache."""
 
     name = "fio, as much memory"

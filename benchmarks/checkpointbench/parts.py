@@ -1,10 +1,9 @@
-"""``python -m checkpointbench.parts``: what a save and a load spend their time on, each by itself.
+"""``python -m checkpointbench.parts``: measure the parts of a save and a load separately.
 
-Pickling and planning are those of ``small-10k``; pickling by Python's pickler and by the native one. A load is
-that of ``bf16-300``, in a process of its own, the first one and those that follow. First touch is that of memory
-which nobody has used yet, at once and after all memory has been free for some seconds, when a virtual machine may
-have given it back to its host; a first load after such a pause, too, with huge pages where they are worth it and
-without any.
+Pickling and planning use ``small-10k``, with Python's pickler and the native one. Loads use ``bf16-300`` in a
+process of their own: the first load and later ones. First touch of unused memory is measured at once, and after all
+memory has been free for some seconds, when a virtual machine may have returned it to its host. A first load after
+such a pause is measured with huge pages where they pay, and without.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``python -m checkpointbench.ram``: saving to and loading from a folder in memory, where the disk is no limit.
+"""``python -m checkpointbench.ram``: save to and load from a folder in memory, without a disk as the limit.
 
-The measure is a copy of the state in memory by as many threads as there are processors, once into tensors that
-are there, and once into new ones, which is what a load has to fill. Rounds alternate; ratios are taken within them.
+The reference is a copy of the state in memory with one thread per processor: into existing tensors, and into new
+ones as a load does. Rounds alternate; ratios are taken within them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import deepnvme
 import torch
 
 from checkpointbench.models import MODELS, State
-from checkpointbench.nursery import touch
+from checkpointbench.workers import touch
 
 ROUNDS = 7
 

@@ -1,8 +1,8 @@
-"""``python -m checkpointbench.training``: what saving every step costs a training loop on the processor.
+"""``python -m checkpointbench.training``: measure the cost of saving at every step of a training loop.
 
-A transformer is trained with AdamW, in blocks of some steps each: without saving, with an asynchronous save of
-model and optimizer at every step, with the save that overlaps (no copy). The blocks alternate; the figure is the
-median of the ratios within the rounds. The disk keeps up: it could write several states in a step.
+A transformer is trained with AdamW in blocks of steps: without saving, with an asynchronous save of model and
+optimizer at every step, and with the save that overlaps without a copy. The blocks alternate; the metric is the
+median of the ratios within the rounds. The disk is fast enough to write several states in a step.
 """
 
 from __future__ import annotations

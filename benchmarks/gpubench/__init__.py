@@ -1,19 +1,19 @@
-"""Tensors on a GPU: deepnvme beside what people use today, in alternating rounds on one folder.
+"""Tensors on a GPU: deepnvme and its baselines, in alternating rounds on one folder.
 
-The map, from the bottom up; what is not here is ``storagebench``'s:
+The modules, from the bottom up; the rest is in ``storagebench``:
 
-- ``gpu``         what the harness needs of a GPU: a real one by way of torch, or whatever a test brings
-- ``contestant``  what a contestant can be asked to do, and who is left out, with the reason
-- ``data``        what is moved, and whether it has arrived
+- ``gpu``         the harness's interface to a GPU: a real one through torch, or a test's
+- ``tool``        the interface of a tool, and the missing tools with the reason
+- ``data``        the data, and its verification
 - ``trial``       the best of several settings
-- ``ours``        deepnvme: through bounce slots, by cuFile, and to host memory, which is the mark
-- ``rivals``      DeepSpeed, kvikio, a copy after the read, fio
+- ``ours``        deepnvme: through bounce buffers, with cuFile, and to host memory as the reference
+- ``baselines``   DeepSpeed, kvikio, a copy after the read, fio
 - ``loaders``     whole safetensors files
-- ``rows``        what is compared: reads, writes, loads; each verified
-- ``timeline``    one transfer of each kind, recorded: what the copies cost
+- ``rows``        reads, writes and loads; each verified
+- ``timeline``    one recorded transfer of each kind: the cost of the copies
 - ``summary``     medians, ratios, and the targets
-- ``run``         all of it, with a record that is written after each row
-- ``plot``        a record as a picture, where matplotlib is installed
+- ``run``         runs all rows, and writes the record after each
+- ``plot``        a record as a picture, if matplotlib is installed
 
 It needs torch and deepnvme, and nothing else: who is missing is named in the record.
 """

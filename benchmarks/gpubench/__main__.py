@@ -1,4 +1,4 @@
-"""``python -m gpubench``: tensors on the first GPU that torch reaches."""
+"""``python -m gpubench``: run all rows with tensors on the first GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is moved, and whether it has arrived: random bytes, models of them, and comparisons."""
+"""The data and its verification: random bytes, models of them, and comparisons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpubench.contestant import Place
+from gpubench.tool import Place
 
 _PAGE_BYTES = 4096
 _PAGES_COMPARED = 256

@@ -1,4 +1,4 @@
-"""What the harness needs of a GPU: nothing else here touches ``torch.cuda``."""
+"""The harness's interface to a GPU. Only this module uses ``torch.cuda``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Gpu(Protocol):
         """Compare every byte of a tensor on the GPU with one of the host."""
 
     def wait(self) -> None:
-        """Wait for everything, so that nobody is timed without what it left to be done."""
+        """Wait for all GPU work, so that the timing includes it."""
 
     def load(self, path: str, engine: Any) -> dict[str, torch.Tensor]:
         """``deepnvme.load`` to this GPU."""

@@ -1,4 +1,4 @@
-"""Who loads a safetensors file to a GPU, each as its users do."""
+"""Tools that load a safetensors file to a GPU, each with its usual API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import deepnvme
 
-from gpubench.contestant import Group, Loader, Place, needs_torch_cuda
+from gpubench.tool import Group, Loader, Place, needs_torch_cuda
 
 if TYPE_CHECKING:
     from pathlib import Path

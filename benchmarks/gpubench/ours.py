@@ -1,4 +1,4 @@
-"""deepnvme: with bounce slots, with cuFile, and to the host's memory, which is what the others are held against."""
+"""deepnvme: with bounce buffers, with cuFile, and to host memory as the reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import deepnvme
 
-from gpubench.contestant import Contestant, Group, Place, Where
+from gpubench.tool import Group, Place, Tool, Where
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ MARK = "deepnvme, pinned host memory"
 THEN_COPY = "deepnvme to pinned, then copy_"
 
 
-class Bounce(Contestant):
+class Bounce(Tool):
     """``Engine.read`` and ``Engine.write`` of a tensor on the GPU, with all settings at their defaults."""
 
     name = BOUNCE
@@ -72,7 +72,7 @@ class ThenCopy(Bounce):
     """The whole tensor in page-locked memory first, and one copy: what a pipeline is there to beat."""
 
     name = THEN_COPY
-    group: Group = "rival"
+    group: Group = "baseline"
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)

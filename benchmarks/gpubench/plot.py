@@ -1,4 +1,4 @@
-"""A record as a picture: a panel for each row, medians as bars, ranges as whiskers, the mark as a line.
+"""A record as a picture: a panel for each row, medians as bars, ranges as whiskers, the reference as a line.
 
 ``python -m gpubench.plot RECORD.json`` draws a record again, also one from a machine without matplotlib.
 """
@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_COLOURS = {"deepnvme": "#1f6feb", "mark": "#8fb8f6", "rival": "#d29922", "fio": "#8b949e"}
-_NAMES = {"deepnvme": "deepnvme", "mark": "deepnvme to host memory", "rival": "others", "fio": "fio"}
+_COLOURS = {"deepnvme": "#1f6feb", "mark": "#8fb8f6", "baseline": "#d29922", "fio": "#8b949e"}
+_NAMES = {"deepnvme": "deepnvme", "mark": "deepnvme to host memory", "baseline": "others", "fio": "fio"}
 
 
 def draw(record_path: Path) -> list[Path]:
-    """Draw a record beside itself and return the files made.
+    """Draw a record into its folder and return the new files.
 
     Raises:
         ImportError: matplotlib is not installed.

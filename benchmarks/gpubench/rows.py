@@ -1,4 +1,4 @@
-"""What is compared: reads, writes and loads, in alternating rounds, each verified."""
+"""The rows: reads, writes and loads, in alternating rounds, each verified."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import deepnvme
 import torch
 
-from gpubench.contestant import Contestant, Loader, Place, reason
 from gpubench.data import Mismatch, compare_file, compare_state, random_bytes, random_model, size_text
+from gpubench.tool import Loader, Place, Tool, reason
 from storagebench import cache
 from storagebench.measure import Sample, timed
 from storagebench.rounds import order
@@ -22,7 +22,7 @@ from storagebench.rounds import order
 
 @dataclass
 class Row:
-    """All samples of one kind of work, and who could not take part."""
+    """All samples of one kind of work, and the skipped tools."""
 
     key: str
     title: str
@@ -33,7 +33,7 @@ class Row:
     notes: list[str] = field(default_factory=list)
 
     def drop(self, name: str, why: str) -> None:
-        """Leave somebody out, with all that was measured of him."""
+        """Skip a tool, and drop its samples."""
         print(f"{self.key}: left out: {name}: {why}", file=sys.stderr)
         self.left_out[name] = why
         self.samples.pop(name, None)
@@ -53,7 +53,7 @@ class Pace:
 
 
 def run_rounds(row: Row, line: Sequence[Any], pace: Pace, once: Callable[[Any, bool], Sample]) -> Row:
-    """Give everybody a turn in each round, one round of which is not counted."""
+    """Run every tool once in each round; the first round is not counted."""
     end = time.monotonic() + pace.seconds
     for index in range(pace.rounds + 1):
         if index > 1 and time.monotonic() > end:
@@ -62,7 +62,7 @@ def run_rounds(row: Row, line: Sequence[Any], pace: Pace, once: Callable[[Any, b
         for one in order([one for one in line if one.name not in row.left_out], index):
             try:
                 sample = once(one, index == 0)
-            except Exception as error:  # noqa: BLE001 - whatever a rival throws must not end the others' run
+            except Exception as error:  # noqa: BLE001 - whatever a baseline throws must not end the others' run
                 row.drop(one.name, reason(error))
                 continue
             row.settings[one.name] = one.settings()
@@ -81,7 +81,7 @@ class Transfers:
         self.place = place
         self.host = random_bytes(place.nbytes)
 
-    def read(self, line: Sequence[Contestant], left_out: dict[str, str], pace: Pace) -> Row:
+    def read(self, line: Sequence[Tool], left_out: dict[str, str], pace: Pace) -> Row:
         """Fill a tensor from a cold file."""
         row = Row("read", f"cold read of {size_text(self.place.nbytes)} into a tensor on the GPU", left_out)
         path = self.place.scratch / "read.bin"
@@ -92,7 +92,7 @@ class Transfers:
             "none": None,
         }
 
-        def once(one: Contestant, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
+        def once(one: Tool, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
             target: Any = targets[one.where]
             if is_first:
                 one.prepare_read(target, path)
@@ -108,7 +108,7 @@ class Transfers:
         finally:
             path.unlink(missing_ok=True)
 
-    def write(self, line: Sequence[Contestant], left_out: dict[str, str], pace: Pace) -> Row:
+    def write(self, line: Sequence[Tool], left_out: dict[str, str], pace: Pace) -> Row:
         """Write a tensor to a new file, durably."""
         row = Row("write", f"durable write of {size_text(self.place.nbytes)} from a tensor on the GPU", left_out)
         path = self.place.scratch / "write.bin"
@@ -116,7 +116,7 @@ class Transfers:
         pinned.copy_(self.host)
         sources = {"gpu": self.place.gpu.tensor(self.host), "host": pinned, "none": None}
 
-        def once(one: Contestant, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
+        def once(one: Tool, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
             source: Any = sources[one.where]
             path.unlink(missing_ok=True)
             if is_first:
@@ -142,13 +142,13 @@ class Transfers:
 
         return timed(whole, self.place.nbytes)[0]
 
-    def _spoil(self, one: Contestant, target: Any) -> None:
+    def _spoil(self, one: Tool, target: Any) -> None:
         if one.where == "gpu":
             self.place.gpu.spoil(target)
         elif one.where == "host":
             target.fill_(0xA5)
 
-    def _verify_read(self, one: Contestant, target: Any) -> None:
+    def _verify_read(self, one: Tool, target: Any) -> None:
         if one.where == "none":
             return
         is_right = self.place.gpu.same(target, self.host) if one.where == "gpu" else torch.equal(target, self.host)

@@ -1,4 +1,4 @@
-"""All rows on one GPU, with a record that is written after each: a run that is cut short is worth something."""
+"""Runs all rows on one GPU. The record is written after each row, so an interrupted run keeps its rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpubench import loaders, ours, plot, rivals, rows, summary, timeline
-from gpubench.contestant import Place, made, reason
+from gpubench import baselines, loaders, ours, plot, rows, summary, timeline
+from gpubench.tool import Place, made, reason
 from storagebench import environment
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ MOVERS = (
     ours.Gds,
     ours.Mark,
     ours.ThenCopy,
-    rivals.PythonCopy,
-    rivals.DeepSpeed,
-    rivals.Kvikio,
-    rivals.Fio,
+    baselines.PythonCopy,
+    baselines.DeepSpeed,
+    baselines.Kvikio,
+    baselines.Fio,
 )
 
 
@@ -59,12 +59,12 @@ def run(gpu: Gpu, scratch: Path, results: Path, *, nbytes: int, pace: rows.Pace)
     print()
     for verdict in summary.judge(done):
         print(verdict)
-    for kind, figures in record["timelines"].items():
-        hidden = figures.get("copies_hidden")
+    for kind, metrics in record["timelines"].items():
+        hidden = metrics.get("copies_hidden")
         said = (
             f"{hidden:.1%} of copying hidden behind the disk"
             if hidden is not None
-            else figures.get("failed", "no copies")
+            else metrics.get("failed", "no copies")
         )
         print(f"timeline of a {kind}: {said}")
     print(_drawn(path))

@@ -1,4 +1,4 @@
-"""Medians, spread, ratios within the rounds, and what was to be reached."""
+"""Medians, spread, ratios within the rounds, and targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARK_RATIO = 0.95
 
 @dataclass(frozen=True)
 class Line:
-    """One contestant of a row. A ratio is the median of the ratios within the rounds."""
+    """One tool of a row. A ratio is the median of the ratios within the rounds."""
 
     name: str
     group: str
@@ -83,8 +83,8 @@ def judge(rows: list[Row]) -> list[Verdict]:
         if row.key != "load":
             verdicts.append(_beside(row, first, ours.MARK, _MARK_RATIO))
             verdicts.append(_beside(row, ours.GDS, "kvikio", 1.0))
-        rivals = [name for name, group in row.groups.items() if group == "rival"]
-        verdicts.extend(_beside(row, first, name, 1.0) for name in rivals)
+        baselines = [name for name, group in row.groups.items() if group == "baseline"]
+        verdicts.extend(_beside(row, first, name, 1.0) for name in baselines)
         verdicts.append(_cpu(row, first))
     return verdicts
 
@@ -98,7 +98,7 @@ def _beside(row: Row, one: str, other: str, wanted: float) -> Verdict:
 
 def _cpu(row: Row, first: str) -> Verdict:
     by_name = {line.name: line for line in lines(row)}
-    others = [line for line in by_name.values() if line.group == "rival"]
+    others = [line for line in by_name.values() if line.group == "baseline"]
     text = f"{row.key}: CPU s/GB of {first}"
     if first not in by_name or not others:
         return Verdict(text, "less than any other's", None, None, row.left_out.get(first, "there is no other"))
@@ -127,8 +127,8 @@ def table(row: Row) -> str:
     for line in lines(row):
         spread = f"{line.min_gb_per_s:.2f} - {line.max_gb_per_s:.2f}"
         ratios = [f"{one:.2f}" if one is not None else "-" for one in (line.of_mark, line.ours_beside)]
-        figures = f"{line.gb_per_s:6.2f} {spread:>15} {line.cpu_s_per_gb:9.3f}"
-        text.append(f"{line.name:36} {figures} {ratios[0]:>8} {ratios[1]:>7}")
+        metrics = f"{line.gb_per_s:6.2f} {spread:>15} {line.cpu_s_per_gb:9.3f}"
+        text.append(f"{line.name:36} {metrics} {ratios[0]:>8} {ratios[1]:>7}")
     text += [f"left out: {name}: {why}" for name, why in row.left_out.items()]
     text += [f"note: {note}" for note in row.notes]
     return "\n".join(text)

@@ -1,4 +1,4 @@
-"""One transfer of each kind, recorded: how much of the copies hides behind the disk."""
+"""Records one transfer of each kind: how much of the copies overlaps with the disk."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import deepnvme
 
-from gpubench.contestant import reason
 from gpubench.rows import make_cold
+from gpubench.tool import reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,14 +31,14 @@ _KEPT = (
 
 
 def record(transfers: Transfers, stem: Path, row: Row) -> dict[str, dict[str, Any]]:
-    """Read and write with bounce slots, once each to warm up and once recorded; figures by kind.
+    """Read and write with bounce slots, once each to warm up and once recorded; metrics by kind.
 
     ``<stem>-read.html`` and ``-write.html`` are pages, the ``.trace.json`` beside them is for Perfetto.
     """
     place = transfers.place
     path = place.scratch / "timeline.bin"
     tensor = place.gpu.tensor(transfers.host)
-    figures: dict[str, dict[str, Any]] = {}
+    metrics: dict[str, dict[str, Any]] = {}
     with deepnvme.Engine() as engine:
 
         def read() -> None:
@@ -53,11 +53,11 @@ def record(transfers: Transfers, stem: Path, row: Row) -> dict[str, dict[str, An
                 step()
                 if kind == "read":
                     make_cold(path, row)
-                figures[kind] = _recorded(engine, step, stem.with_name(f"{stem.name}-{kind}"))
-            except Exception as error:  # noqa: BLE001 - the figures of the rows are there without it
-                figures[kind] = {"failed": reason(error)}
+                metrics[kind] = _recorded(engine, step, stem.with_name(f"{stem.name}-{kind}"))
+            except Exception as error:  # noqa: BLE001 - the metrics of the rows are there without it
+                metrics[kind] = {"failed": reason(error)}
     path.unlink(missing_ok=True)
-    return figures
+    return metrics
 
 
 def _recorded(engine: deepnvme.Engine, step: Callable[[], None], stem: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The best of several settings, by one trial each."""
+"""Finds the best of several settings by one trial each."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Optimizer steps in memory: the kernel beside torch's and DeepSpeed's."""
+"""Optimizer steps in memory: deepnvme's kernel, torch's and DeepSpeed's."""

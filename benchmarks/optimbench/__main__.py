@@ -1,4 +1,4 @@
-"""``python -m optimbench``: steps in memory, in alternating rounds."""
+"""``python -m optimbench``: measure optimizer steps in memory, in alternating rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from optimbench.contestants import OURS, NotOffered, Row, Tensors, rows
+from optimbench.tools import OURS, NotOffered, Row, Tensors, rows
 from storagebench import environment
 from storagebench.rounds import order
 
@@ -29,7 +29,7 @@ class Samples:
 
 
 def measure(row: Row, elements: int, threads: int, rounds: int, steps: int) -> dict[str, object]:
-    """Run a row: each round with tensors of its own, which all contestants step on, one after the other."""
+    """Run a row: each round with tensors of its own, which all tools step on, one after the other."""
     left_out: dict[str, str] = {}
     samples = {one.name: Samples() for one in row.line}
     weights, grad = (torch.randn(elements, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
@@ -59,9 +59,7 @@ def measure(row: Row, elements: int, threads: int, rounds: int, steps: int) -> d
         "row": row.name,
         "element_bytes": row.element_bytes,
         "left_out": left_out,
-        "contestants": [
-            _line(name, one, samples[OURS], row.element_bytes * elements) for name, one in samples.items()
-        ],
+        "tools": [_line(name, one, samples[OURS], row.element_bytes * elements) for name, one in samples.items()],
     }
 
 
@@ -118,8 +116,8 @@ def _table(row: dict[str, object]) -> str:
     lines = [f"\n{row['row']}, {row['element_bytes']} bytes of memory for each element"]
     lines.append("| | step ms | min - max | GB/s | CPU s/GB | ours is so many times as fast |")
     lines.append("|---|---|---|---|---|---|")
-    contestants = cast("list[dict[str, Any]]", row["contestants"])
-    for one in sorted(contestants, key=lambda one: one["median_ms"]):
+    tools = cast("list[dict[str, Any]]", row["tools"])
+    for one in sorted(tools, key=lambda one: one["median_ms"]):
         spread = f"{one['min_ms']} - {one['max_ms']}"
         ratio = "" if one["name"] == OURS else one["ours_is_so_many_times_as_fast"]
         cells = [one["name"], one["median_ms"], spread, one["gb_per_s"], one["cpu_s_per_gb"], ratio]

@@ -1,1 +1,1 @@
-"""Who writes what when several processes save the state of a model of this size together."""
+"""The shares of several processes that save the state of a large model together."""

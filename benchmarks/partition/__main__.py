@@ -1,11 +1,10 @@
-"""Plan checkpoints of public models, and show how evenly their bytes are shared out among writers.
+"""Plan checkpoints of public models, and show how evenly their bytes are distributed over writers.
 
     python -m partition --results results            all models, at 8, 64 and 1,024 writers
     python -m partition --models gpt2 --writers 4
 
-The plan is the real one, to the last byte, of weights in bf16 and what AdamW has in fp32: a copy of the weights,
-two moments and the number of steps. The tensors have addresses and no memory: nothing looks into them before a save
-begins.
+The plan is exact: weights in bf16, and AdamW's state in fp32 (a copy of the weights, two moments and the step
+count). The tensors have addresses but no memory: planning does not read them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Shapes of public models, computed from the figures of their configurations.
+"""Shapes of public models, computed from their configurations.
 
-Each figure is the one of that name in the ``config.json`` that Hugging Face has for the model, which ``source``
-names. ``parameters`` is what the shapes must add up to: the size that the model's own index of weights says, or its
-paper.
+Each number has the name that it has in the model's ``config.json`` on Hugging Face, at ``source``. ``parameters``
+is the expected total, from the model's index of weights or its paper.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def gpt2() -> Iterator[Shape]:
     yield "ln_f.bias", (768,)
 
 
-def llama(  # noqa: PLR0913, PLR0917 (the figures of a configuration)
+def llama(  # noqa: PLR0913, PLR0917 (the numbers of a configuration)
     hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int, experts: int = 0
 ) -> Callable[[], Iterator[Shape]]:
     """Return the shapes of a Llama, or with experts of a Mixtral.

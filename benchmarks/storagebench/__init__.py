@@ -1,17 +1,17 @@
-"""Storage benchmarks of deepnvme and of what people use today, in alternating rounds on one folder.
+"""Storage benchmarks of deepnvme and its baselines, in alternating rounds on one folder.
 
-The map, from the bottom up:
+The modules, from the bottom up:
 
-- ``settings``     what one run measures: sizes, counts, rounds
+- ``settings``     sizes, counts and rounds of a run
 - ``measure``      one timed action: wall seconds, CPU seconds, bytes
-- ``cache``        cold means cold: the page cache is dropped and the file is checked
+- ``cache``        drops a file from the page cache, and checks that it did
 - ``data``         random contents, stamps that make every write differ, verification
 - ``memory``       pinned, plain and fresh tensors
 - ``fio``          one fio job: its command line and its own report
 - ``sweep``        the best of several settings, by trial
-- ``contestants``  who is compared; one file each
-- ``rows``         what is compared; one file for each kind of work
-- ``rounds``       every contestant once in each round, the order turned round after round
+- ``tools``        one file for each tool
+- ``rows``         one file for each kind of work
+- ``rounds``       every tool once in each round, in rotating order
 - ``summary``      medians and ratios; ``targets`` judges them; ``table``, ``record`` and ``plot`` show them
 - ``environment``  kernel, processor, disk and versions
 """

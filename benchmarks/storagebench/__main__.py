@@ -1,4 +1,4 @@
-"""``python -m storagebench``: the whole comparison, or some of its rows."""
+"""``python -m storagebench``: run all rows, or some of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from storagebench import environment, hugepages, lineup, plot, record, settings, table, targets
-from storagebench.contestants import fio_job
+from storagebench import environment, hugepages, plot, record, registry, settings, table, targets
 from storagebench.rounds import RowResult, run_row
 from storagebench.rows import calls, large, small
 from storagebench.rows.base import Bench, Row
 from storagebench.summary import summarise
+from storagebench.tools import fio_job
 
 ROWS: tuple[type[Row], ...] = (
     large.WriteNewPinned,
@@ -28,7 +28,7 @@ ROWS: tuple[type[Row], ...] = (
 
 
 def main() -> int:
-    """Run the rows that were asked for; returns 1 when deepnvme failed in one of them."""
+    """Run the requested rows. Returns 1 if deepnvme failed in one of them."""
     arguments = _arguments()
     rows = _rows(arguments.rows)
     scratch: Path = arguments.scratch.resolve()
@@ -43,42 +43,42 @@ def main() -> int:
 
 
 def _measure(bench: Bench, rows: list[type[Row]], arguments: argparse.Namespace) -> int:
-    taking_part = lineup.assemble(bench)
+    tools = registry.assemble(bench)
     results: list[RowResult] = []
     path = Path()
     try:
         for row_type in rows:
             row = row_type(bench)
-            results.append(run_row(row, taking_part.of(row.group), arguments.rounds))
+            results.append(run_row(row, tools.of(row.group), arguments.rounds))
             print(table.render(summarise(results[-1]), results[-1]), flush=True)
-            # After every row, so that a crash in a later one costs only that one.
+            # Written after every row: a crash loses only the current one.
             path = record.write(
                 arguments.results,
                 "quick" if arguments.quick else arguments.rows.replace(",", "+"),
                 settings=bench.settings,
                 environment=environment.describe(bench.scratch),
-                lineup=taking_part,
+                registry=tools,
                 results=results,
                 verdicts=targets.judge(results),
             )
     finally:
-        taking_part.close()
+        tools.close()
         bench.close()
-    _finish(path, results, taking_part)
+    _finish(path, results, tools)
     return int(any(name.startswith("deepnvme") for result in results for name in result.failed))
 
 
-def _finish(path: Path, results: list[RowResult], taking_part: lineup.Lineup) -> None:
+def _finish(path: Path, results: list[RowResult], tools: registry.Registry) -> None:
     print("\nTargets")
     for verdict in targets.judge(results):
         print(f"  {verdict}")
-    for name, reason in taking_part.missing.items():
+    for name, reason in tools.missing.items():
         print(f"skipped: {name}: {reason}")
     print("\nWritten:", ", ".join(made.name for made in [path, *plot.draw(path)]))
 
 
-def _rows(asked: str) -> list[type[Row]]:
-    words = asked.split(",")
+def _rows(names: str) -> list[type[Row]]:
+    words = names.split(",")
     known = {"all", *(row.group for row in ROWS), *(row.key for row in ROWS)}
     unknown = [word for word in words if word not in known]
     if unknown:
@@ -93,7 +93,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--mib", type=int, default=2048, help="size of the large tensor in MiB (default 2048)")
     parser.add_argument("--scratch", type=Path, default=Path("scratch"), help="folder on the disk to measure")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records")
-    parser.add_argument("--quick", action="store_true", help="small counts and sweeps: does everything work?")
+    parser.add_argument("--quick", action="store_true", help="small counts and sweeps: a smoke test")
     arguments = parser.parse_args()
     if arguments.rounds < 1 or arguments.mib < 1:
         parser.error("--rounds and --mib are at least 1")

@@ -1,4 +1,4 @@
-"""Cold means cold: the page cache is dropped before a read, and the file is checked not to be in it."""
+"""Drops files from the page cache before a read, and checks that no page is left."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 _DROP = Path("/proc/sys/vm/drop_caches")
 _PROBES = 64
-# A page that somebody holds for a moment is not dropped.
+# A page that is briefly held is not dropped.
 _ATTEMPTS, _PAUSE_S = 5, 0.3
 
 
 def drop_method() -> str:
-    """Say how files are made cold here: ``drop_caches`` (root) or ``posix_fadvise``."""
+    """Return how files are dropped from the page cache: ``drop_caches`` (root) or ``posix_fadvise``."""
     return "drop_caches" if os.access(_DROP, os.W_OK) else "posix_fadvise"
 
 
@@ -46,7 +46,7 @@ def _drop(path: Path) -> None:
 
 
 def cached_probes(path: Path) -> int:
-    """Return how many of 64 evenly spread pages of `path` are in the page cache (0 where that is unknown)."""
+    """Return how many of 64 evenly spread pages of `path` are in the page cache (0 if unknown)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         step = max(1, os.fstat(descriptor).st_size // _PROBES)
@@ -56,7 +56,7 @@ def cached_probes(path: Path) -> int:
 
 
 def _is_cached(descriptor: int, offset: int) -> bool:
-    # RWF_NOWAIT answers only from the page cache and starts no I/O.
+    # RWF_NOWAIT reads only from the page cache and starts no I/O.
     try:
         return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except OSError as error:
@@ -66,5 +66,5 @@ def _is_cached(descriptor: int, offset: int) -> bool:
 
 
 def settle() -> None:
-    """Let the disk finish what the last contestant left behind, outside any timing."""
+    """Let the disk finish the writes of the last tool, outside any timing."""
     os.sync()

@@ -18,7 +18,7 @@ _SAMPLED_PAGES = 256
 
 
 class Mismatch(RuntimeError):
-    """A contestant did not move the bytes it was given."""
+    """A tool transferred wrong bytes."""
 
 
 def random_tensor(size: int) -> torch.Tensor:
@@ -34,13 +34,13 @@ def fill(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 
 def stamp(tensor: torch.Tensor) -> None:
-    """Change 8 bytes of every page, so that neither old file contents nor old memory can pass for new ones."""
+    """Change 8 bytes of every page, so that old file contents or old memory do not pass for new ones."""
     words = tensor.numpy()[: tensor.numel() // PAGE_BYTES * PAGE_BYTES].reshape(-1, PAGE_BYTES)
     words[:, :8] = np.frombuffer(os.urandom(8), np.uint8)
 
 
 def check_memory(name: str, got: torch.Tensor, wanted: torch.Tensor, *, every_byte: bool) -> None:
-    """Compare what was read with what the file holds: every byte, or 256 random pages.
+    """Compare read bytes with the file: every byte, or 256 random pages.
 
     Raises:
         Mismatch: at the first difference.

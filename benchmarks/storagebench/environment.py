@@ -1,4 +1,4 @@
-"""Kernel, processor, disk and versions: what a figure depends on, and nothing that names the machine."""
+"""Kernel, processor, disk and versions, without anything that identifies the machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGES = (
 
 
 def describe(folder: Path) -> dict[str, object]:
-    """Return what a record says about where it was made."""
+    """Return the environment for a record."""
     return {
         "kernel": platform.release(),
         "cpu": _cpu_model(),

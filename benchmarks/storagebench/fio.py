@@ -1,8 +1,8 @@
-"""One fio job: its command line, and what fio itself reports about it.
+"""One fio job: its command line and its report.
 
-fio is a process of its own, so its start, its buffer filling and (for a new file) its creation and
-preallocation of the file lie outside the figures here: the wall time is the runtime that fio reports, which
-contains the closing fsync, and the CPU time is its own user and system share of that runtime.
+fio runs in its own process. The metrics exclude its start, the filling of its buffers and, for a new file, creation
+and preallocation. The wall time is the runtime that fio reports, including the final fsync. The CPU time is fio's
+own user and system share of that runtime.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Engine = Literal["libaio", "io_uring", "io_uring-fixed", "psync"]
 
 
 class FioFailed(RuntimeError):
-    """fio returned an error, or a report that does not say what was asked for."""
+    """fio failed, or its report does not match the job."""
 
 
 @dataclass(frozen=True)
 class FioSetting:
-    """Engine, block size and depth of one job, and whether its buffers lie in huge pages."""
+    """Engine, block size and depth of one job, and whether its buffers are in huge pages."""
 
     engine: Engine
     block_bytes: int
@@ -51,7 +51,7 @@ class FioSetting:
 
 @cache
 def version() -> str | None:
-    """Return fio's version, or None where it is not installed."""
+    """Return fio's version, or None if it is not installed."""
     if shutil.which("fio") is None:
         return None
     return subprocess.run(["fio", "--version"], check=True, capture_output=True, text=True).stdout.strip()
@@ -63,7 +63,7 @@ def transfer(setting: FioSetting, rw: Literal["read", "write"], path: Path, size
     if rw == "write":
         arguments.append("--end_fsync=1")
     report = _run(setting, arguments, path)
-    # fio moves whole blocks only, so of a size that is no multiple it leaves out the rest.
+    # fio transfers whole blocks only and skips a remainder.
     return _sample(report, rw, size // setting.block_bytes * setting.block_bytes)
 
 

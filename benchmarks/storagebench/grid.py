@@ -1,8 +1,8 @@
-"""``python -m storagebench.grid FOLDER``: what ``deepnvme tune`` chooses, beside the best of a full grid.
+"""``python -m storagebench.grid FOLDER``: compare the choice of ``deepnvme tune`` with the best of a full grid.
 
-The grid tries every setting of the search's own space, `--rounds` times each in changing order. The best of it by
-the median of its trials and the choice of ``tune`` then meet in alternating rounds, since the best of a thousand
-noisy medians owes something to luck.
+The grid tries every setting of the search's space, `--rounds` times each in changing order. The best setting by
+median and the choice of ``tune`` are then measured in alternating rounds, since the best of a thousand noisy
+medians is partly luck.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def compare(direction: str, folder: Path, size: int, rounds: int) -> None:
-    """Print how the two ways of choosing did for one direction."""
+    """Print the comparison for one direction."""
     trial = Trial(direction, folder / "grid.raw", size)
     began = time.monotonic()
     speeds: dict[int, list[float]] = {}

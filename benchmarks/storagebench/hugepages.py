@@ -1,6 +1,6 @@
-"""Huge pages for fio's buffers: set aside for a run as root, and given back after it.
+"""Huge pages for fio's buffers: reserved for a run as root, and released after it.
 
-The speed of a direct read hangs on how scattered its memory is, so that fio in huge pages is the mark to reach.
+Direct reads are faster into contiguous memory, so fio with huge pages is the fair baseline.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MEMINFO = Path("/proc/meminfo")
 
 @contextmanager
 def reserved(size: int) -> Iterator[bool]:
-    """Set aside huge pages of `size` bytes, and yield whether they are there.
+    """Reserve huge pages of `size` bytes, and yield whether that succeeded.
 
-    Where that takes root and this is not root, or memory is too scattered, nothing is changed.
+    Without root, or if memory is too fragmented, nothing is changed.
     """
     try:
         before = _COUNT.read_text(encoding="ascii")
@@ -37,7 +37,7 @@ def reserved(size: int) -> Iterator[bool]:
 
 
 def free_bytes() -> int:
-    """Return how much is set aside and not in use."""
+    """Return the bytes of free reserved huge pages."""
     return _field("HugePages_Free") * _page_bytes()
 
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
-# What is timed: all preparation is done before the callable is made.
-# It returns a Sample when another process measured itself (fio), else whatever the caller wants to verify.
+# The timed work: all preparation is done before the callable is made.
+# It returns a Sample if another process measured itself (fio), else a value to verify.
 Action = Callable[[], object]
 
 
@@ -21,7 +21,7 @@ class Sample:
         wall_s: seconds from call to return.
         cpu_s: user plus system seconds of every thread of the measured process.
         bytes_moved: bytes read or written.
-        extra: further figures of this row, such as ``median_us``.
+        extra: further metrics of this row, such as ``median_us``.
     """
 
     wall_s: float
@@ -36,7 +36,7 @@ class Sample:
 
     @property
     def cpu_s_per_gb(self) -> float:
-        """CPU seconds for each gigabyte (10^9) moved."""
+        """CPU seconds for each gigabyte (10^9) transferred."""
         return self.cpu_s / (self.bytes_moved / 1e9)
 
     def record(self) -> dict[str, object]:
@@ -49,8 +49,8 @@ class Sample:
 def timed(action: Action, bytes_moved: int) -> tuple[Sample, object]:
     """Run `action` once and return its sample and its value.
 
-    Garbage collection is off meanwhile, for every contestant alike: a collection that happens to fall into
-    one contestant's turn would be counted as its I/O.
+    Garbage collection is off meanwhile, for every tool alike: a collection that happens to fall into
+    one tool's turn would be counted as its I/O.
     """
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The memory that is read into and written from: pinned, plain and fresh."""
+"""Memory for reads and writes: pinned, plain and fresh."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def plain(size: int) -> torch.Tensor:
 
 
 def fresh(size: int) -> torch.Tensor:
-    """Return an ordinary tensor that nobody has touched: its pages come into being during the read."""
+    """Return an ordinary tensor whose pages are faulted in during the read."""
     return torch.empty(size, dtype=torch.uint8)
 
 
 def can_lock(size: int) -> bool:
-    """Say whether this process may lock `size` bytes (its limit, or the capability to ignore it)."""
+    """Return whether this process may lock `size` bytes (its limit, or the capability to ignore it)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft in (resource.RLIM_INFINITY, -1) or soft >= size:
         return True

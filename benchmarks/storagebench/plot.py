@@ -1,4 +1,4 @@
-"""The figure: one panel for each row, medians as bars, minimum and maximum as whiskers, as SVG and PNG.
+"""The plot: one panel for each row, medians as bars, minimum and maximum as whiskers, as SVG and PNG.
 
 ``python -m storagebench.plot RECORD.json`` draws a record again.
 """
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = {"deepnvme": "#1f6feb", "fio": "#57606a", "DeepSpeed": "#d29922", "orientation": "#c9d1d9"}
-_FIGURES = {"GB/s": "gb_per_s", "us": "median_us", "reads/s": "wall_s"}
+_METRICS = {"GB/s": "gb_per_s", "us": "median_us", "reads/s": "wall_s"}
 _COLUMNS = 2
 
 
 def draw(record_path: Path) -> list[Path]:
-    """Draw a record beside itself and return the files made."""
+    """Draw a record into its folder and return the new files."""
     record: dict[str, Any] = json.loads(record_path.read_text(encoding="utf-8"))
     rows = [row for row in record["rows"] if row["lines"]]
     if not rows:
@@ -67,7 +67,7 @@ def draw(record_path: Path) -> list[Path]:
 
 def _panel(panel: Axes, row: dict[str, Any]) -> None:
     smaller_is_better = row["unit"] == "us"
-    # The best ends up at the top, since bars are drawn from the bottom.
+    # Bars are drawn from the bottom, so the best one comes last.
     lines = sorted(row["lines"], key=lambda line: line["figure"], reverse=smaller_is_better)
     ranges = [_range(row, line["name"]) for line in lines]
     values = [line["figure"] for line in lines]
@@ -94,7 +94,7 @@ def _range(row: dict[str, Any], name: str) -> tuple[float, float]:
         # 4 KiB a read.
         values = [sample["bytes_moved"] / 4096 / sample["wall_s"] for sample in samples]
     else:
-        values = [sample[_FIGURES[row["unit"]]] for sample in samples]
+        values = [sample[_METRICS[row["unit"]]] for sample in samples]
     return min(values), max(values)
 
 

@@ -12,7 +12,7 @@ from storagebench.summary import summarise
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from storagebench.lineup import Lineup
+    from storagebench.registry import Registry
     from storagebench.rounds import RowResult
     from storagebench.settings import Settings
     from storagebench.targets import Verdict
@@ -24,7 +24,7 @@ def write(  # noqa: PLR0913 - a record is the sum of its parts
     *,
     settings: Settings,
     environment: dict[str, object],
-    lineup: Lineup,
+    registry: Registry,
     results: list[RowResult],
     verdicts: list[Verdict],
 ) -> Path:
@@ -35,8 +35,8 @@ def write(  # noqa: PLR0913 - a record is the sum of its parts
         "row_set": name,
         "environment": environment,
         "settings": asdict(settings),
-        "missing": lineup.missing,
-        "sweeps": lineup.sweeps,
+        "missing": registry.missing,
+        "sweeps": registry.sweeps,
         "rows": [_row(result) for result in results],
         "targets": [asdict(verdict) for verdict in verdicts],
     }

@@ -1,4 +1,4 @@
-"""What one run measures: sizes, counts and rounds, chosen in one place."""
+"""Sizes, counts and rounds of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 PAGE_BYTES = 4096
 
-# The largest moment of a run holds the reference, a copy for each kind of memory, a rival's own copies, and the
+# The largest moment of a run holds the reference, a copy for each kind of memory, a baseline's own copies, and the
 # huge pages that are set aside for fio.
 _COPIES_IN_MEMORY = 6 + 2
 # Raw, numpy and torch files to read, the file being written, and room to spare.
@@ -23,11 +23,11 @@ _COPIES_ON_DISK = 6
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides how long a run takes.
+    """All settings that determine the duration of a run.
 
     Args:
         large_bytes: size of the one large tensor.
-        sweep_bytes: size of the trial transfers that choose each contestant's settings.
+        sweep_bytes: size of the trial transfers that choose each tool's settings.
         small_count: number of small tensors, 4 to 64 KiB each.
         call_count: number of single 4 KiB calls in one round.
         in_flight_count: number of asynchronous 4 KiB reads in one round.
@@ -49,7 +49,7 @@ class Settings:
 
 
 def quick(rounds: int, large_bytes: int) -> Settings:
-    """Return small settings that show whether everything works; their speeds mean little."""
+    """Return small settings for a smoke test; their speeds mean little."""
     return Settings(
         large_bytes=large_bytes,
         sweep_bytes=large_bytes,
@@ -70,7 +70,7 @@ def full(rounds: int, large_bytes: int) -> Settings:
 
 
 def fitting_bytes(wanted: int, folder: Path) -> int:
-    """Return `wanted`, or less where memory or disk is short, in whole multiples of 64 MiB.
+    """Return `wanted`, or less if memory or disk is short, in whole multiples of 64 MiB.
 
     Raises:
         SystemExit: when not even 64 MiB fit.
@@ -88,7 +88,7 @@ def fitting_bytes(wanted: int, folder: Path) -> int:
 
 
 def _reclaimable_bytes() -> int:
-    """Return what the page cache would give back (MemAvailable less MemFree)."""
+    """Return the bytes that the page cache can release (MemAvailable less MemFree)."""
     fields = {}
     with open("/proc/meminfo", encoding="ascii") as meminfo:  # noqa: PTH123
         for line in meminfo:

@@ -1,8 +1,8 @@
 """Medians and ratios of one row.
 
-Ratios are taken round by round against the same rival and the median of them is reported: what disturbs a
-shared disk disturbs both of one round. The rival "fio" (and "DeepSpeed") is the one contestant of that group
-with the best median of the row; the fastest of each round would be a choice of noise.
+A ratio is the median of the ratios within the rounds: a disturbance of a shared disk affects both tools of a round.
+The baseline "fio" (or "DeepSpeed") is the tool of that group with the best median of the row. Choosing the fastest
+in each round would select noise.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """One contestant of one row; ratios above 1 mean faster than the rival."""
+    """One tool of one row; ratios above 1 mean faster than the baseline."""
 
     name: str
     group: str
-    figure: float
+    figure: float  # The name is a key of the stored records, which `make plot` draws again.
     wall_s: float
     wall_s_min: float
     wall_s_max: float
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class RowSummary:
-    """One row, and which contestants the ratios are taken against."""
+    """One row, and which tools the ratios are taken against."""
 
     key: str
     title: str
@@ -49,7 +49,7 @@ class RowSummary:
     best_deepspeed: str | None
 
     def line(self, name: str) -> Line | None:
-        """Return the line of a contestant, or None where it has none."""
+        """Return the line of a tool, or None."""
         return next((line for line in self.lines if line.name == name), None)
 
 
@@ -58,14 +58,14 @@ def summarise(result: RowResult) -> RowSummary:
     cost = result.row.cost
     best = {group: _best(result, group) for group in ("fio", "DeepSpeed")}
     lines = []
-    for contestant in result.complete():
-        samples = result.samples[contestant.name]
+    for tool in result.complete():
+        samples = result.samples[tool.name]
         walls = [sample.wall_s for sample in samples]
         lines.append(
             Line(
-                name=contestant.name,
-                group=contestant.group,
-                figure=median(result.row.figure(sample) for sample in samples),
+                name=tool.name,
+                group=tool.group,
+                figure=median(result.row.metric(sample) for sample in samples),
                 wall_s=median(walls),
                 wall_s_min=min(walls),
                 wall_s_max=max(walls),
@@ -89,11 +89,11 @@ def summarise(result: RowResult) -> RowSummary:
     )
 
 
-def ratio_between(result: RowResult, name: str, rival: str) -> float | None:
-    """Return the median of the per-round ratios of two contestants, or None where one has no samples."""
+def ratio_between(result: RowResult, name: str, baseline: str) -> float | None:
+    """Return the median of the per-round ratios of two tools, or None if one has no samples."""
     if name not in result.samples:
         return None
-    return _ratio(result, result.samples[name], rival, result.row.cost)
+    return _ratio(result, result.samples[name], baseline, result.row.cost)
 
 
 def _best(result: RowResult, group: str) -> str | None:
@@ -108,9 +108,9 @@ def _best(result: RowResult, group: str) -> str | None:
 def _ratio(
     result: RowResult,
     samples: Sequence[Sample],
-    rival: str | None,
+    baseline: str | None,
     cost: Callable[[Sample], float],
 ) -> float | None:
-    if rival is None or rival not in result.samples:
+    if baseline is None or baseline not in result.samples:
         return None
-    return median(cost(theirs) / cost(ours) for ours, theirs in zip(samples, result.samples[rival], strict=True))
+    return median(cost(theirs) / cost(ours) for ours, theirs in zip(samples, result.samples[baseline], strict=True))

@@ -1,4 +1,4 @@
-"""The best of several settings, by trial: all once, then the fastest few again, turn by turn."""
+"""Finds the best of several settings: tries all once, then the fastest few again in turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Choice(Generic[S]):
-    """What a sweep chose, and every trial it made (seconds, by setting, in the order of the candidates)."""
+    """The choice of a sweep, and all its trials (seconds by setting, in the order of the candidates)."""
 
     best: S
     trials: list[tuple[S, list[float]]]

@@ -1,4 +1,4 @@
-"""The tables a person reads."""
+"""Prints rows as tables."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from storagebench.summary import Line, RowSummary
 
 _MIB = 1 << 20
-_HEADS = ("contestant", "median", "wall s", "min - max s", "CPU s/GB", "x fio best", "x DeepSpeed")
+_HEADS = ("tool", "median", "wall s", "min - max s", "CPU s/GB", "x fio best", "x DeepSpeed")
 
 
 def render(summary: RowSummary, result: RowResult) -> str:
-    """Return one row as text, the fastest contestant first."""
+    """Return one row as text, the fastest tool first."""
     upwards = summary.unit == "us"
     lines = sorted(summary.lines, key=lambda line: line.figure, reverse=not upwards)
     grid = [_HEADS, *(_cells(line, summary.unit) for line in lines)]
@@ -31,12 +31,12 @@ def render(summary: RowSummary, result: RowResult) -> str:
 
 
 def _cells(line: Line, unit: str) -> tuple[str, ...]:
-    figure = f"{line.figure:,.0f}" if unit == "reads/s" else f"{line.figure:.2f}"
+    metric = f"{line.figure:,.0f}" if unit == "reads/s" else f"{line.figure:.2f}"
     if "p99_us" in line.extra and unit == "us":
-        figure = f"{figure} (p99 {line.extra['p99_us']:.0f})"
+        metric = f"{metric} (p99 {line.extra['p99_us']:.0f})"
     return (
         line.name,
-        f"{figure} {unit}",
+        f"{metric} {unit}",
         f"{line.wall_s:.3f}",
         f"{line.wall_s_min:.3f} - {line.wall_s_max:.3f}",
         f"{line.cpu_s_per_gb:.3f}",

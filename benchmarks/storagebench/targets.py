@@ -1,7 +1,7 @@
-"""What deepnvme is to reach, judged on medians of per-round ratios: met, missed or not measured.
+"""The targets of deepnvme, judged by medians of per-round ratios: met, missed or not measured.
 
-The back end that is judged is the one that ``backend="auto"`` takes: the first of io_uring, aio and threads
-that works here. Against DeepSpeed the drop-in is judged too, called exactly as DeepSpeed's own handle is.
+The judged back end is the choice of ``backend="auto"``: the first of io_uring, aio and threads that works here. For
+DeepSpeed, the drop-in handle is judged as well, called exactly like DeepSpeed's own.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from storagebench.contestants.fio_job import FioAsMuchMemory
 from storagebench.summary import Line, RowSummary, ratio_between, summarise
+from storagebench.tools.fio_job import FioAsMuchMemory
 
 if TYPE_CHECKING:
     from storagebench.rounds import RowResult
@@ -22,13 +22,13 @@ _PLAIN_RATIO = 0.92
 _SMALL_RATIO = 0.8
 _OURS = ("deepnvme auto", "deepnvme io_uring", "deepnvme aio", "deepnvme threads")
 _DROP_IN = "deepnvme aio_handle"
-_CPU_RIVAL = "fio libaio"
+_CPU_BASELINE = "fio libaio"
 _ONE_LARGE = ", one large"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One target: what was wanted, what was measured (None: it was not), and whether that is enough."""
+    """One target: the wanted value, the measured value (None if not measured), and whether it is met."""
 
     text: str
     wanted: str
@@ -78,7 +78,7 @@ def _ahead(key: str, ratio: float | None) -> Verdict:
 def _cpu(key: str, summary: RowSummary | None) -> Verdict:
     """Judge CPU seconds per GB against fio's libaio job."""
     text = f"{key}: CPU s/GB"
-    ours, fio = _our_line(summary), summary.line(_CPU_RIVAL) if summary else None
+    ours, fio = _our_line(summary), summary.line(_CPU_BASELINE) if summary else None
     if ours is None or fio is None:
         return Verdict(text, "<= fio libaio's", None, None)
     wanted = f"<= fio libaio's {fio.cpu_s_per_gb:.3f}"

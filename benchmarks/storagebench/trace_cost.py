@@ -1,7 +1,6 @@
-"""What recording costs: ``python -m storagebench.trace_cost``, calls of 4 KiB with and without a trace, in turns.
+"""``python -m storagebench.trace_cost``: the cost of recording a trace, by 4 KiB calls with and without it in turn.
 
-The file lies in memory, so that nothing but the calls is measured. Each process has samples of both, and its own
-engine.
+The file is in memory, so that only the calls are measured. Each process measures both with its own engine.
 """
 
 from __future__ import annotations

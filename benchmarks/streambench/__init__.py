@@ -1,5 +1,5 @@
-"""Generation with weights that stay on disk: ``deepnvme.stream`` beside what people use.
+"""Generation with weights that stay on disk: ``deepnvme.stream`` and its baselines.
 
-``contestants`` has who generates, ``turn`` measures one generation step by step, ``nursery`` keeps each contestant
-in a process of its own, ``__main__`` alternates them, ``summary`` adds up.
+``tools`` generate, ``turn`` measures one generation step by step, ``workers`` runs each tool in its own process,
+``__main__`` alternates them, ``summary`` summarizes.
 """

@@ -1,4 +1,4 @@
-"""``python -m streambench``: everybody generates, in alternating rounds."""
+"""``python -m streambench``: generate with every tool, in alternating rounds."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pathlib import Path
 import torch
 
 from storagebench import cache, environment
-from storagebench.contestants.base import NotOffered
-from storagebench.quiet import Quiet, quiet_disk
+from storagebench.disk_idle import DiskIdleProbe, idle_disk
 from storagebench.rounds import order
+from storagebench.tools.base import NotOffered
 from streambench import summary
-from streambench.contestants import Contestant, Setting, everybody
-from streambench.nursery import Answer, Child, Errand
 from streambench.summary import Row
+from streambench.tools import Setting, Tool, all_tools
+from streambench.workers import Answer, Child, Job
 
 # Batch and tokens of each prompt.
 _ROWS = {"b1-p8": (1, 8), "b16-p8": (16, 8), "b1-p512": (1, 512), "b16-p512": (16, 512)}
 _SEED = 20
 _DTYPES = ("bfloat16", "float32")
-# How torch's threads wait for work: for everybody alike.
+# How torch's threads wait for work: the same for all tools.
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
@@ -35,23 +35,23 @@ _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 class Meeting:
     """Everybody, each in a process of its own, and the disk that they share."""
 
-    line: list[Contestant]
+    line: list[Tool]
     setting: Setting
     rounds: int
-    quiet: Quiet
+    quiet: DiskIdleProbe
     children: dict[str, Child] = field(default_factory=dict)
 
     def measure(self, row: Row) -> None:
         """Run all rounds of one row: one that is not counted, then as many as were asked for."""
         for index in range(self.rounds + 1):
             # Prompts are others in each round. It begins with the model in memory, which all are compared with.
-            errand = replace(row.errand, seed=row.errand.seed + index)
+            job = replace(row.job, seed=row.job.seed + index)
             expected: list[int] = []
             for one in [self.line[0], *order(self.line[1:], index)]:
                 if one.name in row.left_out:
                     continue
                 try:
-                    answer = self._ask(one, errand, expected)
+                    answer = self._ask(one, job, expected)
                 except (NotOffered, RuntimeError) as error:
                     row.left_out[one.name] = str(error)
                     _tell(row, one.name, f"left out: {error}")
@@ -64,7 +64,7 @@ class Meeting:
                 note = "" if index > 0 else " (not counted)"
                 _tell(row, one.name, f"step {turn.step_s:.3f} s, prompt {turn.prompt_s:.2f} s{note}")
 
-    def _ask(self, one: Contestant, errand: Errand, expected: list[int]) -> Answer:
+    def _ask(self, one: Tool, job: Job, expected: list[int]) -> Answer:
         if one.name not in self.children:
             self.children[one.name] = Child(one.name, self.setting)
         child = self.children[one.name]
@@ -72,7 +72,7 @@ class Meeting:
             child.open()
             # Whoever came before, and opening, have left the disk nothing to do.
             self.quiet.wait()
-            answer = child.generate(errand)
+            answer = child.generate(job)
         finally:
             if one.ends_with_turn:
                 self.children.pop(one.name).close()
@@ -121,9 +121,9 @@ def main() -> int:
         "--dtype",
         choices=_DTYPES,
         default=_DTYPES[0],
-        help="what everybody computes in; the files have bfloat16",
+        help="dtype of the computation; the files have bfloat16",
     )
-    parser.add_argument("--without", default="", help="contestants that take no part, with semicolons between")
+    parser.add_argument("--without", default="", help="tools that take no part, with semicolons between")
     parser.add_argument("--scratch", type=Path, default=Path("scratch"))
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--name", default="stream", help="of the record, behind its date")
@@ -135,12 +135,12 @@ def main() -> int:
     setting = Setting(scratch / "model", made // torch.bfloat16.itemsize * dtype.itemsize // 4, scratch, dtype)
     arguments.results.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
-    line = [one for one in everybody() if one.name not in arguments.without.split(";")]
+    line = [one for one in all_tools() if one.name not in arguments.without.split(";")]
     loads = [os.getloadavg()[0]]
-    with quiet_disk(scratch) as quiet, closing(Meeting(line, setting, arguments.rounds, quiet)) as meeting:
+    with idle_disk(scratch) as quiet, closing(Meeting(line, setting, arguments.rounds, quiet)) as meeting:
         for key in arguments.rows.split(","):
-            errand = Errand(*_ROWS[key], arguments.new_tokens, _SEED)
-            rows.append(Row(key, errand, {one.name: str(one.group) for one in line}))
+            job = Job(*_ROWS[key], arguments.new_tokens, _SEED)
+            rows.append(Row(key, job, {one.name: str(one.group) for one in line}))
             meeting.measure(rows[-1])
             loads.append(os.getloadavg()[0])
             print(summary.table(rows[-1]), flush=True)

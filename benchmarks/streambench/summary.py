@@ -1,4 +1,4 @@
-"""Medians, spread, ratios within the rounds, and what was to be reached."""
+"""Medians, spread, ratios within the rounds, and targets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from streambench.nursery import Answer, Errand
 from streambench.turn import Turn
+from streambench.workers import Answer, Job
 
 OURS = "deepnvme"
 _ROOFLINE_SHARE, _TIMES_ACCELERATE, _TIMES_DEEPSPEED = 0.95, 3.0, 1.0
@@ -16,22 +16,22 @@ _ROOFLINE_SHARE, _TIMES_ACCELERATE, _TIMES_DEEPSPEED = 0.95, 3.0, 1.0
 
 @dataclass
 class Row:
-    """All answers of one kind of generation: for each contestant, one in each counted round."""
+    """All answers of one kind of generation: for each tool, one in each counted round."""
 
     key: str
-    errand: Errand
+    job: Job
     groups: dict[str, str]
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
     def turns(self, name: str) -> list[Turn]:
-        """Give the measurements of a contestant that took part in every round."""
+        """Give the measurements of a tool that took part in every round."""
         counted = max(map(len, self.answers.values()), default=0)
         answers = self.answers.get(name, [])
         return [one.turn for one in answers] if len(answers) == counted else []
 
     def names(self) -> list[str]:
-        """Tell who took part in every round, the quickest step first."""
+        """Return the tools that completed every round, the quickest step first."""
         there = [name for name in self.answers if self.turns(name)]
         return sorted(there, key=lambda name: median(one.step_s for one in self.turns(name)))
 
@@ -40,7 +40,7 @@ class Row:
         return [max(one["disk_s"], one["compute_s"]) for one in self._rooflines()]
 
     def roofline(self, key: str) -> float | None:
-        """Give the median of a figure of the roofline."""
+        """Give the median of a metric of the roofline."""
         found = [one[key] for one in self._rooflines()]
         return median(found) if found else None
 
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Line:
-    """One contestant of a row. A ratio is the median of the ratios within the rounds."""
+    """One tool of a row. A ratio is the median of the ratios within the rounds."""
 
     name: str
     group: str
@@ -108,7 +108,7 @@ def _line(row: Row, name: str) -> Line:
 
 
 def verdicts(row: Row) -> list[dict[str, Any]]:
-    """Judge what was to be reached, for each rival that reads from disk."""
+    """Judge what was to be reached, for each baseline that reads from disk."""
     found = lines(row)
     mine = [line for line in found if line.name == OURS]
     if not mine:
@@ -138,7 +138,7 @@ def record(row: Row) -> dict[str, Any]:
     """Return a row as JSON-ready values."""
     return {
         "key": row.key,
-        "errand": asdict(row.errand),
+        "job": asdict(row.job),
         "roofline": {key: row.roofline(key) for key in ("disk_s", "compute_s", "bytes")},
         "lines": [asdict(line) for line in lines(row)],
         "verdicts": verdicts(row),

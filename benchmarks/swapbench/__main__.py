@@ -1,4 +1,4 @@
-"""``python -m swapbench``: each tensor of a state is lent, changed and written back, in turns with fio."""
+"""``python -m swapbench``: borrow, change and write back each tensor of a state, in turn with fio."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import deepnvme
 import torch
 
 from storagebench import environment, hugepages
-from storagebench.quiet import quiet_disk
+from storagebench.disk_idle import idle_disk
 from swapbench.fio_mixed import HUGE_BYTES, best_of_fio
 
 _WANTED = 0.9
@@ -80,7 +80,7 @@ def alternate(chosen: argparse.Namespace, scratch: Path) -> dict[str, object]:
     theirs: list[float] = []
     with (
         hugepages.reserved(HUGE_BYTES) as is_huge,
-        quiet_disk(scratch) as quiet,
+        idle_disk(scratch) as quiet,
         open_swapper(chosen, scratch) as swapper,
     ):
         keys = [str(index) for index in range(chosen.mib // chosen.item_mib)]

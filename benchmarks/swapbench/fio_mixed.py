@@ -1,4 +1,4 @@
-"""fio's random reads and writes of one file, half and half unless another share is asked for."""
+"""fio's random reads and writes of one file, half and half by default."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from storagebench.quiet import Quiet
+    from storagebench.disk_idle import DiskIdleProbe
 
 _BLOCK_BYTES = 1 << 20
 ENGINES = ("io_uring", "libaio")
 DEPTHS = (8, 16, 32, 64)
-# Enough for the deepest, and for what fio has beside its buffers.
+# Enough for the deepest queue and for the rest of fio.
 HUGE_BYTES = 256 << 20
 
 
@@ -77,7 +77,7 @@ def lay_out(path: Path, nbytes: int) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def best_of_fio(path: Path, nbytes: int, quiet: Quiet, *, is_huge: bool) -> tuple[Mixed, dict[str, float]]:
+def best_of_fio(path: Path, nbytes: int, quiet: DiskIdleProbe, *, is_huge: bool) -> tuple[Mixed, dict[str, float]]:
     """Try some settings; the best, and how fast each was."""
     lay_out(path, nbytes)
     speeds: dict[Mixed, float] = {}

@@ -1,4 +1,4 @@
-"""``python -m trainbench``: steps of optimizers with state on disk, and of models with parameters there."""
+"""``python -m trainbench``: measure steps with optimizer state on disk, or with parameters on disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import closing
 from pathlib import Path
 
 from storagebench import environment, hugepages
-from storagebench.quiet import quiet_disk
+from storagebench.disk_idle import idle_disk
 from swapbench.fio_mixed import HUGE_BYTES, best_of_fio
 from trainbench import summary
 from trainbench.offloaded import TOKENS, Size
 from trainbench.rounds import Bench, Row
-from trainbench.steppers import everybody
+from trainbench.steppers import all_tools
 
 # Whether parameters are of bf16; entries of a batch, and whether blocks change in the backward pass.
 _STEPS = {"step-fp32": False, "step-bf16": True}
@@ -42,7 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2, help="in a row, for each turn")
     parser.add_argument("--width", type=int, default=1024, help="of the model whose parameters are on disk")
     parser.add_argument("--blocks", type=int, default=24, help="of that model")
-    parser.add_argument("--without", default="", help="contestants that take no part, with semicolons between")
+    parser.add_argument("--without", default="", help="tools that take no part, with semicolons between")
     parser.add_argument("--quick", action="store_true", help="does everything work? the speeds mean little")
     parser.add_argument("--scratch", type=Path, default=Path("scratch"))
     parser.add_argument("--results", type=Path, default=Path("results"))
@@ -60,10 +60,10 @@ def arguments() -> argparse.Namespace:
 def run(chosen: argparse.Namespace, scratch: Path) -> Path:
     """Measure all rows, and write the record after each."""
     size = Size(chosen.width, chosen.blocks)
-    line = {name: one for name, one in everybody().items() if name not in chosen.without.split(";")}
+    line = {name: one for name, one in all_tools().items() if name not in chosen.without.split(";")}
     nbytes = max(8 * chosen.elements, size.parameter_bytes) // _MIB * _MIB
     rows: list[Row] = []
-    with hugepages.reserved(HUGE_BYTES) as is_huge, quiet_disk(scratch) as quiet:
+    with hugepages.reserved(HUGE_BYTES) as is_huge, idle_disk(scratch) as quiet:
         best, trials = best_of_fio(scratch / "mixed", nbytes, quiet, is_huge=is_huge)
         with closing(Bench(scratch, quiet, best, chosen.rounds, chosen.steps, line, chosen.quick)) as bench:
             for key in chosen.rows.split(","):

@@ -1,8 +1,8 @@
 """DeepSpeed's optimizer swappers, driven as ZeRO stage 3 drives them in a step.
 
-What is on disk is what ZeRO has there: fp32 master weights and two moments. Where parameters are fp32 themselves,
-that is half as many bytes again as torch's AdamW has state. A sub-group is whole parameters until there are enough
-elements. Gradients are in memory, as ours are; ZeRO would read them from disk, too.
+As in ZeRO, the disk has fp32 master weights and two moments. With fp32 parameters, that is 1.5 times the state of
+torch's AdamW. A sub-group is a number of whole parameters with enough elements. Gradients are in memory, as for
+deepnvme; ZeRO would read them from disk as well.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from storagebench.contestants.base import NotOffered
+from storagebench.tools.base import NotOffered
 from trainbench.steppers import Stepper
 from trainbench.tensors import LR, WEIGHT_DECAY, gradients, shapes, weights
 
@@ -137,7 +137,7 @@ class Pipelined(Stepper):
         self._round(self._change)
 
     def close(self) -> None:
-        """Give locked memory back, which the swapper does when nobody has it any more."""
+        """Release locked memory; the swapper frees it after its last use."""
         del self._swapper
 
     def parameters(self) -> list[torch.Tensor]:

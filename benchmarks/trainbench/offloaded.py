@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from trainbench.nursery import Answer, took
 from trainbench.tensors import weights
+from trainbench.workers import Answer, took
 
 # Of each batch entry.
 TOKENS = 8
@@ -54,7 +54,7 @@ class Model(torch.nn.Module):
 
 
 def _model(size: Size) -> Model:
-    """Make a model from the numbers that all contestants have, in seconds instead of minutes."""
+    """Make a model from the numbers that all tools have, in seconds instead of minutes."""
     with torch.device("meta"):
         model = Model(size)
     model.to_empty(device="cpu")
@@ -68,7 +68,7 @@ def _model(size: Size) -> Model:
 
 
 class Trained:
-    """One training; answers the nursery's requests."""
+    """One training; answers the workers's requests."""
 
     _offloading: Any = None
 

@@ -1,4 +1,4 @@
-"""Everybody in turns: who has parameters and gradients in memory has the machine for itself meanwhile."""
+"""Alternating rounds: the tool that has parameters and gradients in memory is alone on the machine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from storagebench.contestants.base import NotOffered
-from storagebench.quiet import Quiet
+from storagebench.disk_idle import DiskIdleProbe
 from storagebench.rounds import order
+from storagebench.tools.base import NotOffered
 from swapbench.fio_mixed import Mixed
-from trainbench.nursery import Answer, Child
 from trainbench.offloaded import Size
 from trainbench.steppers import Setting, Stepper
+from trainbench.workers import Child, Reply
 
 OURS, IN_MEMORY, FIO = "deepnvme", "in memory", "fio"
 # What says that it has the bits of torch's optimizer as it comes.
@@ -30,22 +30,22 @@ _GIB, _MIB = 1 << 30, 1 << 20
 
 @dataclass
 class Row:
-    """All that was measured of one kind of step: for each contestant one answer, in each counted round."""
+    """All that was measured of one kind of step: for each tool one answer, in each counted round."""
 
     key: str
     setting: dict[str, Any]
-    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    answers: dict[str, list[Reply]] = field(default_factory=dict)
     fio: list[float] = field(default_factory=list)
     """Bytes in a second, in each round."""
     left_out: dict[str, str] = field(default_factory=dict)
     trials: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    checks: dict[str, Answer] = field(default_factory=dict)
+    checks: dict[str, Reply] = field(default_factory=dict)
     loads: list[float] = field(default_factory=list)
 
 
 @dataclass
 class Bench:
-    """The disk, who measures it, and how often.
+    """The disk, its idle probe, and the number of rounds.
 
     Args:
         scratch: a folder.
@@ -53,12 +53,12 @@ class Bench:
         fio: the best setting.
         rounds: that count.
         steps: of each turn.
-        line: contestants by name.
+        line: tools by name.
         is_quick: no settings are tried, and the disk is not waited for.
     """
 
     scratch: Path
-    quiet: Quiet
+    quiet: DiskIdleProbe
     fio: Mixed
     rounds: int
     steps: int
@@ -118,7 +118,7 @@ class Bench:
         tell(row, name, f"checked: {row.checks[name]}")
 
     def _try(self, row: Row, name: str) -> None:
-        """Choose settings for those who have some."""
+        """Choose settings for the tools that have some."""
         trials = self.line[name].trials
         if self.is_quick or not trials or name in self.chosen:
             return
@@ -138,8 +138,8 @@ class Bench:
         moved = (answer["read_bytes"] + answer["write_bytes"]) / answer["steps"]
         tell(row, name, f"step {answer['took_s'] / answer['steps']:.3f} s, {moved / 1e9:.2f} GB")
 
-    def _turn(self, name: str, setting: Setting, *, is_timed: bool = True) -> Answer:
-        folder = self.scratch / "contestant"
+    def _turn(self, name: str, setting: Setting, *, is_timed: bool = True) -> Reply:
+        folder = self.scratch / "tool"
         folder.mkdir()
         if name not in self.children:
             self.children[name] = Child("steps", name, self._log(name))
@@ -172,7 +172,7 @@ class Bench:
         return self.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"
 
     def offload_row(self, key: str, size: Size, batch: int, *, in_backward: bool) -> Row:
-        """Measure steps of a model whose parameters are on disk, beside the same in memory.
+        """Measure steps of a model with its parameters on disk, and the same in memory.
 
         Raises:
             RuntimeError: their losses differ, or one of them ended.
@@ -180,8 +180,8 @@ class Bench:
         memory = size.parameter_bytes // 4
         row = Row(key, {**asdict(size), "batch": batch, "memory": memory, "in_backward": in_backward})
         children: dict[str, Child] = {}
-        ready: dict[str, Answer] = {}
-        folder = self.scratch / "contestant"
+        ready: dict[str, Reply] = {}
+        folder = self.scratch / "tool"
         folder.mkdir()
         try:
             for name, bound in ((OURS, memory), (IN_MEMORY, 0)):
@@ -200,7 +200,7 @@ class Bench:
         # The first does not count: it tells how many bytes are moved.
         for index in range(self.rounds + 1):
             row.loads.append(os.getloadavg()[0])
-            found: dict[str, Answer] = {}
+            found: dict[str, Reply] = {}
             for name in order([*children, FIO] if index else [*children], index):
                 if name == FIO:
                     read, written = (row.setting["traffic"][side] for side in ("read", "written"))
@@ -223,13 +223,13 @@ class Bench:
             }
 
 
-def _same(found: dict[str, Answer]) -> None:
+def _same(found: dict[str, Reply]) -> None:
     losses = [answer["losses"] for answer in found.values()]
     if any(one != losses[0] for one in losses):
         raise RuntimeError(f"the losses differ: {losses}")
 
 
-def _compare_counts(answer: Answer) -> None:
+def _compare_counts(answer: Reply) -> None:
     """Hold what we say that we moved against what the kernel has counted."""
     own = answer["own"]
     if not own:

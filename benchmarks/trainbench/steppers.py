@@ -1,4 +1,4 @@
-"""Who makes the steps: AdamW with its state on disk, parameters and gradients in memory."""
+"""The tools for steps: AdamW with its state on disk, parameters and gradients in memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from storagebench.contestants.base import NotOffered
+from storagebench.tools.base import NotOffered
 from trainbench.tensors import LR, WEIGHT_DECAY, gradients, shapes, weights
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a contestant is given."""
+    """What a tool is given."""
 
     folder: str
     elements: int
@@ -40,7 +40,7 @@ class Stepper:
     """One way to have state on disk. It has tensors of its own, with the same numbers as all others."""
 
     name = ""
-    #: Goes beside the name: what is on disk, how it gets there, and where the clock stops.
+    #: Printed after the name: the state on disk, its transfer, and the end of the timing.
     contract = ""
     #: Reads by the page cache, which is emptied before each step.
     is_cached = False
@@ -166,8 +166,8 @@ class Fused(Deepnvme):
     is_fused = True
 
 
-def everybody() -> dict[str, type[Stepper]]:
-    """Give all contestants by name."""
+def all_tools() -> dict[str, type[Stepper]]:
+    """Give all tools by name."""
     from trainbench.deepspeed_swap import Partitioned, Pipelined  # noqa: PLC0415
     from trainbench.tensornvme_swap import TensorNvme  # noqa: PLC0415
 

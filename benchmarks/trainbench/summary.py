@@ -1,4 +1,4 @@
-"""Medians, spread, ratios within the rounds, and what was to be reached."""
+"""Medians, spread, ratios within the rounds, and targets."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from trainbench.nursery import Answer
 from trainbench.rounds import FIO, IN_MEMORY, OURS, Row
+from trainbench.workers import Answer
 
 _FLOOR_SHARE, _TIMES_DEEPSPEED, _TIMES_TENSORNVME, _ROOFLINES = 0.9, 1.5, 1.0, 1.10
-_RIVALS = {"DeepSpeed, pipelined": _TIMES_DEEPSPEED, "TensorNVMe": _TIMES_TENSORNVME}
+_BASELINES = {"DeepSpeed, pipelined": _TIMES_DEEPSPEED, "TensorNVMe": _TIMES_TENSORNVME}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One contestant of a row of steps. A ratio is the median of the ratios within the rounds."""
+    """One tool of a row of steps. A ratio is the median of the ratios within the rounds."""
 
     name: str
     step_s: float
@@ -114,7 +114,7 @@ def verdicts(row: Row) -> list[dict[str, Any]]:
         for name in (OURS, f"{OURS}, fused")
         if name in found
     ]
-    for name, wanted in _RIVALS.items():
+    for name, wanted in _BASELINES.items():
         there = found.get(name)
         judged.append(
             _verdict(row, f"times as fast as {name}", wanted, there.ours_beside if there is not None else None)

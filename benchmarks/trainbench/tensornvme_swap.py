@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from storagebench import cache
-from storagebench.contestants.base import NotOffered
+from storagebench.tools.base import NotOffered
 from trainbench import tensornvme_op
 from trainbench.steppers import Plain
 from trainbench.tensors import LR, WEIGHT_DECAY

@@ -1,4 +1,4 @@
-"""Parameters in the shapes of a transformer, gradients, and some elements that torch steps, too."""
+"""Parameters in the shapes of a transformer, gradients, and some elements that torch steps as well."""
 
 from __future__ import annotations
 

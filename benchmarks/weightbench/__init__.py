@@ -1,1 +1,1 @@
-"""Filling a model from the safetensors files that it was downloaded as, the way a model server does."""
+"""Filling a model from its safetensors files, as a model server does."""

@@ -1,4 +1,4 @@
-"""``python -m weightbench``: everybody fills the same model from the same cold files, in alternating rounds."""
+"""``python -m weightbench``: fill a model from cold files with every tool, in alternating rounds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 
 from checkpointbench.limit import Fio
 from storagebench import cache, environment, fio, hugepages
+from storagebench.disk_idle import idle_disk
 from storagebench.measure import Sample
-from storagebench.quiet import quiet_disk
 from storagebench.rounds import order
 from weightbench import model
 from weightbench.child import SMALL_LAYERS
-from weightbench.contestants import EVERYBODY
+from weightbench.tools import EVERYBODY
 
 _FIO = "fio best"
 _FIO_64 = "fio, 64 MiB of memory"
@@ -31,7 +31,7 @@ _SETTING_64 = fio.FioSetting("libaio", 1 << 20, 64, huge=True)
 
 @dataclass
 class Meeting:
-    """The files, and what everybody took."""
+    """The files, and the time of each tool."""
 
     scratch: Path
     layers: int
@@ -46,7 +46,7 @@ class Meeting:
         try:
             is_fio = name in {_FIO, _FIO_64}
             sample = self._fio(name) if is_fio else self._fill(name, is_compared=not is_counted)
-        except Exception as error:  # noqa: BLE001 - whatever a rival throws must not end the others' run
+        except Exception as error:  # noqa: BLE001 - whatever a baseline throws must not end the others' run
             self.left_out[name] = f"{type(error).__name__}: {str(error)[-300:]}"
             print(f"left out: {name}: {self.left_out[name]}", file=sys.stderr, flush=True)
             return
@@ -104,10 +104,10 @@ def summary(samples: dict[str, list[Sample]]) -> list[dict[str, Any]]:
             "cpu_s_per_gb": median(one.cpu_s_per_gb for one in taken),
             "grown_mb": median(one.extra.get("grown_mb", 0) for one in taken),
         }
-        for rival in (_FIO, _FIO_64, "safetensors, lazy"):
-            pairs = zip(taken, samples.get(rival, []), strict=False)
+        for baseline in (_FIO, _FIO_64, "safetensors, lazy"):
+            pairs = zip(taken, samples.get(baseline, []), strict=False)
             ratios = [other.wall_s / one.wall_s for one, other in pairs]
-            line[f"of {rival}"] = median(ratios) if ratios else None
+            line[f"of {baseline}"] = median(ratios) if ratios else None
         lines.append(line)
     return lines
 
@@ -118,8 +118,8 @@ def show(lines: list[dict[str, Any]]) -> None:
     print(f"{'':28} {heads} {'x fio':>6} {'x fio 64':>8} {'x lazy':>7}")
     for line in lines:
         of_fio, of_64, of_lazy = (
-            "-" if line[f"of {rival}"] is None else f"{line[f'of {rival}']:.2f}"
-            for rival in (_FIO, _FIO_64, "safetensors, lazy")
+            "-" if line[f"of {baseline}"] is None else f"{line[f'of {baseline}']:.2f}"
+            for baseline in (_FIO, _FIO_64, "safetensors, lazy")
         )
         spread = f"{line['min_s']:.3f} - {line['max_s']:.3f}"
         print(
@@ -142,7 +142,7 @@ def main() -> int:
     model.write(scratch / "small", SMALL_LAYERS, arguments.shard_mb * 1_000_000)
     nbytes = model.write(scratch / "model", arguments.layers, arguments.shard_mb * 1_000_000)
     loads = [os.getloadavg()[0]]
-    with hugepages.reserved(128 << 20), quiet_disk(scratch) as quiet:
+    with hugepages.reserved(128 << 20), idle_disk(scratch) as quiet:
         limit = None
         if fio.version() is not None and hugepages.free_bytes() >= 128 << 20:
             limit = Fio(scratch / "limit.raw", nbytes, huge=True)

@@ -1,8 +1,8 @@
-"""``python -m weightbench.child NAME FOLDER LAYERS SMALL``: one filling of a model, in a process of its own.
+"""``python -m weightbench.child NAME FOLDER LAYERS SMALL``: fill a model once, in a new process.
 
-A server loads a model once, in a process that has loaded none before. So every turn is a new process, which imports
-everything, builds the model's memory, fills a small model first, and says that it is ready; then the large one is
-filled, and the answer is one line of JSON.
+A server loads a model once per process. So every turn is a new process: it imports everything, builds the model's
+memory, fills a small model, and reports that it is ready. Then it fills the large one and replies with one line of
+JSON.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from storagebench.measure import timed
-from weightbench.contestants import EVERYBODY, Weights
 from weightbench.model import modules
+from weightbench.tools import EVERYBODY, Weights
 
 SMALL_LAYERS = 1
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -46,7 +46,7 @@ def _resident_bytes(field: str) -> int:
 
 def main() -> None:
     """Fill, when told to by a line on standard input."""
-    # What a rival prints belongs to nobody's answer.
+    # Output that a library prints must not mix with the replies.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     name, folder, layers, small = sys.argv[1:]
@@ -68,7 +68,7 @@ def main() -> None:
         "sums": sums(model) if is_to_be_compared else {},
     }
     print(json.dumps(answer), file=answers, flush=True)
-    # Threads of rivals have been seen to hang at the end of a process that has nothing to lose.
+    # Threads of baselines have been seen to hang at the end of a process that has nothing to lose.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""A model as Hugging Face lays it out, and the memory that a server has for it."""
+"""A model in the layout of Hugging Face, and the memory of a server for it."""
 
 from __future__ import annotations
 

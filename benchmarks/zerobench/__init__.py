@@ -1,4 +1,4 @@
-"""Steps of a real DeepSpeed training whose state is on disk: DeepSpeed's own op beside deepnvme's.
+"""Steps of a real DeepSpeed training whose state is on disk: DeepSpeed's own op and deepnvme's.
 
-``child`` trains, in a process for each op; ``__main__`` alternates their steps and adds up.
+``child`` trains, in one process for each op; ``__main__`` alternates their steps and summarizes.
 """

@@ -1,4 +1,4 @@
-"""``python -m zerobench``: the same training on both ops, step for step in turns."""
+"""``python -m zerobench``: run the same training on both ops, step by step in turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from storagebench import environment
-from storagebench.quiet import quiet_disk
+from storagebench.disk_idle import idle_disk
 from storagebench.rounds import order
 from zerobench.child import AIO, CONTEXT, LAYERS, ROWS, WIDTH, WORDS
 
@@ -63,7 +63,7 @@ def measure(row: str, rounds: int, scratch: Path) -> dict[str, list[dict[str, fl
     """
     steps: dict[str, list[dict[str, float]]] = {op: [] for op in OPS}
     children: dict[str, Child] = {}
-    with quiet_disk(scratch) as quiet:
+    with idle_disk(scratch) as quiet:
         try:
             for op in OPS:
                 children[op] = Child(op, row, scratch)

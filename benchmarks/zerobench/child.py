@@ -1,8 +1,8 @@
-"""``python -m zerobench.child OP ROW FOLDER``: trains a language model, one step for each line of standard input.
+"""``python -m zerobench.child OP ROW FOLDER``: train a language model, one step for each line of standard input.
 
-Without arguments it has DeepSpeed's Adam compiled, and ends.
+Without arguments, compile DeepSpeed's Adam and exit.
 
-The answer is one line of JSON: seconds, processor seconds of all threads, bytes to and from the disk, the loss.
+The reply is one line of JSON: seconds, processor seconds of all threads, bytes to and from the disk, the loss.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 //! Any bytes as the input of `settings`; what must hold stands in the bodies.
 #![no_main]
 
-#[path = "../../crates/deepnvme-io/tests/fuzz_bodies/mod.rs"]
+#[path = "../../crates/deepnvme-settings/tests/fuzz_bodies/mod.rs"]
 mod fuzz_bodies;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz_bodies::settings(bytes));

@@ -58,7 +58,7 @@ from deepnvme._deepnvme import (
     write_batch,
 )
 from deepnvme._file import Reader, Writer, open  # noqa: A004 (it is one, as gzip.open is)
-from deepnvme._tools import Answer, bench, report, tune
+from deepnvme._tools import CommandResult, bench, report, tune
 
 # Not in the first transfer of a tensor: a child forked while another thread imports a module can never import it.
 from deepnvme._utils import held_storages as _held_storages  # noqa: F401
@@ -77,11 +77,11 @@ if TYPE_CHECKING:
     from deepnvme._stream import Streaming, StreamStats, stream
 
 __all__ = [
-    "Answer",
     "BackendProbe",
     "Checkpoint",
     "Checkpointer",
     "CheckpointerStats",
+    "CommandResult",
     "EndOfFileError",
     "Engine",
     "Error",

@@ -1,35 +1,35 @@
-"""``deepnvme`` and ``python -m deepnvme``: the same command line as the Rust binary's."""
+"""The command line ``deepnvme`` and ``python -m deepnvme``: the same as the Rust binary's."""
 
 import os
 import signal
 import sys
 from types import FrameType
 
-from deepnvme._deepnvme import _command, _python_command
+from deepnvme._deepnvme import _python_command, _run_command
 
 
 def main() -> int:
-    """Run the command of ``sys.argv``. Exit status: 0 success, 1 failure, 2 usage error."""
+    """Run the command of ``sys.argv`` and return its exit status: 0 success, 1 failure, 2 usage error."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
-        # Commands that need models run in Python. Rust parses their arguments with those of the others.
-        found = _python_command(sys.argv[1:])
-        if found is not None:
-            # Before torch is imported. Its idle threads spin for milliseconds, even during waits for layers. This
-            # shorter time covers the gaps within a layer.
+        # Commands with models run in Python. Rust parses the arguments of all commands.
+        command = _python_command(sys.argv[1:])
+        if command is not None:
+            # Set before torch is imported. Idle OpenMP threads of torch spin for milliseconds by default, also while
+            # layers are read from disk. This shorter spin only bridges the gaps within a layer.
             os.environ.setdefault("GOMP_SPINCOUNT", "3000")
             from deepnvme._stream import commands  # noqa: PLC0415
 
-            return commands.run(*found)
-        return _command(sys.argv[1:])
+            return commands.run(*command)
+        return _run_command(sys.argv[1:])
     except KeyboardInterrupt:
         # The command has removed its files and printed a message.
         return 1
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """End like Ctrl-C, so that no file is left behind."""
+    """End like Ctrl-C: no file stays behind."""
     raise KeyboardInterrupt
 
 

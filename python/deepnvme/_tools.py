@@ -1,4 +1,4 @@
-"""``report``, ``bench`` and ``tune``: the commands as functions."""
+"""The commands ``report``, ``bench`` and ``tune`` as functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepnvme._deepnvme import _answer
+from deepnvme._deepnvme import _command_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
-class Answer(dict[str, Any]):
-    """The result of a command: a dict with the fields of its ``--json``; ``str`` gives the text for people."""
+class CommandResult(dict[str, Any]):
+    """The result of a command: a dict with the fields of its ``--json``. ``str`` gives the text of the command."""
 
     def __init__(self, fields: dict[str, Any], text: str) -> None:
         super().__init__(fields)
@@ -25,15 +25,15 @@ class Answer(dict[str, Any]):
         return self._text
 
 
-def report(*folders: _Path) -> Answer:
-    """Diagnose this machine and these folders: what works, what costs speed, and how to fix it.
+def report(*folders: _Path) -> CommandResult:
+    """Diagnose this machine and these folders, with a remedy for each problem.
 
     Args:
-        folders: folders for data, or manifests of stripe sets; default the current folder. No files are left behind.
+        folders: folders for data, or manifests of stripe sets; default the current folder. No file stays behind.
 
     Returns:
         A dict with ``system``, ``backends``, ``gpu``, ``packages``, ``ops``, ``folders`` and ``findings`` (each with
-        ``severity``, ``text`` and ``remedy``); ``print`` shows it like ``deepnvme report``.
+        ``severity``, ``text`` and ``remedy``); ``print`` shows the text of ``deepnvme report``.
 
     Example:
         >>> report = deepnvme.report(".")
@@ -66,44 +66,44 @@ def bench(
     validate: bool = False,
     against: Literal["fio"] | None = None,
     plot: _Path | None = None,
-) -> Answer:
-    """Measure read or write speed on temporary files in ``folders``.
+) -> CommandResult:
+    """Measure reading or writing. Makes its own files in ``folders`` and removes them.
 
     Args:
         direction: ``"read"`` or ``"write"``.
-        folders: where to create the files, one in each folder.
-        size: bytes of each file, or a text such as ``"512M"``; default 1 GiB.
-        block_size: size of the largest single transfer; default the engine's, 2 MiB.
-        queue_depth: transfers in flight for each worker; default the engine's, 128.
-        workers: submitting threads; default the engine's, one for each processor, at most 4.
-        backend: the I/O backend; default the first that works.
-        single_submit: use one system call for each transfer.
+        folders: folders for the files, one file in each.
+        size: bytes of each file, or a string such as ``"512M"``; default 1 GiB.
+        block_size: largest single transfer; default 2 MiB.
+        queue_depth: transfers in flight per worker; default 128.
+        workers: threads that submit; default one per processor, at most 4.
+        backend: the back end; default the first that works.
+        single_submit: submit each transfer with its own system call.
         direct: whether to bypass the page cache.
-        memory: page-locked memory, or memory as of ``torch.empty``.
-        gpu: number of a GPU to use its memory instead of the host's; ``0`` is the first.
-        buffer: size of a buffer that is reused block by block, as in fio; default the size of the file.
-        random: one request for each block, in random order, instead of one for the whole file.
-        cache: whether the page cache contains the file before a read.
-        durable: durability that each write waits for.
+        memory: page-locked, or pageable like ``torch.empty``.
+        gpu: the GPU that holds the memory instead of the host; ``0`` is the first.
+        buffer: bytes of a buffer that is reused block by block, as fio does; default as large as the file.
+        random: one request per block in random order, instead of one for the file.
+        cache: state of the page cache before a read.
+        durable: durability of a write.
         stripe: stripe one file over all folders, with stripes of this size.
-        processes: number of concurrent processes, each with its own files.
+        processes: processes that run at the same time, each with its own files.
         loops: measured rounds.
-        warm_up: rounds before the measured ones.
-        validate: compare every byte, outside the measured time.
-        against: ``"fio"`` to run fio with the same parameters in alternating rounds.
-        plot: write a plot of latency and bandwidth to this file, .svg or .html.
+        warm_up: warm-up rounds before them.
+        validate: compare every byte, outside the timing.
+        against: ``"fio"`` measures fio with the same parameters, in alternating rounds.
+        plot: draw latencies and bandwidth to this .svg or .html file.
 
     Returns:
-        A dict with ``workload``, ``backend``, ``contestants`` (each with ``summary``: ``gb_per_s`` and more, and
+        A dict with ``workload``, ``backend``, ``results`` (each with ``summary``: ``gb_per_s`` and more, and
         ``samples``) and ``ratio``; ``print`` shows the table.
 
     Raises:
-        ValueError: arguments are invalid or contradictory; the message says what to use instead.
-        deepnvme.Error: the operating system reported an error.
+        ValueError: for invalid arguments, with a remedy.
+        deepnvme.Error: if the machine refuses.
 
     Example:
         >>> outcome = deepnvme.bench("read", ".", size="4M", loops=2, validate=True)
-        >>> outcome["contestants"][0]["summary"]["gb_per_s"] > 0
+        >>> outcome["results"][0]["summary"]["gb_per_s"] > 0
         True
     """
     valued = {
@@ -141,33 +141,33 @@ def tune(
     sweep_config: _Path | None = None,
     output: _Path = "deepnvme.toml",
     plot: _Path | None = None,
-) -> Answer:
-    """Find the best settings for ``folders``, and write them to a file for :meth:`Engine.from_file`.
+) -> CommandResult:
+    """Find the settings that suit ``folders``, and write them to a file that :meth:`Engine.from_file` reads.
 
     Args:
         folders: folders for data; several are tuned one by one and together.
-        budget: seconds that tuning may take.
-        size: bytes of each trial, or a text such as ``"400M"``.
+        budget: seconds for all searches.
+        size: bytes of each trial, or a string such as ``"400M"``.
         read: whether to tune for reading.
         write: whether to tune for writing.
-        memory: page-locked memory, or memory as of ``torch.empty``.
-        gpu: number of a GPU to use its memory instead of the host's; ``0`` is the first.
-        durable: durability that each write waits for.
-        sweep_config: a file of candidate values: JSON lists, named as in ``ds_io``.
-        output: where to write the settings.
-        plot: write a heat map of the trials to this file, .svg or .html.
+        memory: page-locked, or pageable like ``torch.empty``.
+        gpu: the GPU that holds the memory instead of the host; ``0`` is the first.
+        durable: durability of a write.
+        sweep_config: a JSON file with a list of values for each setting, by the names of ``ds_io``.
+        output: file for the settings.
+        plot: draw the trials as a heat map to this .svg or .html file.
 
     Returns:
-        A dict with ``places``, each with ``read`` and ``write`` (``config``, ``gb_per_s``, ``statement``, ``tried``)
+        A dict with ``results``, each with ``read`` and ``write`` (``config``, ``gb_per_s``, ``confidence``, ``tried``)
         and ``both``; ``print`` shows the tables and DeepSpeed's ``"aio"`` block.
 
     Raises:
-        ValueError: arguments are invalid or contradictory; the message says what to use instead.
-        deepnvme.Error: the operating system reported an error.
+        ValueError: for invalid arguments, with a remedy.
+        deepnvme.Error: if the machine refuses.
 
     Example:
         >>> found = deepnvme.tune(".", budget=1, size="1M", write=False)
-        >>> found["places"][0]["both"] == found["places"][0]["read"]["config"]
+        >>> found["results"][0]["both"] == found["results"][0]["read"]["config"]
         True
         >>> engine = deepnvme.Engine.from_file("deepnvme.toml")
     """
@@ -192,6 +192,6 @@ def _options(valued: dict[str, int | str | None], flags: dict[str, bool]) -> Ite
     yield from (f"--{name}" for name, is_set in flags.items() if is_set)
 
 
-def _run(*arguments: str) -> Answer:
-    fields, text = _answer(list(arguments))
-    return Answer(json.loads(fields), text)
+def _run(*arguments: str) -> CommandResult:
+    fields, text = _command_result(list(arguments))
+    return CommandResult(json.loads(fields), text)

@@ -1,51 +1,50 @@
-//! The command line: the program of the Rust crates, run on a thread while Python looks for Ctrl-C.
+//! The command line: runs `deepnvme-cli` on a thread while Python checks for Ctrl-C.
 
 use std::ffi::{OsStr, OsString};
 
-use deepnvme_perf::Error;
-use deepnvme_perf::bench::Launcher;
-use deepnvme_perf::command::{self, Session};
+use deepnvme_cli::commands::{self, CheckedStdout, Session};
+use deepnvme_cli::{Error, Launcher};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::background::run;
 use crate::error;
 
-/// Runs ``deepnvme ARGUMENTS...`` and returns its exit status.
+/// Run ``deepnvme ARGUMENTS...`` and return its exit status.
 #[pyfunction]
-pub(crate) fn _command(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
+pub(crate) fn _run_command(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
     let python = interpreter(py)?;
-    command::keep_numbers();
+    commands::reserve_standard_streams();
     run(py, move |interrupted| {
-        let (mut output, mut talk) = (command::Output::new(), std::io::stderr());
-        command::run(with_name(arguments), &mut session(&python, &mut output, &mut talk, interrupted))
+        let (mut stdout, mut stderr) = (CheckedStdout::new(), std::io::stderr());
+        commands::run(with_program_name(arguments), &mut session(&python, &mut stdout, &mut stderr, interrupted))
     })
 }
 
-/// The name and the options, as JSON, of a command that Python itself runs; ``None`` for all others.
+/// Return the name and the options, as JSON, of a command that Python runs; ``None`` for all others.
 #[pyfunction]
 pub(crate) fn _python_command(arguments: Vec<OsString>) -> Option<(&'static str, String)> {
-    command::keep_numbers();
-    command::for_python(with_name(arguments))
+    commands::reserve_standard_streams();
+    commands::python_command(with_program_name(arguments))
 }
 
-/// What ``deepnvme ARGUMENTS...`` found out, as JSON and as text.
+/// Run ``deepnvme ARGUMENTS...`` and return its result as JSON and as text.
 #[pyfunction]
-pub(crate) fn _answer(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<(String, String)> {
+pub(crate) fn _command_result(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<(String, String)> {
     let python = interpreter(py)?;
-    let answer = run(py, move |interrupted| {
-        let (mut output, mut talk) = (std::io::sink(), std::io::stderr());
-        command::answer(with_name(arguments), &mut session(&python, &mut output, &mut talk, interrupted))
+    let result = run(py, move |interrupted| {
+        let (mut stdout, mut stderr) = (std::io::sink(), std::io::stderr());
+        commands::result(with_program_name(arguments), &mut session(&python, &mut stdout, &mut stderr, interrupted))
     })?;
-    match answer {
-        Ok(answer) => Ok((answer.json, answer.text)),
+    match result {
+        Ok(result) => Ok((result.json, result.text)),
         Err(Error::Usage(text)) => Err(PyValueError::new_err(text)),
         Err(Error::Engine(failure)) => Err(error::raise(py, &failure)),
         Err(other) => Err(error::plain(py, "Error", other.to_string())),
     }
 }
 
-fn with_name(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
+fn with_program_name(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
     std::iter::once("deepnvme".into()).chain(arguments)
 }
 
@@ -55,13 +54,13 @@ fn interpreter(py: Python<'_>) -> PyResult<OsString> {
 
 fn session<'a>(
     python: &OsStr,
-    output: &'a mut (dyn std::io::Write + Send),
-    talk: &'a mut (dyn std::io::Write + Send),
+    stdout: &'a mut (dyn std::io::Write + Send),
+    stderr: &'a mut (dyn std::io::Write + Send),
     interrupted: &'a (dyn Fn() -> bool + Sync),
 ) -> Session<'a> {
     Session {
-        output,
-        talk,
+        stdout,
+        stderr,
         interrupted,
         launcher: Launcher { program: python.into(), arguments: vec!["-m".into(), "deepnvme".into()] },
         python: python.into(),

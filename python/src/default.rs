@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use deepnvme_io::{Config, Engine, SettingsFile};
+use deepnvme_io::{Config, Engine};
+use deepnvme_settings::SettingsFile;
 use pyo3::prelude::*;
 
 use crate::engine::PyEngine;

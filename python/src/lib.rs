@@ -56,7 +56,7 @@ mod _deepnvme {
         SavePlan, SaveShare, SaveStaging, Saving,
     };
     #[pymodule_export]
-    use crate::command::{_answer, _command, _python_command};
+    use crate::command::{_command_result, _python_command, _run_command};
     #[pymodule_export]
     use crate::device_pin::{_pin_device, DevicePin};
     #[pymodule_export]

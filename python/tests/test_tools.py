@@ -44,7 +44,7 @@ def test_a_benchmark_is_a_dict_and_prints_as_a_table(tmp_path: Path) -> None:
     jsonschema.validate(dict(outcome), schema("bench"))
     assert outcome["workload"]["io_bytes"] == 3 << 20
     assert outcome["is_validated"]
-    assert len(outcome["contestants"][0]["samples"]) == 2
+    assert len(outcome["results"][0]["samples"]) == 2
     assert str(outcome).startswith("write 3 MiB, sequential, over laid-out files, page-locked memory, data synced\n")
     assert list(tmp_path.iterdir()) == []
 
@@ -165,7 +165,7 @@ def test_tuning_writes_settings_that_engines_read(tmp_path: Path, monkeypatch: p
     folder.mkdir()
     found = deepnvme.tune(folder, budget=2, size="4M", output=output, plot=plot)
     jsonschema.validate(dict(found), schema("tune"))
-    (place,) = found["places"]
+    (place,) = found["results"]
     for direction in ("read", "write"):
         choice = place[direction]
         assert choice["gb_per_s"] > 0
@@ -192,7 +192,7 @@ def test_tuning_refuses_invalid_arguments(tmp_path: Path) -> None:
     for arguments, message in (
         ({"read": False, "write": False}, "leave nothing to tune"),
         ({"budget": 0.1}, "at least 1s"),
-        ({"output": tmp_path / "precious.toml"}, "holds no settings of deepnvme"),
+        ({"output": tmp_path / "precious.toml"}, "does not contain deepnvme settings"),
         ({"plot": "map.png"}, ".svg or .html"),
     ):
         with pytest.raises(ValueError, match=message):

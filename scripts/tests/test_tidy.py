@@ -48,8 +48,8 @@ def test_only_a_build_for_the_simulation_depends_on_its_runtime() -> None:
         package("format", ("io", "dev")),
         package("cuda", ("standin", None)),
         package("standin", ("mem", None)),
-        package("python", ("cli", None)),
-        package("cli", ("io", None)),
+        package("perf", ("cli", None)),
+        package("cli", ("mem", None)),
         package("newcomer"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A row: one piece of work that every contestant does once in each round."""
+"""A row: one piece of work that every tool does once in each round."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from storagebench import data
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from storagebench.contestants.base import Contestant, Ending
     from storagebench.measure import Sample
     from storagebench.settings import Settings
+    from storagebench.tools.base import Ending, Tool
 
 Unit = Literal["GB/s", "us", "reads/s"]
 
 
 @dataclass
 class Bench:
-    """What all rows share: the settings, the folder, and one large file in each contestant's format."""
+    """What all rows share: the settings, the folder, and one large file in each tool's format."""
 
     settings: Settings
     scratch: Path
@@ -52,7 +52,7 @@ class Row(ABC):
     """One piece of work.
 
     Class attributes: ``key`` (for the command line and the record), ``group`` (``large``, ``small``, ``calls``),
-    ``title`` (for people), ``unit`` of the main figure.
+    ``title`` (for people), ``unit`` of the main metric.
     """
 
     key: str
@@ -68,11 +68,11 @@ class Row(ABC):
         """Allocate memory and write files, once before the first round."""
 
     @abstractmethod
-    def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
-        """Measure one contestant once and verify what it did: every byte, or 256 random pages.
+    def once(self, tool: Tool, *, every_byte: bool) -> Sample:
+        """Measure one tool once and verify what it did: every byte, or 256 random pages.
 
         Raises:
-            NotOffered: when the contestant cannot do this.
+            NotOffered: when the tool cannot do this.
             Mismatch: when it did not move the right bytes.
         """
 
@@ -81,11 +81,11 @@ class Row(ABC):
         """Free memory and delete files."""
 
     def cost(self, sample: Sample) -> float:
-        """Return the figure that ratios are made of, seconds for each byte; smaller is better."""
+        """Return the metric that ratios are made of, seconds for each byte; smaller is better."""
         return sample.wall_s / sample.bytes_moved
 
-    def figure(self, sample: Sample) -> float:
-        """Return the main figure in ``unit``."""
+    def metric(self, sample: Sample) -> float:
+        """Return the main metric in ``unit``."""
         return sample.gb_per_s
 
 

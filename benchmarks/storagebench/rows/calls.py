@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from storagebench import cache, data, memory
-from storagebench.contestants.fio_job import FioJob
 from storagebench.measure import Sample, timed
 from storagebench.rows.base import Row, Unit
 from storagebench.settings import PAGE_BYTES
+from storagebench.tools.fio_job import FioJob
 
 if TYPE_CHECKING:
-    from storagebench.contestants.base import Contestant, OneCall
+    from storagebench.tools.base import OneCall, Tool
 
 _CHECKED_CALLS = 64
 _PERCENT = 100
@@ -49,34 +49,34 @@ class SmallCall(_Blocks):
         """See the base."""
         del self._target
 
-    def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
+    def once(self, tool: Tool, *, every_byte: bool) -> Sample:
         """See the base; 64 further calls outside the timing are verified."""
         del every_byte
         count, path = self.bench.settings.call_count, self.bench.readable(".raw")
-        if isinstance(contestant, FioJob):
+        if isinstance(tool, FioJob):
             cache.make_cold(path)
-            return timed(contestant.random_blocks(path, self.bench.settings.large_bytes, count), 0)[0]
-        locked = contestant.locked(self._target)
+            return timed(tool.random_blocks(path, self.bench.settings.large_bytes, count), 0)[0]
+        locked = tool.locked(self._target)
         target = self._target if locked is None else locked
-        call = contestant.call(target, path)
+        call = tool.call(target, path)
         try:
             cache.make_cold(path)
             sample = _calls(call, self._random_offsets(count))
             for offset in self._random_offsets(_CHECKED_CALLS):
                 target.zero_()
                 call.read_at(offset)
-                self._check(contestant.name, target, offset)
+                self._check(tool.name, target, offset)
         finally:
             call.close()
             if locked is not None:
-                contestant.free_locked(locked)
+                tool.free_locked(locked)
         return sample
 
     def cost(self, sample: Sample) -> float:
         """See the base: the median latency of the round."""
         return sample.extra["median_us"]
 
-    def figure(self, sample: Sample) -> float:
+    def metric(self, sample: Sample) -> float:
         """See the base."""
         return sample.extra["median_us"]
 
@@ -113,37 +113,37 @@ class InFlight(_Blocks):
             memory.pinned(self.bench.settings.in_flight_count * PAGE_BYTES),
             self.bench.reference[: self.bench.settings.in_flight_count * PAGE_BYTES],
         )
-        self._locked: dict[str, tuple[Contestant, torch.Tensor]] = {}
+        self._locked: dict[str, tuple[Tool, torch.Tensor]] = {}
 
     def close(self) -> None:
         """See the base."""
-        for contestant, tensor in self._locked.values():
-            contestant.free_locked(tensor)
+        for tool, tensor in self._locked.values():
+            tool.free_locked(tensor)
         self._locked.clear()
         del self._memory
 
-    def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
+    def once(self, tool: Tool, *, every_byte: bool) -> Sample:
         """See the base; every block is compared in every round."""
         del every_byte
         path = self.bench.readable(".raw")
         offsets = self._random_offsets(self.bench.settings.in_flight_count)
-        targets = list(self._memory_of(contestant).zero_().view(-1, PAGE_BYTES).unbind())
-        action = contestant.in_flight(targets, offsets, path)
+        targets = list(self._memory_of(tool).zero_().view(-1, PAGE_BYTES).unbind())
+        action = tool.in_flight(targets, offsets, path)
         cache.make_cold(path)
         sample, _ = timed(action, len(targets) * PAGE_BYTES)
-        if contestant.group != "fio":
+        if tool.group != "fio":
             for target, offset in zip(targets, offsets, strict=True):
-                self._check(contestant.name, target, offset)
+                self._check(tool.name, target, offset)
         return sample
 
-    def figure(self, sample: Sample) -> float:
+    def metric(self, sample: Sample) -> float:
         """See the base."""
         return sample.bytes_moved / PAGE_BYTES / sample.wall_s
 
-    def _memory_of(self, contestant: Contestant) -> torch.Tensor:
-        if contestant.name not in self._locked:
-            tensor = contestant.locked(self._memory)
+    def _memory_of(self, tool: Tool) -> torch.Tensor:
+        if tool.name not in self._locked:
+            tensor = tool.locked(self._memory)
             if tensor is None:
                 return self._memory
-            self._locked[contestant.name] = (contestant, tensor)
-        return self._locked[contestant.name][1]
+            self._locked[tool.name] = (tool, tensor)
+        return self._locked[tool.name][1]

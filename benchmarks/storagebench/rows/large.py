@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from storagebench.contestants.base import Contestant
     from storagebench.measure import Sample
+    from storagebench.tools.base import Tool
 
 
 class _Large(Row):
-    """Shared: the row's own tensor, and the copies in contestants' own locked memory."""
+    """Shared: the row's own tensor, and the copies in tools' own locked memory."""
 
     group = "large"
     allocate: Callable[[int], torch.Tensor] = staticmethod(memory.plain)
@@ -28,7 +28,7 @@ class _Large(Row):
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         self._tensor: torch.Tensor | None = None
-        self._locked: dict[str, tuple[Contestant, torch.Tensor]] = {}
+        self._locked: dict[str, tuple[Tool, torch.Tensor]] = {}
 
     def prepare(self) -> None:
         """See the base."""
@@ -36,23 +36,23 @@ class _Large(Row):
 
     def close(self) -> None:
         """See the base."""
-        for contestant, tensor in self._locked.values():
-            contestant.free_locked(tensor)
+        for tool, tensor in self._locked.values():
+            tool.free_locked(tensor)
         self._locked.clear()
         self._tensor = None
 
-    def memory_of(self, contestant: Contestant) -> torch.Tensor:
-        """Return the tensor that this contestant uses in this row."""
+    def memory_of(self, tool: Tool) -> torch.Tensor:
+        """Return the tensor that this tool uses in this row."""
         if self._tensor is None:
             raise RuntimeError("prepare() comes first")
         if not self.locked_memory:
             return self._tensor
-        if contestant.name not in self._locked:
-            tensor = contestant.locked(self._tensor)
+        if tool.name not in self._locked:
+            tensor = tool.locked(self._tensor)
             if tensor is None:
                 return self._tensor
-            self._locked[contestant.name] = (contestant, tensor)
-        return self._locked[contestant.name][1]
+            self._locked[tool.name] = (tool, tensor)
+        return self._locked[tool.name][1]
 
 
 class _LargeWrite(_Large):
@@ -72,34 +72,34 @@ class _LargeWrite(_Large):
         super().close()
         self._path().unlink(missing_ok=True)
 
-    def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
+    def once(self, tool: Tool, *, every_byte: bool) -> Sample:
         """See the base; the old file is removed and the disk is quiet before the clock starts."""
-        source, path = self.memory_of(contestant), self._path()
+        source, path = self.memory_of(tool), self._path()
         data.stamp(source)
         if self.over_existing:
-            action = contestant.overwrite(source, path)
+            action = tool.overwrite(source, path)
         else:
             path.unlink(missing_ok=True)
-            action = contestant.write(source, path)
+            action = tool.write(source, path)
         cache.settle()
         sample, _ = timed(action, source.numel())
-        if contestant.group != "fio":
-            check_saved(contestant.name, path, contestant.ending, source, every_byte=every_byte)
+        if tool.group != "fio":
+            check_saved(tool.name, path, tool.ending, source, every_byte=every_byte)
         if not self.over_existing:
             path.unlink()
         return sample
 
 
 class _LargeRead(_Large):
-    def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
+    def once(self, tool: Tool, *, every_byte: bool) -> Sample:
         """See the base; the file is cold before the clock starts."""
-        target, path = self.memory_of(contestant), self.bench.readable(contestant.ending)
+        target, path = self.memory_of(tool), self.bench.readable(tool.ending)
         data.stamp(target)
-        action = contestant.read(target, path)
+        action = tool.read(target, path)
         cache.make_cold(path)
         sample, _ = timed(action, target.numel())
-        if contestant.group != "fio":
-            data.check_memory(contestant.name, target, self.bench.reference, every_byte=every_byte)
+        if tool.group != "fio":
+            data.check_memory(tool.name, target, self.bench.reference, every_byte=every_byte)
         return sample
 
 
@@ -158,12 +158,12 @@ class ReadFresh(Row):
     def close(self) -> None:
         """See the base."""
 
-    def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
+    def once(self, tool: Tool, *, every_byte: bool) -> Sample:
         """See the base."""
-        size, path = self.bench.settings.large_bytes, self.bench.readable(contestant.ending)
-        action = contestant.load(size, path)
+        size, path = self.bench.settings.large_bytes, self.bench.readable(tool.ending)
+        action = tool.load(size, path)
         cache.make_cold(path)
         sample, loaded = timed(action, size)
         if isinstance(loaded, torch.Tensor):
-            data.check_memory(contestant.name, loaded, self.bench.reference, every_byte=every_byte)
+            data.check_memory(tool.name, loaded, self.bench.reference, every_byte=every_byte)
         return sample

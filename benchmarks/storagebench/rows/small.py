@@ -17,8 +17,8 @@ from storagebench.rows.base import Bench, Row
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from storagebench.contestants.base import Contestant
     from storagebench.measure import Sample
+    from storagebench.tools.base import Tool
 
 _KIB = 1024
 _SMALLEST_KIB, _LARGEST_KIB = 4, 64
@@ -37,7 +37,7 @@ class _Small(Row):
         self._bytes = int(ends[-1])
         self._contents = torch.empty(0, dtype=torch.uint8)
         self._tensors: list[torch.Tensor] = []
-        self._locked: dict[str, tuple[Contestant, torch.Tensor]] = {}
+        self._locked: dict[str, tuple[Tool, torch.Tensor]] = {}
 
     @property
     def path(self) -> Path:
@@ -53,22 +53,22 @@ class _Small(Row):
 
     def close(self) -> None:
         """See the base."""
-        for contestant, tensor in self._locked.values():
-            contestant.free_locked(tensor)
+        for tool, tensor in self._locked.values():
+            tool.free_locked(tensor)
         self._locked.clear()
         self._tensors.clear()
         self._contents = torch.empty(0, dtype=torch.uint8)
         for path in self.bench.scratch.glob(f"{self.key}.*"):
             path.unlink()
 
-    def named_tensors(self, contestant: Contestant) -> list[torch.Tensor]:
-        """Return the tensors: ordinary ones, or slices of the contestant's own locked memory."""
-        if contestant.name not in self._locked:
-            arena = contestant.locked(self._contents)
+    def tensors_of(self, tool: Tool) -> list[torch.Tensor]:
+        """Return the tensors: ordinary ones, or slices of the tool's own locked memory."""
+        if tool.name not in self._locked:
+            arena = tool.locked(self._contents)
             if arena is None:
                 return self._tensors
-            self._locked[contestant.name] = (contestant, arena)
-        return self._parts(self._locked[contestant.name][1])
+            self._locked[tool.name] = (tool, arena)
+        return self._parts(self._locked[tool.name][1])
 
     def _parts(self, whole: torch.Tensor) -> list[torch.Tensor]:
         return [whole[at : at + size] for at, size in zip(self._offsets, self._sizes, strict=True)]
@@ -92,22 +92,22 @@ class SmallRead(_Small):
         self.path.write_bytes(self._contents.numpy().data)
         torch.save([part.clone() for part in self._parts(self._contents)], self.path.with_suffix(".pt"))
 
-    def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
+    def once(self, tool: Tool, *, every_byte: bool) -> Sample:
         """See the base; every byte is compared in every round."""
         del every_byte
-        targets = self.named_tensors(contestant)
+        targets = self.tensors_of(tool)
         for target in targets:
             target[:8] = 0
-        path = self.path.with_suffix(".pt" if contestant.ending == ".pt" else ".raw")
-        action = contestant.read_many(targets, self._offsets, path)
+        path = self.path.with_suffix(".pt" if tool.ending == ".pt" else ".raw")
+        action = tool.read_many(targets, self._offsets, path)
         cache.make_cold(path)
         sample, value = timed(action, self._bytes)
         if isinstance(value, torch.Tensor):
-            data.check_memory(contestant.name, value, self._contents, every_byte=True)
+            data.check_memory(tool.name, value, self._contents, every_byte=True)
         elif isinstance(value, list):
-            self.check(contestant.name, [torch.as_tensor(one) for one in value])
-        elif contestant.group != "fio":
-            self.check(contestant.name, targets)
+            self.check(tool.name, [torch.as_tensor(one) for one in value])
+        elif tool.group != "fio":
+            self.check(tool.name, targets)
         return sample
 
 
@@ -117,17 +117,17 @@ class SmallWrite(_Small):
     key = "small-write"
     title = "durable batch write of small tensors, adjacent in one new file"
 
-    def once(self, contestant: Contestant, *, every_byte: bool) -> Sample:
+    def once(self, tool: Tool, *, every_byte: bool) -> Sample:
         """See the base; every byte is compared in every round."""
         del every_byte
-        sources = self.named_tensors(contestant)
+        sources = self.tensors_of(tool)
         self.path.unlink(missing_ok=True)
-        action = contestant.write_many(sources, self._offsets, self.path)
+        action = tool.write_many(sources, self._offsets, self.path)
         cache.settle()
         sample, _ = timed(action, self._bytes)
-        if contestant.ending == ".pt":
-            self.check(contestant.name, torch.load(self.path))
-        elif contestant.group != "fio":
-            data.check_file(contestant.name, self.path, self._contents, every_byte=True)
+        if tool.ending == ".pt":
+            self.check(tool.name, torch.load(self.path))
+        elif tool.group != "fio":
+            data.check_file(tool.name, self.path, self._contents, every_byte=True)
         self.path.unlink()
         return sample

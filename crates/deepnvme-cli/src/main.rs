@@ -1,24 +1,24 @@
-//! The command `deepnvme`: everything is in `deepnvme_perf::command`; this file gives it the process.
+//! The binary `deepnvme`: connects `deepnvme_cli::commands` to the process and its signals.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use deepnvme_perf::bench::Launcher;
-use deepnvme_perf::command::{Output, Session, keep_numbers, run};
+use deepnvme_cli::Launcher;
+use deepnvme_cli::commands::{CheckedStdout, Session, reserve_standard_streams, run};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 fn main() -> ExitCode {
-    keep_numbers();
-    // Ctrl-C, SIGTERM and SIGHUP: the command removes its files and ends. Without a handler they end it at once.
+    reserve_standard_streams();
+    // Ctrl-C, SIGTERM and SIGHUP: the command removes its files and ends. If no handler can be set, they kill it.
     let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::SeqCst));
     let program = std::env::current_exe().unwrap_or_else(|_| "deepnvme".into());
     let status = run(
         std::env::args_os(),
         &mut Session {
-            output: &mut Output::new(),
-            talk: &mut std::io::stderr(),
+            stdout: &mut CheckedStdout::new(),
+            stderr: &mut std::io::stderr(),
             interrupted: &|| INTERRUPTED.load(Ordering::SeqCst),
             launcher: Launcher { program, arguments: Vec::new() },
             python: "python3".into(),

@@ -1,4 +1,4 @@
-//! The binary as people and scripts call it: what it prints, where, and how it ends.
+//! The binary as users and scripts run it: its output, its messages, and its exit status.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 use std::io::{Read, Write};
@@ -30,7 +30,7 @@ fn is_empty(folder: &Path) -> bool {
     std::fs::read_dir(folder).unwrap().next().is_none()
 }
 
-/// Figures become `#`, and runs of blanks one blank, so that what is left is the same everywhere.
+/// Metrics become `#`, and runs of blanks one blank, so that what is left is the same everywhere.
 fn masked(text: &str) -> String {
     let mut out = String::new();
     let mut was_digit = false;
@@ -55,9 +55,9 @@ fn bench(direction: &str, folders: &[&Path], more: &[&str]) -> (i32, String, Str
 }
 
 #[test]
-fn help_teaches_and_ends_with_0() {
-    let (status, help, talk) = run(&["--help"]);
-    assert_eq!((status, talk.as_str()), (0, ""));
+fn help_has_examples_and_ends_with_0() {
+    let (status, help, stderr) = run(&["--help"]);
+    assert_eq!((status, stderr.as_str()), (0, ""));
     assert!(help.contains("Examples:") && help.contains("report") && help.contains("bench"), "{help}");
     assert!(!help.contains("bench-worker") && !help.contains('\u{1b}'), "{help}");
     for command in ["report", "bench"] {
@@ -68,7 +68,7 @@ fn help_teaches_and_ends_with_0() {
 }
 
 #[test]
-fn what_cannot_be_written_is_an_error_and_a_reader_that_has_gone_is_none() {
+fn a_full_disk_is_an_error_and_a_closed_pipe_is_not() {
     for arguments in [&["--help"][..], &["--version"], &["completions", "bash"], &["man"], &["report", "/tmp"]] {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let Output { status, stderr, .. } = deepnvme(arguments).stdout(full).output().unwrap();
@@ -83,7 +83,7 @@ fn what_cannot_be_written_is_an_error_and_a_reader_that_has_gone_is_none() {
 }
 
 #[test]
-fn what_was_asked_wrongly_ends_with_2_and_a_hint() {
+fn usage_errors_end_with_2_and_a_hint() {
     for (arguments, hint) in [
         (&["bench", "read", "/tmp", "--quue-depth", "3"][..], "--queue-depth"),
         (&["repotr"], "report"),
@@ -93,18 +93,18 @@ fn what_was_asked_wrongly_ends_with_2_and_a_hint() {
         (&["bench", "write", "/tmp", "--size", "1.5G"], "512K"),
         (&["bench", "write", "/tmp", "--loops", "0"], "between 1 and 1000"),
         (&["bench", "write", "/tmp", "--workers", "99"], "between 1 and 64"),
-        (&["bench", "read", "/tmp", "--gds"], "say --gpu, too"),
+        (&["bench", "read", "/tmp", "--gds"], "add --gpu"),
         (&["bench", "read", "/tmp", "--plot", "picture.png"], ".svg or .html"),
     ] {
-        let (status, output, talk) = run(arguments);
-        assert_eq!((status, output.as_str()), (2, ""), "{arguments:?}: {talk}");
-        assert!(talk.contains(hint), "{arguments:?}: {talk}");
+        let (status, output, stderr) = run(arguments);
+        assert_eq!((status, output.as_str()), (2, ""), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(hint), "{arguments:?}: {stderr}");
     }
     assert_eq!(run(&[]).0, 2, "without a command there is only help");
 }
 
 #[test]
-fn without_a_driver_it_is_said_what_was_looked_for() {
+fn a_missing_driver_is_reported_with_its_path() {
     for arguments in [
         &["bench", "read", "/tmp", "--gpu"][..],
         &["tune", "/tmp", "--gpu=1"],
@@ -112,32 +112,32 @@ fn without_a_driver_it_is_said_what_was_looked_for() {
         &["ds_nvme_tune", "--nvme_dir", "/tmp", "--gpu"],
     ] {
         let output = deepnvme(arguments).env("DEEPNVME_LIBCUDA", "/no/such/libcuda.so").output().unwrap();
-        let talk = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {talk}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
         let parts =
             ["--gpu: the CUDA driver could not be loaded", "/no/such/libcuda.so: cannot open", "DEEPNVME_LIBCUDA"];
-        assert!(parts.iter().all(|part| talk.contains(part)), "{arguments:?}: {talk}");
+        assert!(parts.iter().all(|part| stderr.contains(part)), "{arguments:?}: {stderr}");
     }
 }
 
 #[test]
-fn several_processes_have_tensors_on_a_gpu() {
+fn several_processes_use_gpu_memory() {
     let folder = folder();
     let options = ["--processes", "2", "--gpu=1", "--validate", folder.path().to_str().unwrap()];
     let mut command = deepnvme(&[&["bench", "write"], &SMALL[..], &options].concat());
     let output = command.env("DEEPNVME_LIBCUDA", deepnvme_standin::library_path()).output().unwrap();
-    let (text, talk) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert!(output.status.success(), "{talk}");
+    let (text, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success(), "{stderr}");
     assert!(text.contains(" by each of 2 processes, ") && text.contains(", memory of cuda:1, "), "{text}");
     assert!(is_empty(folder.path()));
 }
 
 #[test]
-fn a_report_names_every_part_and_json_has_the_same() {
+fn report_has_every_section_as_text_and_json() {
     let folder = folder();
     let path = folder.path().to_str().unwrap();
-    let (status, text, talk) = run(&["report", path, "/no/such/folder"]);
-    assert_eq!((status, talk.as_str()), (0, ""));
+    let (status, text, stderr) = run(&["report", path, "/no/such/folder"]);
+    assert_eq!((status, stderr.as_str()), (0, ""));
     for part in
         ["deepnvme ", "kernel ", "cpu ", "memory ", "io_uring ", "aio ", "threads ", "gpu ", "python ", "folder "]
     {
@@ -152,15 +152,15 @@ fn a_report_names_every_part_and_json_has_the_same() {
     assert_eq!(keys.len(), 8, "{keys:?}");
     assert_eq!(report["backends"].as_array().unwrap().len(), 3);
     assert_eq!(report["folders"][0]["path"], path);
-    assert!(is_empty(folder.path()), "nothing was left behind");
+    assert!(is_empty(folder.path()), "no file stays behind");
 }
 
 #[test]
-fn a_benchmark_prints_its_table_and_leaves_nothing() {
+fn bench_prints_its_table_and_removes_its_files() {
     let folder = folder();
-    let (status, text, talk) =
+    let (status, text, stderr) =
         bench("read", &[folder.path()], &["--validate", "--backend", "threads", "--workers", "1"]);
-    assert_eq!((status, talk.as_str()), (0, ""), "no bar without a terminal");
+    assert_eq!((status, stderr.as_str()), (0, ""), "no progress bar without a terminal");
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines[0], "read 2 MiB, sequential, cold, page-locked memory");
     assert_eq!(lines[1], "threads, 1 worker x depth 128, blocks of 2 MiB");
@@ -172,7 +172,7 @@ fn a_benchmark_prints_its_table_and_leaves_nothing() {
 }
 
 #[test]
-fn every_kind_of_work_is_done_and_compared() {
+fn every_kind_of_workload_runs_and_validates() {
     let folders = [folder(), folder()];
     let both = [folders[0].path(), folders[1].path()];
     for more in [
@@ -184,21 +184,22 @@ fn every_kind_of_work_is_done_and_compared() {
         &["--size", "1234567", "--backend", "aio"],
     ] {
         for direction in ["read", "write"] {
-            let (status, json, talk) = bench(direction, &both, &[more, &["--validate", "--json"]].concat());
-            assert_eq!(status, 0, "{direction} {more:?}: {talk}");
+            let (status, json, stderr) = bench(direction, &both, &[more, &["--validate", "--json"]].concat());
+            assert_eq!(status, 0, "{direction} {more:?}: {stderr}");
             let outcome: Value = serde_json::from_str(&json).unwrap();
-            let summary = &outcome["contestants"][0]["summary"];
+            let summary = &outcome["results"][0]["summary"];
             assert!(
                 summary["gb_per_s"].as_f64().unwrap() > 0.0 && summary["latency_us_p99"].as_u64().is_some(),
                 "{json}"
             );
-            let sample = &outcome["contestants"][0]["samples"][1];
-            let ways = ["bytes_direct", "bytes_bounced", "bytes_buffered"].map(|way| sample[way].as_u64().unwrap());
+            let sample = &outcome["results"][0]["samples"][1];
+            let routes =
+                ["bytes_direct", "bytes_bounced", "bytes_buffered"].map(|route| sample[route].as_u64().unwrap());
             let files = if more.contains(&"--stripe") { 1 } else { 2 };
             let processes = if more.contains(&"--processes") { 2 } else { 1 };
             let bytes = if more.contains(&"1234567") { 1_234_567 } else { 2 << 20 };
             assert_eq!(sample["bytes"], files * processes * bytes, "{direction} {more:?}");
-            assert_eq!(ways.iter().sum::<u64>(), files * processes * bytes, "{direction} {more:?}: {ways:?}");
+            assert_eq!(routes.iter().sum::<u64>(), files * processes * bytes, "{direction} {more:?}: {routes:?}");
             assert!(folders.iter().all(|folder| is_empty(folder.path())), "{direction} {more:?}");
         }
     }
@@ -211,58 +212,61 @@ fn plots_are_pictures_and_pages() {
     std::fs::create_dir(&work).unwrap();
     for (name, begin) in [("plot.svg", "<svg"), ("plot.html", "<!doctype html>")] {
         let plot = folder.path().join(name);
-        let (status, _, talk) = bench("write", &[&work], &["--plot", plot.to_str().unwrap()]);
-        assert_eq!((status, talk.as_str()), (0, ""));
+        let (status, _, stderr) = bench("write", &[&work], &["--plot", plot.to_str().unwrap()]);
+        assert_eq!((status, stderr.as_str()), (0, ""));
         let text = std::fs::read_to_string(plot).unwrap();
         assert!(text.starts_with(begin) && text.contains("latency of blocks") && text.contains("GB/s"), "{name}");
-        assert!(!text.contains("http://") || text.contains("http://www.w3.org/2000/svg"), "it needs nothing else");
+        assert!(!text.contains("http://") || text.contains("http://www.w3.org/2000/svg"), "it is self-contained");
     }
 }
 
 #[test]
-fn fio_takes_part_with_the_same_parameters() {
+fn fio_runs_with_the_same_parameters() {
     let folder = folder();
     let more = ["--against", "fio", "--size", "8M"];
-    let (status, text, talk) = bench("read", &[folder.path()], &more);
-    if talk.contains("fio is not installed") {
+    let (status, text, stderr) = bench("read", &[folder.path()], &more);
+    if stderr.contains("fio is not installed") {
         assert_eq!(status, 2);
-        // Past the capture of the test harness, where whoever counts tests can see it.
-        let _ = writeln!(std::io::stderr(), "skipped: fio_takes_part_with_the_same_parameters: fio is not installed");
+        // Written past the test harness, so that scripts/run_tests.py counts it as skipped.
+        let _ = writeln!(std::io::stderr(), "skipped: fio_runs_with_the_same_parameters: fio is not installed");
         return;
     }
-    assert_eq!((status, talk.as_str()), (0, ""));
+    assert_eq!((status, stderr.as_str()), (0, ""));
     assert!(text.lines().any(|line| line.starts_with("fio-")), "{text}");
     let last = masked(text.lines().rfind(|line| line.contains("times fio")).unwrap());
-    assert_eq!(last, "# times fio's speed: the median of # rounds, # to #");
+    assert_eq!(last, "# times fio's speed: median of # rounds, # to #");
     assert!(is_empty(folder.path()));
-    let (status, _, talk) = bench("write", &[folder.path()], &[&more[..], &["--stripe", "1M"]].concat());
-    assert!(status == 2 && talk.contains("stripe"), "{talk}");
+    let (status, _, stderr) = bench("write", &[folder.path()], &[&more[..], &["--stripe", "1M"]].concat());
+    assert!(status == 2 && stderr.contains("stripe"), "{stderr}");
 }
 
 #[test]
-fn refusals_of_the_machine_end_with_1_and_teach() {
-    let (status, _, talk) = bench("write", &[Path::new("/proc/sys")], &[]);
-    assert!(status == 1 && talk.starts_with("deepnvme: /proc/sys: cannot make a file"), "{talk}");
+fn refusals_of_the_machine_end_with_1_and_a_remedy() {
+    let (status, _, stderr) = bench("write", &[Path::new("/proc/sys")], &[]);
+    assert!(status == 1 && stderr.starts_with("deepnvme: /proc/sys: cannot make a file"), "{stderr}");
     let folder = folder();
-    let (status, _, talk) = bench("write", &[folder.path()], &["--size", "900T"]);
-    assert!(status == 1 && talk.contains("900 TiB are needed, and ") && talk.contains("--size smaller"), "{talk}");
+    let (status, _, stderr) = bench("write", &[folder.path()], &["--size", "900T"]);
+    assert!(
+        status == 1 && stderr.contains("900 TiB are needed, and ") && stderr.contains("--size smaller"),
+        "{stderr}"
+    );
     assert!(is_empty(folder.path()));
 }
 
 #[test]
-fn a_reader_that_goes_is_no_failure() {
+fn a_closed_pipe_is_no_failure() {
     let mut child = deepnvme(&["bench", "--help"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let status = child.wait().unwrap();
-    let mut talk = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut talk).unwrap();
-    assert_eq!((status.code(), talk.as_str()), (Some(0), ""));
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert_eq!((status.code(), stderr.as_str()), (Some(0), ""));
     let mut child = deepnvme(&["report"]).stdout(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
-/// Ends it once its files are there; every process of it has to clean up.
+/// Interrupts the benchmark once its files exist; every process must clean up.
 #[test]
 fn an_interrupted_benchmark_removes_its_files() {
     use rustix::process::{Pid, Signal, kill_process};
@@ -273,21 +277,21 @@ fn an_interrupted_benchmark_removes_its_files() {
         let child = deepnvme(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let began = Instant::now();
         while is_empty(folder.path()) {
-            assert!(began.elapsed() < Duration::from_secs(30), "no file came");
+            assert!(began.elapsed() < Duration::from_secs(30), "no file appeared");
             std::thread::sleep(Duration::from_millis(2));
         }
         std::thread::sleep(Duration::from_millis(100));
         kill_process(Pid::from_raw(child.id() as i32).unwrap(), signal).unwrap();
         let output = child.wait_with_output().unwrap();
-        let talk = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{talk}");
-        assert!(talk.contains("interrupted"), "{talk}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains("interrupted"), "{stderr}");
         assert!(is_empty(folder.path()), "{:?}", std::fs::read_dir(folder.path()).unwrap().collect::<Vec<_>>());
     }
 }
 
 #[test]
-fn a_folder_that_goes_while_it_is_measured_is_an_error() {
+fn a_folder_removed_during_the_measurement_is_an_error() {
     let settings = folder();
     let output = settings.path().join("deepnvme.toml");
     for command in [
@@ -307,15 +311,15 @@ fn a_folder_that_goes_while_it_is_measured_is_an_error() {
         std::thread::sleep(Duration::from_millis(100));
         std::fs::remove_dir_all(&work).unwrap();
         let output = child.wait_with_output().unwrap();
-        let talk = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{command:?}: {talk}");
-        assert!(talk.contains(path), "{command:?}: {talk}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{command:?}: {stderr}");
+        assert!(stderr.contains(path), "{command:?}: {stderr}");
     }
-    assert!(is_empty(settings.path()), "no settings came of it");
+    assert!(is_empty(settings.path()), "no settings were written");
 }
 
 #[test]
-fn shells_and_man_know_the_command() {
+fn completions_and_the_manual_page_have_all_options() {
     for shell in ["bash", "zsh", "fish"] {
         let (status, text, _) = run(&["completions", shell]);
         assert!(status == 0 && text.contains("deepnvme") && text.contains("queue-depth"), "{shell}");
@@ -325,11 +329,11 @@ fn shells_and_man_know_the_command() {
 }
 
 #[test]
-fn tune_prints_its_tables_writes_its_file_and_compares() {
+fn tune_prints_its_tables_writes_its_settings_and_compares_them() {
     let (folder, results) = (folder(), folder());
     let (output, map) = (results.path().join("deepnvme.toml"), results.path().join("map.html"));
     let path = folder.path().to_str().unwrap();
-    let (status, text, talk) = run(&[
+    let (status, text, stderr) = run(&[
         "tune",
         path,
         "--budget",
@@ -341,7 +345,7 @@ fn tune_prints_its_tables_writes_its_file_and_compares() {
         "--plot",
         map.to_str().unwrap(),
     ]);
-    assert_eq!((status, talk.as_str()), (0, ""));
+    assert_eq!((status, stderr.as_str()), (0, ""));
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines[0], format!("{path}, 2 MiB in each trial"));
     assert_eq!(masked(lines[2]), "read GB/s trials settings");
@@ -351,38 +355,44 @@ fn tune_prints_its_tables_writes_its_file_and_compares() {
     assert!(lines.iter().any(|line| masked(line).ends_with("times the default's # GB/s")), "{text}");
     assert!(text.contains("\"intra_op_parallelism\": ") && text.contains("DEEPNVME_CONFIG="), "{text}");
     let settings = std::fs::read_to_string(&output).unwrap();
-    assert!(settings.starts_with("# Found by deepnvme tune") && settings.contains("[folder.read]"), "{settings}");
+    assert!(
+        settings.starts_with("# SearchResult by deepnvme tune") && settings.contains("[folder.read]"),
+        "{settings}"
+    );
     assert!(std::fs::read_to_string(map).unwrap().contains("worker"));
     let compare = ["tune", path, "--size", "2M", "--compare", output.to_str().unwrap()];
-    let (status, text, talk) = run(&compare);
-    assert_eq!(status, 0, "{talk}");
+    let (status, text, stderr) = run(&compare);
+    assert_eq!(status, 0, "{stderr}");
     assert_eq!(text.matches("times as fast").count(), 2, "{text}");
     assert!(is_empty(folder.path()));
 }
 
 #[test]
-fn deepspeeds_names_take_its_options_and_print_its_lines() {
+fn deepspeeds_commands_take_its_options_and_print_its_lines() {
     let (folder, logs) = (folder(), folder());
     let path = folder.path().to_str().unwrap();
     for direction in [&["--read"][..], &[]] {
         let size = ["ds_io", "--folder", path, "--io_size", "1M", "--loops", "2", "--multi_process", "2", "--validate"];
-        let (status, text, talk) = run(&[&size[..], direction].concat());
-        assert_eq!((status, talk.as_str()), (0, ""));
+        let (status, text, stderr) = run(&[&size[..], direction].concat());
+        assert_eq!((status, stderr.as_str()), (0, ""));
         let name = if direction.is_empty() { "Write" } else { "Read" };
-        let figures: Vec<_> = text.lines().rev().take(4).map(masked).collect();
+        let metrics: Vec<_> = text.lines().rev().take(4).map(masked).collect();
         let expected =
             ["E#E _ Speed = # GB/sec", "E#E _ Latency = # sec", "Task _ Speed = # GB/sec", "Task _ Latency = # sec"];
-        assert_eq!(figures, expected.map(|line| line.replace('_', name)));
+        assert_eq!(metrics, expected.map(|line| line.replace('_', name)));
         assert!(text.contains(&format!("[1]: process 1 <----> {path}\n")), "{text}");
     }
-    let (status, text, talk) = run(&["ds_io", "--io_size", "1M"]);
-    assert!(status == 2 && talk.contains("Found 1 validation errors\n  0: At least one of --folder"), "{text}{talk}");
-    let (status, _, talk) = run(&["ds_io", "--io_sise", "1M"]);
-    assert!(status == 2 && talk.contains("--io_size"), "{talk}");
+    let (status, text, stderr) = run(&["ds_io", "--io_size", "1M"]);
+    assert!(
+        status == 2 && stderr.contains("SearchResult 1 validation errors\n  0: At least one of --folder"),
+        "{text}{stderr}"
+    );
+    let (status, _, stderr) = run(&["ds_io", "--io_sise", "1M"]);
+    assert!(status == 2 && stderr.contains("--io_size"), "{stderr}");
     let sweep = logs.path().join("sweep.json");
     std::fs::write(&sweep, r#"{"block_size": ["128K"], "queue_depth": [4], "io_parallel": [1, 2]}"#).unwrap();
     let log_dir = logs.path().join("logs");
-    let (status, text, talk) = run(&[
+    let (status, text, stderr) = run(&[
         "ds_nvme_tune",
         "--nvme_dir",
         path,
@@ -394,7 +404,7 @@ fn deepspeeds_names_take_its_options_and_print_its_lines() {
         log_dir.to_str().unwrap(),
         "--verbose",
     ]);
-    assert_eq!((status, talk.as_str()), (0, ""));
+    assert_eq!((status, stderr.as_str()), (0, ""));
     assert!(text.starts_with(&format!("Running DeepNVMe performance tuning on ['{path}']\n")), "{text}");
     assert!(masked(&text).contains("\nBest performance (GB/sec): read = #, write = #\n{\n \"aio\": {\n"), "{text}");
     assert!(log_dir.join("_aio_bench_write_logs/write_block_overlap_ftd1_d4_bs128K_p2.txt").exists());

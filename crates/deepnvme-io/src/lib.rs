@@ -58,7 +58,7 @@ mod worker;
 pub use deepnvme_mem as mem;
 
 pub use backend::gds::GpuPin;
-pub use config::{BackendChoice, Config, DirectMode, SettingsFile, SubmitMode, WindowMode};
+pub use config::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
 pub use engine::{BackendFactory, Engine, ReadItem, Refused, WriteItem};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{Access, DirectState, OpenOptions, TensorFile};

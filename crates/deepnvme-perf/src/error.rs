@@ -1,70 +1,61 @@
-//! What ends a command early, and the exit status that belongs to it.
+//! Errors that end a command, and their exit status.
 
 use std::path::Path;
 
 use deepnvme_io::shown;
 
-/// Why a report, a benchmark or a search could not be made.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Something was asked for that makes no sense; exit status 2.
+    /// Invalid arguments; exit status 2.
     #[error("{0}")]
     Usage(String),
-    /// The machine refused; exit status 1.
+    /// A refusal of the machine; exit status 1.
     #[error("{0}")]
     Failed(String),
-    /// The engine refused; exit status 1.
+    /// An error of the engine; exit status 1.
     #[error(transparent)]
     Engine(#[from] deepnvme_io::Error),
-    /// Somebody pressed Ctrl-C, or sent SIGTERM; exit status 1.
-    #[error("interrupted; the files that were made have been removed")]
+    /// Ctrl-C or SIGTERM; exit status 1.
+    #[error("interrupted; the temporary files have been removed")]
     Interrupted,
-    /// The same, after what had been found was printed; exit status 1.
-    #[error("interrupted; what was found until then is above")]
-    CutShort,
-    /// What the answer says is bad news, in short; exit status 1.
+    /// Ctrl-C or SIGTERM, after the result so far was printed; exit status 1.
+    #[error("interrupted; the result so far is above")]
+    InterruptedWithResult,
+    /// The command ran, and its result is a failure: a damaged file, for example; exit status 1.
     #[error("{0}")]
-    BadNews(String),
-    /// Whoever read the output has gone; nothing to say, and no failure.
-    #[error("the reader of the output has gone")]
-    Closed,
+    Failure(String),
+    /// The reader closed the output, as `head` does; no message, exit status 0.
+    #[error("the reader closed the output")]
+    OutputClosed,
 }
 
-/// What may end early.
+/// The result of anything that can fail with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-impl From<deepnvme_checkpoint::Error> for Error {
-    fn from(error: deepnvme_checkpoint::Error) -> Self {
-        match error {
-            deepnvme_checkpoint::Error::Io(error) => Self::Engine(error),
-            deepnvme_checkpoint::Error::Interrupted => Self::Interrupted,
-            other => Self::failed(other.to_string()),
-        }
-    }
-}
-
 impl Error {
-    /// Something that was asked for and makes no sense.
+    /// Makes a `Usage` error.
     pub fn usage(text: impl Into<String>) -> Self {
         Self::Usage(text.into())
     }
 
-    pub(crate) fn failed(text: impl Into<String>) -> Self {
+    /// Makes a `Failed` error.
+    pub fn failed(text: impl Into<String>) -> Self {
         Self::Failed(text.into())
     }
 
-    /// What the kernel said about a path, and what was being done.
-    pub(crate) fn at(path: &Path, doing: &str, error: &std::io::Error) -> Self {
-        Self::Failed(format!("{}: cannot {doing}: {error}{}", shown::path(path), remedy(error)))
+    /// Makes a `Failed` error from an I/O error, with the path, the operation and a remedy.
+    pub fn at(path: &Path, operation: &str, error: &std::io::Error) -> Self {
+        Self::Failed(format!("{}: cannot {operation}: {error}{}", shown::path(path), remedy(error)))
     }
 
-    /// 0 where nobody listened any more, 2 for what was asked wrongly, 1 for the rest.
+    /// Returns the exit status: 0 for a closed output, 2 for invalid arguments, 1 for all else.
     #[must_use]
     pub fn exit_status(&self) -> u8 {
         match self {
-            Self::Closed => 0,
+            Self::OutputClosed => 0,
             Self::Usage(_) => 2,
-            Self::Failed(_) | Self::Engine(_) | Self::Interrupted | Self::CutShort | Self::BadNews(_) => 1,
+            Self::Failed(_) | Self::Engine(_) | Self::Interrupted | Self::InterruptedWithResult | Self::Failure(_) => 1,
         }
     }
 }
@@ -85,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_error_has_its_status_and_refusals_teach() {
+    fn errors_have_an_exit_status_and_a_remedy() {
         let refused = std::io::Error::from_raw_os_error(rustix::io::Errno::ACCESS.raw_os_error());
         let text = Error::at(Path::new("/data"), "make a file", &refused).to_string();
         assert!(
@@ -94,6 +85,6 @@ mod tests {
         );
         assert_eq!(Error::usage("x").exit_status(), 2);
         assert_eq!(Error::Interrupted.exit_status(), 1);
-        assert_eq!(Error::Closed.exit_status(), 0);
+        assert_eq!(Error::OutputClosed.exit_status(), 0);
     }
 }

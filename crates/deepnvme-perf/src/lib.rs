@@ -1,23 +1,19 @@
-//! What works on a machine, and how fast.
+//! Measuring a machine: a report, benchmarks, and a search for settings.
 //!
-//! [`report`] gathers facts about the system, its back ends and the folders that data is to live in, and says which of
-//! them cost speed and what to do about it. [`measure`] does a workload round by round, [`bench`] sums the rounds up,
-//! beside a [`rival`] if asked; [`tune`] searches for the settings that suit a disk. [`checkpoint`] looks into
-//! checkpoint files. [`command`] is the command line over all of it, for the Rust binary and for Python.
+//! [`report`] gathers facts about the system, its back ends and its folders, and finds what costs speed. [`measure`] runs a
+//! workload round by round. [`bench`] summarizes the rounds, next to a [`baseline`] if asked. [`tune`] searches for the settings
+//! that suit a disk. The command line is `deepnvme-cli`.
 //!
-//! Gathering and judging are apart: findings, plans and summaries are pure functions, and every reader of `/proc` and
-//! `/sys` takes the root of the tree, so that tests bring machines of their own.
+//! Gathering and judging are apart: findings, plans and summaries are pure functions. Everything that reads `/proc` or `/sys`
+//! takes a root folder, so that tests can describe other machines.
 #![forbid(unsafe_code)]
 
+pub mod baseline;
 pub mod bench;
-pub mod checkpoint;
-pub mod command;
-pub mod deepspeed;
 pub mod error;
 pub mod measure;
 pub mod report;
-pub mod rival;
-mod tree;
+mod system_files;
 pub mod tune;
 pub mod units;
 

@@ -1,11 +1,11 @@
-//! Sizes as people type and read them. Suffixes are powers of 1024, as in fio and DeepSpeed; speeds are in GB/s, 10^9 bytes.
+//! Parsing and printing sizes. Suffixes are powers of 1024, as in fio and DeepSpeed; speeds are in GB/s, 10^9 bytes a second.
 
 pub use deepnvme_io::shown::bytes as bytes_text;
 
-/// `4096`, `512K`, `8M`, `2G`, `1T`, also `512KiB`, `8MB`, in either case.
+/// Parses a size: `4096`, `512K`, `8M`, `2G`, `1T`, also `512KiB`, `8MB`, in either case.
 ///
 /// # Errors
-/// What is wrong with the text, with an example.
+/// The text is not a size; the message has examples.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let digits = trimmed.len() - trimmed.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -16,14 +16,14 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         "m" | "mb" | "mib" => 2,
         "g" | "gb" | "gib" => 3,
         "t" | "tb" | "tib" => 4,
-        _ => return Err(format!("{text:?} is no size; write for example 4096, 512K, 8M or 2G")),
+        _ => return Err(format!("{text:?} is not a size; write for example 4096, 512K, 8M or 2G")),
     };
     let number: u64 =
-        number.parse().map_err(|_| format!("{text:?} is no size; write for example 4096, 512K, 8M or 2G"))?;
-    number.checked_mul(1 << (10 * power)).ok_or_else(|| format!("{text:?} is more than there is"))
+        number.parse().map_err(|_| format!("{text:?} is not a size; write for example 4096, 512K, 8M or 2G"))?;
+    number.checked_mul(1 << (10 * power)).ok_or_else(|| format!("{text:?} is larger than any file"))
 }
 
-/// The shortest form that [`parse_bytes`] reads: `512K`, `2G`, `4097`.
+/// Prints a size in the shortest form that [`parse_bytes`] reads: `512K`, `2G`, `4097`.
 #[must_use]
 pub fn bytes_option(bytes: u64) -> String {
     let fits = |shift: u32| bytes > 0 && bytes.is_multiple_of(1 << shift);
@@ -33,7 +33,7 @@ pub fn bytes_option(bytes: u64) -> String {
         .map_or_else(|| bytes.to_string(), |(unit, shift)| format!("{}{unit}", bytes >> shift))
 }
 
-/// Bytes in units of 10^9.
+/// Converts bytes to units of 10^9.
 #[must_use]
 pub fn gb(bytes: u64) -> f64 {
     bytes as f64 / 1e9
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn sizes_are_parsed() {
         for (text, bytes) in
             [("4096", 4096), ("512K", 512 << 10), ("8m", 8 << 20), ("2GiB", 2 << 30), (" 1 TB ", 1 << 40)]
         {
@@ -58,13 +58,13 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_shown_short() {
+    fn sizes_are_printed_short() {
         assert_eq!([0, 512 << 10, 1536 << 20, 2 << 30].map(bytes_option), ["0", "512K", "1536M", "2G"]);
     }
 
     proptest! {
         #[test]
-        fn what_is_shown_as_an_option_is_read_back(bytes in 0_u64..1 << 50) {
+        fn printed_sizes_parse_to_the_same_value(bytes in 0_u64..1 << 50) {
             prop_assert_eq!(parse_bytes(&bytes_option(bytes)), Ok(bytes));
         }
     }

@@ -17,7 +17,7 @@ _PATHS = ("model", "prompt_file", "folder", "trace")
 
 
 def run(name: str, options: str) -> int:
-    """Run a command. Exit status: 0 success, 1 failure, 2 usage error."""
+    """Run a command with its options as JSON; the exit status: 0 success, 1 failure, 2 usage error."""
     parsed = {name: _path(value) if name in _PATHS else value for name, value in json.loads(options).items()}
     try:
         return {"generate": _generate, "stream-bench": _stream_bench}[name](parsed)

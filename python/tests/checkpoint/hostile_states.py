@@ -18,7 +18,7 @@ import torch
 
 import deepnvme
 from deepnvme import errors, optim
-from deepnvme._deepnvme import _command
+from deepnvme._deepnvme import _run_command
 
 from .mutators import Target, as_text, mutate_json, same
 
@@ -115,7 +115,7 @@ def packed(folder: Path, form: str) -> Target:
     source, target = folder / "source", folder / "packed"
     source.mkdir()
     deepnvme.save(module.state_dict(), source / "model.safetensors")
-    assert _command(["pack", str(source), str(target), "--dtype", form]) == 0
+    assert _run_command(["pack", str(source), str(target), "--dtype", form]) == 0
     path = target / "packed.safetensors"
     sealed, data = split(path.read_bytes())
     without = {key: value for key, value in sealed["__metadata__"].items() if key != SUMS}

@@ -79,7 +79,7 @@ def test_inspect_a_folder_of_shards(tmp_path: Path) -> None:
     deepnvme.save({f"l.{i}": torch.randn(1000) for i in range(4)}, tmp_path / "model.safetensors", max_shard_bytes=5000)
     status, out, _ = run("inspect", tmp_path)
     assert status == 0
-    assert "in all 4 files, 4 tensors, 15.62 KiB" in out or "in all 4 files, 4 tensors, 16000 bytes" in out
+    assert "total: 4 files, 4 tensors, 15.62 KiB" in out or "total: 4 files, 4 tensors, 16000 bytes" in out
 
 
 def test_verify_tells_sound_files_from_damaged_ones(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
@@ -115,7 +115,7 @@ def test_what_cannot_be_verified_or_read(tmp_path: Path) -> None:
         assert status == 1
         assert out.startswith("unknown ")
         assert why in out
-        assert "nothing to verify with: 1 of 1" in err
+        assert "unverifiable: 1 of 1" in err
         (file,) = json.loads(run("verify", path, "--json")[1])
         assert file["verdict"] == "unverifiable"
     status, out, err = run("inspect", tmp_path / "none.pt")

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import deepnvme
 from deepnvme import errors, optim
-from deepnvme._deepnvme import _command
+from deepnvme._deepnvme import _run_command
 from deepnvme._offload import Swapper
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
@@ -201,17 +201,17 @@ def pack(folder: Path, check: Callable[[], None]) -> set[str]:
     source.mkdir()
     save_file({"layers.0.w": torch.randn(256, 256).bfloat16()}, source / "model.safetensors")
     (source / "config.json").write_text("{}")
-    assert _command(["pack", str(source), str(folder / "packed"), "--dtype", "lossless"]) == 0
+    assert _run_command(["pack", str(source), str(folder / "packed"), "--dtype", "lossless"]) == 0
     check()
     for other in ("packed", "state.tmp", "step-00000078"):
-        assert _command(["pack", str(source), str(folder / other), "--dtype", "lossless"]) == 1
+        assert _run_command(["pack", str(source), str(folder / other), "--dtype", "lossless"]) == 1
         check()
     disks = [folder, folder.parent / "other"]
     disks[1].mkdir()
     striped = ["--dtype", "lossless", "--disks", *map(str, disks)]
-    assert _command(["pack", str(source), str(folder.parent / "striped"), *striped]) == 0
+    assert _run_command(["pack", str(source), str(folder.parent / "striped"), *striped]) == 0
     check()
-    assert _command(["pack", str(folder / "nothing"), str(folder / "none"), *striped]) == 1
+    assert _run_command(["pack", str(folder / "nothing"), str(folder / "none"), *striped]) == 1
     manifest = folder.parent / "striped" / "packed.safetensors.stripes.json"
     parts = [Path(path) for path in deepnvme.StripeSet.from_manifest(manifest).paths]
     return {"packed", *(part.name for part in parts if part.parent == folder)}

@@ -15,14 +15,14 @@ import torch
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._deepnvme import _command, _python_command
+from deepnvme._deepnvme import _python_command, _run_command
 
 # Sequences that clear a screen, begin a line, or turn text around, and a control sequence in one character.
 EVIL = "\x1b[2J\r\x07line\nok       forged\u202e\u009b"
 
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    status = _command(list(arguments))
+    status = _run_command(list(arguments))
     said = capfd.readouterr()
     return status, said.out + said.err
 

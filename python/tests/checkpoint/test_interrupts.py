@@ -16,7 +16,7 @@ from .test_hostile import archive
 # Each way runs in a loop for a while, so that the signal arrives in the middle of it.
 CHILD = """
 import os, pathlib, signal, sys, threading, time, torch, deepnvme, contextlib
-from deepnvme._deepnvme import _command
+from deepnvme._deepnvme import _run_command
 from deepnvme.integrations.dcp import DeepnvmeReader
 
 costly, folder, dcp, out = (pathlib.Path(name) for name in sys.argv[1:5])
@@ -25,7 +25,7 @@ checkpointer = deepnvme.Checkpointer(folder)
 
 def command(*arguments):
     # As the program does it: the exit status tells, unless the interruption is raised.
-    _command(list(map(str, arguments)))
+    _run_command(list(map(str, arguments)))
 
 ways = {
     "restore": lambda: checkpointer.restore(),

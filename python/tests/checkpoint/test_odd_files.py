@@ -15,7 +15,7 @@ import torch
 
 import deepnvme
 from deepnvme import errors, optim
-from deepnvme._deepnvme import _command
+from deepnvme._deepnvme import _run_command
 from deepnvme.integrations.dcp import DeepnvmeReader
 
 DEADLINE_S = 60
@@ -81,7 +81,7 @@ def optimizer(path: Path) -> None:
 
 def command(path: Path) -> None:
     for name in ("inspect", "verify"):
-        assert _command([name, str(path)]) == 1
+        assert _run_command([name, str(path)]) == 1
     raise errors.Error(f"{path}: as it should be")
 
 
@@ -155,7 +155,7 @@ def test_a_manifest_that_leads_nowhere_is_no_empty_folder(tmp_path: Path, capfd:
     ):
         with pytest.raises(errors.CorruptFileError, match=r"manifest\.json.*leads nowhere"):
             use()
-    assert _command(["verify", str(tmp_path)]) == 1
+    assert _run_command(["verify", str(tmp_path)]) == 1
     assert "manifest.json: this is no manifest" in "".join(capfd.readouterr())
 
 
@@ -187,7 +187,7 @@ def test_verify_goes_on_after_a_checkpoint_that_is_something_else(
     path = checkpointer.checkpoints[0].path
     path.unlink()
     make(path)
-    assert _command(["verify", str(tmp_path), "--json"]) == 1
+    assert _run_command(["verify", str(tmp_path), "--json"]) == 1
     files = {Path(file["path"]).name: file for file in json.loads(capfd.readouterr().out)}
     assert files["step-00000002.pt"]["verdict"] == "sound"
     assert files[path.name]["verdict"] == "damaged"

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import deepnvme
 from deepnvme._checkpoint import load as load_module
-from deepnvme._deepnvme import _command
+from deepnvme._deepnvme import _run_command
 from deepnvme._stream import weight_sources as stream_files
 from deepnvme.errors import ChecksumError, CorruptFileError
 from deepnvme.integrations import weights
@@ -297,7 +297,7 @@ def readers(folder: Path, out: Path) -> list[Callable[[], object]]:
         assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items() if name != "seed")
 
     def commanded(*arguments: object) -> None:
-        status = _command([str(argument) for argument in arguments])
+        status = _run_command([str(argument) for argument in arguments])
         if status:
             raise FailedError(f"status {status}")
 

@@ -116,9 +116,9 @@ def test_a_checkpoint_that_is_missing_or_another_one(folder: Path) -> None:
         "step-00000003.pt",
         "step-00000004.safetensors",
     ]
-    assert "manifest.json lists it, and it is not there" in findings["step-00000003.pt"]
+    assert "manifest.json lists it, but it is missing" in findings["step-00000003.pt"]
     assert "manifest.json lists another checkpoint of that name" in findings["step-00000004.safetensors"]
-    assert "some of its files are not there" in findings["step-00000001.pt.stripes.json"]
+    assert "some of its files are missing" in findings["step-00000001.pt.stripes.json"]
 
 
 def test_a_damaged_manifest_costs_no_checkpoint(folder: Path) -> None:

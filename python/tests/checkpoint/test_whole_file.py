@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._deepnvme import StripeSet, _command, _crc64
+from deepnvme._deepnvme import StripeSet, _crc64, _run_command
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 if TYPE_CHECKING:
@@ -265,10 +265,10 @@ def reported(path: Path, texts: Iterable[bytes]) -> list[int]:
     name = next(path.parent.glob("*.stripes.json"))
     for number, text in enumerate(texts):
         path.write_bytes(text)
-        if _command(["verify", "--json", str(name)]) == 0:
+        if _run_command(["verify", "--json", str(name)]) == 0:
             unnoticed.append(number)
     path.write_bytes(before)
-    assert _command(["verify", "--json", str(name)]) == 0
+    assert _run_command(["verify", "--json", str(name)]) == 0
     return unnoticed
 
 
@@ -320,4 +320,4 @@ def test_an_edited_list_of_parts(tmp_path: Path) -> None:
         deepnvme.load(path)
     path.write_text(json.dumps({**wire, "version": 1}))
     assert torch.equal(deepnvme.load(path, verify="full")["w"], state["w"])
-    assert _command(["verify", str(path)]) == 0
+    assert _run_command(["verify", str(path)]) == 0

@@ -113,7 +113,7 @@ def test_every_baseline_is_measured_or_skipped_with_a_reason(bench: Any, tmp_pat
     assert list((tmp_path / "scratch").iterdir()) == [], "nothing stays behind"
 
 
-def test_wrong_bytes_exclude_a_baseline(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_bytes_leave_a_tool_out(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modules, gpu = bench
     kind = modules["run"].MOVERS[0]
     monkeypatch.setattr(kind, "read", lambda _, target, path: lambda: None)

@@ -349,7 +349,7 @@ def test_damage_is_found_before_anything_is_loaded(tmp_path: Path) -> None:
 def test_the_command_vouches_for_every_byte(tmp_path: Path, python: Any) -> None:
     path = tmp_path / "state.safetensors"
     small(tmp_path).save_state(path)
-    check = f"import sys; from deepnvme._deepnvme import _command; sys.exit(_command(['verify', {str(path)!r}]))"
+    check = f"import sys; from deepnvme._deepnvme import _run_command as run; sys.exit(run(['verify', {str(path)!r}]))"
     python(check)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import deepnvme
-from deepnvme._deepnvme import _command
+from deepnvme._deepnvme import _run_command
 from deepnvme.errors import ChecksumError
 from deepnvme.integrations._safetensors import TensorFile
 from deepnvme.integrations.weights import iterate_weights
@@ -53,6 +53,6 @@ def test_exchanged_names_are_noticed(tmp_path: Path, is_set: bool, capfd: pytest
         with pytest.raises(ChecksumError, match=changed.name):
             read()
     capfd.readouterr()
-    assert _command(["pack", str(tmp_path), str(tmp_path / "packed")]) == 1
+    assert _run_command(["pack", str(tmp_path), str(tmp_path / "packed")]) == 1
     assert changed.name in capfd.readouterr().err
     assert not (tmp_path / "packed").exists()

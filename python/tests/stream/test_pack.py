@@ -20,7 +20,7 @@ import torch
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._deepnvme import StripeSet, _CheckpointReader, _command
+from deepnvme._deepnvme import StripeSet, _CheckpointReader, _run_command
 from deepnvme._stream.weight_sources import ModelFiles
 
 transformers = pytest.importorskip("transformers")
@@ -88,8 +88,8 @@ def in_memory(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
 @pytest.mark.parametrize("memory", ["9MB", "60MB"])
 def test_lossless_is_the_model_itself_in_three_quarters_of_its_bytes(folder: Path, tmp_path: Path, memory: str) -> None:
     answer = pack(folder, tmp_path / "packed", "--dtype", "lossless")
-    assert answer["packed"]["bytes"] <= 0.75 * answer["forecast"]["bytes"]
-    assert abs(answer["forecast"]["packed_bytes"] - answer["packed"]["bytes"]) < 0.05 * answer["packed"]["bytes"]
+    assert answer["packed"]["bytes"] <= 0.75 * answer["estimate"]["bytes"]
+    assert abs(answer["estimate"]["packed_bytes"] - answer["packed"]["bytes"]) < 0.05 * answer["packed"]["bytes"]
     assert streamed(tmp_path / "packed", memory).equal(logits(in_memory(folder)))
     assert (tmp_path / "packed/tokenizer.json").read_text() == "{}"
     wide = streamed(tmp_path / "packed", memory, dtype=torch.float32)
@@ -99,7 +99,7 @@ def test_lossless_is_the_model_itself_in_three_quarters_of_its_bytes(folder: Pat
 @pytest.mark.parametrize("form", ["int8", "fp8"])
 def test_a_quantised_model_equals_one_with_decoded_weights(folder: Path, tmp_path: Path, form: str) -> None:
     answer = pack(folder, tmp_path / "packed", "--dtype", form, "--group", str(GROUP))
-    assert answer["packed"]["bytes"] <= 0.55 * answer["forecast"]["bytes"]
+    assert answer["packed"]["bytes"] <= 0.55 * answer["estimate"]["bytes"]
     model = in_memory(folder)
     before = logits(model)
     with torch.no_grad():
@@ -138,7 +138,7 @@ def test_a_layer_is_one_range_and_stripes_are_one_file(folder: Path, tmp_path: P
     for disk in disks:
         disk.mkdir()
     answer = pack(folder, tmp_path / "packed", "--dtype", "lossless", "--disks", *disks)
-    assert answer["forecast"]["layers"] == 3
+    assert answer["estimate"]["layers"] == 3
     assert all(any(disk.iterdir()) for disk in disks)
     assert streamed(tmp_path / "packed").equal(logits(in_memory(folder)))
     # Another folder of that name on the same disks is another model.
@@ -149,7 +149,7 @@ def test_a_layer_is_one_range_and_stripes_are_one_file(folder: Path, tmp_path: P
 
 def test_a_dry_run_reports_the_result_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     answer = pack(folder, tmp_path / "packed", "--dry-run")
-    forecast = answer["forecast"]
+    forecast = answer["estimate"]
     assert answer["packed"] is None
     assert forecast["disk_gb_s"] > 0
     assert forecast["packed_bytes"] <= forecast["bytes"]
@@ -202,7 +202,7 @@ def test_any_changed_byte_of_a_packed_model_is_reported(tmp_path: Path) -> None:
         disk.mkdir()
     for target, options in (("plain", []), ("striped", ["--disks", *map(str, disks)])):
         arguments = [str(tmp_path / "source"), str(tmp_path / target), "--dtype", "lossless", *options]
-        assert _command(["pack", *arguments]) == 0
+        assert _run_command(["pack", *arguments]) == 0
     path = tmp_path / "plain" / "packed.safetensors"
     data = path.read_bytes()
     header_bytes = 8 + int.from_bytes(data[:8], "little")
@@ -211,11 +211,11 @@ def test_any_changed_byte_of_a_packed_model_is_reported(tmp_path: Path) -> None:
     more = [*range(text_bytes, header_bytes, 61), *range(header_bytes + 64, len(data), 61)]
     places = [*range(text_bytes), *range(header_bytes, header_bytes + 64), *more, len(data) - 1]
     assert unnoticed(path, places, lambda: audit(path)) == []
-    assert _command(["verify", str(path)]) == 0
-    assert _command(["verify", str(path.parent), str(tmp_path / "striped")]) == 0
+    assert _run_command(["verify", str(path)]) == 0
+    assert _run_command(["verify", str(path.parent), str(tmp_path / "striped")]) == 0
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert _command(["verify", str(path)]) == 1
-    assert _command(["verify", str(path.parent)]) == 1
+    assert _run_command(["verify", str(path)]) == 1
+    assert _run_command(["verify", str(path.parent)]) == 1
     manifest = next((tmp_path / "striped").glob("*.stripes.json"))
     before = StripeSet.from_manifest(manifest)
     assert unnoticed(manifest, range(manifest.stat().st_size), lambda: audit(StripeSet.from_manifest(manifest))) == []
@@ -226,7 +226,7 @@ def test_any_changed_byte_of_a_packed_model_is_reported(tmp_path: Path) -> None:
 
 def test_damage_anywhere_in_a_larger_packed_model_is_reported(folder: Path, tmp_path: Path) -> None:
     for form in ("lossless", "int8"):
-        assert _command(["pack", str(folder), str(tmp_path / form), "--dtype", form]) == 0
+        assert _run_command(["pack", str(folder), str(tmp_path / form), "--dtype", form]) == 0
         path = tmp_path / form / "packed.safetensors"
         rng = random.Random(20261123)
         places = [rng.randrange(path.stat().st_size) for _ in range(40)]
@@ -237,7 +237,7 @@ def test_real_weights_pack_as_well(tmp_path: Path) -> None:
     source = minilm()
     pack(source, tmp_path / "short", "--dtype", "bf16")
     answer = pack(tmp_path / "short", tmp_path / "packed", "--dtype", "lossless")
-    assert answer["packed"]["bytes"] <= 0.75 * answer["forecast"]["bytes"]
+    assert answer["packed"]["bytes"] <= 0.75 * answer["estimate"]["bytes"]
     assert (tmp_path / "packed/1_Pooling/config.json").is_file()
     tokens = torch.arange(1000, 30_000, 1777)[None]
     expected = transformers.AutoModel.from_pretrained(tmp_path / "short").eval()

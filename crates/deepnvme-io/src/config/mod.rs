@@ -1,10 +1,6 @@
 //! The settings of an engine: what each means, its default, its range, and one place that checks them.
 
-mod file;
-
 use serde::{Deserialize, Serialize};
-
-pub use self::file::{FILE_BYTES_MAX, FOLDERS_MAX, FolderSettings, SettingsFile};
 
 use crate::error::{Error, Result};
 

@@ -1,7 +1,6 @@
-//! `deepnvme bench`: a workload in rounds, alone or beside fio, and what came of it.
+//! Rounds of a workload on the engine, and on fio in turn if asked.
 //!
-//! `crew` spreads it over processes, `summary` (pure) makes figures of the samples, `text` a table and `plot` a picture
-//! of the figures.
+//! `processes` runs the workload in several processes; `summary` turns samples into metrics, purely.
 
 use std::path::Path;
 
@@ -10,17 +9,15 @@ use deepnvme_io::probe::GpuFacts;
 use deepnvme_io::{DirectMode, DirectState, Engine, OpenOptions, shown};
 use serde::Serialize;
 
+use crate::baseline::fio::{self, Fio};
 use crate::error::{Error, Result};
-use crate::measure::{Contestant, Memory, Phase, Runner, Sample, Watch, Workload, gpu};
+use crate::measure::{Benchmark, Memory, Observer, Phase, Runner, Sample, Workload, gpu};
 use crate::report::Folder;
-use crate::rival::fio::{self, Fio};
 
-pub mod crew;
-pub mod plot;
+pub mod processes;
 pub mod summary;
-pub mod text;
 
-pub use crew::Launcher;
+pub use processes::Launcher;
 pub use summary::{Ratio, Summary};
 
 /// Most rounds, and most warm-up rounds.
@@ -28,107 +25,107 @@ pub const ROUNDS_MAX: u32 = 1000;
 /// Most processes.
 pub const PROCESSES_MAX: u32 = 64;
 
-/// What to measure, and how often.
+/// The workload, and the number of rounds.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What is done in a round.
+    /// The work of a round.
     pub workload: Workload,
     /// Rounds that count. Default of the command: 5.
     pub rounds: u32,
-    /// Rounds before them that do not. Default of the command: 1.
+    /// Warm-up rounds, which do not count. Default of the command: 1.
     pub warm_up: u32,
-    /// Processes that each do the workload, on files of their own. Default of the command: 1.
+    /// Processes that each run the workload, on their own files. Default of the command: 1.
     pub processes: u32,
-    /// Whether fio takes part, in alternating rounds.
+    /// Whether fio runs as a baseline, in alternating rounds.
     pub against_fio: bool,
 }
 
-/// What came of it.
+/// The outcome of a benchmark.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Of deepnvme.
+    /// The version of deepnvme.
     pub version: &'static str,
-    /// What was done.
+    /// The work of a round.
     pub workload: Workload,
-    /// How many processes did it.
+    /// The number of processes.
     pub processes: u32,
-    /// What moved the bytes.
+    /// The back end of the engine.
     pub backend: String,
-    /// Why that.
+    /// Why the engine chose it.
     pub backend_reason: String,
-    /// The folders, as `report` sees them.
-    pub folders: Vec<Place>,
-    /// The GPU that has deepnvme's memory, where one has.
+    /// The folders, as `report` describes them.
+    pub folders: Vec<FolderSummary>,
+    /// The GPU that holds the engine's memory, if one does.
     pub gpu: Option<GpuFacts>,
-    /// Everybody who took part: deepnvme first.
-    pub contestants: Vec<Line>,
-    /// deepnvme against fio, where that took part.
+    /// The measurements: deepnvme first, then fio if asked.
+    pub results: Vec<ToolResult>,
+    /// deepnvme relative to fio, if fio ran.
     pub ratio: Option<Ratio>,
     /// Whether every byte of every round was compared.
     pub is_validated: bool,
-    /// What else is to be known about the figures.
+    /// Notes on how to read the metrics.
     pub notes: Vec<String>,
 }
 
 /// A folder in short.
 #[derive(Clone, Debug, Serialize)]
-pub struct Place {
-    /// As it was given.
+pub struct FolderSummary {
+    /// The path as given.
     #[serde(serialize_with = "shown::serialize")]
     pub path: std::path::PathBuf,
     /// `ext4`, `xfs`.
     pub file_system: String,
-    /// The disk, where there is one.
+    /// The disk, if known.
     pub device: Option<String>,
 }
 
-/// One who took part.
+/// The measurements of one tool.
 #[derive(Clone, Debug, Serialize)]
-pub struct Line {
-    /// As the table calls it.
+pub struct ToolResult {
+    /// Its name in tables.
     pub name: String,
-    /// The figures.
+    /// The metrics.
     pub summary: Summary,
-    /// What they were made of.
+    /// The rounds.
     pub samples: Vec<Sample>,
 }
 
-/// Measures. What was made is removed, however it ends.
+/// Runs the benchmark. All its files are removed, also on failure.
 ///
 /// # Errors
-/// `Usage` for what makes no sense, `Interrupted`, or what the machine refused.
-pub fn run(options: &Options, launcher: &Launcher, watch: &mut dyn Watch) -> Result<Outcome> {
+/// `Usage` for options that make no sense, `Interrupted`, or a refusal of the machine.
+pub fn run(options: &Options, launcher: &Launcher, observer: &mut dyn Observer) -> Result<Outcome> {
     check(options)?;
     let gpu = options.workload.gpu.map(gpu::find).transpose()?;
     let (backend, backend_reason) = choose(&options.workload)?;
     let is_direct = is_direct(&options.workload);
     let mut notes = Vec::new();
-    let mut ours = Ours::prepare(options, launcher, watch)?;
-    notes.extend(ours.note());
+    let mut engine = EngineBenchmark::prepare(options, launcher, observer)?;
+    notes.extend(engine.note());
     let mut fio = if options.against_fio {
         let workload = for_fio(options, &mut notes);
-        let fio = Fio::prepare(workload, backend, is_direct, watch)?;
+        let fio = Fio::prepare(workload, backend, is_direct, observer)?;
         notes.extend(fio.note());
         Some(fio)
     } else {
         None
     };
-    let (mine, theirs) = rounds(options, &mut ours, fio.as_mut(), watch)?;
-    notes.extend(ours.staged());
-    let ratio = (!theirs.is_empty()).then(|| summary::ratio(&mine, &theirs));
-    let mut contestants = vec![Line { name: "deepnvme".into(), summary: summary::of(&mine), samples: mine }];
-    if !theirs.is_empty() {
+    let (samples, fio_samples) = rounds(options, &mut engine, fio.as_mut(), observer)?;
+    notes.extend(engine.staged());
+    let ratio = (!fio_samples.is_empty()).then(|| summary::ratio(&samples, &fio_samples));
+    let mut results = vec![ToolResult { name: "deepnvme".into(), summary: summary::summarize(&samples), samples }];
+    if !fio_samples.is_empty() {
         let name = fio::version().unwrap_or_else(|| "fio".into()) + if gpu.is_some() { " (host)" } else { "" };
-        contestants.push(Line { name, summary: summary::of(&theirs), samples: theirs });
+        results.push(ToolResult { name, summary: summary::summarize(&fio_samples), samples: fio_samples });
     }
     Ok(Outcome {
         version: env!("CARGO_PKG_VERSION"),
         processes: options.processes,
         backend: backend.name().into(),
         backend_reason,
-        folders: options.workload.folders.iter().map(|path| Place::of(path)).collect(),
+        folders: options.workload.folders.iter().map(|path| FolderSummary::of(path)).collect(),
         gpu,
-        contestants,
+        results,
         ratio,
         is_validated: options.workload.validate,
         notes,
@@ -151,13 +148,13 @@ fn check(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What an engine of that configuration would use here.
+/// Returns the back end that an engine with these settings uses here, and why.
 fn choose(workload: &Workload) -> Result<(BackendKind, String)> {
     let engine = Engine::new(workload.config.clone())?;
     Ok((engine.backend_kind(), engine.backend_reason().to_owned()))
 }
 
-/// Whether transfers in the first folder bypass the page cache.
+/// Returns whether transfers in the first folder bypass the page cache.
 fn is_direct(workload: &Workload) -> bool {
     if workload.config.direct == DirectMode::Disabled {
         return false;
@@ -169,7 +166,7 @@ fn is_direct(workload: &Workload) -> bool {
     states.iter().all(|state| matches!(state, DirectState::Direct { .. }))
 }
 
-/// The same work for one fio: several processes of ours are several files of fio's.
+/// The same workload for one fio process: each process of ours is one more file of fio's.
 fn for_fio(options: &Options, notes: &mut Vec<String>) -> Workload {
     let mut workload = options.workload.clone();
     if options.processes > 1 {
@@ -178,85 +175,85 @@ fn for_fio(options: &Options, notes: &mut Vec<String>) -> Workload {
     }
     if workload.memory == Memory::Plain {
         notes.push(
-            "fio reads and writes aligned memory; that of deepnvme was not, so that it copied what fio did not".into(),
+            "fio used aligned memory, and deepnvme unaligned memory: deepnvme made copies that fio did not".into(),
         );
     }
     if let Some(index) = workload.gpu.take() {
-        let text = "fio knows host memory only; deepnvme's bytes went on to or came from";
-        notes.push(format!("{text} cuda:{index}, which is in the ratio"));
+        let text = "fio supports host memory only; deepnvme also copied its bytes to or from";
+        notes.push(format!("{text} cuda:{index}, and the ratio includes that"));
     }
     workload
 }
 
-/// We and the rival in turn; who begins changes from round to round.
+/// Runs the engine and the baseline in turn; they take turns at going first.
 fn rounds(
     options: &Options,
-    ours: &mut Ours,
+    engine: &mut EngineBenchmark,
     mut fio: Option<&mut Fio>,
-    watch: &mut dyn Watch,
+    observer: &mut dyn Observer,
 ) -> Result<(Vec<Sample>, Vec<Sample>)> {
-    let (mut mine, mut theirs) = (Vec::new(), Vec::new());
+    let (mut samples, mut fio_samples) = (Vec::new(), Vec::new());
     for round in 0..options.warm_up + options.rounds {
         let counts = round >= options.warm_up;
-        ours.set_phase(if counts { Phase::Measuring } else { Phase::WarmUp });
+        engine.set_phase(if counts { Phase::Measuring } else { Phase::WarmUp });
         for turn in 0..2 {
-            let is_mine = (turn + round) % 2 == 0;
-            let sample = match (is_mine, fio.as_deref_mut()) {
-                (true, _) => ours.contestant().round(watch)?,
-                (false, Some(fio)) => fio.round(watch)?,
+            let is_engine = (turn + round) % 2 == 0;
+            let sample = match (is_engine, fio.as_deref_mut()) {
+                (true, _) => engine.benchmark().round(observer)?,
+                (false, Some(fio)) => fio.round(observer)?,
                 (false, None) => continue,
             };
             if counts {
-                (if is_mine { &mut mine } else { &mut theirs }).push(sample);
+                (if is_engine { &mut samples } else { &mut fio_samples }).push(sample);
             }
         }
     }
-    Ok((mine, theirs))
+    Ok((samples, fio_samples))
 }
 
-/// Our side: in this process, or in several.
-enum Ours {
-    Here(Box<Runner>),
-    Crew(crew::Crew),
+/// The engine's side of a benchmark: in this process, or in several.
+enum EngineBenchmark {
+    InProcess(Box<Runner>),
+    Workers(processes::WorkerProcesses),
 }
 
-impl Ours {
-    fn prepare(options: &Options, launcher: &Launcher, watch: &mut dyn Watch) -> Result<Self> {
+impl EngineBenchmark {
+    fn prepare(options: &Options, launcher: &Launcher, observer: &mut dyn Observer) -> Result<Self> {
         if options.processes == 1 {
-            return Ok(Self::Here(Box::new(Runner::prepare(options.workload.clone(), watch)?)));
+            return Ok(Self::InProcess(Box::new(Runner::prepare(options.workload.clone(), observer)?)));
         }
         let workloads = vec![options.workload.clone(); options.processes as usize];
-        Ok(Self::Crew(crew::Crew::launch(&workloads, launcher, watch)?))
+        Ok(Self::Workers(processes::WorkerProcesses::launch(&workloads, launcher, observer)?))
     }
 
     fn set_phase(&mut self, phase: Phase) {
         match self {
-            Self::Here(runner) => runner.set_phase(phase),
-            Self::Crew(crew) => crew.set_phase(phase),
+            Self::InProcess(runner) => runner.set_phase(phase),
+            Self::Workers(workers) => workers.set_phase(phase),
         }
     }
 
-    fn contestant(&mut self) -> &mut dyn Contestant {
+    fn benchmark(&mut self) -> &mut dyn Benchmark {
         match self {
-            Self::Here(runner) => &mut **runner,
-            Self::Crew(crew) => crew,
+            Self::InProcess(runner) => &mut **runner,
+            Self::Workers(workers) => workers,
         }
     }
 
     fn note(&self) -> Option<String> {
-        let Self::Here(runner) = self else { return None };
-        runner.unlocked().map(|reason| format!("the memory is not page-locked: {reason}"))
+        let Self::InProcess(runner) = self else { return None };
+        runner.unlocked_reason().map(|reason| format!("the memory is not page-locked: {reason}"))
     }
 
-    /// Why copies from and to a GPU took a longer way than they should; known when there have been some.
+    /// Why the driver staged copies from and to a GPU; known after the first copy.
     fn staged(&self) -> Option<String> {
-        let Self::Here(runner) = self else { return None };
+        let Self::InProcess(runner) = self else { return None };
         let reason = runner.engine().stats().staged_reason?;
         Some(format!("the driver staged the copies from and to the GPU: {reason}"))
     }
 }
 
-impl Place {
+impl FolderSummary {
     fn of(path: &Path) -> Self {
         let folder = Folder::of_this_machine(path);
         Self {

@@ -1,11 +1,11 @@
-//! Figures from samples: pure.
+//! Metrics from samples. Pure.
 
 use serde::Serialize;
 
 use crate::measure::Sample;
 use crate::measure::sample::{Latencies, quantile};
 
-/// The figures of one contestant.
+/// The metrics of one tool.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
     /// Median of the rounds, 10^9 bytes per second.
@@ -14,21 +14,21 @@ pub struct Summary {
     pub gb_per_s_min: f64,
     /// The fastest round.
     pub gb_per_s_max: f64,
-    /// Half of all blocks took no longer. `None` where nothing was told about blocks.
+    /// Median latency of the blocks. `None` if the tool reports none.
     pub latency_us_p50: Option<u64>,
-    /// 99 of 100 blocks took no longer.
+    /// 99th percentile of the blocks' latency.
     pub latency_us_p99: Option<u64>,
-    /// Median of the rounds.
+    /// Processor time per 10^9 bytes: median of the rounds.
     pub cpu_s_per_gb: f64,
-    /// Of a round, median: moved past the page cache, straight from or to the memory.
+    /// Bytes of a round transferred with direct I/O, without a copy: median.
     pub bytes_direct: u64,
-    /// Of a round, median: moved past the page cache, through a bounce buffer.
+    /// Bytes of a round transferred with direct I/O through a bounce buffer: median.
     pub bytes_bounced: u64,
-    /// Of a round, median: moved through the page cache.
+    /// Bytes of a round transferred through the page cache: median.
     pub bytes_buffered: u64,
 }
 
-/// How much faster we are.
+/// The speed of the engine relative to a baseline.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ratio {
     /// Median of the ratios within the rounds.
@@ -39,9 +39,9 @@ pub struct Ratio {
     pub max: f64,
 }
 
-/// Sums up the rounds of a contestant.
+/// Summarizes the rounds of one tool.
 #[must_use]
-pub fn of(samples: &[Sample]) -> Summary {
+pub fn summarize(samples: &[Sample]) -> Summary {
     let speeds: Vec<_> = samples.iter().map(Sample::gb_per_s).collect();
     let costs: Vec<_> = samples.iter().map(|sample| sample.cpu_s / (sample.bytes as f64 / 1e9)).collect();
     let latencies = all_latencies(samples);
@@ -60,8 +60,9 @@ pub fn of(samples: &[Sample]) -> Summary {
     }
 }
 
-/// The blocks of all rounds.
-pub(super) fn all_latencies(samples: &[Sample]) -> Latencies {
+/// Adds the histograms of all rounds.
+#[must_use]
+pub fn all_latencies(samples: &[Sample]) -> Latencies {
     let mut all = Latencies::new();
     for (us, count) in samples.iter().flat_map(|sample| &sample.latencies_us) {
         *all.entry(*us).or_default() += count;
@@ -69,10 +70,10 @@ pub(super) fn all_latencies(samples: &[Sample]) -> Latencies {
     all
 }
 
-/// Round against round: what disturbs the disk disturbs both.
+/// Divides round by round: a disturbance of the disk affects both rounds of a pair.
 #[must_use]
-pub fn ratio(ours: &[Sample], theirs: &[Sample]) -> Ratio {
-    let ratios: Vec<_> = ours.iter().zip(theirs).map(|(our, their)| our.gb_per_s() / their.gb_per_s()).collect();
+pub fn ratio(engine: &[Sample], baseline: &[Sample]) -> Ratio {
+    let ratios: Vec<_> = engine.iter().zip(baseline).map(|(left, right)| left.gb_per_s() / right.gb_per_s()).collect();
     Ratio {
         median: median(&ratios),
         min: ratios.iter().copied().fold(f64::INFINITY, f64::min),
@@ -80,7 +81,7 @@ pub fn ratio(ours: &[Sample], theirs: &[Sample]) -> Ratio {
     }
 }
 
-/// The middle value, or the mean of the two in the middle; 0 of nothing.
+/// Returns the median; 0 for no values.
 #[must_use]
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
@@ -110,8 +111,8 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_medians_and_extremes() {
-        let summary = of(&[sample(1.0, 5), sample(0.5, 7), sample(4.0, 900)]);
+    fn metrics_are_medians_and_extremes() {
+        let summary = summarize(&[sample(1.0, 5), sample(0.5, 7), sample(4.0, 900)]);
         assert!((summary.gb_per_s - 2.0).abs() < 1e-9, "{summary:?}");
         assert!((summary.gb_per_s_min - 0.5).abs() < 1e-9 && (summary.gb_per_s_max - 4.0).abs() < 1e-9);
         assert!((summary.cpu_s_per_gb - 0.05).abs() < 1e-9);

@@ -1,8 +1,8 @@
-//! Random contents that need not be kept: every word follows from the seed and its place in the file.
+//! Random contents that need not be stored: every word follows from the seed and its offset in the file.
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Bytes that are made or compared at a time; they stay in a processor's cache.
+/// Bytes that are generated or compared at a time; they fit into a processor cache.
 pub(super) const CHUNK_BYTES: usize = 128 << 10;
 /// The increment of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 const INCREMENT: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -14,10 +14,10 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    /// Different in every run, so that nothing is compressed, deduplicated or left over from the last one.
+    /// Draws a random seed. Every run has other contents: nothing is deduplicated or left over from an earlier run.
     pub(super) fn random() -> Self {
         let mut bytes = [0; 8];
-        // It fails only before the kernel has gathered any randomness; the clock and the address differ then, too.
+        // getrandom fails only before the kernel has gathered entropy. Clock and address differ even then.
         if getrandom(&mut bytes, GetRandomFlags::empty()).is_err() {
             let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
             bytes = (now.as_nanos() as u64 ^ bytes.as_ptr().addr() as u64).to_le_bytes();
@@ -25,14 +25,14 @@ impl Contents {
         Self { seed: u64::from_le_bytes(bytes) }
     }
 
-    /// Those of another file of the same run.
+    /// Returns the contents of another file of the same run.
     pub(super) fn of_file(self, index: usize) -> Self {
         Self { seed: mix(self.seed.wrapping_add(index as u64 + 1)) }
     }
 
-    /// Writes what belongs at `offset`, a multiple of 8.
+    /// Writes the contents at `offset`, a multiple of 8.
     pub(super) fn fill(self, offset: u64, out: &mut [u8]) {
-        assert!(offset.is_multiple_of(8), "contents are made of words of 8 bytes, and {offset} lies within one");
+        assert!(offset.is_multiple_of(8), "offset {offset} must be a multiple of 8");
         let first = self.seed.wrapping_add((offset / 8).wrapping_mul(INCREMENT));
         let mut words = out.chunks_exact_mut(8);
         let mut state = first;
@@ -45,7 +45,7 @@ impl Contents {
         rest.copy_from_slice(&last[..rest.len()]);
     }
 
-    /// Where `bytes`, which lie at `offset`, first differ.
+    /// Returns the first offset at which `bytes`, read at `offset`, differ from the contents.
     pub(super) fn first_difference(self, offset: u64, bytes: &[u8]) -> Option<u64> {
         let mut expected = vec![0; bytes.len().min(CHUNK_BYTES)];
         for (index, chunk) in bytes.chunks(CHUNK_BYTES).enumerate() {

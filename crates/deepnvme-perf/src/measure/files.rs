@@ -1,6 +1,6 @@
 //! The files of a benchmark: private, locked while it runs, removed at its end.
 //!
-//! Their names prove what they are ([`Temporary`]), so that the next benchmark removes those of a killed one and no other file.
+//! Their names identify them ([`Temporary`]): the next benchmark removes those of a killed one, and no other file.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -14,10 +14,10 @@ use deepnvme_io::{DirectMode, OpenOptions};
 use crate::error::{Error, Result};
 use crate::units::bytes_text;
 
-/// What the files would replace if they replaced anything; their names contain it.
+/// Part of the name of every scratch file.
 const NAME: &str = "deepnvme-bench";
 
-/// Files that live as long as this value.
+/// Scratch files, removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ScratchFiles {
     targets: Vec<Target>,
@@ -25,8 +25,8 @@ pub(crate) struct ScratchFiles {
 }
 
 impl ScratchFiles {
-    /// Makes an empty file in each folder; with `stripe_bytes` they are the parts of one. Files of killed benchmarks are
-    /// removed first.
+    /// Makes an empty file in each folder; with `stripe_bytes` they are the parts of one stripe set. Removes files of killed
+    /// benchmarks first.
     pub(crate) fn make(folders: &[PathBuf], stripe_bytes: Option<u64>) -> Result<Self> {
         let mut parts = Vec::with_capacity(folders.len());
         for folder in folders {
@@ -45,8 +45,8 @@ impl ScratchFiles {
         Ok(Self { targets, parts })
     }
 
-    /// Sets room aside for so many bytes in each file. fio would replace a shorter file by one of its own, which nobody could
-    /// tell from anybody's.
+    /// Allocates this many bytes in each file. fio replaces a shorter file with a new one, whose name would no longer identify
+    /// it as ours.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<()> {
         for target in &self.targets {
             deepnvme_file::open(target, OpenOptions::to_fill(DirectMode::Disabled))?.set_len(bytes)?;
@@ -54,27 +54,27 @@ impl ScratchFiles {
         Ok(())
     }
 
-    /// What the engine opens.
+    /// The targets for the engine.
     pub(crate) fn targets(&self) -> &[Target] {
         &self.targets
     }
 
-    /// The files themselves.
+    /// The paths of the files.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.parts.iter().map(Temporary::path)
     }
 }
 
-/// Refuses what the disks have no room for, before anything is written.
+/// Checks that the disks have enough free space, before anything is written.
 pub(crate) fn check_room(folders: &[PathBuf], bytes_each: u64) -> Result<()> {
-    let mut wanted = BTreeMap::<u64, (u64, &PathBuf)>::new();
+    let mut needed = BTreeMap::<u64, (u64, &PathBuf)>::new();
     for folder in folders {
-        let device = folder.metadata().map_err(|error| Error::at(folder, "look at it", &error))?.dev();
-        wanted.entry(device).or_insert((0, folder)).0 += bytes_each;
+        let device = folder.metadata().map_err(|error| Error::at(folder, "read its metadata", &error))?.dev();
+        needed.entry(device).or_insert((0, folder)).0 += bytes_each;
     }
-    for (bytes, folder) in wanted.values() {
+    for (bytes, folder) in needed.values() {
         let Ok(space) = rustix::fs::statvfs(folder.as_path()) else { continue };
-        // File systems without room of their own, such as /proc, say so by having no blocks.
+        // File systems without storage, such as /proc, report no blocks.
         if space.f_blocks == 0 {
             continue;
         }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_use_or_foreign_stays() {
+    fn locked_and_foreign_files_stay() {
         let folder = tempfile::tempdir().unwrap();
         let foreign = [".deepnvme-bench-1-1", ".deepnvme-bench-1-1.stripes.json", ".deepnvme-report-1", "precious"];
         for name in foreign {
@@ -123,11 +123,11 @@ mod tests {
         }
         let first = ScratchFiles::make(&[folder.path().into()], None).unwrap();
         let copy = folder.path().join(format!("{}0", first.paths().next().unwrap().display()));
-        std::fs::write(&copy, "a name as of ours").unwrap();
+        std::fs::write(&copy, "a name like ours").unwrap();
         let second = ScratchFiles::make(&[folder.path().into()], None).unwrap();
         assert!(first.paths().all(Path::exists) && second.paths().all(Path::exists));
         drop((first, second));
-        assert_eq!(std::fs::read(&copy).unwrap(), b"a name as of ours");
+        assert_eq!(std::fs::read(&copy).unwrap(), b"a name like ours");
         for name in foreign {
             assert_eq!(std::fs::read_to_string(folder.path().join(name)).unwrap(), name);
         }
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_refuses_is_named() {
+    fn an_error_names_the_folder() {
         let text = ScratchFiles::make(&["/proc/sys".into()], None).unwrap_err().to_string();
         assert!(text.starts_with("/proc/sys: cannot make a file"), "{text}");
     }

@@ -1,43 +1,45 @@
-//! The memory that bytes come from or go to.
+//! The memory that a workload reads into or writes from.
 
 use deepnvme_io::GpuAccess;
 use deepnvme_io::mem::{Buffer, LockState, RegionMut};
 
 use super::contents::{CHUNK_BYTES, Contents};
+use super::plan::RequestPlan;
 use super::workload::{Memory, Workload};
 use crate::error::{Error, Result};
 use crate::units::bytes_text;
 
-/// What torch aligns its tensors to.
+/// The alignment of torch's tensors.
 const PLAIN_ALIGNMENT: usize = 64;
 const PAGE: usize = 4096;
 
-/// Memory, and why it is not page-locked where it should be.
+/// Allocated memory.
 pub(super) struct Allocated {
     pub(super) region: RegionMut,
-    pub(super) unlocked: Option<String>,
+    /// Why it is not page-locked although it should be.
+    pub(super) unlocked_reason: Option<String>,
 }
 
-/// Memory of the workload's kind, that of the host with pages that exist.
+/// Allocates memory of the workload's kind. Host memory has all its pages faulted in.
 pub(super) fn allocate(workload: &Workload, access: &GpuAccess, len: usize) -> Result<Allocated> {
     match workload.gpu {
-        Some(index) => Ok(Allocated { region: access.allocate(index, len)?, unlocked: None }),
+        Some(index) => Ok(Allocated { region: access.allocate(index, len)?, unlocked_reason: None }),
         None => of_host(workload.memory, len),
     }
 }
 
 fn of_host(kind: Memory, len: usize) -> Result<Allocated> {
     let refused = |error: &std::io::Error| {
-        Error::failed(format!("no {} of memory: {error}; make --size smaller", bytes_text(len as u64)))
+        Error::failed(format!("cannot allocate {} of memory: {error}; make --size smaller", bytes_text(len as u64)))
     };
     match kind {
         Memory::Pinned => {
             let buffer = Buffer::locked(len).map_err(|error| refused(&error))?;
-            let unlocked = match buffer.lock_state() {
+            let unlocked_reason = match buffer.lock_state() {
                 LockState::Plain { reason } => Some(reason.clone()),
                 LockState::Locked | LockState::NotAsked => None,
             };
-            Ok(Allocated { region: buffer.into_region(), unlocked })
+            Ok(Allocated { region: buffer.into_region(), unlocked_reason })
         }
         Memory::Plain => {
             let mut bytes = Vec::new();
@@ -47,12 +49,12 @@ fn of_host(kind: Memory, len: usize) -> Result<Allocated> {
             let region = RegionMut::from_vec(bytes);
             let skipped = (region.addr().next_multiple_of(PAGE) + PLAIN_ALIGNMENT) - region.addr();
             let (_, region) = region.split_at(skipped.min(room - len));
-            Ok(Allocated { region: region.split_at(len).0, unlocked: None })
+            Ok(Allocated { region: region.split_at(len).0, unlocked_reason: None })
         }
     }
 }
 
-/// Fills memory with what belongs at `offset` of a file.
+/// Fills memory with the contents at `offset` of a file.
 pub(super) fn fill(access: &GpuAccess, region: &RegionMut, contents: Contents, offset: u64) -> Result<()> {
     let mut chunk = vec![0; CHUNK_BYTES.min(region.len())];
     for at in (0..region.len()).step_by(CHUNK_BYTES) {
@@ -63,14 +65,14 @@ pub(super) fn fill(access: &GpuAccess, region: &RegionMut, contents: Contents, o
     Ok(())
 }
 
-/// Puts zeros there, so that a read that did nothing cannot pass.
+/// Zeroes memory, so that a read that did nothing does not pass validation.
 pub(super) fn clear(access: &GpuAccess, region: &RegionMut) -> Result<()> {
     let zeros = vec![0; CHUNK_BYTES.min(region.len())];
-    let mut places = (0..region.len()).step_by(CHUNK_BYTES);
-    Ok(places.try_for_each(|at| access.copy_from_slice(region, at, &zeros[..CHUNK_BYTES.min(region.len() - at)]))?)
+    let mut offsets = (0..region.len()).step_by(CHUNK_BYTES);
+    Ok(offsets.try_for_each(|at| access.copy_from_slice(region, at, &zeros[..CHUNK_BYTES.min(region.len() - at)]))?)
 }
 
-/// Where memory differs from what belongs at `offset` of a file.
+/// Returns the first offset at which memory differs from the contents at `offset` of a file.
 pub(super) fn first_difference(
     access: &GpuAccess,
     region: &RegionMut,
@@ -90,12 +92,31 @@ pub(super) fn first_difference(
     Ok(None)
 }
 
+/// Splits one region into the plan's slots.
+pub(super) fn split_slots(region: RegionMut, plan: &RequestPlan) -> Vec<Option<RegionMut>> {
+    let mut rest = region;
+    let mut slots = Vec::with_capacity(plan.slots.len());
+    for bytes in &plan.slots {
+        let (slot, after) = rest.split_at(*bytes as usize);
+        slots.push(Some(slot));
+        rest = after;
+    }
+    slots
+}
+
+/// Returns the bytes that programs can allocate without swapping.
+pub(super) fn available_bytes() -> u64 {
+    let field = crate::system_files::SystemFiles::of_this_machine().field("/proc/meminfo", "MemAvailable");
+    let kib = field.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
+    kib.map_or(u64::MAX / 2, |kib| kib << 10)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn both_kinds_have_their_alignment_and_hold_what_is_put_in() {
+    fn both_kinds_are_aligned_and_hold_their_contents() {
         let access = deepnvme_io::Engine::new(deepnvme_io::Config::default()).unwrap().gpu_access();
         for (kind, aligned_to, not_to) in [(Memory::Pinned, 4096, usize::MAX), (Memory::Plain, 64, 128)] {
             for len in [1, 4096, 300_001] {

@@ -1,38 +1,39 @@
 //! One workload, measured round by round.
 //!
-//! `workload` says what is done, `plan` (pure) cuts it into requests, `runner` does it with an engine: over scratch
-//! `files` with random `contents`, from or to `memory` of the host or of a `gpu`, `cold` or not, giving a `sample` per
-//! round. Whoever watches (`watch`) sees the bytes arrive and may stop it.
+//! `workload` describes the work, `plan` cuts it into requests (purely), and `rounds` runs them: over scratch `files` with
+//! random `contents`, in `memory` of the host or of a `gpu`, with the `page_cache` cold or warm. `engine_run` keeps
+//! requests in flight. Each round gives a `sample`. An `observer` sees the progress and may stop the work.
 
-mod cold;
 mod contents;
+mod engine_run;
 mod files;
-pub(crate) mod gpu;
+pub mod gpu;
 mod memory;
+pub mod observer;
+mod page_cache;
 mod plan;
-mod runner;
+mod rounds;
 pub mod sample;
-pub mod watch;
 pub mod workload;
 
-pub use runner::Runner;
+pub use observer::{NoObserver, Observer, Phase, ProgressUpdate};
+pub use rounds::Runner;
 pub use sample::Sample;
-pub use watch::{Moment, Phase, Unwatched, Watch};
 pub use workload::{Cache, Direction, Memory, Order, Workload};
 
-pub(crate) use cold::{make_cold, make_warm};
 pub(crate) use files::{ScratchFiles, check_room};
+pub(crate) use page_cache::{drop_from_page_cache, load_into_page_cache};
 
 use crate::error::Result;
 
-/// Something that does the same work again and again: our engine, or a rival.
-pub trait Contestant {
-    /// As tables call it.
+/// Work that can be repeated: on the engine, or on a baseline.
+pub trait Benchmark {
+    /// Its name in tables.
     fn name(&self) -> &str;
 
     /// Does the work once, from the same state of the files each time.
     ///
     /// # Errors
-    /// What the machine refused, or `Interrupted`.
-    fn round(&mut self, watch: &mut dyn Watch) -> Result<Sample>;
+    /// A refusal of the machine, or `Interrupted`.
+    fn round(&mut self, observer: &mut dyn Observer) -> Result<Sample>;
 }

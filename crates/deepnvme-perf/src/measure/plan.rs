@@ -1,45 +1,45 @@
-//! A workload cut into requests: pure.
+//! Cuts a workload into requests. Pure.
 
 use super::workload::{Order, Workload};
 
-/// The most memory that a round moves bytes from or to, unless every byte is to be compared.
+/// Most memory of a round, unless every byte is compared.
 pub(super) const BUFFER_BYTES_MAX: u64 = 4 << 30;
-/// Requests of a large file in flight at once, where it does not fit into the buffer.
+/// Requests in flight for a file that is larger than the memory.
 const PARTS_IN_FLIGHT: u64 = 2;
 
-/// Most blocks of one request.
+/// Most blocks in one request.
 const BATCH_MAX: usize = 16;
 
-/// What goes from or to one piece of memory.
+/// One transfer between a file and one slot of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) file: usize,
     pub(super) offset: u64,
     pub(super) bytes: u64,
-    /// Which piece of memory it has.
+    /// The index of its slot.
     pub(super) slot: usize,
 }
 
-/// The requests of a round, and the memory that they need.
+/// The requests of a round, and the slots of memory that they need.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct RequestPlan {
     pub(super) pieces: Vec<Piece>,
-    /// Bytes of each piece of memory: as many as its requests have.
+    /// Bytes of each slot: those of its pieces.
     pub(super) slots: Vec<u64>,
-    /// How many pieces are in flight at once. The piece that had a slot before is never among them.
+    /// Pieces in flight at once. No two of them share a slot.
     pub(super) in_flight: usize,
-    /// How many pieces are one request: of small blocks several, since each request costs a hand-over between threads.
+    /// Pieces in one request: several small blocks, since each request costs a wake-up of another thread.
     batch: usize,
 }
 
-impl Plan {
-    /// The memory that the plan asks for.
+impl RequestPlan {
+    /// Returns the bytes of all slots.
     pub(super) fn buffer_bytes(&self) -> u64 {
         self.slots.iter().sum()
     }
 
-    /// The pieces of each request. The first requests differ in size: an engine serves requests in turn, and those that
-    /// begin together and are equally large would end together, so that again and again nothing would be left to do.
+    /// Returns the pieces of each request. The first requests grow in size. The engine serves requests in turn: requests of one
+    /// size that start together also end together, and the device would idle each time.
     pub(super) fn requests(&self) -> impl Iterator<Item = &[Piece]> {
         let (mut rest, mut count) = (self.pieces.as_slice(), 0);
         std::iter::from_fn(move || {
@@ -53,7 +53,7 @@ impl Plan {
         })
     }
 
-    /// Cuts a workload up. `buffer_bytes` bounds the memory, unless contents are compared, which takes all of it.
+    /// Cuts a workload up. `buffer_bytes` bounds the memory, unless contents are compared: then each piece has its own slot.
     pub(super) fn of(workload: &Workload, buffer_bytes: u64) -> Self {
         match (workload.order, workload.buffer_bytes) {
             (Order::Sequential, None) => in_parts(workload, buffer_bytes),
@@ -61,13 +61,13 @@ impl Plan {
         }
     }
 
-    /// Puts random requests into another order. Sequential ones keep theirs.
+    /// Shuffles random requests. Sequential ones keep their order.
     pub(super) fn shuffle(&mut self, order: Order, seed: u64) {
         if order == Order::Sequential {
             return;
         }
         fastrand::Rng::with_seed(seed).shuffle(&mut self.pieces);
-        // Random pieces are all of one size, so that any slot is as good as another.
+        // Random pieces have one size: any slot fits.
         if self.slots.len() < self.pieces.len() {
             let slots = self.slots.len();
             self.pieces.iter_mut().enumerate().for_each(|(index, piece)| piece.slot = index % slots);
@@ -75,13 +75,13 @@ impl Plan {
     }
 }
 
-fn in_parts(workload: &Workload, buffer_bytes: u64) -> Plan {
+fn in_parts(workload: &Workload, buffer_bytes: u64) -> RequestPlan {
     let (files, bytes) = (workload.file_count(), workload.file_bytes());
     let share = buffer_bytes / files as u64;
     let part_bytes = if bytes <= share || workload.validate {
         bytes
     } else {
-        // Whole blocks, so that no request but a file's last has a ragged end. That one has memory of its own.
+        // Whole blocks: only the last request of a file has a partial block. It has a slot of its own.
         let block_bytes = workload.config.block_bytes;
         (share / (PARTS_IN_FLIGHT + 1) / block_bytes * block_bytes).max(block_bytes)
     };
@@ -89,7 +89,7 @@ fn in_parts(workload: &Workload, buffer_bytes: u64) -> Plan {
     let rest_bytes = bytes % part_bytes;
     let in_turn = files * whole_parts.min(PARTS_IN_FLIGHT) as usize;
     let mut slots = vec![part_bytes; in_turn];
-    // The files in turn, so that their disks work at the same time.
+    // The files in turn: their disks work at the same time.
     let whole = (0..whole_parts as usize * files).map(|index| Piece {
         file: index % files,
         offset: (index / files) as u64 * part_bytes,
@@ -102,19 +102,19 @@ fn in_parts(workload: &Workload, buffer_bytes: u64) -> Plan {
         let offset = whole_parts * part_bytes;
         pieces.extend((0..files).map(|file| Piece { file, offset, bytes: rest_bytes, slot: in_turn + file }));
     }
-    Plan { pieces, slots, in_flight: in_turn, batch: 1 }
+    RequestPlan { pieces, slots, in_flight: in_turn, batch: 1 }
 }
 
-fn in_blocks(workload: &Workload) -> Plan {
+fn in_blocks(workload: &Workload) -> RequestPlan {
     let config = &workload.config;
     let (bytes, files, block_bytes) = (workload.file_bytes(), workload.file_count(), config.block_bytes);
-    // Blocks are whole ones; what is left of a file that is read in order is a block of its own.
+    // All blocks are whole. The remainder of a sequential file is a piece of its own.
     let whole = (bytes / block_bytes) as usize * files;
     let rest_bytes = bytes % block_bytes;
     if whole == 0 {
         return in_parts(workload, u64::MAX);
     }
-    // Twice what the queues hold: while the oldest is waited for, younger ones end, and the queues must not run dry.
+    // Twice the queue depth: younger requests complete while the run waits for the oldest, and the queues must stay full.
     let in_flight = (2 * config.workers as usize * config.queue_depth as usize).min(whole);
     let slots = match workload.buffer_bytes {
         Some(buffer_bytes) => ((buffer_bytes / block_bytes) as usize).clamp(1, whole),
@@ -128,9 +128,10 @@ fn in_blocks(workload: &Workload) -> Plan {
         bytes: block_bytes,
         slot: index % slots,
     };
-    // Of what is in flight an eighth: while one request is handed over, the others keep the queues full.
+    // An eighth of the pieces in flight: while one request is handed to a worker, the others keep the queues full.
     let batch = (in_flight / 8).clamp(1, BATCH_MAX);
-    let mut plan = Plan { pieces: (0..whole).map(piece).collect(), slots: vec![block_bytes; slots], in_flight, batch };
+    let mut plan =
+        RequestPlan { pieces: (0..whole).map(piece).collect(), slots: vec![block_bytes; slots], in_flight, batch };
     if rest_bytes > 0 {
         plan.slots.extend(std::iter::repeat_n(rest_bytes, files));
         let offset = bytes - rest_bytes;
@@ -155,14 +156,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_byte_of_every_file_is_moved_once(
+        fn every_byte_of_every_file_is_transferred_once(
             is_random: bool, files in 1_usize..4, io_bytes in 65_536_u64..3_000_000, validate: bool,
             buffer in 0_u64..2_000_000, seed: u64, ring in proptest::option::of(65_536_u64..2_000_000),
         ) {
             let ring = ring.filter(|_| !validate);
             let order = if is_random { Order::Random } else { Order::Sequential };
             let workload = Workload { buffer_bytes: ring, ..workload(order, files, io_bytes, validate) };
-            let mut plan = Plan::of(&workload, buffer);
+            let mut plan = RequestPlan::of(&workload, buffer);
             plan.shuffle(order, seed);
             for file in 0..files {
                 let mut pieces: Vec<_> = plan.pieces.iter().filter(|piece| piece.file == file).collect();
@@ -179,8 +180,8 @@ mod tests {
             let near = plan.pieces.windows(plan.in_flight).all(|window| {
                 window.iter().enumerate().all(|(index, piece)| window[..index].iter().all(|other| other.slot != piece.slot))
             });
-            prop_assert!(near, "two requests in flight have the same memory");
-            prop_assert!(!validate || plan.slots.len() == plan.pieces.len(), "what is compared is all in memory");
+            prop_assert!(near, "two requests in flight share a slot");
+            prop_assert!(!validate || plan.slots.len() == plan.pieces.len(), "all compared bytes are in memory");
             let fits = plan.buffer_bytes() <= buffer.max(3 * 3 * 65_536);
             prop_assert!(validate || is_random || ring.is_some() || fits, "{} of {buffer}", plan.buffer_bytes());
             let ring_fits = ring.is_none_or(|ring| plan.buffer_bytes() <= ring + 3 * 65_536);
@@ -189,10 +190,10 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_is_one_request_and_a_huge_file_two_at_a_time() {
-        let one = Plan::of(&workload(Order::Sequential, 1, 1 << 30, false), BUFFER_BYTES_MAX);
+    fn a_tensor_is_one_request_and_a_large_file_has_two_in_flight() {
+        let one = RequestPlan::of(&workload(Order::Sequential, 1, 1 << 30, false), BUFFER_BYTES_MAX);
         assert_eq!((one.pieces.len(), one.slots.len()), (1, 1));
-        let huge = Plan::of(&workload(Order::Sequential, 1, 100 << 30, false), BUFFER_BYTES_MAX);
+        let huge = RequestPlan::of(&workload(Order::Sequential, 1, 100 << 30, false), BUFFER_BYTES_MAX);
         assert_eq!((huge.in_flight, huge.slots.len()), (2, 3));
         assert!(huge.buffer_bytes() <= BUFFER_BYTES_MAX && huge.pieces.len() == 76, "{}", huge.pieces.len());
     }

@@ -1,45 +1,45 @@
-//! What one round gave.
+//! The measurements of one round.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Microseconds, and how many blocks took that long.
+/// A histogram: microseconds, and the number of blocks that took that long.
 pub type Latencies = BTreeMap<u64, u64>;
 
-/// One round of one contestant.
+/// One round of one tool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Bytes moved.
+    /// Bytes transferred.
     pub bytes: u64,
-    /// From opening the files to the last byte, with the sync of a durable write.
+    /// Seconds from opening the files to the last byte, including the sync of a durable write.
     pub wall_s: f64,
-    /// Of that, the transfers alone: without opening and syncing.
+    /// Seconds of the transfers alone, without opening and syncing.
     pub transfer_s: f64,
-    /// Processor time of all threads, user and system.
+    /// Processor time of all threads, user and system, in seconds.
     pub cpu_s: f64,
-    /// Of the bytes: moved past the page cache, straight from or to the memory.
+    /// Bytes transferred with direct I/O, without a copy.
     pub bytes_direct: u64,
-    /// Of the bytes: moved past the page cache, through a bounce buffer.
+    /// Bytes transferred with direct I/O through a bounce buffer.
     pub bytes_bounced: u64,
-    /// Of the bytes: moved through the page cache.
+    /// Bytes transferred through the page cache.
     pub bytes_buffered: u64,
-    /// Of the blocks, from submission to completion.
+    /// Latencies of the blocks, from submission to completion.
     pub latencies_us: Latencies,
-    /// Seconds since the round began, and bytes that had arrived.
+    /// Seconds since the round began, and bytes transferred by then.
     pub timeline: Vec<(f64, u64)>,
 }
 
 impl Sample {
-    /// 10^9 bytes per second.
+    /// Bandwidth in 10^9 bytes per second.
     #[must_use]
     pub fn gb_per_s(&self) -> f64 {
         self.bytes as f64 / self.wall_s.max(1e-9) / 1e9
     }
 
-    /// Several processes that worked at the same time: the slowest ends the round.
+    /// Combines the samples of processes that ran at the same time: the slowest ends the round.
     #[must_use]
-    pub fn together(samples: &[Self]) -> Self {
+    pub fn combine(samples: &[Self]) -> Self {
         let mut all = Self::default();
         for sample in samples {
             all.bytes += sample.bytes;
@@ -58,23 +58,23 @@ impl Sample {
     }
 }
 
-/// The sum of several timelines, at every moment that one of them has.
+/// Adds several timelines, at every time that one of them has.
 fn merged(samples: &[Sample]) -> Vec<(f64, u64)> {
-    let mut moments: Vec<_> = samples
+    let mut points: Vec<_> = samples
         .iter()
         .enumerate()
         .flat_map(|(index, sample)| sample.timeline.iter().map(move |(seconds, bytes)| (*seconds, index, *bytes)))
         .collect();
-    moments.sort_by(|left, right| left.0.total_cmp(&right.0));
-    let mut arrived = vec![0; samples.len()];
-    let steps = moments.into_iter().map(|(seconds, index, bytes)| {
-        arrived[index] = bytes;
-        (seconds, arrived.iter().sum())
+    points.sort_by(|left, right| left.0.total_cmp(&right.0));
+    let mut transferred = vec![0; samples.len()];
+    let steps = points.into_iter().map(|(seconds, index, bytes)| {
+        transferred[index] = bytes;
+        (seconds, transferred.iter().sum())
     });
     steps.collect()
 }
 
-/// The value that this part of all blocks lies at or below; `None` without blocks.
+/// Returns the quantile of a histogram, for a `part` of 0 to 1; `None` without blocks.
 #[must_use]
 pub fn quantile(latencies: &Latencies, part: f64) -> Option<u64> {
     let total: u64 = latencies.values().sum();
@@ -86,10 +86,10 @@ pub fn quantile(latencies: &Latencies, part: f64) -> Option<u64> {
     })
 }
 
-/// What was counted since `before`.
-pub(super) fn since(before: &Latencies, now: &Latencies) -> Latencies {
-    let grown = now.iter().map(|(us, count)| (*us, count - before.get(us).copied().unwrap_or(0).min(*count)));
-    grown.filter(|(_, count)| *count > 0).collect()
+/// Returns the counts added since `before`.
+pub(super) fn added_since(before: &Latencies, now: &Latencies) -> Latencies {
+    let added = now.iter().map(|(us, count)| (*us, count - before.get(us).copied().unwrap_or(0).min(*count)));
+    added.filter(|(_, count)| *count > 0).collect()
 }
 
 #[cfg(test)]
@@ -106,7 +106,7 @@ mod tests {
             timeline: timeline.to_vec(),
             ..Sample::default()
         };
-        let all = Sample::together(&[one(2.0, 5, &[(0.5, 4), (2.0, 10)]), one(1.0, 7, &[(0.7, 3), (1.0, 10)])]);
+        let all = Sample::combine(&[one(2.0, 5, &[(0.5, 4), (2.0, 10)]), one(1.0, 7, &[(0.7, 3), (1.0, 10)])]);
         assert_eq!((all.bytes, all.wall_s, all.cpu_s), (20, 2.0, 2.0));
         assert_eq!(all.latencies_us, [(5, 2), (7, 2), (9, 2)].into());
         assert_eq!(all.timeline, [(0.5, 4), (0.7, 7), (1.0, 14), (2.0, 20)]);
@@ -121,6 +121,6 @@ mod tests {
             [Some(10), Some(10), Some(20), Some(500)]
         );
         assert_eq!(quantile(&Latencies::new(), 0.5), None);
-        assert_eq!(since(&[(10, 90)].into(), &latencies), [(10, 8), (20, 1), (500, 1)].into());
+        assert_eq!(added_since(&[(10, 90)].into(), &latencies), [(10, 8), (20, 1), (500, 1)].into());
     }
 }

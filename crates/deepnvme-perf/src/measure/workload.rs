@@ -1,4 +1,4 @@
-//! What is measured, as a value.
+//! The description of a workload.
 
 use std::path::PathBuf;
 
@@ -11,17 +11,17 @@ use super::gpu;
 use crate::error::{Error, Result};
 use crate::units::bytes_text;
 
-/// Which way the bytes go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+/// The direction of the transfers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
-    /// From the disk.
+    /// From disk to memory.
     Read,
-    /// To the disk.
+    /// From memory to disk.
     Write,
 }
 
-/// In which order a file's blocks are asked for.
+/// The order of a file's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
@@ -32,36 +32,36 @@ pub enum Order {
     Random,
 }
 
-/// What kind of memory the bytes come from or go to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, clap::ValueEnum)]
+/// The kind of host memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Memory {
-    /// Page-locked and aligned, as of `deepnvme.pinned_empty`.
+    /// Page-locked and aligned, like `deepnvme.pinned_empty`.
     #[default]
     Pinned,
-    /// As of `torch.empty`: aligned to 64 bytes, in ordinary pages.
+    /// Ordinary pages, aligned to 64 bytes, like `torch.empty`.
     Plain,
 }
 
-/// Whether the page cache has the file before a read.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, clap::ValueEnum)]
+/// The state of the page cache before a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
-    /// It has nothing of it.
+    /// No page of the file is cached.
     #[default]
     Cold,
-    /// It has all of it.
+    /// The whole file is cached.
     Warm,
 }
 
-/// What one process does in one round.
+/// The work of one process in one round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Workload {
-    /// Reading or writing.
+    /// Read or write.
     pub direction: Direction,
-    /// Where the files are made: one in each, moved at the same time; or one file striped over all.
+    /// The folders of the files: one file in each, transferred at the same time; or one file striped over all.
     pub folders: Vec<PathBuf>,
-    /// Bytes of a stripe, where the folders are to be one file.
+    /// Bytes of a stripe, if one file is striped over all folders.
     pub stripe_bytes: Option<u64>,
     /// Bytes of each file.
     pub io_bytes: u64,
@@ -69,36 +69,35 @@ pub struct Workload {
     pub order: Order,
     /// Default pinned.
     pub memory: Memory,
-    /// The GPU that has the memory instead of the host. Default none.
+    /// The GPU that holds the memory instead of the host. Default none.
     pub gpu: Option<u32>,
-    /// Memory that is used again and again, a block at a time, as fio does. `None`: as much as the file has bytes, as a
-    /// tensor does.
+    /// Bytes of a buffer that is reused block by block, as fio does. `None`: as large as the file, as for a tensor.
     pub buffer_bytes: Option<u64>,
     /// Default cold.
     pub cache: Cache,
-    /// What is waited for at the end of a write. Default none.
+    /// The durability of a write. Default none.
     pub durability: Durability,
-    /// Whether every byte is compared after a round, outside of the timing.
+    /// Whether every byte is compared after a round, outside the timing.
     pub validate: bool,
     /// The engine's settings.
     pub config: Config,
 }
 
 impl Workload {
-    /// Refuses what makes no sense, or must not be touched.
+    /// Checks that the workload makes sense and touches no existing file.
     ///
     /// # Errors
-    /// `Usage`, naming what is wrong and what to write instead.
+    /// `Usage`, with the option at fault and a remedy.
     pub fn check(&self) -> Result<()> {
         self.config.validate().map_err(|error| Error::usage(error.to_string()))?;
         if self.folders.is_empty() {
             return Err(Error::usage("name at least one folder to measure in"));
         }
         if self.io_bytes == 0 {
-            return Err(Error::usage("--size 0 moves nothing; give for example --size 1G"));
+            return Err(Error::usage("--size 0 transfers nothing; use for example --size 1G"));
         }
         if self.validate && self.buffer_bytes.is_some() {
-            return Err(Error::usage("--validate compares all of the file in memory; leave --buffer out"));
+            return Err(Error::usage("--validate compares the whole file in memory; remove --buffer"));
         }
         if let Some(bytes) = self.buffer_bytes.filter(|bytes| *bytes < self.config.block_bytes) {
             let (buffer, block) = (bytes_text(bytes), bytes_text(self.config.block_bytes));
@@ -107,13 +106,13 @@ impl Workload {
         if self.order == Order::Random && self.io_bytes < self.config.block_bytes {
             let (size, block) = (bytes_text(self.io_bytes), bytes_text(self.config.block_bytes));
             return Err(Error::usage(format!(
-                "--random moves whole blocks, and --size {size} is less than one of {block}"
+                "--random transfers whole blocks, and --size {size} is less than one block of {block}"
             )));
         }
         let stripe_fits =
             |bytes: u64| (STRIPE_BYTES_MIN..=STRIPE_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(4096);
         if let Some(bytes) = self.stripe_bytes.filter(|bytes| !stripe_fits(*bytes)) {
-            let text = "--stripe must be a multiple of 4K, up to 1G";
+            let text = "--stripe must be a multiple of 4K, at most 1G";
             return Err(Error::usage(format!("{text}, not {}", bytes_text(bytes))));
         }
         let is_number = |folder: &&PathBuf| folder.to_str().is_some_and(|name| name.parse::<u32>().is_ok());
@@ -122,29 +121,29 @@ impl Workload {
         {
             let number = number.display();
             return Err(Error::usage(format!(
-                "{number} is no folder; if it is the GPU's number, write --gpu={number}"
+                "{number} is not a folder; for the GPU of this number, write --gpu={number}"
             )));
         }
         self.folders.iter().try_for_each(|folder| check_folder(folder))?;
         if self.gpu.is_some() && self.memory == Memory::Plain {
-            return Err(Error::usage("--memory plain is memory of the host; leave it or --gpu out"));
+            return Err(Error::usage("--memory plain is host memory; remove it, or remove --gpu"));
         }
         self.gpu.map_or(Ok(()), |index| gpu::find(index).map(drop))
     }
 
-    /// Bytes that a round moves.
+    /// Returns the bytes that a round transfers.
     #[must_use]
     pub fn round_bytes(&self) -> u64 {
         self.file_bytes() * self.file_count() as u64
     }
 
-    /// Files that are moved at the same time.
+    /// Returns the number of files that are transferred at the same time.
     #[must_use]
     pub fn file_count(&self) -> usize {
         if self.stripe_bytes.is_some() { 1 } else { self.folders.len() }
     }
 
-    /// Bytes of a file that are moved: random blocks are whole ones.
+    /// Returns the bytes of a file that are transferred: random transfers are whole blocks.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         match self.order {
@@ -157,15 +156,15 @@ impl Workload {
 fn check_folder(folder: &std::path::Path) -> Result<()> {
     use std::os::unix::fs::FileTypeExt;
     let name = shown::path(folder);
-    let metadata = std::fs::metadata(folder).map_err(|error| Error::at(folder, "look at it", &error))?;
+    let metadata = std::fs::metadata(folder).map_err(|error| Error::at(folder, "read its metadata", &error))?;
     let kind = metadata.file_type();
     if kind.is_block_device() || kind.is_char_device() {
-        let text = "is a device, and what is on it would be lost; name a folder on a file system that lies on it";
+        let text = "is a device, and its data would be lost; name a folder on its file system";
         return Err(Error::usage(format!("{name} {text}")));
     }
     if !kind.is_dir() {
         return Err(Error::usage(format!(
-            "{name} is not a folder; files that exist are never touched, name their folder"
+            "{name} is not a folder; existing files are never touched, so name a folder"
         )));
     }
     Ok(())
@@ -175,7 +174,7 @@ fn check_folder(folder: &std::path::Path) -> Result<()> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A small workload with everything at its default.
+    /// Returns a small workload with defaults.
     pub(crate) fn small(direction: Direction, folders: &[&std::path::Path]) -> Workload {
         Workload {
             direction,
@@ -194,19 +193,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_what_to_write() {
+    fn invalid_workloads_are_refused_with_a_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("precious");
         std::fs::write(&file, "x").unwrap();
         let good = small(Direction::Write, &[folder.path()]);
         assert!(good.check().is_ok());
         let cases: [(Workload, &str); 11] = [
-            (Workload { buffer_bytes: Some(1 << 20), ..good.clone() }, "leave --buffer out"),
+            (Workload { buffer_bytes: Some(1 << 20), ..good.clone() }, "remove --buffer"),
             (Workload { buffer_bytes: Some(4096), validate: false, ..good.clone() }, "less than one block"),
             (Workload { folders: vec![], ..good.clone() }, "at least one folder"),
             (Workload { io_bytes: 0, ..good.clone() }, "--size"),
             (Workload { io_bytes: 4096, order: Order::Random, ..good.clone() }, "whole blocks"),
-            (Workload { memory: Memory::Plain, gpu: Some(0), ..good.clone() }, "memory of the host"),
+            (Workload { memory: Memory::Plain, gpu: Some(0), ..good.clone() }, "host memory"),
             (Workload { stripe_bytes: Some(5), ..good.clone() }, "multiple of 4K"),
             (Workload { folders: vec![file.clone()], ..good.clone() }, "never touched"),
             (Workload { folders: vec!["/dev/null".into()], ..good.clone() }, "is a device"),

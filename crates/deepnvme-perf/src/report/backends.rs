@@ -1,27 +1,27 @@
-//! Which back ends of the engine work here, and which of them is chosen.
+//! The back ends of the engine: which work here, and which is chosen.
 
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::probe::{Availability, Probe};
 use serde::Serialize;
 
-/// Whether a back end works here.
+/// A back end of the engine.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
 pub struct Backend {
     /// `"io_uring"`, `"aio"` or `"threads"`.
     pub name: &'static str,
-    /// Whether it was set up and has read a file.
+    /// Whether it could be set up and read a file.
     pub works: bool,
-    /// Whether `backend="auto"` takes it.
+    /// Whether `backend="auto"` chooses it.
     pub is_chosen: bool,
-    /// What it was given, or why it does not work.
+    /// How it was set up, or why it does not work.
     pub detail: String,
-    /// The kernel's error number, where there was one.
+    /// The kernel's error number, if any.
     pub errno: Option<i32>,
-    /// What would make it work.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 
-/// All back ends, in the order in which they are chosen.
+/// Lists all back ends, in order of preference.
 pub(super) fn of(probe: &Probe) -> Vec<Backend> {
     let mut is_taken = false;
     let kinds = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];

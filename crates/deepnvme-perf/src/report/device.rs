@@ -1,105 +1,105 @@
-//! The disk under a folder, as `/sys` tells it.
+//! The disk under a folder, from `/sys`.
 
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::tree::{Tree, chosen};
+use crate::system_files::{SystemFiles, bracketed};
 
-/// Layers of devices (a volume on an array on partitions) that are followed.
+/// Most layers of devices: a volume on an array on partitions has three.
 const DEPTH_MAX: usize = 8;
 
 /// A block device.
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
 pub struct Device {
-    /// As below `/dev`: `nvme0n1`, `vda`, `md0`.
+    /// Its name below `/dev`: `nvme0n1`, `vda`, `md0`.
     pub name: String,
-    /// As the device says; `None` of virtual ones.
+    /// The device's own model name; `None` for virtual devices.
     pub model: Option<String>,
     /// `nvme`, `virtio`, `scsi`, `raid0`, `device-mapper`, `loop`; `unknown`.
     pub kind: String,
-    /// Whether it turns.
+    /// Whether it is a spinning disk.
     pub is_rotational: Option<bool>,
-    /// `none`, `mq-deadline`.
+    /// The I/O scheduler: `none`, `mq-deadline`.
     pub scheduler: Option<String>,
-    /// Requests that the kernel queues.
+    /// Most requests in the kernel's queue.
     pub queue_requests: Option<u64>,
-    /// Bytes of the largest single request.
+    /// Bytes of the largest request.
     pub request_bytes_max: Option<u64>,
-    /// Pieces of memory that one request may be made of.
+    /// Most memory segments of a request.
     pub segments_max: Option<u64>,
     /// Bytes of a sector.
     pub sector_bytes: Option<u64>,
-    /// How it hangs on the PCI Express bus; `None` where it does not.
+    /// Its PCI Express link, if it has one.
     pub pcie: Option<Pcie>,
-    /// What an array or a volume is made of.
+    /// The devices of an array or a volume.
     pub members: Vec<Device>,
 }
 
 /// A PCI Express link.
 #[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq)]
 pub struct Pcie {
-    /// 1 to 7, as it runs now.
+    /// The generation in use, 1 to 7.
     pub generation: u32,
     /// Lanes in use.
     pub lanes: u32,
-    /// What the device could do.
+    /// The generation that the device supports.
     pub generation_max: u32,
-    /// What the device could do.
+    /// The lanes that the device supports.
     pub lanes_max: u32,
-    /// Bytes per second of the link as it runs, less the encoding; protocols take some more of it.
+    /// Bytes per second of the link in use, after encoding and before protocol overhead.
     pub bytes_per_s: u64,
 }
 
 impl Device {
-    /// The whole disk that holds the device of that number (`259:1`), and what it is made of.
-    pub(super) fn of_number(tree: &Tree, number: &str) -> Option<Self> {
-        let folder = tree.path(format!("/sys/dev/block/{number}")).canonicalize().ok()?;
-        // A partition's folder lies in that of its disk.
+    /// Finds the whole disk of a device number (`259:1`), and its members.
+    pub(super) fn of_number(files: &SystemFiles, number: &str) -> Option<Self> {
+        let folder = files.path(format!("/sys/dev/block/{number}")).canonicalize().ok()?;
+        // The folder of a partition is inside the folder of its disk.
         let whole = if folder.join("partition").exists() { folder.parent()?.to_path_buf() } else { folder };
-        Some(Self::of_folder(tree, &whole, DEPTH_MAX))
+        Some(Self::of_folder(files, &whole, DEPTH_MAX))
     }
 
-    fn of_folder(tree: &Tree, folder: &Path, depth: usize) -> Self {
+    fn of_folder(files: &SystemFiles, folder: &Path, depth: usize) -> Self {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let queue = |file: &str| folder.join("queue").join(file);
-        let number = |file: &str| tree.number(queue(file));
-        let model = tree.text(folder.join("device/model")).or_else(|| tree.text(folder.join("device/name")));
+        let number = |file: &str| files.number(queue(file));
+        let model = files.text(folder.join("device/model")).or_else(|| files.text(folder.join("device/name")));
         Self {
-            kind: kind(tree, &name, folder),
+            kind: kind(files, &name, folder),
             model,
             is_rotational: number("rotational").map(|flag| flag == 1),
-            scheduler: tree.text(queue("scheduler")).map(|text| chosen(&text).unwrap_or(&text).to_owned()),
+            scheduler: files.text(queue("scheduler")).map(|text| bracketed(&text).unwrap_or(&text).to_owned()),
             queue_requests: number("nr_requests"),
             request_bytes_max: number("max_sectors_kb").map(|kib| kib << 10),
             segments_max: number("max_segments"),
             sector_bytes: number("logical_block_size"),
-            pcie: link(tree, folder),
-            members: if depth == 0 { Vec::new() } else { members(tree, folder, depth - 1) },
+            pcie: link(files, folder),
+            members: if depth == 0 { Vec::new() } else { members(files, folder, depth - 1) },
             name,
         }
     }
 
-    /// The disks at the bottom: the device itself, or what its members are made of.
+    /// Returns the physical disks: the device itself, or those of its members.
     #[must_use]
     pub fn disks(&self) -> Vec<&Self> {
         if self.members.is_empty() { vec![self] } else { self.members.iter().flat_map(Self::disks).collect() }
     }
 }
 
-fn members(tree: &Tree, folder: &Path, depth: usize) -> Vec<Device> {
+fn members(files: &SystemFiles, folder: &Path, depth: usize) -> Vec<Device> {
     let slaves = folder.join("slaves");
     let member = |name: String| {
-        let target = tree.path(&slaves).join(name).canonicalize().ok()?;
+        let target = files.path(&slaves).join(name).canonicalize().ok()?;
         let whole = if target.join("partition").exists() { target.parent()?.to_path_buf() } else { target };
-        Some(Device::of_folder(tree, &whole, depth))
+        Some(Device::of_folder(files, &whole, depth))
     };
-    tree.names(&slaves).into_iter().filter_map(member).collect()
+    files.names(&slaves).into_iter().filter_map(member).collect()
 }
 
-fn kind(tree: &Tree, name: &str, folder: &Path) -> String {
+fn kind(files: &SystemFiles, name: &str, folder: &Path) -> String {
     if name.starts_with("md") {
-        return tree.text(folder.join("md/level")).unwrap_or_else(|| "md".into());
+        return files.text(folder.join("md/level")).unwrap_or_else(|| "md".into());
     }
     let by_name = [
         ("nvme", "nvme"),
@@ -115,15 +115,15 @@ fn kind(tree: &Tree, name: &str, folder: &Path) -> String {
     by_name.iter().find(|(prefix, _)| name.starts_with(prefix)).map_or("unknown", |(_, kind)| kind).into()
 }
 
-/// The first folder above the disk that has a link: its PCI function.
-fn link(tree: &Tree, folder: &Path) -> Option<Pcie> {
+/// Reads the PCI link from the nearest parent folder that has one.
+fn link(files: &SystemFiles, folder: &Path) -> Option<Pcie> {
     let function: PathBuf = folder
         .ancestors()
         .chain(folder.join("device").canonicalize().ok().iter().flat_map(|path| path.ancestors()))
         .find(|path| path.join("current_link_speed").exists())?
         .to_path_buf();
-    let speed = |file: &str| tree.text(function.join(file)).and_then(|text| generation(&text));
-    let width = |file: &str| tree.number(function.join(file)).map(|lanes| lanes as u32);
+    let speed = |file: &str| files.text(function.join(file)).and_then(|text| generation(&text));
+    let width = |file: &str| files.number(function.join(file)).map(|lanes| lanes as u32);
     let (generation, lanes) = (speed("current_link_speed")?, width("current_link_width")?);
     Some(Pcie {
         generation,
@@ -134,7 +134,7 @@ fn link(tree: &Tree, folder: &Path) -> Option<Pcie> {
     })
 }
 
-/// `16.0 GT/s PCIe` is generation 4. Speeds: PCI Express Base Specification.
+/// Parses the generation: `16.0 GT/s PCIe` is 4. Speeds: PCI Express Base Specification.
 fn generation(text: &str) -> Option<u32> {
     let transfers = text.split_whitespace().next()?;
     let known =
@@ -143,7 +143,8 @@ fn generation(text: &str) -> Option<u32> {
     known.iter().chain(&newer).find(|(speed, _)| *speed == transfers).map(|(_, generation)| *generation)
 }
 
-/// Up to generation 2 ten bits carry eight, up to 5 130 carry 128; what the frames of later ones take is left out.
+/// Returns the bandwidth of a lane. Generations 1 and 2 encode 8 bits in 10, later ones 128 in 130. The frames of generation 6
+/// and later are not counted.
 fn lane_bytes_per_s(generation: u32) -> u64 {
     match generation {
         1 => 250_000_000,
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
 
     /// A machine with a partitioned NVMe disk at half its lanes, another one, and a stripe over both.
-    fn machine() -> (tempfile::TempDir, Tree) {
+    fn machine() -> (tempfile::TempDir, SystemFiles) {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
         let put = |path: &str, text: &str| {
@@ -195,14 +196,14 @@ mod tests {
         symlink(root.join(disk(1)), root.join("sys/devices/virtual/block/md0/slaves/nvme1n1")).unwrap();
         symlink(root.join(disk(0)).join("nvme0n1p1"), root.join("sys/dev/block/259:1")).unwrap();
         symlink(root.join("sys/devices/virtual/block/md0"), root.join("sys/dev/block/9:0")).unwrap();
-        let tree = Tree::at(&root);
-        (folder, tree)
+        let files = SystemFiles::at(&root);
+        (folder, files)
     }
 
     #[test]
-    fn a_partition_is_told_as_its_disk() {
-        let (_folder, tree) = machine();
-        let disk = Device::of_number(&tree, "259:1").unwrap();
+    fn a_partition_is_reported_as_its_disk() {
+        let (_folder, files) = machine();
+        let disk = Device::of_number(&files, "259:1").unwrap();
         assert_eq!((disk.name.as_str(), disk.kind.as_str()), ("nvme0n1", "nvme"));
         assert_eq!(disk.model.as_deref(), Some("Fast SSD 3000"));
         assert_eq!((disk.scheduler.as_deref(), disk.is_rotational), (Some("none"), Some(false)));
@@ -211,13 +212,13 @@ mod tests {
         let pcie = disk.pcie.unwrap();
         assert_eq!((pcie.generation, pcie.lanes, pcie.generation_max, pcie.lanes_max), (4, 2, 4, 4));
         assert_eq!(pcie.bytes_per_s / 10_000_000, 393, "two lanes of generation 4");
-        assert_eq!(Device::of_number(&tree, "1:1"), None);
+        assert_eq!(Device::of_number(&files, "1:1"), None);
     }
 
     #[test]
-    fn an_array_is_told_with_its_members() {
-        let (_folder, tree) = machine();
-        let array = Device::of_number(&tree, "9:0").unwrap();
+    fn an_array_is_reported_with_its_members() {
+        let (_folder, files) = machine();
+        let array = Device::of_number(&files, "9:0").unwrap();
         assert_eq!((array.name.as_str(), array.kind.as_str(), array.pcie), ("md0", "raid0", None));
         let disks: Vec<_> = array.disks().iter().map(|disk| disk.name.clone()).collect();
         assert_eq!(disks, ["nvme0n1", "nvme1n1"]);

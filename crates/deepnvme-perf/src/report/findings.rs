@@ -1,4 +1,4 @@
-//! What of the facts costs speed, and what to do about it: a pure function.
+//! Problems in the facts, and their remedies. Pure.
 
 use serde::Serialize;
 
@@ -8,29 +8,29 @@ use super::backends::Backend;
 use super::{Device, Folder, System};
 use crate::units::gb;
 
-/// Free space below which a folder is worth a word, in hundredths of it.
+/// Percentage of free space below which a folder gets a note.
 const FREE_PERCENT_MIN: u64 = 5;
 
-/// How much something matters.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// It does not work at all.
+    /// Something does not work.
     Broken,
-    /// It works slower than it could.
+    /// Something is slower than it could be.
     Slow,
-    /// Worth knowing.
+    /// Something to know.
     Note,
 }
 
-/// One thing that was found, and its remedy.
+/// A problem and its remedy.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
 pub struct Finding {
-    /// How much it matters.
+    /// Its severity.
     pub severity: Severity,
-    /// What is the matter.
+    /// The problem.
     pub text: String,
-    /// What to do: where possible a line to type.
+    /// The remedy: a command to type if possible.
     pub remedy: String,
 }
 
@@ -40,7 +40,7 @@ impl Finding {
     }
 }
 
-/// Judges the facts; the worst come first. `pool_bytes` is what a default engine would page-lock.
+/// Judges the facts; returns the worst findings first. `pool_bytes` is the size of a default engine's page-locked pool.
 pub(super) fn judge(system: &System, backends: &[Backend], folders: &[Folder], pool_bytes: u64) -> Vec<Finding> {
     let mut findings = Vec::new();
     of_backends(backends, &mut findings);
@@ -59,7 +59,7 @@ fn of_backends(backends: &[Backend], findings: &mut Vec<Finding>) {
     let before_chosen = backends.iter().take_while(|backend| !backend.is_chosen);
     for backend in before_chosen.filter(|backend| !backend.works) {
         let text = format!("{} does not work: {}", backend.name, backend.detail);
-        // Some remedies are one line to type, in the quotes that prose puts around it.
+        // Some remedies are a command in back quotes.
         let remedy = backend.remedy.as_deref().unwrap_or_default().trim_matches('`');
         findings.push(Finding::new(Severity::Slow, text, remedy));
     }
@@ -80,7 +80,7 @@ fn of_system(system: &System, pool_bytes: u64, findings: &mut Vec<Finding>) {
     if system.huge_pages.as_deref() == Some("never") {
         findings.push(Finding::new(
             Severity::Slow,
-            "there are no transparent huge pages: large transfers take more requests and more processor time",
+            "transparent huge pages are off: large transfers need more requests and more processor time",
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         ));
     }
@@ -100,7 +100,7 @@ fn of_folder(folder: &Folder, findings: &mut Vec<Finding>) {
                 format!("mount -o remount,rw {}", shown::path(&folder.mount_point)),
             )
         } else {
-            ("no file can be made there", format!("chown or chmod {path}, or name another folder"))
+            ("no file can be made in it", format!("chown or chmod {path}, or name another folder"))
         };
         findings.push(Finding::new(Severity::Note, format!("{path}: {text}; reading works"), remedy));
     }
@@ -115,7 +115,7 @@ fn of_folder(folder: &Folder, findings: &mut Vec<Finding>) {
         findings.push(Finding::new(
             Severity::Note,
             format!("{path}: {:.1} GB are free of {:.0}", gb(folder.free_bytes), gb(folder.total_bytes)),
-            "remove what is not needed: a full file system scatters new files",
+            "free some space: a full file system fragments new files",
         ));
     }
     for disk in folder.device.iter().flat_map(Device::disks) {
@@ -128,18 +128,18 @@ fn of_disk(disk: &Device, findings: &mut Vec<Finding>) {
     if disk.is_rotational == Some(true) && disk.kind != "virtio" {
         findings.push(Finding::new(
             Severity::Slow,
-            format!("{name} is a disk that turns"),
-            "use an NVMe drive; several add up with a stripe set",
+            format!("{name} is a spinning disk"),
+            "use an NVMe drive, or several with a stripe set",
         ));
     }
     if let Some(pcie) = disk.pcie.filter(|pcie| pcie.generation < pcie.generation_max || pcie.lanes < pcie.lanes_max) {
         findings.push(Finding::new(
             Severity::Slow,
             format!(
-                "{name} runs at PCIe {} x{}, and could at {} x{}",
+                "{name} runs at PCIe {} x{} and supports {} x{}",
                 pcie.generation, pcie.lanes, pcie.generation_max, pcie.lanes_max
             ),
-            "move it to another slot, or look for bifurcation in the firmware's settings",
+            "move it to another slot, or check bifurcation in the firmware settings",
         ));
     }
     if disk.kind == "nvme"
@@ -194,12 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn a_good_machine_has_nothing_to_mend() {
+    fn a_good_machine_has_no_findings() {
         assert_eq!(texts(good_folder()), []);
     }
 
     #[test]
-    fn each_fault_is_found_with_its_remedy() {
+    fn each_problem_is_found_with_its_remedy() {
         let disk = |change: &dyn Fn(&mut Device)| {
             let mut folder = good_folder();
             change(folder.device.as_mut().unwrap());
@@ -215,9 +215,9 @@ mod tests {
                 Severity::Note,
                 "remount,rw",
             ),
-            (disk(&|disk| disk.is_rotational = Some(true)), Severity::Slow, "turns"),
+            (disk(&|disk| disk.is_rotational = Some(true)), Severity::Slow, "spinning"),
             (disk(&|disk| disk.scheduler = Some("mq-deadline".into())), Severity::Slow, "/sys/block/nvme0n1/queue"),
-            (disk(&|disk| disk.pcie = Some(link)), Severity::Slow, "PCIe 3 x4, and could at 4 x4"),
+            (disk(&|disk| disk.pcie = Some(link)), Severity::Slow, "PCIe 3 x4 and supports 4 x4"),
         ];
         for (folder, severity, text) in cases {
             let found = texts(folder);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_memory_matter_where_they_bind() {
+    fn the_memlock_limit_matters_only_when_it_binds() {
         let system = |memlock_bytes, may_lock_freely| System { memlock_bytes, may_lock_freely, ..System::default() };
         let count = |system: System| judge(&system, &[backend("threads", true, true)], &[], 8 << 20).len();
         assert_eq!(count(system(Some(64 << 10), false)), 1);
@@ -245,9 +245,9 @@ mod tests {
     }
 
     #[test]
-    fn only_back_ends_that_would_have_come_first_are_missed_and_the_worst_is_first() {
-        let chain = [backend("io_uring", false, false), backend("aio", true, true), backend("threads", true, false)];
-        let found = judge(&System::default(), &chain, &[Folder { error: Some("gone".into()), ..good_folder() }], 0);
+    fn only_preferred_back_ends_are_reported_and_the_worst_finding_is_first() {
+        let backends = [backend("io_uring", false, false), backend("aio", true, true), backend("threads", true, false)];
+        let found = judge(&System::default(), &backends, &[Folder { error: Some("gone".into()), ..good_folder() }], 0);
         let texts: Vec<_> = found.iter().map(|finding| finding.text.as_str()).collect();
         assert_eq!(texts, ["gone", "io_uring does not work: detail"]);
         let later = [backend("io_uring", true, true), backend("aio", false, false), backend("threads", true, false)];

@@ -1,4 +1,4 @@
-//! A place for data: its file system, its disk, and whether direct I/O works there.
+//! A folder for data: its file system, its disk, and whether direct I/O works.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -10,80 +10,80 @@ use serde::Serialize;
 
 use super::device::Device;
 use super::mounts;
-use crate::tree::Tree;
+use crate::system_files::SystemFiles;
 
-/// A folder that was asked about.
+/// A folder for data.
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
 pub struct Folder {
-    /// As it was given.
+    /// The path as given.
     #[serde(serialize_with = "shown::serialize")]
     pub path: PathBuf,
-    /// Why nothing else is known.
+    /// Why the folder could not be examined.
     pub error: Option<String>,
     /// `ext4`, `xfs`, `tmpfs`, `nfs4`.
     pub file_system: String,
-    /// What is mounted: a device, a server.
+    /// The mounted device or server.
     pub source: String,
-    /// Where it is mounted.
+    /// The mount point.
     #[serde(serialize_with = "shown::serialize")]
     pub mount_point: PathBuf,
-    /// How.
+    /// The mount options.
     pub mount_options: Vec<String>,
-    /// Bytes of the file system.
+    /// Size of the file system in bytes.
     pub total_bytes: u64,
-    /// Bytes that this user may still write.
+    /// Free bytes for this user.
     pub free_bytes: u64,
     /// Whether files can be made here.
     pub is_writable: bool,
-    /// Whether transfers bypass the page cache; `None` where no file could be tried.
+    /// Support for direct I/O; `None` if no file could be made to test it.
     pub direct: Option<Direct>,
-    /// What GPUDirect Storage would do here.
+    /// Support for GPUDirect Storage.
     pub gds: Option<Gds>,
-    /// The way of its bytes to a GPU and back; `None` where there is none.
+    /// The route between this folder and a GPU; `None` without a GPU.
     pub gpu_path: Option<GpuPath>,
-    /// The disk; `None` of file systems in memory and on the network.
+    /// The disk; `None` for file systems in memory or on the network.
     pub device: Option<Device>,
 }
 
-/// What direct I/O is like.
+/// Support for direct I/O.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
 pub struct Direct {
-    /// Whether there is any.
+    /// Whether it works.
     pub works: bool,
-    /// What addresses of memory must be multiples of.
+    /// The alignment of memory addresses.
     pub memory_alignment_bytes: Option<u64>,
-    /// What offsets and lengths must be multiples of.
+    /// The alignment of offsets and lengths.
     pub offset_alignment_bytes: Option<u64>,
-    /// Why there is none.
+    /// Why it does not work.
     pub reason: Option<String>,
 }
 
-/// What cuFile would do with files of a folder.
+/// The mode of cuFile for a folder.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
 pub struct Gds {
     /// `direct`, `compatibility` or `none`.
     pub mode: &'static str,
-    /// Why not the better one.
+    /// Why not a better mode.
     pub reason: Option<String>,
 }
 
-/// The way that bytes of a folder take to a GPU and back.
+/// The route between a folder and a GPU.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
 pub struct GpuPath {
-    /// `bounce`: through slots of host memory that the driver copies from and to.
-    pub way: &'static str,
-    /// Why not a shorter one.
+    /// `bounce`: through bounce buffers in host memory.
+    pub route: &'static str,
+    /// Why not a shorter route.
     pub reason: String,
 }
 
 impl Folder {
-    /// A folder of this machine.
+    /// Examines a folder of this machine.
     #[must_use]
     pub fn of_this_machine(path: &Path) -> Self {
-        Self::gather(&Tree::of_this_machine(), path)
+        Self::gather(&SystemFiles::of_this_machine(), path)
     }
 
-    pub(crate) fn gather(tree: &Tree, path: &Path) -> Self {
+    pub(crate) fn gather(files: &SystemFiles, path: &Path) -> Self {
         let unknown = |error: String| Self { path: path.to_path_buf(), error: Some(error), ..Self::default() };
         let real = match path.canonicalize() {
             Ok(real) => real,
@@ -92,16 +92,16 @@ impl Folder {
         let metadata = match real.metadata() {
             Ok(metadata) if metadata.is_dir() => metadata,
             Ok(_) => {
-                return unknown(format!("{}: it is not a folder; name the folder that it lies in", shown::path(path)));
+                return unknown(format!("{}: not a folder; name the folder that contains it", shown::path(path)));
             }
             Err(error) => return unknown(format!("{}: {error}", shown::path(path))),
         };
-        let mount = mounts::of(tree, &real);
+        let mount = mounts::of(files, &real);
         let space = rustix::fs::statvfs(&real).ok();
         let number = format!("{}:{}", rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
-        let device = Device::of_number(tree, &number)
-            .or_else(|| mount.as_ref().and_then(|mount| Device::of_number(tree, &mount.device)))
-            .or_else(|| mount.as_ref().and_then(|mount| of_source(tree, &mount.source)));
+        let device = Device::of_number(files, &number)
+            .or_else(|| mount.as_ref().and_then(|mount| Device::of_number(files, &mount.device)))
+            .or_else(|| mount.as_ref().and_then(|mount| of_source(files, &mount.source)));
         let (is_writable, direct) = try_direct(&real);
         let (file_system, source, mount_point, mount_options) = mount.map_or_else(
             || ("unknown".into(), String::new(), PathBuf::new(), Vec::new()),
@@ -125,14 +125,14 @@ impl Folder {
     }
 }
 
-/// File systems such as Btrfs have a number of their own; their source is the device.
-fn of_source(tree: &Tree, source: &str) -> Option<Device> {
+/// Finds the disk by the mount's source: file systems such as Btrfs have device numbers of their own.
+fn of_source(files: &SystemFiles, source: &str) -> Option<Device> {
     let metadata = Path::new(source).starts_with("/dev").then(|| Path::new(source).metadata().ok()).flatten()?;
     let number = metadata.rdev();
-    Device::of_number(tree, &format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number)))
+    Device::of_number(files, &format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number)))
 }
 
-/// Opens a private file in the folder, which is gone when it is closed.
+/// Tests direct I/O with a temporary file.
 fn try_direct(folder: &Path) -> (bool, Option<Direct>) {
     let opened = Temporary::new(&folder.join("deepnvme-report")).and_then(|private| {
         TensorFile::from_fd(private.file(), Some(folder), Access::ReadWrite, DirectMode::Preferred)
@@ -160,8 +160,8 @@ mod tests {
     fn a_file_is_not_a_folder_and_a_missing_one_is_named() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("file"), "x").unwrap();
-        let tree = Tree::of_this_machine();
-        let of = |name: &str| Folder::gather(&tree, &folder.path().join(name)).error.unwrap_or_default();
+        let files = SystemFiles::of_this_machine();
+        let of = |name: &str| Folder::gather(&files, &folder.path().join(name)).error.unwrap_or_default();
         assert!(of("file").contains("not a folder"));
         assert!(of("missing").contains("missing"));
     }
@@ -172,7 +172,7 @@ mod tests {
         if !shared.is_dir() {
             return;
         }
-        let folder = Folder::gather(&Tree::of_this_machine(), shared);
+        let folder = Folder::gather(&SystemFiles::of_this_machine(), shared);
         if folder.file_system == "tmpfs" && folder.is_writable {
             assert_eq!(folder.device, None);
             assert!(folder.direct.is_some_and(|direct| !direct.works && direct.reason.is_some()));

@@ -1,8 +1,8 @@
-//! Whether GPUDirect Storage could move bytes between a folder and a GPU without host memory: a pure function of the facts.
+//! Support for GPUDirect Storage: transfers between a folder and a GPU without host memory. Pure.
 //!
-//! The rules are those of NVIDIA's documentation (GPUDirect Storage: Overview Guide, Release Notes): `nvidia-fs` is
-//! loaded, the file system is ext4 in its ordered mode or XFS, and it lies on NVMe drives, alone or in an array. cuFile
-//! serves all else in its compatibility mode, through host memory.
+//! The rules are from NVIDIA's documentation (GPUDirect Storage: Overview Guide, Release Notes): `nvidia-fs` is loaded, the
+//! file system is XFS or ext4 with data=ordered, and it is on NVMe drives, alone or in an array. In all other cases cuFile
+//! uses its compatibility mode, through host memory.
 
 pub use super::folder::{Gds, GpuPath};
 use super::{Device, Folder, Gpu};
@@ -13,14 +13,14 @@ impl Gds {
     }
 }
 
-/// The mode of a folder on a machine with such GPUs.
+/// Returns the mode of cuFile for a folder.
 #[must_use]
 pub fn mode(folder: &Folder, gpu: &Gpu) -> Gds {
     if gpu.driver.is_none() && gpu.cuda_devices.is_empty() {
         return Gds::because("none", "no NVIDIA driver");
     }
     if gpu.libcufile.is_none() {
-        return Gds::because("none", "no libcufile; it comes with the CUDA toolkit and with torch's CUDA packages");
+        return Gds::because("none", "no libcufile; install the CUDA toolkit or torch's CUDA packages");
     }
     let compatibility = |reason: &str| Gds::because("compatibility", reason);
     if gpu.nvidia_fs.is_none() {
@@ -36,31 +36,31 @@ pub fn mode(folder: &Folder, gpu: &Gpu) -> Gds {
         other => return compatibility(&format!("{other} is neither ext4 nor XFS")),
     }
     if folder.direct.as_ref().is_some_and(|direct| !direct.works) {
-        return compatibility("there is no direct I/O");
+        return compatibility("direct I/O does not work");
     }
-    let Some(device) = &folder.device else { return compatibility("no disk is known to lie below it") };
+    let Some(device) = &folder.device else { return compatibility("its disk is unknown") };
     match device.disks().iter().find(|disk| disk.kind != "nvme") {
-        Some(Device { name, kind, .. }) => compatibility(&format!("{name} is no NVMe drive ({kind})")),
+        Some(Device { name, kind, .. }) => compatibility(&format!("{name} is not an NVMe drive ({kind})")),
         None => Gds { mode: "direct", reason: None },
     }
 }
 
-/// The way that bytes take, where this is the mode of their folder.
+/// Returns the default route to a GPU for a folder with this mode.
 #[must_use]
 pub fn path(mode: &Gds, gpu: &Gpu) -> Option<GpuPath> {
     let reason = match mode.mode {
-        "direct" => "that is the default; with gds=\"preferred\" cuFile needs no host memory here",
-        "compatibility" => "cuFile would go through host memory, too",
-        _ => "there is no cuFile",
+        "direct" => "the default; with gds=\"preferred\" cuFile transfers without host memory here",
+        "compatibility" => "cuFile would use host memory as well",
+        _ => "no cuFile",
     };
-    (!gpu.cuda_devices.is_empty()).then(|| GpuPath { way: "bounce", reason: reason.into() })
+    (!gpu.cuda_devices.is_empty()).then(|| GpuPath { route: "bounce", reason: reason.into() })
 }
 
 #[cfg(test)]
 mod tests {
     use deepnvme_io::probe::GpuFacts;
 
-    use super::super::Card;
+    use super::super::CudaDevice;
     use super::*;
 
     fn folder(file_system: &str, options: &[&str], kinds: &[&str]) -> Folder {
@@ -75,18 +75,18 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_by_way_of_slots_and_the_reason_is_the_one_that_counts() {
+    fn the_default_route_is_the_bounce_buffer_and_has_a_reason() {
         let facts = GpuFacts { index: 0, name: "GPU".into(), memory_bytes: 1, pci_bus_id: "0000:01:00.0".into() };
-        let gpu = Gpu { cuda_devices: vec![Card { facts, numa_node: None }], ..Gpu::default() };
+        let gpu = Gpu { cuda_devices: vec![CudaDevice { facts, numa_node: None }], ..Gpu::default() };
         let reason = |mode| path(&Gds { mode, reason: None }, &gpu).unwrap().reason;
         assert!(reason("direct").contains("gds=\"preferred\""));
-        assert!(reason("compatibility").contains("host memory, too") && reason("none").contains("no cuFile"));
+        assert!(reason("compatibility").contains("host memory as well") && reason("none").contains("no cuFile"));
         assert_eq!(path(&Gds { mode: "direct", reason: None }, &Gpu::default()), None);
         assert_eq!(mode(&Folder::default(), &gpu).reason.as_deref().map(|why| why.contains("libcufile")), Some(true));
     }
 
     #[test]
-    fn each_step_down_says_why() {
+    fn each_lower_mode_has_a_reason() {
         let full = Gpu {
             driver: Some("550".into()),
             nvidia_fs: Some("2.17".into()),
@@ -102,8 +102,8 @@ mod tests {
             (good, Gpu { nvidia_fs: None, ..full.clone() }, "compatibility", "modprobe"),
             (folder("ext4", &["data=journal"], &["nvme"]), full.clone(), "compatibility", "data=ordered"),
             (folder("btrfs", &[], &["nvme"]), full.clone(), "compatibility", "btrfs"),
-            (folder("ext4", &[], &["nvme", "virtio"]), full.clone(), "compatibility", "disk0 is no NVMe drive"),
-            (folder("xfs", &[], &[]), full, "compatibility", "no disk"),
+            (folder("ext4", &[], &["nvme", "virtio"]), full.clone(), "compatibility", "disk0 is not an NVMe drive"),
+            (folder("xfs", &[], &[]), full, "compatibility", "its disk is unknown"),
         ];
         for (folder, gpu, expected, part) in cases {
             let found = mode(&folder, &gpu);

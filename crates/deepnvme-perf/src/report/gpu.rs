@@ -1,13 +1,13 @@
-//! GPUs, and what moves bytes between them and a disk.
+//! GPUs, their driver, and the libraries for GPU transfers.
 
 use std::path::{Path, PathBuf};
 
 use deepnvme_io::probe::{GpuFacts, GpuProbe};
 use serde::Serialize;
 
-use crate::tree::Tree;
+use crate::system_files::SystemFiles;
 
-/// Folders that the loader looks into on usual systems, besides those of `LD_LIBRARY_PATH`.
+/// Usual library folders, searched after those of `LD_LIBRARY_PATH`.
 const LIBRARY_FOLDERS: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -17,100 +17,101 @@ const LIBRARY_FOLDERS: [&str; 6] = [
     "/usr/lib/wsl/lib",
 ];
 
-/// What there is for GPU memory: what lies in files, and what the driver says when it is asked.
+/// GPUs, drivers and libraries: from files, and from the CUDA driver.
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
 pub struct Gpu {
-    /// Names of the GPUs.
+    /// Names of the GPUs, from `/proc`.
     pub devices: Vec<String>,
     /// Version of NVIDIA's driver.
     pub driver: Option<String>,
-    /// Version of `nvidia-fs`, the kernel's side of GPUDirect Storage.
+    /// Version of `nvidia-fs`, the kernel module of GPUDirect Storage.
     pub nvidia_fs: Option<String>,
-    /// Where CUDA's driver library lies.
+    /// Path of the CUDA driver library.
     pub libcuda: Option<PathBuf>,
     /// Version of the CUDA toolkit in `/usr/local/cuda`.
     pub cuda: Option<String>,
-    /// Where cuFile lies.
+    /// Path of cuFile.
     pub libcufile: Option<PathBuf>,
-    /// Its version, out of the name of its file.
+    /// Version of cuFile, from its file name.
     pub cufile: Option<String>,
-    /// The version of CUDA that the driver is for.
+    /// The CUDA version of the driver.
     pub cuda_driver: Option<String>,
-    /// The GPUs that CUDA shows to this process.
-    pub cuda_devices: Vec<Card>,
-    /// Why it shows none, or not all.
+    /// The GPUs that CUDA gives this process.
+    pub cuda_devices: Vec<CudaDevice>,
+    /// Why there is none, or not all.
     pub missing: Option<String>,
 }
 
-/// A GPU as its driver describes it.
+/// A GPU, described by its driver.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
-pub struct Card {
-    /// What the driver says.
+pub struct CudaDevice {
+    /// The driver's facts.
     #[serde(flatten)]
     pub facts: GpuFacts,
-    /// The memory node that it is nearest to, where the kernel knows one.
+    /// The nearest NUMA node, if the kernel knows one.
     pub numa_node: Option<u64>,
 }
 
-impl Card {
-    fn of(tree: &Tree, facts: GpuFacts) -> Self {
-        // A machine with one node says -1, which is no node.
-        let numa_node = tree.number(format!("/sys/bus/pci/devices/{}/numa_node", facts.pci_bus_id));
+impl CudaDevice {
+    fn of(files: &SystemFiles, facts: GpuFacts) -> Self {
+        // -1 on a machine with one node; it does not parse as a number.
+        let numa_node = files.number(format!("/sys/bus/pci/devices/{}/numa_node", facts.pci_bus_id));
         Self { facts, numa_node }
     }
 }
 
 impl Gpu {
-    /// `library_path` is that of the environment, `packages` the folder of NVIDIA's Python packages, `asked` what the
-    /// driver has said.
-    pub(crate) fn gather(tree: &Tree, library_path: &str, packages: Option<&Path>, asked: GpuProbe) -> Self {
+    /// Gathers the facts. `library_path` is `LD_LIBRARY_PATH`, `packages` the folder of NVIDIA's Python packages, `probe` the
+    /// answer of the CUDA driver.
+    pub(crate) fn gather(files: &SystemFiles, library_path: &str, packages: Option<&Path>, probe: GpuProbe) -> Self {
         let cards = "/proc/driver/nvidia/gpus";
-        let model = |card: String| tree.field(format!("{cards}/{card}/information"), "Model");
+        let model = |card: String| files.field(format!("{cards}/{card}/information"), "Model");
         let in_packages = packages.iter().flat_map(|packages| {
-            let names = tree.names(packages).into_iter();
+            let names = files.names(packages).into_iter();
             names.map(|name| packages.join(name).join("lib")).collect::<Vec<_>>()
         });
-        let usual =
+        let standard =
             library_path.split(':').filter(|folder| !folder.is_empty()).chain(LIBRARY_FOLDERS).map(PathBuf::from);
-        let folders: Vec<_> = usual.chain(in_packages).collect();
-        let find = |name: &str| folders.iter().map(|folder| folder.join(name)).find(|path| tree.path(path).exists());
+        let folders: Vec<_> = standard.chain(in_packages).collect();
+        let find = |name: &str| folders.iter().map(|folder| folder.join(name)).find(|path| files.path(path).exists());
         let libcufile = find("libcufile.so.0");
         Self {
-            devices: tree.names(cards).into_iter().filter_map(model).collect(),
-            driver: tree.text("/proc/driver/nvidia/version").as_deref().and_then(driver),
-            nvidia_fs: tree.text("/proc/driver/nvidia-fs/version").as_deref().and_then(last_word),
+            devices: files.names(cards).into_iter().filter_map(model).collect(),
+            driver: files.text("/proc/driver/nvidia/version").as_deref().and_then(driver),
+            nvidia_fs: files.text("/proc/driver/nvidia-fs/version").as_deref().and_then(last_word),
             libcuda: find("libcuda.so.1"),
-            cuda: tree.text("/usr/local/cuda/version.json").as_deref().and_then(toolkit),
-            cufile: libcufile.as_ref().and_then(|path| version_of(&tree.path(path))),
+            cuda: files.text("/usr/local/cuda/version.json").as_deref().and_then(toolkit),
+            cufile: libcufile.as_ref().and_then(|path| version_of(&files.path(path))),
             libcufile,
-            cuda_driver: asked.cuda_version,
-            cuda_devices: asked.devices.into_iter().map(|facts| Card::of(tree, facts)).collect(),
-            missing: asked.reason,
+            cuda_driver: probe.cuda_version,
+            cuda_devices: probe.devices.into_iter().map(|facts| CudaDevice::of(files, facts)).collect(),
+            missing: probe.reason,
         }
     }
 }
 
-/// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue …`: the first word of digits and dots.
+/// Parses the driver's version, the first word of digits and dots:
+/// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue …`.
 fn driver(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM"))?;
     let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
     line.split_whitespace().find(is_version).map(str::to_owned)
 }
 
-/// `{"cuda": {"name": "CUDA SDK", "version": "12.4.1"}, …}`.
+/// Parses the toolkit's version: `{"cuda": {"name": "CUDA SDK", "version": "12.4.1"}, …}`.
 fn toolkit(text: &str) -> Option<String> {
     let versions: serde_json::Value = serde_json::from_str(text).ok()?;
     versions.get("cuda")?.get("version")?.as_str().map(str::to_owned)
 }
 
-/// `libcufile.so.0` is a link to `libcufile.so.1.9.0`.
+/// Reads the version from the target of a link: `libcufile.so.0` links to `libcufile.so.1.9.0`.
 fn version_of(path: &Path) -> Option<String> {
     let real = path.canonicalize().ok()?;
     let (_, version) = real.file_name()?.to_str()?.split_once(".so.")?;
     version.contains('.').then(|| version.to_owned())
 }
 
-/// `version: 2.17`.
+/// Returns the last word of the first line: `version: 2.17`.
 fn last_word(text: &str) -> Option<String> {
     text.lines().next()?.split_whitespace().last().map(str::to_owned)
 }
@@ -146,8 +147,8 @@ mod tests {
             pci_bus_id: bus.into(),
         };
         let devices = vec![facts(0, "0000:01:00.0"), facts(1, "0000:02:00.0")];
-        let asked = GpuProbe { cuda_version: Some("12.4".into()), devices, reason: None };
-        let gpu = Gpu::gather(&Tree::at(folder.path()), "/nowhere:/opt/lib", None, asked);
+        let probe = GpuProbe { cuda_version: Some("12.4".into()), devices, reason: None };
+        let gpu = Gpu::gather(&SystemFiles::at(folder.path()), "/nowhere:/opt/lib", None, probe);
         assert_eq!((gpu.cuda.as_deref(), gpu.cufile.as_deref()), (Some("12.4.1"), Some("1.9.0")));
         assert_eq!(gpu.devices, ["NVIDIA H100"]);
         assert_eq!(gpu.cuda_driver.as_deref(), Some("12.4"));
@@ -156,10 +157,11 @@ mod tests {
         assert_eq!((gpu.driver.as_deref(), gpu.nvidia_fs.as_deref()), (Some("550.54.15"), Some("2.17")));
         assert_eq!(gpu.libcuda, Some("/usr/lib64/libcuda.so.1".into()));
         assert_eq!(gpu.libcufile, Some("/opt/lib/libcufile.so.0".into()));
-        assert_eq!(Gpu::gather(&Tree::at(Path::new("/nowhere")), "", None, GpuProbe::default()), Gpu::default());
+        assert_eq!(Gpu::gather(&SystemFiles::at(Path::new("/nowhere")), "", None, GpuProbe::default()), Gpu::default());
         put("site/nvidia/cu13/lib/libcufile.so.0", "");
-        let packages = Gpu::gather(&Tree::at(folder.path()), "", Some(Path::new("/site/nvidia")), GpuProbe::default());
+        let packages =
+            Gpu::gather(&SystemFiles::at(folder.path()), "", Some(Path::new("/site/nvidia")), GpuProbe::default());
         assert_eq!(packages.libcufile, Some("/site/nvidia/cu13/lib/libcufile.so.0".into()));
-        assert_eq!(packages.cufile, None, "the name of the file says nothing");
+        assert_eq!(packages.cufile, None, "the file name has no version");
     }
 }

@@ -1,8 +1,7 @@
-//! `deepnvme report`: what works here, why not, and what to do about it.
+//! Facts about the machine and its folders, and findings with remedies.
 //!
-//! `system` is the machine, `backends` which back ends of the engine work on it, `gpu` its GPUs, `packages` what Python has,
-//! `folder` a place for data, `device` the disk under it, `gds` whether cuFile would serve it, `mounts` finds which file
-//! system that is. `findings` judges, `text` draws.
+//! `system` describes the machine, `backends` the engine's back ends, `gpu` the GPUs, `packages` Python's packages, `folder` a
+//! folder for data, `device` its disk, `gds` its support for GPUDirect Storage, `mounts` its mount. `findings` judges.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +11,7 @@ use deepnvme_io::config::Config;
 use deepnvme_io::probe::{GpuProbe, Probe};
 use serde::Serialize;
 
-use crate::tree::Tree;
+use crate::system_files::SystemFiles;
 
 mod backends;
 pub mod device;
@@ -23,68 +22,67 @@ pub mod gpu;
 mod mounts;
 pub mod packages;
 pub mod system;
-pub mod text;
 
 pub use backends::Backend;
 pub use device::Device;
 pub use findings::{Finding, Severity};
 pub use folder::{Direct, Folder, Gds, GpuPath};
-pub use gpu::{Card, Gpu};
+pub use gpu::{CudaDevice, Gpu};
 pub use packages::Package;
 pub use system::System;
 
-/// Everything that was found out.
+/// A report on this machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Of deepnvme.
+    /// The version of deepnvme.
     pub version: &'static str,
     /// The machine and the limits of this process.
     pub system: System,
-    /// `io_uring`, `aio` and `threads`, in the order in which they are chosen.
+    /// `io_uring`, `aio` and `threads`, in order of preference.
     pub backends: Vec<Backend>,
-    /// What there is for GPU memory.
+    /// GPUs, drivers and libraries.
     pub gpu: Gpu,
     /// Python and the packages that deepnvme works with.
     pub packages: Vec<Package>,
-    /// DeepSpeed's names for what works here.
+    /// DeepSpeed's ops, and whether they work here.
     pub ops: Vec<Op>,
-    /// The folders that were asked about.
+    /// The folders.
     pub folders: Vec<Folder>,
-    /// What costs speed, the worst first.
+    /// Problems and their remedies, the worst first.
     pub findings: Vec<Finding>,
 }
 
-/// A line of `ds_report`: an op by DeepSpeed's name.
+/// An op by DeepSpeed's name, as in `ds_report`.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
 pub struct Op {
     /// `async_io` or `gds`.
     pub name: &'static str,
-    /// Whether it is there without compiling anything.
+    /// Whether it is available without compiling.
     pub is_installed: bool,
     /// Whether it works here.
     pub is_compatible: bool,
-    /// Why not.
+    /// Why it does not work.
     pub reason: Option<String>,
 }
 
 impl Report {
-    /// Looks at this machine and at those folders; of a stripe set's manifest at the folders of its parts. Nothing is
-    /// written, but for a file without a name in each folder. `python` is asked for its packages, and the CUDA driver,
-    /// which this process loads for that, for its GPUs.
+    /// Gathers the facts of this machine and these folders. The manifest of a stripe set stands for the folders of its parts.
+    /// Writes nothing but a temporary file in each folder. Runs `python` to list its packages, and loads the CUDA driver
+    /// to list the GPUs.
     #[must_use]
     pub fn gather(folders: &[PathBuf], python: &Path) -> Self {
-        let tree = Tree::of_this_machine();
-        let system = System::gather(&tree);
+        let files = SystemFiles::of_this_machine();
+        let system = System::gather(&files);
         let (packages, nvidia) = packages::of_interpreter(python);
         let gpu = Gpu::gather(
-            &tree,
+            &files,
             &std::env::var("LD_LIBRARY_PATH").unwrap_or_default(),
             nvidia.as_deref(),
             GpuProbe::run(),
         );
         let backends = backends::of(&Probe::run());
-        let folders: Vec<_> = folders.iter().flat_map(|path| places(path)).collect();
-        let mut folders: Vec<_> = folders.iter().map(|path| Folder::gather(&tree, path)).collect();
+        let folders: Vec<_> = folders.iter().flat_map(|path| folders_of(path)).collect();
+        let mut folders: Vec<_> = folders.iter().map(|path| Folder::gather(&files, path)).collect();
         for folder in &mut folders {
             if folder.error.is_none() {
                 let mode = gds::mode(folder, &gpu);
@@ -99,8 +97,8 @@ impl Report {
     }
 }
 
-/// The folders of a stripe set's parts, or the folder that was named.
-fn places(path: &Path) -> Vec<PathBuf> {
+/// Returns the folders of a stripe set's parts, or the folder itself.
+fn folders_of(path: &Path) -> Vec<PathBuf> {
     let is_manifest = path.as_os_str().as_encoded_bytes().ends_with(MANIFEST_SUFFIX.as_bytes());
     let set = is_manifest.then(|| StripeSet::from_manifest(path).ok()).flatten();
     let parts = set.iter().flat_map(StripeSet::parts).filter_map(|part| part.parent()).map(Path::to_path_buf);
@@ -123,7 +121,7 @@ fn ops(backends: &[Backend], gpu: &Gpu) -> Vec<Op> {
             name: "gds",
             is_installed: true,
             is_compatible: has_gpu,
-            reason: (!has_gpu).then(|| "there is no GPU that the CUDA driver knows".into()),
+            reason: (!has_gpu).then(|| "the CUDA driver finds no GPU".into()),
         },
     ]
 }
@@ -142,16 +140,16 @@ mod tests {
         assert!(report.folders[0].total_bytes > 0 && !report.folders[0].file_system.is_empty());
         assert!(report.folders[1].error.as_deref().is_some_and(|error| error.contains("/no/such/folder")));
         assert!(report.findings.iter().any(|finding| finding.text.contains("/no/such/folder")));
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was left behind");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "no file stays behind");
     }
 
     #[test]
-    fn a_stripe_set_is_told_as_the_folders_of_its_parts() {
+    fn a_stripe_set_is_reported_as_the_folders_of_its_parts() {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let parts = folders.each_ref().map(|folder| folder.path().join("part"));
         let set = StripeSet::new(parts.to_vec(), 4096).unwrap();
         set.write_manifest().unwrap();
-        assert_eq!(places(&set.manifest_path()), folders.each_ref().map(|folder| folder.path().to_path_buf()));
-        assert_eq!(places(Path::new("/a")), [PathBuf::from("/a")]);
+        assert_eq!(folders_of(&set.manifest_path()), folders.each_ref().map(|folder| folder.path().to_path_buf()));
+        assert_eq!(folders_of(Path::new("/a")), [PathBuf::from("/a")]);
     }
 }

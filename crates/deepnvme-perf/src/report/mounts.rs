@@ -1,28 +1,28 @@
-//! Which mount a folder lies on: `/proc/self/mountinfo`, line by line.
+//! The mount of a folder, from `/proc/self/mountinfo`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use crate::tree::Tree;
+use crate::system_files::SystemFiles;
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
     pub(super) point: PathBuf,
-    /// `8:1`; anonymous file systems have a major number of 0.
+    /// The device number: `8:1`. Anonymous file systems have major number 0.
     pub(super) device: String,
     pub(super) file_system: String,
-    /// The device, the server, or a mere word.
+    /// The device, the server, or a plain word.
     pub(super) source: String,
-    /// Of the mount and of the file system, together.
+    /// The options of the mount and of the file system.
     pub(super) options: Vec<String>,
 }
 
-/// The mount of an absolute path without links: of those whose point is above it the deepest, and of equals the last,
-/// which covers the others.
-pub(super) fn of(tree: &Tree, path: &Path) -> Option<Mount> {
-    let text = tree.text("/proc/self/mountinfo")?;
+/// Finds the mount of an absolute path without links: the deepest mount point above it. Of several mounts on one point the
+/// last covers the others.
+pub(super) fn of(files: &SystemFiles, path: &Path) -> Option<Mount> {
+    let text = files.text("/proc/self/mountinfo")?;
     let above = text.lines().filter_map(parse).filter(|mount| path.starts_with(&mount.point));
     above.max_by_key(|mount| mount.point.components().count())
 }
@@ -48,7 +48,7 @@ fn parse(line: &str) -> Option<Mount> {
     })
 }
 
-/// The kernel writes blanks and backslashes in octal: `\040`.
+/// Decodes the kernel's octal escapes of white space and backslashes: `\040`.
 fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&unescaped(text)).into_owned()
 }
@@ -81,21 +81,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(folder.path().join("proc/self")).unwrap();
         std::fs::write(folder.path().join("proc/self/mountinfo"), LINES).unwrap();
-        of(&Tree::at(folder.path()), Path::new(path)).unwrap()
+        of(&SystemFiles::at(folder.path()), Path::new(path)).unwrap()
     }
 
     #[test]
     fn the_deepest_and_last_mount_wins() {
         assert_eq!(at("/elsewhere/x").source, "/dev/vda");
         assert_eq!(at("/data/models").file_system, "xfs");
-        assert_eq!(at("/database").file_system, "ext4", "a name that only begins alike is another folder");
+        assert_eq!(at("/database").file_system, "ext4", "a common prefix is not a parent folder");
         assert_eq!(at("/with blank/x").source, "server:/export");
         assert_eq!(at("/data").options, ["rw", "noatime", "attr2"]);
         assert_eq!(at("/data").device, "259:1");
     }
 
     #[test]
-    fn octal_is_undone_and_nothing_else() {
+    fn only_octal_escapes_are_decoded() {
         assert_eq!(unescape(r"a\040b\134c"), r"a b\c");
         assert_eq!(unescape(r"a\09\"), r"a\09\");
     }

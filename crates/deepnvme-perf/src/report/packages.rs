@@ -1,12 +1,12 @@
-//! The Python packages that deepnvme works with.
+//! The Python packages that deepnvme integrates with.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::Serialize;
 
-/// Asks for versions without importing anything: importing torch takes seconds.
-const QUESTION: &str = "
+/// Prints versions without importing the packages: importing torch takes seconds.
+const SCRIPT: &str = "
 import importlib.util, platform
 from importlib import metadata
 print('Python', platform.python_version())
@@ -20,20 +20,20 @@ for place in list(nvidia.submodule_search_locations)[:1] if nvidia and nvidia.su
     print('*', place)
 ";
 
-/// Python itself, or a package that it finds.
+/// Python itself, or an installed package.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
 pub struct Package {
     /// `Python`, `torch`.
     pub name: String,
-    /// As it says itself.
+    /// Its version.
     pub version: String,
 }
 
-/// What this Python has, and the folder of NVIDIA's packages; nothing where there is no such program.
+/// Lists the packages of this Python, and finds the folder of NVIDIA's packages. Empty if the program cannot be run.
 #[must_use]
 pub fn of_interpreter(program: &Path) -> (Vec<Package>, Option<PathBuf>) {
-    let answer = Command::new(program).args(["-c", QUESTION]).stdin(Stdio::null()).stderr(Stdio::null()).output();
-    let text = answer.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let output = Command::new(program).args(["-c", SCRIPT]).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let package = |line: &str| {
         let (name, version) = line.split_once(' ')?;
         Some(Package { name: name.into(), version: version.into() })
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_python_tells_its_version_and_none_tells_nothing() {
+    fn a_python_reports_its_version_and_a_missing_one_nothing() {
         assert_eq!(of_interpreter("/no/such/python".as_ref()), (vec![], None));
         let (found, _) = of_interpreter("python3".as_ref());
         assert!(found.is_empty() || found[0].name == "Python", "{found:?}");

@@ -1,117 +1,93 @@
-//! Stored settings against the defaults, measured again in alternating rounds.
+//! Stored settings against the defaults, in alternating rounds.
 
 use std::path::{Path, PathBuf};
 
+use deepnvme_io::Config;
 use deepnvme_io::shown;
-use deepnvme_io::split::Direction as IoDirection;
-use deepnvme_io::{Config, SettingsFile};
 use serde::Serialize;
 
-use super::{Options, workload};
+use super::options::{Options, workload};
 use crate::bench::summary::{self, Ratio, Summary};
 use crate::error::Result;
-use crate::measure::{Contestant, Direction, Phase, Runner, Sample, Watch};
+use crate::measure::{Benchmark, Direction, Observer, Phase, Runner, Sample};
 
 /// Rounds of each.
-const ROUNDS: usize = 7;
+pub const ROUNDS: usize = 7;
 
-/// What came of it.
+/// The outcome of a comparison.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// The file of settings.
     #[serde(serialize_with = "shown::serialize")]
     pub settings: PathBuf,
-    /// A line per folder and direction.
-    pub lines: Vec<Line>,
+    /// One comparison for each folder and direction.
+    pub comparisons: Vec<FolderComparison>,
 }
 
-/// A folder and a direction.
+/// The comparison for one folder and direction.
 #[derive(Clone, Debug, Serialize)]
-pub struct Line {
-    /// Where.
+pub struct FolderComparison {
+    /// The folder.
     #[serde(serialize_with = "shown::serialize")]
     pub folder: PathBuf,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
     /// The settings of the file.
     pub config: Config,
-    /// With them.
+    /// The metrics with these settings.
     pub stored: Summary,
-    /// With the defaults.
-    pub usual: Summary,
-    /// Stored against default, round by round.
+    /// The metrics with the defaults.
+    pub default: Summary,
+    /// Stored relative to default, round by round.
     pub ratio: Ratio,
 }
 
-/// Measures the settings of a file, and the defaults beside them.
+/// Measures the settings of a file and the defaults. `stored_for` returns the file's settings for a folder and a direction.
 ///
 /// # Errors
-/// What is wrong with the file, what the machine refused, or `Interrupted`.
-pub fn run(options: &Options, settings: &Path, watch: &mut dyn Watch) -> Result<Comparison> {
-    let file = SettingsFile::load(settings)?;
-    let mut lines = Vec::new();
+/// A refusal of the machine, or `Interrupted`.
+pub fn run(
+    options: &Options,
+    settings: &Path,
+    stored_for: &dyn Fn(&Path, Direction) -> Config,
+    observer: &mut dyn Observer,
+) -> Result<Comparison> {
+    let mut comparisons = Vec::new();
     for folder in &options.folders {
-        let mut runner = Runner::prepare(workload(options, vec![folder.clone()]), watch)?;
+        let mut runner = Runner::prepare(workload(options, vec![folder.clone()]), observer)?;
         runner.set_phase(Phase::Measuring);
-        let place = folder.canonicalize().unwrap_or_else(|_| folder.clone());
+        let real_path = folder.canonicalize().unwrap_or_else(|_| folder.clone());
         for direction in &options.directions {
-            let way = match direction {
-                Direction::Read => IoDirection::Read,
-                Direction::Write => IoDirection::Write,
-            };
-            let config = file.of(Some(&place), Some(way)).clone();
-            let (stored, usual) = rounds(&mut runner, *direction, &config, watch)?;
-            let ratio = summary::ratio(&stored, &usual);
-            let (stored, usual) = (summary::of(&stored), summary::of(&usual));
-            lines.push(Line { folder: folder.clone(), direction: *direction, config, stored, usual, ratio });
+            let config = stored_for(&real_path, *direction);
+            let (stored, default) = rounds(&mut runner, *direction, &config, observer)?;
+            let ratio = summary::ratio(&stored, &default);
+            let (stored, default) = (summary::summarize(&stored), summary::summarize(&default));
+            let (folder, direction) = (folder.clone(), *direction);
+            comparisons.push(FolderComparison { folder, direction, config, stored, default, ratio });
         }
     }
-    Ok(Comparison { settings: settings.to_path_buf(), lines })
+    Ok(Comparison { settings: settings.to_path_buf(), comparisons })
 }
 
-/// Both in turn; a first round does not count.
+/// Runs both in turn. The first round does not count.
 fn rounds(
     runner: &mut Runner,
     direction: Direction,
     config: &Config,
-    watch: &mut dyn Watch,
+    observer: &mut dyn Observer,
 ) -> Result<(Vec<Sample>, Vec<Sample>)> {
     let configs = [config.clone(), Config::default()];
     let mut samples = [Vec::new(), Vec::new()];
     for round in 0..=ROUNDS {
         for turn in 0..2 {
             let index = (round + turn) % 2;
-            runner.change(direction, &configs[index], watch)?;
-            let sample = runner.round(watch)?;
+            runner.change(direction, &configs[index], observer)?;
+            let sample = runner.round(observer)?;
             if round > 0 {
                 samples[index].push(sample);
             }
         }
     }
-    let [stored, usual] = samples;
-    Ok((stored, usual))
-}
-
-/// Draws it in lines of text.
-#[must_use]
-pub fn draw(comparison: &Comparison) -> String {
-    use std::fmt::Write;
-    let mut out = format!("{} against the defaults, {ROUNDS} alternating rounds\n", shown::path(&comparison.settings));
-    for line in &comparison.lines {
-        let direction = match line.direction {
-            Direction::Read => "read",
-            Direction::Write => "write",
-        };
-        let (stored, usual, ratio) = (line.stored.gb_per_s, line.usual.gb_per_s, &line.ratio);
-        let _ = writeln!(
-            out,
-            "\n{} {direction}: {stored:.2} GB/s, default {usual:.2}; {:.2} times as fast ({:.2} to {:.2})\n  {}",
-            shown::path(&line.folder),
-            ratio.median,
-            ratio.min,
-            ratio.max,
-            super::text::describe(&line.config)
-        );
-    }
-    out
+    let [stored, default] = samples;
+    Ok((stored, default))
 }

@@ -1,4 +1,4 @@
-//! The settings that a search chooses among: pure.
+//! The settings that a search chooses from. Pure.
 
 use deepnvme_io::config::limits::{BLOCK_BYTES_MAX, QUEUE_DEPTH_MAX, WORKERS_MAX};
 use deepnvme_io::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
@@ -15,24 +15,24 @@ pub struct Space {
     pub queue_depth: Vec<u32>,
     /// Threads that submit.
     pub workers: Vec<u32>,
-    /// Several transfers per system call, or one.
+    /// One transfer per system call, or several.
     pub submit: Vec<SubmitMode>,
-    /// Filled again at once, or in waves.
+    /// A sliding window, or batches.
     pub window: Vec<WindowMode>,
-    /// What moves the bytes.
+    /// Back ends.
     pub backend: Vec<BackendChoice>,
     /// Whether the bounce pool is registered with the ring.
     pub register_pool: Vec<bool>,
-    /// Whether bytes of a GPU go by way of cuFile: found for each place, and not searched.
+    /// Whether cuFile transfers the bytes of a GPU. Determined per folder, not searched.
     pub gds: DirectMode,
 }
 
-/// A place in the space: for each setting the number of its value.
-type Place = [usize; 7];
+/// For each setting, the index of its value.
+type Indices = [usize; 7];
 
 impl Space {
-    /// The default: what machines of that many processors could want, with the back ends that work here. Registering
-    /// matters only where transfers are bounced.
+    /// Returns the default settings to choose from, for this many processors and the back ends that work here. Registering the
+    /// pool matters only if transfers go through bounce buffers.
     #[must_use]
     pub fn of_machine(cpus: u32, backends: Vec<BackendChoice>, is_bounced: bool) -> Self {
         let workers = [1, 2, 4, 8].into_iter().filter(|workers| *workers == 1 || *workers <= 2 * cpus);
@@ -48,7 +48,7 @@ impl Space {
         }
     }
 
-    /// What matters where cuFile moves the bytes: how large and how many transfers are. Rings and slots have no part in it.
+    /// The settings for cuFile: only the size and the number of transfers matter, since it uses neither rings nor slots.
     #[must_use]
     pub fn of_cufile(cpus: u32) -> Self {
         Self {
@@ -60,66 +60,70 @@ impl Space {
         }
     }
 
-    /// How many settings there are together.
+    /// Returns the number of combinations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.sizes().iter().product()
     }
 
-    /// Whether there is nothing to choose from.
+    /// Returns whether there is no combination.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Refuses empty lists and values that no engine takes.
+    /// Checks that no list is empty and all values are valid.
     ///
     /// # Errors
-    /// `Usage`, with the setting's name and range.
+    /// `Usage`, with the setting and its range.
     pub fn check(&self) -> Result<()> {
         if self.is_empty() {
             return Err(Error::usage(
-                "a list of the sweep is empty; give each setting at least one value, or leave it out",
+                "a list of the sweep is empty; give each setting at least one value, or remove it",
             ));
         }
         self.all().try_for_each(|config| config.validate().map_err(|error| Error::usage(error.to_string())))
     }
 
-    /// All of them.
+    /// Returns all combinations.
     pub fn all(&self) -> impl Iterator<Item = Config> + '_ {
-        (0..self.len()).map(|index| self.config(self.place(index)))
+        (0..self.len()).map(|index| self.config(self.indices(index)))
     }
 
-    /// Those that lie beside `config`: one setting is a step away, or two of block size, depth and workers in opposite
-    /// directions, which shares the same bytes in flight out otherwise. Empty when it is not of this space.
+    /// Returns the neighbours of `config`: one setting differs by a step, or two of block size, depth and workers differ in
+    /// opposite directions, which keeps the bytes in flight. Empty if `config` is not in this space.
     #[must_use]
     pub fn neighbours(&self, config: &Config) -> Vec<Config> {
         let Some(index) = self.all().position(|one| one == *config) else { return Vec::new() };
-        let place = self.place(index);
-        let singles = (0..place.len()).flat_map(|setting| [vec![(setting, -1)], vec![(setting, 1)]]);
+        let indices = self.indices(index);
+        let singles = (0..indices.len()).flat_map(|setting| [vec![(setting, -1)], vec![(setting, 1)]]);
         let trades = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)].map(|(up, down)| vec![(up, 1), (down, -1)]);
-        singles.chain(trades).filter_map(|steps| self.moved(place, &steps)).map(|place| self.config(place)).collect()
+        singles
+            .chain(trades)
+            .filter_map(|steps| self.shifted(indices, &steps))
+            .map(|indices| self.config(indices))
+            .collect()
     }
 
-    fn moved(&self, mut place: Place, steps: &[(usize, isize)]) -> Option<Place> {
+    fn shifted(&self, mut indices: Indices, steps: &[(usize, isize)]) -> Option<Indices> {
         for (setting, step) in steps {
-            let value = place[*setting].checked_add_signed(*step);
-            place[*setting] = value.filter(|value| *value < self.sizes()[*setting])?;
+            let value = indices[*setting].checked_add_signed(*step);
+            indices[*setting] = value.filter(|value| *value < self.sizes()[*setting])?;
         }
-        Some(place)
+        Some(indices)
     }
 
-    /// `count` of them, spread evenly: along the golden ratio, so that any beginning of the list is spread evenly, too.
+    /// Returns `count` combinations in steps of the golden ratio: any prefix of the list is spread evenly.
     #[must_use]
     pub fn sample(&self, count: usize) -> Vec<Config> {
         let len = self.len();
-        // The nearest number to the golden section that shares no factor with the length reaches every place once.
+        // A step that shares no factor with the length reaches every combination once.
         let section = (len as f64 * 0.618_034) as usize;
         let step = (section.max(1)..=section + len).find(|step| gcd(*step, len) == 1).unwrap_or(1);
-        (0..count.min(len)).map(|index| self.config(self.place(index * step % len))).collect()
+        (0..count.min(len)).map(|index| self.config(self.indices(index * step % len))).collect()
     }
 
-    fn sizes(&self) -> Place {
+    fn sizes(&self) -> Indices {
         [
             self.block_bytes.len(),
             self.queue_depth.len(),
@@ -131,7 +135,7 @@ impl Space {
         ]
     }
 
-    fn place(&self, index: usize) -> Place {
+    fn indices(&self, index: usize) -> Indices {
         let mut rest = index;
         self.sizes().map(|size| {
             let value = rest % size;
@@ -140,22 +144,22 @@ impl Space {
         })
     }
 
-    fn config(&self, place: Place) -> Config {
+    fn config(&self, indices: Indices) -> Config {
         Config {
-            block_bytes: self.block_bytes[place[0]],
-            queue_depth: self.queue_depth[place[1]],
-            workers: self.workers[place[2]],
-            submit: self.submit[place[3]],
-            window: self.window[place[4]],
-            backend: self.backend[place[5]],
-            register_pool: self.register_pool[place[6]],
+            block_bytes: self.block_bytes[indices[0]],
+            queue_depth: self.queue_depth[indices[1]],
+            workers: self.workers[indices[2]],
+            submit: self.submit[indices[3]],
+            window: self.window[indices[4]],
+            backend: self.backend[indices[5]],
+            register_pool: self.register_pool[indices[6]],
             gds: self.gds,
             ..Config::default()
         }
     }
 }
 
-/// What settings cost a machine, for choosing among equals: bytes in flight first, then threads, then what is unusual.
+/// Returns the cost of settings, to choose among equals: bytes in flight, then threads, then unusual modes.
 #[must_use]
 pub fn cost(config: &Config) -> (u64, u32, bool, bool) {
     let bytes = u64::from(config.workers) * u64::from(config.queue_depth) * config.block_bytes;
@@ -166,15 +170,16 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// DeepSpeed's `--sweep_config`: lists by the names of `ds_io`'s long options. What it leaves out keeps its values.
+/// Parses DeepSpeed's `--sweep_config`: lists by the names of `ds_io`'s long options. Missing settings keep the values of
+/// `base`.
 ///
 /// # Errors
-/// `Usage`, naming what cannot be understood.
+/// `Usage`, with the setting that is invalid.
 pub fn from_deepspeed(text: &str, base: Space) -> Result<Space> {
     use serde_json::Value;
-    let wrong = |name: &str, value: &Value| Error::usage(format!("sweep config: {name} has the value {value}"));
+    let wrong = |name: &str, value: &Value| Error::usage(format!("sweep config: {name} has the invalid value {value}"));
     let lists: std::collections::BTreeMap<String, Vec<Value>> = serde_json::from_str(text)
-        .map_err(|error| Error::usage(format!("the sweep config is no JSON object of lists: {error}")))?;
+        .map_err(|error| Error::usage(format!("the sweep config must be a JSON object of lists: {error}")))?;
     let mut space = base;
     for (name, values) in &lists {
         let numbers = |max: u64| {
@@ -200,14 +205,14 @@ pub fn from_deepspeed(text: &str, base: Space) -> Result<Space> {
             }
             other => {
                 let known = "block_size, queue_depth, io_parallel, single_submit, sequential_requests";
-                return Err(Error::usage(format!("sweep config: unknown setting {other}; there are {known}")));
+                return Err(Error::usage(format!("sweep config: unknown setting {other}; known are {known}")));
             }
         }
     }
     Ok(space)
 }
 
-/// A number, or a size such as `"1M"`.
+/// Parses a number, or a size such as `"1M"`.
 fn number(value: &serde_json::Value) -> Option<u64> {
     value.as_u64().or_else(|| crate::units::parse_bytes(value.as_str()?).ok())
 }
@@ -267,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn sweeps_of_deepspeed_are_understood() {
+    fn sweeps_of_deepspeed_are_parsed() {
         let text = r#"{"block_size": ["1M", 8388608], "queue_depth": [32], "io_parallel": [1, 8],
                        "single_submit": [true, false], "sequential_requests": [true]}"#;
         let read = from_deepspeed(text, space()).unwrap();

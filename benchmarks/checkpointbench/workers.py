@@ -1,0 +1,184 @@
+"""``python -m checkpointbench.workers``: load in a new process each time.
+
+A training or serving process loads its model once, into fresh memory. A benchmark that loads repeatedly reuses warm
+memory, especially with libraries that keep their buffers. So every load runs in a child of this process, which has
+only imported modules. The child first loads and touches a small file, so that imports, thread starts and page
+faults of code are not measured, and then the large one.
+
+A virtual machine may return free memory to its host. Memory that was free for some seconds is then several times as
+expensive to fill, except just after another process has exited. So another child touches as much memory before each
+load and exits.
+
+The protocol is JSON: one request per line of standard input, one reply per line of standard output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checkpointbench.tools import all_tools
+from storagebench.measure import Sample, timed
+from storagebench.tools.base import NotOffered
+
+PAGE_BYTES = 4096
+
+
+def sums(state: dict[str, torch.Tensor]) -> dict[str, int]:
+    """Give the CRC-32 of each tensor's bytes."""
+    return {name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) for name, tensor in state.items()}
+
+
+def touch(loaded: dict[str, torch.Tensor]) -> None:
+    """Read a byte of each page of the tensors, so that no mapped page is still on the disk.
+
+    Pages are taken together: a loop over ten thousand tensors costs as much as half of their load.
+    """
+    for start, end in _stretches(loaded):
+        stretch = (ctypes.c_ubyte * (end - start)).from_address(start)
+        torch.frombuffer(stretch, dtype=torch.uint8)[::PAGE_BYTES].sum()
+
+
+def _stretches(loaded: dict[str, torch.Tensor]) -> list[tuple[int, int]]:
+    """Give the addresses of the pages that tensors are in: where each unbroken row of them begins and ends."""
+    stretches: list[tuple[int, int]] = []
+    spans = ((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in loaded.values() if tensor.nbytes)
+    for first, last in sorted(spans):
+        start, end = first // PAGE_BYTES * PAGE_BYTES, -(-last // PAGE_BYTES) * PAGE_BYTES
+        if stretches and start <= stretches[-1][1]:
+            stretches[-1] = (stretches[-1][0], max(end, stretches[-1][1]))
+        else:
+            stretches.append((start, end))
+    return stretches
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a child is to do."""
+
+    name: str
+    """The name of the tool; empty to only touch memory."""
+    path: str
+    """What it loads."""
+    small: str
+    """What it loads before that."""
+    size: int
+    """Bytes of the tensors."""
+    expected: dict[str, int] | None = None
+    """The CRC-32 of each tensor, where they are to be compared."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """What is said to it by variables."""
+
+
+class Workers:
+    """The process that has the children, as its user sees it."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "checkpointbench.workers"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def touch_memory(self, size: int) -> None:
+        """Have a child touch so much memory, and end."""
+        self._ask(Job("", "", "", size))
+
+    def load(self, job: Job) -> Sample:
+        """Have a tool load a file in a process of its own.
+
+        Raises:
+            NotOffered: the tool cannot.
+            RuntimeError: it failed, or what it loaded is not what was saved.
+        """
+        answer = self._ask(job)
+        if "not_offered" in answer:
+            raise NotOffered(answer["not_offered"])
+        if "failed" in answer:
+            raise RuntimeError(answer["failed"])
+        return Sample(answer["wall_s"], answer["cpu_s"], job.size)
+
+    def _ask(self, job: Job) -> dict[str, Any]:
+        print(json.dumps(asdict(job)), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        answer: dict[str, Any] = json.loads(line or '{"failed": "the workers has ended"}')
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+def _touch_memory(size: int) -> dict[str, Any]:
+    """Have the kernel give this process so many bytes of huge pages."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    for start in range(0, size, PAGE_BYTES):
+        memory[start] = 1
+    return {}
+
+
+def _child(job: Job) -> dict[str, Any]:
+    os.environ.update(job.environment)
+    (one,) = [one for one in all_tools() if one.name == job.name]
+    # The code that touches is on the disk as well.
+    touch(one.load(Path(job.small)))
+    one.close()
+    loaded: dict[str, torch.Tensor] = {}
+
+    def run() -> None:
+        loaded.update(one.load(Path(job.path)))
+        touch(loaded)
+
+    sample, _ = timed(run, job.size)
+    if job.expected is not None and sums(loaded) != job.expected:
+        return {"failed": "what was loaded is not what was saved"}
+    return {"wall_s": sample.wall_s, "cpu_s": sample.cpu_s}
+
+
+def _in_a_child(work: Callable[[], dict[str, Any]]) -> str:
+    """Fork; what the child answers, or how it ended."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = work()
+        except NotOffered as reason:
+            answer = {"not_offered": str(reason)}
+        except BaseException as error:  # noqa: BLE001 - whatever a baseline throws is an answer
+            answer = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+        os.write(writing, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return text or json.dumps({"failed": f"the child ended with status {status}"})
+
+
+def main() -> None:
+    """Serve requests until there are none."""
+    # Output that a library prints must not mix with the replies.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        job = Job(**json.loads(line))
+        answer = _in_a_child(partial(_touch_memory, job.size))
+        if job.name:
+            answer = _in_a_child(partial(_child, job))
+        print(answer, file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Other tools for tensors on a GPU, each with its best settings of a short trial."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from gpubench.tool import Group, Place, Tool, Where, durable, needs_torch_cuda
+from gpubench.trial import best
+from storagebench import fio
+from storagebench.tools.base import NotOffered
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from storagebench.measure import Action
+
+_CHUNK_BYTES = 16 << 20
+
+
+class PythonCopy(Tool):
+    """``readinto`` a pinned tensor, and ``tensor.copy_``; plain Python, through the page cache."""
+
+    name = "Python to pinned, then copy_"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._pinned = place.gpu.pinned(place.nbytes)
+        self._view: memoryview = memoryview(self._pinned.numpy())  # type: ignore[arg-type] # it has the protocol
+
+    def read(self, target: torch.Tensor, path: Path) -> Action:
+        """See the base."""
+
+        def action() -> None:
+            at = 0
+            with path.open("rb", buffering=0) as file:
+                while count := file.readinto(self._view[at : at + _CHUNK_BYTES]):
+                    at += count
+            self.place.gpu.fill(target, self._pinned)
+
+        return action
+
+    def write(self, source: torch.Tensor, path: Path) -> Action:
+        """See the base."""
+
+        def action() -> None:
+            self.place.gpu.drain(self._pinned, source)
+            at = 0
+            with path.open("wb", buffering=0) as file:
+                while at < len(self._view):
+                    at += file.write(self._view[at : at + _CHUNK_BYTES])
+            durable(path)
+
+        return action
+
+
+class DeepSpeed(Tool):
+    """DeepSpeed's own ``aio_handle``, given tensors on the GPU."""
+
+    name = "DeepSpeed aio_handle"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        needs_torch_cuda(place, self.name)
+        os.environ.setdefault("DS_ACCELERATOR", "cuda")
+        from storagebench.tools import aio_handle, deepspeed_op  # noqa: PLC0415
+
+        self._module = deepspeed_op.load()
+        self._candidates = aio_handle.CANDIDATES
+        self._handles: dict[Any, Any] = {}
+        self._best: dict[str, Any] = {}
+
+    def settings(self) -> str:
+        """See the base."""
+        return "; ".join(f"{verb}: {setting}" for verb, setting in self._best.items())
+
+    def prepare_read(self, target: torch.Tensor, path: Path) -> None:
+        """See the base."""
+        self._best["read"] = best(self._candidates, lambda one: self._read(one, target, path), path, cold=True)
+
+    def prepare_write(self, source: torch.Tensor, path: Path) -> None:
+        """See the base."""
+        self._best["write"] = best(self._candidates, lambda one: self._write(one, source, path), path, cold=False)
+
+    def read(self, target: torch.Tensor, path: Path) -> Action:
+        """See the base."""
+        return self._read(self._best["read"], target, path)
+
+    def write(self, source: torch.Tensor, path: Path) -> Action:
+        """See the base."""
+        return self._write(self._best["write"], source, path)
+
+    def _handle(self, one: Any) -> Any:
+        if one not in self._handles:
+            self._handles[one] = self._module.aio_handle(
+                one.block_bytes, one.queue_depth, one.single_submit, one.overlap_events, one.parallelism
+            )
+        return self._handles[one]
+
+    def _read(self, one: Any, target: torch.Tensor, path: Path) -> Action:
+        handle = self._handle(one)
+        return lambda: _check(handle.sync_pread(target, str(path)), 1, "aio_handle")
+
+    def _write(self, one: Any, source: torch.Tensor, path: Path) -> Action:
+        handle = self._handle(one)
+
+        def action() -> None:
+            _check(handle.sync_pwrite(source, str(path)), 1, "aio_handle")
+            durable(path)
+
+        return action
+
+    def close(self) -> None:
+        """See the base."""
+        self._handles.clear()
+
+
+class Kvikio(Tool):
+    """``kvikio.CuFile`` with a tensor on the GPU: GPUDirect Storage where it finds it, else its own buffers."""
+
+    name = "kvikio"
+    _threads = (4, 8, 16)
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        needs_torch_cuda(place, self.name)
+        import kvikio  # noqa: PLC0415
+        import kvikio.defaults  # noqa: PLC0415
+
+        self._open: Any = kvikio.CuFile
+        self._defaults: Any = kvikio.defaults
+        self._best: dict[str, int] = {}
+
+    def settings(self) -> str:
+        """See the base."""
+        mode = self._defaults.get("compat_mode")
+        return f"compat_mode={mode} " + "; ".join(f"{verb}: num_threads={one}" for verb, one in self._best.items())
+
+    def prepare_read(self, target: torch.Tensor, path: Path) -> None:
+        """See the base."""
+        self._best["read"] = best(self._threads, lambda one: self._read(one, target, path), path, cold=True)
+
+    def prepare_write(self, source: torch.Tensor, path: Path) -> None:
+        """See the base."""
+        self._best["write"] = best(self._threads, lambda one: self._write(one, source, path), path, cold=False)
+
+    def read(self, target: torch.Tensor, path: Path) -> Action:
+        """See the base."""
+        return self._read(self._best["read"], target, path)
+
+    def write(self, source: torch.Tensor, path: Path) -> Action:
+        """See the base."""
+        return self._write(self._best["write"], source, path)
+
+    def _read(self, threads: int, target: torch.Tensor, path: Path) -> Action:
+        self._use(threads)
+
+        def action() -> None:
+            with self._open(path, "r") as file:
+                _check(file.pread(target).get(), target.nbytes, "kvikio")
+
+        return action
+
+    def _write(self, threads: int, source: torch.Tensor, path: Path) -> Action:
+        self._use(threads)
+
+        def action() -> None:
+            with self._open(path, "w") as file:
+                _check(file.pwrite(source).get(), source.nbytes, "kvikio")
+            durable(path)
+
+        return action
+
+    def _use(self, threads: int) -> None:
+        self._defaults.set({"num_threads": threads})
+
+
+class Fio(Tool):
+    """fio from and to its own few MiB of host memory: the disk's own limit."""
+
+    name = "fio, host memory"
+    group: Group = "fio"
+    where: Where = "none"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        if fio.version() is None:
+            raise NotOffered("fio is not installed")
+        engines: tuple[fio.Engine, ...] = ("io_uring", "libaio")
+        sizes = ((512 << 10, 32), (1 << 20, 64))
+        self._candidates = [fio.FioSetting(engine, *size, huge=False) for engine in engines for size in sizes]
+        self._best: dict[str, fio.FioSetting] = {}
+
+    def settings(self) -> str:
+        """See the base."""
+        return "; ".join(f"{verb}: {setting}" for verb, setting in self._best.items())
+
+    def prepare_read(self, target: Any, path: Path) -> None:
+        """See the base."""
+        self._choose("read", path)
+
+    def prepare_write(self, source: Any, path: Path) -> None:
+        """See the base."""
+        self._choose("write", path)
+
+    def _choose(self, verb: Any, path: Path) -> None:
+        speeds: dict[fio.FioSetting, float] = {}
+        failure: Exception | None = None
+        for one in self._candidates:
+            try:
+                speeds[one] = fio.transfer(one, verb, path, self.place.nbytes).gb_per_s
+            except fio.FioFailed as error:
+                # An engine that containers forbid.
+                failure = error
+        if not speeds:
+            raise failure or NotOffered("fio has no setting to try")
+        self._best[verb] = max(speeds, key=lambda one: speeds[one])
+
+    def read(self, target: Any, path: Path) -> Action:
+        """See the base."""
+        return lambda: fio.transfer(self._best["read"], "read", path, self.place.nbytes)
+
+    def write(self, source: Any, path: Path) -> Action:
+        """See the base."""
+        return lambda: fio.transfer(self._best["write"], "write", path, self.place.nbytes)
+
+
+def _check(moved: int, wanted: int, who: str) -> None:
+    if moved != wanted:
+        raise RuntimeError(f"{who} returned {moved} instead of {wanted}")

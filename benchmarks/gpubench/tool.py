@@ -1,0 +1,128 @@
+"""The interface of a tool, and the construction of all that run here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from storagebench.tools.base import NotOffered, fsync_path
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpubench.gpu import Gpu
+    from storagebench.measure import Action
+
+#: Where the tensor of a tool is; ``none`` for one that brings memory of its own.
+Where = Literal["gpu", "host", "none"]
+Group = Literal["deepnvme", "mark", "baseline", "fio"]
+
+_Any = TypeVar("_Any")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What tools are made from."""
+
+    gpu: Gpu
+    scratch: Path
+    nbytes: int
+
+
+class Tool:
+    """One way to move a tensor between a file and a GPU. What it returns is timed."""
+
+    name = ""
+    group: Group = "baseline"
+    where: Where = "gpu"
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def settings(self) -> str:
+        """Return the settings in use, for the record."""
+        return ""
+
+    def prepare_read(self, target: Any, path: Path) -> None:
+        """Choose settings by trial, or raise `NotOffered`; not timed."""
+
+    def prepare_write(self, source: Any, path: Path) -> None:
+        """Choose settings by trial, or raise `NotOffered`; not timed."""
+
+    def read(self, target: torch.Tensor, path: Path) -> Action:
+        """Fill the tensor from the start of the file."""
+        raise NotOffered(f"{self.name} only writes")
+
+    def write(self, source: torch.Tensor, path: Path) -> Action:
+        """Write the tensor to a new file, and bring it to the disk."""
+        raise NotOffered(f"{self.name} only reads")
+
+    def close(self) -> None:
+        """Release threads, handles and memory."""
+
+
+class Loader:
+    """One way to load a safetensors file into tensors on a GPU."""
+
+    name = ""
+    group: Group = "baseline"
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def settings(self) -> str:
+        """Return the settings in use, for the record."""
+        return ""
+
+    def load(self, path: Path) -> dict[str, torch.Tensor]:
+        """Return all tensors by name."""
+        raise NotImplementedError
+
+    def let_go(self) -> None:
+        """Release memory of the last load other than its tensors; not timed."""
+
+    def close(self) -> None:
+        """Release threads and handles."""
+
+
+def made(
+    kinds: Sequence[Callable[[Place], _Any]], names: Sequence[str], place: Place
+) -> tuple[list[_Any], dict[str, str]]:
+    """Construct all tools that run here. Returns the others by name, with the reason."""
+    found: list[_Any] = []
+    left_out: dict[str, str] = {}
+    for kind, name in zip(kinds, names, strict=True):
+        try:
+            found.append(kind(place))
+        except Exception as error:  # noqa: BLE001 - whatever keeps a baseline away is a reason
+            left_out[name] = reason(error)
+    return found, left_out
+
+
+def reason(error: BaseException) -> str:
+    """Return why a tool cannot run, in one line."""
+    if isinstance(error, NotOffered):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"not installed ({error})"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def needs_torch_cuda(place: Place, name: str) -> None:
+    """Refuse where torch reaches no GPU: a stand-in is known to deepnvme only."""
+    if not place.gpu.is_real:
+        raise NotOffered(f"{name} uses torch's CUDA, which reaches no GPU here")
+
+
+def durable(path: Path) -> None:
+    """Bring a new file and its name to the disk."""
+    fsync_path(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,1 +1,0 @@
-"""Who is compared: one file for each contestant, all behind ``base.Contestant``."""

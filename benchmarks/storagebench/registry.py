@@ -1,0 +1,209 @@
+"""The installed tools. Sweeps before the rounds find the best settings of each baseline."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from storagebench import cache, data, fio, memory
+from storagebench.measure import timed
+from storagebench.settings import PAGE_BYTES
+from storagebench.sweep import Choice, best_setting
+from storagebench.tools import aio_handle, deepnvme_engine, fio_job, kvikio_io
+from storagebench.tools.numpy_io import NumpyIo
+from storagebench.tools.python_io import PythonIo
+from storagebench.tools.torch_io import TorchIo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from storagebench.measure import Action
+    from storagebench.rows.base import Bench
+    from storagebench.tools.base import Tool
+
+_SMALL_BYTES = 32 << 10
+
+
+@dataclass
+class Registry:
+    """The tools of each group of rows, their sweeps, and the missing tools."""
+
+    tools: list[Tool] = field(default_factory=list)
+    only: dict[str, str] = field(default_factory=dict)
+    sweeps: dict[str, dict[str, object]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def add(self, tool: Tool, only: str = "") -> None:
+        """Add a tool; `only` limits it to one group of rows."""
+        self.tools.append(tool)
+        if only:
+            self.only[tool.name] = only
+
+    def of(self, group: str) -> list[Tool]:
+        """Return the tools for a group of rows."""
+        return [one for one in self.tools if self.only.get(one.name, group) == group]
+
+    def miss(self, name: str, reason: str) -> None:
+        """Record a missing tool and the reason."""
+        self.missing[name] = reason
+        print(f"skipped: {name}: {reason}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Close all tools."""
+        for one in self.tools:
+            one.close()
+
+
+def assemble(bench: Bench) -> Registry:
+    """Return all tools that run here."""
+    registry = Registry()
+    _add_fio(registry, bench)
+    chosen = _add_deepspeed(registry, bench)
+    _add_deepnvme(registry, chosen)
+    for orientation in (PythonIo, NumpyIo, TorchIo):
+        registry.add(orientation())
+    _add_kvikio(registry, bench)
+    return registry
+
+
+def _add_deepnvme(registry: Registry, chosen: aio_handle.Chosen) -> None:
+    try:
+        import deepnvme.deepspeed  # noqa: PLC0415
+    except ImportError as error:
+        registry.miss("deepnvme", str(error))
+        return
+    for backend in deepnvme_engine.BACKENDS:
+        try:
+            registry.add(deepnvme_engine.DeepnvmeEngine(backend))
+        except OSError as error:
+            registry.miss(f"deepnvme {backend}", str(error))
+            continue
+        registry.add(deepnvme_engine.DeepnvmeDescriptor(backend), only="calls")
+        registry.add(deepnvme_engine.DeepnvmeOneLarge(backend), only="small")
+    # The default: the first back end, with small transfers made by the calling thread.
+    registry.add(deepnvme_engine.DeepnvmeEngine("auto"), only="calls")
+    registry.add(deepnvme_engine.DeepnvmeDescriptor("auto"), only="calls")
+    registry.add(aio_handle.AioHandle("deepnvme aio_handle", "deepnvme", deepnvme.deepspeed, chosen, lock=True))
+
+
+def _add_fio(registry: Registry, bench: Bench) -> None:
+    if fio.version() is None:
+        registry.miss("fio", "not installed (the system package fio)")
+        return
+    engines: tuple[fio.Engine, ...] = ("libaio", "io_uring", "io_uring-fixed")
+    for engine in engines:
+        _log(f"sweeping fio {engine}")
+        try:
+            sweeps = fio_job.sweep(engine, bench.settings, bench.scratch, bench.readable(".raw"))
+        except fio.FioFailed as error:
+            registry.miss(f"fio {engine}", str(error))
+            continue
+        registry.add(fio_job.FioJob(engine, sweeps))
+        if engine == "libaio":
+            registry.add(fio_job.FioAsMuchMemory(sweeps), only="large")
+        registry.sweeps[f"fio {engine} read"] = sweeps.read.record()
+        registry.sweeps[f"fio {engine} write"] = sweeps.write.record()
+
+
+def _add_deepspeed(registry: Registry, bench: Bench) -> aio_handle.Chosen:
+    usual = aio_handle.CANDIDATES[-2]
+    unswept = aio_handle.Chosen(usual, usual, usual, usual)
+    if not memory.can_lock(bench.settings.large_bytes):
+        # The handle aborts the process when mlock fails.
+        registry.miss("DeepSpeed", "RLIMIT_MEMLOCK is below the size of the large tensor; its handle would abort")
+        return unswept
+    try:
+        from storagebench.tools import deepspeed_op  # noqa: PLC0415
+
+        op = deepspeed_op.load()
+    except Exception as error:  # noqa: BLE001 - a compiler's failure has many types
+        registry.miss("DeepSpeed", f"its op cannot be loaded: {error}")
+        return unswept
+    _log("sweeping DeepSpeed's handle")
+    chosen = _sweep_handle(registry, bench, op, unswept)
+    registry.add(aio_handle.AioHandle("DeepSpeed", "DeepSpeed", op, chosen, lock=True))
+    registry.add(
+        aio_handle.AioHandle("DeepSpeed, ordinary tensors", "DeepSpeed", op, chosen, lock=False), only="small"
+    )
+    return chosen
+
+
+def _sweep_handle(registry: Registry, bench: Bench, op: Any, unswept: aio_handle.Chosen) -> aio_handle.Chosen:  # noqa: ANN401
+    """Choose the handle's settings for large reads and writes, small tensors and single blocks."""
+    settings = bench.settings
+    trier = aio_handle.AioHandle("sweep", "DeepSpeed", op, unswept, lock=True)
+    source, written = bench.readable(".raw"), bench.scratch / "sweep.raw"
+    tensor = trier.locked(bench.reference[: settings.sweep_bytes])
+    if tensor is None:
+        raise RuntimeError("DeepSpeed's handle gave no locked memory")
+
+    def blocks(size: int, count: int) -> tuple[list[Any], list[int]]:
+        count = min(count, settings.sweep_bytes // size)
+        return list(tensor[: count * size].view(count, size).unbind()), [index * size for index in range(count)]
+
+    small, single = blocks(_SMALL_BYTES, settings.small_count), blocks(PAGE_BYTES, settings.in_flight_count)
+    works: dict[str, Callable[[aio_handle.HandleSetting], Action]] = {
+        "read": lambda setting: trier.read_with(setting, tensor, source),
+        "write": lambda setting: trier.write_with(setting, tensor, written),
+        "small": lambda setting: trier.reads_with(setting, *small, source),
+        "in_flight": lambda setting: trier.reads_with(setting, *single, source),
+    }
+    choices: dict[str, Choice[aio_handle.HandleSetting]] = {}
+    for name, work in works.items():
+        written.unlink(missing_ok=True)
+        choices[name] = best_setting(
+            aio_handle.CANDIDATES,
+            lambda setting, work=work: _trial(work(setting), written),  # type: ignore[misc]
+            finalists=settings.finalists,
+            final_trials=settings.final_trials,
+        )
+        registry.sweeps[f"DeepSpeed {name}"] = choices[name].record()
+    written.unlink(missing_ok=True)
+    trier.free_locked(tensor)
+    trier.close()
+    return aio_handle.Chosen(**{name: choice.best for name, choice in choices.items()})
+
+
+def _add_kvikio(registry: Registry, bench: Bench) -> None:
+    _log("sweeping kvikio")
+    try:
+        tool = kvikio_io.KvikioIo(kvikio_io.THREADS[0])
+        choice = _sweep_kvikio(tool, bench)
+    except (ImportError, RuntimeError) as error:
+        registry.miss("kvikio", str(error))
+        return
+    tool.use(choice.best)
+    registry.sweeps["kvikio threads"] = choice.record()
+    registry.add(tool)
+
+
+def _sweep_kvikio(tool: kvikio_io.KvikioIo, bench: Bench) -> Choice[int]:
+    """Choose the size of kvikio's pool by cold reads."""
+    size, path = bench.settings.sweep_bytes, bench.readable(".raw")
+    target = data.fill(memory.pinned(size), bench.reference[:size])
+
+    def trial(threads: int) -> float:
+        tool.use(threads)
+        action = tool.read(target, path)
+        cache.make_cold(path)
+        return timed(action, size)[0].wall_s
+
+    settings = bench.settings
+    return best_setting(
+        kvikio_io.THREADS,
+        trial,
+        finalists=settings.finalists,
+        final_trials=settings.final_trials,
+    )
+
+
+def _trial(action: Action, written: Path) -> float:
+    written.unlink(missing_ok=True)
+    cache.settle()
+    return timed(action, 0)[0].wall_s
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

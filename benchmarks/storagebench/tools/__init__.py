@@ -1,0 +1,1 @@
+"""The tools: one file each, all implementing ``base.Tool``."""

@@ -1,0 +1,63 @@
+"""torch.save and torch.load: of one tensor, and of a list of many."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from storagebench.tools.base import Ending, NotOffered, Tool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from storagebench.measure import Action
+
+
+class TorchIo(Tool):
+    """`torch.save` and `torch.load` with their defaults."""
+
+    ending: Ending = ".pt"
+
+    def __init__(self) -> None:
+        super().__init__("torch", "orientation")
+
+    def write(self, source: torch.Tensor, path: Path) -> Action:
+        """See the base."""
+        return _save(source, path)
+
+    def overwrite(self, source: torch.Tensor, path: Path) -> Action:
+        """See the base."""
+        raise NotOffered("torch.save cuts the old file first")
+
+    def read(self, target: torch.Tensor, path: Path) -> Action:
+        """See the base: the mapped tensor is copied into the tensor."""
+
+        def action() -> None:
+            target.copy_(torch.load(path, mmap=True))
+
+        return action
+
+    def load(self, size: int, path: Path) -> Action:
+        """See the base."""
+        return lambda: torch.load(path)
+
+    def write_many(self, sources: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
+        """See the base."""
+        return _save(list(sources), path)
+
+    def read_many(self, targets: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
+        """See the base."""
+        return lambda: torch.load(path)
+
+
+def _save(value: torch.Tensor | list[torch.Tensor], path: Path) -> Action:
+    def action() -> None:
+        with path.open("wb") as file:
+            torch.save(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    return action

@@ -1,0 +1,310 @@
+"""The tools that generate: with the model in memory, or read from disk at every step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from storagebench.tools.base import NotOffered
+
+# Block and depth as storagebench found best for DeepSpeed's handle; the rest, and how much is fetched ahead, was
+# the quickest of seven settings in a trial with this model.
+_AIO = {
+    "block_size": 1 << 20,
+    "queue_depth": 32,
+    "intra_op_parallelism": 2,
+    "single_submit": False,
+    "overlap_events": True,
+}
+_PREFETCH_ELEMENTS = 100_000_000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a tool is given."""
+
+    model: Path
+    """A folder as Hugging Face lays it out."""
+    memory: int
+    """Bytes that weights may take."""
+    scratch: Path
+    """A folder for what a tool writes before it can begin."""
+    dtype: torch.dtype = torch.bfloat16
+    """The dtype of the computation. The files have bf16."""
+
+    @property
+    def offload(self) -> Path:
+        """Where accelerate has what it cannot read from the model's own files."""
+        return self.scratch / "offload"
+
+
+Group: TypeAlias = Literal["memory", "deepnvme", "packed", "accelerate", "DeepSpeed", "orientation"]
+
+
+class Tool:
+    """One way to have a model that generates."""
+
+    name = ""
+    group: Group = "orientation"
+    #: Reads by the page cache, which is dropped before each step.
+    is_cached = False
+    #: Its process ends with its turn: it keeps pages of the model's files, which nobody's dropping drops, or memory
+    #: for all of the model, which others' page cache may need.
+    ends_with_turn = False
+    #: Its weights are those of the model, to the last bit, and so must be what it generates.
+    is_exact = True
+
+    def open(self, setting: Setting) -> Any:
+        """Give a model of transformers."""
+        raise NotOffered("nobody generates here")
+
+    def settings(self) -> dict[str, Any]:
+        """Tell what was chosen, for the record."""
+        return {}
+
+    def roofline(self, ids: torch.Tensor) -> dict[str, float]:
+        """Measure disk alone and computing alone, if the tool supports it."""
+        return {}
+
+
+class InMemory(Tool):
+    """``from_pretrained``: the mark for computing, and for what is generated."""
+
+    name = "in memory"
+    group = "memory"
+    ends_with_turn = True
+
+    def open(self, setting: Setting) -> Any:
+        """See the base."""
+        model = _transformers().AutoModelForCausalLM.from_pretrained(setting.model, dtype=setting.dtype).eval()
+        # What from_pretrained gives are pages of the files, which are read when they are first touched.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+        return model
+
+
+class Deepnvme(Tool):
+    """``deepnvme.stream`` as it comes."""
+
+    name = "deepnvme"
+    group: Group = "deepnvme"
+
+    def open(self, setting: Setting) -> Any:
+        """See the base."""
+        import deepnvme  # noqa: PLC0415
+
+        self._model = deepnvme.stream(setting.model, memory=setting.memory, dtype=setting.dtype)
+        return self._model
+
+    def settings(self) -> dict[str, Any]:
+        """See the base."""
+        units = self._model.streaming.layer_cache
+        return {"slots": [str(each) for each in units.classes] if units is not None else []}
+
+    def roofline(self, ids: torch.Tensor) -> dict[str, float]:
+        """See the base: of the layers that this memory cannot keep."""
+        from deepnvme._stream import benchmark  # noqa: PLC0415
+
+        model = self._model
+        with torch.inference_mode():
+            past = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+            limit = benchmark.measure(
+                model.streaming, lambda: model(ids[:, -1:], past_key_values=past, use_cache=True), rounds=3
+            )
+        return {"disk_s": limit.disk_s, "compute_s": limit.compute_s, "bytes": limit.bytes_read}
+
+
+class DeepnvmePacked(Deepnvme):
+    """The same model after ``deepnvme pack``: fewer bytes. Lossless, it generates the same tokens.
+
+    Args:
+        name: of the tool.
+        dtype: what ``pack`` is told.
+    """
+
+    group = "packed"
+
+    def __init__(self, name: str, dtype: str) -> None:
+        self.name = name
+        self.is_exact = dtype == "lossless"
+        self._dtype = dtype
+
+    def open(self, setting: Setting) -> Any:
+        """See the base; packing is not measured here, as no tool's preparations are."""
+        packed = setting.scratch / f"packed-{self._dtype}"
+        if not packed.exists():
+            command = [
+                sys.executable,
+                "-m",
+                "deepnvme",
+                "pack",
+                str(setting.model),
+                str(packed),
+                "--dtype",
+                self._dtype,
+            ]
+            subprocess.run(command, check=True, stdout=sys.stderr)
+        return super().open(replace(setting, model=packed))
+
+
+class Accelerate(Tool):
+    """``from_pretrained`` with a device map: safetensors where they are, opened again for each layer.
+
+    Args:
+        name: of the tool.
+        keeps_layers: not the map that ``"auto"`` gives, which fills memory from the first module on, and so with
+            embeddings, of which a step needs a few rows; but as many layers as fit beside the largest module.
+        is_cached: the page cache is dropped before each step.
+    """
+
+    ends_with_turn = True
+
+    def __init__(self, name: str, *, keeps_layers: bool, is_cached: bool) -> None:
+        self.name = name
+        self.is_cached = is_cached
+        self.group = "accelerate" if is_cached else "orientation"
+        self._keeps_layers = keeps_layers
+
+    def open(self, setting: Setting) -> Any:
+        """See the base."""
+        model = _transformers().AutoModelForCausalLM
+        options: dict[str, Any] = {"device_map": "auto", "max_memory": {"cpu": setting.memory}}
+        if self._keeps_layers:
+            options = {"device_map": _layers_kept(setting)}
+        opened = model.from_pretrained(
+            setting.model, dtype=setting.dtype, offload_folder=setting.offload, **options
+        )
+        self._map = {name: str(place) for name, place in opened.hf_device_map.items()}
+        if "disk" not in self._map.values():
+            raise NotOffered("accelerate put nothing on disk with this memory")
+        return opened.eval()
+
+    def settings(self) -> dict[str, Any]:
+        """See the base."""
+        return {"kept": [name for name, place in self._map.items() if place != "disk"]}
+
+
+def _layers_kept(setting: Setting) -> dict[str, str]:
+    """Keep as many layers of a Llama as fit next to the largest module, which is loaded and unloaded."""
+    transformers = _transformers()
+    with torch.device("meta"):
+        empty = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.from_pretrained(setting.model), dtype=setting.dtype
+        )
+    layers = empty.model.layers
+    layer = sum(one.nbytes for one in layers[0].parameters())
+    fit = max(0, (setting.memory - max(layer, empty.lm_head.weight.nbytes)) // layer)
+    places = {f"model.layers.{index}": "cpu" if index < fit else "disk" for index in range(len(layers))}
+    ends = {"model.embed_tokens": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
+    return {**places, **ends}
+
+
+class ZeroInference(Tool):
+    """DeepSpeed's ZeRO-Inference: stage 3, parameters on NVMe, put together as in its own example.
+
+    Args:
+        buffers: each as large as the largest parameter, which with its vocabulary is more than a quarter of the
+            memory; beside them is the parameter in use, and what is fetched ahead.
+    """
+
+    group = "DeepSpeed"
+
+    def __init__(self, buffers: int) -> None:
+        self.name = f"ZeRO-Inference, {buffers} buffers"
+        self._buffers = buffers
+
+    def open(self, setting: Setting) -> Any:
+        """See the base."""
+        prepare_deepspeed()
+        import deepspeed  # noqa: PLC0415
+        from transformers.integrations import HfDeepSpeedConfig  # noqa: PLC0415
+
+        transformers = _transformers()
+        config = transformers.AutoConfig.from_pretrained(setting.model)
+        hidden = config.hidden_size
+        offload = {
+            "device": "nvme",
+            "nvme_path": str(setting.scratch / f"zero-{self._buffers}"),
+            "pin_memory": False,
+            "buffer_count": self._buffers,
+            "buffer_size": max(config.vocab_size, config.intermediate_size) * hidden,
+        }
+        zero = {
+            "stage": 3,
+            "stage3_prefetch_bucket_size": _PREFETCH_ELEMENTS,
+            "stage3_param_persistence_threshold": hidden,
+            "stage3_max_live_parameters": 2 * hidden * hidden,
+            "offload_param": offload,
+        }
+        self._config: dict[str, Any] = {
+            "bf16": {"enabled": setting.dtype is torch.bfloat16},
+            "zero_optimization": zero,
+            "aio": _AIO,
+            "train_batch_size": 1,
+            "steps_per_print": 1 << 30,
+        }
+        # It says to from_pretrained that parameters go to disk one by one; it must live as long as the model.
+        self._said = HfDeepSpeedConfig(self._config)
+        with torch.no_grad():
+            model = transformers.AutoModelForCausalLM.from_pretrained(setting.model, dtype=setting.dtype).eval()
+            return deepspeed.initialize(model=model, config_params=self._config)[0].module.eval()
+
+    def settings(self) -> dict[str, Any]:
+        """See the base."""
+        zero = dict(self._config["zero_optimization"])
+        zero["offload_param"] = {key: value for key, value in zero["offload_param"].items() if key != "nvme_path"}
+        return {"zero": zero, "aio": _AIO}
+
+
+def prepare_deepspeed() -> None:
+    """Have DeepSpeed's ops compiled, and this process as the only one of its group.
+
+    Raises:
+        NotOffered: it cannot be had here, and why.
+    """
+    from storagebench.tools import deepspeed_op  # noqa: PLC0415
+
+    # None of the group's talk leaves the process; the port is any that is free.
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ.update(alone)
+    try:
+        deepspeed_op.load()
+        import deepspeed  # noqa: PLC0415
+
+        deepspeed.init_distributed("gloo")
+    except (ImportError, RuntimeError) as error:
+        raise NotOffered(f"DeepSpeed does not run here: {error}") from error
+
+
+def _transformers() -> Any:
+    import transformers  # noqa: PLC0415
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def all_tools() -> Iterator[Tool]:
+    """Give all tools; what the first generates, all others that are exact must."""
+    yield InMemory()
+    yield Deepnvme()
+    yield DeepnvmePacked("deepnvme, packed", "lossless")
+    yield DeepnvmePacked("deepnvme, int8", "int8")
+    yield Accelerate("accelerate, auto", keeps_layers=False, is_cached=True)
+    yield Accelerate("accelerate, layers kept", keeps_layers=True, is_cached=True)
+    yield Accelerate("accelerate, page cache kept", keeps_layers=True, is_cached=False)
+    # As few buffers as it runs with, and as many as its own example has.
+    yield ZeroInference(2)
+    yield ZeroInference(5)
+
+
+if __name__ == "__main__":
+    prepare_deepspeed()
+    print("DeepSpeed's ops for one process are built", file=sys.stderr)

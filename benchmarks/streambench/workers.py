@@ -1,0 +1,168 @@
+"""``python -m streambench.workers NAME``: run one tool in its own process, which opens its model once.
+
+Opening is not measured: ZeRO-Inference writes all parameters to its own files. While one tool generates, the others
+wait on their standard input.
+
+The protocol is JSON: one request per line of standard input, one reply per line of standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from storagebench.tools.base import NotOffered
+from streambench.tools import Setting, Tool, all_tools
+from streambench.turn import Turn, resident_bytes, take
+
+
+@dataclass(frozen=True)
+class Job:
+    """One generation."""
+
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    seed: int
+    """Seed of the prompts, which are random tokens."""
+
+
+# Opens the model and generates a few tokens, unmeasured.
+_OPEN = Job(1, 8, 2, 0)
+# The disk must have delivered this fraction of the bytes that deepnvme reports, or the step was not cold.
+_COLD_SHARE = 0.95
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of it."""
+
+    turn: Turn
+    generated: list[int]
+    roofline: dict[str, float]
+    settings: dict[str, Any]
+
+
+class Child:
+    """The process of a tool, as its user sees it.
+
+    Args:
+        name: of the tool.
+        setting: what it is given.
+    """
+
+    def __init__(self, name: str, setting: Setting) -> None:
+        self._is_open = False
+        command = [sys.executable, "-m", "streambench.workers", name]
+        command += [str(setting.model), str(setting.memory), str(setting.scratch), str(setting.dtype).split(".")[1]]
+        log = setting.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+
+    def open(self) -> None:
+        """Have it open its model, unless that is open.
+
+        Raises:
+            NotOffered: the tool cannot, and why.
+            RuntimeError: it failed.
+        """
+        if not self._is_open:
+            self.generate(_OPEN)
+            self._is_open = True
+
+    def generate(self, job: Job) -> Answer:
+        """Have it generate.
+
+        Raises:
+            NotOffered: the tool cannot, and why.
+            RuntimeError: it failed.
+        """
+        try:
+            print(json.dumps(asdict(job)), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline() if self._process.stdout else ""
+        except BrokenPipeError:
+            line = ""
+        answer = json.loads(line or '{"failed": "its process has ended"}')
+        if "not_offered" in answer:
+            raise NotOffered(answer["not_offered"])
+        if "failed" in answer:
+            raise RuntimeError(answer["failed"])
+        return Answer(Turn(**answer["turn"]), answer["generated"], answer["roofline"], answer["settings"])
+
+    def close(self) -> None:
+        """End it."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class _Serving:
+    """The tool with its model, opened by the first request."""
+
+    def __init__(self, name: str, setting: Setting) -> None:
+        (self._one,) = (one for one in all_tools() if one.name == name)
+        self._setting = setting
+        self._model: Any = None
+        self._start_bytes = 0
+
+    def answer(self, job: Job) -> dict[str, Any]:
+        """Open the model unless it is open, and generate."""
+        one: Tool = self._one
+        if self._model is None:
+            # Libraries are no part of what a model takes.
+            __import__("transformers.models.llama.modeling_llama")
+            self._start_bytes = resident_bytes()
+            self._model = one.open(self._setting)
+        generator = torch.Generator().manual_seed(job.seed)
+        shape = (job.batch, job.prompt_tokens)
+        ids = torch.randint(0, self._model.config.vocab_size, shape, generator=generator)
+        files = _files(self._setting) if one.is_cached else []
+        turn, generated = take(self._model, ids, job.new_tokens, files, self._start_bytes)
+        limit = one.roofline(ids) if job != _OPEN else {}
+        if limit and turn.step_bytes < _COLD_SHARE * limit["bytes"]:
+            return {
+                "failed": f"the disk gave {turn.step_bytes:,} of {limit['bytes']:,} bytes: the steps were not cold"
+            }
+        settings = {"threads": torch.get_num_threads(), **one.settings()}
+        return {"turn": asdict(turn), "generated": generated, "roofline": limit, "settings": settings}
+
+
+def _files(setting: Setting) -> list[Path]:
+    """Give all that is read by the page cache."""
+    return sorted([*setting.model.glob("*.safetensors"), *setting.offload.glob("*.safetensors")])
+
+
+def main() -> None:
+    """Serve requests until there are none."""
+    # Output that a library prints must not mix with the replies.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    name, model, memory, scratch, dtype = sys.argv[1:]
+    serving = _Serving(name, Setting(Path(model), int(memory), Path(scratch), getattr(torch, dtype)))
+    for line in sys.stdin:
+        try:
+            answer = serving.answer(Job(**json.loads(line)))
+        except NotOffered as reason:
+            answer = {"not_offered": str(reason)}
+        except Exception as error:  # noqa: BLE001 - whatever a baseline throws is an answer
+            answer = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+        print(json.dumps(answer), file=answers, flush=True)
+    # Threads and hooks of baselines have been seen to hang at the end of a process that has nothing to lose.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+//! The command line: the program and its commands. Each command's options have a file.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use deepnvme_perf::bench::processes::WORKER_COMMAND;
+
+mod bench;
+mod checkpoint;
+mod deepspeed;
+mod pack;
+mod python;
+mod tune;
+mod values;
+
+pub(crate) use self::bench::BenchOptions;
+pub(crate) use self::checkpoint::{ConvertOptions, InspectOptions, VerifyOptions};
+pub(crate) use self::deepspeed::{DsIoOptions, DsTuneOptions};
+pub(crate) use self::pack::{Dtype, PackOptions};
+use self::python::{GenerateOptions, StreamBenchOptions};
+pub(crate) use self::tune::TuneOptions;
+
+/// Move tensors between NVMe and memory at the speed of the hardware
+#[derive(Debug, Parser)]
+#[command(name = "deepnvme", version, arg_required_else_help = true, max_term_width = 110, args_override_self = true)]
+#[command(after_help = "Examples:
+  deepnvme report /mnt/nvme              diagnose the machine and a folder
+  deepnvme bench read /mnt/nvme          measure reading a 1 GiB tensor, not cached
+  deepnvme bench write /mnt/nvme --against fio
+  deepnvme tune /mnt/nvme                find the best settings, write deepnvme.toml
+
+Exit status: 0 success, 1 failure, 2 usage error.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Diagnose this machine and these folders, with a remedy for each problem
+    Report(ReportOptions),
+    /// Measure reading or writing, optionally against fio
+    Bench(Box<BenchOptions>),
+    /// Find the best engine settings for a disk in a minute, and write them to a file
+    Tune(Box<TuneOptions>),
+    /// List the tensors of a checkpoint: names, dtypes, shapes and sizes
+    Inspect(InspectOptions),
+    /// Verify every byte of a checkpoint by its checksums
+    Verify(VerifyOptions),
+    /// Convert a checkpoint to the other format, without loading the model into memory
+    Convert(ConvertOptions),
+    /// Generate text with a model whose weights stay on disk (needs the Python package)
+    Generate(Box<GenerateOptions>),
+    /// Compare the speed of streaming a model with its roofline, for several batch sizes (needs the Python package)
+    #[command(name = "stream-bench")]
+    StreamBench(Box<StreamBenchOptions>),
+    /// Pack a model's weights layer by layer, and compress or quantise them
+    Pack(PackOptions),
+    /// Run DeepSpeed's ds_io: the same options and output lines
+    #[command(name = "ds_io", alias = "ds-io")]
+    DsIo(Box<DsIoOptions>),
+    /// Run DeepSpeed's ds_nvme_tune: the same options, output and log files
+    #[command(name = "ds_nvme_tune", alias = "ds-nvme-tune")]
+    DsNvmeTune(Box<DsTuneOptions>),
+    /// Print shell completions
+    #[command(
+        after_help = "Example:\n  deepnvme completions bash > ~/.local/share/bash-completion/completions/deepnvme"
+    )]
+    Completions {
+        /// Shell
+        shell: Shell,
+    },
+    /// Print the manual page
+    #[command(after_help = "Example:\n  deepnvme man > ~/.local/share/man/man1/deepnvme.1")]
+    Man,
+    #[command(name = WORKER_COMMAND, hide = true)]
+    BenchWorker,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  deepnvme report                        diagnose the machine and the current folder
+  deepnvme report /mnt/a /mnt/b          diagnose two folders for data
+  deepnvme report --json | jq .findings
+
+A finding is broken (does not work), slow (could be faster) or a note. The line after > is its remedy.")]
+pub(crate) struct ReportOptions {
+    /// Folders for data [default: the current folder]
+    pub(crate) folders: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

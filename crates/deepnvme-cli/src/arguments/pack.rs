@@ -1,0 +1,59 @@
+//! Options of `deepnvme pack`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Dtype {
+    /// Compress without loss where that is measured to save time
+    Auto,
+    /// Compress without loss where that saves bytes
+    Lossless,
+    /// Keep the weights as they are
+    Keep,
+    /// Cast to bfloat16
+    Bf16,
+    /// Cast to float16
+    Fp16,
+    /// Cast to float32
+    Fp32,
+    /// Quantise matrices to 8-bit integers
+    Int8,
+    /// Quantise matrices to 8-bit floats, e4m3
+    Fp8,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  deepnvme pack llama llama-packed --dry-run            estimate the gain, in a few seconds
+  deepnvme pack llama llama-packed                      compress without loss where that saves time
+  deepnvme pack llama llama-int8 --dtype int8           halve the bytes of bf16, with a small error
+  deepnvme pack llama llama-packed --disks /mnt/a /mnt/b
+
+The new folder has the weights and the other files of the old one; omitted files are listed. It appears when it is
+complete, and nothing is overwritten. deepnvme.stream reads it like any model. If no tensor changes its form, the weights
+are a standard model.safetensors.")]
+pub(crate) struct PackOptions {
+    /// Model folder, index, or safetensors file
+    pub(crate) source: PathBuf,
+    /// New folder
+    pub(crate) target: PathBuf,
+    /// Form of the weights
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) dtype: Dtype,
+    /// Weights that share a scale, with int8 and fp8
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), value_name = "WEIGHTS")]
+    pub(crate) group: u32,
+    /// Stripe the weights over these folders, one on each disk
+    #[arg(long, num_args = 1.., value_name = "FOLDER")]
+    pub(crate) disks: Vec<PathBuf>,
+    /// Only estimate the gain
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,131 @@
+//! Options of the commands that Python runs, and their JSON for the Python package.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde::{Serialize, Serializer};
+
+use super::pack::Dtype;
+
+/// The dtype of the computation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Computed {
+    /// The dtype of the model's config, else of its files
+    Auto,
+    /// Half the memory of float32; slow on processors without bf16 instructions
+    Bfloat16,
+    /// Like bfloat16
+    Float16,
+    /// Twice the memory; fastest on processors without bf16 instructions
+    Float32,
+}
+
+#[derive(Clone, Debug, Args, Serialize)]
+#[command(after_help = "Examples:
+  deepnvme generate --model ./llama-70b --prompt 'Once upon a time' --memory 16GB
+  deepnvme generate --model ./llama-70b --prompt-file prompts.txt --memory 16GB --batch 16 --json > answers.jsonl
+
+The weights stay on disk and are streamed through the given memory. Each byte read serves the whole batch, so larger
+batches give more tokens a second.")]
+pub(crate) struct GenerateOptions {
+    /// Hugging Face model folder: config.json, tokenizer and weights
+    #[arg(long)]
+    #[serde(serialize_with = "exact")]
+    pub(crate) model: PathBuf,
+    /// Prompt; may be repeated
+    #[arg(long, required_unless_present = "prompt_file")]
+    pub(crate) prompt: Vec<String>,
+    /// File with one prompt per line
+    #[arg(long, conflicts_with = "prompt")]
+    #[serde(serialize_with = "exact_if_any")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Memory for weights; activations and the KV cache need more
+    #[arg(long)]
+    pub(crate) memory: String,
+    /// Prompts at a time [default: as many as fit into half of the free memory]
+    #[arg(long)]
+    pub(crate) batch: Option<usize>,
+    /// New tokens per prompt
+    #[arg(long, default_value_t = 128)]
+    pub(crate) max_new_tokens: usize,
+    /// Sampling temperature; 0 takes the most likely token
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f64,
+    /// Seed of the random numbers
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Device of the computation: cpu, cuda, cuda:1
+    #[arg(long, default_value = "cpu")]
+    pub(crate) device: String,
+    /// Dtype of the computation; weights are cast to it when they are read
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) dtype: Computed,
+    /// Write a timeline of disk and processor: .json for Perfetto, .html for a browser
+    #[arg(long)]
+    #[serde(serialize_with = "exact_if_any")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Print a JSON object for each prompt, and one with the metrics
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args, Serialize)]
+#[command(
+    name = "stream-bench",
+    after_help = "Examples:
+  deepnvme stream-bench /mnt/nvme                            stream 1.2 GB of weights through 300 MB, batches of 1, 4, 16
+  deepnvme stream-bench /mnt/nvme --model-size 140GB --memory 16GB --batch 32 --batch 96
+  deepnvme stream-bench /mnt/nvme --pack lossless            stream the same weights, compressed to two thirds
+
+Makes a Llama-shaped model with random bf16 weights in the folder, and removes it at the end. The roofline is the slower of
+disk and processor, each measured alone in the same run."
+)]
+pub(crate) struct StreamBenchOptions {
+    /// Folder for the model
+    #[serde(serialize_with = "exact")]
+    pub(crate) folder: PathBuf,
+    /// Bytes of weights
+    #[arg(long, default_value = "1.2GB")]
+    pub(crate) model_size: String,
+    /// Memory for weights [default: a quarter of the model, in the dtype of the computation]
+    #[arg(long)]
+    pub(crate) memory: Option<String>,
+    /// Pack the model first, like deepnvme pack --dtype
+    #[arg(long, value_enum)]
+    pub(crate) pack: Option<Dtype>,
+    /// Tokens per prompt
+    #[arg(long, default_value_t = 512)]
+    pub(crate) prompt_tokens: usize,
+    /// New tokens per prompt
+    #[arg(long, default_value_t = 32)]
+    pub(crate) new_tokens: usize,
+    /// Prompts at a time; may be repeated [default: 1, 4, 16]
+    #[arg(long)]
+    pub(crate) batch: Vec<usize>,
+    /// Device of the computation: cpu, cuda, cuda:1
+    #[arg(long, default_value = "cpu")]
+    pub(crate) device: String,
+    /// Dtype of the computation; weights are cast to it when they are read
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) dtype: Computed,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Serializes a path for Python: a string, or a list of bytes if it is not UTF-8.
+fn exact<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    match path.to_str() {
+        Some(text) => serializer.serialize_str(text),
+        None => serializer.collect_seq(path.as_os_str().as_encoded_bytes()),
+    }
+}
+
+#[expect(clippy::ref_option, reason = "serde requires this signature")]
+fn exact_if_any<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    match path {
+        Some(path) => exact(path, serializer),
+        None => serializer.serialize_none(),
+    }
+}

@@ -1,0 +1,61 @@
+//! `deepnvme bench`.
+
+use deepnvme_io::{Config, SubmitMode};
+use deepnvme_perf::Result;
+use deepnvme_perf::bench::{self, Options};
+use deepnvme_perf::measure::{Order, Workload};
+
+use super::gds;
+use super::progress_bar::Bar;
+use super::session::{CommandResult, Session};
+use crate::arguments::BenchOptions;
+use crate::show::{self, plot};
+
+pub(super) fn run(options: &BenchOptions, session: &Session<'_>) -> Result<CommandResult> {
+    options.plot.as_deref().map_or(Ok(()), plot::check)?;
+    let request = request(options)?;
+    let outcome = {
+        let mut bar = Bar::new(session.interrupted);
+        bench::run(&request, &session.launcher, &mut bar)?
+    };
+    if let Some(path) = &options.plot {
+        plot::write(&outcome, path)?;
+    }
+    CommandResult::new(&outcome, show::bench::draw(&outcome), options.json)
+}
+
+/// Converts the arguments.
+fn request(options: &BenchOptions) -> Result<Options> {
+    let default = Config::default();
+    let config = Config {
+        backend: options.backend.into(),
+        workers: options.workers.unwrap_or(default.workers),
+        queue_depth: options.queue_depth.unwrap_or(default.queue_depth),
+        block_bytes: options.block_size.unwrap_or(default.block_bytes),
+        submit: if options.single_submit { SubmitMode::Single } else { SubmitMode::Batch },
+        direct: options.direct.into(),
+        gds: gds::gds_mode(options.gds, options.gpu)?,
+        ..default
+    };
+    let workload = Workload {
+        direction: options.direction.into(),
+        folders: options.folders.clone(),
+        stripe_bytes: options.stripe,
+        io_bytes: options.size,
+        order: if options.random { Order::Random } else { Order::Sequential },
+        memory: options.memory.into(),
+        gpu: options.gpu,
+        buffer_bytes: options.buffer,
+        cache: options.cache.into(),
+        durability: options.durable.into(),
+        validate: options.validate,
+        config,
+    };
+    Ok(Options {
+        workload,
+        rounds: options.loops,
+        warm_up: options.warm_up,
+        processes: options.processes,
+        against_fio: options.against.is_some(),
+    })
+}

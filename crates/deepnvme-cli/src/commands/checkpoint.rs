@@ -1,0 +1,77 @@
+//! `deepnvme inspect`, `deepnvme verify` and `deepnvme convert`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use deepnvme_checkpoint::Progress;
+use deepnvme_perf::measure::{Observer, Phase, ProgressUpdate};
+use deepnvme_perf::{Error, Result};
+
+use super::progress_bar::Bar;
+use super::session::{CommandResult, Session};
+use crate::arguments::{ConvertOptions, InspectOptions, VerifyOptions};
+use crate::inspect::{Verdict, convert, inspect, verify};
+use crate::show::checkpoint as text;
+
+/// Time between two progress reports.
+const UPDATE_INTERVAL: Duration = Duration::from_millis(50);
+
+pub(super) fn run_inspect(options: &InspectOptions, session: &Session<'_>) -> Result<CommandResult> {
+    let files = with_progress(session, Phase::Validating, "inspect", |progress| inspect(&options.path, progress))?;
+    let depth = if options.all { usize::MAX } else { options.depth };
+    CommandResult::new(&files, text::draw_inspections(&files, depth), options.json)
+}
+
+pub(super) fn run_verify(options: &VerifyOptions, session: &Session<'_>) -> Result<CommandResult> {
+    let files = with_progress(session, Phase::Validating, "verify", |progress| {
+        options.paths.iter().map(|path| verify(path, progress)).collect::<Result<Vec<_>>>()
+    })?;
+    let files: Vec<_> = files.into_iter().flatten().collect();
+    let mut result = CommandResult::new(&files, text::draw_verifications(&files), options.json)?;
+    result.failure = [Verdict::Damaged, Verdict::Unverifiable].into_iter().find_map(|verdict| {
+        let count = files.iter().filter(|file| file.verdict == verdict).count();
+        (count > 0).then(|| match verdict {
+            Verdict::Damaged => format!("damaged: {count} of {}", files.len()),
+            _ => format!("unverifiable: {count} of {}", files.len()),
+        })
+    });
+    Ok(result)
+}
+
+pub(super) fn run_convert(options: &ConvertOptions, session: &Session<'_>) -> Result<CommandResult> {
+    let converted = with_progress(session, Phase::Converting, "convert", |progress| {
+        convert(&options.source, &options.target, progress)
+    })?;
+    CommandResult::new(&converted, text::draw_conversion(&converted), options.json)
+}
+
+/// Runs `work` on a thread and shows its progress. An interruption stops it.
+pub(super) fn with_progress<T: Send>(
+    session: &Session<'_>,
+    phase: Phase,
+    label: &'static str,
+    work: impl FnOnce(&Arc<Progress>) -> Result<T> + Send,
+) -> Result<T> {
+    let (progress, has_ended, began) = (Arc::new(Progress::default()), AtomicBool::new(false), Instant::now());
+    let mut bar = Bar::new(session.interrupted);
+    std::thread::scope(|scope| {
+        let run = || {
+            let done = work(&progress);
+            has_ended.store(true, Ordering::Relaxed);
+            done
+        };
+        let builder = std::thread::Builder::new().name("deepnvme-work".into());
+        let worker = deepnvme_io::start_thread(|| builder.spawn_scoped(scope, run))?;
+        while !has_ended.load(Ordering::Relaxed) && !worker.is_finished() {
+            std::thread::sleep(UPDATE_INTERVAL.min(began.elapsed() / 4 + Duration::from_millis(1)));
+            let (bytes_done, bytes_total) = progress.bytes();
+            let seconds = began.elapsed().as_secs_f64();
+            bar.update(&ProgressUpdate { phase, label, bytes_done, bytes_total, seconds });
+            if bar.is_interrupted() {
+                progress.stop();
+            }
+        }
+        worker.join().unwrap_or_else(|_| Err(Error::failed("the command's thread panicked")))
+    })
+}

@@ -1,0 +1,62 @@
+//! `deepnvme ds_io` and `deepnvme ds_nvme_tune`.
+
+use deepnvme_perf::Result;
+use deepnvme_perf::measure::Direction;
+
+use super::gds;
+use super::progress_bar::Bar;
+use super::session::{Session, output_error, print};
+use crate::arguments::{DsIoOptions, DsTuneOptions};
+use crate::deepspeed::{io, tune};
+
+pub(super) fn run_io(arguments: DsIoOptions, session: &mut Session<'_>) -> Result<()> {
+    let options = io::Options {
+        folder: arguments.folder,
+        folder_to_device_mapping: arguments.folder_to_device_mapping,
+        io_size: arguments.io_size,
+        read: arguments.read,
+        multi_process: arguments.multi_process,
+        block_size: arguments.block_size,
+        queue_depth: arguments.queue_depth,
+        single_submit: arguments.single_submit,
+        sequential_requests: arguments.sequential_requests,
+        validate: arguments.validate,
+        engine: arguments.engine,
+        loops: arguments.loops,
+        io_parallel: arguments.io_parallel,
+        gpu: arguments.gpu,
+        use_gds: arguments.use_gds,
+        slow_bounce_buffer: arguments.slow_bounce_buffer,
+        warmup_loops: arguments.warmup_loops,
+        include_warmup_time: arguments.include_warmup_time,
+    };
+    let metrics = {
+        let mut bar = Bar::new(session.interrupted);
+        let output = &mut *session.stdout;
+        let mut print_line = |text: &str| output.write_all(text.as_bytes()).map_err(output_error);
+        io::run(&options, &session.launcher, &mut bar, &mut print_line)?
+    };
+    print(session, &metrics.text())
+}
+
+pub(super) fn run_tune(arguments: DsTuneOptions, session: &mut Session<'_>) -> Result<()> {
+    gds::refuse_gds(arguments.gds)?;
+    let directions = [(Direction::Read, arguments.no_read), (Direction::Write, arguments.no_write)];
+    let options = tune::Options {
+        nvme_dir: arguments.nvme_dir,
+        sweep_config: arguments.sweep_config,
+        io_size: arguments.io_size,
+        gpu: arguments.gpu.then_some(0),
+        directions: directions.into_iter().filter_map(|(one, is_skipped)| (!is_skipped).then_some(one)).collect(),
+        log_dir: arguments.log_dir.unwrap_or_else(|| tune::default_log_dir().to_path_buf()),
+        loops: arguments.loops,
+        verbose: arguments.verbose,
+    };
+    let summary = {
+        let mut bar = Bar::new(session.interrupted);
+        let output = &mut *session.stdout;
+        let mut print_line = |text: &str| output.write_all(text.as_bytes()).map_err(output_error);
+        tune::run(&options, &mut bar, &mut print_line)?
+    };
+    print(session, &summary)
+}

@@ -1,0 +1,60 @@
+//! `deepnvme pack`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use deepnvme_codec::Float;
+use deepnvme_codec::quant::Code;
+use deepnvme_io::{Config, Engine};
+use deepnvme_perf::Result;
+use deepnvme_perf::measure::Phase;
+use deepnvme_stream::pack::{Estimate, Mode, Packed, Packer};
+use serde::Serialize;
+
+use super::checkpoint::with_progress;
+use super::session::{CommandResult, Session};
+use crate::arguments::{Dtype, PackOptions};
+use crate::inspect::failed;
+use crate::show;
+
+/// The result as JSON.
+#[derive(Serialize)]
+struct Report<'a> {
+    estimate: &'a Estimate,
+    packed: Option<&'a Packed>,
+    seconds: f64,
+}
+
+pub(super) fn run(options: &PackOptions, session: &mut Session<'_>) -> Result<CommandResult> {
+    let began = Instant::now();
+    let engine = Arc::new(Engine::new(Config::default())?);
+    let request = deepnvme_stream::pack::PackOptions { mode: mode(options), disks: options.disks.clone() };
+    let packer = Packer::new(&engine, &options.source, &options.target, request).map_err(failed)?;
+    let estimate = packer.estimate().clone();
+    let mut text = show::pack::draw_estimate(&estimate);
+    let packed = if options.dry_run {
+        None
+    } else {
+        // Before the work, so that the user can still stop it.
+        let _ = session.stderr.write_all(std::mem::take(&mut text).as_bytes());
+        let packed = with_progress(session, Phase::Packing, "pack", |progress| packer.run(progress).map_err(failed))?;
+        text = show::pack::draw_packed(&packed, &estimate, began.elapsed().as_secs_f64());
+        Some(packed)
+    };
+    let seconds = began.elapsed().as_secs_f64();
+    CommandResult::new(&Report { estimate: &estimate, packed: packed.as_ref(), seconds }, text, options.json)
+}
+
+/// Converts the arguments.
+fn mode(options: &PackOptions) -> Mode {
+    match options.dtype {
+        Dtype::Auto => Mode::Auto,
+        Dtype::Lossless => Mode::Lossless,
+        Dtype::Keep => Mode::Keep,
+        Dtype::Bf16 => Mode::Cast(Float::Bf16),
+        Dtype::Fp16 => Mode::Cast(Float::F16),
+        Dtype::Fp32 => Mode::Cast(Float::F32),
+        Dtype::Int8 => Mode::Quantised(Code::Int8, options.group as usize),
+        Dtype::Fp8 => Mode::Quantised(Code::F8E4m3, options.group as usize),
+    }
+}

@@ -1,0 +1,44 @@
+//! Commands that run in Python, since they need models.
+
+use std::ffi::OsString;
+use std::process::Command as Process;
+
+use clap::Parser;
+use deepnvme_io::shown;
+use deepnvme_perf::{Error, Result};
+
+use super::session::Session;
+use crate::arguments::{Cli, Command};
+
+/// Returns the name and the options, as JSON, of a command that Python runs. `None` for all other commands and for invalid
+/// arguments; [`run`](super::run) reports those.
+#[must_use]
+pub fn python_command(
+    arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+) -> Option<(&'static str, String)> {
+    let command = Cli::try_parse_from(arguments).ok()?.command;
+    let (name, options) = match &command {
+        Command::Generate(options) => ("generate", serde_json::to_string(options)),
+        Command::StreamBench(options) => ("stream-bench", serde_json::to_string(options)),
+        _ => return None,
+    };
+    Some((name, options.ok()?))
+}
+
+/// Runs the command in Python, for the binary.
+pub(super) fn run(arguments: &[OsString], session: &Session<'_>) -> Result<()> {
+    let probed = Process::new(&session.python).args(["-c", "import deepnvme"]).output();
+    if !probed.is_ok_and(|probed| probed.status.success()) {
+        return Err(Error::failed(format!(
+            "this command needs the Python package: {} -m pip install deepnvme transformers torch",
+            shown::path(&session.python)
+        )));
+    }
+    let status = Process::new(&session.python).args(["-m", "deepnvme"]).args(arguments).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        // Python has printed the error.
+        Ok(_) => Err(Error::InterruptedWithResult),
+        Err(error) => Err(Error::failed(format!("{}: {error}", shown::path(&session.python)))),
+    }
+}

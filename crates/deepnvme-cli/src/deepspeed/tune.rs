@@ -1,0 +1,198 @@
+//! `ds_nvme_tune`: measure every combination of a sweep, write a log file for each, and print the best as an `"aio"` block.
+
+use std::path::{Path, PathBuf};
+
+use deepnvme_io::shown;
+use deepnvme_io::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
+
+use deepnvme_perf::measure::{Benchmark, Cache, Direction, Memory, Observer, Order, Phase, Runner, Sample, Workload};
+use deepnvme_perf::tune::space::{self, Space};
+use deepnvme_perf::units::bytes_option;
+use deepnvme_perf::{Error, Result};
+
+use super::io::{self, Metrics};
+use crate::show::aio_block::Block;
+
+/// The options, by DeepSpeed's names.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The folders, measured at the same time.
+    pub nvme_dir: Vec<PathBuf>,
+    /// JSON lists by the names of `ds_io`.
+    pub sweep_config: Option<PathBuf>,
+    /// Bytes in each folder.
+    pub io_size: u64,
+    /// The GPU that holds the memory instead of the host.
+    pub gpu: Option<u32>,
+    /// The directions.
+    pub directions: Vec<Direction>,
+    /// The folder of the logs.
+    pub log_dir: PathBuf,
+    /// Rounds of each combination.
+    pub loops: u32,
+    /// Whether to print each combination.
+    pub verbose: bool,
+}
+
+/// DeepSpeed's default sweep.
+fn default_sweep() -> Space {
+    Space {
+        block_bytes: vec![1 << 20, 8 << 20],
+        queue_depth: vec![32, 128],
+        workers: vec![1, 2, 4, 8],
+        submit: vec![SubmitMode::Batch, SubmitMode::Single],
+        window: vec![WindowMode::Wave, WindowMode::Sliding],
+        backend: vec![BackendChoice::Auto],
+        register_pool: vec![true],
+        gds: DirectMode::Disabled,
+    }
+}
+
+/// Runs the sweep, and returns the summary that DeepSpeed's tool prints at its end.
+///
+/// # Errors
+/// `Usage`, `Interrupted`, or a refusal of the machine. Logs that were written stay.
+pub fn run(
+    options: &Options,
+    observer: &mut dyn Observer,
+    print: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<String> {
+    let names: Vec<_> = options.nvme_dir.iter().map(|folder| format!("'{}'", shown::path(folder))).collect();
+    print(&format!("Running DeepNVMe performance tuning on [{}]\n", names.join(", ")))?;
+    let space = match &options.sweep_config {
+        None => default_sweep(),
+        Some(path) => {
+            let text =
+                std::fs::read_to_string(path).map_err(|error| Error::at(path, "read the sweep config", &error))?;
+            space::from_deepspeed(&text, default_sweep())?
+        }
+    };
+    space.check()?;
+    let mut runner = Runner::prepare(workload(options), observer)?;
+    runner.set_phase(Phase::Measuring);
+    let mut best: Option<(f64, Config)> = None;
+    let mut best_of = Vec::new();
+    let mut sums = vec![0.0; space.len()];
+    for direction in &options.directions {
+        let folder = log_folder(options, *direction)?;
+        let mut fastest = 0.0_f64;
+        for (index, config) in space.all().enumerate() {
+            let metrics = measure(options, &mut runner, *direction, &config, observer)?;
+            let name = log_name(*direction, &config, options.nvme_dir.len());
+            let path = folder.join(&name);
+            deepnvme_file::replace::replace_small(&path, metrics.text().as_bytes())?;
+            if options.verbose {
+                print(&format!("{name}: {:.2} GB/sec\n", metrics.e2e_speed()))?;
+            }
+            fastest = fastest.max(metrics.e2e_speed());
+            sums[index] += metrics.e2e_speed();
+        }
+        best_of.push(format!("{} = {fastest:5.2}", name_of(*direction)));
+    }
+    for (sum, config) in sums.into_iter().zip(space.all()) {
+        if best.as_ref().is_none_or(|(fastest, _)| sum > *fastest) {
+            best = Some((sum, config));
+        }
+    }
+    let (_, config) = best.ok_or_else(|| Error::usage("the sweep is empty"))?;
+    Ok(format!("Best performance (GB/sec): {}\n{}", best_of.join(", "), Block::of(&config).text()))
+}
+
+fn workload(options: &Options) -> Workload {
+    Workload {
+        direction: options.directions.first().copied().unwrap_or(Direction::Read),
+        folders: options.nvme_dir.clone(),
+        stripe_bytes: None,
+        io_bytes: options.io_size,
+        order: Order::Sequential,
+        memory: Memory::Pinned,
+        gpu: options.gpu,
+        buffer_bytes: None,
+        cache: Cache::Cold,
+        durability: deepnvme_io::Durability::None,
+        validate: false,
+        config: Config::default(),
+    }
+}
+
+fn measure(
+    options: &Options,
+    runner: &mut Runner,
+    direction: Direction,
+    config: &Config,
+    observer: &mut dyn Observer,
+) -> Result<Metrics> {
+    runner.change(direction, config, observer)?;
+    // One warm-up round, as in ds_io.
+    runner.round(observer)?;
+    let samples: Vec<Sample> = (0..options.loops.max(1)).map(|_| runner.round(observer)).collect::<Result<_>>()?;
+    Ok(io::Metrics::of(direction, &samples))
+}
+
+fn log_folder(options: &Options, direction: Direction) -> Result<PathBuf> {
+    let folder = options.log_dir.join(format!("_aio_bench_{}_logs", name_of(direction)));
+    std::fs::create_dir_all(&folder).map_err(|error| Error::at(&folder, "create the log folder", &error))?;
+    Ok(folder)
+}
+
+fn name_of(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Read => "read",
+        Direction::Write => "write",
+    }
+}
+
+/// Returns a log's name: `read_single_overlap_ftd1_d32_bs1M_p4.txt`.
+fn log_name(direction: Direction, config: &Config, folders: usize) -> String {
+    let submit = if config.submit == SubmitMode::Single { "single" } else { "block" };
+    let window = if config.window == WindowMode::Wave { "sequential" } else { "overlap" };
+    let (depth, block, workers) = (config.queue_depth, bytes_option(config.block_bytes), config.workers);
+    format!("{}_{submit}_{window}_ftd{folders}_d{depth}_bs{block}_p{workers}.txt", name_of(direction))
+}
+
+/// Returns the default log folder of DeepSpeed's tool.
+#[must_use]
+pub fn default_log_dir() -> &'static Path {
+    Path::new("_aio_bench_logs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepnvme_perf::measure::NoObserver;
+
+    #[test]
+    fn a_sweep_leaves_a_log_per_combination_and_prints_a_block() {
+        let (folder, logs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let sweep = logs.path().join("sweep.json");
+        std::fs::write(&sweep, r#"{"block_size": ["64K"], "queue_depth": [4, 8], "io_parallel": [1]}"#).unwrap();
+        let options = Options {
+            nvme_dir: vec![folder.path().into()],
+            sweep_config: Some(sweep),
+            io_size: 1 << 20,
+            gpu: None,
+            directions: vec![Direction::Read, Direction::Write],
+            log_dir: logs.path().join("logs"),
+            loops: 1,
+            verbose: false,
+        };
+        let mut printed = String::new();
+        let mut print = |text: &str| {
+            printed.push_str(text);
+            Ok(())
+        };
+        let end = run(&options, &mut NoObserver, &mut print).unwrap();
+        assert_eq!(printed, format!("Running DeepNVMe performance tuning on ['{}']\n", folder.path().display()));
+        assert!(end.starts_with("Best performance (GB/sec): read = ") && end.contains(", write = "), "{end}");
+        let block: serde_json::Value = serde_json::from_str(&end[end.find('{').unwrap()..]).unwrap();
+        assert_eq!(block["aio"]["intra_op_parallelism"], 1);
+        for direction in ["read", "write"] {
+            let logs = logs.path().join(format!("logs/_aio_bench_{direction}_logs"));
+            let one = std::fs::read_to_string(logs.join(format!("{direction}_single_overlap_ftd1_d8_bs64K_p1.txt")));
+            assert!(one.unwrap().contains("Speed = "), "{direction}");
+            assert_eq!(std::fs::read_dir(logs).unwrap().count(), 8);
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(default_sweep().len(), 64);
+    }
+}

@@ -1,0 +1,11 @@
+//! Examines checkpoints: lists their contents, verifies their checksums, and converts them to another format.
+
+mod contents;
+mod convert;
+mod files;
+mod verify;
+
+pub use contents::{Inspection, Tensor, inspect};
+pub use convert::{Conversion, convert};
+pub(crate) use files::failed;
+pub use verify::{Coverage, Verdict, Verification, verify};

@@ -1,0 +1,259 @@
+//! Verifies checkpoints by their checksums: a file, several files with a list, or the folder of a `Checkpointer`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use deepnvme_checkpoint::history::{self, Entry, Listed};
+use deepnvme_checkpoint::read::{self, List, Located, Reader, Set};
+use deepnvme_checkpoint::{Progress, until_stopped};
+use deepnvme_format::set::State;
+use deepnvme_io::op::Errno;
+use deepnvme_io::{Config, Engine, ErrorKind, shown};
+use deepnvme_perf::{Error, Result};
+use serde::Serialize;
+
+use super::files::{failed, find_files};
+
+/// Retries when a set is replaced while it is verified.
+const REPLACEMENTS_MAX: usize = 100;
+
+/// The verdict on a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Every byte of its tensors matches its checksums.
+    Sound,
+    /// Some bytes do not match, or the file contradicts itself.
+    Damaged,
+    /// It has no checksums, or an unsupported format.
+    Unverifiable,
+}
+
+/// The part of a file that was verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Coverage {
+    /// The whole file.
+    File,
+    /// The bytes of its tensors; names, types and shapes have no checksum.
+    Data,
+    /// Nothing.
+    Nothing,
+}
+
+/// The verification of one file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verification {
+    /// The file.
+    #[serde(serialize_with = "shown::serialize")]
+    pub path: PathBuf,
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The reason, unless it is sound.
+    pub finding: Option<String>,
+    /// The part that was verified.
+    pub coverage: Coverage,
+    /// Bytes that were verified.
+    pub bytes: u64,
+    /// Duration in seconds.
+    pub seconds: f64,
+}
+
+/// Verifies a file, or all files of a folder, an index or a list of parts, by their checksums and by the index. In the folder
+/// of a `Checkpointer`, verifies the manifest and all checkpoints that it lists. A damaged file is a result, not an error.
+///
+/// # Errors
+/// `Interrupted`, or the file does not exist.
+pub fn verify(path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
+    let engine = Arc::new(Engine::new(Config::default())?);
+    match history::listed(path) {
+        Ok(Some(listed)) => verify_history(&engine, path, &listed, progress),
+        // Other programs put files of this name next to a model.
+        Err(error @ deepnvme_checkpoint::Error::Manifest { .. }) if find_files(path).is_err() => {
+            Ok(vec![of_list(&path.join(history::MANIFEST), 0, &error)])
+        }
+        // A file, a folder without a manifest, or a folder whose verification will report the error.
+        Ok(None) | Err(_) => verify_path(&engine, path, progress),
+    }
+}
+
+fn verify_history(
+    engine: &Arc<Engine>,
+    folder: &Path,
+    listed: &Listed,
+    progress: &Progress,
+) -> Result<Vec<Verification>> {
+    let mut found = Vec::with_capacity(listed.checkpoints.len() + 1);
+    if listed.is_sealed {
+        found.push(compared(&listed.path, Instant::now(), Ok((listed.bytes, Coverage::File)))?);
+    }
+    for (entry, path) in &listed.checkpoints {
+        let files = verify_entry(engine, entry, path, progress);
+        let is_sound = files.as_ref().is_ok_and(|files| files.iter().all(|file| file.verdict == Verdict::Sound));
+        if is_sound {
+            found.extend(files?);
+            continue;
+        }
+        // It may have been renamed or removed since the manifest was read.
+        let now = history::listed(folder).map_err(failed)?;
+        let now = now.and_then(|now| now.checkpoints.into_iter().find(|(other, _)| other.file == entry.file));
+        match now {
+            Some((now, at)) if (&now, &at) != (entry, path) => {
+                found.extend(verify_entry(engine, &now, &at, progress)?);
+            }
+            Some(_) => found.extend(files?),
+            None => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Verifies one checkpoint of a `Checkpointer` by the manifest and by its own checksums.
+fn verify_entry(engine: &Arc<Engine>, entry: &Entry, path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
+    let differs = |finding: String| {
+        let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", shown::path(path))));
+        let (verdict, coverage) = (Verdict::Damaged, Coverage::Nothing);
+        Ok(vec![Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }])
+    };
+    if !deepnvme_io::fs::exists(path).unwrap_or(true) {
+        return differs(format!("{} lists it, but it is missing", history::MANIFEST));
+    }
+    let checked = verify_path(engine, path, progress);
+    match &checked {
+        Err(Error::Engine(error)) if error.kind() == ErrorKind::NotFound => {
+            differs(format!("some of its files are missing: {error}"))
+        }
+        Err(Error::Engine(error)) if is_no_file(error) => {
+            differs(format!("{} lists it, but it is not a checkpoint: {error}", history::MANIFEST))
+        }
+        Ok(files) if files.iter().all(|file| file.verdict != Verdict::Damaged) => {
+            if history::is_as_listed(path, &entry.file, entry).map_err(failed)? {
+                checked
+            } else {
+                differs(format!("{} lists another checkpoint of that name", history::MANIFEST))
+            }
+        }
+        _ => checked,
+    }
+}
+
+/// Returns whether the path is not a file: a pipe, a socket, or a loop of links.
+fn is_no_file(error: &deepnvme_io::Error) -> bool {
+    let errno = error.errno().map(Errno::from_raw_os_error);
+    error.kind() == ErrorKind::InvalidInput || matches!(errno, Some(Errno::LOOP | Errno::NXIO))
+}
+
+/// Verifies a file, or the files of a folder, an index or a list of parts.
+fn verify_path(engine: &Arc<Engine>, path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
+    let mut set = find_files(path);
+    for _ in 1..REPLACEMENTS_MAX {
+        let found = verify_set(engine, path, set.clone(), progress);
+        let is_as_listed = match &found {
+            Err(Error::Engine(error)) => error.kind() != ErrorKind::NotFound,
+            Err(_) => true,
+            Ok(found) => found.iter().all(|file| file.verdict == Verdict::Sound),
+        };
+        // A missing or different file may belong to a set that was replaced after its list was read.
+        let now = if is_as_listed { return found } else { find_files(path) };
+        if now.as_ref().ok() == set.as_ref().ok() {
+            return found;
+        }
+        set = now;
+    }
+    verify_set(engine, path, set, progress)
+}
+
+fn verify_set(
+    engine: &Arc<Engine>,
+    path: &Path,
+    set: deepnvme_checkpoint::Result<Set>,
+    progress: &Progress,
+) -> Result<Vec<Verification>> {
+    let set = match set {
+        Ok(set) => set,
+        // An invalid list is a finding about the list.
+        Err(error @ deepnvme_checkpoint::Error::Format { .. }) => return Ok(vec![of_list(path, 0, &error)]),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut found = Vec::with_capacity(set.files.len() + 1);
+    if let Some(List { path, bytes, state }) = &set.list {
+        match (state, set.check()) {
+            (State::Unsealed, _) => found.push(unsealed(path)),
+            (_, Ok(())) => found.push(compared(path, Instant::now(), Ok((*bytes, Coverage::File)))?),
+            // Its files are unknown.
+            (_, Err(error)) => return Ok(vec![of_list(path, *bytes, &error)]),
+        }
+    }
+    for file in set.files {
+        found.push(verify_file(engine, &file, progress)?);
+    }
+    Ok(found)
+}
+
+/// Reports the damage of a list of files.
+fn of_list(path: &Path, bytes: u64, error: &deepnvme_checkpoint::Error) -> Verification {
+    let verdict = verdict(error).unwrap_or(Verdict::Damaged);
+    let (path, finding) = (path.to_path_buf(), Some(error.to_string()));
+    Verification { path, verdict, finding, coverage: Coverage::Nothing, bytes, seconds: 0.0 }
+}
+
+/// Reports a list without a checksum, written by another program: a missing entry cannot be detected.
+fn unsealed(path: &Path) -> Verification {
+    let finding =
+        "the list of files has no checksum, so it may lack tensors. deepnvme.save writes lists with a checksum";
+    let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", shown::path(path))));
+    let (verdict, coverage) = (Verdict::Unverifiable, Coverage::Nothing);
+    Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }
+}
+
+fn verify_file(engine: &Arc<Engine>, file: &Located, progress: &Progress) -> Result<Verification> {
+    let began = Instant::now();
+    let audited = opened(engine, file, progress).and_then(|mut reader| {
+        file.compare(engine, &reader)?;
+        let bytes = reader.audit(engine, progress)?;
+        let coverage = if reader.coverage() == read::Coverage::File { Coverage::File } else { Coverage::Data };
+        Ok((bytes, coverage))
+    });
+    compared(&file.path, began, audited)
+}
+
+/// Opens a file, interruptibly: reading the names of millions of tensors takes time.
+fn opened(engine: &Arc<Engine>, file: &Located, progress: &Progress) -> deepnvme_checkpoint::Result<Reader> {
+    let (engine, target) = (Arc::clone(engine), file.target()?);
+    until_stopped(progress, move || Reader::open(&engine, &target))
+}
+
+fn compared(
+    path: &Path,
+    began: Instant,
+    audited: deepnvme_checkpoint::Result<(u64, Coverage)>,
+) -> Result<Verification> {
+    let (bytes, coverage, verdict, finding) = match audited {
+        Ok((bytes, coverage)) => (bytes, coverage, Verdict::Sound, None),
+        Err(error) => match verdict(&error) {
+            Some(verdict) => (0, Coverage::Nothing, verdict, Some(error.to_string())),
+            None => return Err(failed(error)),
+        },
+    };
+    let seconds = began.elapsed().as_secs_f64();
+    Ok(Verification { path: path.to_path_buf(), verdict, finding, coverage, bytes, seconds })
+}
+
+/// Returns the verdict that an error implies; `None` if the file was not read.
+fn verdict(error: &deepnvme_checkpoint::Error) -> Option<Verdict> {
+    use deepnvme_checkpoint::Error as Failure;
+    use deepnvme_format::Error as Finding;
+    match error {
+        // A list of parts.
+        Failure::Io(error) if error.kind() == ErrorKind::Corrupt => Some(Verdict::Damaged),
+        Failure::Io(_) | Failure::Panicked(_) | Failure::Interrupted | Failure::Locked { .. } => None,
+        Failure::Format { source: Finding::Memory { .. }, .. } => None,
+        Failure::NoSums { .. } | Failure::Format { source: Finding::Unsupported(_), .. } => Some(Verdict::Unverifiable),
+        Failure::Format { .. }
+        | Failure::Damaged { .. }
+        | Failure::ChangedList { .. }
+        | Failure::Moved { .. }
+        | Failure::Manifest { .. } => Some(Verdict::Damaged),
+    }
+}

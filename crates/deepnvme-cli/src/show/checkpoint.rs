@@ -1,0 +1,141 @@
+//! The results of `inspect`, `verify` and `convert` as text.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use deepnvme_io::shown;
+use deepnvme_perf::units::{bytes_text, gb};
+
+use crate::inspect::{Conversion, Coverage, Inspection, Tensor, Verdict, Verification};
+
+/// A node in the tree of names, with its children in the order of the file.
+#[derive(Default)]
+struct Node<'a> {
+    children: Vec<(&'a str, Node<'a>)>,
+    child_index: BTreeMap<&'a str, usize>,
+    leaf: Option<&'a Tensor>,
+    tensors: usize,
+    bytes: u64,
+}
+
+impl<'a> Node<'a> {
+    fn add(&mut self, path: &[&'a str], tensor: &'a Tensor) {
+        self.tensors += 1;
+        self.bytes += tensor.bytes;
+        let Some((first, rest)) = path.split_first() else {
+            self.leaf = Some(tensor);
+            return;
+        };
+        let next = self.children.len();
+        let index = *self.child_index.entry(first).or_insert(next);
+        if index == next {
+            self.children.push((first, Node::default()));
+        }
+        self.children[index].1.add(rest, tensor);
+    }
+
+    fn draw(&self, indent: usize, depth: usize, out: &mut String) {
+        for (part, node) in &self.children {
+            // Nodes with one child are joined into one line.
+            let (mut name, mut node) = (shown::text(part).to_string(), node);
+            while node.leaf.is_none() && node.children.len() == 1 {
+                let (part, next) = &node.children[0];
+                let _ = write!(name, ".{}", shown::text(part));
+                node = next;
+            }
+            let blank = "  ".repeat(indent);
+            match node.leaf {
+                Some(tensor) if node.children.is_empty() => {
+                    let shared = if tensor.is_shared { "  shares its storage" } else { "" };
+                    let sizes: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
+                    let sizes = format!("[{}]", sizes.join(", "));
+                    let bytes = bytes_text(tensor.bytes);
+                    let label = format!("{blank}{name}");
+                    let _ = writeln!(out, "{label:<44} {:<10} {sizes:<20} {bytes}{shared}", tensor.dtype);
+                }
+                _ => {
+                    let label = format!("{blank}{name}");
+                    let (tensors, bytes) = (node.tensors, bytes_text(node.bytes));
+                    let _ = writeln!(out, "{label:<44} {tensors} tensors, {bytes}");
+                    if depth > 1 {
+                        node.draw(indent + 1, depth - 1, out);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Draws each file as a tree of names with totals, `depth` levels deep.
+#[must_use]
+pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
+    let mut out = String::new();
+    for file in files {
+        let sums = match (file.has_checksums, file.has_stale_checksums) {
+            (true, _) => "with checksums",
+            (false, true) => "with checksums of another file",
+            (false, false) => "without checksums of its own",
+        };
+        let kind = if file.format == "torch" { "torch archive" } else { "safetensors" };
+        let (count, bytes) = (file.tensors.len(), bytes_text(file.file_bytes));
+        let _ = writeln!(out, "{}: {kind}, {bytes}, {count} tensors, {sums}", shown::path(&file.path));
+        for (key, value) in &file.metadata {
+            let _ = writeln!(out, "  {}: {}", shown::text(key), shown::text(value));
+        }
+        let mut root = Node::default();
+        for tensor in &file.tensors {
+            let path: Vec<&str> = tensor.name.split('.').collect();
+            root.add(&path, tensor);
+        }
+        root.draw(1, depth, &mut out);
+    }
+    if files.len() > 1 {
+        let (tensors, bytes) = files
+            .iter()
+            .fold((0, 0), |(tensors, bytes), file| (tensors + file.tensors.len(), bytes + file.tensor_bytes));
+        let _ = writeln!(out, "total: {} files, {tensors} tensors, {}", files.len(), bytes_text(bytes));
+    }
+    out
+}
+
+/// Draws a line for each file, with the damage found.
+#[must_use]
+pub fn draw_verifications(files: &[Verification]) -> String {
+    let mut out = String::new();
+    for file in files {
+        let finding = shown::text(file.finding.as_deref().unwrap_or_default());
+        let _ = match file.verdict {
+            Verdict::Damaged => writeln!(out, "DAMAGED  {finding}"),
+            Verdict::Unverifiable => writeln!(out, "unknown  {finding}"),
+            Verdict::Sound => {
+                let speed = gb(file.bytes) / file.seconds.max(1e-9);
+                let (path, bytes) = (shown::path(&file.path), bytes_text(file.bytes));
+                let covered = match file.coverage {
+                    Coverage::File => "",
+                    _ => "; names, types and shapes have no checksum: save the file again to add one",
+                };
+                writeln!(out, "ok       {path}: {bytes} compared, {speed:.2} GB/s{covered}")
+            }
+        };
+    }
+    out
+}
+
+/// Omitted names that are shown.
+const OMITTED_SHOWN_MAX: usize = 10;
+
+/// Draws the result of a conversion, with the omitted entries.
+#[must_use]
+pub fn draw_conversion(converted: &Conversion) -> String {
+    let Conversion { target, file_bytes, tensors, left_out, seconds, .. } = converted;
+    let speed = gb(*file_bytes) / seconds.max(1e-9);
+    let bytes = bytes_text(*file_bytes);
+    let mut out = format!("{}: {tensors} tensors, {bytes}, {speed:.2} GB/s\n", shown::path(target));
+    for (name, kind) in left_out.iter().take(OMITTED_SHOWN_MAX) {
+        let _ = writeln!(out, "omitted, not a tensor: {} ({kind})", shown::text(name));
+    }
+    if left_out.len() > OMITTED_SHOWN_MAX {
+        let _ = writeln!(out, "and {} more; --json lists all", left_out.len() - OMITTED_SHOWN_MAX);
+    }
+    out
+}

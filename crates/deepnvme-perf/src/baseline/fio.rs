@@ -1,0 +1,291 @@
+//! fio with the same parameters.
+//!
+//! Each worker becomes a fio job with its own part of the file, and the same queue depth and block size. fio reuses a few
+//! blocks of buffer, in huge pages if some are reserved, like the engine's. Its timing excludes its start.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use deepnvme_io::backend::BackendKind;
+use deepnvme_io::{Durability, SubmitMode};
+
+use super::fio_report::{Report, parse};
+use crate::error::{Error, Result};
+use crate::measure::{
+    Benchmark, Cache, Direction, Memory, Observer, Order, Phase, ProgressUpdate, Sample, ScratchFiles, Workload,
+};
+use crate::measure::{check_room, drop_from_page_cache, load_into_page_cache};
+use crate::system_files::SystemFiles;
+use crate::units::{bytes_option, bytes_text};
+
+/// Buffers up to this size may stay in a processor cache.
+const CACHE_BYTES: u64 = 32 << 20;
+/// Time between two progress reports.
+const UPDATE_INTERVAL: Duration = Duration::from_millis(50);
+
+/// fio, with its own files.
+pub struct Fio {
+    workload: Workload,
+    backend: BackendKind,
+    is_direct: bool,
+    has_huge_pages: bool,
+    files: ScratchFiles,
+}
+
+/// Returns the version of the installed fio; `None` if there is none.
+#[must_use]
+pub fn version() -> Option<String> {
+    let output = Command::new("fio").arg("--version").stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
+}
+
+impl Fio {
+    /// Makes the files and fills them with fio. `backend` and `is_direct` are the choices of our engine.
+    ///
+    /// # Errors
+    /// fio is not installed, or does not support the workload.
+    pub fn prepare(
+        workload: Workload,
+        backend: BackendKind,
+        is_direct: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<Self> {
+        if version().is_none() {
+            let text = "--against fio: fio is not installed; apt install fio, dnf install fio, or remove the option";
+            return Err(Error::usage(text));
+        }
+        if workload.stripe_bytes.is_some() {
+            return Err(Error::usage("--against fio: fio has no stripe sets; remove --stripe or --against"));
+        }
+        check_room(&workload.folders, workload.file_bytes())?;
+        let files = ScratchFiles::make(&workload.folders, None)?;
+        files.allocate(workload.file_bytes())?;
+        let has_huge_pages = workload.memory == Memory::Pinned && huge_bytes_free() >= buffer_bytes(&workload);
+        let fio = Self { workload, backend, is_direct, has_huge_pages, files };
+        let laid_out = fio.paths().into_iter().map(|path| fio.lay_out(&path, observer)).collect::<Result<Vec<_>>>();
+        laid_out.map(|_| fio)
+    }
+
+    /// Returns why the comparison is unfair, and the remedy.
+    #[must_use]
+    pub fn note(&self) -> Option<String> {
+        let workload = &self.workload;
+        if !self.has_huge_pages && workload.memory == Memory::Pinned {
+            let pages = buffer_bytes(workload).div_ceil(2 << 20);
+            let text = "fio's buffers are scattered pages, deepnvme's are contiguous; for a fair comparison, as root:";
+            return Some(format!("{text} echo {pages} > /proc/sys/vm/nr_hugepages"));
+        }
+        let ring =
+            u64::from(workload.config.workers) * u64::from(workload.config.queue_depth) * workload.config.block_bytes;
+        let is_cached = ring <= CACHE_BYTES && workload.buffer_bytes.is_none() && workload.order == Order::Sequential;
+        // Twice as much: in the engine, queued blocks need memory as well.
+        let (ring_text, ring) = (bytes_text(ring), bytes_option(2 * ring));
+        let text = "are reused by fio and may stay in a processor cache; deepnvme fills a whole tensor. For a fair comparison:";
+        is_cached.then(|| format!("{ring_text} of buffers {text} --buffer {ring}"))
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        self.files.paths().map(Path::to_path_buf).collect()
+    }
+
+    /// Fills a file with random bytes: some versions of fio lay out zeros for reads.
+    fn lay_out(&self, path: &Path, observer: &mut dyn Observer) -> Result<()> {
+        let mut command = vec!["--rw=write".to_owned(), "--bs=1M".to_owned(), "--end_fsync=1".to_owned()];
+        command.push(format!("--size={}", self.workload.file_bytes()));
+        command.extend(["--refill_buffers=1".to_owned(), "--name=lay-out".to_owned(), filename(path)]);
+        self.execute(&command, observer).map(drop)
+    }
+
+    fn execute(&self, arguments: &[String], observer: &mut dyn Observer) -> Result<Report> {
+        let failed = |text: &str| Error::failed(format!("fio {}: {text}", arguments.join(" ")));
+        let mut child = Command::new("fio")
+            .arg("--output-format=json")
+            .args(arguments)
+            // Some versions write a state file into the working directory.
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| failed(&error.to_string()))?;
+        let drained = drain(child.stdout.take()).and_then(|output| Ok((output, drain(child.stderr.take())?)));
+        let (output, errors) = drained.inspect_err(|_| {
+            let _ = child.kill();
+            let _ = child.wait();
+        })?;
+        let began = Instant::now();
+        let status = loop {
+            match child.try_wait().map_err(|error| failed(&error.to_string()))? {
+                Some(status) => break status,
+                None if observer.is_interrupted() => {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    return Err(Error::Interrupted);
+                }
+                None => std::thread::sleep(UPDATE_INTERVAL.min(Duration::from_millis(5).max(began.elapsed() / 20))),
+            }
+            let (bytes_total, seconds) = (self.workload.round_bytes(), began.elapsed().as_secs_f64());
+            // fio reports bytes only at its end.
+            observer.update(&ProgressUpdate {
+                phase: Phase::Measuring,
+                label: "fio",
+                bytes_done: 0,
+                bytes_total,
+                seconds,
+            });
+        };
+        let (output, errors) = (output.join().unwrap_or_default(), errors.join().unwrap_or_default());
+        if !status.success() {
+            return Err(failed(errors.lines().chain(output.lines()).next().unwrap_or("it failed without a message")));
+        }
+        parse(&output).map_err(|text| failed(&text))
+    }
+}
+
+impl Benchmark for Fio {
+    fn name(&self) -> &str {
+        "fio"
+    }
+
+    fn round(&mut self, observer: &mut dyn Observer) -> Result<Sample> {
+        for path in self.files.paths() {
+            match self.workload.cache {
+                Cache::Cold => drop_from_page_cache(path)?,
+                Cache::Warm => load_into_page_cache(path)?,
+            }
+        }
+        let mut arguments = arguments(&self.workload, self.backend, self.is_direct, &self.paths());
+        if self.has_huge_pages {
+            arguments.insert(0, "--iomem=mmaphuge".into());
+        }
+        let report = self.execute(&arguments, observer)?;
+        let sample = report.sample(self.workload.direction, self.is_direct);
+        let (transferred, expected) = (sample.bytes, self.workload.round_bytes());
+        if transferred * 100 < expected * 99 {
+            return Err(Error::failed(format!("fio transferred {transferred} bytes instead of {expected}")));
+        }
+        Ok(sample)
+    }
+}
+
+/// Returns the bytes of fio's buffers. Each job allocates a little more than its queue needs.
+fn buffer_bytes(workload: &Workload) -> u64 {
+    let config = &workload.config;
+    let jobs = u64::from(config.workers) * workload.folders.len() as u64;
+    jobs * (u64::from(config.queue_depth) * config.block_bytes + (4 << 20))
+}
+
+/// Returns the bytes of free reserved huge pages.
+fn huge_bytes_free() -> u64 {
+    let files = SystemFiles::of_this_machine();
+    let first = |name| files.field("/proc/meminfo", name)?.split_whitespace().next()?.parse::<u64>().ok();
+    first("HugePages_Free").unwrap_or(0) * (first("Hugepagesize").unwrap_or(0) << 10)
+}
+
+/// Reads a pipe to its end on its own thread, so that fio never blocks on a full pipe.
+fn drain(pipe: Option<impl std::io::Read + Send + 'static>) -> Result<std::thread::JoinHandle<String>> {
+    let read = move || {
+        let mut text = Vec::new();
+        if let Some(mut pipe) = pipe {
+            let _ = pipe.read_to_end(&mut text);
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    Ok(deepnvme_io::start_thread(|| std::thread::Builder::new().spawn(read))?)
+}
+
+/// Makes the option for a file name. fio treats a colon as the end of a name.
+fn filename(path: &Path) -> String {
+    // fio does not find a folder whose name is not UTF-8.
+    format!("--filename={}", path.display().to_string().replace(':', r"\:"))
+}
+
+/// Returns fio's options for a workload. Pure.
+fn arguments(workload: &Workload, backend: BackendKind, is_direct: bool, paths: &[PathBuf]) -> Vec<String> {
+    let config = &workload.config;
+    let rw = match (workload.direction, workload.order) {
+        (Direction::Read, Order::Sequential) => "read",
+        (Direction::Read, Order::Random) => "randread",
+        (Direction::Write, Order::Sequential) => "write",
+        (Direction::Write, Order::Random) => "randwrite",
+    };
+    let workers = u64::from(config.workers);
+    // Each job has whole blocks; the remainder of the file is skipped.
+    let job_bytes = workload.file_bytes() / workers / config.block_bytes * config.block_bytes;
+    let mut all = vec![
+        format!("--rw={rw}"),
+        format!("--bs={}", config.block_bytes),
+        format!("--direct={}", u8::from(is_direct)),
+        "--group_reporting=1".into(),
+        "--norandommap=0".into(),
+        "--overwrite=1".into(),
+        "--invalidate=0".into(),
+        "--thread=1".into(),
+    ];
+    match backend {
+        BackendKind::Uring => {
+            all.extend(["--ioengine=io_uring".into(), "--fixedbufs=1".into(), "--registerfiles=1".into()]);
+            all.push(format!("--iodepth={}", config.queue_depth));
+        }
+        BackendKind::Aio => all.extend(["--ioengine=libaio".into(), format!("--iodepth={}", config.queue_depth)]),
+        BackendKind::Threads | BackendKind::Simulated => all.push("--ioengine=psync".into()),
+    }
+    if config.submit == SubmitMode::Single {
+        all.push("--iodepth_batch_submit=1".into());
+    }
+    match workload.durability {
+        _ if workload.direction == Direction::Read => {}
+        Durability::None => {}
+        Durability::Data | Durability::Full => all.push("--end_fsync=1".into()),
+    }
+    if workers > 1 && job_bytes > 0 {
+        all.extend([
+            format!("--numjobs={workers}"),
+            format!("--size={job_bytes}"),
+            format!("--offset_increment={job_bytes}"),
+        ]);
+    } else {
+        all.push(format!("--size={}", workload.file_bytes()));
+    }
+    for (index, path) in paths.iter().enumerate() {
+        all.extend([format!("--name=file{index}"), filename(path)]);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::workload::tests::small;
+
+    #[test]
+    fn parameters_are_the_same() {
+        let base = small(Direction::Write, &[Path::new("/a:b")]);
+        let mut config = base.config.clone();
+        (config.workers, config.queue_depth) = (2, 7);
+        let workload = Workload { durability: Durability::Full, config, ..base };
+        let text = |backend| arguments(&workload, backend, true, &["/a:b/file".into()]).join(" ");
+        let uring = text(BackendKind::Uring);
+        for part in [
+            "--rw=write",
+            "--bs=65536",
+            "--iodepth=7",
+            "--ioengine=io_uring",
+            "--fixedbufs=1",
+            "--end_fsync=1",
+            "--numjobs=2",
+            "--size=1572864",
+            "--offset_increment=1572864",
+            r"--filename=/a\:b/file",
+            "--direct=1",
+        ] {
+            assert!(uring.contains(part), "{part}: {uring}");
+        }
+        assert!(text(BackendKind::Aio).contains("--ioengine=libaio") && text(BackendKind::Threads).contains("psync"));
+        let read = Workload { direction: Direction::Read, order: Order::Random, ..workload };
+        let read = arguments(&read, BackendKind::Uring, false, &["/x".into()]).join(" ");
+        assert!(read.contains("--rw=randread") && read.contains("--direct=0") && !read.contains("fsync"), "{read}");
+    }
+}

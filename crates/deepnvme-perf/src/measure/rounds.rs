@@ -1,0 +1,279 @@
+//! A workload, run round by round on an engine in this process.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use deepnvme_io::mem::RegionMut;
+use deepnvme_io::shown;
+use deepnvme_io::{Access, Config, Durability, Engine, GpuAccess, OpenOptions, TensorFile, WriteExtent, WriteOptions};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::contents::Contents;
+use super::engine_run::EngineRun;
+use super::files::{ScratchFiles, check_room};
+use super::observer::{Observer, Phase, ProgressUpdate};
+use super::plan::{BUFFER_BYTES_MAX, RequestPlan};
+use super::sample::{self, Latencies, Sample};
+use super::workload::{Cache, Direction, Order, Workload};
+use super::{Benchmark, drop_from_page_cache, load_into_page_cache};
+use super::{gpu, memory};
+use crate::error::{Error, Result};
+use crate::units::bytes_text;
+
+/// A run takes at most this fraction of the available memory: a third.
+const MEMORY_DIVISOR: u64 = 3;
+
+/// Runs a workload: an engine, its files and its memory.
+pub struct Runner {
+    name: String,
+    workload: Workload,
+    engine: Engine,
+    plan: RequestPlan,
+    memory: Vec<Option<RegionMut>>,
+    /// Taken from the first engine: it keeps the GPU memory open when the engine changes.
+    access: GpuAccess,
+    contents: Contents,
+    unlocked_reason: Option<String>,
+    rounds: u64,
+    phase: Phase,
+    // Last: the engine closes the files before they are removed.
+    files: ScratchFiles,
+}
+
+impl Runner {
+    /// Makes and fills the files, allocates the memory, and starts the engine.
+    ///
+    /// # Errors
+    /// `Usage` for a workload that makes no sense, or a refusal of the machine.
+    pub fn prepare(workload: Workload, observer: &mut dyn Observer) -> Result<Self> {
+        workload.check()?;
+        let share = workload.file_bytes() * workload.file_count() as u64 / workload.folders.len() as u64;
+        check_room(&workload.folders, share)?;
+        let available = workload
+            .gpu
+            .map_or_else(|| Ok(memory::available_bytes()), |index| Ok::<_, Error>(gpu::find(index)?.memory_bytes))?;
+        let plan = RequestPlan::of(&workload, BUFFER_BYTES_MAX.min(available / MEMORY_DIVISOR));
+        if plan.buffer_bytes() > available {
+            let (wanted, there) = (bytes_text(plan.buffer_bytes()), bytes_text(available));
+            let text = format!("--validate needs {wanted} of memory to compare every byte, and {there} are available");
+            return Err(Error::usage(format!("{text}; make --size smaller, or remove --validate")));
+        }
+        let engine = Engine::new(workload.config.clone())?;
+        let files = ScratchFiles::make(&workload.folders, workload.stripe_bytes)?;
+        let access = engine.gpu_access();
+        let allocated = memory::allocate(&workload, &access, plan.buffer_bytes() as usize)?;
+        let mut runner = Self {
+            name: "deepnvme".into(),
+            memory: memory::split_slots(allocated.region, &plan),
+            access,
+            unlocked_reason: allocated.unlocked_reason,
+            contents: Contents::random(),
+            rounds: 0,
+            phase: Phase::LayingOut,
+            workload,
+            engine,
+            plan,
+            files,
+        };
+        runner.lay_out(observer)?;
+        Ok(runner)
+    }
+
+    /// The engine that runs the workload.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Why the memory is not page-locked although the workload asks for it.
+    #[must_use]
+    pub fn unlocked_reason(&self) -> Option<&str> {
+        self.unlocked_reason.as_deref()
+    }
+
+    /// Sets the phase that the next rounds report.
+    pub fn set_phase(&mut self, phase: Phase) {
+        self.phase = phase;
+    }
+
+    /// Changes the direction and the engine's settings, over the same files and memory. With a GPU, a new engine does one
+    /// round at once: it registers its slots with the driver, and no counted round should include that.
+    ///
+    /// # Errors
+    /// A refusal of the engine. `Usage` if the workload validates or is random: its contents would be needed later.
+    pub fn change(&mut self, direction: Direction, config: &Config, observer: &mut dyn Observer) -> Result<()> {
+        if self.workload.validate || self.workload.order != Order::Sequential {
+            return Err(Error::usage("only sequential workloads without validation can change their settings"));
+        }
+        self.workload.direction = direction;
+        if self.workload.config != *config {
+            self.engine = Engine::new(config.clone())?;
+            self.workload.config = config.clone();
+            if self.workload.gpu.is_some() {
+                self.round(observer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the files with their contents, and waits until the disk has them.
+    fn lay_out(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        self.fill_memory()?;
+        let options = WriteOptions { durability: Durability::None, extent: WriteExtent::InPlace };
+        let files = self.open(Access::ReadWrite)?;
+        for file in &files {
+            // Allocate the whole file first, so that no later write has to.
+            file.set_len(self.workload.file_bytes())?;
+        }
+        self.run(&files, Direction::Write, options, observer)?;
+        self.sync(&files, Durability::Data)
+    }
+
+    /// Fills each slot with the contents of its first request.
+    fn fill_memory(&self) -> Result<()> {
+        let mut is_filled = vec![false; self.memory.len()];
+        for piece in &self.plan.pieces {
+            if !std::mem::replace(&mut is_filled[piece.slot], true)
+                && let Some(region) = &self.memory[piece.slot]
+            {
+                memory::fill(&self.access, region, self.contents.of_file(piece.file), piece.offset)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn clear_memory(&self) -> Result<()> {
+        self.memory.iter().flatten().try_for_each(|region| memory::clear(&self.access, region))
+    }
+
+    fn open(&self, access: Access) -> Result<Vec<Arc<TensorFile>>> {
+        let direct = self.workload.config.direct;
+        let options = OpenOptions { access, create: false, direct };
+        let targets = self.files.targets().iter();
+        Ok(targets.map(|target| deepnvme_file::open(target, options)).collect::<deepnvme_io::Result<_>>()?)
+    }
+
+    /// Runs all requests, and returns the seconds and bytes of each progress report.
+    fn run(
+        &mut self,
+        files: &[Arc<TensorFile>],
+        direction: Direction,
+        options: WriteOptions,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<(f64, u64)>> {
+        let began = Instant::now();
+        let mut timeline = Vec::new();
+        let (phase, bytes_total) = (self.phase, self.workload.round_bytes());
+        let mut report = |seconds: f64, bytes_done: u64| {
+            timeline.push((seconds, bytes_done));
+            observer.update(&ProgressUpdate { phase, label: &self.name, bytes_done, bytes_total, seconds });
+            if observer.is_interrupted() { Err(Error::Interrupted) } else { Ok(()) }
+        };
+        let run = EngineRun::new(&self.engine, files, direction, options, &mut self.memory);
+        run.run(&self.plan, began, &mut report)?;
+        Ok(timeline)
+    }
+
+    fn sync(&self, files: &[Arc<TensorFile>], durability: Durability) -> Result<()> {
+        files.iter().try_for_each(|file| self.engine.sync(file, durability)).map_err(Error::from)
+    }
+
+    /// Brings memory and page cache into the state in which a round begins.
+    fn prepare_round(&mut self) -> Result<()> {
+        self.rounds += 1;
+        self.plan.shuffle(self.workload.order, self.rounds);
+        match self.workload.direction {
+            Direction::Write if self.workload.validate => {
+                // New contents: with the old ones, a write that did nothing would pass.
+                self.contents = self.contents.of_file(usize::MAX - 1);
+                self.fill_memory()?;
+            }
+            Direction::Read if self.workload.validate => self.clear_memory()?,
+            Direction::Read | Direction::Write => {}
+        }
+        for path in self.files.paths() {
+            match self.workload.cache {
+                Cache::Cold => drop_from_page_cache(path)?,
+                Cache::Warm => load_into_page_cache(path)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares every byte: a read in memory, a write after reading it back.
+    fn validate(&mut self, observer: &mut dyn Observer) -> Result<()> {
+        if self.workload.direction == Direction::Write {
+            self.files.paths().try_for_each(drop_from_page_cache)?;
+            self.clear_memory()?;
+            let files = self.open(Access::Read)?;
+            self.run(&files, Direction::Read, WriteOptions::default(), observer)?;
+        }
+        for piece in &self.plan.pieces {
+            let Some(region) = &self.memory[piece.slot] else { continue };
+            let contents = self.contents.of_file(piece.file);
+            if let Some(offset) = memory::first_difference(&self.access, region, contents, piece.offset)? {
+                let path = self.files.targets()[piece.file].path();
+                let text = format!(
+                    "{}: the byte at offset {offset} differs from the one that was written",
+                    shown::path(&path)
+                );
+                return Err(Error::failed(format!("{text}; do not trust this disk, its file system or this program")));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Benchmark for Runner {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn round(&mut self, observer: &mut dyn Observer) -> Result<Sample> {
+        self.prepare_round()?;
+        let direction = self.workload.direction;
+        let (stats, latencies) = (self.engine.stats(), self.engine.latencies_us());
+        let (began, cpu) = (Instant::now(), cpu_s());
+        let files = self.open(if direction == Direction::Read { Access::Read } else { Access::Write })?;
+        // A single request includes its sync, as for users.
+        let is_one = self.plan.pieces.len() == files.len();
+        let durability = self.workload.durability;
+        let options = WriteOptions {
+            durability: if is_one { durability } else { Durability::None },
+            extent: WriteExtent::InPlace,
+        };
+        let opened = began.elapsed();
+        let timeline = self.run(&files, direction, options, observer)?;
+        let transfer_s = (began.elapsed() - opened).as_secs_f64();
+        if direction == Direction::Write && !is_one && durability != Durability::None {
+            self.sync(&files, durability)?;
+        }
+        let (wall_s, cpu_s) = (began.elapsed().as_secs_f64(), cpu_s() - cpu);
+        let now = self.engine.stats();
+        let latencies_us: Latencies = self.engine.latencies_us().into_iter().collect();
+        let sample = Sample {
+            bytes: self.workload.round_bytes(),
+            wall_s,
+            transfer_s,
+            cpu_s,
+            // cuFile transfers to GPU memory without a bounce buffer.
+            bytes_direct: now.bytes_direct - stats.bytes_direct + now.bytes_gds - stats.bytes_gds,
+            bytes_bounced: now.bytes_bounced - stats.bytes_bounced,
+            bytes_buffered: now.bytes_buffered - stats.bytes_buffered,
+            latencies_us: sample::added_since(&latencies.into_iter().collect(), &latencies_us),
+            timeline,
+        };
+        if self.workload.validate {
+            let phase = std::mem::replace(&mut self.phase, Phase::Validating);
+            self.validate(observer)?;
+            self.phase = phase;
+        }
+        Ok(sample)
+    }
+}
+
+/// Returns the processor time of this process, all threads.
+fn cpu_s() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}

@@ -1,3 +1,0 @@
-//! What people measure disks with today, run beside us on files of its own.
-
-pub mod fio;
