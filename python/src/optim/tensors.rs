@@ -24,9 +24,9 @@ impl Floats {
             "torch.float32" => Lent::new(tensor, usage).map(Self::F32),
             "torch.bfloat16" => Lent::new(tensor, usage).map(Self::Bf16),
             "torch.float16" => Lent::new(tensor, usage).map(Self::F16),
-            other => Err(PyTypeError::new_err(format!(
-                "this tensor has dtype {other}; it must be torch.float32, bfloat16 or float16"
-            ))),
+            other => {
+                Err(PyTypeError::new_err(format!("tensors must be torch.float32, bfloat16 or float16, not {other}")))
+            }
         }
     }
 

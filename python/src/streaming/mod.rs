@@ -267,7 +267,7 @@ fn check_process(py: Python<'_>, pid: u32) -> PyResult<()> {
     if pid == std::process::id() {
         return Ok(());
     }
-    let message = "the model belongs to the parent process; open it again after the fork";
+    let message = "the model belongs to the parent process; open the model again in this one";
     Err(error::plain(py, "ClosedError", message.into()))
 }
 

@@ -168,7 +168,7 @@ def test_refused_arguments(kernel: Kernel) -> None:
 
     with pytest.raises(ValueError, match="'adam', 'adamw', 'lion', 'sgd' or 'adagrad'"):
         step("adamax")
-    with pytest.raises(ValueError, match="no setting 'momentum'; it has lr, beta1"):
+    with pytest.raises(ValueError, match="no setting 'momentum'; use lr, beta1"):
         step(settings={"momentum": 0.9})
     with pytest.raises(TypeError, match="lr: "):
         step(settings={"lr": "fast"})

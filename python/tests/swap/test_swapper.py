@@ -274,7 +274,7 @@ def test_a_thread_that_holds_too_much_gets_an_error(swapper: Make) -> None:
 
 def test_errors_teach(swapper: Make, tmp_path: Path) -> None:
     mine = swapper(4 * 4096)
-    with pytest.raises(MemoryError, match=r"give memory=20480 or more"):
+    with pytest.raises(MemoryError, match="use memory=20480 or more"):
         mine.put("large", torch.zeros(5 * 1024))
     with pytest.raises(KeyError, match="put it first"), mine.lend("nowhere"):
         pass
