@@ -61,7 +61,8 @@ impl PySwapper {
     /// All the memory, as a DLPack capsule.
     fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         let arena = self.swapper.arena();
-        let tensor = dlpack::export::<DLManagedTensor>(arena.target(0..arena.len()), &[arena.len()], DLDataType::U8)?;
+        let tensor =
+            dlpack::export::<DLManagedTensor>(arena.region_mut(0..arena.len()), &[arena.len()], DLDataType::U8)?;
         memory::capsule(py, tensor)
     }
 
@@ -69,8 +70,8 @@ impl PySwapper {
     #[getter]
     fn lock_refusal(&self) -> Option<String> {
         match self.swapper.arena().lock_state() {
-            LockState::Plain { reason } => Some(reason.clone()),
-            LockState::Locked | LockState::NotAsked => None,
+            LockState::Refused { reason } => Some(reason.clone()),
+            LockState::Locked | LockState::NotRequested => None,
         }
     }
 

@@ -36,7 +36,7 @@ impl Crew {
         let threads = if threads == 0 { cores() } else { threads };
         let build = || {
             // The pool's threads are started by rayon, which cannot say that one had no memory for its own data.
-            deepnvme_mem::thread_room(threads).map_err(|error| error.to_string())?;
+            deepnvme_mem::check_thread_memory(threads).map_err(|error| error.to_string())?;
             let builder = ThreadPoolBuilder::new().num_threads(threads);
             builder.thread_name(|index| format!("deepnvme-optim-{index}")).build().map_err(|error| error.to_string())
         };
@@ -72,7 +72,7 @@ impl Crew {
             // A fork left the pool's threads with the parent. Where there are none to be had, this one does it all.
             std::thread::scope(|scope| {
                 let _ = (1..hands).try_for_each(|_| {
-                    deepnvme_mem::thread_room(1)?;
+                    deepnvme_mem::check_thread_memory(1)?;
                     std::thread::Builder::new().spawn_scoped(scope, drain).map(drop)
                 });
                 drain();

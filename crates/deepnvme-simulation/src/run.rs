@@ -71,11 +71,11 @@ fn execute(
         work(&context);
         context.finish();
     };
-    memory::begin();
+    memory::reset();
     let result = catch_unwind(AssertUnwindSafe(|| Runner::new(SeededScheduler::new(seed), config).run(execute)));
     simulated::leave(FIRST);
     simulated::leave(GLIMPSE);
-    let held = memory::held_bytes();
+    let held = memory::mapped_bytes();
     let mut report = shared.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if let Err(panic) = result {
         let text = panic.downcast_ref::<String>().cloned();

@@ -397,7 +397,7 @@ impl Kit {
         let put = |at: usize, step: &[u8]| {
             if on_host {
                 // A layer that is computed with later, and is larger than any cache.
-                job.target.copy_past_cache(at, step);
+                job.target.copy_non_temporal(at, step);
             } else {
                 whole.extend_from_slice(step);
             }

@@ -289,7 +289,7 @@ impl Picker {
                 let mut read = |source: usize, offset: u64, place: Range<usize>| {
                     used[source] = true;
                     let file = Arc::clone(self.sources[source].file());
-                    items.push(ReadItem { file, offset, target: self.memory.target(place) });
+                    items.push(ReadItem { file, offset, target: self.memory.region_mut(place) });
                 };
                 match &part.places {
                     Places::Rows { source, offset } => {

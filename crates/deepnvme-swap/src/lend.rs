@@ -96,7 +96,7 @@ impl Lend {
     #[must_use]
     pub fn target(&self) -> RegionMut {
         assert!(self.is_exclusive(), "what is lent shared is not to be changed");
-        self.shared.arena.target(self.range())
+        self.shared.arena.region_mut(self.range())
     }
 
     /// It was not changed: nothing has to be written back for it.

@@ -178,7 +178,7 @@ impl Shared {
         let start = at + stored.head;
         let result = if is_read {
             let item = |(file, offset, from, len): (_, _, usize, usize)| {
-                let target = self.arena.target(start + from..start + from + len);
+                let target = self.arena.region_mut(start + from..start + from + len);
                 ReadItem { file, offset, target }
             };
             self.engine.read_batch(pieces.into_iter().map(item).collect()).map(Either::Read)

@@ -121,7 +121,7 @@ fn strided_tensors() {
         assert!(seen == fresh, "read: {layout:?}");
         // Between the elements nothing has changed.
         let mut marks = vec![false; host.len()];
-        memory.strided(at, layout.clone()).each_row(0, seen.len(), |address, bytes, count, pitch| {
+        memory.strided(at, layout.clone()).visit_rows(0, seen.len(), |address, bytes, count, pitch| {
             for row in 0..count as isize {
                 let start = (address as isize + row * pitch) as usize - memory.region().addr();
                 marks[start..start + bytes].fill(true);

@@ -34,8 +34,8 @@ fn of_host(kind: Memory, len: usize) -> Result<Allocated> {
         Memory::Pinned => {
             let buffer = Buffer::locked(len).map_err(|error| refused(&error))?;
             let unlocked = match buffer.lock_state() {
-                LockState::Plain { reason } => Some(reason.clone()),
-                LockState::Locked | LockState::NotAsked => None,
+                LockState::Refused { reason } => Some(reason.clone()),
+                LockState::Locked | LockState::NotRequested => None,
             };
             Ok(Allocated { region: buffer.into_region(), unlocked })
         }

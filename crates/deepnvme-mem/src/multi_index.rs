@@ -1,4 +1,4 @@
-//! Counting through the dimensions around the runs.
+//! A multi-index over the outer dimensions of a strided layout.
 
 use crate::strided::DIMS_MAX;
 
@@ -10,22 +10,22 @@ pub(crate) struct Dim {
 }
 
 impl Dim {
-    /// Bytes from the first item to where the item after the last one would be.
+    /// Bytes from the first item to the position after the last one.
     pub(crate) fn span_bytes(self) -> Option<isize> {
         self.stride_bytes.checked_mul(isize::try_from(self.count).ok()?)
     }
 }
 
-/// An index in some dimensions, and the offset that belongs to it. The last dimension turns fastest.
-pub(crate) struct Odometer<'a> {
+/// An index for each dimension, and the byte offset of that item. The last dimension varies fastest.
+pub(crate) struct MultiIndex<'a> {
     dims: &'a [Dim],
     at: [usize; DIMS_MAX],
-    /// Bytes from the item at index zero to the one at the present index.
+    /// Bytes from the item at index zero to the current one.
     pub(crate) offset_bytes: isize,
 }
 
-impl<'a> Odometer<'a> {
-    /// At the item with the flat number `first`.
+impl<'a> MultiIndex<'a> {
+    /// Starts at the item with the flat index `first`.
     pub(crate) fn new(dims: &'a [Dim], first: usize) -> Self {
         let (mut at, mut offset_bytes, mut rest) = ([0; DIMS_MAX], 0, first);
         for (dim, index) in dims.iter().zip(&mut at[..dims.len()]).rev() {
@@ -35,17 +35,17 @@ impl<'a> Odometer<'a> {
         Self { dims, at, offset_bytes }
     }
 
-    /// Items from here to the end of the last dimension; 1 without dimensions.
-    pub(crate) fn ahead(&self) -> usize {
+    /// Returns the items left in the last dimension, the current one included. 1 without dimensions.
+    pub(crate) fn left_in_row(&self) -> usize {
         self.dims.last().map_or(1, |dim| dim.count - self.at[self.dims.len() - 1])
     }
 
-    /// Moves on by `items`, which do not go past the end of the last dimension. Past the last item it starts again.
+    /// Advances by `items`, at most to the end of the last dimension. After the last item it starts again.
     pub(crate) fn advance(&mut self, items: usize) {
         let mut step = items;
         for (dim, index) in self.dims.iter().zip(&mut self.at[..self.dims.len()]).rev() {
             *index += step;
-            // One past the end the offset may wrap around; taking the whole dimension back unwraps it.
+            // One past the end the offset may wrap around. Subtracting the whole dimension undoes that.
             self.offset_bytes = self.offset_bytes.wrapping_add(dim.stride_bytes.wrapping_mul(step as isize));
             if *index < dim.count {
                 return;

@@ -1,23 +1,22 @@
-//! Copies that go past the processor's caches.
+//! Copies with non-temporal stores, which bypass the caches.
 //!
-//! Memory that is filled now and read much later is better not in a cache: others lose their place there, and before a
-//! line of it is written, what was in it is read for nothing. Stores that go past the cache spare both.
+//! Memory that is read much later should not be cached: it evicts other data, and an ordinary store first reads the
+//! cache line that it overwrites. Non-temporal stores avoid both.
 
-/// What is shorter stays near: the fence at the end costs as much as is gained.
+/// Shorter copies use ordinary stores: the final fence costs as much as they save.
 const LEN_MIN: usize = 4096;
 
-/// Copies bytes of which it is known that nobody reads them soon. Whoever is told by another thread that they are there,
-/// by a lock or an atomic, sees them.
+/// Copies bytes that are not read soon. Other threads see them once they synchronise by a lock or an atomic.
 ///
 /// # Safety
 /// `source` is valid for reads of `len` bytes and `target` for writes, and they do not overlap.
 pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if len >= LEN_MIN && std::arch::is_x86_feature_detected!("avx") {
-        // SAFETY: as the caller says, and the processor has the instructions.
-        return unsafe { streamed(source, target, len) };
+        // SAFETY: guaranteed by the caller, and the processor has AVX.
+        return unsafe { copy_streaming(source, target, len) };
     }
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(source, target, len) }
 }
 
@@ -25,14 +24,14 @@ pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
 /// As [`copy`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx")]
-unsafe fn streamed(source: *const u8, target: *mut u8, len: usize) {
+unsafe fn copy_streaming(source: *const u8, target: *mut u8, len: usize) {
     use std::arch::x86_64::{__m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
 
     const LINE: usize = 64;
     let head = target.align_offset(LINE).min(len);
     let lines_end = head + (len - head) / LINE * LINE;
-    // SAFETY: both ends lie inside of what the caller says is valid; lines begin at a multiple of their size in the
-    // target, and anywhere in the source.
+    // SAFETY: both sides lie inside the ranges that the caller guarantees. Stores are aligned to a cache line in the
+    // target; loads need no alignment.
     unsafe {
         std::ptr::copy_nonoverlapping(source, target, head);
         for at in (head..lines_end).step_by(LINE) {
@@ -43,7 +42,7 @@ unsafe fn streamed(source: *const u8, target: *mut u8, len: usize) {
         }
         std::ptr::copy_nonoverlapping(source.add(lines_end), target.add(lines_end), len - lines_end);
     }
-    // Such stores are in no order with others, and so with the lock that says that they are done.
+    // Non-temporal stores are not ordered with others, including the lock that publishes them.
     _mm_sfence();
 }
 
@@ -52,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_arrives_and_no_other_changes() {
+    fn copies_every_byte_and_changes_no_other() {
         let source: Vec<u8> = (0..40_000u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         let lens = [0, 1, 63, 64, LEN_MIN - 1, LEN_MIN, LEN_MIN + 1, LEN_MIN + 63, LEN_MIN + 64, 3 * LEN_MIN + 77];
         for len in lens {
