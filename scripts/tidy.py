@@ -29,7 +29,7 @@ ARROWS: dict[str, set[str]] = {
     "io": {"mem", "cuda", "format"},
     "checkpoint": {"io", "format"},
     "swap": {"io"},
-    "optim": {"mem"},
+    "optim": {"mem", "codec"},
     "perf": {"io", "format", "codec", "checkpoint", "stream"},
     "stream": {"checkpoint", "io", "format", "codec"},
     "trace": {"io"},
@@ -68,7 +68,7 @@ FILE_SYSTEM_CALL = re.compile(
 # Threads are started by `start_thread` alone, which says why there is none; below it are crates that cannot use it.
 THREAD_HOMES = (
     "crates/deepnvme-io/src/start.rs",
-    "crates/deepnvme-optim/src/crew.rs",
+    "crates/deepnvme-optim/src/thread_pool.rs",
     "crates/deepnvme-cuda/src/cufile/open.rs",
 )
 THREAD_USERS = re.compile(r"(?:python|crates/deepnvme-(?!simulation|testkit)[a-z]+)/src/(?!.*tests\.rs$)")
@@ -141,7 +141,7 @@ def check_threads(path: str, text: str) -> Iterator[str]:
     lines = re.split(r"#\[cfg\((?:all\()?test\b", text)[0].splitlines()
     for index, line in enumerate(lines):
         code = COMMENT_OR_STRING.sub("", line)
-        is_pool = path.endswith("optim/src/crew.rs") and "pool.scope" in code
+        is_pool = path.endswith("optim/src/thread_pool.rs") and "pool.scope" in code
         if THREAD_PANICS.search(code) and not is_pool:
             yield f"{path}:{index + 1}: panics where there is no thread; a `Builder` in `start_thread` does not"
             continue

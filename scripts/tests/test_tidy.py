@@ -110,7 +110,7 @@ def test_unsafe_says_why(code: str, accepted: bool) -> None:
         ("crates/deepnvme-io/src/x.rs", "#[cfg(all(test, not(loom)))]\nthread::spawn(work);", True),
         ("crates/deepnvme-io/src/x/tests.rs", "thread::spawn(work);", True),
         ("crates/deepnvme-io/tests/x.rs", "thread::spawn(work);", True),
-        ("crates/deepnvme-optim/src/crew.rs", "pool.scope(|scope| scope.spawn(work));", True),
+        ("crates/deepnvme-optim/src/thread_pool.rs", "pool.scope(|scope| scope.spawn(work));", True),
     ],
 )
 def test_threads_are_started_in_one_place(path: str, code: str, accepted: bool) -> None:

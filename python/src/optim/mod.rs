@@ -9,7 +9,10 @@ mod tensors;
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use deepnvme_optim::{Crew, Error, Kernel, Root, Rounding, Sign, Step, accumulate, measure, pack, unpack};
+use deepnvme_optim::{
+    Error, Kernel, Rounding, Sign, SqrtMode, StepOptions, ThreadPool, accumulate, decode_moment, encode_moment,
+    gradient_norm,
+};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -23,8 +26,8 @@ use tensors::{Floats, Moment, PartArgument};
 /// ``"two-step"`` and ``"two-step-fused"``. ``threads=0`` takes one for each processor.
 #[pyclass(frozen, name = "Kernel", module = "deepnvme._deepnvme")]
 pub(crate) struct PyKernel {
-    crew: Crew,
-    root: Root,
+    pool: ThreadPool,
+    root: SqrtMode,
 }
 
 #[pymethods]
@@ -36,13 +39,13 @@ impl PyKernel {
         if !root.is_available() {
             return Err(PyValueError::new_err("this processor has no estimate of reciprocal roots; pass root='exact'"));
         }
-        Ok(Self { crew: Crew::new(threads).map_err(raise)?, root })
+        Ok(Self { pool: ThreadPool::new(threads).map_err(raise)?, root })
     }
 
     /// How many threads work at once.
     #[getter]
     fn threads(&self) -> usize {
-        self.crew.threads()
+        self.pool.threads()
     }
 
     /// How square roots are rounded.
@@ -54,7 +57,7 @@ impl PyKernel {
     /// The kinds of square roots that this processor has.
     #[staticmethod]
     fn roots() -> Vec<&'static str> {
-        Root::ALL.into_iter().filter(|root| root.is_available()).map(root_name).collect()
+        SqrtMode::ALL.into_iter().filter(|root| root.is_available()).map(root_name).collect()
     }
 
     /// Takes the square roots of an fp32 tensor, in place, as a step does.
@@ -92,11 +95,11 @@ impl PyKernel {
         let mut lent = parts.into_iter().map(tensors::PartTensors::new).collect::<PyResult<Vec<_>>>()?;
         check_apart(lent.iter().flat_map(tensors::PartTensors::extents).collect())?;
         let rounding = if stochastic { Rounding::Stochastic } else { Rounding::Nearest };
-        let step = Step { step, unscale, clip, rounding, seed };
+        let step = StepOptions { step, unscale, clip, rounding, seed };
         py.detach(|| {
             let sizes: Vec<usize> = lent.iter().map(tensors::PartTensors::len).collect();
             let parts = lent.iter_mut().map(tensors::PartTensors::part).collect();
-            kernel.step(&self.crew, &step, parts)?;
+            kernel.step(&self.pool, &step, parts)?;
             if let Some(record) = record {
                 record.add(begins.into_iter().zip(sizes).filter(|(_, len)| *len > 0).map(|(begin, _)| begin));
             }
@@ -110,7 +113,7 @@ impl PyKernel {
     fn unpack(py: Python<'_>, moment: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
         let (mut moment, mut out) = (Moment::new(moment)?, Lent::<f32>::new(out, Use::Fill)?);
         check_apart(moment.extents().into_iter().chain([out.extent()]).collect())?;
-        py.detach(|| unpack(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(raise)
+        py.detach(|| decode_moment(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(raise)
     }
 
     /// Makes a moment of an fp32 tensor: the nearest that it can stand for. What ``unpack`` gave becomes the same again.
@@ -118,14 +121,14 @@ impl PyKernel {
     fn pack(py: Python<'_>, values: &Bound<'_, PyAny>, moment: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
         let (values, mut moment) = (Lent::<f32>::new(values, Use::Take)?, Moment::new(moment)?);
         check_apart(moment.extents().into_iter().chain([values.extent()]).collect())?;
-        py.detach(|| pack(values.as_slice(), sign(squares), &mut moment.moment())).map_err(raise)
+        py.detach(|| encode_moment(values.as_slice(), sign(squares), &mut moment.moment())).map_err(raise)
     }
 
     /// Adds ``new`` to ``sum``, in fp32, rounded to the type of ``sum``.
     fn accumulate(&self, py: Python<'_>, sum: &Bound<'_, PyAny>, new: &Bound<'_, PyAny>) -> PyResult<()> {
         let (mut sum, new) = (Floats::new(sum, Use::Fill)?, Floats::new(new, Use::Take)?);
         check_apart(vec![sum.extent(), new.extent()])?;
-        py.detach(|| accumulate(&self.crew, sum.numbers_mut(), new.numbers())).map_err(raise)
+        py.detach(|| accumulate(&self.pool, sum.numbers_mut(), new.numbers())).map_err(raise)
     }
 
     /// The sum of the squares of all elements of some tensors, each multiplied by ``unscale``, and whether all are finite.
@@ -135,7 +138,7 @@ impl PyKernel {
         let grads = grads.iter().map(|grad| Floats::new(grad, Use::Take)).collect::<PyResult<Vec<_>>>()?;
         let measured = py.detach(|| {
             let grads: Vec<_> = grads.iter().map(Floats::numbers).collect();
-            measure(&self.crew, unscale, &grads)
+            gradient_norm(&self.pool, unscale, &grads)
         });
         Ok((measured.squares, measured.is_finite))
     }
@@ -178,18 +181,18 @@ fn sign(squares: bool) -> Sign {
     if squares { Sign::Unsigned } else { Sign::Signed }
 }
 
-fn root_named(name: &str) -> PyResult<Root> {
-    Root::ALL.into_iter().find(|root| root_name(*root) == name).ok_or_else(|| {
-        let known = Root::ALL.map(root_name).join("', '");
+fn root_named(name: &str) -> PyResult<SqrtMode> {
+    SqrtMode::ALL.into_iter().find(|root| root_name(*root) == name).ok_or_else(|| {
+        let known = SqrtMode::ALL.map(root_name).join("', '");
         PyValueError::new_err(format!("root is '{name}'; it must be one of '{known}'"))
     })
 }
 
-fn root_name(root: Root) -> &'static str {
+fn root_name(root: SqrtMode) -> &'static str {
     match root {
-        Root::Exact => "exact",
-        Root::TwoStep => "two-step",
-        Root::TwoStepFused => "two-step-fused",
+        SqrtMode::Exact => "exact",
+        SqrtMode::TwoStep => "two-step",
+        SqrtMode::TwoStepFused => "two-step-fused",
     }
 }
 

@@ -1,8 +1,8 @@
-//! What a step does with weights, gradients and moments: torch's own definitions.
+//! Optimizer algorithms, as torch defines them.
 //!
-//! Each rule has its settings, as torch's optimizers name them ([`Adam`], [`Lion`], [`Sgd`], [`Adagrad`]), and the
-//! arithmetic of one [`tile`] out of torch's [`operators`]. What is the same for all elements of a step is reckoned once,
-//! in fp64 as Python does, and rounded to fp32 where torch does that.
+//! Each algorithm has settings named as in torch ([`Adam`], [`Lion`], [`Sgd`], [`Adagrad`]) and updates one [`tile`]
+//! with torch's [`operators`]. Values that are the same for all elements of a step are computed once, in fp64 as in
+//! Python, and rounded to fp32 where torch rounds them.
 
 mod adagrad;
 mod adam;
@@ -19,16 +19,16 @@ pub(crate) use tile::{Grad, Tile};
 
 use fearless_simd::prelude::*;
 
-use crate::Root;
+use crate::SqrtMode;
 use crate::error::{Error, Result};
 use crate::moment::Sign;
 
-/// An optimizer's rule and its settings.
+/// An optimizer algorithm and its settings.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Rule {
+pub enum Algorithm {
     /// `torch.optim.Adam` and `AdamW`.
     Adam(Adam),
-    /// Lion, which torch has not.
+    /// Lion, which torch does not have.
     Lion(Lion),
     /// `torch.optim.SGD`.
     Sgd(Sgd),
@@ -36,7 +36,7 @@ pub enum Rule {
     Adagrad(Adagrad),
 }
 
-/// A rule at a step, as far as it is the same for all elements.
+/// The scalars of one step, shared by all elements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scalars {
     Adam(adam::Scalars),
@@ -45,93 +45,94 @@ pub(crate) enum Scalars {
     Adagrad(adagrad::Scalars),
 }
 
-impl Rule {
-    /// The moments that it keeps, in order: for Adam the means of gradients and of their squares, and with `amsgrad` the
-    /// largest of the latter; for Lion the mean; for SGD the momentum buffer, if there is momentum; for Adagrad the sum
-    /// of squares.
+impl Algorithm {
+    /// Returns the moments of the algorithm, in order. Adam: the means of gradients and of their squares, and with
+    /// `amsgrad` the maximum of the latter. Lion: the mean. SGD: the momentum buffer, if there is momentum. Adagrad:
+    /// the sum of squares.
     #[must_use]
     pub fn moments(&self) -> &'static [Sign] {
         match self {
-            Self::Adam(rule) if rule.amsgrad => &[Sign::Signed, Sign::Unsigned, Sign::Unsigned],
+            Self::Adam(algorithm) if algorithm.amsgrad => &[Sign::Signed, Sign::Unsigned, Sign::Unsigned],
             Self::Adam(_) => &[Sign::Signed, Sign::Unsigned],
             Self::Lion(_) => &[Sign::Signed],
-            Self::Sgd(rule) if rule.momentum == 0.0 => &[],
+            Self::Sgd(algorithm) if algorithm.momentum == 0.0 => &[],
             Self::Sgd(_) => &[Sign::Signed],
             Self::Adagrad(_) => &[Sign::Unsigned],
         }
     }
 
-    /// Whether gradients are climbed.
+    /// Whether the objective is maximised.
     #[must_use]
     pub fn maximize(&self) -> bool {
         match self {
-            Self::Adam(rule) => rule.maximize,
-            Self::Lion(rule) => rule.maximize,
-            Self::Sgd(rule) => rule.maximize,
-            Self::Adagrad(rule) => rule.maximize,
+            Self::Adam(algorithm) => algorithm.maximize,
+            Self::Lion(algorithm) => algorithm.maximize,
+            Self::Sgd(algorithm) => algorithm.maximize,
+            Self::Adagrad(algorithm) => algorithm.maximize,
         }
     }
 
-    /// Whether all settings are where torch would have them.
+    /// Checks that all settings are in torch's ranges.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] names the first that is not.
     pub fn check(&self) -> Result<()> {
         match self {
-            Self::Adam(rule) => {
-                let Adam { lr, beta1, beta2, eps, weight_decay, .. } = *rule;
+            Self::Adam(algorithm) => {
+                let Adam { lr, beta1, beta2, eps, weight_decay, .. } = *algorithm;
                 at_least_zero(&[("lr", lr), ("eps", eps), ("weight_decay", weight_decay)])?;
                 below_one(&[("beta1", beta1), ("beta2", beta2)])
             }
-            Self::Lion(rule) => {
-                let Lion { lr, beta1, beta2, weight_decay, .. } = *rule;
+            Self::Lion(algorithm) => {
+                let Lion { lr, beta1, beta2, weight_decay, .. } = *algorithm;
                 at_least_zero(&[("lr", lr), ("weight_decay", weight_decay)])?;
                 below_one(&[("beta1", beta1), ("beta2", beta2)])
             }
-            Self::Sgd(rule) => {
-                let Sgd { lr, momentum, dampening, weight_decay, nesterov, .. } = *rule;
+            Self::Sgd(algorithm) => {
+                let Sgd { lr, momentum, dampening, weight_decay, nesterov, .. } = *algorithm;
                 at_least_zero(&[("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)])?;
                 if dampening.is_nan() || (nesterov && (momentum == 0.0 || dampening != 0.0)) {
                     return Err(Error::invalid("nesterov needs a momentum, and a dampening of zero"));
                 }
                 Ok(())
             }
-            Self::Adagrad(rule) => {
-                let Adagrad { lr, lr_decay, eps, weight_decay, .. } = *rule;
+            Self::Adagrad(algorithm) => {
+                let Adagrad { lr, lr_decay, eps, weight_decay, .. } = *algorithm;
                 at_least_zero(&[("lr", lr), ("lr_decay", lr_decay), ("eps", eps), ("weight_decay", weight_decay)])
             }
         }
     }
 
-    /// The rule at a step; the first is one.
+    /// Returns the scalars of a step. The first step is one.
     pub(crate) fn at(&self, step: u64) -> Scalars {
         match self {
-            Self::Adam(rule) => Scalars::Adam(rule.at(step)),
-            Self::Lion(rule) => Scalars::Lion(rule.at()),
-            Self::Sgd(rule) => Scalars::Sgd(rule.at(step)),
-            Self::Adagrad(rule) => Scalars::Adagrad(rule.at(step)),
+            Self::Adam(algorithm) => Scalars::Adam(algorithm.at(step)),
+            Self::Lion(algorithm) => Scalars::Lion(algorithm.at()),
+            Self::Sgd(algorithm) => Scalars::Sgd(algorithm.at(step)),
+            Self::Adagrad(algorithm) => Scalars::Adagrad(algorithm.at(step)),
         }
     }
 }
 
 impl Scalars {
-    /// Changes a tile of weights and its moments.
+    /// Updates a tile of weights and its moments.
     #[inline(always)]
     pub(crate) fn tile<S: Simd, const N: usize>(
         &self,
         simd: S,
-        root: Root,
+        sqrt_mode: SqrtMode,
         weights: &mut Tile<N>,
         grad: Grad<'_, N>,
         [first, second, third]: [&mut Tile<N>; 3],
     ) {
-        // By value: what is behind a reference would be read again for every vector, since tiles are written meanwhile.
+        // By value: scalars behind a reference would be reloaded for every vector, since tiles are written in
+        // between.
         match *self {
-            Self::Adam(rule) => rule.tile(simd, root, weights, grad, first, second, third),
-            Self::Lion(rule) => rule.tile(simd, weights, grad, first),
-            Self::Sgd(rule) => rule.tile(simd, weights, grad, first),
-            Self::Adagrad(rule) => rule.tile(simd, root, weights, grad, first),
+            Self::Adam(algorithm) => algorithm.tile(simd, sqrt_mode, weights, grad, first, second, third),
+            Self::Lion(algorithm) => algorithm.tile(simd, weights, grad, first),
+            Self::Sgd(algorithm) => algorithm.tile(simd, weights, grad, first),
+            Self::Adagrad(algorithm) => algorithm.tile(simd, sqrt_mode, weights, grad, first),
         }
     }
 }

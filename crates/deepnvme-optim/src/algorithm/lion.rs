@@ -1,6 +1,7 @@
-//! Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms"): steps of one size, in the direction of a mean.
+//! Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms"): steps of constant size in the direction
+//! of the sign of a mean.
 //!
-//! torch has none. The arithmetic is that of these lines of torch:
+//! torch has no Lion. The arithmetic is that of these lines of torch:
 //!
 //! ```text
 //! param.mul_(1 - lr * weight_decay)
@@ -11,20 +12,20 @@
 use fearless_simd::prelude::*;
 
 use super::operators::Lerp;
-use super::tile::{Grad, Place, Tile, lines, load, look_ahead, store, vectors};
+use super::tile::{Grad, StreamAddress, Tile, line_offsets, load, prefetch_ahead, store, vector_offsets_in_line};
 
 /// Settings of Lion.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Lion {
     /// The learning rate: the size of every step.
     pub lr: f64,
-    /// How much of the mean the direction has.
+    /// Weight of the mean in the direction.
     pub beta1: f64,
-    /// How much of the mean is kept.
+    /// Decay of the mean.
     pub beta2: f64,
-    /// Of the weights.
+    /// Weight decay.
     pub weight_decay: f64,
-    /// Gradients are climbed.
+    /// Maximise the objective.
     pub maximize: bool,
 }
 
@@ -34,7 +35,7 @@ impl Default for Lion {
     }
 }
 
-/// The rule at a step.
+/// The scalars of one step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scalars {
     decay: Option<f32>,
@@ -64,20 +65,20 @@ impl Scalars {
         mean: &mut Tile<N>,
     ) {
         let (zero, rate) = (S::f32s::splat(simd, 0.0), S::f32s::splat(simd, self.rate));
-        let streams = [Place::of(weights), Place::of(grad.raw), Place::of(mean)];
-        for line in lines::<N>() {
-            look_ahead(&streams, line);
-            for at in vectors::<S>(line) {
+        let streams = [StreamAddress::of(weights), StreamAddress::of(grad.raw), StreamAddress::of(mean)];
+        for line in line_offsets::<N>() {
+            prefetch_ahead(&streams, line);
+            for at in vector_offsets_in_line::<S>(line) {
                 let (mut weight, grad, old) = (load(simd, weights, at), grad.load(simd, at), load(simd, mean, at));
                 if let Some(decay) = self.decay {
                     weight *= S::f32s::splat(simd, decay);
                 }
-                let direction = self.direction.between(simd, old, grad);
-                // Neither zero nor a NaN has a sign.
+                let direction = self.direction.apply(simd, old, grad);
+                // The sign of zero and NaN is zero.
                 let step = direction.simd_gt(zero).select(rate, zero);
                 let step = direction.simd_lt(zero).select(-rate, step);
                 store::<S, N>(weight + step, weights, at);
-                store::<S, N>(self.mean.between(simd, old, grad), mean, at);
+                store::<S, N>(self.mean.apply(simd, old, grad), mean, at);
             }
         }
     }

@@ -1,23 +1,25 @@
-//! Adagrad: each weight's steps become smaller with all that its gradients have been.
+//! Adagrad: steps shrink with the sum of squared gradients.
 
 use fearless_simd::prelude::*;
 
 use super::operators::{add, addcdiv, addcmul};
-use super::tile::{Grad, Place, Tile, lines, load, look_ahead, places, store, vectors};
-use crate::Root;
+use super::tile::{
+    Grad, StreamAddress, Tile, line_offsets, load, prefetch_ahead, store, vector_offsets, vector_offsets_in_line,
+};
+use crate::SqrtMode;
 
-/// Settings of `torch.optim.Adagrad`. The initial accumulator value is what the caller fills the sum with.
+/// Settings of `torch.optim.Adagrad`. The caller fills the sum with the initial accumulator value.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Adagrad {
     /// The learning rate.
     pub lr: f64,
-    /// How the learning rate becomes smaller with the steps.
+    /// The decay of the learning rate.
     pub lr_decay: f64,
-    /// What is added to the root.
+    /// Added to the root.
     pub eps: f64,
-    /// A penalty on the weights.
+    /// L2 penalty on the weights.
     pub weight_decay: f64,
-    /// Gradients are climbed.
+    /// Maximise the objective.
     pub maximize: bool,
 }
 
@@ -27,7 +29,7 @@ impl Default for Adagrad {
     }
 }
 
-/// The rule at a step.
+/// The scalars of one step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scalars {
     penalty: Option<f32>,
@@ -50,16 +52,16 @@ impl Scalars {
     pub(super) fn tile<S: Simd, const N: usize>(
         self,
         simd: S,
-        root: Root,
+        sqrt_mode: SqrtMode,
         weights: &mut Tile<N>,
         grad: Grad<'_, N>,
         sum: &mut Tile<N>,
     ) {
         let (mut grads, mut roots) = (*grad.raw, *sum);
-        let streams = [Place::of(weights), Place::of(grad.raw), Place::of(sum)];
-        for line in lines::<N>() {
-            look_ahead(&streams, line);
-            for at in vectors::<S>(line) {
+        let streams = [StreamAddress::of(weights), StreamAddress::of(grad.raw), StreamAddress::of(sum)];
+        for line in line_offsets::<N>() {
+            prefetch_ahead(&streams, line);
+            for at in vector_offsets_in_line::<S>(line) {
                 let mut grad = grad.load(simd, at);
                 if let Some(penalty) = self.penalty {
                     grad = add(simd, grad, load(simd, weights, at), penalty);
@@ -70,15 +72,15 @@ impl Scalars {
                 store::<S, N>(new, &mut roots, at);
             }
         }
-        match root {
-            Root::Exact => {
-                for at in places::<S, N>() {
+        match sqrt_mode {
+            SqrtMode::Exact => {
+                for at in vector_offsets::<S, N>() {
                     store::<S, N>(load(simd, &roots, at).sqrt(), &mut roots, at);
                 }
             }
-            _ => roots.as_chunks_mut().0.iter_mut().for_each(|roots| root.estimated(roots)),
+            _ => roots.as_chunks_mut().0.iter_mut().for_each(|roots| sqrt_mode.estimate(roots)),
         }
-        for at in places::<S, N>() {
+        for at in vector_offsets::<S, N>() {
             let below = load(simd, &roots, at) + S::f32s::splat(simd, self.eps);
             let weight = addcdiv(simd, load(simd, weights, at), load(simd, &grads, at), below, self.rate);
             store::<S, N>(weight, weights, at);

@@ -1,18 +1,18 @@
-//! Moments as numbers and back: for those who save them, or have them from somebody who keeps fp32.
+//! Conversion of moments from and to fp32, to save and load them.
 
 use crate::error::Result;
 use crate::moment::{MomentMut, Sign};
 use crate::{BLOCK, TILE};
 
-/// Both moments' halves of the noise such that what is rounded becomes the nearest.
+/// The noise with which stochastic rounding rounds to nearest, for both halves.
 const NEAREST: [u32; TILE] = [0x7fff_7fff; TILE];
 
-/// What a moment stands for.
+/// Decodes a moment to fp32.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`](crate::Error::Invalid) where lengths differ.
-pub fn unpack(moment: &mut MomentMut<'_>, sign: Sign, out: &mut [f32]) -> Result<()> {
+/// [`Error::Invalid`](crate::Error::Invalid) if lengths differ.
+pub fn decode_moment(moment: &mut MomentMut<'_>, sign: Sign, out: &mut [f32]) -> Result<()> {
     moment.check("the moment", out.len())?;
     let mut buffer = [0.0; TILE];
     for (index, out) in out.chunks_mut(TILE).enumerate() {
@@ -22,12 +22,12 @@ pub fn unpack(moment: &mut MomentMut<'_>, sign: Sign, out: &mut [f32]) -> Result
     Ok(())
 }
 
-/// Makes a moment of numbers: the nearest that it can stand for. What [`unpack`] gave becomes the same again.
+/// Encodes fp32 values as a moment, rounded to nearest. Values from [`decode_moment`] are encoded exactly.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`](crate::Error::Invalid) where lengths differ.
-pub fn pack(values: &[f32], sign: Sign, moment: &mut MomentMut<'_>) -> Result<()> {
+/// [`Error::Invalid`](crate::Error::Invalid) if lengths differ.
+pub fn encode_moment(values: &[f32], sign: Sign, moment: &mut MomentMut<'_>) -> Result<()> {
     const { assert!(TILE == BLOCK, "a tile has one scale") };
     moment.check("the moment", values.len())?;
     for (index, values) in values.chunks(TILE).enumerate() {
@@ -59,9 +59,9 @@ mod tests {
 
     fn through(values: &[f32], sign: Sign, codes: &mut [u8], scales: &mut [f32]) -> Vec<f32> {
         let mut moment = MomentMut::Q8 { codes, scales };
-        pack(values, sign, &mut moment).unwrap();
+        encode_moment(values, sign, &mut moment).unwrap();
         let mut out = vec![f32::NAN; values.len()];
-        unpack(&mut moment, sign, &mut out).unwrap();
+        decode_moment(&mut moment, sign, &mut out).unwrap();
         out
     }
 
@@ -87,23 +87,23 @@ mod tests {
         fn bf16_is_the_nearest(values in values(Sign::Signed)) {
             let mut halves = vec![0; values.len()];
             let mut moment = MomentMut::Bf16(&mut halves);
-            pack(&values, Sign::Signed, &mut moment).unwrap();
+            encode_moment(&values, Sign::Signed, &mut moment).unwrap();
             let mut out = vec![f32::NAN; values.len()];
-            unpack(&mut moment, Sign::Signed, &mut out).unwrap();
+            decode_moment(&mut moment, Sign::Signed, &mut out).unwrap();
             for (value, out) in values.iter().zip(&out) {
                 prop_assert!((value - out).abs() <= value.abs() / 255.0, "{} became {}", value, out);
             }
             let again = out.clone();
-            pack(&again, Sign::Signed, &mut moment).unwrap();
-            unpack(&mut moment, Sign::Signed, &mut out).unwrap();
+            encode_moment(&again, Sign::Signed, &mut moment).unwrap();
+            decode_moment(&mut moment, Sign::Signed, &mut out).unwrap();
             prop_assert_eq!(again, out);
         }
     }
 
     #[test]
     fn other_lengths_are_refused() {
-        let error = unpack(&mut MomentMut::F32(&mut [0.0; 3]), Sign::Signed, &mut [0.0; 4]).unwrap_err();
+        let error = decode_moment(&mut MomentMut::F32(&mut [0.0; 3]), Sign::Signed, &mut [0.0; 4]).unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
-        pack(&[0.0; 5], Sign::Signed, &mut MomentMut::Q8 { codes: &mut [0; 5], scales: &mut [] }).unwrap_err();
+        encode_moment(&[0.0; 5], Sign::Signed, &mut MomentMut::Q8 { codes: &mut [0; 5], scales: &mut [] }).unwrap_err();
     }
 }

@@ -1,21 +1,21 @@
-//! A tile as rules walk over it: vectors that come and go, and memory that is asked for ahead of them.
+//! Loads, stores and prefetches of a tile.
 
 use fearless_simd::prelude::*;
 
-/// fp32 of a line of memory.
+/// Elements of a cache line.
 const LINE: usize = 16;
-/// How far ahead memory is asked for.
+/// Distance of prefetches, in elements.
 const AHEAD: usize = 8 * LINE;
 
-/// Numbers of a tile.
+/// A tile of fp32.
 pub(crate) type Tile<const N: usize> = [f32; N];
 
-/// A tile of a gradient, and what it is multiplied by when it is looked at: each product is rounded.
+/// A tile of a gradient and its factors, multiplied when loaded. Each product is rounded.
 #[derive(Clone, Copy)]
 pub(crate) struct Grad<'a, const N: usize> {
     pub(crate) raw: &'a Tile<N>,
     pub(crate) unscale: f32,
-    /// Negative where the gradient is climbed; a sign changes no other bit.
+    /// Negative to maximise the objective. Negation changes only the sign bit.
     pub(crate) clip: f32,
 }
 
@@ -26,42 +26,42 @@ impl<const N: usize> Grad<'_, N> {
     }
 }
 
-/// The places of a tile where lines of memory begin.
+/// Returns the offsets of cache lines in a tile.
 #[inline(always)]
-pub(super) fn lines<const N: usize>() -> impl Iterator<Item = usize> {
+pub(super) fn line_offsets<const N: usize>() -> impl Iterator<Item = usize> {
     (0..N).step_by(LINE)
 }
 
-/// The places of a line where vectors begin.
+/// Returns the offsets of vectors in a cache line.
 #[inline(always)]
-pub(super) fn vectors<S: Simd>(line: usize) -> impl Iterator<Item = usize> {
+pub(super) fn vector_offsets_in_line<S: Simd>(line: usize) -> impl Iterator<Item = usize> {
     (line..line + LINE).step_by(S::f32s::LEN)
 }
 
-/// The places of a tile where vectors begin.
+/// Returns the offsets of vectors in a tile.
 #[inline(always)]
-pub(super) fn places<S: Simd, const N: usize>() -> impl Iterator<Item = usize> {
+pub(super) fn vector_offsets<S: Simd, const N: usize>() -> impl Iterator<Item = usize> {
     (0..N / S::f32s::LEN).map(|vector| vector * S::f32s::LEN)
 }
 
-/// Where a tile lies, and with it what comes after it.
+/// The address of a tile in a stream of tiles.
 #[derive(Clone, Copy)]
-pub(super) struct Place(*const f32);
+pub(super) struct StreamAddress(*const f32);
 
-impl Place {
+impl StreamAddress {
     pub(super) fn of<const N: usize>(tile: &Tile<N>) -> Self {
         Self(tile.as_ptr())
     }
 }
 
-/// Asks for what lies [`AHEAD`] of that line in each of them, a line of memory at a time, between computing: the processor
-/// stops following a stream at the end of every page, and asked for a whole tile at once, it has no room for the answers.
+/// Prefetches the cache line [`AHEAD`] of `line` in each stream, between computations. The hardware prefetcher stops
+/// at the end of every page, and a whole tile of prefetches at once would exceed the processor's miss buffers.
 #[inline(always)]
-pub(super) fn look_ahead(places: &[Place], line: usize) {
+pub(super) fn prefetch_ahead(places: &[StreamAddress], line: usize) {
     places.iter().for_each(|place| deepnvme_mem::prefetch(place.0.wrapping_add(line + AHEAD)));
 }
 
-/// The vector that begins at a place of a tile.
+/// Loads the vector at an offset of a tile.
 #[inline(always)]
 pub(super) fn load<S: Simd, const N: usize>(simd: S, tile: &Tile<N>, at: usize) -> S::f32s {
     S::f32s::from_slice(simd, &tile[at..at + S::f32s::LEN])

@@ -1,24 +1,24 @@
-//! Stochastic gradient descent, with momentum or without.
+//! Stochastic gradient descent, with or without momentum.
 
 use fearless_simd::prelude::*;
 
 use super::operators::add;
-use super::tile::{Grad, Place, Tile, lines, load, look_ahead, store, vectors};
+use super::tile::{Grad, StreamAddress, Tile, line_offsets, load, prefetch_ahead, store, vector_offsets_in_line};
 
 /// Settings of `torch.optim.SGD`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sgd {
     /// The learning rate.
     pub lr: f64,
-    /// How much of the momentum buffer is kept.
+    /// Decay of the momentum buffer.
     pub momentum: f64,
-    /// How much less than all of the gradient comes into it.
+    /// Reduction of the gradient that is added to the buffer.
     pub dampening: f64,
-    /// Looks one step ahead.
+    /// Nesterov momentum.
     pub nesterov: bool,
-    /// A penalty on the weights.
+    /// L2 penalty on the weights.
     pub weight_decay: f64,
-    /// Gradients are climbed.
+    /// Maximise the objective.
     pub maximize: bool,
 }
 
@@ -28,7 +28,7 @@ impl Default for Sgd {
     }
 }
 
-/// The rule at a step.
+/// The scalars of one step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scalars {
     penalty: Option<f32>,
@@ -46,7 +46,7 @@ impl Sgd {
             momentum: (self.momentum != 0.0).then_some(self.momentum as f32),
             added: (1.0 - self.dampening) as f32,
             nesterov: self.nesterov,
-            // The first gradient is the buffer, whatever the dampening.
+            // The buffer starts as the first gradient, regardless of dampening.
             is_first: step <= 1,
             rate: -self.lr as f32,
         }
@@ -62,10 +62,10 @@ impl Scalars {
         grad: Grad<'_, N>,
         buffer: &mut Tile<N>,
     ) {
-        let streams = [Place::of(weights), Place::of(grad.raw), Place::of(buffer)];
-        for line in lines::<N>() {
-            look_ahead(&streams, line);
-            for at in vectors::<S>(line) {
+        let streams = [StreamAddress::of(weights), StreamAddress::of(grad.raw), StreamAddress::of(buffer)];
+        for line in line_offsets::<N>() {
+            prefetch_ahead(&streams, line);
+            for at in vector_offsets_in_line::<S>(line) {
                 let (weight, mut grad) = (load(simd, weights, at), grad.load(simd, at));
                 if let Some(penalty) = self.penalty {
                     grad = add(simd, grad, weight, penalty);

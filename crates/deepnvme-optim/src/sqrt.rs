@@ -1,40 +1,40 @@
-//! Square roots as torch takes them.
+//! Square roots as torch computes them.
 //!
-//! torch's optimizers with `foreach=False, fused=False` ask MKL's vector library for them, where torch was built with it.
-//! That library has a way for each make of processor, and only some of them give the nearest number. What was found by
-//! comparing all mantissas, subnormals and every 97th other number:
+//! torch's optimizers with `foreach=False, fused=False` use MKL's vector library if torch was built with it. MKL has a
+//! kernel for each vendor of processors, and not all of them round to nearest. Comparing all mantissas, subnormals and every
+//! 97th other number gave:
 //!
-//! | root | seen | bits |
+//! | mode | used by | result |
 //! |---|---|---|
-//! | [`Root::Exact`] | `fused=True`, builds without MKL | IEEE's: the nearest number |
-//! | [`Root::TwoStep`] | MKL on AMD processors | another number than the nearest for 17% of mantissas, one unit off |
-//! | [`Root::TwoStepFused`] | MKL's kernel for AVX2 | the nearest number, but for some below 3e-34 |
+//! | [`SqrtMode::Exact`] | `fused=True`, builds without MKL | IEEE: rounded to nearest |
+//! | [`SqrtMode::TwoStep`] | MKL on AMD processors | off by one unit in the last place for 17% of mantissas |
+//! | [`SqrtMode::TwoStepFused`] | MKL's AVX2 kernel | rounded to nearest, except some below 3e-34 |
 //!
-//! The latter two begin with the processor's estimate of the reciprocal root (`rsqrtps`), improve root and half of the
-//! reciprocal together, and correct the root once by what its square leaves. They differ in whether products and sums
-//! are rounded apart. Processors of different makers estimate differently, so these bits belong to a machine.
+//! The last two start from the processor's estimate of the reciprocal root (`rsqrtps`), refine the root and half of the
+//! reciprocal together, and correct the root once by the residual of its square. One rounds products and sums separately,
+//! the other fuses them. Estimates differ between vendors, so these results depend on the machine.
 
 use fearless_simd::Level;
 
 use crate::TILE;
 
-/// How a square root is rounded.
+/// The rounding of square roots.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Root {
-    /// To the nearest number.
+pub enum SqrtMode {
+    /// Rounded to nearest.
     #[default]
     Exact,
-    /// From the processor's estimate in two steps, every operation rounded.
+    /// Refined from the processor's estimate in two steps, each operation rounded.
     TwoStep,
-    /// The same, with fused multiplications and additions.
+    /// Refined from the processor's estimate in two steps with fused multiply-adds.
     TwoStepFused,
 }
 
-impl Root {
-    /// All of them.
+impl SqrtMode {
+    /// All modes.
     pub const ALL: [Self; 3] = [Self::Exact, Self::TwoStep, Self::TwoStepFused];
 
-    /// Whether this processor can.
+    /// Whether this processor supports the mode.
     #[must_use]
     pub fn is_available(self) -> bool {
         match self {
@@ -48,21 +48,21 @@ impl Root {
         }
     }
 
-    /// The roots of all values, in place. Where this processor cannot, they are exact.
+    /// Replaces all values by their roots. Exact if this processor does not support the mode.
     pub fn apply(self, values: &mut [f32]) {
         for values in values.chunks_mut(TILE) {
             let mut tile = [0.0; TILE];
             tile[..values.len()].copy_from_slice(values);
             match self {
                 Self::Exact => tile.iter_mut().for_each(|value| *value = value.sqrt()),
-                _ => self.estimated(&mut tile),
+                _ => self.estimate(&mut tile),
             }
             values.copy_from_slice(&tile[..values.len()]);
         }
     }
 
-    /// The roots that begin with an estimate; exact ones where this processor has none.
-    pub(crate) fn estimated(self, values: &mut [f32; TILE]) {
+    /// Computes roots from an estimate. Exact if this processor has none.
+    pub(crate) fn estimate(self, values: &mut [f32; TILE]) {
         let before = *values;
         #[cfg(target_arch = "x86_64")]
         {
@@ -76,11 +76,12 @@ impl Root {
         }
         #[cfg(not(target_arch = "x86_64"))]
         values.iter_mut().for_each(|value| *value = value.sqrt());
-        // What has no estimate: zeros and subnormals, infinities, NaNs, negative numbers; and where a square overflows.
+        // Values without an estimate: zeros, subnormals, infinities, NaNs, negative numbers, and those whose square
+        // overflows.
         let end = if self == Self::TwoStep { 0x7f7f_f000 } else { 0x7f80_0000 };
-        let usual = |value: f32| (0x0080_0000..end).contains(&value.to_bits());
-        if !before.iter().fold(true, |all, value| all & usual(*value)) {
-            for (value, before) in values.iter_mut().zip(before).filter(|(_, before)| !usual(*before)) {
+        let has_estimate = |value: f32| (0x0080_0000..end).contains(&value.to_bits());
+        if !before.iter().fold(true, |all, value| all & has_estimate(*value)) {
+            for (value, before) in values.iter_mut().zip(before).filter(|(_, before)| !has_estimate(*before)) {
                 *value = before.sqrt();
             }
         }
@@ -172,31 +173,31 @@ mod x86 {
 mod tests {
     use super::*;
 
-    fn distance(root: Root, bits: u32) -> i64 {
+    fn distance(sqrt_mode: SqrtMode, bits: u32) -> i64 {
         let mut value = [f32::from_bits(bits)];
-        root.apply(&mut value);
+        sqrt_mode.apply(&mut value);
         i64::from(value[0].to_bits()) - i64::from(f32::from_bits(bits).sqrt().to_bits())
     }
 
     #[test]
     fn no_root_is_further_than_a_unit_from_the_nearest() {
         let mut random = fastrand::Rng::with_seed(4);
-        for root in Root::ALL {
+        for sqrt_mode in SqrtMode::ALL {
             for _ in 0..200_000 {
                 let bits = random.u32(0..=0x7f80_0000);
-                assert!(distance(root, bits).abs() <= 1, "{root:?} of {bits:08x}");
+                assert!(distance(sqrt_mode, bits).abs() <= 1, "{sqrt_mode:?} of {bits:08x}");
             }
         }
     }
 
     #[test]
     fn what_has_no_estimate_is_exact() {
-        for root in Root::ALL {
+        for sqrt_mode in SqrtMode::ALL {
             for bits in [0, 1, 77, 0x007f_ffff, 0x7f80_0000, 0x8000_0000] {
-                assert_eq!(distance(root, bits), 0, "{root:?} of {bits:08x}");
+                assert_eq!(distance(sqrt_mode, bits), 0, "{sqrt_mode:?} of {bits:08x}");
             }
             let mut none = [-1.0, f32::NAN, f32::NEG_INFINITY];
-            root.apply(&mut none);
+            sqrt_mode.apply(&mut none);
             assert!(none.iter().all(|value| value.is_nan()));
         }
     }
@@ -205,13 +206,13 @@ mod tests {
     fn roots_do_not_depend_on_their_place() {
         let mut random = fastrand::Rng::with_seed(5);
         let values: Vec<f32> = (0..1000).map(|_| f32::from_bits(random.u32(0..=0x7f80_0000))).collect();
-        for root in Root::ALL {
+        for sqrt_mode in SqrtMode::ALL {
             let mut whole = values.clone();
-            root.apply(&mut whole);
+            sqrt_mode.apply(&mut whole);
             for begin in [1, 3, 8, 127, 130, 999] {
                 let mut part = values[begin..].to_vec();
-                root.apply(&mut part);
-                assert_eq!(part, whole[begin..], "{root:?}");
+                sqrt_mode.apply(&mut part);
+                assert_eq!(part, whole[begin..], "{sqrt_mode:?}");
             }
         }
     }

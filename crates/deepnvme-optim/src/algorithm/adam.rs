@@ -3,27 +3,29 @@
 use fearless_simd::prelude::*;
 
 use super::operators::{Lerp, add, addcdiv, addcmul};
-use super::tile::{Grad, Place, Tile, lines, load, look_ahead, places, store, vectors};
-use crate::Root;
+use super::tile::{
+    Grad, StreamAddress, Tile, line_offsets, load, prefetch_ahead, store, vector_offsets, vector_offsets_in_line,
+};
+use crate::SqrtMode;
 
 /// Settings of `torch.optim.Adam` and `AdamW`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Adam {
     /// The learning rate.
     pub lr: f64,
-    /// How much of the mean of gradients is kept.
+    /// Decay of the mean of gradients.
     pub beta1: f64,
-    /// How much of the mean of squares is kept.
+    /// Decay of the mean of squares.
     pub beta2: f64,
-    /// What is added to the root.
+    /// Added to the root.
     pub eps: f64,
-    /// Of the weights, or of the gradients' penalty.
+    /// Weight decay, or L2 penalty if not `decoupled`.
     pub weight_decay: f64,
-    /// Weights decay by themselves: AdamW.
+    /// Decoupled weight decay (AdamW).
     pub decoupled: bool,
-    /// The largest mean of squares so far counts.
+    /// Use the maximum of all means of squares so far.
     pub amsgrad: bool,
-    /// Gradients are climbed.
+    /// Maximise the objective.
     pub maximize: bool,
 }
 
@@ -42,7 +44,7 @@ impl Default for Adam {
     }
 }
 
-/// The rule at a step.
+/// The scalars of one step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scalars {
     decay: f32,
@@ -62,7 +64,7 @@ impl Adam {
         let (first, second) = (1.0 - self.beta1.powf(step), 1.0 - self.beta2.powf(step));
         let decays = self.weight_decay != 0.0;
         Scalars {
-            // One changes nothing.
+            // A decay of 1 changes nothing.
             decay: if decays && self.decoupled { (1.0 - self.lr * self.weight_decay) as f32 } else { 1.0 },
             penalty: (decays && !self.decoupled).then_some(self.weight_decay as f32),
             mean: Lerp::new(1.0 - self.beta1),
@@ -82,20 +84,20 @@ impl Scalars {
     pub(super) fn tile<S: Simd, const N: usize>(
         self,
         simd: S,
-        root: Root,
+        sqrt_mode: SqrtMode,
         weights: &mut Tile<N>,
         grad: Grad<'_, N>,
         mean: &mut Tile<N>,
         square: &mut Tile<N>,
         largest: &mut Tile<N>,
     ) {
-        // The usual one by itself: a loop without branches.
+        // A copy for the usual settings, whose loop has no branches.
         let usual = Self { penalty: None, amsgrad: false, ..self };
-        match (root, self.penalty, self.amsgrad) {
-            (Root::Exact, None, false) => usual.exact(simd, weights, grad, mean, square, largest),
-            (Root::Exact, ..) => self.exact(simd, weights, grad, mean, square, largest),
-            (_, None, false) => usual.estimated(simd, root, weights, grad, mean, square, largest),
-            _ => self.estimated(simd, root, weights, grad, mean, square, largest),
+        match (sqrt_mode, self.penalty, self.amsgrad) {
+            (SqrtMode::Exact, None, false) => usual.exact(simd, weights, grad, mean, square, largest),
+            (SqrtMode::Exact, ..) => self.exact(simd, weights, grad, mean, square, largest),
+            (_, None, false) => usual.estimated(simd, sqrt_mode, weights, grad, mean, square, largest),
+            _ => self.estimated(simd, sqrt_mode, weights, grad, mean, square, largest),
         }
     }
 
@@ -109,10 +111,15 @@ impl Scalars {
         square: &mut Tile<N>,
         largest: &mut Tile<N>,
     ) {
-        let streams = [Place::of(weights), Place::of(grad.raw), Place::of(mean), Place::of(square)];
-        for line in lines::<N>() {
-            look_ahead(&streams, line);
-            for at in vectors::<S>(line) {
+        let streams = [
+            StreamAddress::of(weights),
+            StreamAddress::of(grad.raw),
+            StreamAddress::of(mean),
+            StreamAddress::of(square),
+        ];
+        for line in line_offsets::<N>() {
+            prefetch_ahead(&streams, line);
+            for at in vector_offsets_in_line::<S>(line) {
                 let (weight, new, under) = self.moments(simd, at, weights, grad, mean, square, largest);
                 store::<S, N>(self.update(simd, weight, new, under.sqrt()), weights, at);
             }
@@ -124,31 +131,36 @@ impl Scalars {
     fn estimated<S: Simd, const N: usize>(
         self,
         simd: S,
-        root: Root,
+        sqrt_mode: SqrtMode,
         weights: &mut Tile<N>,
         grad: Grad<'_, N>,
         mean: &mut Tile<N>,
         square: &mut Tile<N>,
         largest: &mut Tile<N>,
     ) {
-        let streams = [Place::of(weights), Place::of(grad.raw), Place::of(mean), Place::of(square)];
+        let streams = [
+            StreamAddress::of(weights),
+            StreamAddress::of(grad.raw),
+            StreamAddress::of(mean),
+            StreamAddress::of(square),
+        ];
         let mut roots = [0.0; N];
-        for line in lines::<N>() {
-            look_ahead(&streams, line);
-            for at in vectors::<S>(line) {
+        for line in line_offsets::<N>() {
+            prefetch_ahead(&streams, line);
+            for at in vector_offsets_in_line::<S>(line) {
                 let (weight, _, under) = self.moments(simd, at, weights, grad, mean, square, largest);
                 store::<S, N>(weight, weights, at);
                 store::<S, N>(under, &mut roots, at);
             }
         }
-        roots.as_chunks_mut().0.iter_mut().for_each(|roots| root.estimated(roots));
-        for at in places::<S, N>() {
+        roots.as_chunks_mut().0.iter_mut().for_each(|roots| sqrt_mode.estimate(roots));
+        for at in vector_offsets::<S, N>() {
             let (weight, new) = (load(simd, weights, at), load(simd, mean, at));
             store::<S, N>(self.update(simd, weight, new, load(simd, &roots, at)), weights, at);
         }
     }
 
-    /// Changes the moments; the weight that is left, the mean, and what the root is taken of.
+    /// Updates the moments. Returns the decayed weight, the mean, and the radicand.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "as above")]
     fn moments<S: Simd, const N: usize>(
@@ -166,14 +178,14 @@ impl Scalars {
         if let Some(penalty) = self.penalty {
             grad = add(simd, grad, weight, penalty);
         }
-        let new = self.mean.between(simd, load(simd, mean, at), grad);
+        let new = self.mean.apply(simd, load(simd, mean, at), grad);
         store::<S, N>(new, mean, at);
         let kept = load(simd, square, at) * S::f32s::splat(simd, self.kept);
         let mut under = addcmul(simd, kept, grad, grad, self.added);
         store::<S, N>(under, square, at);
         if self.amsgrad {
             let most = load(simd, largest, at);
-            // A NaN stays, whichever of them it is.
+            // A NaN on either side propagates.
             under = (most.simd_gt(under) | most.is_nan()).select(most, under);
             store::<S, N>(under, largest, at);
         }

@@ -1,40 +1,40 @@
-//! 64 codes with vectors: AVX2 shuffles bytes by a table, AVX-512 has instructions for just that.
+//! The x86 back ends: AVX2 shuffles bytes by a table, AVX-512 has instructions to expand and compress bytes.
 
 use std::arch::x86_64::*;
 
 use fearless_simd::prelude::*;
 use fearless_simd::{Avx2, Avx512, kernel, u8x32, u8x64};
 
-use super::contract::{Lanes, WINDOW};
+use super::backend::{SimdBackend, WINDOW};
 use crate::pack::GROUP;
 
-impl Lanes for Avx512 {
+impl SimdBackend for Avx512 {
     #[inline(always)]
-    fn spread(self, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP]) {
-        spread_512(self, low, high, symbols, next, out);
+    fn expand(self, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP]) {
+        expand_512(self, low, high, symbols, next, out);
     }
 
     #[inline(always)]
-    fn gather(self, bytes: &[u8; GROUP], symbols: [u8; 3], rest: &mut [u8; GROUP]) -> (u64, u64) {
-        gather_512(self, bytes, symbols, rest)
+    fn compress(self, bytes: &[u8; GROUP], symbols: [u8; 3], escaped: &mut [u8; GROUP]) -> (u64, u64) {
+        compress_512(self, bytes, symbols, escaped)
     }
 }
 
-impl Lanes for Avx2 {
+impl SimdBackend for Avx2 {
     #[inline(always)]
-    fn spread(self, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP]) {
-        spread_256(self, low, high, symbols, next, out);
+    fn expand(self, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP]) {
+        expand_256(self, low, high, symbols, next, out);
     }
 
     #[inline(always)]
-    fn gather(self, bytes: &[u8; GROUP], symbols: [u8; 3], rest: &mut [u8; GROUP]) -> (u64, u64) {
-        gather_256(self, bytes, symbols, rest)
+    fn compress(self, bytes: &[u8; GROUP], symbols: [u8; 3], escaped: &mut [u8; GROUP]) -> (u64, u64) {
+        compress_256(self, bytes, symbols, escaped)
     }
 }
 
 kernel! {
     #[inline(always)]
-    fn spread_512(
+    fn expand_512(
         token: Avx512, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP],
     ) {
         let [first, second, third] = symbols.map(|symbol| symbol as i8);
@@ -48,20 +48,20 @@ kernel! {
 
 kernel! {
     #[inline(always)]
-    fn gather_512(
-        token: Avx512, bytes: &[u8; GROUP], symbols: [u8; 3], rest: &mut [u8; GROUP],
+    fn compress_512(
+        token: Avx512, bytes: &[u8; GROUP], symbols: [u8; 3], escaped: &mut [u8; GROUP],
     ) -> (u64, u64) {
         let bytes: __m512i = u8x64::from_slice(token, bytes).into();
         let [first, second, third] =
             symbols.map(|symbol| _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(symbol as i8)));
-        let ask = !(first | second | third);
-        let asking: u8x64<_> = _mm512_maskz_compress_epi8(ask, bytes).simd_into(token);
-        asking.store_slice(rest);
-        (second | ask, third | ask)
+        let escapes = !(first | second | third);
+        let compressed: u8x64<_> = _mm512_maskz_compress_epi8(escapes, bytes).simd_into(token);
+        compressed.store_slice(escaped);
+        (second | escapes, third | escapes)
     }
 }
 
-/// For eight bits: which of eight bytes goes to the place of each, and nothing (0x80) where no bit is set.
+/// For eight bits, the source byte of each position, and 0x80 (zero) where no bit is set.
 const SHUFFLES: [u64; 256] = {
     let mut shuffles = [0; 256];
     let mut index = 0;
@@ -80,12 +80,12 @@ const SHUFFLES: [u64; 256] = {
 
 kernel! {
     #[inline(always)]
-    fn spread_256(
+    fn expand_256(
         token: Avx2, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP],
     ) {
         let [first, second, third] = symbols.map(|symbol| _mm256_set1_epi8(symbol as i8));
         let (second, third) = (_mm256_xor_si256(first, second), _mm256_xor_si256(first, third));
-        // Each bit gets a byte: its byte of the word is copied to all of eight places, and each looks at its own bit.
+        // Spread each bit to a byte: copy its byte of the word to all eight positions and test one bit in each.
         let places = _mm256_setr_epi64x(0, ONES, 2 * ONES, 3 * ONES);
         let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
         let mask = |word: u32| {
@@ -99,19 +99,19 @@ kernel! {
             let known = _mm256_xor_si256(first, _mm256_and_si256(low_mask, second));
             let known = _mm256_xor_si256(known, _mm256_and_si256(high_mask, third));
             let known = _mm256_andnot_si256(_mm256_and_si256(low_mask, high_mask), known);
-            let asking = (low & high).to_le_bytes().map(|ask| {
-                // Never above 56 while there is anything to take.
+            let escaped = (low & high).to_le_bytes().map(|escapes| {
+                // At most 56 while any byte is left to take.
                 let at = taken % GROUP;
                 let source = i64::from_le_bytes([
                     next[at], next[at + 1], next[at + 2], next[at + 3],
                     next[at + 4], next[at + 5], next[at + 6], next[at + 7],
                 ]);
-                taken += ask.count_ones() as usize;
-                let shuffle = _mm_cvtsi64_si128(SHUFFLES[usize::from(ask)] as i64);
+                taken += escapes.count_ones() as usize;
+                let shuffle = _mm_cvtsi64_si128(SHUFFLES[usize::from(escapes)] as i64);
                 _mm_cvtsi128_si64(_mm_shuffle_epi8(_mm_cvtsi64_si128(source), shuffle))
             });
-            let asking = _mm256_setr_epi64x(asking[0], asking[1], asking[2], asking[3]);
-            let bytes: u8x32<_> = _mm256_or_si256(known, asking).simd_into(token);
+            let escaped = _mm256_setr_epi64x(escaped[0], escaped[1], escaped[2], escaped[3]);
+            let bytes: u8x32<_> = _mm256_or_si256(known, escaped).simd_into(token);
             bytes.store_slice(out);
         }
     }
@@ -122,8 +122,8 @@ const ONES: i64 = super::portable::ONES as i64;
 
 kernel! {
     #[inline(always)]
-    fn gather_256(
-        token: Avx2, bytes: &[u8; GROUP], symbols: [u8; 3], rest: &mut [u8; GROUP],
+    fn compress_256(
+        token: Avx2, bytes: &[u8; GROUP], symbols: [u8; 3], escaped: &mut [u8; GROUP],
     ) -> (u64, u64) {
         let (head, tail) = bytes.split_at(GROUP / 2);
         let head: __m256i = u8x32::from_slice(token, head).into();
@@ -134,13 +134,13 @@ kernel! {
             let tail = _mm256_movemask_epi8(_mm256_cmpeq_epi8(tail, symbol)) as u32;
             u64::from(head) | u64::from(tail) << 32
         });
-        let ask = !(first | second | third);
-        let (mut left, mut taken) = (ask, 0);
+        let escapes = !(first | second | third);
+        let (mut left, mut taken) = (escapes, 0);
         while left != 0 {
-            rest[taken % GROUP] = bytes[left.trailing_zeros() as usize % GROUP];
+            escaped[taken % GROUP] = bytes[left.trailing_zeros() as usize % GROUP];
             left &= left - 1;
             taken += 1;
         }
-        (second | ask, third | ask)
+        (second | escapes, third | escapes)
     }
 }

@@ -1,27 +1,26 @@
-//! From 64 codes to 64 symbols and back, as the processor does it best.
+//! SIMD back ends that turn 64 codes into 64 symbols and back.
 //!
-//! Three ways that do the same, which the [`contract`] states: [`Portable`] for any processor, `Avx2` with byte shuffles,
-//! `Avx512` with the expansion of bytes. Their callers are compiled for that processor, so that
-//! they are inlined ([`widely`]).
+//! They implement the same interface ([`backend`]): [`Portable`] for any processor, `Avx2` with byte shuffles, `Avx512` with
+//! byte expansion. [`dispatch`] compiles their callers for the processor, so that they are inlined.
 
-mod contract;
+mod backend;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(super) use contract::{Lanes, WINDOW};
+pub(super) use backend::{SimdBackend, WINDOW};
 use portable::Portable;
 
-/// Something to be done with the lanes of this processor. `run` has to be `inline(always)`.
-pub(super) trait Task {
-    /// What comes out.
+/// Work that uses a SIMD back end. `run` must be `inline(always)`.
+pub(super) trait SimdTask {
+    /// The result.
     type Output;
-    /// Does it.
-    fn run<L: Lanes>(self, lanes: L) -> Self::Output;
+    /// Does the work.
+    fn run<L: SimdBackend>(self, simd: L) -> Self::Output;
 }
 
-/// Does a task with the widest lanes there are.
-pub(super) fn widely<T: Task>(task: T) -> T::Output {
+/// Runs a task with the widest back end of this processor.
+pub(super) fn dispatch<T: SimdTask>(task: T) -> T::Output {
     #[cfg(target_arch = "x86_64")]
     {
         use fearless_simd::{Level, Simd};
@@ -38,7 +37,7 @@ pub(super) fn widely<T: Task>(task: T) -> T::Output {
             );
         }
     }
-    crate::widest!(task.run(Portable))
+    crate::vectorize!(task.run(Portable))
 }
 
 #[cfg(test)]
@@ -46,14 +45,14 @@ mod tests {
     use super::super::GROUP;
     use super::*;
 
-    /// Calls the test with all lanes that this processor has.
-    fn check(lanes: impl Lanes, name: &str) {
+    /// Tests one back end.
+    fn check(simd: impl SimdBackend, name: &str) {
         let mut random = fastrand::Rng::with_seed(6);
         for round in 0..20_000 {
             let symbols = [random.u8(..), random.u8(..), random.u8(..)];
             let mut next = [0; WINDOW];
             random.fill(&mut next);
-            // From none to all of the elements ask the next layer.
+            // From none to all of the elements escape to the next layer.
             let dense = |random: &mut fastrand::Rng| match round % 4 {
                 0 => random.u64(..),
                 1 => random.u64(..) & random.u64(..) & random.u64(..),
@@ -72,24 +71,24 @@ mod tests {
                 };
             }
             let mut bytes = [0xee; GROUP];
-            lanes.spread(low, high, symbols, &next, &mut bytes);
+            simd.expand(low, high, symbols, &next, &mut bytes);
             assert_eq!(bytes, expected, "{name}: {low:x} {high:x} {symbols:?}");
 
             let symbols = [symbols[0], symbols[0] ^ 1, symbols[0] ^ 2];
             let bytes: [u8; GROUP] = std::array::from_fn(|_| symbols[0] ^ random.u8(..5));
             let mut rest = [0; GROUP];
-            let (low, high) = lanes.gather(&bytes, symbols, &mut rest);
-            let mut asking = rest.iter();
+            let (low, high) = simd.compress(&bytes, symbols, &mut rest);
+            let mut escaped = rest.iter();
             for (index, byte) in bytes.iter().enumerate() {
                 let code = (low >> index & 1) + 2 * (high >> index & 1);
-                let symbol = if code == 3 { asking.next().unwrap() } else { &symbols[code as usize] };
+                let symbol = if code == 3 { escaped.next().unwrap() } else { &symbols[code as usize] };
                 assert_eq!((symbol, code), (byte, u64::from(byte ^ symbols[0]).min(3)), "{name}");
             }
         }
     }
 
     #[test]
-    fn all_lanes_do_the_same() {
+    fn all_back_ends_agree() {
         check(Portable, "portable");
         #[cfg(target_arch = "x86_64")]
         {

@@ -1,12 +1,14 @@
-//! Slices of floats, whichever kind they are, and tiles of them as fp32.
+//! Slices of any float type, and tiles of them as fp32.
 
 use crate::TILE;
-use crate::float::{Bf16, F16, Float, Short};
-use crate::random::{Noise, Stream};
+use deepnvme_codec::Float;
+use deepnvme_codec::half::{Bf16, F16, Half};
 
-/// Numbers to be read.
+use crate::random::{Noise, NoiseStream};
+
+/// A readable slice of floats.
 #[derive(Clone, Copy, Debug)]
-pub enum Numbers<'a> {
+pub enum FloatSlice<'a> {
     /// fp32.
     F32(&'a [f32]),
     /// bf16, as bits.
@@ -15,9 +17,9 @@ pub enum Numbers<'a> {
     F16(&'a [u16]),
 }
 
-/// Numbers to be changed.
+/// A writable slice of floats.
 #[derive(Debug)]
-pub enum NumbersMut<'a> {
+pub enum FloatSliceMut<'a> {
     /// fp32.
     F32(&'a mut [f32]),
     /// bf16, as bits.
@@ -26,18 +28,18 @@ pub enum NumbersMut<'a> {
     F16(&'a mut [u16]),
 }
 
-/// How numbers become shorter.
+/// The rounding of fp32 to a shorter type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Rounding {
-    /// To the nearest, the even one of two.
+    /// To nearest, ties to even.
     #[default]
     Nearest,
-    /// To one of the two around, each as often as it is near.
+    /// Stochastic: up or down at random, so that the expected value is the number.
     Stochastic,
 }
 
-impl<'a> Numbers<'a> {
-    /// Elements.
+impl<'a> FloatSlice<'a> {
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -46,7 +48,7 @@ impl<'a> Numbers<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the slice is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -60,7 +62,7 @@ impl<'a> Numbers<'a> {
         }
     }
 
-    /// The tile that begins at `at`: the memory itself where it can be, else a copy in the buffer.
+    /// Returns the tile at `at`: the memory itself for a whole tile of fp32, else a copy in the buffer.
     #[inline(always)]
     pub(crate) fn tile<'b>(&'b self, at: usize, buffer: &'b mut [f32; TILE]) -> &'b [f32; TILE] {
         if let Self::F32(values) = self
@@ -72,7 +74,7 @@ impl<'a> Numbers<'a> {
         buffer
     }
 
-    /// The elements from `at` on; zeros where there are no more.
+    /// Loads the elements from `at` on, padded with zeros.
     #[inline(always)]
     pub(crate) fn load(&self, at: usize, out: &mut [f32; TILE]) {
         match self {
@@ -86,20 +88,20 @@ impl<'a> Numbers<'a> {
     }
 }
 
-impl<'a> NumbersMut<'a> {
-    /// Elements.
+impl<'a> FloatSliceMut<'a> {
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.as_numbers().len()
+        self.as_slice().len()
     }
 
-    /// Whether there are none.
+    /// Whether the slice is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Their type.
+    /// Returns the type of the elements.
     #[must_use]
     pub fn float(&self) -> Float {
         match self {
@@ -109,13 +111,13 @@ impl<'a> NumbersMut<'a> {
         }
     }
 
-    /// The same, to be read.
+    /// Returns the slice for reading.
     #[must_use]
-    pub fn as_numbers(&self) -> Numbers<'_> {
+    pub fn as_slice(&self) -> FloatSlice<'_> {
         match self {
-            Self::F32(values) => Numbers::F32(values),
-            Self::Bf16(values) => Numbers::Bf16(values),
-            Self::F16(values) => Numbers::F16(values),
+            Self::F32(values) => FloatSlice::F32(values),
+            Self::Bf16(values) => FloatSlice::Bf16(values),
+            Self::F16(values) => FloatSlice::F16(values),
         }
     }
 
@@ -136,7 +138,7 @@ impl<'a> NumbersMut<'a> {
         }
     }
 
-    /// The tile that begins at `at`: the memory itself where it can be, else a copy in the buffer.
+    /// Returns the tile at `at`: the memory itself for a whole tile of fp32, else a copy in the buffer.
     #[inline(always)]
     pub(crate) fn tile<'b>(&'b mut self, at: usize, buffer: &'b mut [f32; TILE]) -> &'b mut [f32; TILE] {
         match self {
@@ -147,18 +149,18 @@ impl<'a> NumbersMut<'a> {
         buffer
     }
 
-    /// Writes a tile that lies in a buffer.
+    /// Stores a tile from a buffer.
     #[inline(always)]
     pub(crate) fn store(&mut self, at: usize, tile: &[f32; TILE], noise: Option<&[u32; TILE]>) {
         match self {
-            Self::F32(values) => put_back(values, at, tile),
+            Self::F32(values) => store_tile(values, at, tile),
             Self::Bf16(values) => narrow::<Bf16>(&mut values[at..], tile, noise),
             Self::F16(values) => narrow::<F16>(&mut values[at..], tile, noise),
         }
     }
 }
 
-/// Noise for weights, where they are to be rounded at random at all.
+/// Returns the noise for weights if they are rounded stochastically.
 #[inline(always)]
 pub(crate) fn weight_noise(
     rounding: Rounding,
@@ -167,12 +169,12 @@ pub(crate) fn weight_noise(
     buffer: &mut [u32; TILE],
 ) -> Option<&[u32; TILE]> {
     (rounding == Rounding::Stochastic).then(|| {
-        noise.fill(Stream::Weights, index, buffer);
+        noise.fill(NoiseStream::Weights, index, buffer);
         &*buffer
     })
 }
 
-/// Whole tiles are worked on where they are; the rest of a slice in a buffer, with zeros behind it.
+/// Returns a whole tile in place; the padded rest of a slice in the buffer.
 #[inline(always)]
 pub(crate) fn direct<'b>(values: &'b mut [f32], at: usize, buffer: &'b mut [f32; TILE]) -> &'b mut [f32; TILE] {
     let rest = &mut values[at..];
@@ -184,7 +186,7 @@ pub(crate) fn direct<'b>(values: &'b mut [f32], at: usize, buffer: &'b mut [f32;
 }
 
 #[inline(always)]
-pub(crate) fn put_back(values: &mut [f32], at: usize, tile: &[f32; TILE]) {
+pub(crate) fn store_tile(values: &mut [f32], at: usize, tile: &[f32; TILE]) {
     let count = (values.len() - at).min(TILE);
     values[at..at + count].copy_from_slice(&tile[..count]);
 }
@@ -197,28 +199,28 @@ fn pad(values: &[f32], out: &mut [f32; TILE]) {
 }
 
 #[inline(always)]
-pub(crate) fn widen<S: Short>(values: &[u16], out: &mut [f32; TILE]) {
+pub(crate) fn widen<H: Half>(values: &[u16], out: &mut [f32; TILE]) {
     if let Some(values) = values.first_chunk::<TILE>() {
-        *out = values.map(S::widen);
+        *out = values.map(|half| f32::from_bits(H::widen(half)));
         return;
     }
     out.fill(0.0);
     for (out, value) in out.iter_mut().zip(values) {
-        *out = S::widen(*value);
+        *out = f32::from_bits(H::widen(*value));
     }
 }
 
 #[inline(always)]
-fn narrow<S: Short>(values: &mut [u16], tile: &[f32; TILE], noise: Option<&[u32; TILE]>) {
+fn narrow<H: Half>(values: &mut [u16], tile: &[f32; TILE], noise: Option<&[u32; TILE]>) {
     match noise {
         None => {
             for (target, value) in values.iter_mut().zip(tile) {
-                *target = S::nearest(*value);
+                *target = H::narrow(value.to_bits());
             }
         }
         Some(noise) => {
             for ((target, value), noise) in values.iter_mut().zip(tile).zip(noise) {
-                *target = S::stochastic(*value, *noise);
+                *target = H::narrow_stochastic(value.to_bits(), *noise);
             }
         }
     }
