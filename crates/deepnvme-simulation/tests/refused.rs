@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Staging, Tensor};
 use deepnvme_format::Dtype;
+use deepnvme_format::checksums::checksums_of;
 use deepnvme_format::safetensors::TensorSpec;
-use deepnvme_format::sums::sums_of;
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::Region;
 use deepnvme_io::stream::{Member, PrivateFolder, Replacement, SetReplacement, retire_set};
@@ -247,7 +247,7 @@ fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result
             time: "now".into(),
             index_offset: 0,
             index_nbytes: text.len() as u64,
-            index_crc64: format!("{:016x}", sums_of(text.as_bytes()).crc64),
+            index_crc64: format!("{:016x}", checksums_of(text.as_bytes()).crc64),
             torch: String::new(),
             deepnvme: String::new(),
             parts: Vec::new(),

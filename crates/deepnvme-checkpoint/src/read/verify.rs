@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use deepnvme_format::sums::{CELL_BYTES, Hasher, PartSums, RecordSums};
+use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, PartChecksums, RecordChecksums};
 use deepnvme_io::GpuAccess;
 use deepnvme_io::mem::Region;
 
@@ -94,7 +94,7 @@ type Wait<'a> = &'a (dyn Fn(usize, u64, u64) -> Result<()> + Sync);
 pub(super) struct Comparison<'a> {
     reader: &'a Reader,
     /// By extent, the sums of its cells, where the whole record has one only.
-    parts: Vec<Mutex<Vec<(u64, PartSums)>>>,
+    parts: Vec<Mutex<Vec<(u64, PartChecksums)>>>,
 }
 
 impl Reader {
@@ -104,16 +104,16 @@ impl Reader {
     }
 
     /// Compares the sums of a copy of an extent with what the file says.
-    pub(crate) fn compare_sums(&self, index: usize, copy: &RecordSums) -> Result<()> {
+    pub(crate) fn compare_sums(&self, index: usize, copy: &RecordChecksums) -> Result<()> {
         let extent = &self.extents()[index];
         let Some(cells) = self.sums(index) else {
             let is_same = extent.crc32.is_none_or(|crc32| crc32 == copy.crc32);
             return if is_same { Ok(()) } else { Err(self.mismatch(extent, 0, extent.bytes, CRC32)) };
         };
-        let different = cells.iter().zip(&copy.cells).position(|(saved, copied)| saved != copied);
+        let different = cells.iter().zip(&copy.chunks).position(|(saved, copied)| saved != copied);
         different.map_or(Ok(()), |cell| {
-            let start = cell as u64 * CELL_BYTES;
-            Err(self.mismatch(extent, start, CELL_BYTES.min(extent.bytes - start), "CRC-64"))
+            let start = cell as u64 * CHUNK_BYTES;
+            Err(self.mismatch(extent, start, CHUNK_BYTES.min(extent.bytes - start), "CRC-64"))
         })
     }
 }
@@ -144,9 +144,9 @@ impl<'a> Comparison<'a> {
         scratch: &mut [u8],
         step: impl Fn(u64, &mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        let start = index * CELL_BYTES;
+        let start = index * CHUNK_BYTES;
         let saved = self.reader.sums(extent).map(|cells| cells[index as usize]);
-        let mut hasher = if saved.is_some() { Hasher::of_cells() } else { Hasher::of_records() };
+        let mut hasher = if saved.is_some() { Hasher::of_chunks() } else { Hasher::of_records() };
         let mut at = 0;
         while at < bytes {
             let now = &mut scratch[..STEP_BYTES.min(bytes - at) as usize];
@@ -172,7 +172,7 @@ impl<'a> Comparison<'a> {
             if parts.is_empty() {
                 continue;
             }
-            let sums = RecordSums::from_parts(parts).map_err(|error| Error::format(self.reader.path(), error))?;
+            let sums = RecordChecksums::from_parts(parts).map_err(|error| Error::format(self.reader.path(), error))?;
             if Some(sums.crc32) != extent.crc32 {
                 return Err(self.reader.mismatch(extent, 0, extent.bytes, CRC32));
             }
@@ -226,7 +226,7 @@ impl<'a> Plan<'a> {
         let mut cells = Vec::new();
         if comparison.is_some() {
             for (arena, extent, at) in members {
-                let count = reader.records[extent].bytes.div_ceil(CELL_BYTES);
+                let count = reader.records[extent].bytes.div_ceil(CHUNK_BYTES);
                 cells.extend((0..count).map(|index| Cell { arena, extent, at, index, is_due: true }));
             }
         }
@@ -294,8 +294,8 @@ impl<'a> Plan<'a> {
 
     /// Where a cell is in its arena.
     fn range(&self, cell: Cell) -> Range<u64> {
-        let start = cell.index * CELL_BYTES;
-        let bytes = CELL_BYTES.min(self.reader.records[cell.extent].bytes - start);
+        let start = cell.index * CHUNK_BYTES;
+        let bytes = CHUNK_BYTES.min(self.reader.records[cell.extent].bytes - start);
         cell.at + start..cell.at + start + bytes
     }
 

@@ -1,8 +1,8 @@
-//! Checksums that can be computed in any cut, by any number of threads, and the side-car that keeps them.
+//! Checksums that combine over any split and any number of threads, and the sidecar that stores them.
 //!
-//! A record has one CRC-32, as ZIP wants it, and one CRC-64/NVME for each cell of [`CELL_BYTES`], which says *where* it
-//! is damaged and lets a reader check a sample. Both are linear, so that the sums of two neighbouring parts give the
-//! sum of the whole: a writer hashes each part where it has it in the cache.
+//! A record has one CRC-32, which ZIP requires, and one CRC-64/NVME for each chunk of [`CHUNK_BYTES`], which locates
+//! damage and lets a reader check a sample. Both are linear, so the checksums of adjacent parts combine to that of
+//! the whole: a writer hashes each part while it is cached.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,21 +10,21 @@ use std::ops::Range;
 use crc_fast::{CrcAlgorithm, Digest};
 use serde::{Deserialize, Serialize};
 
-use crate::JSON_ROOM;
+use crate::JSON_MEMORY_FACTOR;
 use crate::error::{Error, Result};
 use crate::json;
 
-/// Bytes of a cell: what one entry of the side-car covers.
-pub const CELL_BYTES: u64 = if cfg!(simulated) { 8 << 10 } else { 1 << 20 };
-/// The name of the side-car, below the archive's root, or in safetensors metadata.
-pub const SIDE_CAR: &str = "deepnvme/checksums.json";
-/// Its name in the metadata of a safetensors file.
+/// Bytes of a chunk, covered by one entry of the sidecar.
+pub const CHUNK_BYTES: u64 = if cfg!(simulated) { 8 << 10 } else { 1 << 20 };
+/// Name of the sidecar's record in an archive.
+pub const SIDECAR: &str = "deepnvme/checksums.json";
+/// Key of the sidecar in the metadata of a safetensors file.
 pub const METADATA_KEY: &str = "deepnvme.checksums";
 
-/// The sums of one part of a record.
+/// The checksums of one part of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PartSums {
-    /// Bytes of the part.
+pub struct PartChecksums {
+    /// Length of the part in bytes.
     pub bytes: u64,
     /// CRC-32/ISO-HDLC.
     pub crc32: u32,
@@ -41,24 +41,24 @@ pub struct Hasher {
 
 impl Default for Hasher {
     fn default() -> Self {
-        Self { crc32: Self::of_records().crc32, ..Self::of_cells() }
+        Self { crc32: Self::of_records().crc32, ..Self::of_chunks() }
     }
 }
 
 impl Hasher {
-    /// For the sum that cells have; the other one is nothing.
+    /// Creates a hasher for the checksum of chunks only.
     #[must_use]
-    pub fn of_cells() -> Self {
+    pub fn of_chunks() -> Self {
         Self { crc32: None, crc64: Some(Digest::new(CrcAlgorithm::Crc64Nvme)), bytes: 0 }
     }
 
-    /// For the sum that records of archives have; the other one is nothing.
+    /// Creates a hasher for the checksum of archive records only.
     #[must_use]
     pub fn of_records() -> Self {
         Self { crc32: Some(Digest::new(CrcAlgorithm::Crc32IsoHdlc)), crc64: None, bytes: 0 }
     }
 
-    /// The next bytes of the part. Those in the processor's cache are hashed five times faster than the disk reads.
+    /// Hashes the next bytes of the part. Cached bytes are hashed five times faster than the disk reads.
     pub fn update(&mut self, bytes: &[u8]) {
         for digest in [&mut self.crc32, &mut self.crc64].into_iter().flatten() {
             digest.update(bytes);
@@ -66,27 +66,27 @@ impl Hasher {
         self.bytes += bytes.len() as u64;
     }
 
-    /// The sums.
+    /// Returns the checksums.
     #[must_use]
-    pub fn finish(&self) -> PartSums {
+    pub fn finish(&self) -> PartChecksums {
         let sum = |digest: &Option<Digest>| digest.as_ref().map_or(0, Digest::finalize);
-        PartSums { bytes: self.bytes, crc32: sum(&self.crc32) as u32, crc64: sum(&self.crc64) }
+        PartChecksums { bytes: self.bytes, crc32: sum(&self.crc32) as u32, crc64: sum(&self.crc64) }
     }
 }
 
-/// The sums of a whole slice.
+/// Returns the checksums of a slice.
 #[must_use]
-pub fn sums_of(bytes: &[u8]) -> PartSums {
+pub fn checksums_of(bytes: &[u8]) -> PartChecksums {
     let mut hasher = Hasher::default();
     hasher.update(bytes);
     hasher.finish()
 }
 
-impl PartSums {
-    /// The sums of nothing.
+impl PartChecksums {
+    /// The checksums of no bytes.
     pub const EMPTY: Self = Self { bytes: 0, crc32: 0, crc64: 0 };
 
-    /// The sums of this part with `next` behind it.
+    /// Returns the checksums of this part followed by `next`.
     #[must_use]
     pub fn then(self, next: Self) -> Self {
         self.joined(next, &Shift::by(next.bytes))
@@ -105,7 +105,7 @@ impl PartSums {
     }
 }
 
-/// What sums are multiplied by so that they are those of as many zero bytes more.
+/// Factors that extend checksums by a number of zero bytes.
 struct Shift {
     crc32: u64,
     crc64: u64,
@@ -117,64 +117,63 @@ impl Shift {
     }
 }
 
-/// The sums of a record.
+/// The checksums of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RecordSums {
-    /// Of all bytes.
+pub struct RecordChecksums {
+    /// CRC-32 of all bytes.
     pub crc32: u32,
-    /// Of each cell; the last may be short.
-    pub cells: Vec<u64>,
+    /// CRC-64/NVME of each chunk. The last chunk may be short.
+    pub chunks: Vec<u64>,
 }
 
-impl RecordSums {
-    /// From the sums of its parts, each with its offset, in any order. No part may cross the border of a cell.
+impl RecordChecksums {
+    /// Combines the checksums of parts with their offsets, in any order. No part may cross a chunk boundary.
     ///
-    /// # Errors
-    /// `Invalid` where the parts leave a gap, overlap, or cross a border.
-    pub fn from_parts(mut parts: Vec<(u64, PartSums)>) -> Result<Self> {
+    /// # Errors `Invalid` if the parts leave a gap, overlap, or cross a boundary., overlap, or cross a border.
+    pub fn from_parts(mut parts: Vec<(u64, PartChecksums)>) -> Result<Self> {
         parts.sort_unstable_by_key(|(offset, _)| *offset);
-        let (mut whole, mut cell) = (PartSums::EMPTY, PartSums::EMPTY);
-        let mut cells = Vec::new();
+        let (mut whole, mut chunk) = (PartChecksums::EMPTY, PartChecksums::EMPTY);
+        let mut chunks = Vec::new();
         // Parts have few sizes, whose factors are computed once.
         let mut shifts: HashMap<u64, Shift> = HashMap::new();
         for (offset, part) in parts {
-            if offset != whole.bytes || cell.bytes + part.bytes > CELL_BYTES {
-                return Err(Error::invalid(format!("the sums of a record do not join at byte {offset}")));
+            if offset != whole.bytes || chunk.bytes + part.bytes > CHUNK_BYTES {
+                return Err(Error::invalid(format!("the checksums of a record do not join at byte {offset}")));
             }
             let shift = shifts.entry(part.bytes).or_insert_with(|| Shift::by(part.bytes));
             whole = whole.joined(part, shift);
-            cell = cell.joined(part, shift);
-            if cell.bytes == CELL_BYTES {
-                cells.push(std::mem::replace(&mut cell, PartSums::EMPTY).crc64);
+            chunk = chunk.joined(part, shift);
+            if chunk.bytes == CHUNK_BYTES {
+                chunks.push(std::mem::replace(&mut chunk, PartChecksums::EMPTY).crc64);
             }
         }
-        if cell.bytes > 0 {
-            cells.push(cell.crc64);
+        if chunk.bytes > 0 {
+            chunks.push(chunk.crc64);
         }
-        Ok(Self { crc32: whole.crc32, cells })
+        Ok(Self { crc32: whole.crc32, chunks })
     }
 }
 
-/// How many cells so many bytes have.
+/// Returns the number of chunks of `bytes`.
 #[must_use]
-pub fn cell_count(bytes: u64) -> usize {
-    bytes.div_ceil(CELL_BYTES) as usize
+pub fn chunk_count(bytes: u64) -> usize {
+    bytes.div_ceil(CHUNK_BYTES) as usize
 }
 
-/// Bytes of the side-car's text for the cells of so many bytes: what [`encode`] adds to its text without any cells. A
-/// tensor may claim more bytes than there is memory for the sums of.
+/// Returns the length that the chunks of `bytes` add to the text of [`encode`]. A tensor may claim more bytes than
+/// there is memory for its checksums.
 #[must_use]
 pub fn text_bytes(bytes: u64) -> u64 {
-    bytes.div_ceil(CELL_BYTES) * HEX_DIGITS as u64
+    bytes.div_ceil(CHUNK_BYTES) * HEX_DIGITS as u64
 }
 
-/// What the side-car says of one record.
+/// The entry of a record in the sidecar.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SideCarRecord {
-    /// The record's name.
+pub struct SidecarRecord {
+    /// Name of the record.
     pub name: String,
-    /// The CRC-64/NVME of each cell.
-    pub cells: Vec<u64>,
+    /// CRC-64/NVME of each chunk.
+    pub chunks: Vec<u64>,
 }
 
 #[derive(Deserialize)]
@@ -194,7 +193,7 @@ struct Wire<R> {
     index: String,
     #[serde(rename = "self")]
     own: String,
-    /// Sixteen digits each, as all sums: the text has its length before the file does.
+    /// Sixteen digits, as for all checksums, so that the length of the text does not depend on the numbers.
     file_bytes: String,
     index_offset: String,
     index_bytes: String,
@@ -212,52 +211,52 @@ const ALGORITHM: &str = "crc-64/nvme";
 const VERSION: u32 = 2;
 pub(crate) const HEX_DIGITS: usize = 16;
 const BLANK: &str = "0000000000000000";
-/// What a side-car begins with; the sum of the index stands behind it.
+/// The start of a sidecar. The checksum of the index follows.
 const HEAD: &str = r#"{"version":2,"index":""#;
-/// What stands between the sum of the index and that of the side-car.
+/// The text between the checksum of the index and that of the sidecar.
 const BETWEEN: &str = r#"","self":""#;
 /// [`HEAD`] as the header of a safetensors file has it.
 const QUOTED_HEAD: &str = r#""deepnvme.checksums":"{\"version\":2,\"index\":\""#;
 
-/// The file that checksums were made for. Another file of the same bytes in another place has another frame.
+/// The size of a file and the position of its index. It distinguishes the file from others that contain the same
+/// bytes elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     pub file_bytes: u64,
-    /// Where its index begins: the header of a safetensors file, or the side-car of an archive and all that follows it.
+    /// Offset of the index: the header of a safetensors file, or the sidecar of an archive and everything after it.
     pub index_offset: u64,
-    /// Bytes of the index.
+    /// Length of the index in bytes.
     pub index_bytes: u64,
 }
 
-/// A frame, and the sum of the index in it.
+/// A frame, and the checksum of its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seal {
-    /// The file that it was made for.
+    /// The file of the checksum.
     pub frame: Frame,
-    /// The CRC-64/NVME of the index, without the digits of this sum itself.
+    /// CRC-64/NVME of the index, without the digits of this checksum.
     pub index_crc64: u64,
 }
 
-/// What a side-car says.
+/// The contents of a sidecar.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SideCar {
-    /// The records, in the order of the file.
-    pub records: Vec<SideCarRecord>,
-    /// What covers the rest of the file. Files of version 1 have none: nothing vouches for names, types and shapes.
+pub struct Sidecar {
+    /// The records, in file order.
+    pub records: Vec<SidecarRecord>,
+    /// The checksum of the rest of the file. Version 1 has none: names, types and shapes are not covered.
     pub seal: Option<Seal>,
 }
 
-/// Where in the text of a side-car the sum of the index stands.
+/// Position of the index's checksum in the text of a sidecar.
 pub const INDEX_DIGITS: Range<usize> = HEAD.len()..HEAD.len() + HEX_DIGITS;
-const OWN_DIGITS: Range<usize> = INDEX_DIGITS.end + BETWEEN.len()..INDEX_DIGITS.end + BETWEEN.len() + HEX_DIGITS;
+const SIDECAR_DIGITS: Range<usize> = INDEX_DIGITS.end + BETWEEN.len()..INDEX_DIGITS.end + BETWEEN.len() + HEX_DIGITS;
 
-/// The side-car's text for the names of records and their cells, in a file of that frame. The sum of the index is blank:
-/// [`seal`] puts it in. Its length depends on the names and the numbers of cells only, so that a place can be
-/// kept for it.
+/// Encodes a sidecar for records and their chunks, in a file of that frame. The checksum of the index is blank;
+/// [`seal`] writes it. The length depends only on names and numbers of chunks, so that space can be reserved.
 #[must_use]
 pub fn encode<'a>(records: impl Iterator<Item = (&'a str, &'a [u64])> + Clone, frame: Frame) -> String {
-    let digits = records.map(|(name, cells)| (name, cells.iter().flat_map(|cell| hex(*cell)).collect::<String>()));
+    let digits = records.map(|(name, chunks)| (name, chunks.iter().flat_map(|chunk| hex(*chunk)).collect::<String>()));
     let records = json::Entries(digits);
     let number = |number| hex(number).collect::<String>();
     let wire = Wire {
@@ -268,33 +267,33 @@ pub fn encode<'a>(records: impl Iterator<Item = (&'a str, &'a [u64])> + Clone, f
         index_offset: number(frame.index_offset),
         index_bytes: number(frame.index_bytes),
         algorithm: ALGORITHM.into(),
-        cell_bytes: CELL_BYTES,
+        cell_bytes: CHUNK_BYTES,
         records,
     };
     let mut text = serde_json::to_string(&wire).unwrap_or_default();
-    let own: String = hex(own_sum(text.as_bytes())).collect();
-    text.replace_range(OWN_DIGITS, &own);
+    let own: String = hex(sidecar_crc64(text.as_bytes())).collect();
+    text.replace_range(SIDECAR_DIGITS, &own);
     text
 }
 
-/// All sixteen digits.
-pub(crate) fn hex(cell: u64) -> impl Iterator<Item = char> {
-    (0..HEX_DIGITS as u32).rev().filter_map(move |place| char::from_digit((cell >> (4 * place) & 15) as u32, 16))
+/// Formats a number as sixteen hexadecimal digits.
+pub(crate) fn hex(chunk: u64) -> impl Iterator<Item = char> {
+    (0..HEX_DIGITS as u32).rev().filter_map(move |place| char::from_digit((chunk >> (4 * place) & 15) as u32, 16))
 }
 
-/// The sum that stands there. Each sum has one spelling, so that no digit can change unnoticed.
-pub(crate) fn sum_at(text: &[u8], place: Range<usize>) -> Option<u64> {
+/// Parses the digits at a position. Each number has one spelling, so every changed digit is noticed.
+pub(crate) fn parse_digits(text: &[u8], place: Range<usize>) -> Option<u64> {
     let digits = std::str::from_utf8(text.get(place)?).ok()?;
     let sum = u64::from_str_radix(digits, 16).ok()?;
     hex(sum).eq(digits.chars()).then_some(sum)
 }
 
-/// The sum of a side-car's text, without the two sums at its beginning.
-fn own_sum(text: &[u8]) -> u64 {
-    covered_sum(text, &[INDEX_DIGITS, OWN_DIGITS])
+/// Returns the checksum of a sidecar's text, without the two checksums at its start.
+fn sidecar_crc64(text: &[u8]) -> u64 {
+    covered_sum(text, &[INDEX_DIGITS, SIDECAR_DIGITS])
 }
 
-/// The CRC-64/NVME of bytes, without those in `holes`, which are in order and do not overlap.
+/// Returns the CRC-64/NVME of bytes without the `holes`, which are ordered and do not overlap.
 #[must_use]
 pub fn covered_sum(bytes: &[u8], holes: &[Range<usize>]) -> u64 {
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
@@ -307,7 +306,7 @@ pub fn covered_sum(bytes: &[u8], holes: &[Range<usize>]) -> u64 {
     digest.finalize()
 }
 
-/// Writes the sum of an index into its `holes`: the first one has the digits.
+/// Writes the checksum of an index, without its `holes`, into `digits`.
 pub fn seal(index: &mut [u8], digits: Range<usize>, holes: &[Range<usize>]) {
     let sum = covered_sum(index, holes);
     for (place, digit) in index[digits].iter_mut().zip(hex(sum)) {
@@ -315,22 +314,22 @@ pub fn seal(index: &mut [u8], digits: Range<usize>, holes: &[Range<usize>]) {
     }
 }
 
-/// Where in the header of a safetensors file the sum of the index stands, if deepnvme has written the header.
+/// Returns the position of the index's checksum in a safetensors header, if deepnvme wrote it.
 #[must_use]
 pub fn quoted_digits(header: &[u8]) -> Option<Range<usize>> {
     let head = QUOTED_HEAD.as_bytes();
-    // A name that looks like it has its quotes escaped.
+    // In a name that resembles it the quotes are escaped.
     let start = header.windows(head.len()).position(|window| window == head)? + head.len();
     (start + HEX_DIGITS <= header.len()).then_some(start..start + HEX_DIGITS)
 }
 
-/// Reads a side-car.
+/// Parses a sidecar.
 ///
-/// # Errors
-/// `Corrupt` for text that is not one, or was changed; `Unsupported` for one of a later version.
-pub fn decode(text: &[u8]) -> Result<SideCar> {
-    Error::unless_there_is_room("the checksums", text.len(), JSON_ROOM)?;
-    let no_json = |error| Error::corrupt(0, format!("the checksums are no JSON that deepnvme writes: {error}"));
+/// # Errors `Corrupt` for a text that is not a sidecar or was changed; `Unsupported` for a later version. changed;
+/// `Unsupported` for one of a later version.
+pub fn decode(text: &[u8]) -> Result<Sidecar> {
+    Error::check_memory("the checksums", text.len(), JSON_MEMORY_FACTOR)?;
+    let no_json = |error| Error::corrupt(0, format!("the checksums are not valid JSON of deepnvme: {error}"));
     let Version { version } = serde_json::from_slice(text).map_err(no_json)?;
     let (algorithm, cell_bytes, records, seal) = match version {
         1 => {
@@ -340,14 +339,14 @@ pub fn decode(text: &[u8]) -> Result<SideCar> {
         VERSION => {
             let wire: Wire<json::Object<String>> = serde_json::from_slice(text).map_err(no_json)?;
             let is_as_written = text.starts_with(HEAD.as_bytes())
-                && text.get(INDEX_DIGITS.end..OWN_DIGITS.start) == Some(BETWEEN.as_bytes())
-                && sum_at(text, OWN_DIGITS) == Some(own_sum(text));
+                && text.get(INDEX_DIGITS.end..SIDECAR_DIGITS.start) == Some(BETWEEN.as_bytes())
+                && parse_digits(text, SIDECAR_DIGITS) == Some(sidecar_crc64(text));
             let numbers = [&wire.file_bytes, &wire.index_offset, &wire.index_bytes];
             let [file_bytes, index_offset, index_bytes] =
-                numbers.map(|digits| sum_at(digits.as_bytes(), 0..HEX_DIGITS).filter(|_| is_as_written));
+                numbers.map(|digits| parse_digits(digits.as_bytes(), 0..HEX_DIGITS).filter(|_| is_as_written));
             let seal = (|| {
                 let frame = Frame { file_bytes: file_bytes?, index_offset: index_offset?, index_bytes: index_bytes? };
-                Some(Seal { frame, index_crc64: sum_at(text, INDEX_DIGITS)? })
+                Some(Seal { frame, index_crc64: parse_digits(text, INDEX_DIGITS)? })
             })();
             if seal.is_none() {
                 return Err(Error::corrupt(0, "the checksums themselves are not those that were saved"));
@@ -356,26 +355,26 @@ pub fn decode(text: &[u8]) -> Result<SideCar> {
         }
         _ => return Err(later(&format!("checksums of version {version}"))),
     };
-    if algorithm != ALGORITHM || cell_bytes != CELL_BYTES {
+    if algorithm != ALGORITHM || cell_bytes != CHUNK_BYTES {
         return Err(later(&format!("checksums of version {version}, {algorithm} over {cell_bytes} bytes")));
     }
     let records = records.0.into_iter().map(|(name, digits)| {
         let is_hex = digits.len() % HEX_DIGITS == 0 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
         if !is_hex {
-            return Err(Error::corrupt(0, format!("the checksums of {name:?} are no hexadecimal numbers")));
+            return Err(Error::corrupt(0, format!("the checksums of {name:?} are not hexadecimal numbers")));
         }
-        let cells = (0..digits.len()).step_by(HEX_DIGITS);
-        let cells = cells.map(|at| u64::from_str_radix(&digits[at..at + HEX_DIGITS], 16).unwrap_or_default());
-        Ok(SideCarRecord { name, cells: cells.collect() })
+        let chunks = (0..digits.len()).step_by(HEX_DIGITS);
+        let chunks = chunks.map(|at| u64::from_str_radix(&digits[at..at + HEX_DIGITS], 16).unwrap_or_default());
+        Ok(SidecarRecord { name, chunks: chunks.collect() })
     });
-    Ok(SideCar { records: records.collect::<Result<_>>()?, seal })
+    Ok(Sidecar { records: records.collect::<Result<_>>()?, seal })
 }
 
 fn later(what: &str) -> Error {
     Error::unsupported(format!("{what}; a later deepnvme wrote them: upgrade, or load with verify='off'"))
 }
 
-/// A polynomial over GF(2) without its highest term, bits reflected, as wide as the sum that it belongs to.
+/// A polynomial over GF(2) without its highest term, bits reflected, as wide as its checksum.
 #[derive(Clone, Copy)]
 struct Polynomial {
     reflected: u64,
@@ -386,7 +385,7 @@ impl Polynomial {
     const CRC32: Self = Self { reflected: 0xEDB8_8320, bits: 32 };
     const CRC64: Self = Self { reflected: 0x9A6C_9329_AC4B_C9B5, bits: 64 };
 
-    /// The product of two polynomials, modulo this one. The highest bit stands for 1.
+    /// Returns the product of two polynomials modulo this one. The highest bit represents 1.
     fn multiply(self, left: u64, mut right: u64) -> u64 {
         let mut product = 0;
         for bit in (0..self.bits).rev() {
@@ -398,8 +397,8 @@ impl Polynomial {
         product
     }
 
-    /// x to the power of eight for each byte, by squaring. Multiplied by it, a sum is what it would be with so many zero
-    /// bytes behind it (the inversions of the standards cancel out).
+    /// Returns x to the power of eight times `bytes`, by squaring. Multiplying a checksum by it appends that many
+    /// zero bytes (the inversions of the standards cancel out).
     fn power(self, bytes: u64) -> u64 {
         let one = 1 << (self.bits - 1);
         let (mut factor, mut power) = (one >> 8, one);

@@ -1,24 +1,24 @@
-//! What the objects of a graph would cost those who make them.
+//! Limits the expanded size of a graph.
 //!
-//! A graph is never larger than its pickle, but what is made of it may be. A tuple that holds the same tuple twice, which
-//! holds the same tuple twice, and so on, has a hundred bytes at sixty levels and a hash that takes Python for ever. So it
-//! is computed how many objects everything has when it is spelled out, which is what hashing and comparing look at; the sum
-//! of that over all references has a limit. What calls copy is the business of who calls.
+//! A graph is never larger than its pickle, but the objects made from it may be. A tuple that contains the same tuple
+//! twice, which contains the same tuple twice, and so on, has a hundred bytes at sixty levels, and hashing it never
+//! ends. So this computes the number of objects of each node without sharing, which is the work of hashing and
+//! comparing. The sum over all references is limited. Copies by calls are the caller's responsibility.
 
 use super::graph::{Graph, Make, Node, NodeId, Object};
 use crate::error::{Error, Result};
 
-/// The sum that is allowed: about one for each byte of the longest pickle.
-const COST_MAX: u64 = 1 << 28;
-/// How many bytes of an integer count as one object.
+/// The maximum sum: about one for each byte of the longest pickle.
+const EXPANDED_SIZE_MAX: u64 = 1 << 28;
+/// Bytes of an integer that count as one object.
 const WORD_BYTES: usize = 8;
 
-/// Refuses a graph that costs too much.
+/// Refuses a graph that is too large when expanded.
 ///
 /// # Errors
 /// `Unsupported`.
 pub(super) fn check(graph: &Graph) -> Result<()> {
-    let sizes = spelled_sizes(graph);
+    let sizes = expanded_sizes(graph);
     let mut sum = 0u64;
     for node in graph.nodes() {
         let mut refer = |id: &NodeId| sum = sum.saturating_add(u64::from(sizes[id.index()]) - 1);
@@ -36,16 +36,16 @@ pub(super) fn check(graph: &Graph) -> Result<()> {
             _ => {}
         }
     }
-    if sum > COST_MAX {
+    if sum > EXPANDED_SIZE_MAX {
         let text = "the objects of the file refer to each other so often that making them would take more than";
-        return Err(Error::unsupported(format!("{text} {COST_MAX} steps")));
+        return Err(Error::unsupported(format!("{text} {EXPANDED_SIZE_MAX} steps")));
     }
     Ok(())
 }
 
-/// How many objects each node has, spelled out. Those that have a hash have parts with smaller numbers only, so one pass is
-/// enough; what can be changed later has none.
-fn spelled_sizes(graph: &Graph) -> Vec<u32> {
+/// Returns the number of objects of each node without sharing. Hashable nodes have parts with smaller ids only, so
+/// one pass is enough; mutable ones are not hashable.
+fn expanded_sizes(graph: &Graph) -> Vec<u32> {
     let mut sizes: Vec<u32> = Vec::with_capacity(graph.len());
     for node in graph.nodes() {
         let sum = |elements: &[NodeId]| elements.iter().fold(1, |sum: u32, id| sum.saturating_add(sizes[id.index()]));
@@ -61,7 +61,7 @@ fn spelled_sizes(graph: &Graph) -> Vec<u32> {
     sizes
 }
 
-/// Whether it may be a tuple of a class of its own. All else that has a hash has it of a few attributes.
+/// Whether it may be a tuple subclass. Other hashable objects hash a few attributes.
 fn is_tuple(graph: &Graph, object: &Object) -> bool {
     object.make == Make::NewObject || graph.global(object.callable) == Some(("torch", "Size"))
 }

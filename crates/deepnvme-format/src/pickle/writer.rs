@@ -1,52 +1,52 @@
-//! Pickles, instruction by instruction: protocol 2, as torch writes and its restricted unpickler reads.
+//! Writes pickles of protocol 2, as torch does and its restricted unpickler reads.
 
 use std::collections::HashMap;
 
 use crate::dtype::Dtype;
 use crate::state::Signs;
 
-/// A pickle that is being written.
+/// Writes a pickle.
 #[derive(Debug)]
-pub struct Emitter {
+pub struct PickleWriter {
     bytes: Vec<u8>,
     globals: HashMap<&'static str, u32>,
     memoized: u32,
 }
 
-/// A tensor, as a pickle has it: a view of a storage that the archive has in a record of its own.
+/// A tensor in a pickle: a view of a storage in a record of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
-    /// The number in the name of the storage's record.
+    /// Number in the name of the storage's record.
     pub key: usize,
-    /// The type of the elements.
+    /// Element type.
     pub dtype: Dtype,
-    /// Elements of the storage.
+    /// Number of elements of the storage.
     pub storage_elements: u64,
-    /// Where the tensor begins in it, in elements.
+    /// Offset in the storage, in elements.
     pub offset: u64,
-    /// Sizes.
+    /// Shape.
     pub shape: &'a [u64],
     /// Strides, in elements.
     pub strides: &'a [u64],
-    /// Whether it takes part in training.
+    /// torch's `requires_grad`.
     pub requires_grad: bool,
-    /// Which of its signs are the opposite of those in the storage.
+    /// Signs that are flipped relative to the storage.
     pub signs: Signs,
 }
 
-impl Default for Emitter {
+impl Default for PickleWriter {
     fn default() -> Self {
         Self { bytes: b"\x80\x02".to_vec(), globals: HashMap::new(), memoized: 0 }
     }
 }
 
-impl Emitter {
-    /// Instructions, as they are.
+impl PickleWriter {
+    /// Writes raw instructions.
     pub fn raw(&mut self, instructions: &[u8]) {
         self.bytes.extend(instructions);
     }
 
-    /// An integer.
+    /// Writes an integer.
     pub fn int(&mut self, value: i64) {
         if let Ok(small) = u8::try_from(value) {
             self.bytes.extend([b'K', small]);
@@ -62,25 +62,25 @@ impl Emitter {
         }
     }
 
-    /// A float.
+    /// Writes a float.
     pub fn float(&mut self, value: f64) {
         self.bytes.push(b'G');
         self.bytes.extend(value.to_be_bytes());
     }
 
-    /// A string of less than 4 GiB.
+    /// Writes a string of less than 4 GiB.
     pub fn text(&mut self, text: &str) {
         self.bytes.push(b'X');
         self.bytes.extend((text.len() as u32).to_le_bytes());
         self.bytes.extend(text.as_bytes());
     }
 
-    /// A truth value.
+    /// Writes a boolean.
     pub fn flag(&mut self, value: bool) {
         self.bytes.push(if value { 0x88 } else { 0x89 });
     }
 
-    /// A class or function, by the instruction that fetches it; from the second time on, what was kept of the first.
+    /// Writes a class or function by the instruction that fetches it. Later uses come from the memo.
     pub fn global(&mut self, instruction: &'static str) {
         if let Some(index) = self.globals.get(instruction).copied() {
             return self.get(index);
@@ -90,7 +90,7 @@ impl Emitter {
         self.globals.insert(instruction, index);
     }
 
-    /// Keeps the object that was written last; what it is fetched by.
+    /// Stores the last object in the memo. Returns its index.
     pub fn put(&mut self) -> u32 {
         let index = self.memoized;
         if let Ok(small) = u8::try_from(index) {
@@ -103,7 +103,7 @@ impl Emitter {
         index
     }
 
-    /// An object that was kept.
+    /// Writes an object from the memo.
     pub fn get(&mut self, index: u32) {
         if let Ok(small) = u8::try_from(index) {
             self.bytes.extend([b'h', small]);
@@ -113,13 +113,13 @@ impl Emitter {
         }
     }
 
-    /// An empty ordered dict.
+    /// Writes an empty ordered dict.
     pub fn ordered_dict(&mut self) {
         self.global("ccollections\nOrderedDict\n");
         self.bytes.extend(b")R");
     }
 
-    /// A tensor. Types that are newer than the classes of storages have untyped ones, and are named with the tensor.
+    /// Writes a tensor. Types without a storage class use an untyped storage and name the type in the tensor.
     pub fn tensor(&mut self, view: &TensorView<'_>) {
         let class = view.dtype.storage_class();
         self.global(match class {
@@ -140,7 +140,7 @@ impl Emitter {
         self.numbers(view.shape);
         self.numbers(view.strides);
         self.flag(view.requires_grad);
-        // Each tensor has hooks of its own, or one of one would be one of all.
+        // Each tensor needs its own hooks: a shared dict would be shared after loading.
         self.ordered_dict();
         if class.is_none() {
             self.bytes.extend(format!("ctorch\n{}\n", view.dtype.torch_name()).as_bytes());
@@ -157,14 +157,14 @@ impl Emitter {
         self.bytes.extend(b"tR");
     }
 
-    /// A tuple of numbers.
+    /// Writes a tuple of numbers.
     fn numbers(&mut self, numbers: &[u64]) {
         self.bytes.push(b'(');
         numbers.iter().for_each(|number| self.int(*number as i64));
         self.bytes.push(b't');
     }
 
-    /// The whole pickle.
+    /// Returns the pickle.
     #[must_use]
     pub fn finish(mut self) -> Vec<u8> {
         self.bytes.push(b'.');

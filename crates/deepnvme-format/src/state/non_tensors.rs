@@ -1,33 +1,33 @@
-//! What a state has besides tensors: what a file of tensors alone leaves out.
+//! Values of a state that are not tensors, and so are lost in a file of tensors only.
 
-use super::names::{Part, WayId, Ways};
+use super::paths::{PathId, PathPart, Paths};
 use super::tensor;
 use super::walk::is_parameter;
 use crate::pickle::{Graph, Node, NodeId};
 
-/// How many are named at the most.
-pub const OTHERS_MAX: usize = 10_000;
+/// The maximum number of values that are listed.
+pub const NON_TENSORS_MAX: usize = 10_000;
 
-/// The name of each value that is no tensor, no parameter and no container of such, and what it is. Of objects that are
-/// more than their tensors (attributes, arguments) nothing more is said than that they are objects. What lies too deep or
-/// too far to have a name, and what is beyond [`OTHERS_MAX`], is left away.
+/// Returns name and kind of each value that is not a tensor, a parameter or a container of them. Objects that are
+/// more than their tensors (attributes, arguments) are listed as objects only. Values that are nested too deep or
+/// whose names are too long are omitted, as are those beyond [`NON_TENSORS_MAX`].
 #[must_use]
-pub fn others(graph: &Graph) -> Vec<(String, &'static str)> {
-    let mut ways = Ways::new(graph);
+pub fn non_tensors(graph: &Graph) -> Vec<(String, &'static str)> {
+    let mut paths = Paths::new(graph);
     let mut seen = vec![false; graph.len()];
     let mut found = Vec::new();
-    // How many a name was looked for: those that have none cost as much.
+    // The number of names that were built: failures cost as much.
     let mut looked = 0;
-    let mut next = Some((graph.root(), Ways::ROOT, Part::Same));
-    // Containers that are being gone through, and how far: what they refer to is not noted before it is its turn.
-    let mut open: Vec<(NodeId, WayId, usize)> = Vec::new();
+    let mut next = Some((graph.root(), Paths::ROOT, PathPart::Same));
+    // Containers in progress, and the position in each: their elements are visited in turn.
+    let mut open: Vec<(NodeId, PathId, usize)> = Vec::new();
     loop {
         let (id, above, part) = match (next.take(), open.last_mut()) {
             (Some(step), _) => step,
-            (None, Some((container, way, at))) => match part_at(graph, *container, *at) {
+            (None, Some((container, path, at))) => match part_at(graph, *container, *at) {
                 Some((id, part)) => {
                     *at += 1;
-                    (id, *way, part)
+                    (id, *path, part)
                 }
                 None => {
                     open.pop();
@@ -39,17 +39,17 @@ pub fn others(graph: &Graph) -> Vec<(String, &'static str)> {
         match kind(graph, id) {
             Kind::Tensor => {}
             Kind::Other(kind) => {
-                if looked == OTHERS_MAX {
+                if looked == NON_TENSORS_MAX {
                     return found;
                 }
                 looked += 1;
-                found.extend(ways.spell(above, part).ok().map(|name| (name, kind)));
+                found.extend(paths.name(above, part).ok().map(|name| (name, kind)));
             }
             Kind::Container => {
                 if !std::mem::replace(&mut seen[id.index()], true)
-                    && let Ok(way) = ways.below(above, part)
+                    && let Ok(path) = paths.below(above, part)
                 {
-                    open.push((id, way, 0));
+                    open.push((id, path, 0));
                 }
             }
         }
@@ -81,10 +81,10 @@ fn kind(graph: &Graph, id: NodeId) -> Kind {
     })
 }
 
-/// What a container has at a place.
-fn part_at(graph: &Graph, container: NodeId, at: usize) -> Option<(NodeId, Part)> {
-    let numbered = |elements: &[NodeId]| elements.get(at).map(|id| (*id, Part::Index(at as u32)));
-    let keyed = |items: &[(NodeId, NodeId)]| items.get(at).map(|(key, value)| (*value, Part::Key(*key)));
+/// Returns the element of a container at a position.
+fn part_at(graph: &Graph, container: NodeId, at: usize) -> Option<(NodeId, PathPart)> {
+    let numbered = |elements: &[NodeId]| elements.get(at).map(|id| (*id, PathPart::Index(at as u32)));
+    let keyed = |items: &[(NodeId, NodeId)]| items.get(at).map(|(key, value)| (*value, PathPart::Key(*key)));
     match graph.node(container) {
         Node::Tuple(elements) => numbered(elements),
         Node::List(elements) => numbered(elements),

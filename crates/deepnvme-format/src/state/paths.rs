@@ -1,79 +1,80 @@
-//! The ways from the root to containers, linked upwards. A name is spelled out for a tensor only: a file can have as many
-//! containers as bytes, each below a name as long as the file.
+//! Paths from the root to containers, as a tree of parent links. Names are built for tensors only: a file can have as
+//! many containers as bytes, each with a name as long as the file.
 
 use crate::error::{Error, Result};
 use crate::pickle::{Graph, Node, NodeId};
 
-/// How deep containers may lie in one another.
+/// The maximum nesting depth of containers.
 pub const DEPTH_MAX: usize = 500;
-/// The longest name of a tensor.
+/// The maximum length of a tensor's name.
 pub const NAME_BYTES_MAX: usize = 4 << 10;
 
-/// What a way has that the way above it has not.
+/// The last component of a path.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Part {
-    /// Nothing: arguments and states go by the name of what they belong to.
+pub(super) enum PathPart {
+    /// None: arguments and states have the name of their object.
     Same,
-    /// A place in a row.
+    /// An index in a sequence.
     Index(u32),
     /// The key of a dict.
     Key(NodeId),
 }
 
-/// Which way.
+/// Identifies a path.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WayId(u32);
+pub(super) struct PathId(u32);
 
 #[derive(Clone, Copy)]
-struct Way {
-    above: WayId,
-    part: Part,
+struct Path {
+    above: PathId,
+    part: PathPart,
     depth: u32,
 }
 
-/// All ways that have been gone.
-pub(super) struct Ways<'a> {
+/// All visited paths.
+pub(super) struct Paths<'a> {
     graph: &'a Graph,
-    ways: Vec<Way>,
+    paths: Vec<Path>,
 }
 
-impl<'a> Ways<'a> {
-    pub(super) const ROOT: WayId = WayId(0);
+impl<'a> Paths<'a> {
+    pub(super) const ROOT: PathId = PathId(0);
 
     pub(super) fn new(graph: &'a Graph) -> Self {
-        Self { graph, ways: vec![Way { above: Self::ROOT, part: Part::Same, depth: 0 }] }
+        Self { graph, paths: vec![Path { above: Self::ROOT, part: PathPart::Same, depth: 0 }] }
     }
 
-    /// One step further.
-    pub(super) fn below(&mut self, above: WayId, part: Part) -> Result<WayId> {
-        let depth = self.ways[above.0 as usize].depth + 1;
+    /// Extends a path by one component.
+    pub(super) fn below(&mut self, above: PathId, part: PathPart) -> Result<PathId> {
+        let depth = self.paths[above.0 as usize].depth + 1;
         if depth as usize > DEPTH_MAX {
-            return Err(too_deep(&self.spell(above, part).unwrap_or_default()));
+            return Err(too_deep(&self.name(above, part).unwrap_or_default()));
         }
-        let id = WayId(self.ways.len() as u32);
-        self.ways.push(Way { above, part, depth });
+        let id = PathId(self.paths.len() as u32);
+        self.paths.push(Path { above, part, depth });
         Ok(id)
     }
 
-    /// The name of what lies one step further: the parts joined by dots, without empty ones at the beginning.
-    pub(super) fn spell(&self, above: WayId, part: Part) -> Result<String> {
+    /// Returns the name of a path extended by one component: components joined by dots, without empty ones at the
+    /// start.
+    pub(super) fn name(&self, above: PathId, part: PathPart) -> Result<String> {
         let mut parts = vec![part];
         let mut at = above;
         while at.0 != Self::ROOT.0 {
-            let way = self.ways[at.0 as usize];
-            parts.push(way.part);
-            at = way.above;
+            let path = self.paths[at.0 as usize];
+            parts.push(path.part);
+            at = path.above;
         }
         let mut name = String::new();
         for part in parts.into_iter().rev() {
-            if !matches!(part, Part::Same) && !name.is_empty() {
+            if !matches!(part, PathPart::Same) && !name.is_empty() {
                 name.push('.');
             }
             match part {
-                Part::Same => {}
-                Part::Index(index) => name += &index.to_string(),
-                Part::Key(key) => match self.graph.node(key) {
-                    // Looked at before it is copied: the same key may stand in the way five hundred times.
+                PathPart::Same => {}
+                PathPart::Index(index) => name += &index.to_string(),
+                PathPart::Key(key) => match self.graph.node(key) {
+                    // Checked before it is copied: one key may occur five hundred times in a path.
                     Node::Str(text) if text.len() > NAME_BYTES_MAX => return Err(too_long(&(name + shown(text)))),
                     Node::Surrogates(bytes) if bytes.len() > NAME_BYTES_MAX => return Err(too_long(&name)),
                     _ => name += &self.graph.key_name(key),
@@ -97,7 +98,7 @@ fn too_long(name: &str) -> Error {
     Error::unsupported(format!("the name of the tensor {name:?}... has more than {NAME_BYTES_MAX} bytes"))
 }
 
-/// The beginning of a name.
+/// Returns the start of a name, for messages.
 fn shown(name: &str) -> &str {
     const SHOWN_CHARS: usize = 80;
     name.char_indices().nth(SHOWN_CHARS).map_or(name, |(end, _)| &name[..end])

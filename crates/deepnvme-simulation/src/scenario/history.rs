@@ -8,7 +8,7 @@ use deepnvme_checkpoint::Error;
 use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST, Manifest};
 use deepnvme_checkpoint::read::Reader;
 use deepnvme_checkpoint::write::Saved;
-use deepnvme_format::sums::Hasher;
+use deepnvme_format::checksums::Hasher;
 use deepnvme_io::fs;
 use deepnvme_io::stream::Replacement;
 use deepnvme_io::{DirectMode, Durability, Engine, StripeSet, Target, WriteExtent, WriteOptions};

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use deepnvme_checkpoint::history::{Entry, HEAD_BYTES, History, Holder, Manifest, PARTS_LIST, Part, private_name};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Saved, Share, create};
 use deepnvme_checkpoint::{Error, Progress};
-use deepnvme_format::sums::Hasher;
+use deepnvme_format::checksums::Hasher;
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::stream::Replacement;
 use deepnvme_io::{DirectMode, Durability, Engine, Error as IoError, OpenOptions, StripeSet, Target, TensorFile};

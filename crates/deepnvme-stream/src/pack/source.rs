@@ -69,7 +69,7 @@ impl Model {
                         return Err(refused(&path, "it is packed already; pack the model that it was made of".into()));
                     }
                     let is_known = model.metadata.iter().any(|(known, _)| known == key);
-                    if key != deepnvme_format::sums::METADATA_KEY && !is_known {
+                    if key != deepnvme_format::checksums::METADATA_KEY && !is_known {
                         model.metadata.push((key.clone(), text.clone()));
                     }
                 }

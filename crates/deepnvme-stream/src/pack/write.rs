@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_format::Dtype;
+use deepnvme_format::checksums::{self, CHUNK_BYTES, Frame, Hasher, chunk_count};
 use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES, PADDING_BYTES_MIN, seal};
-use deepnvme_format::sums::{self, CELL_BYTES, Frame, Hasher, cell_count};
 use deepnvme_io::mem::Region;
 use deepnvme_io::stream::{FileWriter, Replacement};
 use deepnvme_io::{Access, Durability, Engine, OpenOptions, Target, TensorFile, WriteOptions};
@@ -74,7 +74,7 @@ pub(super) fn write(
     for group in groups {
         for at in group.clone() {
             let (tensor, begin) = (tensors[at], writer.position() - data_offset);
-            let mut pen = Pen { writer: &mut writer, cells: Vec::new(), hasher: Hasher::default(), room: CELL_BYTES };
+            let mut pen = Pen { writer: &mut writer, cells: Vec::new(), hasher: Hasher::default(), room: CHUNK_BYTES };
             let mut lengths = Vec::new();
             let (item_bytes, recipe) = (model.tensors[tensor].dtype.bytes() as usize, &recipes[tensor]);
             let mut left = model.tensors[tensor].bytes;
@@ -178,11 +178,11 @@ impl Pen<'_> {
 
     fn end_cell(&mut self) {
         self.cells.push(std::mem::take(&mut self.hasher).finish().crc64);
-        self.room = CELL_BYTES;
+        self.room = CHUNK_BYTES;
     }
 
     fn finish(mut self) -> Vec<u64> {
-        if self.room < CELL_BYTES {
+        if self.room < CHUNK_BYTES {
             self.end_cell();
         }
         self.cells
@@ -233,10 +233,10 @@ fn header_text(model: &Model, recipes: &[Recipe], written: &[Written], frame: Fr
     });
     let packed = container::text(encoded);
     let cells = written.iter().map(|each| (model.tensors[each.tensor].name.as_str(), each.cells.as_slice()));
-    let sums = sums::encode(cells, frame);
+    let sums = checksums::encode(cells, frame);
     let is_packed = recipes.iter().any(Recipe::is_encoded);
     let own = is_packed.then_some((container::METADATA_KEY, packed.as_str()));
-    let own = own.into_iter().chain([(sums::METADATA_KEY, sums.as_str())]);
+    let own = own.into_iter().chain([(checksums::METADATA_KEY, sums.as_str())]);
     let mut metadata: serde_json::Map<String, serde_json::Value> =
         model.metadata.iter().map(|(key, text)| (key.clone(), text.as_str().into())).collect();
     metadata.entry("format").or_insert_with(|| "pt".into());
@@ -270,7 +270,7 @@ fn header_bytes_max(model: &Model, recipes: &[Recipe], tensors: &[usize]) -> u64
         let bytes = parts * each + PAGE_BYTES;
         let lengths = if recipe.is_encoded() { vec![each; parts as usize] } else { Vec::new() };
         begin += bytes;
-        Written { tensor: *tensor, begin, bytes, lengths, cells: vec![0; cell_count(bytes)] }
+        Written { tensor: *tensor, begin, bytes, lengths, cells: vec![0; chunk_count(bytes)] }
     };
     header_text(model, recipes, &tensors.iter().map(bound).collect::<Vec<_>>(), Frame::default()).len() as u64
 }
