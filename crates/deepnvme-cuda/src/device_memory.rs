@@ -1,4 +1,4 @@
-//! Memory on a GPU that is this program's own.
+//! Memory allocated on a GPU.
 
 use std::sync::Arc;
 
@@ -6,41 +6,40 @@ use crate::abi::DevicePointer;
 use crate::device::Device;
 use crate::error::Result;
 
-/// Memory on a GPU, given back when this is dropped. What it holds at first is whatever was there before.
+/// Memory on a GPU, freed when dropped. It is uninitialised at first.
 #[derive(Debug)]
-pub struct Memory {
+pub struct DeviceMemory {
     device: Arc<Device>,
     address: DevicePointer,
 }
 
-impl Memory {
-    /// So many bytes, or one where none are asked for.
+impl DeviceMemory {
+    /// Allocates `bytes`, or one byte if zero.
     ///
-    /// # Errors
-    /// What the driver says, above all that there is not so much left.
+    /// # Errors The driver's error, usually that the memory is not available. is not so much left.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Self> {
         let driver = device.driver();
         let _current = device.enter()?;
         let mut address = 0;
-        // SAFETY: the pointer is to a number of ours, and the device's context is the current one.
+        // SAFETY: the pointer is to a local value, and the device is current.
         let code = unsafe { (driver.functions.memory_allocate)(&raw mut address, bytes.max(1)) };
         driver.check("cuMemAlloc", code)?;
         Ok(Self { device: Arc::clone(device), address })
     }
 
-    /// Where it begins, on the GPU.
+    /// Returns the address on the GPU.
     #[must_use]
     pub fn address(&self) -> usize {
         self.address as usize
     }
 }
 
-impl Drop for Memory {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let current = self.device.enter();
         if current.is_ok() {
-            // SAFETY: it was allocated by `new`, in this context, and nobody else frees it. An error means that the
-            // context is dead, and the memory gone with it.
+            // SAFETY: `new` allocated it in this context, and it is freed once. An error means that the context is
+            // dead, and the memory with it.
             let _ = unsafe { (self.device.driver().functions.memory_free)(self.address) };
         }
     }

@@ -1,34 +1,33 @@
-//! What the driver says about a GPU without being given work for it.
+//! Properties of a GPU that need no context.
 
 use std::ffi::{CStr, c_char, c_int};
 
 use crate::driver::Driver;
 use crate::error::Result;
 
-/// A GPU as the driver describes it.
+/// Properties of a GPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Facts {
-    /// Its name, such as "NVIDIA H100 80GB HBM3".
+pub struct DeviceProperties {
+    /// Name, such as "NVIDIA H100 80GB HBM3".
     pub name: String,
-    /// Bytes of memory that it has.
+    /// Total memory in bytes.
     pub memory_bytes: u64,
-    /// Where it is on the PCI bus, such as "0000:65:00.0", in lower case as in `/sys/bus/pci/devices`.
+    /// PCI bus id, such as "0000:65:00.0", in lower case as in `/sys/bus/pci/devices`.
     pub pci_bus_id: String,
 }
 
 impl Driver {
-    /// Describes the GPU of that number, as CUDA counts those that it may see. No context is made, which would take
-    /// some of its memory.
+    /// Queries the properties of a GPU, by CUDA's index of visible devices. Creates no context, which would take some
+    /// of its memory.
     ///
-    /// # Errors
-    /// What the driver says, above all that there is no such device.
-    pub fn facts(&self, index: u32) -> Result<Facts> {
+    /// # Errors The driver's error, for example that the device does not exist. there is no such device.
+    pub fn device_properties(&self, index: u32) -> Result<DeviceProperties> {
         let functions = &self.functions;
         let (mut device, mut memory_bytes) = (0, 0);
         let (mut name, mut pci_bus_id) = ([0; 256], [0; 32]);
         let ordinal = c_int::try_from(index).unwrap_or(c_int::MAX);
-        // SAFETY: all pointers are to values of ours, and the driver writes as many bytes of a text as it is told, the
-        // last of them zero.
+        // SAFETY: all pointers are to local values, and the driver writes at most the given length of a text,
+        // including its zero byte.
         unsafe {
             self.check("cuDeviceGet", (functions.device_get)(&raw mut device, ordinal))?;
             let code = (functions.device_name)(name.as_mut_ptr(), name.len() as c_int, device);
@@ -38,7 +37,7 @@ impl Driver {
             self.check("cuDeviceGetPCIBusId", code)?;
         }
         let pci_bus_id = until_zero(&pci_bus_id).to_lowercase();
-        Ok(Facts { name: until_zero(&name), memory_bytes: memory_bytes as u64, pci_bus_id })
+        Ok(DeviceProperties { name: until_zero(&name), memory_bytes: memory_bytes as u64, pci_bus_id })
     }
 }
 

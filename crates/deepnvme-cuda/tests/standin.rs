@@ -1,4 +1,4 @@
-//! The driver and cuFile by way of the stand-in: what is made is given back, and what is refused is said.
+//! The driver and cuFile over the fake driver: resources are released, and errors are reported.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_cuda::{
-    Batch, BatchEntry, BufferRegistration, CuFile, Device, DeviceSpan, Driver, Event, FileHandle, IoError,
-    Registration, Rows, Stream,
+    Batch, BatchEntry, BufferRegistration, CuFile, Device, DeviceSpan, Driver, Event, FileHandle, HostRegistration,
+    IoError, Rows, Stream,
 };
 use deepnvme_standin::{Loaded, pattern};
 
-/// Longer than any batch of a test takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any batch of a test.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The stand-in, and memory of the device that is current.
+/// The fake driver, with helpers for memory of the current device.
 struct Standin(Loaded);
 
 impl Deref for Standin {
@@ -33,11 +33,11 @@ impl Standin {
         Self(Loaded::alone())
     }
 
-    /// Memory of the device that is current.
+    /// DeviceAllocates memory of the current device.
     fn allocate(&self, bytes: usize) -> u64 {
         let mut at = 0;
         type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
-        // SAFETY: the function has this type, and the pointer is to a number of ours.
+        // SAFETY: the function has this type, and the pointer is to a local value.
         assert_eq!(unsafe { self.function::<Alloc>("cuMemAlloc_v2")(&raw mut at, bytes) }, 0);
         at
     }
@@ -74,9 +74,9 @@ fn devices_and_what_they_say() {
     assert_eq!(driver.device_count().unwrap(), 2);
     let device = Device::new(driver, 1).unwrap();
     assert_eq!(device.index(), 1);
-    let facts = driver.facts(1).unwrap();
-    assert!(!facts.name.is_empty() && facts.memory_bytes > 1 << 20);
-    let id = facts.pci_bus_id;
+    let properties = driver.device_properties(1).unwrap();
+    assert!(!properties.name.is_empty() && properties.memory_bytes > 1 << 20);
+    let id = properties.pci_bus_id;
     assert!(id.contains(':') && id == id.to_lowercase(), "{id}");
     let error = Device::new(driver, 9).unwrap_err();
     assert_eq!((error.call(), error.code()), ("cuDeviceGet", 101));
@@ -94,19 +94,19 @@ fn copies_events_and_registrations() {
         let at = standin.allocate(100_000);
         let host: Box<[u8]> = pattern(7, 50_000).into();
         let owner = Box::new(());
-        // SAFETY: the box stays where it is until the registration is dropped.
+        // SAFETY: the box outlives the registration.
         let registration =
-            unsafe { Registration::new(&device, host.as_ptr().expose_provenance(), host.len(), owner) }.unwrap();
+            unsafe { HostRegistration::new(&device, host.as_ptr().expose_provenance(), host.len(), owner) }.unwrap();
         let stream = Stream::new(&device).unwrap();
         let event = Event::new(&device).unwrap();
-        assert!(event.is_over().unwrap(), "nothing was recorded");
-        // SAFETY: both ends stay until the event is over.
-        unsafe { stream.copy_to_device(&Rows::one(at as usize, 50_000), host.as_ptr()) }.unwrap();
+        assert!(event.is_complete().unwrap(), "nothing was recorded");
+        // SAFETY: both sides outlive the event.
+        unsafe { stream.copy_to_device(&Rows::single(at as usize, 50_000), host.as_ptr()) }.unwrap();
         event.record(stream.raw()).unwrap();
         event.wait().unwrap();
-        assert!(event.is_over().unwrap());
+        assert!(event.is_complete().unwrap());
         assert!(standin.peek(at, 50_000) == pattern(7, 50_000));
-        // Every second four bytes.
+        // Four bytes out of every eight.
         let mut back = vec![0; 40_000];
         let rows = Rows { address: at as usize, bytes: 4, count: 10_000, pitch: 8 };
         standin.poke(at, &pattern(8, 80_000));
@@ -117,7 +117,7 @@ fn copies_events_and_registrations() {
         assert!(back == expected);
         standin.fail("cuMemcpyHtoDAsync_v2", 0, 2);
         // SAFETY: as above.
-        let error = unsafe { stream.copy_to_device(&Rows::one(at as usize, 8), host.as_ptr()) }.unwrap_err();
+        let error = unsafe { stream.copy_to_device(&Rows::single(at as usize, 8), host.as_ptr()) }.unwrap_err();
         assert!(error.is_out_of_memory());
         drop(registration);
         standin.free(at);
@@ -141,22 +141,22 @@ fn cufile_moves_bytes_and_gives_everything_back() {
     assert_eq!(cufile.nvidia_fs_version(), (2, 25));
     let file = std::fs::File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
     let handle = FileHandle::new(&cufile, file.as_fd()).unwrap();
-    // The handle has a descriptor of its own.
+    // The handle has its own descriptor.
     drop(file);
-    // SAFETY: the memory stays until the registration is dropped.
+    // SAFETY: the memory outlives the registration.
     let registration =
         unsafe { BufferRegistration::new(&cufile, &device, at as usize, 1 << 20, Box::new(())) }.unwrap();
-    // SAFETY: nothing else uses the memory.
+    // SAFETY: the memory has no other access.
     let moved = unsafe { handle.write(&device, DeviceSpan::unregistered(at as usize, 1 << 20), 4096) };
     assert_eq!(moved.unwrap(), 1 << 20);
     assert!(std::fs::read(&path).unwrap()[4096..] == pattern(1, 1 << 20));
     standin.poke(at, &vec![0; 1 << 20]);
-    // SAFETY: nothing else uses the memory.
-    let moved = unsafe { handle.read(&device, DeviceSpan { base: at as usize, skip: 512, bytes: 8192 }, 8192) };
+    // SAFETY: the memory has no other access.
+    let moved =
+        unsafe { handle.read(&device, DeviceSpan { base: at as usize, offset_in_base: 512, bytes: 8192 }, 8192) };
     assert_eq!(moved.unwrap(), 8192);
     assert!(standin.peek(at + 512, 8192) == pattern(1, 1 << 20)[4096..12288]);
-    // The end of the file.
-    // SAFETY: nothing else uses the memory.
+    // At the end of the file.
     let moved = unsafe { handle.read(&device, DeviceSpan::unregistered(at as usize, 8192), (1 << 20) + 4096 - 100) };
     assert_eq!(moved.unwrap(), 100);
 
@@ -167,7 +167,7 @@ fn cufile_moves_bytes_and_gives_everything_back() {
     standin.fail("cuFileHandleRegister", 0, 5008);
     let file = std::fs::File::open(&path).unwrap();
     let error = FileHandle::new(&cufile, file.as_fd()).unwrap_err();
-    assert_eq!(error.to_string(), "cuFileHandleRegister: this file, or its file system, cannot do it (5008)");
+    assert_eq!(error.to_string(), "cuFileHandleRegister: not supported by this file or its file system (5008)");
     standin.fail("cuFileDriverOpen", 0, 5001);
     assert!(CuFile::open().unwrap_err().to_string().contains("cuFile does not start: cuFileDriverOpen"), "it says why");
     drop((registration, handle, cufile));
@@ -195,14 +195,14 @@ fn batches_end_entry_by_entry_and_can_be_used_again() {
     let entry = |index: usize, is_read| BatchEntry {
         file: &handle,
         is_read,
-        span: DeviceSpan { base: at as usize, skip: index * 4096, bytes: 4096 },
+        span: DeviceSpan { base: at as usize, offset_in_base: index * 4096, bytes: 4096 },
         offset: (63 - index as u64) * 4096,
         cookie: index,
     };
     let ended = |batch: &mut Batch| {
         let mut ended = vec![0; 64];
         while batch.outstanding() > 0 {
-            for event in batch.wait(PATIENCE).unwrap() {
+            for event in batch.wait(TIMEOUT).unwrap() {
                 assert_eq!(event.result.unwrap(), 4096);
                 ended[event.cookie] += 1;
             }
@@ -211,7 +211,7 @@ fn batches_end_entry_by_entry_and_can_be_used_again() {
     };
     for is_read in [false, true] {
         let entries: Vec<_> = (0..64).map(|index| entry(index, is_read)).collect();
-        // SAFETY: file and memory stay until the batch has ended, and nothing else uses them.
+        // SAFETY: file and memory outlive the batch, with no other access.
         unsafe { batch.submit(&entries) }.unwrap();
         ended(&mut batch);
         if !is_read {
@@ -219,14 +219,14 @@ fn batches_end_entry_by_entry_and_can_be_used_again() {
         }
     }
     assert!(standin.peek(at, 64 * 4096) == pattern(5, 64 * 4096));
-    // What is taken back is reported, and what is dropped is waited for.
+    // Cancelled transfers are reported, and a drop waits for the others.
     let entries: Vec<_> = (0..64).map(|index| entry(index, false)).collect();
     // SAFETY: as above.
     unsafe { batch.submit(&entries) }.unwrap();
     batch.cancel().unwrap();
     let (mut moved, mut taken_back) = (0, 0);
     while batch.outstanding() > 0 {
-        for event in batch.wait(PATIENCE).unwrap() {
+        for event in batch.wait(TIMEOUT).unwrap() {
             *if event.result.is_ok() { &mut moved } else { &mut taken_back } += 1;
         }
     }

@@ -1,19 +1,20 @@
-//! What a read or a write of cuFile answers: bytes, an error of the kernel, or one of cuFile.
+//! Errors and status codes of cuFile.
 
+use std::ffi::c_int;
 use std::fmt;
 use std::io;
 
-use crate::device::Device;
-use crate::error::Error;
+use crate::driver::Driver;
+use crate::error::{Error, Result};
 
-/// Why a transfer failed.
+/// A failed transfer.
 #[derive(Debug)]
 pub enum IoError {
     /// The kernel's error number.
     Kernel(i32),
-    /// cuFile's own, and what it means.
+    /// cuFile's code and its meaning.
     CuFile(i32, &'static str),
-    /// The driver could not even be asked.
+    /// The device's context could not be made current.
     Device(Error),
 }
 
@@ -30,7 +31,7 @@ impl fmt::Display for IoError {
 impl std::error::Error for IoError {}
 
 impl IoError {
-    /// What a negative result means: cuFile's own codes are above 5000. Where there is none, an error of the device.
+    /// Converts a negative result: cuFile's codes are above 5000. Other results are I/O errors.
     pub(super) fn of_code(result: isize) -> Self {
         match result.unsigned_abs() as i32 {
             code @ 5001.. => Self::CuFile(code, name(code)),
@@ -40,66 +41,56 @@ impl IoError {
     }
 }
 
-/// Makes the call with the device's context current, and reads its answer.
-pub(super) fn on(device: &Device, call: impl FnOnce() -> isize) -> Result<usize, IoError> {
-    let _current = device.enter().map_err(IoError::Device)?;
-    outcome(call())
+/// `CU_FILE_SUCCESS`.
+const SUCCESS: c_int = 0;
+/// `CU_FILE_CUDA_DRIVER_ERROR`: the driver's code has the reason.
+const CUDA_DRIVER_ERROR: c_int = 5011;
+
+/// `CUfileError_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Status {
+    pub(super) code: c_int,
+    pub(super) cuda_code: c_int,
 }
 
-/// Reads an answer: minus one says that the kernel's error number tells more.
-fn outcome(answer: isize) -> Result<usize, IoError> {
-    match answer {
-        -1 => Err(IoError::Kernel(io::Error::last_os_error().raw_os_error().unwrap_or(5))),
-        ..-1 => {
-            let code = answer.unsigned_abs() as i32;
-            Err(IoError::CuFile(code, name(code)))
-        }
-        bytes => Ok(bytes as usize),
+/// Turns any status except success into an error.
+pub(super) fn check(driver: &Driver, call: &'static str, status: Status) -> Result<()> {
+    match status.code {
+        SUCCESS => Ok(()),
+        CUDA_DRIVER_ERROR => driver.check(call, status.cuda_code),
+        code => Err(Error { call, code, text: name(code).to_owned() }),
     }
 }
 
-/// What cuFile's codes mean (`CUfileOpError`), as far as somebody could do something about them.
+/// Describes cuFile's codes (`CUfileOpError`), as far as users can act on them.
 pub(super) fn name(code: i32) -> &'static str {
     match code {
-        5001 => "its driver is not open, or nvidia-fs is not loaded and its configuration forbids to do without",
-        5004 | 5005 => "the kernel module nvidia-fs is of another version",
+        5001 => "its driver is not open, or nvidia-fs is not loaded and the configuration requires it",
+        5004 | 5005 => "the kernel module nvidia-fs has another version",
         5006 => "its driver is being closed",
-        5007 => "this machine cannot do it",
-        5008 => "this file, or its file system, cannot do it",
-        5009 => "this GPU cannot do it",
-        5010 | 5033 => "the kernel module nvidia-fs refuses",
-        5012 | 5013 => "the memory is none of a GPU that it can use",
-        5014 | 5016 | 5017 => "the range is longer than what was allocated or registered",
-        5015 => "the memory is another context's",
-        5018 => "the file is of a kind that it does not know",
-        5019 => "the flags of the open file are not right",
+        5007 => "not supported on this machine",
+        5008 => "not supported by this file or its file system",
+        5009 => "not supported by this GPU",
+        5010 | 5033 => "the kernel module nvidia-fs failed",
+        5012 | 5013 => "the memory does not belong to a supported GPU",
+        5014 | 5016 | 5017 => "the range exceeds the allocated or registered memory",
+        5015 => "the memory belongs to another context",
+        5018 => "the type of the file is not supported",
+        5019 => "the file was opened with invalid flags",
         5020 => "the file is not open for direct I/O",
-        5022 => "an argument is not right",
-        5023 => "the memory is registered already",
+        5022 => "an argument is invalid",
+        5023 => "the memory is already registered",
         5024 => "the memory is not registered",
-        5025 => "the file or the device of nvidia-fs may not be used",
+        5025 => "no permission for the file or the device of nvidia-fs",
         5027 => "the file is not registered",
-        5028 => "the file is registered already",
+        5028 => "the file is already registered",
         5029 => "there is no such GPU",
-        5034 => "its configuration forbids it for this file",
-        5036 => "no more of the GPU's memory can be pinned",
-        5035 | 5038 | 5049 => "it does no batches here",
-        5037 => "its batch is full",
-        5043 => "it has no memory for it; try again later",
-        _ => "refused",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn answers() {
-        assert_eq!(outcome(0).unwrap(), 0);
-        assert_eq!(outcome(4096).unwrap(), 4096);
-        let error = outcome(-5036).unwrap_err();
-        assert_eq!(error.to_string(), "cuFile: no more of the GPU's memory can be pinned (5036)");
-        assert!(matches!(outcome(-1).unwrap_err(), IoError::Kernel(_)));
+        5034 => "the configuration forbids it for this file",
+        5036 => "no more GPU memory can be pinned",
+        5035 | 5038 | 5049 => "batches are not supported here",
+        5037 => "the batch is full",
+        5043 => "out of memory; try again later",
+        _ => "unknown error",
     }
 }
