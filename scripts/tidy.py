@@ -36,11 +36,11 @@ ARROWS: dict[str, set[str]] = {
     "cli": {"perf"},
     "python": GROUND | {"io", "checkpoint", "swap", "optim", "perf", "stream", "trace"},
     "testkit": {"io", "mem"},
-    "standin": set(),
+    "fake-driver": set(),
     "simulation": {"io", "mem", "format", "checkpoint", "swap", "stream", "testkit", "simulation-runtime"},
     "simulation-runtime": set(),
 }
-FOR_TESTS_ONLY = {"testkit", "standin"}
+FOR_TESTS_ONLY = {"testkit", "fake-driver"}
 # What stands in for std where a crate is compiled for the simulation, and only there.
 FOR_SIMULATION_ONLY = ("simulation-runtime", "cfg(simulated)")
 
@@ -49,7 +49,7 @@ UNSAFE_HOMES = (
     "crates/deepnvme-cuda/*",
     "crates/deepnvme-io/src/backend/*",
     "crates/*/tests/*",
-    "crates/deepnvme-testkit/standin/*",
+    "crates/deepnvme-testkit/fake_driver/*",
     "python/src/memory/*",
 )
 UNSAFE = re.compile(r"\bunsafe\s*(?:\{|impl\b|\(|(?:extern\s+)?fn\s+\w|extern\s*\{)")

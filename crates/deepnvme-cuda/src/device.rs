@@ -26,7 +26,8 @@ unsafe impl Sync for Device {}
 impl Device {
     /// Retains the primary context of a GPU, by CUDA's index of visible devices.
     ///
-    /// # Errors The driver's error, for example that the device does not exist. there is no such device.
+    /// # Errors
+    /// The driver's error, for example that the device does not exist.
     pub fn new(driver: &'static Driver, index: u32) -> Result<Self> {
         let functions = &driver.functions;
         let (mut device, mut context) = (0, ptr::null_mut());
@@ -53,7 +54,8 @@ impl Device {
 
     /// Makes the device current on this thread until the guard is dropped.
     ///
-    /// # Errors The driver's error.
+    /// # Errors
+    /// The driver's error.
     pub fn enter(&self) -> Result<Current<'_>> {
         // SAFETY: the guard borrows this value, which retains the context.
         self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.functions.context_push)(self.context) })?;

@@ -16,7 +16,8 @@ pub struct DeviceMemory {
 impl DeviceMemory {
     /// Allocates `bytes`, or one byte if zero.
     ///
-    /// # Errors The driver's error, usually that the memory is not available. is not so much left.
+    /// # Errors
+    /// The driver's error, usually that the memory is not available.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Self> {
         let driver = device.driver();
         let _current = device.enter()?;

@@ -20,7 +20,8 @@ impl Driver {
     /// Queries the properties of a GPU, by CUDA's index of visible devices. Creates no context, which would take some
     /// of its memory.
     ///
-    /// # Errors The driver's error, for example that the device does not exist. there is no such device.
+    /// # Errors
+    /// The driver's error, for example that the device does not exist.
     pub fn device_properties(&self, index: u32) -> Result<DeviceProperties> {
         let functions = &self.functions;
         let (mut device, mut memory_bytes) = (0, 0);

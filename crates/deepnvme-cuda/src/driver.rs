@@ -26,8 +26,8 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// # Safety The library is a CUDA driver: its symbols have the declared types. the types that are written
-            /// here.
+            /// # Safety
+            /// The library is a CUDA driver: its symbols have the declared types.
             unsafe fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
                 // SAFETY: the types are those of cuda.h, and the caller guarantees the library.
                 unsafe {
@@ -84,7 +84,8 @@ pub struct Driver {
 impl Driver {
     /// Returns the driver. The first call loads and initialises it.
     ///
-    /// # Errors The reason if there is no driver; the same for every call.
+    /// # Errors
+    /// The reason if there is no driver; the same for every call.
     pub fn get() -> std::result::Result<&'static Self, Unavailable> {
         // Loaded without a lock: if another thread holds it during a fork, the child would wait forever.
         static DRIVER: OnceBox<std::result::Result<Driver, Unavailable>> = OnceBox::new();
@@ -118,7 +119,8 @@ impl Driver {
 
     /// Returns the number of GPUs.
     ///
-    /// # Errors The driver's error.
+    /// # Errors
+    /// The driver's error.
     pub fn device_count(&self) -> Result<u32> {
         let mut count = 0;
         // SAFETY: the pointer is to a local value.

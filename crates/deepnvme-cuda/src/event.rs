@@ -28,7 +28,8 @@ unsafe impl Sync for Event {}
 impl Event {
     /// Creates an event. It counts as complete until it is recorded.
     ///
-    /// # Errors The driver's error.
+    /// # Errors
+    /// The driver's error.
     pub fn new(device: &Arc<Device>) -> Result<Self> {
         let driver = device.driver();
         let _current = device.enter()?;
@@ -41,7 +42,8 @@ impl Event {
 
     /// Records this event on the stream.
     ///
-    /// # Errors The driver's error, for example that the device has no such stream. no such stream on the device.
+    /// # Errors
+    /// The driver's error, for example that the device has no such stream.
     pub fn record(&self, stream: RawStream) -> Result<()> {
         let driver = self.device.driver();
         let _current = self.device.enter()?;
@@ -52,7 +54,8 @@ impl Event {
 
     /// Whether all work before it is complete.
     ///
-    /// # Errors The driver's error, including errors of earlier work. before it has failed.
+    /// # Errors
+    /// The driver's error, including errors of earlier work.
     pub fn is_complete(&self) -> Result<bool> {
         let driver = self.device.driver();
         let _current = self.device.enter()?;

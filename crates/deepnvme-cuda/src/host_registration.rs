@@ -21,11 +21,11 @@ pub struct HostRegistration {
 impl HostRegistration {
     /// Registers memory that `owner` keeps alive.
     ///
-    /// # Errors The driver's error: the memory cannot be locked, or is already registered. be locked, or is
-    /// registered already.
+    /// # Errors
+    /// The driver's error: the memory cannot be locked, or is already registered.
     ///
-    /// # Safety While `owner` lives, `bytes` bytes at `address` are mapped memory of this process. at `address` are
-    /// memory of this process, mapped as they are now.
+    /// # Safety
+    /// While `owner` lives, `bytes` bytes at `address` are mapped memory of this process.
     pub unsafe fn new(device: &Arc<Device>, address: usize, bytes: usize, owner: Box<dyn Send + Sync>) -> Result<Self> {
         let driver = device.driver();
         let _current = device.enter()?;

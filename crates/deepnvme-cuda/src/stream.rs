@@ -20,9 +20,9 @@ pub struct RawStream(usize);
 impl RawStream {
     /// Creates a value from a handle.
     ///
-    /// # Safety The handle is 0, 1 or 2, or a stream of this process that outlives the last use of this value. The
-    /// driver dereferences every other value. of this process, which is not destroyed before the last use of this
-    /// name: the driver looks behind any other number as if a stream were there.
+    /// # Safety
+    /// The handle is 0, 1 or 2, or a stream of this process that outlives the last use of this value. The driver
+    /// dereferences every other value.
     #[must_use]
     pub const unsafe fn from_handle(handle: usize) -> Self {
         Self(handle)
@@ -36,8 +36,8 @@ impl RawStream {
 
     /// Whether all work of the stream is complete.
     ///
-    /// # Errors The driver's error: the device has no such stream, or its work failed. such stream on the device, or
-    /// that something there has failed.
+    /// # Errors
+    /// The driver's error: the device has no such stream, or its work failed.
     pub fn is_idle(self, device: &Device) -> Result<bool> {
         let driver = device.driver();
         let _current = device.enter()?;
@@ -68,7 +68,8 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// Creates a stream.
     ///
-    /// # Errors The driver's error.
+    /// # Errors
+    /// The driver's error.
     pub fn new(device: &Arc<Device>) -> Result<Self> {
         let driver = device.driver();
         let _current = device.enter()?;
@@ -93,11 +94,12 @@ impl Stream {
 
     /// Queues a copy of contiguous host memory to rows on the device.
     ///
-    /// # Errors The driver's error, including errors of earlier copies. that were given before.
+    /// # Errors
+    /// The driver's error, including errors of earlier copies.
     ///
-    /// # Safety Until an event recorded afterwards is complete, `source` is valid for reads of the rows' bytes, and
-    /// the rows are memory of this device with no other access. is valid for reads of the rows' bytes, and the rows
-    /// are memory of this device that nothing else reads or writes.
+    /// # Safety
+    /// Until an event recorded afterwards is complete, `source` is valid for reads of the rows' bytes, and the rows
+    /// are memory of this device with no other access.
     pub unsafe fn copy_to_device(&self, target: &Rows, source: *const u8) -> Result<()> {
         let driver = self.device.driver();
         let _current = self.device.enter()?;
@@ -122,9 +124,9 @@ impl Stream {
     /// # Errors
     /// As [`copy_to_device`](Self::copy_to_device).
     ///
-    /// # Safety Until an event recorded afterwards is complete, `target` is valid for writes of the rows' bytes with
-    /// no other access, and the rows are memory of this device that is not written. is valid for writes of the rows'
-    /// bytes and nothing else uses them, and the rows are memory of this device that nothing writes.
+    /// # Safety
+    /// Until an event recorded afterwards is complete, `target` is valid for writes of the rows' bytes with no other
+    /// access, and the rows are memory of this device that is not written.
     pub unsafe fn copy_to_host(&self, target: *mut u8, source: &Rows) -> Result<()> {
         let driver = self.device.driver();
         let _current = self.device.enter()?;
@@ -146,7 +148,8 @@ impl Stream {
 
     /// Waits until all queued work is complete.
     ///
-    /// # Errors The driver's error, including errors of the copies.
+    /// # Errors
+    /// The driver's error, including errors of the copies.
     pub fn synchronize(&self) -> Result<()> {
         let driver = self.device.driver();
         let _current = self.device.enter()?;

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deepnvme_cuda::{Batch, BatchEntry, CuFile, Device, DeviceSpan, Driver, FileHandle};
-use deepnvme_standin::Loaded;
+use deepnvme_fake_driver::Loaded;
 
 const TIMEOUT: Duration = Duration::from_millis(200);
 
 #[test]
 fn a_silent_batch_is_given_up() {
-    let standin = Loaded::alone();
+    let fake_driver = Loaded::exclusive();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     std::fs::write(&path, vec![1; 1 << 16]).unwrap();
@@ -25,14 +25,14 @@ fn a_silent_batch_is_given_up() {
     let mut at = 0;
     type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
     // SAFETY: the function has this type, and the pointer is to a local value.
-    assert_eq!(unsafe { standin.function::<Alloc>("cuMemAlloc_v2")(&raw mut at, 1 << 16) }, 0);
+    assert_eq!(unsafe { fake_driver.function::<Alloc>("cuMemAlloc_v2")(&raw mut at, 1 << 16) }, 0);
     let cufile = CuFile::open().unwrap();
     let handle = FileHandle::new(&cufile, file.as_fd()).unwrap();
     let mut batch = Batch::new(&cufile, &device, 4).unwrap().unwrap();
     let span = DeviceSpan::unregistered(at as usize, 1 << 16);
     let entry = BatchEntry { file: &handle, is_read: true, span, offset: 0, cookie: 1 };
     // A slow transfer: the wait ends in time.
-    standin.fail("cuFileBatchIO@slow", 0, 1500);
+    fake_driver.fail("cuFileBatchIO@slow", 0, 1500);
     // SAFETY: file and memory outlive the test, with no other access.
     unsafe { batch.submit(&[entry]) }.unwrap();
     let begin = Instant::now();
@@ -43,7 +43,7 @@ fn a_silent_batch_is_given_up() {
 
     // SAFETY: as above.
     unsafe { batch.submit(&[entry]) }.unwrap();
-    standin.fail_always("cuFileBatchIOGetStatus@silent", 1);
+    fake_driver.fail_always("cuFileBatchIOGetStatus@silent", 1);
     let begin = Instant::now();
     let error = batch.wait(TIMEOUT).unwrap_err();
     assert!(error.to_string().contains("none of 1 transfers was reported within 0.2 s"), "{error}");
@@ -51,7 +51,7 @@ fn a_silent_batch_is_given_up() {
     assert!((TIMEOUT..Duration::from_secs(20)).contains(&begin.elapsed()), "{:?}", begin.elapsed());
     drop(batch);
     assert!(begin.elapsed() < Duration::from_secs(40), "its drop has a timeout");
-    assert_eq!(standin.live("cufile_batches"), 1, "the batch is leaked");
+    assert_eq!(fake_driver.live("cufile_batches"), 1, "the batch is leaked");
     std::mem::forget(handle);
     drop(current);
 }

@@ -1,9 +1,9 @@
-//! Benchmarks and reports of a machine with GPUs. Run with a stand-in for the driver.
+//! Benchmarks and reports of a machine with GPUs. Run with a fake driver.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 #[allow(dead_code, reason = "the engine's tests need more of it")]
-#[path = "../../deepnvme-io/tests/gpu/standin.rs"]
-mod standin;
+#[path = "../../deepnvme-io/tests/gpu/fake_driver.rs"]
+mod fake_driver;
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use deepnvme_io::{Config, Durability};
 use deepnvme_perf::bench::Launcher;
 use deepnvme_perf::command::{self, Session};
 use deepnvme_perf::measure::{Cache, Direction, Memory, Order, Runner, Unwatched, Workload};
+use fake_driver::Gpu;
 use serde_json::Value;
-use standin::Gpu;
 
 /// The exit status, what was printed, and what was said beside it.
 fn run(arguments: &[&str]) -> (u8, String, String) {
@@ -50,7 +50,7 @@ fn tensors_on_a_gpu_are_measured_and_every_byte_compared() {
         let (status, json, talk) = run(&[&["bench", direction], &SMALL[..], order.as_slice(), &more].concat());
         assert_eq!((status, talk.as_str()), (0, ""), "{direction} {order:?}");
         let outcome: Value = serde_json::from_str(&json).unwrap();
-        assert_eq!((&outcome["gpu"]["index"], &outcome["gpu"]["name"]), (&1.into(), &"Stand-in GPU 1".into()));
+        assert_eq!((&outcome["gpu"]["index"], &outcome["gpu"]["name"]), (&1.into(), &"Fake GPU 1".into()));
         assert_eq!((&outcome["workload"]["gpu"], &outcome["is_validated"]), (&1.into(), &true.into()));
         assert_eq!(outcome["notes"], Value::Array(vec![]), "the slots are registered");
         let summary = &outcome["contestants"][0]["summary"];
@@ -68,7 +68,7 @@ fn the_table_names_the_gpu_and_its_way() {
     let (status, table, talk) = run(&[&["bench", "read"], &SMALL[..], &["--gpu", text(folder.path())]].concat());
     assert_eq!((status, talk.as_str()), (0, ""), "without a number it is the first");
     assert!(table.contains(", cold, memory of cuda:0\n"), "{table}");
-    assert!(table.contains("\ncuda:0 (Stand-in GPU 0), by way of bounce slots\n"), "{table}");
+    assert!(table.contains("\ncuda:0 (Fake GPU 0), by way of bounce slots\n"), "{table}");
     gpu.assert_clean();
 }
 
@@ -80,7 +80,7 @@ fn cufile_is_measured_or_says_why_not() {
         let more = ["--gpu", "--gds", "--validate", text(folder.path())];
         let (status, table, talk) = run(&[&["bench", direction], &SMALL[..], &more].concat());
         assert_eq!((status, talk.as_str()), (0, ""), "{direction}");
-        assert!(table.contains("\ncuda:0 (Stand-in GPU 0), by way of cuFile\n"), "{table}");
+        assert!(table.contains("\ncuda:0 (Fake GPU 0), by way of cuFile\n"), "{table}");
         let (_, json, _) = run(&[&["bench", direction], &SMALL[..], &more, &["--json"]].concat());
         let outcome: Value = serde_json::from_str(&json).unwrap();
         let summary = &outcome["contestants"][0]["summary"];
@@ -255,7 +255,7 @@ fn a_report_has_what_the_driver_says() {
     assert_eq!(status, 0);
     assert!(lines.contains("for CUDA 13.0") && !lines.contains("no libcuda"), "{lines}");
     for index in 0..2 {
-        let card = format!("cuda:{index}: Stand-in GPU {index}, ");
+        let card = format!("cuda:{index}: Fake GPU {index}, ");
         assert!(lines.contains(&card) && lines.contains(&format!("PCI 0000:1{index}:00.0")), "{lines}");
     }
     assert!(lines.contains("to and from GPUs by way of bounce slots: "), "{lines}");

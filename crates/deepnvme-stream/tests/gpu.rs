@@ -1,10 +1,10 @@
-//! Units that pass through the memory of a GPU: the bytes, and the order of the streams. Run with a stand-in for the driver.
+//! Units that pass through the memory of a GPU: the bytes, and the order of the streams. Run with a fake driver.
 
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, reason = "the engine's tests need more of it")]
-#[path = "../../deepnvme-io/tests/gpu/standin.rs"]
-mod standin;
+#[path = "../../deepnvme-io/tests/gpu/fake_driver.rs"]
+mod fake_driver;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use deepnvme_io::mem::StreamHandle;
 use deepnvme_io::{Config, Engine};
 use deepnvme_stream::{Arrival, Conversion, Error, Piece, SlotClass, Source, Streamer, Unit};
 
-use crate::standin::{Gpu, GpuMemory, pattern};
+use crate::fake_driver::{Gpu, GpuMemory, pattern};
 
 const SLOT_BYTES: usize = 1 << 20;
 /// Of a unit, what is read as it is.
@@ -99,7 +99,7 @@ fn units_pass_through_a_gpu() {
 #[test]
 fn a_slot_is_filled_anew_when_the_stream_that_used_it_has_come_so_far() {
     let gpu = Gpu::new();
-    // The only slot: the stand-in's copies are of the whole memory.
+    // The only slot: the fake driver's copies are of the whole memory.
     let world = world(&gpu, 5, 1);
     let stream = gpu.stream(0);
     let seen: Vec<GpuMemory> = (0..10).map(|index| gpu.memory(0, world.arena.bytes, index)).collect();

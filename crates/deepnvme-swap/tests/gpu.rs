@@ -1,17 +1,17 @@
-//! Tensors of a GPU go into the swapper and come out of it in the order of their stream. Run with a stand-in for the driver.
+//! Tensors of a GPU go into the swapper and come out of it in the order of their stream. Run with a fake driver.
 
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, reason = "the engine's tests need more of it")]
-#[path = "../../deepnvme-io/tests/gpu/standin.rs"]
-mod standin;
+#[path = "../../deepnvme-io/tests/gpu/fake_driver.rs"]
+mod fake_driver;
 
 use std::sync::Arc;
 
 use deepnvme_io::{Config, Engine};
 use deepnvme_swap::{Options, Swapper};
 
-use crate::standin::{Gpu, pattern};
+use crate::fake_driver::{Gpu, pattern};
 
 const BYTES: usize = 3_000_000;
 /// How long a kernel takes that changes the memory, or looks at it.

@@ -1,1 +1,1 @@
-"""Tensors on GPUs: on a real one where there is one, elsewhere on a stand-in for the driver."""
+"""Tensors on GPUs: on a real one where there is one, elsewhere on a fake driver."""

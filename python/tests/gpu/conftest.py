@@ -1,4 +1,4 @@
-"""A GPU for tests: a real one where there is one (`-m gpu`), or the stand-in."""
+"""A GPU for tests: a real one where there is one (`-m gpu`), or the fake driver."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from .standin import Standin, StandinGpu, library  # noqa: E402
+from .fake_driver import FakeDriver, FakeDriverGpu, library  # noqa: E402
 
-# A process has one driver: that of the GPU, where torch reaches one and the stand-in is not asked for by name.
-_IS_REAL = torch.cuda.is_available() and "DEEPNVME_STANDIN" not in os.environ
+# A process has one driver: that of the GPU, where torch reaches one and the fake driver is not asked for by name.
+_IS_REAL = torch.cuda.is_available() and "DEEPNVME_FAKE_DRIVER" not in os.environ
 _LIBRARY = None if _IS_REAL else library()
-_STANDIN = None if _LIBRARY is None else Standin(_LIBRARY)
+_FAKE_DRIVER = None if _LIBRARY is None else FakeDriver(_LIBRARY)
 
 
 class RealGpu:
@@ -48,24 +48,24 @@ class RealGpu:
 
 
 # What there is none of is no skipped test.
-KINDS = [pytest.param("real", marks=pytest.mark.gpu)] if _IS_REAL else ["standin"]
-collect_ignore = ["test_standin.py" if _IS_REAL else "test_real.py"]
+KINDS = [pytest.param("real", marks=pytest.mark.gpu)] if _IS_REAL else ["fake_driver"]
+collect_ignore = ["test_fake_driver.py" if _IS_REAL else "test_real.py"]
 
 
 @pytest.fixture(params=KINDS)
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A GPU; of the stand-in, nothing may be left behind, and nothing may have been done to it that hurts."""
+    """A GPU; of the fake driver, nothing may be left behind, and nothing may have been done to it that hurts."""
     if request.param == "real":
         gpu = RealGpu()
         yield gpu
         gpu.close()
         return
-    if _STANDIN is None:
-        pytest.fail("the stand-in has not been built: cargo build -p deepnvme-standin")
-    _STANDIN.clear()
-    fake = StandinGpu(_STANDIN, monkeypatch)
+    if _FAKE_DRIVER is None:
+        pytest.fail("the fake driver has not been built: cargo build -p deepnvme-fake-driver")
+    _FAKE_DRIVER.clear()
+    fake = FakeDriverGpu(_FAKE_DRIVER, monkeypatch)
     yield fake
     gc.collect()
     fake.close()
-    assert _STANDIN.violations() == ""
-    assert _STANDIN.count("device_synchronises") == 0
+    assert _FAKE_DRIVER.violations() == ""
+    assert _FAKE_DRIVER.count("device_synchronises") == 0

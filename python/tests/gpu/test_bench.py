@@ -19,7 +19,7 @@ _NBYTES = 3 << 20
 
 
 class BenchGpu:
-    """The stand-in, as the benchmark wants a GPU."""
+    """The fake driver, as the benchmark wants a GPU."""
 
     is_real = False
     device = "cuda:0"
@@ -35,13 +35,13 @@ class BenchGpu:
         return deepnvme.pinned_empty(nbytes, dtype=torch.uint8)
 
     def fill(self, target: torch.Tensor, host: torch.Tensor) -> None:
-        self._gpu.standin.poke(target.data_ptr(), host.numpy().tobytes())
+        self._gpu.fake_driver.poke(target.data_ptr(), host.numpy().tobytes())
 
     def drain(self, host: torch.Tensor, source: torch.Tensor) -> None:
         host.copy_(self._gpu.to_host(source))
 
     def spoil(self, target: torch.Tensor) -> None:
-        self._gpu.standin.poke(target.data_ptr(), b"\xa5" * target.nbytes)
+        self._gpu.fake_driver.poke(target.data_ptr(), b"\xa5" * target.nbytes)
 
     def same(self, tensor: torch.Tensor, host: torch.Tensor) -> bool:
         ours, theirs = (one.contiguous().view(-1).view(torch.uint8) for one in (self._gpu.to_host(tensor), host))
@@ -61,7 +61,7 @@ class BenchGpu:
         return state
 
     def facts(self) -> dict[str, object]:
-        return {"name": "stand-in"}
+        return {"name": "fake driver"}
 
 
 @pytest.fixture

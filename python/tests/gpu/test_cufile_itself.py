@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .standin import library
+from .fake_driver import library
 
 CHILD = """
     import ctypes, os, sys
@@ -20,7 +20,7 @@ CHILD = """
     # What torch does with its CUDA packages: it makes the folder known.
     ctypes.CDLL(sys.argv[1])
     sys.path.insert(0, sys.argv[2])
-    from gpu.standin import Standin, StandinGpu, library
+    from gpu.fake_driver import FakeDriver, FakeDriverGpu, library
     import torch
     import deepnvme
 
@@ -28,8 +28,8 @@ CHILD = """
         setattr = staticmethod(setattr)
 
     named = os.environ.get("DEEPNVME_LIBCUFILE")
-    gpu = StandinGpu(Standin(library()), Patch)
-    # The stand-in is to be the driver only.
+    gpu = FakeDriverGpu(FakeDriver(library()), Patch)
+    # The fake driver is to be the driver only.
     if named:
         os.environ["DEEPNVME_LIBCUFILE"] = named
     else:
@@ -74,11 +74,11 @@ def libcufile() -> Path:
 
 def run(folder: Path, more: dict[str, str]) -> str:
     """Try GPUDirect Storage in an empty folder, in a process of its own, which must end."""
-    standin = library()
-    if standin is None:
-        pytest.skip("the stand-in has not been built: cargo build -p deepnvme-standin")
+    fake_driver = library()
+    if fake_driver is None:
+        pytest.skip("the fake driver has not been built: cargo build -p deepnvme-fake-driver")
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("CUFILE_", "DEEPNVME_"))}
-    environment |= {"DEEPNVME_STANDIN": str(standin), "DEEPNVME_LIBCUDA": str(standin)} | more
+    environment |= {"DEEPNVME_FAKE_DRIVER": str(fake_driver), "DEEPNVME_LIBCUDA": str(fake_driver)} | more
     tests = Path(__file__).parent.parent
     code = textwrap.dedent(CHILD)
     command = [sys.executable, "-c", code, str(libcufile()), str(tests)]

@@ -213,7 +213,7 @@ def test_freed_while_an_operation_is_pending(gpu: Any, gds: gds_handle, tmp_path
     assert gds.wait() == 1
     assert (tmp_path / "file").read_bytes() == bits(host)
     gc.collect()
-    # The stand-in's tensor is a view, and what it is a view of stays.
+    # The fake driver's tensor is a view, and what it is a view of stays.
     assert storage() is None or not gpu.is_real
     assert len(others) == 3
     del others
@@ -221,36 +221,36 @@ def test_freed_while_an_operation_is_pending(gpu: Any, gds: gds_handle, tmp_path
 
 def test_pinned_ones_are_known_to_cufile_while_they_live(gpu: Any, gds: gds_handle, tmp_path: Path) -> None:
     if gpu.is_real:
-        pytest.skip("only the stand-in says what cuFile knows")
+        pytest.skip("only the fake driver says what cuFile knows")
     example = gpu.tensor(torch.zeros(1))
     host = values((1 << 18,), torch.float32)
     made, pinned = gds.new_pinned_device_tensor(1 << 18, example), gpu.tensor(host)
     gds.pin_device_tensor(pinned)
-    assert gpu.standin.live("cufile_buffers") == 2
+    assert gpu.fake_driver.live("cufile_buffers") == 2
     path = tmp_path / "file"
     assert gds.sync_pwrite(pinned, path) == 1
     # A part of it, by way of another handle.
     assert gds_handle(queue_depth=2).sync_pread(made[: 1 << 17], path) == 1
     assert bits(gpu.to_host(made))[: 1 << 19] == bits(host)[: 1 << 19]
-    assert gpu.standin.count("unregistered_io") == 0
+    assert gpu.fake_driver.count("unregistered_io") == 0
     gds.unpin_device_tensor(pinned)
     gds.free_pinned_device_tensor(made)
-    assert gpu.standin.live("cufile_buffers") == 0
+    assert gpu.fake_driver.live("cufile_buffers") == 0
     for number in range(1000):
         dropped = gpu.tensor(torch.zeros(1000))
         gds.pin_device_tensor(dropped)
         if number % 100 == 0:
             gds.async_pwrite(dropped, path)
-        assert gpu.standin.live("cufile_buffers") <= 2
+        assert gpu.fake_driver.live("cufile_buffers") <= 2
         del dropped
         if number % 100 == 0:
             assert gds.wait() == 1
     gc.collect()
-    assert gpu.standin.live("cufile_buffers") == 0
+    assert gpu.fake_driver.live("cufile_buffers") == 0
     strided = gpu.tensor(host.reshape(512, 512)).T
     gds.pin_device_tensor(strided)
-    assert gpu.standin.live("cufile_buffers") == 0, "what lies in pieces is recorded only"
-    gpu.standin.fail("cuFileBufRegister", 0, 5012)
+    assert gpu.fake_driver.live("cufile_buffers") == 0, "what lies in pieces is recorded only"
+    gpu.fake_driver.fail("cuFileBufRegister", 0, 5012)
     gds.pin_device_tensor(pinned)
     assert gds.sync_pread(pinned, path) == 1
     gds.unpin_device_tensor(pinned)

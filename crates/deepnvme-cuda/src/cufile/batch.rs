@@ -68,7 +68,8 @@ unsafe impl Send for Batch {}
 impl Batch {
     /// Creates a batch of `entries` transfers, or the driver's maximum. Returns `None` if the library has no batches.
     ///
-    /// # Errors cuFile's error.
+    /// # Errors
+    /// cuFile's error.
     pub fn new(cufile: &CuFile, device: &Arc<Device>, entries: u32) -> Result<Option<Self>> {
         let Some(functions) = cufile.functions().batch.as_ref() else { return Ok(None) };
         let entries_max = entries.min(cufile.session.properties.batch_entries_max());
@@ -98,15 +99,15 @@ impl Batch {
 
     /// Starts all of these transfers, or none.
     ///
-    /// # Errors cuFile's error; it refuses a submission as a whole. as a whole.
+    /// # Errors
+    /// cuFile's error; it refuses a submission as a whole.
     ///
-    /// # Panics If they do not fit, or transfers of the last submission are unreported. of the last submission have
-    /// not been reported.
+    /// # Panics
+    /// If they do not fit, or transfers of the last submission are unreported.
     ///
-    /// # Safety Until a transfer is reported, its file stays registered, and its span is memory of this device with
-    /// no other access. This holds as long as [`outstanding`](Self::outstanding) counts it, even after this value is
-    /// dropped. stays registered, and its span is memory of this device that nothing else uses; for as long as
-    /// [`outstanding`](Self::outstanding) says so, whatever becomes of this value.
+    /// # Safety
+    /// Until a transfer is reported, its file stays registered, and its span is memory of this device with no other
+    /// access. This holds as long as [`outstanding`](Self::outstanding) counts it, even after this value is dropped.
     pub unsafe fn submit(&mut self, entries: &[BatchEntry<'_>]) -> Result<()> {
         assert!(self.outstanding == 0 && !entries.is_empty(), "one submission at a time");
         assert!(entries.len() <= self.entries_max as usize, "more transfers than there is room for");
@@ -132,8 +133,9 @@ impl Batch {
 
     /// Waits for at least one transfer, and returns all completed ones.
     ///
-    /// # Errors cuFile's error if it persists, or that no transfer completed within `timeout`. Then it is unknown
-    /// which are complete. it has had nothing to say for as long as `timeout`. Then it is not known which are over.
+    /// # Errors
+    /// cuFile's error if it persists, or that no transfer completed within `timeout`. Then it is unknown which are
+    /// complete.
     pub fn wait(&mut self, timeout: Duration) -> Result<Vec<BatchEvent>> {
         let begin = Instant::now();
         let mut attempts = 1;
@@ -163,7 +165,8 @@ impl Batch {
 
     /// Cancels transfers that have not started. Started and cancelled ones are still reported.
     ///
-    /// # Errors cuFile's error.
+    /// # Errors
+    /// cuFile's error.
     pub fn cancel(&mut self) -> Result<()> {
         let _current = self.device.enter()?;
         // SAFETY: the handle is valid until it is dropped.

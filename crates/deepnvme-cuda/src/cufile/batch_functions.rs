@@ -72,7 +72,8 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// # Safety The library is cuFile: its symbols have the declared types. the types that are written here.
+    /// # Safety
+    /// The library is cuFile: its symbols have the declared types.
     pub(super) unsafe fn of(library: &Library) -> Option<Self> {
         type Version = unsafe extern "C" fn(*mut c_int) -> Status;
         // SAFETY: the types are those of cufile.h.

@@ -1,4 +1,4 @@
-//! DeviceGPU memory registered with cuFile.
+//! GPU memory registered with cuFile.
 
 use std::fmt;
 use std::ptr;
@@ -8,9 +8,8 @@ use super::CuFile;
 use crate::device::Device;
 use crate::error::Result;
 
-/// DeviceGPU memory that is registered with cuFile while this value lives. The disk writes directly to it; other
-/// memory goes through cuFile's own buffers on the GPU. cuFile until this is dropped: the disk writes straight into
-/// it, where it else goes through memory of cuFile's own on the GPU.
+/// GPU memory that is registered with cuFile while this value lives. The disk writes directly to it; other memory
+/// goes through cuFile's own buffers on the GPU.
 pub struct BufferRegistration {
     cufile: CuFile,
     device: Arc<Device>,
@@ -22,11 +21,11 @@ pub struct BufferRegistration {
 impl BufferRegistration {
     /// Registers memory of a device that `owner` keeps alive.
     ///
-    /// # Errors cuFile's error: the memory is already registered, or the GPU's BAR window is full. already, or that
-    /// the GPU's window is full.
+    /// # Errors
+    /// cuFile's error: the memory is already registered, or the GPU's BAR window is full.
     ///
-    /// # Safety While `owner` lives, `bytes` bytes at `address` are memory of this device. at `address` are memory of
-    /// this device.
+    /// # Safety
+    /// While `owner` lives, `bytes` bytes at `address` are memory of this device.
     pub unsafe fn new(
         cufile: &CuFile,
         device: &Arc<Device>,

@@ -30,7 +30,8 @@ unsafe impl Sync for FileHandle {}
 impl FileHandle {
     /// Registers an open file, which should be open for direct I/O.
     ///
-    /// # Errors cuFile's error, for example an unsupported file system. systems that it does not know.
+    /// # Errors
+    /// cuFile's error, for example an unsupported file system.
     pub fn new(cufile: &CuFile, file: BorrowedFd<'_>) -> Result<Self> {
         let no_descriptor = |error: std::io::Error| Error {
             call: "dup",
@@ -51,9 +52,11 @@ impl FileHandle {
 
     /// Reads bytes of the file into memory of the device. Blocks, and returns the bytes read.
     ///
-    /// # Errors The error of the kernel or of cuFile.
+    /// # Errors
+    /// The error of the kernel or of cuFile.
     ///
-    /// # Safety Until this returns, the span is memory of this device with no other access. uses.
+    /// # Safety
+    /// Until this returns, the span is memory of this device with no other access.
     pub unsafe fn read(
         &self,
         device: &Arc<Device>,
@@ -70,7 +73,8 @@ impl FileHandle {
     /// # Errors
     /// As [`read`](Self::read).
     ///
-    /// # Safety Until this returns, the span is memory of this device that is not written..
+    /// # Safety
+    /// Until this returns, the span is memory of this device that is not written.
     pub unsafe fn write(
         &self,
         device: &Arc<Device>,

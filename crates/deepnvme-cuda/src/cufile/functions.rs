@@ -98,7 +98,8 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// # Safety The library is cuFile: its symbols have the declared types. the types that are written here.
+    /// # Safety
+    /// The library is cuFile: its symbols have the declared types.
     pub(super) unsafe fn of(library: &Library) -> Result<Self, libloading::Error> {
         // SAFETY: the types are those of cufile.h, and the caller guarantees the library.
         unsafe {

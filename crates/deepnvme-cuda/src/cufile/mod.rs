@@ -52,8 +52,8 @@ impl CuFile {
     /// is written or changed. Its log goes where `CUFILE_LOGFILE_PATH` or the configuration says, and is discarded
     /// otherwise, instead of being written to the current folder.
     ///
-    /// # Errors The reason if it is unavailable: no driver, no library, or a library that fails to start., or a
-    /// library that does not start.
+    /// # Errors
+    /// The reason if it is unavailable: no driver, no library, or a library that fails to start.
     pub fn open() -> std::result::Result<Self, Unavailable> {
         let driver = Driver::get()?;
         let functions = functions()?;

@@ -1,9 +1,9 @@
 //! Memory on GPUs, by way of bounce slots: the same bytes, in the order of streams, also when the driver refuses. Run with a
-//! stand-in for the driver, which copies late and keeps what it must not be asked.
+//! fake driver for the driver, which copies late and keeps what it must not be asked.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
+mod fake_driver;
 mod memory;
-mod standin;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use deepnvme_io::{
     WriteOptions,
 };
 use deepnvme_mem::{Region, RegionMut, Strided};
-use standin::{Gpu, pattern};
+use fake_driver::{Gpu, pattern};
 
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
 
