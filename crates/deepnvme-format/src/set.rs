@@ -67,7 +67,8 @@ fn digit_ranges(text: &[u8]) -> Option<[Range<usize>; 3]> {
 
 /// Writes the checksum of a text over its [`BLANK`].
 ///
-/// # Errors `Invalid` if there is no blank.
+/// # Errors
+/// `Invalid` if there is no blank.
 pub fn seal(text: &str) -> Result<String> {
     let mut bytes = text.as_bytes().to_vec();
     let blank = digit_ranges(&bytes).filter(|[first, .., last]| bytes[first.start..last.end] == *BLANK.as_bytes());
@@ -126,8 +127,8 @@ struct WireIdentity {
 
 /// Parses the files of a list. A list without files has none.
 ///
-/// # Errors `Corrupt` for a text that is not a list, and for files outside its folder. for files outside its own
-/// folder.
+/// # Errors
+/// `Corrupt` for a text that is not a list, and for files outside its folder.
 pub fn files(text: &[u8]) -> Result<Vec<(String, Identity)>> {
     let corrupt = |what: String| Error::corrupt(0, format!("this is not a file list: {what}"));
     // serde also reads a struct from an array.

@@ -41,8 +41,8 @@ impl Alignment {
 
     /// Rounds `value` up to a multiple.
     ///
-    /// # Panics If the multiple does not fit in 64 bits. File offsets and memory addresses stay far below. File
-    /// offsets and memory addresses stay far below.
+    /// # Panics
+    /// If the multiple does not fit in 64 bits. File offsets and memory addresses stay far below.
     #[must_use]
     pub const fn ceil(self, value: u64) -> u64 {
         assert!(value <= self.floor(u64::MAX), "rounding up must not pass 2^64");

@@ -32,7 +32,8 @@ pub struct Arena {
 impl Arena {
     /// Allocates `len` zeroed bytes. With `lock`, they are page-locked if the kernel allows it.
     ///
-    /// # Errors `ENOMEM` if the memory is not available. A refused lock is not an error. to lock is no error.
+    /// # Errors
+    /// `ENOMEM` if the memory is not available. A refused lock is not an error.
     pub fn new(len: usize, lock: bool) -> io::Result<Self> {
         let buffer = if lock { Buffer::locked(len)? } else { Buffer::zeroed(len)? };
         let lock_state = buffer.lock_state().clone();
@@ -59,7 +60,8 @@ impl Arena {
 
     /// Returns a range of the memory, to write to.
     ///
-    /// # Panics If the range is out of bounds.
+    /// # Panics
+    /// If the range is out of bounds.
     #[must_use]
     pub fn region_mut(&self, range: Range<usize>) -> RegionMut {
         RegionMut(self.whole.0.slice(range))
@@ -67,7 +69,8 @@ impl Arena {
 
     /// Returns a range of the memory, to read from.
     ///
-    /// # Panics If the range is out of bounds.
+    /// # Panics
+    /// If the range is out of bounds.
     #[must_use]
     pub fn region(&self, range: Range<usize>) -> Region {
         Region(self.whole.0.slice(range))

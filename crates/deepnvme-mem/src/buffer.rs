@@ -35,7 +35,8 @@ pub struct Buffer {
 impl Buffer {
     /// Allocates `len` zeroed bytes of ordinary memory.
     ///
-    /// # Errors `ENOMEM` if the address space has no such range.
+    /// # Errors
+    /// `ENOMEM` if the address space has no such range.
     pub fn zeroed(len: usize) -> io::Result<Self> {
         let mapping = if len == 0 { None } else { Some(Mapping::new(len)?) };
         let huge_advised =
@@ -52,7 +53,8 @@ impl Buffer {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     ///
-    /// # Errors `ENOMEM` if the address space has no room for all of them.
+    /// # Errors
+    /// `ENOMEM` if the address space has no room for all of them.
     pub fn zeroed_each(lens: &[usize]) -> io::Result<Vec<Self>> {
         let page_bytes = Alignment::PAGE.bytes() as usize;
         let mut begins = Vec::with_capacity(lens.len());
@@ -79,7 +81,8 @@ impl Buffer {
     /// Locking touches every page: the time is proportional to `len`, and the memory is local to the calling thread's
     /// NUMA node.
     ///
-    /// # Errors `ENOMEM` if the address space has no such range. A refused lock is not an error. to lock is no error.
+    /// # Errors
+    /// `ENOMEM` if the address space has no such range. A refused lock is not an error.
     pub fn locked(len: usize) -> io::Result<Self> {
         let mut buffer = Self::zeroed(len)?;
         buffer.lock_state = match &buffer.mapping {

@@ -33,7 +33,8 @@ impl Copy2d {
     /// cache line, and the next row fetches all of them again. Then tiles of a few columns share the fetched lines.
     /// Rows of few runs are copied column by column, because short inner loops are slow.
     ///
-    /// # Safety Every run is valid for reads on the source side and for writes on the other.
+    /// # Safety
+    /// Every run is valid for reads on the source side and for writes on the other.
     pub(crate) unsafe fn copy<const GATHER: bool>(self, strided: *mut u8, flat: *mut u8) {
         let columns_far = self.column_stride.unsigned_abs() > self.row_stride.unsigned_abs();
         let (tile_rows, tile_columns) = match (self.rows, self.columns) {
@@ -69,7 +70,8 @@ impl Copy2d {
 
 /// Copies `len` bytes between `strided` and `flat`: to `flat` when gathering, else from it.
 ///
-/// # Safety `len` bytes are valid for reads on the source side and for writes on the other.
+/// # Safety
+/// `len` bytes are valid for reads on the source side and for writes on the other.
 #[inline]
 pub(crate) unsafe fn copy_bytes<const GATHER: bool>(strided: *mut u8, flat: *mut u8, len: usize) {
     let (source, target) = if GATHER { (strided, flat) } else { (flat, strided) };
@@ -87,8 +89,8 @@ struct TileAxis {
 
 /// Copies `outer` times `inner` runs, with a specialised loop for each common size.
 ///
-/// # Safety Every run is valid for reads on the source side and for writes on the other. on the one copied from, for
-/// writes on the other.
+/// # Safety
+/// Every run is valid for reads on the source side and for writes on the other.
 unsafe fn copy_tile<const GATHER: bool>(
     run_bytes: usize,
     strided: *mut u8,
@@ -114,7 +116,8 @@ unsafe fn copy_tile<const GATHER: bool>(
 
 /// Calls `copy_run` with both addresses of every run.
 ///
-/// # Safety Every run lies inside the memory at the two addresses.
+/// # Safety
+/// Every run lies inside the memory at the two addresses.
 #[inline]
 unsafe fn for_each_run(
     strided: *mut u8,
@@ -136,8 +139,8 @@ unsafe fn for_each_run(
 
 /// Copies a run of a constant size. It need not be aligned, since a tensor may start anywhere.
 ///
-/// # Safety `BYTES` bytes are valid for reads on the source side and for writes on the other.: for reads on the one
-/// copied from, for writes on the other.
+/// # Safety
+/// `BYTES` bytes are valid for reads on the source side and for writes on the other.
 #[inline]
 unsafe fn copy_item<const BYTES: usize, const GATHER: bool>(strided: *mut u8, flat: *mut u8) {
     let (source, target) = if GATHER { (strided, flat) } else { (flat, strided) };

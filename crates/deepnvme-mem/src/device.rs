@@ -22,10 +22,9 @@ impl StreamHandle {
 
     /// Creates a handle from its raw value.
     ///
-    /// # Safety The handle is 0, 1 or 2 (CUDA's default streams), or a stream of this process that outlives the last
-    /// use of the handle. The driver dereferences every other value. the default streams of CUDA, or that of a stream
-    /// of this process that is not destroyed before the last use of this name: a driver looks behind any other number
-    /// as if a stream were there.
+    /// # Safety
+    /// The handle is 0, 1 or 2 (CUDA's default streams), or a stream of this process that outlives the last use of
+    /// the handle. The driver dereferences every other value.
     #[must_use]
     pub const unsafe fn from_raw(handle: usize) -> Self {
         Self(handle)

@@ -24,8 +24,8 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps at least `len` bytes. From 2 MiB on, they start on a huge-page boundary.
     ///
-    /// # Errors `ENOMEM` if the kernel has no such range, or `len` exceeds any address space., also for sizes beyond
-    /// any address.
+    /// # Errors
+    /// `ENOMEM` if the kernel has no such range, or `len` exceeds any address space.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         assert!(len > 0, "a mapping has at least one byte");
         let mapped_bytes = whole_pages(len)?;
@@ -151,7 +151,8 @@ const THREAD_BYTES: usize = 4 << 20;
 /// If a limit such as `ulimit -v` leaves room for a stack only, the C library or the standard library aborts the
 /// process: neither can report that a new thread has no memory for its own data. This check makes it an error.
 ///
-/// # Errors `ENOMEM` if there is not enough room.
+/// # Errors
+/// `ENOMEM` if there is not enough room.
 pub fn check_thread_memory(threads: usize) -> io::Result<()> {
     let bytes = threads.checked_mul(THREAD_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
     // Nothing is written, so this costs no memory.

@@ -19,13 +19,13 @@ pub struct Region(pub(crate) Span);
 impl Region {
     /// Creates a region of contiguous memory.
     ///
-    /// # Safety While `owner` is alive, `ptr` is valid for reads of `len` initialised bytes on `device`, from any
-    /// thread. `owner` may be dropped on any thread. If something writes to the address, as the kernel does for a
-    /// read, it is valid for writes as well. for reads of `len` initialised bytes on `device`, from any thread, and
-    /// `owner` may be dropped on any thread. Where something writes to the region's address (the kernel does, on
-    /// behalf of a read), it must be valid for writes too.
+    /// # Safety
+    /// While `owner` is alive, `ptr` is valid for reads of `len` initialised bytes on `device`, from any thread.
+    /// `owner` may be dropped on any thread. If something writes to the address, as the kernel does for a read, it is
+    /// valid for writes as well.
     ///
-    /// # Panics If `len` exceeds `isize::MAX`.
+    /// # Panics
+    /// If `len` exceeds `isize::MAX`.
     #[must_use]
     pub unsafe fn from_raw(ptr: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
         Self(Span::flat(ptr, len, device, owner))
@@ -36,7 +36,8 @@ impl Region {
     /// # Safety
     /// As for [`Region::from_raw`], for each byte of each element.
     ///
-    /// # Panics If [`Strided::check`] rejects the layout. with the layout.
+    /// # Panics
+    /// If [`Strided::check`] rejects the layout.
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "a layout belongs to one tensor")]
     pub unsafe fn from_strided(ptr: *mut u8, strides: Strided, device: Device, owner: Owner) -> Self {
@@ -89,7 +90,8 @@ impl Region {
     /// Calls `visit(address, row_bytes, rows, pitch)` for each run of equal rows in the logical bytes from `from` on,
     /// in order.
     ///
-    /// # Panics If the range is out of bounds.
+    /// # Panics
+    /// If the range is out of bounds.
     pub fn visit_rows(&self, from: usize, len: usize, visit: impl FnMut(usize, usize, usize, isize)) {
         self.0.visit_rows(from, len, visit);
     }
@@ -102,7 +104,8 @@ impl Region {
 
     /// Returns a range of contiguous memory, with the same owner.
     ///
-    /// # Panics If the region is not contiguous or the range is out of bounds. is not inside it.
+    /// # Panics
+    /// If the region is not contiguous or the range is out of bounds.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
         Self(self.0.slice(range))
@@ -111,7 +114,8 @@ impl Region {
     /// Returns a strided view of contiguous memory. Its first element starts at `at`. Returns `None` if the view is
     /// out of bounds or the layout is invalid.
     ///
-    /// # Panics If the region is not contiguous.
+    /// # Panics
+    /// If the region is not contiguous.
     #[must_use]
     pub fn view(&self, at: usize, layout: &Strided) -> Option<Self> {
         self.0.view(at, layout).map(Self)
@@ -119,7 +123,8 @@ impl Region {
 
     /// Fills `out` with the logical bytes from `at` on.
     ///
-    /// # Panics If the range is out of bounds, or the memory is not on the host. the processor's memory.
+    /// # Panics
+    /// If the range is out of bounds, or the memory is not on the host.
     pub fn copy_to_slice(&self, at: usize, out: &mut [u8]) {
         // SAFETY: a mutable slice is valid for writes of its length.
         unsafe { self.0.copy_out(at, out.as_mut_ptr(), out.len()) }

@@ -19,12 +19,12 @@ pub struct RegionMut(pub(crate) Span);
 impl RegionMut {
     /// Creates a region of contiguous memory.
     ///
-    /// # Safety While `owner` is alive, `ptr` is valid for reads and writes of `len` initialised bytes on `device`,
-    /// from any thread, and no reference to them is used. `owner` may be dropped on any thread. for reads and writes
-    /// of `len` initialised bytes on `device`, from any thread; no reference to them is used meanwhile; and `owner`
-    /// may be dropped on any thread.
+    /// # Safety
+    /// While `owner` is alive, `ptr` is valid for reads and writes of `len` initialised bytes on `device`, from any
+    /// thread, and no reference to them is used. `owner` may be dropped on any thread.
     ///
-    /// # Panics If `len` exceeds `isize::MAX`.
+    /// # Panics
+    /// If `len` exceeds `isize::MAX`.
     #[must_use]
     pub unsafe fn from_raw(ptr: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
         Self(Span::flat(ptr, len, device, owner))
@@ -37,7 +37,8 @@ impl RegionMut {
     /// # Safety
     /// As for [`RegionMut::from_raw`], for each byte of each element.
     ///
-    /// # Panics If [`Strided::check`] rejects the layout. with the layout.
+    /// # Panics
+    /// If [`Strided::check`] rejects the layout.
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "a layout belongs to one tensor")]
     pub unsafe fn from_strided(ptr: *mut u8, strides: Strided, device: Device, owner: Owner) -> Self {
@@ -108,7 +109,8 @@ impl RegionMut {
 
     /// Splits the region into the bytes before `mid` and those from `mid` on.
     ///
-    /// # Panics If the region is not contiguous or `mid` is out of bounds. is not inside it.
+    /// # Panics
+    /// If the region is not contiguous or `mid` is out of bounds.
     #[must_use]
     pub fn split_at(self, mid: usize) -> (Self, Self) {
         (Self(self.0.slice(0..mid)), Self(self.0.slice(mid..self.len())))
@@ -116,7 +118,8 @@ impl RegionMut {
 
     /// Joins two adjacent regions of one owner: the inverse of [`split_at`](Self::split_at).
     ///
-    /// # Errors Returns both regions if they are not adjacent or have different owners.
+    /// # Errors
+    /// Returns both regions if they are not adjacent or have different owners.
     pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
         match self.0.join(&next.0) {
             Some(joined) => Ok(Self(joined)),
@@ -126,7 +129,8 @@ impl RegionMut {
 
     /// Copies `source` over the logical bytes from `at` on. Concurrent copies must be disjoint.
     ///
-    /// # Panics If the range is out of bounds, or the memory is not on the host. the processor's memory.
+    /// # Panics
+    /// If the range is out of bounds, or the memory is not on the host.
     pub fn copy_from_slice(&self, at: usize, source: &[u8]) {
         // SAFETY: a slice is valid for reads of its length, and a `RegionMut` is writable.
         unsafe { self.0.copy_in(at, source.as_ptr(), source.len()) }
@@ -135,7 +139,8 @@ impl RegionMut {
     /// Copies as [`copy_from_slice`](Self::copy_from_slice) with non-temporal stores, for bytes that are read much
     /// later.
     ///
-    /// # Panics As [`copy_from_slice`](Self::copy_from_slice).
+    /// # Panics
+    /// As [`copy_from_slice`](Self::copy_from_slice).
     pub fn copy_non_temporal(&self, at: usize, source: &[u8]) {
         // SAFETY: a slice is valid for reads of its length, and a `RegionMut` is writable.
         unsafe { self.0.copy_in_non_temporal(at, source) }
@@ -143,9 +148,9 @@ impl RegionMut {
 
     /// Returns the buffer that this region was created from.
     ///
-    /// # Errors Returns itself if it was not created by [`Buffer::into_region`], is only a part of the buffer, or
-    /// another region of the same memory is alive (I/O in flight holds one). [`Buffer::into_region`], is only a part
-    /// of that buffer, or when another region of the same memory is alive (I/O in flight holds one).
+    /// # Errors
+    /// Returns itself if it was not created by [`Buffer::into_region`], is only a part of the buffer, or another
+    /// region of the same memory is alive (I/O in flight holds one).
     pub fn into_buffer(self) -> Result<Buffer, Self> {
         let is_all_of = |buffer: &Buffer, span: &Span| buffer.addr() == span.addr() && buffer.len() == span.len();
         self.0.into_owner(is_all_of).map_err(Self)

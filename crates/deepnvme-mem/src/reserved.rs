@@ -36,9 +36,11 @@ impl Reserved {
     /// Reserves `len` bytes of addresses. If chunks (`chunk_bytes`) are smaller than 16 MiB, small pages are
     /// requested, so that a chunk costs little more than its size.
     ///
-    /// # Errors `ENOMEM` if the address space has no such range.
+    /// # Errors
+    /// `ENOMEM` if the address space has no such range.
     ///
-    /// # Panics If `len` is zero.
+    /// # Panics
+    /// If `len` is zero.
     pub fn new(len: usize, chunk_bytes: usize) -> io::Result<Self> {
         let page_bytes = Self::page_bytes_for(chunk_bytes);
         let mapping = Mapping::reserve(len, page_bytes)?;
@@ -74,7 +76,8 @@ impl Reserved {
 
     /// Returns a part of the range, to write to.
     ///
-    /// # Panics If the range is out of bounds.
+    /// # Panics
+    /// If the range is out of bounds.
     #[must_use]
     pub fn region_mut(&self, range: Range<usize>) -> RegionMut {
         assert!(
@@ -91,7 +94,8 @@ impl Reserved {
 
     /// Frees the whole pages inside the range, which then reads as zeros. Partly covered pages keep their bytes.
     ///
-    /// # Panics If the range is out of bounds.
+    /// # Panics
+    /// If the range is out of bounds.
     pub fn discard(&self, range: Range<usize>) {
         assert!(
             range.start <= range.end && range.end <= self.len,

@@ -17,7 +17,8 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
-    /// # Panics If [`Strided::check`] rejects the layout. with the layout.
+    /// # Panics
+    /// If [`Strided::check`] rejects the layout.
     pub(crate) fn new(layout: &Strided) -> Self {
         let checked = layout.check();
         assert!(checked.is_ok(), "a layout must be checked before memory is described with it: {checked:?}");
@@ -64,8 +65,8 @@ impl Runs {
 
     /// Copies flat bytes from `at` on, from the tensor or into it.
     ///
-    /// # Safety Every element and `len` bytes of `flat` are valid for reads on the source side and for writes on the
-    /// other. reads on the side copied from, for writes on the other.
+    /// # Safety
+    /// Every element and `len` bytes of `flat` are valid for reads on the source side and for writes on the other.
     unsafe fn copy<const GATHER: bool>(&self, start: *mut u8, at: usize, flat: *mut u8, len: usize) {
         assert!(at <= self.total_bytes && len <= self.total_bytes - at, "a copy stays inside the tensor");
         if len == 0 {

@@ -177,8 +177,8 @@ impl Span {
 
     /// Copies `len` bytes from `source` over the logical bytes from `to` on.
     ///
-    /// # Safety `source` is valid for reads of `len` bytes, and the span was created writable. made this span allowed
-    /// writing.
+    /// # Safety
+    /// `source` is valid for reads of `len` bytes, and the span was created writable.
     pub(crate) unsafe fn copy_in(&self, to: usize, source: *const u8, len: usize) {
         self.assert_copyable(to, len);
         // SAFETY: as in `copy_out`, in the other direction.

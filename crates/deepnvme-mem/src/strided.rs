@@ -28,7 +28,8 @@ pub struct Strided {
 impl Strided {
     /// Creates a checked layout.
     ///
-    /// # Errors `InvalidInput` if [`Strided::check`] rejects it.
+    /// # Errors
+    /// `InvalidInput` if [`Strided::check`] rejects it.
     pub fn new(shape: Vec<usize>, stride_bytes: Vec<isize>, item_bytes: usize) -> io::Result<Self> {
         let layout = Self { shape, stride_bytes, item_bytes };
         layout.check()?;
@@ -37,7 +38,8 @@ impl Strided {
 
     /// Creates the checked layout of contiguous, row-major items.
     ///
-    /// # Errors `InvalidInput` if [`Strided::check`] rejects it.
+    /// # Errors
+    /// `InvalidInput` if [`Strided::check`] rejects it.
     pub fn contiguous(shape: Vec<usize>, item_bytes: usize) -> io::Result<Self> {
         let mut stride_bytes = vec![0; shape.len()];
         let mut bytes = item_bytes;
@@ -51,10 +53,9 @@ impl Strided {
 
     /// Checks that the layout is consistent and fits an address space.
     ///
-    /// # Errors `InvalidInput` if shape and strides differ in length, there are more than [`DIMS_MAX`] dimensions, an
-    /// item has no bytes, or the elements or the distance between two of them exceed `isize::MAX` bytes. in length,
-    /// there are more than [`DIMS_MAX`] dimensions, an item has no bytes, or the elements or the distance between two
-    /// of them exceed `isize::MAX` bytes.
+    /// # Errors
+    /// `InvalidInput` if shape and strides differ in length, there are more than [`DIMS_MAX`] dimensions, an item has
+    /// no bytes, or the elements or the distance between two of them exceed `isize::MAX` bytes.
     pub fn check(&self) -> io::Result<()> {
         let refuse = |message: String| Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         let (dims, strides) = (self.shape.len(), self.stride_bytes.len());

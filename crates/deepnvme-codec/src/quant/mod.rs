@@ -86,22 +86,22 @@ pub fn dequantise(
     let sizes = (columns.max(1), scheme.group_of(columns));
     match (to, scheme.code) {
         (Float::Bf16, Code::Int8) => {
-            vectorize!(dequantise_groups::<Bf16, Int8, 2>(scheme.scale, sizes, codes, scales, target))
+            vectorize!(dequantise_groups::<Bf16, Int8, 2>(scheme.scale, sizes, codes, scales, target));
         }
         (Float::F16, Code::Int8) => {
-            vectorize!(dequantise_groups::<F16, Int8, 2>(scheme.scale, sizes, codes, scales, target))
+            vectorize!(dequantise_groups::<F16, Int8, 2>(scheme.scale, sizes, codes, scales, target));
         }
         (Float::F32, Code::Int8) => {
-            vectorize!(dequantise_groups::<F32, Int8, 4>(scheme.scale, sizes, codes, scales, target))
+            vectorize!(dequantise_groups::<F32, Int8, 4>(scheme.scale, sizes, codes, scales, target));
         }
         (Float::Bf16, Code::F8E4m3) => {
-            vectorize!(dequantise_groups::<Bf16, E4m3, 2>(scheme.scale, sizes, codes, scales, target))
+            vectorize!(dequantise_groups::<Bf16, E4m3, 2>(scheme.scale, sizes, codes, scales, target));
         }
         (Float::F16, Code::F8E4m3) => {
-            vectorize!(dequantise_groups::<F16, E4m3, 2>(scheme.scale, sizes, codes, scales, target))
+            vectorize!(dequantise_groups::<F16, E4m3, 2>(scheme.scale, sizes, codes, scales, target));
         }
         (Float::F32, Code::F8E4m3) => {
-            vectorize!(dequantise_groups::<F32, E4m3, 4>(scheme.scale, sizes, codes, scales, target))
+            vectorize!(dequantise_groups::<F32, E4m3, 4>(scheme.scale, sizes, codes, scales, target));
         }
     }
     Ok(())

@@ -32,7 +32,8 @@ pub struct End {
 
 /// Finds the end record in the last bytes of a file, which start at `tail_offset`.
 ///
-/// # Errors `Corrupt` if there is none, or its values exceed the file. what it says lies outside the file.
+/// # Errors
+/// `Corrupt` if there is none, or its values exceed the file.
 pub fn find_end(tail: &[u8], tail_offset: u64) -> Result<End> {
     let magic = END_MAGIC.to_le_bytes();
     let last = tail.len().checked_sub(END_BYTES);
@@ -96,8 +97,9 @@ pub struct Directory {
 impl Directory {
     /// Parses the directory that `end` locates.
     ///
-    /// # Errors `Corrupt` for entries that are inconsistent with each other or the file's size; `Unsupported` for
-    /// compressed or encrypted ones. other or the file's size; `Unsupported` for compressed or encrypted ones.
+    /// # Errors
+    /// `Corrupt` for entries that are inconsistent with each other or the file's size; `Unsupported` for compressed
+    /// or encrypted ones.
     pub fn parse(bytes: &[u8], end: End, file_bytes: u64) -> Result<Self> {
         Error::check_memory("the directory of the archive", bytes.len(), MEMORY_FACTOR)?;
         let mut words = Words::new(bytes, end.directory_offset);

@@ -58,8 +58,8 @@ pub struct Plan {
 impl Plan {
     /// Lays records out in the given order, below `root`.
     ///
-    /// # Errors `Invalid` for names that are too long or duplicate, and for files that exceed the maximum size. occur
-    /// twice, and for more bytes than a file can have.
+    /// # Errors
+    /// `Invalid` for names that are too long or duplicate, and for files that exceed the maximum size.
     pub fn new(root: &str, specs: &[RecordSpec<'_>]) -> Result<Self> {
         let mut records = Vec::with_capacity(specs.len());
         let mut seen = HashSet::with_capacity(specs.len());
@@ -126,7 +126,8 @@ impl Plan {
 
     /// Returns the directory and end records, with the CRC-32 of each record.
     ///
-    /// # Panics If their number differs from that of the records.
+    /// # Panics
+    /// If their number differs from that of the records.
     #[must_use]
     pub fn index(&self, crc32: &[u32]) -> Vec<u8> {
         assert_eq!(crc32.len(), self.records.len(), "a sum for each record");

@@ -129,7 +129,8 @@ pub struct RecordChecksums {
 impl RecordChecksums {
     /// Combines the checksums of parts with their offsets, in any order. No part may cross a chunk boundary.
     ///
-    /// # Errors `Invalid` if the parts leave a gap, overlap, or cross a boundary., overlap, or cross a border.
+    /// # Errors
+    /// `Invalid` if the parts leave a gap, overlap, or cross a boundary.
     pub fn from_parts(mut parts: Vec<(u64, PartChecksums)>) -> Result<Self> {
         parts.sort_unstable_by_key(|(offset, _)| *offset);
         let (mut whole, mut chunk) = (PartChecksums::EMPTY, PartChecksums::EMPTY);
@@ -325,8 +326,8 @@ pub fn quoted_digits(header: &[u8]) -> Option<Range<usize>> {
 
 /// Parses a sidecar.
 ///
-/// # Errors `Corrupt` for a text that is not a sidecar or was changed; `Unsupported` for a later version. changed;
-/// `Unsupported` for one of a later version.
+/// # Errors
+/// `Corrupt` for a text that is not a sidecar or was changed; `Unsupported` for a later version.
 pub fn decode(text: &[u8]) -> Result<Sidecar> {
     Error::check_memory("the checksums", text.len(), JSON_MEMORY_FACTOR)?;
     let no_json = |error| Error::corrupt(0, format!("the checksums are not valid JSON of deepnvme: {error}"));

@@ -24,8 +24,9 @@ const OBJECT_NODES: usize = 4;
 
 /// Parses a pickle of protocol 2 to 5.
 ///
-/// # Errors `Corrupt` for bytes that are not a pickle; `Unsupported` for one that is too long or has instructions
-/// that no program writes today. for one that is too long, or has instructions that no program writes today.
+/// # Errors
+/// `Corrupt` for bytes that are not a pickle; `Unsupported` for one that is too long or has instructions that no
+/// program writes today.
 pub fn parse(bytes: &[u8]) -> Result<Graph> {
     if bytes.len() as u64 > PICKLE_BYTES_MAX {
         let text = format!("the pickle has {} bytes; at most {PICKLE_BYTES_MAX} are read", bytes.len());

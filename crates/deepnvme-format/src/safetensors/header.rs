@@ -20,7 +20,8 @@ pub struct Header {
 impl Header {
     /// Returns the length of the header that the first eight bytes state.
     ///
-    /// # Errors `Corrupt` if it exceeds the file or the format's limit. file, or is longer than the format allows.
+    /// # Errors
+    /// `Corrupt` if it exceeds the file or the format's limit.
     pub fn json_bytes(length: [u8; LENGTH_BYTES as usize], file_bytes: u64) -> Result<u64> {
         let bytes = u64::from_le_bytes(length);
         if bytes > HEADER_BYTES_MAX || bytes > file_bytes.saturating_sub(LENGTH_BYTES) {
@@ -34,8 +35,8 @@ impl Header {
 
     /// Parses the JSON of a header, for a file of `file_bytes`.
     ///
-    /// # Errors `Corrupt` for invalid JSON, and for tensors that overlap, leave gaps or exceed the file. for tensors
-    /// that overlap, leave gaps or lie outside the file.
+    /// # Errors
+    /// `Corrupt` for invalid JSON, and for tensors that overlap, leave gaps or exceed the file.
     pub fn parse(json: &[u8], file_bytes: u64) -> Result<Self> {
         let no_header =
             |error: serde_json::Error| Error::corrupt(LENGTH_BYTES, format!("the header is damaged: {error}"));

@@ -22,8 +22,8 @@ struct Wire {
 impl Index {
     /// Parses `model.safetensors.index.json`.
     ///
-    /// # Errors `Corrupt` for a text that is not an index, or names files outside its folder. names files outside its
-    /// own folder.
+    /// # Errors
+    /// `Corrupt` for a text that is not an index, or names files outside its folder.
     pub fn parse(json: &[u8]) -> Result<Self> {
         Error::check_memory("the index", json.len(), JSON_MEMORY_FACTOR)?;
         let wire: Wire = serde_json::from_slice(json)

@@ -27,8 +27,8 @@ impl Plan {
     /// order. With `has_sums` the metadata will contain checksums. Checksums in `metadata` belong to another file and
     /// are dropped.
     ///
-    /// # Errors `Invalid` for duplicate or reserved names, types that the format lacks, and headers that exceed its
-    /// limit. mean something else, types that the format does not have, and headers that are longer than it allows.
+    /// # Errors
+    /// `Invalid` for duplicate or reserved names, types that the format lacks, and headers that exceed its limit.
     pub fn new(specs: Vec<TensorSpec>, metadata: Vec<(String, String)>, has_sums: bool) -> Result<Self> {
         let mut ordered: Vec<(usize, TensorSpec)> = specs.into_iter().enumerate().collect();
         ordered.sort_by_key(|(_, spec)| std::cmp::Reverse(spec.dtype.bytes()));

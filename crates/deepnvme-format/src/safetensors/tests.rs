@@ -64,11 +64,7 @@ fn invalid_headers_are_refused() {
             0,
             "does not fit",
         ),
-        (
-            format!(r#"{{"a":{{"dtype":"U8","shape":[{}1],"data_offsets":[0,1]}}}}"#, "1,".repeat(64)),
-            1,
-            "does not fit",
-        ),
+        (format!(r#"{{"a":{{"dtype":"U8","shape":[{}1],"data_offsets":[0,1]}}}}"#, "1,".repeat(64)), 1, "does not fit"),
         (r#"{"a":{"dtype":"X9","shape":[4],"data_offsets":[0,4]}}"#.into(), 4, "X9"),
         ("[1]".into(), 0, "damaged"),
     ] {

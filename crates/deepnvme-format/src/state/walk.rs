@@ -28,10 +28,9 @@ pub struct State {
 impl State {
     /// Walks a graph.
     ///
-    /// # Errors `Corrupt` for tensors that exceed their storage; `Unsupported` for unknown element types, and for
-    /// graphs beyond [`DEPTH_MAX`](super::DEPTH_MAX), [`NAME_BYTES_MAX`](super::NAME_BYTES_MAX), [`STEPS_MAX`] or
-    /// [`STATE_BYTES_MAX`]. their storage; `Unsupported` for element types that are not known, and for graphs beyond
-    /// [`DEPTH_MAX`](super::DEPTH_MAX), [`NAME_BYTES_MAX`](super::NAME_BYTES_MAX), [`STEPS_MAX`] or
+    /// # Errors
+    /// `Corrupt` for tensors that exceed their storage; `Unsupported` for unknown element types, and for graphs
+    /// beyond [`DEPTH_MAX`](super::DEPTH_MAX), [`NAME_BYTES_MAX`](super::NAME_BYTES_MAX), [`STEPS_MAX`] or
     /// [`STATE_BYTES_MAX`].
     pub fn of(graph: &Graph) -> Result<Self> {
         Walk::new(graph, Limits::default()).run()

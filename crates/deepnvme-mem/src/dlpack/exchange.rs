@@ -34,8 +34,8 @@ impl ExchangeApi {
 
     /// Returns the table of a capsule. `None` if it has another major version or cannot describe a tensor in place.
     ///
-    /// # Safety The pointer comes from a capsule of [`Self::CAPSULE_NAME`] whose producer keeps the table forever.
-    /// [`Self::CAPSULE_NAME`], whose producer keeps the table for ever.
+    /// # Safety
+    /// The pointer comes from a capsule of [`Self::CAPSULE_NAME`] whose producer keeps the table forever.
     #[must_use]
     pub unsafe fn from_capsule(pointer: NonNull<c_void>) -> Option<&'static Self> {
         // SAFETY: every major version starts with its version.
@@ -51,8 +51,8 @@ impl ExchangeApi {
     /// Describes a tensor of the producer. Returns `None` on failure, with a Python exception set. Shape and strides
     /// belong to the producer and are valid until the tensor can change.
     ///
-    /// # Safety The object is alive and of the type whose table this is, and the GIL is held. the table was found at,
-    /// and the GIL is held.
+    /// # Safety
+    /// The object is alive and of the type whose table this is, and the GIL is held.
     #[must_use]
     pub unsafe fn describe(&self, object: NonNull<c_void>) -> Option<DLTensor> {
         let mut tensor = MaybeUninit::uninit();
@@ -70,7 +70,8 @@ mod tests {
 
     use super::*;
 
-    /// # Safety As DLPack's function, but the object is only an address. is only an address.
+    /// # Safety
+    /// As DLPack's function, but the object is only an address.
     unsafe extern "C" fn describe(object: *mut c_void, tensor: *mut DLTensor) -> c_int {
         if object.addr() == 1 {
             return -1;

@@ -51,8 +51,8 @@ impl<M: Managed> fmt::Debug for Exported<M> {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 ///
-/// # Errors `InvalidInput` if the memory is not contiguous or too small for the shape, or elements do not fill whole
-/// bytes., too small for the shape, or elements do not fill whole bytes.
+/// # Errors
+/// `InvalidInput` if the memory is not contiguous or too small for the shape, or elements do not fill whole bytes.
 pub fn export<M: Managed>(memory: RegionMut, shape: &[usize], dtype: DLDataType) -> io::Result<Exported<M>> {
     let refuse = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
     let item_bytes = dtype.item_bytes().ok_or_else(|| refuse(format!("{dtype:?} does not fill whole bytes")))?;
@@ -87,8 +87,8 @@ pub fn export<M: Managed>(memory: RegionMut, shape: &[usize], dtype: DLDataType)
 
 /// Calls the deleter of a tensor, if it has one.
 ///
-/// # Safety `managed` is a live managed tensor that is not freed elsewhere, and neither it nor its memory is used
-/// afterwards. else frees it, and nobody uses it or its memory any more.
+/// # Safety
+/// `managed` is a live managed tensor that is not freed elsewhere, and neither it nor its memory is used afterwards.
 pub unsafe fn release<M: Managed>(managed: NonNull<M>) {
     // SAFETY: guaranteed by the caller. The reference ends before the deleter frees the tensor.
     unsafe {
@@ -108,7 +108,8 @@ struct ExportContext {
 
 /// The deleter of every exported tensor.
 ///
-/// # Safety `managed` was created by `export` and is passed here once. here once.
+/// # Safety
+/// `managed` was created by `export` and is passed here once.
 unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
     // SAFETY: DLPack calls the deleter once, with the pointer from `export`: a box whose context is another box.
     unsafe {

@@ -35,17 +35,14 @@ unsafe impl Sync for Imported {}
 /// Takes over a managed tensor. On success the caller must rename its capsule, so that nothing else frees it. On
 /// failure the tensor keeps its owner.
 ///
-/// # Errors `InvalidInput` if the tensor is inconsistent (no or too many dimensions, negative counts, no memory for
-/// its elements, strides that leave the address space). `Unsupported` for elements that do not fill whole bytes and
-/// for another major version of DLPack. itself (no or too many dimensions, negative counts, no memory for its
-/// elements, strides that leave the address space), `Unsupported` for elements that do not fill whole bytes and for
+/// # Errors
+/// `InvalidInput` if the tensor is inconsistent (no or too many dimensions, negative counts, no memory for its
+/// elements, strides that leave the address space). `Unsupported` for elements that do not fill whole bytes and for
 /// another major version of DLPack.
 ///
-/// # Safety `managed` points at a live managed tensor of type `M` that was not taken yet. Its lists are null or have
-/// `ndim` entries. Its elements are initialised and valid for reads (and writes, unless it is read-only) until the
-/// deleter is called, which may happen on any thread. No Rust reference to its elements is used meanwhile. a live
-/// managed tensor of type `M`, that nobody has taken yet. Where its lists are not null they have `ndim` entries; its
-/// elements are initialised, and valid for reads (and writes, unless it says that it is read-only) until the deleter
+/// # Safety
+/// `managed` points at a live managed tensor of type `M` that was not taken yet. Its lists are null or have `ndim`
+/// entries. Its elements are initialised and valid for reads (and writes, unless it is read-only) until the deleter
 /// is called, which may happen on any thread. No Rust reference to its elements is used meanwhile.
 pub unsafe fn import<M: Managed>(managed: *mut M) -> io::Result<Imported> {
     let managed = NonNull::new(managed).filter(|managed| managed.is_aligned());
@@ -109,8 +106,8 @@ impl Imported {
 
     /// Returns the device of the memory.
     ///
-    /// # Errors `Unsupported` for devices other than the CPU (pinned by CUDA or not) and CUDA. processor (pinned by
-    /// CUDA or not) and CUDA's.
+    /// # Errors
+    /// `Unsupported` for devices other than the CPU (pinned by CUDA or not) and CUDA.
     pub fn device(&self) -> io::Result<Device> {
         match (self.device.device_type, u32::try_from(self.device.device_id)) {
             (DLDevice::CPU | DLDevice::CUDA_HOST, _) => Ok(Device::Host),
@@ -142,8 +139,8 @@ impl Imported {
 
     /// Turns the tensor into a writable region.
     ///
-    /// # Errors As for [`Imported::device`]; `PermissionDenied` if the tensor is read-only. when the tensor is
-    /// read-only.
+    /// # Errors
+    /// As for [`Imported::device`]; `PermissionDenied` if the tensor is read-only.
     pub fn into_region_mut(self) -> io::Result<RegionMut> {
         if self.read_only {
             let message = "the tensor is read-only; copy it and use the copy";

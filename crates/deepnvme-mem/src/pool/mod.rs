@@ -40,8 +40,8 @@ impl Pool {
     /// Allocates `slots` slots of `slot_bytes`, rounded up to whole pages. With `lock`, they are page-locked if the
     /// kernel allows it; [`Pool::lock_state`] returns the outcome.
     ///
-    /// # Errors `ENOMEM` if the memory is not available, `InvalidInput` if `slot_bytes` is zero. when a slot would
-    /// have no bytes.
+    /// # Errors
+    /// `ENOMEM` if the memory is not available, `InvalidInput` if `slot_bytes` is zero.
     pub fn new(slot_bytes: usize, slots: usize, lock: bool) -> io::Result<Self> {
         Self::of(slot_bytes, slots, |bytes| if lock { Buffer::locked(bytes) } else { Buffer::zeroed(bytes) })
     }

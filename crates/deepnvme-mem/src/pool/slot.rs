@@ -64,7 +64,8 @@ impl Slot {
 
     /// Copies `len` logical bytes of `source`, from `from` on, into the slot at `at`.
     ///
-    /// # Panics If a range is out of bounds, or the source is not in host memory. is not in the processor's memory.
+    /// # Panics
+    /// If a range is out of bounds, or the source is not in host memory.
     pub fn gather(&mut self, at: usize, source: &Region, from: usize, len: usize) {
         self.assert_inside(at, len);
         // SAFETY: the range was checked against the slot, whose memory the guard keeps alive.
@@ -75,7 +76,8 @@ impl Slot {
     ///
     /// Concurrent copies into one target must be disjoint; see [`RegionMut`].
     ///
-    /// # Panics If a range is out of bounds, or the target is not in host memory. is not in the processor's memory.
+    /// # Panics
+    /// If a range is out of bounds, or the target is not in host memory.
     pub fn scatter(&self, at: usize, target: &RegionMut, to: usize, len: usize) {
         self.assert_inside(at, len);
         // SAFETY: the range was checked against the slot, and a `RegionMut` is writable.
@@ -84,8 +86,8 @@ impl Slot {
 
     /// Returns the bytes. While the slice is alive, no I/O may be started that reads into the slot.
     ///
-    /// # Panics If a region of the slot is alive, since I/O in flight may hold it: drop the operation first. in
-    /// flight may hold it: drop the operation first.
+    /// # Panics
+    /// If a region of the slot is alive, since I/O in flight may hold it: drop the operation first.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         self.assert_no_region();
@@ -95,8 +97,8 @@ impl Slot {
 
     /// Returns the bytes, to write to.
     ///
-    /// # Panics If a region of the slot is alive, since I/O in flight may hold it: drop the operation first. in
-    /// flight may hold it: drop the operation first.
+    /// # Panics
+    /// If a region of the slot is alive, since I/O in flight may hold it: drop the operation first.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         self.assert_no_region();

@@ -20,7 +20,8 @@ struct Foreign {
 
 /// The deleter of such tensors.
 ///
-/// # Safety `managed` was created by `foreign` and is passed here once.
+/// # Safety
+/// `managed` was created by `foreign` and is passed here once.
 pub(crate) unsafe extern "C" fn free_foreign<M: Managed>(managed: *mut M) {
     // SAFETY: `foreign` created both boxes, and a deleter is called once, as the count shows.
     unsafe {

@@ -137,7 +137,8 @@ impl Header {
     /// Parses the header at the start of `bytes`, which are at `offset` in the file. Returns `None` if they are too
     /// few.
     ///
-    /// # Errors `Corrupt` if there is no header.
+    /// # Errors
+    /// `Corrupt` if there is no header.
     pub fn parse(bytes: &[u8], offset: u64) -> Result<Option<Self>> {
         if bytes.len() < LOCAL_BYTES as usize {
             return Ok(None);
