@@ -1,8 +1,9 @@
 //! The engine that is made when nobody makes one.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use deepnvme_io::{Config, Engine, SettingsFile};
+use deepnvme_mem::sync::ignore_poison;
 use pyo3::prelude::*;
 
 use crate::engine::PyEngine;
@@ -31,7 +32,7 @@ pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
         return Ok(current);
     }
     let new = Current { engine: made.clone_ref(py), pid: std::process::id() };
-    let before = CURRENT.lock().unwrap_or_else(PoisonError::into_inner).replace(new);
+    let before = ignore_poison(CURRENT.lock()).replace(new);
     // After a fork, the parent's engine is left alone: its threads do not exist here.
     std::mem::forget(before.filter(|before| before.pid != std::process::id()));
     Ok(made)
@@ -39,7 +40,7 @@ pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
 
 /// The default engine, unless there is none yet, it was closed, or it is the one of the process before a fork.
 fn current(py: Python<'_>) -> Option<Py<PyEngine>> {
-    let slot = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let slot = ignore_poison(CURRENT.lock());
     let current = slot.as_ref().filter(|current| current.pid == std::process::id())?;
     (!current.engine.get().closed()).then(|| current.engine.clone_ref(py))
 }

@@ -1,12 +1,13 @@
 //! Tensors by key in bounded memory, as `deepnvme._swap` sees them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use deepnvme_io::Target;
 use deepnvme_io::stripe::STRIPE_BYTES_DEFAULT;
 use deepnvme_mem::LockState;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_swap::{Copied, Error, Lend, Options, Swapper};
 use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -288,11 +289,11 @@ impl PyLend {
     }
 
     fn take(&self) -> Option<Arc<Lend>> {
-        self.lend.lock().unwrap_or_else(PoisonError::into_inner).take()
+        ignore_poison(self.lend.lock()).take()
     }
 
     fn lend(&self) -> PyResult<Arc<Lend>> {
-        self.lend.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(returned)
+        ignore_poison(self.lend.lock()).clone().ok_or_else(returned)
     }
 }
 

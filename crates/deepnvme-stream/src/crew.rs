@@ -8,9 +8,10 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Buffer, Device, RegionMut};
 use deepnvme_io::{Engine, GpuAccess, Pending, Refused, TensorFile};
 
@@ -93,7 +94,7 @@ struct Shared {
 pub(crate) struct Crew {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    pid: u32,
+    creator: deepnvme_io::mem::CreatorProcess,
 }
 
 /// Half as many threads as there are processors: the others compute.
@@ -137,7 +138,7 @@ impl Crew {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(Self { shared, threads, pid: std::process::id() })
+        Ok(Self { shared, threads, creator: deepnvme_io::mem::CreatorProcess::current() })
     }
 
     /// Bytes of all buffers.
@@ -201,7 +202,7 @@ impl Crew {
 
     /// After a fork, all that was on its way is the parent's.
     fn is_here(&self) -> bool {
-        self.pid == std::process::id()
+        self.creator.is_current()
     }
 }
 
@@ -422,7 +423,7 @@ fn panicked(job: &Job, panic: &(dyn Any + Send)) -> Error {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every critical section leaves its state whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    ignore_poison(mutex.lock())
 }
 
 #[cfg(test)]

@@ -2,10 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use deepnvme_codec::Float;
 use deepnvme_io::mem::Reserved;
+use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::{Engine, ReadItem};
 
 use crate::error::{Error, Result};
@@ -210,7 +211,7 @@ impl Picker {
             return Err(Error::TooMany { bytes, bytes_max: self.bytes_max });
         }
         // Held while the disk is waited for: somebody else might give back what was just picked.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = ignore_poison(self.state.lock());
         state.picks += 1;
         let now = state.picks;
         let missing: Vec<usize> = picked.iter().copied().filter(|item| !state.kept.contains_key(item)).collect();
@@ -240,7 +241,7 @@ impl Picker {
         let mut picked = picked.to_vec();
         picked.sort_unstable();
         picked.dedup();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = ignore_poison(self.state.lock());
         for item in picked {
             if let Some(kept) = state.kept.get_mut(&item) {
                 kept.holds = kept.holds.saturating_sub(1);
@@ -251,7 +252,7 @@ impl Picker {
     /// What it has cost so far: hits and waits are items.
     #[must_use]
     pub fn stats(&self) -> StreamStats {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).stats
+        ignore_poison(self.state.lock()).stats
     }
 
     /// Has items go that nobody holds, until all that is counted is within the bound.

@@ -1,9 +1,10 @@
 //! Units come into slots before they are called for.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Device, RegionMut, StreamHandle};
 use deepnvme_io::{Engine, ReadItem, Refused};
 
@@ -36,7 +37,7 @@ pub struct Streamer {
     /// Where anything is converted on arrival.
     crew: Option<Crew>,
     state: Mutex<State>,
-    pid: u32,
+    creator: deepnvme_io::mem::CreatorProcess,
 }
 
 #[derive(Debug)]
@@ -92,7 +93,17 @@ impl Streamer {
         let stash = Stash::new(&berths.bytes)?;
         let crew = largest.map(|bytes| Crew::start(&engine, bytes, stash)).transpose()?;
         let (classes, state) = (classes.to_vec(), Mutex::new(state));
-        Ok(Self { engine, sources, units, places, classes, berths, crew, state, pid: std::process::id() })
+        Ok(Self {
+            engine,
+            sources,
+            units,
+            places,
+            classes,
+            berths,
+            crew,
+            state,
+            creator: deepnvme_io::mem::CreatorProcess::current(),
+        })
     }
 
     /// Starts to fetch the first units, so that they come while the caller prepares.
@@ -229,7 +240,7 @@ impl Streamer {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every critical section leaves the state whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.state.lock())
     }
 
     fn fetch_ahead(&self, state: &mut State) {
@@ -345,10 +356,10 @@ impl Streamer {
 
 impl Drop for Streamer {
     fn drop(&mut self) {
-        if self.pid != std::process::id() {
+        if !self.creator.is_current() {
             return; // what is on its way is the parent's
         }
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = ignore_poison(self.state.get_mut());
         // The engine keeps the memory until what it has begun is done.
         for flight in state.flights.values() {
             if let Some(pending) = &flight.waiting.direct {

@@ -8,10 +8,10 @@ use crate::residency::Class;
 
 /// Slots begin at, and are, multiples of this: bytes that lie at the same place within a page of memory as within a page of
 /// their file get there without a copy.
-pub(crate) const SLOT_ALIGNMENT: usize = 4096;
+pub(crate) const SLOT_ALIGNMENT: usize = deepnvme_io::mem::PAGE_BYTES as usize;
 
 /// Direct I/O begins at such a place, in the file and in memory.
-pub(crate) const BLOCK_BYTES: u64 = 4096;
+pub(crate) const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// A stretch of a file, and where in the slot it goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

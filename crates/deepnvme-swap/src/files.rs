@@ -6,9 +6,10 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use deepnvme_io::fs::{self, OFlags};
+use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::stream::{Temporary, remove_stale};
 use deepnvme_io::{Access, DirectMode, DirectState, Error as IoError, TensorFile};
 
@@ -20,7 +21,7 @@ pub const NAME_PREFIX: &str = ".deepnvme-swap-";
 /// What swap files are temporaries of.
 const STEM: &str = "deepnvme-swap-file";
 /// Stretches of the file begin at multiples of this at least.
-const GRAIN_BYTES_MIN: u64 = 4096;
+const GRAIN_BYTES_MIN: u64 = deepnvme_io::mem::PAGE_BYTES;
 /// A file grows by an eighth, and by no more than this at once.
 const GROWTH_BYTES_MAX: u64 = 1 << 30;
 
@@ -32,7 +33,7 @@ pub(crate) struct Files {
     /// Names that go at the end, with the files that keep them locked.
     named: Mutex<Vec<Temporary>>,
     is_named: bool,
-    pid: u32,
+    creator: deepnvme_io::mem::CreatorProcess,
 }
 
 impl Files {
@@ -57,7 +58,13 @@ impl Files {
         };
         let named: Vec<Temporary> = parts.into_iter().filter_map(|(_, _, name)| name).collect();
         let is_named = !named.is_empty();
-        Ok(Self { file, grain, named: Mutex::new(named), is_named, pid: std::process::id() })
+        Ok(Self {
+            file,
+            grain,
+            named: Mutex::new(named),
+            is_named,
+            creator: deepnvme_io::mem::CreatorProcess::current(),
+        })
     }
 
     pub(crate) fn file(&self) -> &Arc<TensorFile> {
@@ -119,8 +126,8 @@ impl Files {
     /// Does away with the files; what they had is gone.
     pub(crate) fn remove(&self) {
         // After a fork they are the parent's.
-        if self.pid == std::process::id() {
-            let named = std::mem::take(&mut *self.named.lock().unwrap_or_else(PoisonError::into_inner));
+        if self.creator.is_current() {
+            let named = std::mem::take(&mut *ignore_poison(self.named.lock()));
             drop(named);
             // Whoever still has a lend keeps the file open, but not its room.
             self.cut(0);

@@ -142,7 +142,7 @@ impl Lend {
 impl Drop for Lend {
     fn drop(&mut self) {
         // In a forked child the lock may be one that nobody will ever release.
-        if self.shared.pid == std::process::id() {
+        if self.shared.creator.is_current() {
             if self.mode == Mode::Fill && !self.is_committed {
                 self.shared.desk.lock().residency.forget(self.id);
             }

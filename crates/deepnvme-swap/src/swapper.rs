@@ -291,7 +291,7 @@ impl Swapper {
             )));
         }
         // Bytes that lie at the same place within a page of memory as within one of the file get there without a copy.
-        let head = (offset % 4096) as usize;
+        let head = (offset % deepnvme_io::mem::PAGE_BYTES) as usize;
         let head = if head.is_multiple_of(item_bytes.max(1)) { head } else { 0 };
         let place_bytes = self.place_bytes(key, head, bytes)?;
         let stored = self.stored((key, label), bytes, head, Home::Adopted { file, offset });
@@ -469,7 +469,7 @@ impl Swapper {
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {
-        if self.shared.pid == std::process::id() { Ok(()) } else { Err(Error::FORKED) }
+        if self.shared.creator.is_current() { Ok(()) } else { Err(Error::FORKED) }
     }
 }
 

@@ -7,9 +7,10 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 
+use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Arena, Region, RegionMut};
 use deepnvme_io::{Engine, Error as IoError, Pending, ReadItem, WriteItem, WriteOptions};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -34,7 +35,7 @@ pub(crate) struct Shared {
     pub(crate) engine: Arc<Engine>,
     pub(crate) arena: Arc<Arena>,
     pub(crate) has_sums: bool,
-    pub(crate) pid: u32,
+    pub(crate) creator: deepnvme_io::mem::CreatorProcess,
     room: Room,
     flights: Mutex<Vec<Flight>>,
     wake: OwnedFd,
@@ -83,7 +84,17 @@ impl Shared {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = wake.map_err(|errno| IoError::os("make an eventfd", errno))?;
         let (flights, is_over) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Self { desk, engine, arena, has_sums, pid: std::process::id(), room, flights, wake, is_over })
+        Ok(Self {
+            desk,
+            engine,
+            arena,
+            has_sums,
+            creator: deepnvme_io::mem::CreatorProcess::current(),
+            room,
+            flights,
+            wake,
+            is_over,
+        })
     }
 
     pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
@@ -95,7 +106,7 @@ impl Shared {
     }
 
     fn flights(&self) -> MutexGuard<'_, Vec<Flight>> {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.flights.lock())
     }
 
     /// Something has changed. Where sums are kept, hashing is left to the swapper's own thread.

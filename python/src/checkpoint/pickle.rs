@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use deepnvme_format::pickle::{PickleWriter, PICKLE_BYTES_MAX, TensorView};
+use deepnvme_format::pickle::{PICKLE_BYTES_MAX, PickleWriter, TensorView};
 use deepnvme_format::state::{NAME_BYTES_MAX, Signs, State};
 use deepnvme_format::{DIMS_MAX, Dtype};
 use pyo3::intern;

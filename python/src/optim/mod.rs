@@ -7,8 +7,9 @@ mod settings;
 mod tensors;
 
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_optim::{
     Error, Kernel, Rounding, Sign, SqrtMode, StepOptions, ThreadPool, accumulate, decode_moment, encode_moment,
     gradient_norm,
@@ -153,7 +154,7 @@ pub(crate) struct PyStepRecord {
 
 impl PyStepRecord {
     fn changed(&self) -> MutexGuard<'_, HashSet<u64>> {
-        self.changed.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.changed.lock())
     }
 
     fn add(&self, places: impl Iterator<Item = u64>) {

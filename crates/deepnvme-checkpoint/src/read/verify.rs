@@ -1,13 +1,13 @@
 //! Comparing what has come with what was saved, on all processors, while the rest is on its way.
 
 use std::ops::Range;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, PartChecksums, RecordChecksums};
 use deepnvme_io::GpuAccess;
 use deepnvme_io::mem::Region;
+use deepnvme_io::mem::sync::ignore_poison;
 
 use super::{Arena, Coverage, Reader};
 use crate::crew;
@@ -159,7 +159,7 @@ impl<'a> Comparison<'a> {
             Some(saved) if saved == sums.crc64 => Ok(()),
             Some(_) => Err(self.reader.mismatch(&self.reader.records[extent], start, bytes, "CRC-64")),
             None => {
-                self.parts[extent].lock().unwrap_or_else(PoisonError::into_inner).push((start, sums));
+                ignore_poison(self.parts[extent].lock()).push((start, sums));
                 Ok(())
             }
         }
@@ -168,7 +168,7 @@ impl<'a> Comparison<'a> {
     /// Compares records that have one sum for all.
     pub(super) fn finish(&self) -> Result<()> {
         for (extent, parts) in self.reader.records.iter().zip(&self.parts) {
-            let parts = std::mem::take(&mut *parts.lock().unwrap_or_else(PoisonError::into_inner));
+            let parts = std::mem::take(&mut *ignore_poison(parts.lock()));
             if parts.is_empty() {
                 continue;
             }
@@ -279,10 +279,10 @@ impl<'a> Plan<'a> {
             if cell.is_due || self.budget.as_ref().is_none_or(Budget::is_left) {
                 return compare(cell, scratch);
             }
-            put_off.lock().unwrap_or_else(PoisonError::into_inner).push(*cell);
+            ignore_poison(put_off.lock()).push(*cell);
             Ok(())
         })?;
-        let put_off = put_off.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let put_off = ignore_poison(put_off.into_inner());
         let Some(deadline) = self.budget.as_ref().filter(|_| !put_off.is_empty()).map(Budget::deadline) else {
             return Ok(());
         };

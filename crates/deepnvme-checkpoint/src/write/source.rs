@@ -1,10 +1,10 @@
 //! A record's bytes, and their sums as they become known.
 
 use std::path::Path;
-use std::sync::PoisonError;
 
 use deepnvme_format::LARGE_BYTES;
 use deepnvme_format::checksums::{PartChecksums, RecordChecksums, checksums_of};
+use deepnvme_io::mem::sync::ignore_poison;
 
 use super::origin::{Origin, Window};
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ impl Source {
     /// The sums of a part, which begins there.
     pub(super) fn note(&self, offset: u64, part: PartChecksums) {
         if !self.is_small() {
-            self.parts.lock().unwrap_or_else(PoisonError::into_inner).push((offset, part));
+            ignore_poison(self.parts.lock()).push((offset, part));
         } else if part.bytes == self.bytes() {
             let _ = self.sums.set(one_part(part));
         }
@@ -43,7 +43,7 @@ impl Source {
     /// What is known so far.
     pub(super) fn noted(&self) -> Vec<(u64, PartChecksums)> {
         if !self.is_small() {
-            return self.parts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            return ignore_poison(self.parts.lock()).clone();
         }
         let part = |sums: &RecordChecksums| PartChecksums {
             bytes: self.bytes(),
@@ -80,7 +80,7 @@ impl Source {
         if let Some(sums) = self.sums.get() {
             return Ok(sums);
         }
-        let parts = std::mem::take(&mut *self.parts.lock().unwrap_or_else(PoisonError::into_inner));
+        let parts = std::mem::take(&mut *ignore_poison(self.parts.lock()));
         let known: u64 = parts.iter().map(|(_, part)| part.bytes).sum();
         if known != self.bytes() {
             let text = format!("of {} bytes of a record, {known} have been hashed", self.bytes());

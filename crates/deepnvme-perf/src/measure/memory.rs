@@ -10,7 +10,7 @@ use crate::units::bytes_text;
 
 /// What torch aligns its tensors to.
 const PLAIN_ALIGNMENT: usize = 64;
-const PAGE: usize = 4096;
+const PAGE: usize = deepnvme_io::mem::PAGE_BYTES as usize;
 
 /// Memory, and why it is not page-locked where it should be.
 pub(super) struct Allocated {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Error;
 use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST, Manifest};
@@ -12,6 +12,7 @@ use deepnvme_format::checksums::Hasher;
 use deepnvme_io::fs;
 use deepnvme_io::stream::Replacement;
 use deepnvme_io::{DirectMode, Durability, Engine, StripeSet, Target, WriteExtent, WriteOptions};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
@@ -179,7 +180,7 @@ fn make_folder(context: &Context) -> PathBuf {
 }
 
 fn lock(log: &Mutex<Log>) -> std::sync::MutexGuard<'_, Log> {
-    log.lock().unwrap_or_else(PoisonError::into_inner)
+    ignore_poison(log.lock())
 }
 
 /// A process with one history, into which one or two of its threads save.

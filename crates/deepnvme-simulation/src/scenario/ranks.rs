@@ -27,7 +27,7 @@ use super::team::{Failure, Said, Team};
 use super::users;
 
 /// Shares and parts begin on blocks.
-const BLOCK_BYTES: u64 = 4096;
+const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// Plays it.
 pub(super) fn play(context: &Context) {

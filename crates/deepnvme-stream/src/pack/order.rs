@@ -31,7 +31,7 @@ impl Order {
 }
 
 /// What direct I/O asks for.
-const PAGE_BYTES: u64 = 4096;
+const PAGE_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// A name up to its first number, and that number: `model.layers.10.mlp.weight` is in layer 10 of `model.layers`.
 pub(super) fn layer(name: &str) -> Option<(&str, u64, &str)> {

@@ -13,7 +13,7 @@ use deepnvme_io::{Engine, Error as IoError, Pending};
 
 use super::container::METADATA_KEY;
 
-const BLOCK_BYTES: u64 = 4096;
+const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// A tensor in one of the files, its elements side by side.
 #[derive(Clone, Debug)]

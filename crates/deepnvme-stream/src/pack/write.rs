@@ -23,7 +23,7 @@ use super::source::{Entry, Model, Reading, refused};
 use crate::sync::{AtomicUsize, thread};
 use deepnvme_io::start_thread;
 
-const PAGE_BYTES: u64 = 4096;
+const PAGE_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 /// Reads on their way while one is encoded.
 const AHEAD: usize = 2;
 /// More threads than this wait for the disk.
