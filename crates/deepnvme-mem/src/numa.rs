@@ -40,7 +40,7 @@ mod tests {
         }
         assert!(!prefer(mapping.start(), 1 << 20, 900), "there is no such node");
         assert!(!prefer(mapping.start(), 1 << 20, 5000));
-        // SAFETY: the mapping has these bytes, and nobody else.
+        // SAFETY: the mapping has these bytes, with no other access.
         let bytes = unsafe { std::slice::from_raw_parts_mut(mapping.start().as_ptr(), 1 << 20) };
         bytes.fill(3);
         assert_eq!(bytes[1 << 19], 3);

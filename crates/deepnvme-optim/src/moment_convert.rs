@@ -76,7 +76,7 @@ mod tests {
             prop_assert_eq!(&through(&once, sign, &mut codes, &mut scales), &once);
             for (block, (values, once)) in values.chunks(BLOCK).zip(once.chunks(BLOCK)).enumerate() {
                 for (value, once) in values.iter().zip(once) {
-                    // A sixteenth of what it is, or of the smallest number that this block knows.
+                    // A sixteenth of the value, or of the smallest value of the block.
                     let floor = scales[block] * f32::exp2(-15.0);
                     prop_assert!((value - once).abs() <= value.abs() / 15.9 + floor, "{} became {}", value, once);
                 }

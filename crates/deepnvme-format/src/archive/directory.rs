@@ -1,8 +1,8 @@
-//! An archive read from its end: what records it has, and where.
+//! Parses an archive from its end: its records and their positions.
 //!
-//! A record's bytes begin behind its header, whose length only the header itself tells. [`Record::data_offset`] is where
-//! the next header's place says that they begin, which holds for all that torch and deepnvme write; whoever reads the
-//! bytes compares it with the header.
+//! A record's data follows its header, whose length only the header states. [`Record::data_offset`] is the data's
+//! position if it ends where the next header starts, as in all archives of torch and deepnvme. Readers compare it
+//! with the header.
 
 use std::collections::HashMap;
 
@@ -190,7 +190,7 @@ mod tests {
 
     fn read(plan: &Plan, index: &[u8]) -> Result<Directory> {
         let end = find_end(index, plan.index_offset())?;
-        // A directory in front of what is here would be read from the file.
+        // A directory before the available bytes would be read from the file.
         let from = end.directory_offset.checked_sub(plan.index_offset()).ok_or(Error::invalid("elsewhere"))? as usize;
         Directory::parse(&index[from..from + end.directory_bytes as usize], end, plan.file_bytes())
     }

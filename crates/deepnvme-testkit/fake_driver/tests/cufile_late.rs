@@ -1,4 +1,4 @@
-//! cuFile, what is over later: batches, and transfers in streams.
+//! Asynchronous cuFile: batches, and transfers in streams.
 
 mod common;
 

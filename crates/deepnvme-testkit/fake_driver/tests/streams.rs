@@ -1,4 +1,4 @@
-//! When queued work happens: late, in order within a stream, and after what it has to wait for.
+//! Queued work runs late, in order within a stream, and after its dependencies.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn copies_read_and_write_when_their_turn_comes() {
     assert_eq!((fake_driver.cuStreamSynchronize)(stream), 0);
     assert_eq!((fake_driver.cuStreamQuery)(stream), 0);
     same(target, &pattern(9, BYTES));
-    // What was there when its turn came.
+    // The bytes at the time that the copy ran.
     same(&fake_driver.peek(memory, BYTES), &[3; BYTES]);
     assert_eq!((fake_driver.violations().as_str(), fake_driver.count("pageable_copies")), ("", 0));
 }

@@ -1,4 +1,4 @@
-//! What no program may do is found, whether or not it went well; what is in order is not.
+//! Violations are found whether or not they cause harm, and valid programs have none.
 
 mod common;
 
@@ -54,7 +54,7 @@ fn being_over_is_not_being_waited_for() {
         while fake_driver.peek(memory, 1) != [1] || (waits && (fake_driver.cuEventQuery)(event) != 0) {
             std::thread::yield_now();
         }
-        // What it wrote is there a moment before it is over.
+        // Its bytes are visible a moment before it is complete.
         std::thread::sleep(std::time::Duration::from_micros(SLOW_US));
         assert_eq!((fake_driver.cuMemFree_v2)(memory), 0);
         if waits {

@@ -1,4 +1,4 @@
-//! Codes and structs of `cufile.h`, and the gate of its functions.
+//! Codes and structs of `cufile.h`, and the entry checks of its functions.
 
 use std::ffi::c_int;
 
@@ -30,7 +30,7 @@ pub(super) struct FileError {
     pub(super) cu_err: Code,
 }
 
-/// What a body ends with; its error is an error of cuFile.
+/// The result of a body; its error is one of cuFile.
 pub(super) type FileOutcome<T = ()> = Result<T, i32>;
 
 /// `CUfileDescr_t`. The union in its middle is a file descriptor here.
@@ -108,7 +108,7 @@ pub(super) struct IoEvent {
     pub(super) result: isize,
 }
 
-/// Runs a body behind the gate. An injected code is taken as it is.
+/// Runs a body after the entry checks. An injected code is returned unchanged.
 pub(super) fn behind_gate<T>(symbol: &str, body: impl FnOnce(Guard) -> FileOutcome<T>) -> FileOutcome<T> {
     if is_forked() {
         return Err(DRIVER_NOT_INITIALIZED);

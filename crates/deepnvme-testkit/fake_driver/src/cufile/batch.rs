@@ -22,7 +22,7 @@ const MODE: i32 = 1;
 pub(crate) struct Batch {
     capacity: usize,
     waiting: Vec<Entry>,
-    /// Entries that its thread is at: none or one.
+    /// Number of entries in progress: none or one.
     running: usize,
     over: Vec<(IoEvent, Point)>,
     rng: Rng,
@@ -79,12 +79,12 @@ cufile_calls! {
     }
 }
 
-/// Ends a batch. The function has nothing to fail with, so a wrong handle is a violation, as are entries that are not over.
+/// Destroys a batch. The function has no result, so an invalid handle is a violation, as are unfinished entries.
 // SAFETY: the name is the library's own, and nothing else in this one has it.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 extern "C" fn cuFileBatchIODestroy(handle: Handle) {
-    // There is nothing to answer with; the call_log has what is to be known.
+    // There is no result; violations go to the call log.
     let _ = super::abi::behind_gate("cuFileBatchIODestroy", |mut state| {
         let Ok(batch) = state.batch(handle) else {
             state.call_log.violation(format!("lifetime: cuFileBatchIODestroy of {handle:#x}, which is none"));
@@ -105,7 +105,7 @@ extern "C" fn cuFileBatchIODestroy(handle: Handle) {
     });
 }
 
-/// All entries are checked before any is taken in, so a refused call leaves nothing behind.
+/// All entries are checked before any is accepted, so a refused call has no effect.
 fn submit(mut state: Guard, handle: Handle, count: usize, parameters: &In<IoParams>, flags: u32) -> FileOutcome {
     let batch = state.batch(handle)?;
     if count == 0 || flags != 0 || parameters.is_null() {

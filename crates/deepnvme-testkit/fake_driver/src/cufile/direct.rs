@@ -1,7 +1,7 @@
-//! `cuFileRead` and `cuFileWrite`: they return when the bytes have moved.
+//! `cuFileRead` and `cuFileWrite`, the synchronous calls.
 //!
-//! They are ordered behind what the host has waited for, and behind nothing else: a copy that is still queued on the
-//! same memory is a race.
+//! They are ordered after everything that the host has observed, and nothing else: a queued copy on the same memory
+//! is a race.
 
 use crate::abi::Handle;
 use crate::cufile::abi::behind_gate;

@@ -1,8 +1,8 @@
 //! `cuFileReadAsync` and `cuFileWriteAsync`: transfers that are ops of a stream.
 //!
-//! Size and offsets are pointers, looked at when the op's turn comes, unless `cuFileStreamRegister` has said that a
-//! value is fixed when the op is queued. What stands there when it is queued decides which memory the op is taken to
-//! use until its turn comes; the header wants the largest size there.
+//! Size and offsets are pointers, read when the op runs unless `cuFileStreamRegister` declared them fixed when
+//! queued. Until the op runs, the values at queue time decide which memory it accesses; the header requires the
+//! largest size there.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ const FIXED_SIZE: u32 = 4;
 const ALIGNED: u32 = 8;
 const PAGE: u64 = 4096;
 
-/// What both functions get.
+/// The arguments of both functions.
 struct Queued {
     way: Way,
     handle: Handle,
-    /// Until the op is over, so that a registration that ends before is noticed.
+    /// Kept until the op is complete, so that an early deregistration is noticed.
     _file: Arc<File>,
     base: u64,
     bytes: Parameter<usize>,
@@ -36,7 +36,7 @@ struct Queued {
     done: usize,
 }
 
-/// A value, or where it will be.
+/// A value, or its address.
 #[derive(Clone, Copy)]
 enum Parameter<T> {
     Fixed(T),

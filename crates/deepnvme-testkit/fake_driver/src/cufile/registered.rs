@@ -1,4 +1,4 @@
-//! Files and buffers that are registered.
+//! Registered files and buffers.
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, RawFd};
@@ -18,15 +18,15 @@ const DESCRIPTOR: i32 = 1;
 /// `CU_FILE_RDMA_REGISTER` and `CU_FILE_RDMA_RELAXED_ORDERING`.
 const BUFFER_FLAGS: i32 = 3;
 
-/// A registered file. The descriptor stays the caller's, who must not close it before.
+/// A registered file. The caller keeps the descriptor open.
 #[derive(Debug)]
 pub(crate) struct File {
     pub(super) fd: RawFd,
-    /// Device and inode: what the descriptor has to lead to for as long as it is registered.
+    /// Device and inode, which must not change while registered.
     identity: (u64, u64),
     /// The descriptor's flags of access.
     flags: i32,
-    /// The same file opened once more without `O_DIRECT`, for what is not aligned.
+    /// The same file opened without `O_DIRECT`, for unaligned transfers.
     buffered: OnceLock<Option<fs::File>>,
 }
 
@@ -74,12 +74,12 @@ cufile_calls! {
     }
 }
 
-/// Ends a registration. The function has nothing to fail with, so a wrong handle is a violation.
+/// Removes a registration. The function has no result, so an invalid handle is a violation.
 // SAFETY: the name is the library's own, and nothing else in this one has it.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 extern "C" fn cuFileHandleDeregister(handle: Handle) {
-    // There is nothing to answer with; the call_log has what is to be known.
+    // There is no result; violations go to the call log.
     let _ = super::abi::behind_gate("cuFileHandleDeregister", |mut state| {
         match state.cufile.handles.remove(&handle) {
             None => state.call_log.violation(format!("lifetime: cuFileHandleDeregister of {handle:#x}, which is none")),
@@ -92,7 +92,7 @@ extern "C" fn cuFileHandleDeregister(handle: Handle) {
     });
 }
 
-/// The device of a range that lies in one allocation; nothing for host memory that devices may reach.
+/// Returns the device of a range in one allocation; `None` for host memory that devices can access.
 pub(super) fn device_of(state: &State, start: u64, bytes: usize) -> FileOutcome<Option<Device>> {
     let fits = |found: bool| if found { Ok(()) } else { Err(CUDA_POINTER_RANGE_ERROR) };
     if let Some(found) = state.memory.around(start) {
@@ -113,12 +113,12 @@ impl File {
         Ok(Self { fd, identity: (status.st_dev, status.st_ino), flags, buffered: OnceLock::new() })
     }
 
-    /// Whether the descriptor still leads to the file that was registered.
+    /// Whether the descriptor is still the registered file.
     pub(super) fn is_same(&self) -> bool {
         status_of(self.fd).is_some_and(|status| (status.st_dev, status.st_ino) == self.identity)
     }
 
-    /// A descriptor for a piece at an offset or in memory that direct I/O would refuse.
+    /// Returns a descriptor for a piece that direct I/O would refuse.
     pub(super) fn unaligned(&self) -> RawFd {
         if self.flags & libc::O_DIRECT == 0 {
             return self.fd;

@@ -51,7 +51,7 @@ cufile_calls! {
     }
 }
 
-/// How often the driver is open. It has no code to fail with, so it passes no gate; it is counted.
+/// Returns how often the driver is open. It has no error code, so it skips the entry checks; it is counted.
 // SAFETY: the name is the library's own, and nothing else in this one has it.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
@@ -64,12 +64,12 @@ extern "C" fn cuFileUseCount() -> std::ffi::c_long {
     state.cufile.opened.into()
 }
 
-/// Refuses what needs an open driver.
+/// Checks that the driver is open.
 pub(super) fn opened(state: &State) -> FileOutcome {
     if state.cufile.opened > 0 { Ok(()) } else { Err(DRIVER_NOT_INITIALIZED) }
 }
 
-/// The last close ends what is still registered, as a closed library does, and takes note of it.
+/// The last close removes remaining registrations, as the library does, and records them.
 fn close(mut state: Guard) -> FileOutcome {
     opened(&state)?;
     state.cufile.opened -= 1;

@@ -1,4 +1,4 @@
-//! One transfer: checked when it is asked for, then moved in pieces, by real system calls on the caller's descriptor.
+//! One transfer: checked when requested, then moved in pieces by real system calls on the caller's descriptor.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use crate::race_detector::{Clock, Entry, Point};
 use crate::rng::Rng;
 use crate::state::{State, lock};
 
-/// Direct I/O wants this of offsets, sizes and addresses.
+/// Alignment that direct I/O requires of offsets, sizes and addresses.
 const ALIGNMENT: u64 = 4096;
-/// A piece has at most so many pages.
+/// The maximum number of pages of a piece.
 const PIECE_PAGES_MAX: u64 = 32;
 
-/// Which way the bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Read,
     Write,
 }
 
-/// What is asked for.
+/// A requested transfer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) way: Way,
@@ -41,7 +41,7 @@ pub(super) struct Request {
     pub(super) memory_offset: i64,
 }
 
-/// What was found to be in order, and holds all that it needs.
+/// A checked transfer, with everything that it needs.
 pub(super) struct Transfer {
     way: Way,
     file: Arc<File>,
@@ -75,7 +75,7 @@ impl Request {
 }
 
 impl State {
-    /// Checks a request, on the thread that makes it.
+    /// Checks a request on the calling thread.
     pub(super) fn transfer(&mut self, request: Request) -> FileOutcome<Transfer> {
         let current = self.current().map_err(|_| INVALID_CONTEXT_ERROR)?;
         let transfer = self.transfer_on(request)?;
@@ -85,7 +85,7 @@ impl State {
         }
     }
 
-    /// Checks a request, on whichever thread.
+    /// Checks a request on any thread.
     pub(super) fn transfer_on(&mut self, request: Request) -> FileOutcome<Transfer> {
         opened(self)?;
         let Request { way, handle, base, bytes, file_offset, .. } = request;
@@ -114,7 +114,7 @@ impl State {
         Ok(Transfer { way, file, stretch, bytes, file_offset, used, rng, delay })
     }
 
-    /// Enters a transfer that belongs to no stream among what must not clash.
+    /// Adds a synchronous transfer to the race detector.
     pub(super) fn begin_transfer(&mut self, label: &'static str, used: Access) -> Point {
         let point = Point { stream: self.handle(), seq: 1 };
         let entry = Entry { point, label, uses: vec![used], clock: Clock::default(), over: false };
@@ -125,7 +125,7 @@ impl State {
 }
 
 impl Transfer {
-    /// Moves the bytes: how many, or the number of a system's error. Waits a little first. Without the lock.
+    /// Moves the bytes after a short delay, without the lock. Returns their number, or an errno.
     pub(super) fn run(mut self) -> Result<usize, i32> {
         std::thread::sleep(self.delay);
         let limit = {

@@ -60,7 +60,7 @@ driver_calls! {
     }
 
     fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) needs Context |_, _| {
-        // Either may be null: who asks for one has no use for the other.
+        // Either may be null.
         if !least.is_null() {
             least.put(0)?;
         }

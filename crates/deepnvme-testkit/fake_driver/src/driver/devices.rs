@@ -85,7 +85,7 @@ fn uuid_of(state: &mut State, device: Device) -> Outcome<[u8; 16]> {
     Ok([0x5a, 0x1d, 0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, device as u8])
 }
 
-/// By number, as `CUdevice_attribute` counts. What is not listed is a capability, and the fake driver has it.
+/// By number, as in `CUdevice_attribute`. Attributes that are not listed are capabilities, which the fake driver has.
 fn attribute_of(attribute: i32, device: Device) -> Outcome<i32> {
     if !(1..=ATTRIBUTE_LAST).contains(&attribute) {
         return Err(INVALID_VALUE);

@@ -1,4 +1,4 @@
-//! Names and sentences of result codes.
+//! Names and descriptions of result codes.
 
 use std::ffi::{CStr, c_char};
 use std::ptr::null;
@@ -7,7 +7,7 @@ use crate::abi::{Code, INVALID_VALUE, Out, Outcome, SUCCESS};
 use crate::calls::{Needs, driver};
 use crate::state::is_forked;
 
-/// The name of a code. A driver answers in a forked child, too, where there is no state to look at.
+/// Returns the name of a code. It works in a forked child as well, which has no state.
 // SAFETY: the name is the driver's own, and nothing else in this library has it.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
@@ -15,7 +15,7 @@ extern "C" fn cuGetErrorName(code: Code, out: Out<*const c_char>) -> Code {
     answer("cuGetErrorName", out, known(code).map(|(_, name, _)| *name))
 }
 
-/// A sentence for a code.
+/// Returns the description of a code.
 // SAFETY: the name is the driver's own, and nothing else in this library has it.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]

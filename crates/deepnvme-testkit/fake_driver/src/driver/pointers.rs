@@ -1,4 +1,4 @@
-//! What an address is: `cuPointerGetAttribute` and its plural.
+//! Attributes of addresses: `cuPointerGetAttribute` and its plural.
 
 use crate::abi::{Device, Handle, INVALID_VALUE, In, Out, Outcome};
 use crate::calls::driver_calls;
@@ -8,7 +8,7 @@ use crate::state::State;
 const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 
-/// What is known of an address.
+/// The attributes of an address.
 #[derive(Clone, Copy, Debug)]
 struct Described {
     memory_type: u32,
