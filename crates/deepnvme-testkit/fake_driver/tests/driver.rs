@@ -64,7 +64,7 @@ fn devices_describe_themselves() {
     assert_eq!((fake_driver.cuDeviceGetPCIBusId)(name.as_mut_ptr(), 13, 1), 0);
     assert_eq!(CStr::from_bytes_until_nul(&name).unwrap(), c"0000:11:00.0");
     assert_eq!((fake_driver.cuDeviceGetName)(name.as_mut_ptr(), 9, 1), 0);
-    assert_eq!(CStr::from_bytes_until_nul(&name).unwrap(), c"Stand-in");
+    assert_eq!(CStr::from_bytes_until_nul(&name).unwrap(), c"Fake GPU");
     let uuids = [0, 1].map(|device| made(|out| (fake_driver.cuDeviceGetUuid)(out, device)));
     assert_ne!(uuids[0], uuids[1]);
     let mut text = std::ptr::null();
