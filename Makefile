@@ -26,7 +26,7 @@ demo: $(STAMPS)/demo $(STAMPS)/wheel ## the main job on real weights: save, load
 	@$(BIN)/python demo/main.py
 
 test: setup ## all tests (SUITES="rust loom simulated valgrind python" names some of them)
-	cargo build --quiet --package deepnvme-standin
+	cargo build --quiet --package deepnvme-fake-driver
 	@$(BIN)/python scripts/run_tests.py $(SUITES)
 
 test-hosts: setup $(HOSTS)/stamp $(HOSTS)/deepspeed-ops ## tests inside the training libraries, which are installed into .venv-hosts for that

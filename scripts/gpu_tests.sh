@@ -58,7 +58,7 @@ else
 fi
 
 # These would put the stand-in in the GPU's place.
-unset DEEPNVME_STANDIN DEEPNVME_LIBCUDA DEEPNVME_LIBCUFILE
+unset DEEPNVME_FAKE_DRIVER DEEPNVME_LIBCUDA DEEPNVME_LIBCUFILE
 cd "$root"
 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || refuse "torch of $python reaches no GPU."
 "$python" -c 'import deepnvme, torch; print("deepnvme", deepnvme.__version__, "torch", torch.__version__, deepnvme.__file__)'

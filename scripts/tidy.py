@@ -30,7 +30,7 @@ ARROWS: dict[str, set[str]] = {
     "file": {"io", "format"},
     "checkpoint": {"file", "io", "format"},
     "swap": {"file", "io"},
-    "optim": {"mem"},
+    "optim": {"mem", "codec"},
     "perf": {"file", "io"},
     "settings": {"file", "io"},
     "stream": {"checkpoint", "file", "io", "format", "codec"},
@@ -38,11 +38,11 @@ ARROWS: dict[str, set[str]] = {
     "cli": {"file", "io", "format", "codec", "perf", "settings", "checkpoint", "stream"},
     "python": GROUND | {"io", "file", "checkpoint", "swap", "optim", "stream", "trace", "settings", "cli"},
     "testkit": {"io", "mem"},
-    "standin": set(),
+    "fake-driver": set(),
     "simulation": {"io", "file", "mem", "format", "checkpoint", "swap", "stream", "testkit", "simulation-runtime"},
     "simulation-runtime": set(),
 }
-FOR_TESTS_ONLY = {"testkit", "standin"}
+FOR_TESTS_ONLY = {"testkit", "fake-driver"}
 # Replaces std in crates that are compiled for the simulation.
 FOR_SIMULATION_ONLY = ("simulation-runtime", "cfg(simulated)")
 
@@ -51,7 +51,7 @@ UNSAFE_HOMES = (
     "crates/deepnvme-cuda/*",
     "crates/deepnvme-io/src/backend/*",
     "crates/*/tests/*",
-    "crates/deepnvme-testkit/standin/*",
+    "crates/deepnvme-testkit/fake_driver/*",
     "python/src/memory/*",
 )
 UNSAFE = re.compile(r"\bunsafe\s*(?:\{|impl\b|\(|(?:extern\s+)?fn\s+\w|extern\s*\{)")
@@ -71,7 +71,7 @@ FILE_SYSTEM_CALL = re.compile(
 # Only `start_thread` starts threads, since it reports why it cannot. Crates below it have their own places.
 THREAD_HOMES = (
     "crates/deepnvme-io/src/start.rs",
-    "crates/deepnvme-optim/src/crew.rs",
+    "crates/deepnvme-optim/src/thread_pool.rs",
     "crates/deepnvme-cuda/src/cufile/open.rs",
 )
 THREAD_USERS = re.compile(r"(?:python|crates/deepnvme-(?!simulation|testkit)[a-z]+)/src/(?!.*tests\.rs$)")
@@ -144,7 +144,7 @@ def check_threads(path: str, text: str) -> Iterator[str]:
     lines = re.split(r"#\[cfg\((?:all\()?test\b", text)[0].splitlines()
     for index, line in enumerate(lines):
         code = COMMENT_OR_STRING.sub("", line)
-        is_pool = path.endswith("optim/src/crew.rs") and "pool.scope" in code
+        is_pool = path.endswith("optim/src/thread_pool.rs") and "pool.scope" in code
         if THREAD_PANICS.search(code) and not is_pool:
             yield f"{path}:{index + 1}: panics if no thread can be started; use `start_thread`"
             continue

@@ -39,7 +39,7 @@ FORGETS = "it forgets memory on purpose, as a killed process does"
 # Excluded tests (parts of their names), each with a reason.
 LEFT_OUT = {
     "a_thousand_opens": "it measures the memory of the process, which is mostly valgrind's own here",
-    "much_more_than_there_is": "valgrind has fewer addresses than that",
+    "more_than_the_ram": "valgrind has fewer addresses than that",
     "a_forked_child_is_refused": "the child ends at once, with what is its parent's",
     "what_a_killed_writer_left": FORGETS,
     "names_of_every_length": FORGETS,

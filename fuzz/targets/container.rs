@@ -1,4 +1,4 @@
-//! Any bytes as the input of `container`; what must hold stands in the bodies.
+//! Fuzzes `container`; the checks are in `tests/fuzz_bodies` of its crate.
 #![no_main]
 
 #[path = "../../crates/deepnvme-stream/tests/fuzz_bodies/mod.rs"]

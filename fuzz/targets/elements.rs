@@ -1,4 +1,4 @@
-//! Any bytes as the input of `elements`; what must hold stands in the bodies.
+//! Fuzzes `elements`; the checks are in `tests/fuzz_bodies` of its crate.
 #![no_main]
 
 #[path = "../../crates/deepnvme-codec/tests/fuzz_bodies/mod.rs"]

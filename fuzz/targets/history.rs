@@ -1,4 +1,4 @@
-//! Any bytes as the input of `history`; what must hold stands in the bodies.
+//! Fuzzes `history`; the checks are in `tests/fuzz_bodies` of its crate.
 #![no_main]
 
 #[path = "../../crates/deepnvme-checkpoint/tests/fuzz_bodies/mod.rs"]

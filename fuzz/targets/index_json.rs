@@ -1,4 +1,4 @@
-//! Any bytes as the input of `index_json`; what must hold stands in the bodies.
+//! Fuzzes `index_json`; the checks are in `tests/fuzz_bodies` of its crate.
 #![no_main]
 
 #[path = "../../crates/deepnvme-format/tests/fuzz_bodies/mod.rs"]

@@ -1,4 +1,4 @@
-//! Any bytes as the input of `packed`; what must hold stands in the bodies.
+//! Fuzzes `packed`; the checks are in `tests/fuzz_bodies` of its crate.
 #![no_main]
 
 #[path = "../../crates/deepnvme-codec/tests/fuzz_bodies/mod.rs"]

@@ -1,4 +1,4 @@
-//! Any bytes as the input of `pickle`; what must hold stands in the bodies.
+//! Fuzzes `pickle`; the checks are in `tests/fuzz_bodies` of its crate.
 #![no_main]
 
 #[path = "../../crates/deepnvme-format/tests/fuzz_bodies/mod.rs"]

@@ -1,4 +1,4 @@
-//! Any bytes as the input of `settings`; what must hold stands in the bodies.
+//! Fuzzes `settings`; the checks are in `tests/fuzz_bodies` of its crate.
 #![no_main]
 
 #[path = "../../crates/deepnvme-settings/tests/fuzz_bodies/mod.rs"]

@@ -1,4 +1,4 @@
-//! Any bytes as the input of `stripes`; what must hold stands in the bodies.
+//! Fuzzes `stripes`; the checks are in `tests/fuzz_bodies` of its crate.
 #![no_main]
 
 #[path = "../../crates/deepnvme-file/tests/fuzz_bodies/mod.rs"]

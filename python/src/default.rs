@@ -1,8 +1,9 @@
 //! The engine that is made when nobody makes one.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use deepnvme_io::{Config, Engine};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_settings::SettingsFile;
 use pyo3::prelude::*;
 
@@ -32,7 +33,7 @@ pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
         return Ok(current);
     }
     let new = Current { engine: made.clone_ref(py), pid: std::process::id() };
-    let before = CURRENT.lock().unwrap_or_else(PoisonError::into_inner).replace(new);
+    let before = ignore_poison(CURRENT.lock()).replace(new);
     // After a fork, the parent's engine is left alone: its threads do not exist here.
     std::mem::forget(before.filter(|before| before.pid != std::process::id()));
     Ok(made)
@@ -40,7 +41,7 @@ pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
 
 /// The default engine, unless there is none yet, it was closed, or it is the one of the process before a fork.
 fn current(py: Python<'_>) -> Option<Py<PyEngine>> {
-    let slot = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let slot = ignore_poison(CURRENT.lock());
     let current = slot.as_ref().filter(|current| current.pid == std::process::id())?;
     (!current.engine.get().closed()).then(|| current.engine.clone_ref(py))
 }

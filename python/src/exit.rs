@@ -1,7 +1,8 @@
 //! The end of the interpreter with requests in flight.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
+use deepnvme_mem::sync::ignore_poison;
 use pyo3::prelude::*;
 
 use crate::flight::Flight;
@@ -15,7 +16,7 @@ const CLEARED_FROM: usize = 64;
 
 /// Notes a request that outlives the call that made it.
 pub(crate) fn note(flight: &Arc<Flight>) {
-    let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut started = ignore_poison(STARTED.lock());
     // Cleared when it would grow, so that it is never longer than twice what is alive.
     if started.len() == started.capacity() && started.len() >= CLEARED_FROM {
         started.retain(|flight| flight.strong_count() > 0);
@@ -29,7 +30,7 @@ pub(crate) fn note(flight: &Arc<Flight>) {
 /// that nobody will look at become warnings.
 #[pyfunction]
 pub(crate) fn _at_exit(py: Python<'_>) -> PyResult<()> {
-    let started = std::mem::take(&mut *STARTED.lock().unwrap_or_else(PoisonError::into_inner));
+    let started = std::mem::take(&mut *ignore_poison(STARTED.lock()));
     let started: Vec<_> = started.iter().filter_map(Weak::upgrade).filter(|flight| !flight.is_foreign()).collect();
     for flight in &started {
         if let Err(interrupt) = flight.wait(py, None) {

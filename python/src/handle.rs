@@ -1,7 +1,8 @@
 //! An open stream behind a Python object: closed at most once, shared by threads, and left alone by forked children.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use deepnvme_mem::sync::ignore_poison;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -29,7 +30,7 @@ impl<T: Send> Handle<T> {
     ) -> PyResult<R> {
         self.check_process(py)?;
         let result = py.detach(|| {
-            let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut stream = ignore_poison(self.stream.lock());
             stream.as_mut().map(act)
         });
         match result {
@@ -49,7 +50,7 @@ impl<T: Send> Handle<T> {
     pub(crate) fn end<R: Send>(&self, py: Python<'_>, act: impl FnOnce(T) -> R + Send) -> PyResult<Option<R>> {
         self.check_process(py)?;
         Ok(py.detach(|| {
-            let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let stream = ignore_poison(self.stream.lock()).take();
             stream.map(act)
         }))
     }
@@ -67,7 +68,7 @@ impl<T: Send> Drop for Handle<T> {
     /// A stream that was opened before a fork is the parent's to end: its temporary file must not be removed here. Any other
     /// waits for what is in flight, and lets other threads of Python run meanwhile.
     fn drop(&mut self) {
-        let stream = self.stream.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let stream = ignore_poison(self.stream.get_mut()).take();
         if self.pid != std::process::id() {
             std::mem::forget(stream);
         } else if stream.is_some() {

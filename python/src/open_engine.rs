@@ -1,8 +1,9 @@
 //! An engine until it is closed: what its Python object has, and each trace of it.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use deepnvme_io::Engine;
+use deepnvme_mem::sync::ignore_poison;
 use pyo3::prelude::*;
 
 use crate::error;
@@ -18,16 +19,16 @@ impl OpenEngine {
 
     /// The engine, unless it was closed.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<Arc<Engine>> {
-        let engine = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let engine = ignore_poison(self.0.read()).clone();
         engine.ok_or_else(|| error::plain(py, "ClosedError", "the engine is closed; make a new one".into()))
     }
 
     /// Takes it away, so that nobody gets it any more.
     pub(crate) fn take(&self) -> Option<Arc<Engine>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).take()
+        ignore_poison(self.0.write()).take()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).is_none()
+        ignore_poison(self.0.read()).is_none()
     }
 }

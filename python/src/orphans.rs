@@ -6,9 +6,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use deepnvme_io::{Error, ErrorKind};
+use deepnvme_mem::sync::ignore_poison;
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 
@@ -57,7 +58,7 @@ fn sweep_some(py: Python<'_>, looks: usize) {
 
 /// The lock is held for moments only, and never while the GIL is let go of, so that no fork finds it locked.
 fn with<T>(act: impl FnOnce(&mut VecDeque<Arc<Flight>>) -> T) -> T {
-    let mut orphans = ORPHANS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut orphans = ignore_poison(ORPHANS.lock());
     let answer = act(&mut orphans);
     COUNT.store(orphans.len(), Ordering::Relaxed);
     answer

@@ -2,10 +2,11 @@
 
 use std::os::fd::IntoRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use deepnvme_io::{Error, Result};
+use deepnvme_mem::sync::ignore_poison;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -159,12 +160,12 @@ impl Pending {
     }
 
     fn flight(&self) -> Option<Arc<Flight>> {
-        self.flight.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        ignore_poison(self.flight.lock()).clone()
     }
 
     /// If the request is done: keeps its outcome, and lets go of its memory.
     fn settle(&self) {
-        let mut slot = self.flight.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = ignore_poison(self.flight.lock());
         let Some(outcome) = slot.as_ref().and_then(|flight| flight.result()) else { return };
         let _ = self.outcome.set(outcome);
         let flight = slot.take();

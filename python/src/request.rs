@@ -208,7 +208,7 @@ impl<R> Batch<R> {
 
 /// Refuses more items than there is memory for: where an allocation fails later, the process ends.
 fn check_room(items: usize) -> PyResult<()> {
-    let is_there = items < UNCHECKED_ITEMS_MAX || deepnvme_mem::room(items.saturating_mul(ITEM_BYTES)).is_ok();
+    let is_there = items < UNCHECKED_ITEMS_MAX || deepnvme_mem::check_memory(items.saturating_mul(ITEM_BYTES)).is_ok();
     if is_there {
         Ok(())
     } else {

@@ -115,8 +115,8 @@ impl From<StatsSnapshot> for Stats {
         let (pool_locked, pool_lock_reason) = match snapshot.pool_lock {
             None => (None, None),
             Some(LockState::Locked) => (Some(true), None),
-            Some(LockState::Plain { reason }) => (Some(false), Some(reason)),
-            Some(LockState::NotAsked) => (Some(false), Some("lock_pool is False".into())),
+            Some(LockState::Refused { reason }) => (Some(false), Some(reason)),
+            Some(LockState::NotRequested) => (Some(false), Some("lock_pool is False".into())),
         };
         Self {
             backend: snapshot.backend.name().into(),

@@ -1,12 +1,13 @@
 //! The `_Swapper` and `_Lend` classes, which `deepnvme._swap` wraps.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use deepnvme_file::Target;
 use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
 use deepnvme_mem::LockState;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_swap::{AttachedRange, Borrowed, CopyStats, Error, FileRange, Options, Swapper};
 use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -61,7 +62,8 @@ impl PySwapper {
     /// The whole arena, as a DLPack capsule.
     fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         let arena = self.swapper.arena();
-        let tensor = dlpack::export::<DLManagedTensor>(arena.target(0..arena.len()), &[arena.len()], DLDataType::U8)?;
+        let tensor =
+            dlpack::export::<DLManagedTensor>(arena.region_mut(0..arena.len()), &[arena.len()], DLDataType::U8)?;
         memory::capsule(py, tensor)
     }
 
@@ -69,8 +71,8 @@ impl PySwapper {
     #[getter]
     fn lock_refusal(&self) -> Option<String> {
         match self.swapper.arena().lock_state() {
-            LockState::Plain { reason } => Some(reason.clone()),
-            LockState::Locked | LockState::NotAsked => None,
+            LockState::Refused { reason } => Some(reason.clone()),
+            LockState::Locked | LockState::NotRequested => None,
         }
     }
 
@@ -291,11 +293,11 @@ impl PyBorrowed {
     }
 
     fn take(&self) -> Option<Arc<Borrowed>> {
-        self.borrowed.lock().unwrap_or_else(PoisonError::into_inner).take()
+        ignore_poison(self.borrowed.lock()).take()
     }
 
     fn borrowed(&self) -> PyResult<Arc<Borrowed>> {
-        self.borrowed.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(already_returned)
+        ignore_poison(self.borrowed.lock()).clone().ok_or_else(already_returned)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Threads of the extension's own. A process may have as many as it is allowed: none is an error, never a panic.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use deepnvme_io::start_thread;
+use deepnvme_mem::sync::ignore_poison;
 use pyo3::prelude::*;
 
 use crate::error;
@@ -38,13 +39,13 @@ impl<T: Send> Ending<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.0.lock())
     }
 }
 
 impl<T: Send> Drop for Ending<T> {
     fn drop(&mut self) {
-        if let Some(value) = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(value) = ignore_poison(self.0.get_mut()).take() {
             Python::try_attach(|py| py.detach(|| drop(value)));
         }
     }

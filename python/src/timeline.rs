@@ -1,10 +1,11 @@
 //! `deepnvme.Trace`: a recording of what an engine does, from `with` to its end, as a file.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use deepnvme_io::Engine;
 use deepnvme_io::trace::{Lane, Recorded, Recording};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_trace as trace;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -45,7 +46,7 @@ impl Trace {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.state.lock())
     }
 }
 

@@ -5,8 +5,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
+use deepnvme_mem::sync::ignore_poison;
 use pyo3::prelude::*;
 
 use crate::flight::{Flight, SLICE};
@@ -29,7 +30,7 @@ pub(crate) fn adopt(flight: Arc<Flight>) {
 }
 
 fn watch(flight: &Arc<Flight>) {
-    let mut watch = WATCH.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut watch = ignore_poison(WATCH.lock());
     if watch.as_ref().is_none_or(|watch| watch.pid != std::process::id()) {
         let (flights, receiver) = mpsc::channel();
         let is_over = Arc::new(Mutex::new(false));
@@ -49,9 +50,9 @@ fn watch(flight: &Arc<Flight>) {
 
 /// No more asking, from here on.
 pub(crate) fn end() {
-    let watch = WATCH.lock().unwrap_or_else(PoisonError::into_inner);
+    let watch = ignore_poison(WATCH.lock());
     if let Some(watch) = watch.as_ref().filter(|watch| watch.pid == std::process::id()) {
-        *watch.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *ignore_poison(watch.is_over.lock()) = true;
     }
 }
 
@@ -66,7 +67,7 @@ fn run(receiver: &Receiver<Weak<Flight>>, is_over: &Mutex<bool>) {
             let before = flights.len();
             flights.retain(|flight| flight.upgrade().is_some_and(|flight| !flight.is_done()));
             if flights.len() < before {
-                let is_over = is_over.lock().unwrap_or_else(PoisonError::into_inner);
+                let is_over = ignore_poison(is_over.lock());
                 if *is_over {
                     return;
                 }

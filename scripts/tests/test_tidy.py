@@ -21,7 +21,7 @@ def package(name: str, *dependencies: tuple[str, str | None]) -> dict[str, Any]:
         package("python", ("io", None), ("mem", None), ("stream", None)),
         package("stream", ("checkpoint", None), ("format", None), ("io", "dev")),
         package("testkit", ("io", None), ("mem", None)),
-        package("cuda", ("standin", "dev")),
+        package("cuda", ("fake-driver", "dev")),
         package("cli", ("perf", None)),
     ],
 )
@@ -46,8 +46,8 @@ def test_only_a_build_for_the_simulation_depends_on_its_runtime() -> None:
         package("io", ("testkit", None)),
         package("io", ("testkit", "build")),
         package("format", ("io", "dev")),
-        package("cuda", ("standin", None)),
-        package("standin", ("mem", None)),
+        package("cuda", ("fake-driver", None)),
+        package("fake-driver", ("mem", None)),
         package("perf", ("cli", None)),
         package("cli", ("mem", None)),
         package("newcomer"),
@@ -67,8 +67,8 @@ def test_arrows_outside_the_house(refused: dict[str, Any]) -> None:
         ("python/src/engine.rs", False),
         ("crates/deepnvme-io/src/engine.rs", False),
         ("crates/deepnvme-testkit/src/lib.rs", False),
-        ("crates/deepnvme-testkit/standin/src/memory.rs", True),
-        ("crates/deepnvme-testkit/standin/tests/driver.rs", True),
+        ("crates/deepnvme-testkit/fake_driver/src/memory.rs", True),
+        ("crates/deepnvme-testkit/fake_driver/tests/driver.rs", True),
     ],
 )
 def test_unsafe_has_its_homes(path: str, homely: bool) -> None:
@@ -110,7 +110,7 @@ def test_unsafe_says_why(code: str, accepted: bool) -> None:
         ("crates/deepnvme-io/src/x.rs", "#[cfg(all(test, not(loom)))]\nthread::spawn(work);", True),
         ("crates/deepnvme-io/src/x/tests.rs", "thread::spawn(work);", True),
         ("crates/deepnvme-io/tests/x.rs", "thread::spawn(work);", True),
-        ("crates/deepnvme-optim/src/crew.rs", "pool.scope(|scope| scope.spawn(work));", True),
+        ("crates/deepnvme-optim/src/thread_pool.rs", "pool.scope(|scope| scope.spawn(work));", True),
     ],
 )
 def test_threads_are_started_in_one_place(path: str, code: str, accepted: bool) -> None:

@@ -2,11 +2,11 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, thread};
+use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::start_thread;
 
 /// Threads at most: each copies and hashes several gigabytes a second.
@@ -44,7 +44,7 @@ pub(crate) fn each<T: Sync, S>(
             let done = catch_unwind(AssertUnwindSafe(|| work(&mut scratch, item)));
             if let Err(error) = done.unwrap_or_else(|panic| Err(panicked(&*panic))) {
                 is_over.store(true, Ordering::Relaxed);
-                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                ignore_poison(failed.lock()).get_or_insert(error);
                 return;
             }
         }
@@ -59,7 +59,7 @@ pub(crate) fn each<T: Sync, S>(
         }
         run();
     });
-    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    ignore_poison(failed.into_inner()).map_or(Ok(()), Err)
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> Error {

@@ -1,11 +1,11 @@
 //! How far a save or a load is, for somebody who looks on, and may have it stopped.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
+use deepnvme_io::mem::sync::ignore_poison;
 
 /// Shared between who works and who looks on.
 #[derive(Debug, Default)]
@@ -38,14 +38,14 @@ impl Progress {
     /// Waits at most that long; whether a save has taken all bytes out of the caller's memory, which may change from then on.
     #[must_use]
     pub fn wait_filled(&self, timeout: Duration) -> bool {
-        let is_filled = self.is_filled.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_filled = ignore_poison(self.is_filled.lock());
         let waited = self.filled.wait_timeout_while(is_filled, timeout, |is_filled| !*is_filled);
-        *waited.unwrap_or_else(PoisonError::into_inner).0
+        *ignore_poison(waited).0
     }
 
     /// Also of a save that has failed: nobody looks at the memory any more.
     pub fn mark_filled(&self) {
-        *self.is_filled.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *ignore_poison(self.is_filled.lock()) = true;
         self.filled.notify_all();
     }
 

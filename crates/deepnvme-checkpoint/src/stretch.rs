@@ -8,7 +8,7 @@ use deepnvme_io::{Engine, Error as IoError, TensorFile};
 
 use crate::error::Result;
 
-const BLOCK_BYTES: u64 = 4096;
+const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// The bytes of that range, when they have come.
 pub(crate) fn read(engine: &Engine, file: &Arc<TensorFile>, range: &Range<u64>) -> Result<Region> {

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use deepnvme_format::sums::Hasher;
+use deepnvme_format::checksums::Hasher;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, Result as IoResult, fs};
 
@@ -25,7 +25,7 @@ pub struct Stretch {
 /// # Errors
 /// The kernel's refusal; `InvalidInput` for what is no regular file. A pipe is not waited for.
 pub fn crc64_of(stretches: &[Stretch]) -> IoResult<Option<u64>> {
-    let mut hasher = Hasher::of_cells();
+    let mut hasher = Hasher::of_chunks();
     for Stretch { path, offset, bytes } in stretches {
         let file = fs::open_regular(path)?;
         let is_whole = feed(&mut hasher, &file, *offset, *bytes);
@@ -38,7 +38,7 @@ pub fn crc64_of(stretches: &[Stretch]) -> IoResult<Option<u64>> {
 
 /// The same of a stretch of a file that is open.
 pub(crate) fn crc64(file: &OwnedFd, offset: u64, bytes: u64) -> Result<Option<u64>, Errno> {
-    let mut hasher = Hasher::of_cells();
+    let mut hasher = Hasher::of_chunks();
     let is_whole = feed(&mut hasher, file, offset, bytes)?;
     Ok(is_whole.then(|| hasher.finish().crc64))
 }

@@ -1,12 +1,12 @@
-//! States on GPUs: the file that one in the processor's memory makes, and loads that fill a GPU. Run with a stand-in for
+//! States on GPUs: the file that one in the processor's memory makes, and loads that fill a GPU. Run with a fake driver for
 //! the driver.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
 #[allow(dead_code, reason = "the engine's tests need more of it")]
-#[path = "../../deepnvme-io/tests/gpu/standin.rs"]
-mod standin;
+#[path = "../../deepnvme-io/tests/gpu/fake_driver.rs"]
+mod fake_driver;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use deepnvme_io::mem::Region;
 use deepnvme_io::{Engine, ErrorKind};
 
 use crate::common::{engine, plan_archive, plan_safetensors};
-use crate::standin::{Gpu, GpuMemory, pattern};
+use crate::fake_driver::{Gpu, GpuMemory, pattern};
 
 const SIZES: [usize; 8] = [0, 1, 5000, 70_000, 300_000, 1 << 20, (3 << 20) + 17, 900];
 

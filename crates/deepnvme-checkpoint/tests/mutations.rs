@@ -16,8 +16,8 @@ use deepnvme_checkpoint::write::SaveOptions;
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_file::{StripeSet, Target};
 use deepnvme_format::archive::{Plan, RecordSpec};
+use deepnvme_format::checksums::{CHUNK_BYTES, METADATA_KEY};
 use deepnvme_format::set;
-use deepnvme_format::sums::{CELL_BYTES, METADATA_KEY};
 use deepnvme_io::mem::{Buffer, Region, RegionMut};
 use deepnvme_io::{Config, DirectMode, Engine};
 use deepnvme_testkit::guard::{Guard, guarded};
@@ -191,7 +191,7 @@ fn headers() {
 fn checksums() {
     guarded("checksums", |guard| {
         let (folder, engine) = (tempfile::tempdir().unwrap(), engine());
-        let path = saved(folder.path(), "a.safetensors", &[100, CELL_BYTES as usize + 1]);
+        let path = saved(folder.path(), "a.safetensors", &[100, CHUNK_BYTES as usize + 1]);
         let (mut header, data) = header_of(&path);
         let sums: Value = serde_json::from_str(header["__metadata__"][METADATA_KEY].as_str().unwrap()).unwrap();
         header["__metadata__"][METADATA_KEY] = Value::Null;
@@ -426,7 +426,8 @@ fn zipped(records: &[(&str, &[u8])]) -> Vec<u8> {
     let specs: Vec<RecordSpec<'_>> =
         records.iter().map(|(name, bytes)| RecordSpec { name, bytes: bytes.len() as u64 }).collect();
     let plan = Plan::new("a", &specs).unwrap();
-    let sums: Vec<u32> = records.iter().map(|(_, bytes)| deepnvme_format::sums::sums_of(bytes).crc32).collect();
+    let sums: Vec<u32> =
+        records.iter().map(|(_, bytes)| deepnvme_format::checksums::checksums_of(bytes).crc32).collect();
     let mut file = Vec::new();
     for (index, (_, bytes)) in records.iter().enumerate() {
         let place = &plan.records()[index];
@@ -486,7 +487,7 @@ fn manifests() {
         let own = ["step-00000001.pt", "step-00000002.pt", "step-00000003.pt"];
         let contents: Vec<Vec<u8>> = (0..own.len()).map(|index| random(200, index as u64)).collect();
         let entry = |index: usize| {
-            let crc64 = deepnvme_format::sums::sums_of(&contents[index][100..]).crc64;
+            let crc64 = deepnvme_format::checksums::checksums_of(&contents[index][100..]).crc64;
             json!({ "file": own[index], "step": index + 1, "nbytes": 200, "time": "2026-01-01", "index_offset": 100,
                     "index_nbytes": 100, "index_crc64": format!("{crc64:016x}"), "torch": "2", "deepnvme": "0" })
         };

@@ -88,7 +88,7 @@ proptest! {
         for (path, saved) in [(&pt, pt_bytes), (&st, st_bytes)] {
             let file = std::fs::read(path).unwrap();
             let index = &file[saved.index_offset as usize..(saved.index_offset + saved.index_bytes) as usize];
-            prop_assert_eq!(deepnvme_format::sums::sums_of(index).crc64, saved.index_crc64);
+            prop_assert_eq!(deepnvme_format::checksums::checksums_of(index).crc64, saved.index_crc64);
         }
         let audited = |path: &Path| {
             let engine = engine();

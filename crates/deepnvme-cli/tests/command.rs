@@ -125,7 +125,7 @@ fn several_processes_use_gpu_memory() {
     let folder = folder();
     let options = ["--processes", "2", "--gpu=1", "--validate", folder.path().to_str().unwrap()];
     let mut command = deepnvme(&[&["bench", "write"], &SMALL[..], &options].concat());
-    let output = command.env("DEEPNVME_LIBCUDA", deepnvme_standin::library_path()).output().unwrap();
+    let output = command.env("DEEPNVME_LIBCUDA", deepnvme_fake_driver::library_path()).output().unwrap();
     let (text, stderr) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(output.status.success(), "{stderr}");
     assert!(text.contains(" by each of 2 processes, ") && text.contains(", memory of cuda:1, "), "{text}");

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 #[allow(dead_code, reason = "the engine's tests need more of it")]
-#[path = "../../deepnvme-io/tests/gpu/standin.rs"]
-mod standin;
+#[path = "../../deepnvme-io/tests/gpu/fake_driver.rs"]
+mod fake_driver;
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use deepnvme_cli::Launcher;
 use deepnvme_cli::commands::{self as command, Session};
 use deepnvme_io::{Config, Durability};
 use deepnvme_perf::measure::{Cache, Direction, Memory, NoObserver, Order, Runner, Workload};
+use fake_driver::Gpu;
 use serde_json::Value;
-use standin::Gpu;
 
 /// Runs a command. Returns the exit status, standard output and standard error.
 fn run(arguments: &[&str]) -> (u8, String, String) {
@@ -50,7 +50,7 @@ fn gpu_memory_is_measured_and_validated() {
         let (status, json, stderr) = run(&[&["bench", direction], &SMALL[..], order.as_slice(), &more].concat());
         assert_eq!((status, stderr.as_str()), (0, ""), "{direction} {order:?}");
         let outcome: Value = serde_json::from_str(&json).unwrap();
-        assert_eq!((&outcome["gpu"]["index"], &outcome["gpu"]["name"]), (&1.into(), &"Stand-in GPU 1".into()));
+        assert_eq!((&outcome["gpu"]["index"], &outcome["gpu"]["name"]), (&1.into(), &"Fake GPU 1".into()));
         assert_eq!((&outcome["workload"]["gpu"], &outcome["is_validated"]), (&1.into(), &true.into()));
         assert_eq!(outcome["notes"], Value::Array(vec![]), "the slots are registered");
         let summary = &outcome["results"][0]["summary"];
@@ -68,7 +68,7 @@ fn the_table_names_the_gpu_and_its_route() {
     let (status, table, stderr) = run(&[&["bench", "read"], &SMALL[..], &["--gpu", text(folder.path())]].concat());
     assert_eq!((status, stderr.as_str()), (0, ""), "the first GPU without a number");
     assert!(table.contains(", cold, memory of cuda:0\n"), "{table}");
-    assert!(table.contains("\ncuda:0 (Stand-in GPU 0), through bounce buffers\n"), "{table}");
+    assert!(table.contains("\ncuda:0 (Fake GPU 0), through bounce buffers\n"), "{table}");
     gpu.assert_clean();
 }
 
@@ -80,7 +80,7 @@ fn cufile_is_measured_or_fails_with_the_reason() {
         let more = ["--gpu", "--gds", "--validate", text(folder.path())];
         let (status, table, stderr) = run(&[&["bench", direction], &SMALL[..], &more].concat());
         assert_eq!((status, stderr.as_str()), (0, ""), "{direction}");
-        assert!(table.contains("\ncuda:0 (Stand-in GPU 0), with cuFile\n"), "{table}");
+        assert!(table.contains("\ncuda:0 (Fake GPU 0), with cuFile\n"), "{table}");
         let (_, json, _) = run(&[&["bench", direction], &SMALL[..], &more, &["--json"]].concat());
         let outcome: Value = serde_json::from_str(&json).unwrap();
         let summary = &outcome["results"][0]["summary"];
@@ -258,7 +258,7 @@ fn a_report_has_the_facts_of_the_driver() {
     assert_eq!(status, 0);
     assert!(lines.contains("for CUDA 13.0") && !lines.contains("no libcuda"), "{lines}");
     for index in 0..2 {
-        let card = format!("cuda:{index}: Stand-in GPU {index}, ");
+        let card = format!("cuda:{index}: Fake GPU {index}, ");
         assert!(lines.contains(&card) && lines.contains(&format!("PCI 0000:1{index}:00.0")), "{lines}");
     }
     assert!(lines.contains("to and from GPUs through bounce buffers: "), "{lines}");

@@ -1,8 +1,8 @@
-//! How fast one core packs, casts and quantises, and in how many bytes: `cargo run --release -p deepnvme-codec --example
-//! codec_speed [model.safetensors]`, a file of fp32 tensors. Without one, Gaussian weights only.
+//! Measures the speed of packing, casts and quantisation on one core, and their sizes: `cargo run --release -p
+//! deepnvme-codec --example codec_speed [model.safetensors]`, a file of fp32 tensors. Without one, Gaussian weights only.
 //!
-//! Every row is run once in each of nine rounds, over more memory than caches have; the median of the processor time of
-//! this thread counts, so that others on the machine disturb less. GB are 10^9 bytes of the wider side.
+//! Every row runs once in each of nine rounds, over more memory than the caches hold. The result is the median of this
+//! thread's CPU time, which other processes disturb less. GB are 10^9 bytes of the wider side.
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used, reason = "a program for developers")]
 
 use std::fs;
@@ -13,10 +13,10 @@ use deepnvme_codec::{Float, cast, pack};
 use rustix::time::{ClockId, clock_gettime};
 
 const ROUNDS: usize = 9;
-/// Elements of the Gaussian weights, and fewest that are measured.
+/// Elements of the Gaussian weights, and the fewest that are measured.
 const ELEMENTS: usize = 32 << 20;
 
-/// Something to be measured: what it is called, the bytes that count, and the work.
+/// A measurement: name, bytes and work.
 type Row<'a> = (String, usize, Box<dyn FnMut() + 'a>);
 
 fn main() {
@@ -46,7 +46,7 @@ fn measure(name: &str, weights: &[f32]) {
     }
 }
 
-/// Every pair of types.
+/// Measures casts between all pairs of types.
 fn casts(f32s: &[u8]) {
     let elements = f32s.len() / 4;
     for from in Float::ALL {
@@ -63,11 +63,10 @@ fn casts(f32s: &[u8]) {
     }
 }
 
-/// Columns of the matrix that all weights are taken for: MiniLM's own.
+/// Columns of the matrix of weights, as in MiniLM.
 const COLUMNS: usize = 384;
 
-/// There and back, and what is lost on the way: the root of the mean square of the difference, in parts of that of the
-/// weights.
+/// Measures quantisation and dequantisation, and the relative RMS error.
 fn quants(name: &str, scheme: Scheme, f32s: &[u8]) {
     let rows = f32s.len() / 4 / COLUMNS;
     let f32s = &f32s[..rows * COLUMNS * 4];
@@ -102,7 +101,7 @@ fn quants(name: &str, scheme: Scheme, f32s: &[u8]) {
     rounds(vec![(format!("{label} from F32"), f32s.len(), Box::new(work))]);
 }
 
-/// Encoding and decoding, in blocks of the usual size.
+/// Measures encoding and decoding, in blocks of the default size.
 fn packing(name: &str, float: Float, bytes: &[u8]) {
     let step = pack::BLOCK_ELEMENTS * float.bytes();
     let (mut packed, mut room) = (Vec::new(), Vec::with_capacity(2 * bytes.len()));
@@ -133,7 +132,7 @@ fn packing(name: &str, float: Float, bytes: &[u8]) {
     assert!(out == bytes, "{name}: not the same bytes");
 }
 
-/// Runs the rows in turns, and prints the median of each.
+/// Runs the rows in turns and prints the median of each.
 fn rounds(mut rows: Vec<Row<'_>>) {
     let mut samples = vec![Vec::new(); rows.len()];
     for _ in 0..ROUNDS {
@@ -151,13 +150,13 @@ fn rounds(mut rows: Vec<Row<'_>>) {
     }
 }
 
-/// Processor time of this thread.
+/// Returns the CPU time of this thread.
 fn seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Weights as a layer is initialised with, by Box and Muller.
+/// Returns normally distributed weights (Box-Muller).
 fn gaussian(elements: usize) -> Vec<f32> {
     let mut random = fastrand::Rng::with_seed(1);
     let mut one = || {

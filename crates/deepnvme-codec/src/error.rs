@@ -1,20 +1,20 @@
-//! What can be wrong with packed bytes, and with what a caller asks for.
+//! Errors of packed bytes and of arguments.
 
-/// The result of every call that can fail.
+/// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Bytes that are not what they say they are, or slices that do not fit each other.
+/// Invalid packed bytes, or arguments that do not fit each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The bytes contradict the format or each other: a damaged or a hostile file.
+    /// The data is truncated, corrupt or malicious.
     #[error("at offset {offset} of the block: {what}")]
     Corrupt {
-        /// Where, counted from the first byte of the block.
+        /// Offset from the start of the block.
         offset: usize,
-        /// What is wrong there.
+        /// The problem.
         what: String,
     },
-    /// What the caller asks for cannot be done; the text says why.
+    /// Invalid arguments; the text says why.
     #[error("{0}")]
     Invalid(String),
 }

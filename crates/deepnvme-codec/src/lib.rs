@@ -1,29 +1,31 @@
-//! Weights in fewer bytes, and back: pure functions over slices, without I/O, threads or unsafe code.
+//! Compressed weights: pure functions over slices, without I/O, threads or unsafe code.
 //!
-//! - [`pack`]: lossless packing of floats. The exponents of weights carry less than three bits each; [`pack::encode`] stores
-//!   them so, [`pack::Block`] gives back every bit.
-//! - [`cast`]: bf16, fp16 and fp32 to each other.
+//! - [`pack`]: lossless compression of floats. The exponents of weights carry less than three bits of information each;
+//!   [`pack::encode`] stores them so, and [`pack::Block`] restores every bit.
+//! - [`cast`]: casts between bf16, fp16 and fp32.
 //! - [`quant`]: int8 and fp8 with scales.
-//! - [`Float`]: the three types that the others speak of.
+//! - [`half`]: conversions of single 16-bit floats, for kernels that work on them.
+//! - [`Float`]: the three floating-point types.
 //!
-//! All of it works on bytes of any alignment, little-endian, and takes the widest vectors that the processor has, found
-//! out at run time; the results do not depend on which. What comes from a disk is checked before it is believed.
+//! All functions work on little-endian bytes of any alignment. They use the widest SIMD instructions of the processor,
+//! detected at run time; the results are the same on every processor. Bytes from a disk are validated.
 #![forbid(unsafe_code)]
 
 pub mod cast;
 mod error;
 mod float;
+pub mod half;
 pub mod pack;
 pub mod quant;
 
 pub use error::{Error, Result};
 pub use float::Float;
 
-/// Runs an expression as it was compiled for the widest vectors of this processor. What it calls has to be
-/// `inline(always)`: only what is inlined is compiled again.
-macro_rules! widest {
+/// Evaluates an expression compiled for the widest SIMD instructions of this processor. Its callees must be
+/// `inline(always)`: only inlined code is compiled for them.
+macro_rules! vectorize {
     ($body:expr) => {
         fearless_simd::dispatch!(fearless_simd::Level::new(), _ => $body)
     };
 }
-use widest;
+use vectorize;

@@ -1,10 +1,10 @@
-//! Casts against arithmetic in fp64 that looks for the nearest number, and against what is known of NaNs.
+//! Casts against fp64 arithmetic that searches the nearest number, and against the table of NaNs.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 use deepnvme_codec::Float::{Bf16, F16, F32};
 use deepnvme_codec::{Error, Float, cast};
 
-/// The number that the bits of a type stand for, by its definition; `None` for NaNs.
+/// Returns the value of the bits of a type by its definition; `None` for NaNs.
 fn number(float: Float, bits: u32) -> Option<f64> {
     let (exponent_bits, mantissa_bits) = match float {
         Bf16 => (8, 7),
@@ -22,8 +22,8 @@ fn number(float: Float, bits: u32) -> Option<f64> {
     Some(if bits >> (mantissa_bits + exponent_bits) & 1 == 1 { -size } else { size })
 }
 
-/// All sizes of a type of sixteen bits, from zero to infinity; the index is the number's bits. In the place of infinity
-/// stands what would follow the largest number.
+/// Returns all magnitudes of a 16-bit type from zero to infinity, indexed by their bits. The entry of infinity is the
+/// value that would follow the largest number.
 fn sizes(float: Float) -> Vec<f64> {
     let mut sizes: Vec<f64> = (0..0x8000).map_while(|bits| number(float, bits)).collect();
     let last = sizes.len() - 1;
@@ -31,7 +31,7 @@ fn sizes(float: Float) -> Vec<f64> {
     sizes
 }
 
-/// The bits of the nearest number, the even one of two.
+/// Returns the bits of the nearest number, ties to even.
 fn nearest(sizes: &[f64], value: f64) -> u32 {
     let (sign, size) = (u32::from(value.is_sign_negative()) << 15, value.abs());
     let above = sizes.partition_point(|other| *other < size);
@@ -43,7 +43,7 @@ fn nearest(sizes: &[f64], value: f64) -> u32 {
     sign | (above - usize::from(!take_up)) as u32
 }
 
-/// Casts many elements at once, from an odd address to an odd address.
+/// Casts many elements at once, between odd addresses.
 fn cast_all(from: Float, to: Float, all: &[u32]) -> Vec<u32> {
     let mut source = vec![0xee];
     for bits in all {
@@ -68,7 +68,7 @@ fn narrow(to: Float, all: &[u32]) {
 }
 
 #[test]
-fn every_short_number_widens_exactly_and_comes_back() {
+fn every_half_widens_exactly_and_round_trips() {
     let all: Vec<u32> = (0..=0xffff).collect();
     for float in [Bf16, F16] {
         let wide = cast_all(float, F32, &all);
@@ -85,7 +85,7 @@ fn every_short_number_widens_exactly_and_comes_back() {
 }
 
 #[test]
-fn numbers_beside_every_short_number_are_rounded_to_the_nearest() {
+fn neighbours_of_every_half_are_rounded_to_nearest() {
     let lows =
         [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff, 0x2fff, 0x3000, 0x3001, 0x7fff, 0x8000, 0x8001, 0xefff, 0xf000, 0xffff];
     let all: Vec<u32> = (0..=0xffff).flat_map(|high| lows.map(|low| high << 16 | low)).collect();
@@ -94,10 +94,10 @@ fn numbers_beside_every_short_number_are_rounded_to_the_nearest() {
 }
 
 #[test]
-fn random_numbers_are_rounded_to_the_nearest() {
+fn random_numbers_are_rounded_to_nearest() {
     let mut random = fastrand::Rng::with_seed(8);
     let any = (0..500_000).map(|_| random.u32(..)).collect::<Vec<_>>();
-    // Where fp16 has its subnormals, and its largest numbers.
+    // The ranges of fp16's subnormals and of its largest numbers.
     let small = (0..500_000).map(|_| random.u32(0x3200_0000..0x3900_0000) | random.u32(..) & 1 << 31);
     let small = small.collect::<Vec<_>>();
     let large = (0..500_000).map(|_| random.u32(0x4700_0000..0x4780_0000)).collect::<Vec<_>>();
@@ -108,7 +108,7 @@ fn random_numbers_are_rounded_to_the_nearest() {
 }
 
 #[test]
-fn the_short_types_become_each_other_by_way_of_fp32() {
+fn casts_between_halves_go_through_fp32() {
     let all: Vec<u32> = (0..=0xffff).collect();
     for (from, to) in [(Bf16, F16), (F16, Bf16)] {
         assert_eq!(cast_all(from, to, &all), cast_all(F32, to, &cast_all(from, F32, &all)));
@@ -116,7 +116,7 @@ fn the_short_types_become_each_other_by_way_of_fp32() {
 }
 
 #[test]
-fn nans_are_those_of_the_table() {
+fn nans_match_the_table() {
     let nans = |from, to, nan| cast_all(from, to, &[nan])[0];
     assert_eq!(nans(Bf16, F32, 0xff81), 0xff81_0000);
     assert_eq!(nans(F16, F32, 0x7c01), 0x7fc0_2000);
@@ -139,7 +139,7 @@ fn the_same_type_is_a_copy() {
 }
 
 #[test]
-fn every_length_is_cast_to_its_end() {
+fn every_length_is_cast_completely() {
     let mut random = fastrand::Rng::with_seed(9);
     for from in Float::ALL {
         for to in Float::ALL {
@@ -153,7 +153,7 @@ fn every_length_is_cast_to_its_end() {
 }
 
 #[test]
-fn slices_that_do_not_fit() {
+fn mismatched_slices_are_refused() {
     for (from, to, source, target) in [(F32, Bf16, 6, 2), (F32, Bf16, 8, 2), (Bf16, F32, 8, 8), (F16, F16, 4, 2)] {
         let error = cast::convert(from, to, &vec![0; source], &mut vec![0; target]).unwrap_err();
         assert!(matches!(&error, Error::Invalid(text) if text.contains("whole elements")), "{error}");

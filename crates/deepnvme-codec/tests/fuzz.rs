@@ -1,5 +1,5 @@
-//! The bodies of the fuzz targets over their seeds, and over some thousand mutations of each: without a nightly toolchain,
-//! and the same ones every time.
+//! Runs the fuzz targets over their seeds and some thousand mutations of each. Deterministic, and without a nightly
+//! toolchain.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod fuzz_bodies;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_codec::{Float, pack};
 
-/// Mutations of all seeds of a target together.
+/// Mutations per target, over all its seeds.
 const MUTATIONS: usize = 20_000;
 
 fn folder(target: &str) -> PathBuf {
@@ -21,7 +21,7 @@ fn mutate(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
     match random.u32(..6) {
         0 if at < input.len() => input[at] ^= 1 << random.u32(..8),
         1 if at < input.len() => input[at] = random.u8(..),
-        // Headers are where most of the rules are.
+        // Most validation is of headers.
         2 if input.len() > 40 => input[random.usize(4..40)] = *random.choice(&[0, 1, 2, 3, 8, 64, 255]).unwrap(),
         3 => input.truncate(at),
         4 => input.insert(at, random.u8(..)),
@@ -61,7 +61,7 @@ fn any_elements() {
     smoke("elements", fuzz_bodies::elements);
 }
 
-/// Writes `fuzz/seeds` again, after the format has grown.
+/// Rewrites `fuzz/seeds` after a change of the format.
 #[test]
 #[ignore = "writes into the source tree"]
 fn write_seeds() {

@@ -1,4 +1,4 @@
-//! Packing: every bit comes back, the format is the one that is written down, and damage is an error.
+//! Packing: lossless, stable format, errors for damage.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod reference;
@@ -29,7 +29,7 @@ fn check(float: Float, bytes: &[u8]) -> Vec<u8> {
     packed
 }
 
-/// Normally distributed weights of a type.
+/// Returns normally distributed weights of a type.
 fn gaussian(float: Float, elements: usize, random: &mut fastrand::Rng) -> Vec<u8> {
     let mut wide = Vec::new();
     for _ in 0..elements {
@@ -41,7 +41,7 @@ fn gaussian(float: Float, elements: usize, random: &mut fastrand::Rng) -> Vec<u8
     bytes
 }
 
-/// Elements of a type whose exponents come from as many values, each half as often as the one before.
+/// Returns elements whose exponents have `values` values, each half as frequent as the one before.
 fn elements(float: Float, count: usize, values: u32, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let base = random.u32(..);
@@ -60,13 +60,13 @@ fn elements(float: Float, count: usize, values: u32, seed: u64) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn every_bit_comes_back(seed: u64, which in 0..3_usize, count in 0..5000_usize, values in 0..32_u32) {
+    fn every_bit_round_trips(seed: u64, which in 0..3_usize, count in 0..5000_usize, values in 0..32_u32) {
         let float = Float::ALL[which];
         check(float, &elements(float, count, values, seed));
     }
 
     #[test]
-    fn any_bytes_come_back(bytes in proptest::collection::vec(any::<u8>(), 0..3000), which in 0..3_usize) {
+    fn any_bytes_round_trip(bytes in proptest::collection::vec(any::<u8>(), 0..3000), which in 0..3_usize) {
         let float = Float::ALL[which];
         check(float, &bytes[..bytes.len() / float.bytes() * float.bytes()]);
     }
@@ -85,11 +85,11 @@ proptest! {
 }
 
 #[test]
-fn every_number_of_sixteen_bits_comes_back() {
+fn every_half_round_trips() {
     let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     for float in [Float::Bf16, Float::F16] {
         assert!(Block::parse(&check(float, &all)).unwrap().is_raw(), "nothing to gain");
-        // The same with so many zeros that it is packed: every number goes through the layers.
+        // With enough zeros that the block is packed, so that every number passes through the layers.
         let mut mixed = vec![0; 1 << 20];
         mixed.extend_from_slice(&all);
         assert!(!Block::parse(&check(float, &mixed)).unwrap().is_raw());
@@ -108,7 +108,7 @@ fn sizes_around_groups_and_steps() {
 }
 
 #[test]
-fn weights_take_as_many_bytes_as_promised() {
+fn weights_take_the_documented_bytes() {
     let mut random = fastrand::Rng::with_seed(3);
     for (float, most) in [(Float::Bf16, 0.67), (Float::F16, 0.86), (Float::F32, 0.84)] {
         let weights = gaussian(float, pack::BLOCK_ELEMENTS, &mut random);
@@ -120,7 +120,7 @@ fn weights_take_as_many_bytes_as_promised() {
 }
 
 #[test]
-fn noise_is_stored_as_it_is() {
+fn noise_is_stored_raw() {
     let mut random = fastrand::Rng::with_seed(4);
     let noise: Vec<u8> = (0..1 << 16).map(|_| random.u8(..)).collect();
     for float in [Float::Bf16, Float::F32] {
@@ -165,22 +165,22 @@ fn a_short_block_is_an_error() {
 }
 
 #[test]
-fn what_a_header_cannot_mean() {
+fn invalid_headers_are_errors() {
     let good = packed(Float::Bf16, &elements(Float::Bf16, 300, 9, 1));
     assert!(!Block::parse(&good).unwrap().is_raw());
     for (at, byte, text) in [
         (0, b'X', "known version"),
         (3, 2, "known version"),
-        (4, 0, "type of elements"),
-        (4, 4, "type of elements"),
+        (4, 0, "element type"),
+        (4, 4, "element type"),
         (5, 0, "cannot take"),
         (5, 9, "layers"),
         (6, 1, "reserved"),
-        (10, 0x11, "at most"),
-        (12, good[12] ^ 1, "promised"),
+        (10, 0x11, "maximum"),
+        (12, good[12] ^ 1, "states"),
         (15, 0xff, "cannot take"),
         (19, 1, "reserved"),
-        (22, 1, "go on"),
+        (22, 1, "escape"),
     ] {
         let mut bad = good.clone();
         bad[at] = byte;
@@ -191,28 +191,28 @@ fn what_a_header_cannot_mean() {
 }
 
 #[test]
-fn codes_that_contradict_the_sizes() {
+fn codes_that_do_not_match_the_sizes() {
     let good = packed(Float::Bf16, &elements(Float::Bf16, 300, 9, 1));
     let planes = 16 + 8 * usize::from(good[5]) + 300;
     let known = (0..8).find(|bit| (good[planes] & good[planes + 8]) >> bit & 1 == 0).unwrap();
-    let mut one_more_asks = good.clone();
-    one_more_asks[planes] |= 1 << known;
-    one_more_asks[planes + 8] |= 1 << known;
-    let mut all_ask = good.clone();
-    all_ask[planes..planes + 5 * 16].fill(0xff);
-    let mut none_asks = good.clone();
-    none_asks[planes..planes + 5 * 16].fill(0);
-    // The last group has 300 - 4 * 64 elements: this bit belongs to none.
-    let mut behind_the_last = good;
-    behind_the_last[planes + 4 * 16 + 5] |= 0x40;
-    for bad in [one_more_asks, all_ask, none_asks, behind_the_last] {
+    let mut one_more_escape = good.clone();
+    one_more_escape[planes] |= 1 << known;
+    one_more_escape[planes + 8] |= 1 << known;
+    let mut all_escape = good.clone();
+    all_escape[planes..planes + 5 * 16].fill(0xff);
+    let mut no_escape = good.clone();
+    no_escape[planes..planes + 5 * 16].fill(0);
+    // The last group has 300 - 4 * 64 elements: this bit is padding.
+    let mut in_the_padding = good;
+    in_the_padding[planes + 4 * 16 + 5] |= 0x40;
+    for bad in [one_more_escape, all_escape, no_escape, in_the_padding] {
         let error = unpacked(&bad).unwrap_err();
-        assert!(error.to_string().contains("contradict"), "{error}");
+        assert!(error.to_string().contains("do not match"), "{error}");
     }
 }
 
 #[test]
-fn slices_that_do_not_fit() {
+fn mismatched_slices_are_refused() {
     let mut out = Vec::new();
     assert!(matches!(pack::encode(Float::F32, &[0; 6], &mut out), Err(Error::Invalid(_))));
     let large = vec![0; 2 * pack::BLOCK_ELEMENTS_MAX + 2];
@@ -226,8 +226,8 @@ fn slices_that_do_not_fit() {
 }
 
 #[test]
-fn the_format_is_the_one_of_version_one() {
-    // Weights of four exponents, and one of a fifth; the same bytes for ever.
+fn the_format_is_version_one() {
+    // Weights with five exponents. The bytes must never change.
     let mut bytes: Vec<u8> = (0..70_u16).flat_map(|i| (0x3c00 + i % 7 * 0x81 % 0x200).to_le_bytes()).collect();
     bytes.splice(20..22, [0x01, 0xc0]);
     let packed = check(Float::Bf16, &bytes);
@@ -235,7 +235,7 @@ fn the_format_is_the_one_of_version_one() {
     assert_eq!(hex, GOLDEN);
 }
 
-/// Header, layer, everything else, planes, tail.
+/// Header, layer, signs and mantissas, planes, tail.
 const GOLDEN: &str = concat!(
     "444e5001010100004600000088000000",
     "78797a000a000000",

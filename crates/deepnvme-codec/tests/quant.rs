@@ -1,4 +1,4 @@
-//! Quantised weights against the formulas of the module's docs, written plainly, and the codes against all numbers of theirs.
+//! Quantised weights against the documented formulas, and the codes against all of their values.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 use std::num::NonZeroUsize;
@@ -7,7 +7,7 @@ use deepnvme_codec::quant::{Code, Scheme, dequantise, quantise};
 use deepnvme_codec::{Error, Float, cast};
 use proptest::prelude::*;
 
-/// A number of `float_e4m3fn`, by its definition.
+/// Returns the value of a `float8_e4m3fn` code by its definition.
 fn e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     let size = match (exponent, code & 7) {
@@ -32,7 +32,7 @@ fn short(float: Float, value: f32) -> Vec<u8> {
     convert(Float::F32, float, &value.to_le_bytes())
 }
 
-/// Codes and scales, element by element.
+/// Computes codes and scales element by element.
 fn plain(scheme: Scheme, columns: usize, values: &[f32]) -> (Vec<u8>, Vec<u8>) {
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     for row in values.chunks(columns) {
@@ -68,7 +68,7 @@ fn nearest_e4m3(value: f32) -> u8 {
     best | if value.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// What codes and scales stand for.
+/// Returns the values of codes and scales.
 fn meant(scheme: Scheme, columns: usize, codes: &[u8], scales: &[u8], to: Float) -> Vec<u8> {
     let (mut out, mut scales) = (Vec::new(), wide(scheme.scale, scales).into_iter());
     for row in codes.chunks(columns) {
@@ -103,7 +103,7 @@ fn schemes() -> impl Strategy<Value = Scheme> {
 
 proptest! {
     #[test]
-    fn both_ways_are_the_formulas(
+    fn both_directions_match_the_formulas(
         scheme in schemes(), which in 0..3_usize, to in 0..3_usize, rows in 0..5_usize, columns in 1..300_usize, seed: u64,
     ) {
         let (float, to) = (Float::ALL[which], Float::ALL[to]);
@@ -121,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn int8_is_off_by_half_a_step_at_most(columns in 1..300_usize, seed: u64) {
+    fn int8_error_is_at_most_half_a_step(columns in 1..300_usize, seed: u64) {
         let scheme = Scheme { code: Code::Int8, group: NonZeroUsize::new(64), scale: Float::F32 };
         let mut random = fastrand::Rng::with_seed(seed);
         let values: Vec<f32> = (0..columns).map(|_| random.f32() - 0.5).collect();
@@ -137,7 +137,7 @@ proptest! {
 }
 
 #[test]
-fn every_code_means_its_number() {
+fn every_code_has_its_value() {
     let codes: Vec<u8> = (0..=255).collect();
     for (code, number) in [(Code::Int8, (|code| f32::from(code as i8)) as fn(u8) -> f32), (Code::F8E4m3, e4m3)] {
         let scheme = Scheme { code, group: None, scale: Float::F32 };
@@ -154,14 +154,14 @@ fn every_code_means_its_number() {
 }
 
 #[test]
-fn every_number_of_e4m3_and_all_between_get_the_nearest_code() {
+fn e4m3_rounds_to_the_nearest_code() {
     let mut values = vec![448.0];
     for code in 0..0x7e {
         let (here, next) = (e4m3(code), e4m3(code + 1));
         let middle = (here + next) / 2.0;
         values.extend([here, middle, middle.next_up(), middle.next_down(), -here, -middle]);
     }
-    // The largest is 448, so that the scale is one.
+    // The largest value is 448, so the scale is one.
     let bytes: Vec<u8> = values.iter().flat_map(|value: &f32| value.to_le_bytes()).collect();
     let scheme = Scheme { code: Code::F8E4m3, group: None, scale: Float::F32 };
     let (codes, scales) = quantised(scheme, values.len(), Float::F32, &bytes).unwrap();
@@ -172,7 +172,7 @@ fn every_number_of_e4m3_and_all_between_get_the_nearest_code() {
 }
 
 #[test]
-fn zeros_stay_zeros_and_tiny_weights_may_become_some() {
+fn zeros_stay_zeros_and_tiny_weights_may_underflow() {
     let scheme = Scheme { code: Code::Int8, group: None, scale: Float::F16 };
     for (value, expected) in [(0.0, 0), (1e-7, 0), (1e-3, 127)] {
         let bytes = f32::to_le_bytes(value).repeat(70);
@@ -182,7 +182,7 @@ fn zeros_stay_zeros_and_tiny_weights_may_become_some() {
 }
 
 #[test]
-fn what_cannot_be_quantised_names_its_row() {
+fn errors_name_the_row() {
     let scheme = Scheme { code: Code::Int8, group: NonZeroUsize::new(2), scale: Float::F16 };
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN, 1e9] {
         let mut values = [1_f32; 12];
@@ -194,7 +194,7 @@ fn what_cannot_be_quantised_names_its_row() {
 }
 
 #[test]
-fn slices_that_do_not_fit() {
+fn mismatched_slices_are_refused() {
     let scheme = Scheme { code: Code::Int8, group: NonZeroUsize::new(64), scale: Float::F16 };
     assert_eq!(scheme.scales(3, 130), Some(9));
     assert_eq!(scheme.scales(3, 0), Some(0));
@@ -210,7 +210,7 @@ fn slices_that_do_not_fit() {
         let (mut codes, mut scales) = (vec![0; codes], vec![0; scales]);
         let source = vec![0; bytes];
         let error = quantise(scheme, columns, (Float::Bf16, &source), &mut codes, &mut scales).unwrap_err();
-        assert!(error.to_string().contains("do not belong"), "{error}");
+        assert!(error.to_string().contains("do not match"), "{error}");
         assert!(dequantise(scheme, columns, &codes, &scales, (Float::Bf16, &mut vec![0; bytes])).is_err());
     }
     for columns in [0, 1, 130] {

@@ -1,4 +1,4 @@
-//! The plain types of the driver's functions, as `cuda.h` has them.
+//! C types of the driver's functions, from `cuda.h`.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -7,14 +7,14 @@ use crate::rows::Rows;
 
 /// `CUdeviceptr`.
 pub(crate) type DevicePointer = u64;
-/// `CUcontext`, `CUstream`, `CUevent`: handles that only the driver looks into.
+/// `CUcontext`, `CUstream`, `CUevent`: opaque handles.
 pub(crate) type Handle = *mut c_void;
 
 /// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
 const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 
-/// `CUDA_MEMCPY2D`: a copy of a plane.
+/// `CUDA_MEMCPY2D`: a 2-D copy.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Copy2d {
@@ -37,7 +37,7 @@ pub(crate) struct Copy2d {
 }
 
 impl Copy2d {
-    const NOTHING: Self = Self {
+    const ZERO: Self = Self {
         source_x: 0,
         source_y: 0,
         source_kind: 0,
@@ -56,7 +56,7 @@ impl Copy2d {
         rows: 0,
     };
 
-    /// From rows that lie side by side on the host.
+    /// Copies contiguous rows on the host to the device.
     pub(crate) fn to_device(target: &Rows, source: *const u8) -> Self {
         Self {
             source_kind: HOST,
@@ -67,11 +67,11 @@ impl Copy2d {
             target_pitch: target.pitch as usize,
             row_bytes: target.bytes,
             rows: target.count,
-            ..Self::NOTHING
+            ..Self::ZERO
         }
     }
 
-    /// To rows that lie side by side on the host.
+    /// Copies from the device to contiguous rows on the host.
     pub(crate) fn to_host(target: *mut u8, source: &Rows) -> Self {
         Self {
             source_kind: DEVICE,
@@ -82,7 +82,7 @@ impl Copy2d {
             target_pitch: source.bytes,
             row_bytes: source.bytes,
             rows: source.count,
-            ..Self::NOTHING
+            ..Self::ZERO
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One GPU, and its context on the thread that needs it.
+//! A GPU and its context.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -8,8 +8,8 @@ use crate::abi::Handle;
 use crate::driver::Driver;
 use crate::error::Result;
 
-/// A GPU, with its primary context held: that is the one of the CUDA runtime, so that torch's streams and memory are
-/// in it.
+/// A GPU with its primary context retained. The CUDA runtime uses the same context, so torch's streams and memory
+/// belong to it.
 #[derive(Debug)]
 pub struct Device {
     driver: &'static Driver,
@@ -18,21 +18,21 @@ pub struct Device {
     context: Handle,
 }
 
-// SAFETY: a context handle may be used from any thread; each use makes it current there first.
+// SAFETY: a context handle may be used from any thread; each use makes it current first.
 unsafe impl Send for Device {}
-// SAFETY: as above, and nothing of the value changes after it is made.
+// SAFETY: as above, and the value is immutable.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// The GPU of that number, as CUDA counts those that it may see.
+    /// Retains the primary context of a GPU, by CUDA's index of visible devices.
     ///
     /// # Errors
-    /// What the driver says, above all that there is no such device.
+    /// The driver's error, for example that the device does not exist.
     pub fn new(driver: &'static Driver, index: u32) -> Result<Self> {
         let functions = &driver.functions;
         let (mut device, mut context) = (0, ptr::null_mut());
         let ordinal = c_int::try_from(index).unwrap_or(c_int::MAX);
-        // SAFETY: both pointers are to values of ours.
+        // SAFETY: both pointers are to local values.
         unsafe {
             driver.check("cuDeviceGet", (functions.device_get)(&raw mut device, ordinal))?;
             driver.check("cuDevicePrimaryCtxRetain", (functions.context_retain)(&raw mut context, device))?;
@@ -40,24 +40,24 @@ impl Device {
         Ok(Self { driver, index, device, context })
     }
 
-    /// Which one it is.
+    /// Returns the device index.
     #[must_use]
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// The driver that it belongs to.
+    /// Returns the driver.
     #[must_use]
     pub fn driver(&self) -> &'static Driver {
         self.driver
     }
 
-    /// Makes it this thread's current one, until the value is dropped.
+    /// Makes the device current on this thread until the guard is dropped.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn enter(&self) -> Result<Current<'_>> {
-        // SAFETY: the context is held for as long as this value lives, which the guard borrows.
+        // SAFETY: the guard borrows this value, which retains the context.
         self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.functions.context_push)(self.context) })?;
         Ok(Current { device: self, on_this_thread: PhantomData })
     }
@@ -65,22 +65,22 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: this gives back what `new` has taken, once. An error means that the driver is gone, and the context
-        // with it.
+        // SAFETY: releases the context that `new` retained, once. An error means that the driver is shut down, and
+        // the context with it.
         let _ = unsafe { (self.driver.functions.context_release)(self.device) };
     }
 }
 
-/// A device that is the current one of this thread.
+/// A device that is current on this thread.
 #[derive(Debug)]
 pub struct Current<'a> {
     device: &'a Device,
-    /// The context must be popped on the thread that has pushed it.
+    /// The context must be popped on the same thread.
     on_this_thread: PhantomData<*const ()>,
 }
 
 impl Current<'_> {
-    /// Which one.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.device
@@ -90,7 +90,7 @@ impl Current<'_> {
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         let mut popped = ptr::null_mut();
-        // SAFETY: the pointer is to a value of ours, and guards are dropped in the reverse order of their making.
+        // SAFETY: the pointer is to a local value, and guards are dropped in reverse order.
         let _ = unsafe { (self.device.driver.functions.context_pop)(&raw mut popped) };
     }
 }

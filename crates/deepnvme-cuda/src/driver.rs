@@ -1,4 +1,4 @@
-//! The driver's functions, taken out of its library once.
+//! The driver's functions, loaded once.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -7,18 +7,18 @@ use libloading::Library;
 use once_cell::race::OnceBox;
 
 use crate::abi::{Copy2d, DevicePointer, Handle};
-use crate::error::{Absent, Error, Result, SUCCESS};
-use crate::library::Wanted;
+use crate::error::{Error, Result, SUCCESS, Unavailable};
+use crate::library::LibrarySearch;
 
-const WANTED: Wanted = Wanted {
-    what: "the CUDA driver",
+const SEARCH: LibrarySearch = LibrarySearch {
+    library: "the CUDA driver",
     variable: "DEEPNVME_LIBCUDA",
     names: &["libcuda.so.1", "libcuda.so"],
-    is_in_wheels: false,
+    search_wheels: false,
     remedy: "install the NVIDIA driver, and in a container start it with its GPUs (docker run --gpus all)",
 };
 
-/// Declares the table of functions: under which symbol each is found, and what it takes.
+/// Declares the table of functions with their symbols and types.
 macro_rules! functions {
     ($($name:ident = $symbol:literal ($($type:ty),*);)*) => {
         pub(crate) struct Functions {
@@ -27,9 +27,9 @@ macro_rules! functions {
 
         impl Functions {
             /// # Safety
-            /// The library is a CUDA driver: its symbols have the types that are written here.
+            /// The library is a CUDA driver: its symbols have the declared types.
             unsafe fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
-                // SAFETY: the types are those of cuda.h for these symbols, which the caller says the library has.
+                // SAFETY: the types are those of cuda.h, and the caller guarantees the library.
                 unsafe {
                     Ok(Self {
                         $($name: *library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol)?,)*
@@ -75,60 +75,60 @@ functions! {
 /// The CUDA driver of this process.
 pub struct Driver {
     pub(crate) functions: Functions,
-    // The functions are those of this library, which is never closed: a driver that goes while its threads run takes the
-    // process with it.
+    // The functions belong to this library. It is never closed: unloading a driver with running threads crashes the
+    // process.
     _library: std::mem::ManuallyDrop<Library>,
     version: i32,
 }
 
 impl Driver {
-    /// The driver, loaded and initialised at the first call.
+    /// Returns the driver. The first call loads and initialises it.
     ///
     /// # Errors
-    /// Why there is none; the same at every call.
-    pub fn get() -> std::result::Result<&'static Self, Absent> {
-        // Loaded without a lock: a child that is forked while another thread loads it would wait for that thread for ever.
-        static DRIVER: OnceBox<std::result::Result<Driver, Absent>> = OnceBox::new();
+    /// The reason if there is no driver; the same for every call.
+    pub fn get() -> std::result::Result<&'static Self, Unavailable> {
+        // Loaded without a lock: if another thread holds it during a fork, the child would wait forever.
+        static DRIVER: OnceBox<std::result::Result<Driver, Unavailable>> = OnceBox::new();
         DRIVER.get_or_init(|| Box::new(Self::load())).as_ref().map_err(Clone::clone)
     }
 
-    fn load() -> std::result::Result<Self, Absent> {
-        let library = WANTED.open()?;
-        // SAFETY: it has the name of a CUDA driver, or the user says that it is one.
+    fn load() -> std::result::Result<Self, Unavailable> {
+        let library = SEARCH.open()?;
+        // SAFETY: it has the name of a CUDA driver, or the user chose it.
         let functions = unsafe { Functions::of(&library) };
-        let functions = functions.map_err(|error| Absent {
+        let functions = functions.map_err(|error| Unavailable {
             text: format!("the CUDA driver lacks a function ({error}); install one of CUDA 11.0 or later"),
         })?;
         let mut driver = Self { functions, _library: std::mem::ManuallyDrop::new(library), version: 0 };
-        // SAFETY: there are no flags, and nothing has been initialised that this could disturb.
+        // SAFETY: takes no pointers, and nothing is initialised yet.
         let initialised = driver.check("cuInit", unsafe { (driver.functions.init)(0) });
-        initialised.map_err(|error| Absent { text: format!("the CUDA driver does not start: {error}") })?;
+        initialised.map_err(|error| Unavailable { text: format!("the CUDA driver does not start: {error}") })?;
         let mut version = 0;
-        // SAFETY: the pointer is to an integer of ours.
+        // SAFETY: the pointer is to a local value.
         if unsafe { (driver.functions.driver_version)(&raw mut version) } == SUCCESS {
             driver.version = version;
         }
         Ok(driver)
     }
 
-    /// The version of CUDA that it is for: 1000 times the first number, plus 10 times the second.
+    /// Returns the supported version of CUDA: 1000 times the major version plus 10 times the minor version.
     #[must_use]
     pub fn version(&self) -> i32 {
         self.version
     }
 
-    /// How many GPUs there are.
+    /// Returns the number of GPUs.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn device_count(&self) -> Result<u32> {
         let mut count = 0;
-        // SAFETY: the pointer is to an integer of ours.
+        // SAFETY: the pointer is to a local value.
         self.check("cuDeviceGetCount", unsafe { (self.functions.device_count)(&raw mut count) })?;
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// Makes an error of any code but success.
+    /// Turns any code except success into an error.
     pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<()> {
         if code == SUCCESS { Ok(()) } else { Err(self.error(call, code)) }
     }
@@ -138,14 +138,14 @@ impl Driver {
         let text = match (name, text) {
             (Some(name), Some(text)) => format!("{name}, {text}"),
             (Some(text), None) | (None, Some(text)) => text,
-            (None, None) => "the driver has no name for it".into(),
+            (None, None) => "unknown error".into(),
         };
         Error { call, code, text }
     }
 
     fn text(&self, ask: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int, code: c_int) -> Option<String> {
         let mut text = ptr::null();
-        // SAFETY: the driver writes a pointer to a text that lives as long as itself, or null.
+        // SAFETY: the driver writes null or a pointer to a text that lives as long as the driver.
         let known = unsafe { ask(code, &raw mut text) } == SUCCESS && !text.is_null();
         // SAFETY: as above.
         known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())

@@ -1,25 +1,25 @@
-//! What the driver says when it refuses, and what is said where there is no driver.
+//! Errors of the driver, and of its absence.
 
 use std::fmt;
 
-/// A result of the driver.
+/// The result of driver calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why there is no library: where it was looked for, and what the loader said.
+/// The library is not available: the places searched and the loader's errors.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Absent {
+pub struct Unavailable {
     pub(crate) text: String,
 }
 
-impl fmt::Display for Absent {
+impl fmt::Display for Unavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl std::error::Error for Absent {}
+impl std::error::Error for Unavailable {}
 
-/// A call that the driver refused.
+/// A failed call of the driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
     pub(crate) call: &'static str,
@@ -28,25 +28,25 @@ pub struct Error {
 }
 
 impl Error {
-    /// The function that was called.
+    /// Returns the name of the called function.
     #[must_use]
     pub fn call(&self) -> &'static str {
         self.call
     }
 
-    /// The driver's number for what went wrong (`CUresult`).
+    /// Returns the driver's error code (`CUresult`), or cuFile's.
     #[must_use]
     pub fn code(&self) -> i32 {
         self.code
     }
 
-    /// Whether cuFile could pin no more of the GPU's memory (`CU_FILE_GPU_MEMORY_PINNING_FAILED`).
+    /// Whether cuFile could not pin more GPU memory (`CU_FILE_GPU_MEMORY_PINNING_FAILED`).
     #[must_use]
-    pub fn is_window_full(&self) -> bool {
+    pub fn is_pinning_failed(&self) -> bool {
         self.code == 5036
     }
 
-    /// Whether there was no memory for it.
+    /// Whether the device is out of memory.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code == OUT_OF_MEMORY

@@ -1,41 +1,40 @@
-//! The CUDA driver as values: devices, streams, events, memory that the driver may copy from and to.
+//! Safe handles for the CUDA driver and cuFile, loaded at run time.
 //!
-//! Nothing is linked: `library` finds the shared object when it is first asked for, `driver` takes its functions, and a
-//! machine without one has an [`Absent`] that says where it was looked for. Whatever the driver reports becomes an [`Error`]
-//! with the call, the code and the driver's own words.
+//! Nothing is linked. `library` finds the shared object on first use, `driver` loads its functions, and a machine without it
+//! gets an [`Unavailable`] that lists the places searched. Driver errors become an [`Error`] with the call, the code and the
+//! driver's text.
 //!
 //! - [`Driver`]: the library and its version, once per process.
-//! - [`Facts`]: what it says about a GPU, without a context.
-//! - [`Device`]: one GPU, with its primary context (the one that torch uses) held for as long as the value lives.
-//! - [`Stream`] and [`Event`]: copies in order, and how far they are. [`RawStream`] names somebody else's stream.
-//! - [`Memory`]: some of a GPU's, allocated here.
-//! - [`Registration`]: host memory that copies may use without being staged.
-//! - [`CuFile`]: GPUDirect Storage, where disk and GPU do without host memory; [`FileHandle`] and [`BufferRegistration`] are
-//!   what it has to know of.
+//! - [`DeviceProperties`]: name, memory and PCI bus id of a GPU, without a context.
+//! - [`Device`]: a GPU with its primary context (the one that torch uses), retained while the value lives.
+//! - [`Stream`] and [`Event`]: ordered copies and their progress. [`RawStream`] is a stream of another library.
+//! - [`DeviceMemory`]: GPU memory allocated here.
+//! - [`HostRegistration`]: host memory that copies use without staging.
+//! - [`CuFile`]: GPUDirect Storage, transfers between disk and GPU without host memory. [`FileHandle`] and
+//!   [`BufferRegistration`] register files and buffers.
 //!
-//! Copies take addresses, so that they are unsafe: whoever starts one answers for both ends until an event says that it is
-//! over.
+//! Copies take addresses and are unsafe: the caller keeps both sides valid until an event reports completion.
 
 mod abi;
 mod cufile;
 mod device;
+mod device_memory;
+mod device_properties;
 mod driver;
 mod error;
 mod event;
-mod facts;
+mod host_registration;
 mod library;
-mod memory;
-mod registration;
 mod rows;
 mod stream;
 
 pub use cufile::{Batch, BatchEntry, BatchEvent, BufferRegistration, CuFile, DeviceSpan, FileHandle, IoError};
 pub use device::{Current, Device};
+pub use device_memory::DeviceMemory;
+pub use device_properties::DeviceProperties;
 pub use driver::Driver;
-pub use error::{Absent, Error, Result};
+pub use error::{Error, Result, Unavailable};
 pub use event::Event;
-pub use facts::Facts;
-pub use memory::Memory;
-pub use registration::Registration;
+pub use host_registration::HostRegistration;
 pub use rows::Rows;
 pub use stream::{RawStream, Stream};

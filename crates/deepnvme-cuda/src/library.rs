@@ -1,4 +1,4 @@
-//! Where a shared object is looked for: what the user says, what the process has loaded, the loader's own path.
+//! Search for a shared object: the user's choice, libraries loaded in the process, the loader's path.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -8,70 +8,70 @@ use std::path::{Path, PathBuf};
 use libloading::Library;
 use rustix::fs::{Dir, Mode, OFlags};
 
-use crate::error::Absent;
+use crate::error::Unavailable;
 
-/// A library to be found.
-pub(crate) struct Wanted {
-    /// What it is, for people.
-    pub(crate) what: &'static str,
-    /// An environment variable with a path, which comes before everything else.
+/// A library to search for.
+pub(crate) struct LibrarySearch {
+    /// Name for messages.
+    pub(crate) library: &'static str,
+    /// Environment variable with a path, which overrides the search.
     pub(crate) variable: &'static str,
-    /// File names, the best first.
+    /// File names, best first.
     pub(crate) names: &'static [&'static str],
-    /// Whether it may lie beside other libraries of NVIDIA that this process has loaded.
-    pub(crate) is_in_wheels: bool,
-    /// What to do where there is none.
+    /// Whether to search the folders of NVIDIA's Python packages that this process loaded libraries from.
+    pub(crate) search_wheels: bool,
+    /// The remedy if it is missing.
     pub(crate) remedy: &'static str,
 }
 
-impl Wanted {
-    /// Whether somebody has said which one it is.
-    pub(crate) fn is_named(&self) -> bool {
-        self.told().is_some()
+impl LibrarySearch {
+    /// Whether the user chose the library.
+    pub(crate) fn is_overridden(&self) -> bool {
+        self.override_path().is_some()
     }
 
-    fn told(&self) -> Option<PathBuf> {
+    fn override_path(&self) -> Option<PathBuf> {
         env::var_os(self.variable).filter(|path| !path.is_empty()).map(PathBuf::from)
     }
 
-    /// Loads it. What the process has loaded under one of the names already (torch brings some) is taken from there.
-    pub(crate) fn open(&self) -> Result<Library, Absent> {
-        let told = self.told();
-        let mut paths: Vec<PathBuf> = match &told {
+    /// Loads the library. One that is already loaded under one of the names (torch brings some) is reused.
+    pub(crate) fn open(&self) -> Result<Library, Unavailable> {
+        let override_path = self.override_path();
+        let mut paths: Vec<PathBuf> = match &override_path {
             Some(path) => vec![path.clone()],
             None => self.names.iter().map(PathBuf::from).collect(),
         };
-        if told.is_none() && self.is_in_wheels {
+        if override_path.is_none() && self.search_wheels {
             let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
             let folders = folders_of_wheels(&maps);
             paths.extend(folders.iter().flat_map(|folder| self.names.iter().map(|name| folder.join(name))));
         }
-        let mut said = Vec::new();
+        let mut errors = Vec::new();
         for path in &paths {
-            // SAFETY: loading runs the library's initialisers. It is the vendor's driver, or what the user has named, and
-            // both are trusted with the process already.
+            // SAFETY: loading runs the library's initialisers. It is the vendor's driver or the user's choice, and
+            // trusted either way.
             match unsafe { Library::new(path) } {
                 Ok(library) => return Ok(library),
-                Err(error) => said.push(error.to_string()),
+                Err(error) => errors.push(error.to_string()),
             }
         }
-        let remedy = match &told {
-            Some(path) => format!("{} names {}; mend it, or unset it", self.variable, path.display()),
+        let remedy = match &override_path {
+            Some(path) => format!("{} is {}; correct or unset it", self.variable, path.display()),
             None => self.remedy.to_owned(),
         };
-        Err(Absent { text: format!("{} could not be loaded ({}); {remedy}", self.what, said.join("; ")) })
+        Err(Unavailable { text: format!("{} could not be loaded ({}); {remedy}", self.library, errors.join("; ")) })
     }
 }
 
-/// The folders of NVIDIA's Python packages that something in a memory map was loaded from: `.../nvidia/cu13/lib`, `.../nvidia/cufile/lib`.
-/// They are on no path of the loader's.
+/// Returns the folders of NVIDIA's Python packages that a memory map has libraries from, such as
+/// `.../nvidia/cu13/lib` and `.../nvidia/cufile/lib`. They are not on the loader's path.
 fn folders_of_wheels(maps: &str) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for path in maps.lines().filter_map(|line| line.find('/').map(|start| Path::new(&line[start..]))) {
         let Some(root) = path.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "nvidia")) else {
             continue;
         };
-        // Not the standard library's: it panics where the folder's closing fails, as on a lost network file system.
+        // Not `std::fs::read_dir`, which panics if closing the folder fails, as on a lost network file system.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(root, flags, Mode::empty()).and_then(Dir::new);
         let Ok(packages) = opened else { continue };

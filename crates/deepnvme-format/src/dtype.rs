@@ -1,4 +1,4 @@
-//! Element types, and what torch and safetensors call them.
+//! Element types, and their names in torch and safetensors.
 
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -42,7 +42,7 @@ pub enum Dtype {
 struct Row {
     dtype: Dtype,
     torch: &'static str,
-    /// The class of a storage in archives, for types that had one when the format was made.
+    /// The storage class in archives, for types that have one.
     storage: Option<&'static str>,
     safetensors: Option<&'static str>,
     bytes: u64,
@@ -95,7 +95,7 @@ const ROWS: [Row; 33] = [
 ];
 
 impl Dtype {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; ROWS.len()] = {
         let mut all = [Self::Bool; ROWS.len()];
         let mut index = 0;
@@ -107,47 +107,47 @@ impl Dtype {
     };
 
     fn row(self) -> &'static Row {
-        // The rows stand in the order of the variants, as a test checks.
+        // The rows are in the order of the variants, as a test checks.
         &ROWS[self as usize]
     }
 
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     #[must_use]
     pub fn bytes(self) -> u64 {
         self.row().bytes
     }
 
-    /// torch's name, without `torch.`.
+    /// Returns torch's name, without `torch.`.
     #[must_use]
     pub fn torch_name(self) -> &'static str {
         self.row().torch
     }
 
-    /// The name in a safetensors header; `None` for types that the format does not have.
+    /// Returns the name in a safetensors header; `None` for types that the format lacks.
     #[must_use]
     pub fn safetensors_name(self) -> Option<&'static str> {
         self.row().safetensors
     }
 
-    /// The class of a storage in archives; `None` for types that are kept in an untyped one.
+    /// Returns the storage class in archives; `None` for types that are stored untyped.
     #[must_use]
     pub fn storage_class(self) -> Option<&'static str> {
         self.row().storage
     }
 
-    /// By torch's name, without `torch.`.
+    /// Finds a type by torch's name, without `torch.`.
     #[must_use]
     pub fn from_torch(name: &str) -> Option<Self> {
         ROWS.iter().find(|row| row.torch == name).map(|row| row.dtype)
     }
 
-    /// By the class of a storage.
+    /// Finds a type by its storage class.
     #[must_use]
     pub fn from_storage_class(name: &str) -> Option<Self> {
         ROWS.iter().find(|row| row.storage == Some(name)).map(|row| row.dtype)
     }
 
-    /// By the name in a safetensors header.
+    /// Finds a type by its name in a safetensors header.
     #[must_use]
     pub fn from_safetensors(name: &str) -> Option<Self> {
         ROWS.iter().find(|row| row.safetensors == Some(name)).map(|row| row.dtype)

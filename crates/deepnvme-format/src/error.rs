@@ -1,62 +1,63 @@
-//! What can be wrong with a file's contents.
+//! Errors of a file's contents.
 
-/// The result of every call that can fail.
+/// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A file that is not what it says it is, or that this crate does not read.
+/// Invalid or unsupported file contents.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The bytes contradict the format or each other: a damaged or a hostile file.
+    /// The data is truncated, corrupt or malicious.
     #[error("at offset {offset}: {what}")]
     Corrupt {
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
-        /// What is wrong there.
+        /// The problem.
         what: String,
     },
-    /// A format, or a part of one, that is understood but not read; the text says what to do.
+    /// A known but unsupported format or feature; the text names the remedy.
     #[error("{0}")]
     Unsupported(String),
-    /// What the caller asks for cannot be laid out; the text says why.
+    /// The caller's request cannot be laid out; the text says why.
     #[error("{0}")]
     Invalid(String),
-    /// There is no memory for what the file describes.
-    #[error("there is no memory for {what}; {bytes} bytes were asked for")]
+    /// There is not enough memory for the contents.
+    #[error("not enough memory for {what}: {bytes} bytes are needed")]
     Memory {
-        /// What needs it.
+        /// The part that needs the memory.
         what: &'static str,
-        /// How much.
+        /// The bytes it needs.
         bytes: usize,
     },
 }
 
 impl Error {
     pub(crate) fn corrupt(offset: u64, what: impl Into<String>) -> Self {
-        Self::Corrupt { offset, what: clipped(what.into()) }
+        Self::Corrupt { offset, what: shortened(what.into()) }
     }
 
     pub(crate) fn unsupported(what: impl Into<String>) -> Self {
-        Self::Unsupported(clipped(what.into()))
+        Self::Unsupported(shortened(what.into()))
     }
 
-    /// Refuses to read what there is no memory for. Parsers allocate in many places, and Rust ends the process where that
-    /// fails; so the memory that a text of `bytes` can take, `each` for a byte at the most, is asked for as a whole before.
-    pub(crate) fn unless_there_is_room(what: &'static str, bytes: usize, each: usize) -> Result<()> {
-        let bytes = bytes.saturating_mul(each);
-        let mut room: Vec<u8> = Vec::new();
-        room.try_reserve_exact(bytes).map_err(|_| Self::Memory { what, bytes })
+    /// Checks that the memory for parsing is available. Parsers allocate in many places, and Rust aborts when an
+    /// allocation fails. So the most memory that a text of `bytes` can take, `factor` for each byte, is allocated as
+    /// a whole first.
+    pub(crate) fn check_memory(what: &'static str, bytes: usize, factor: usize) -> Result<()> {
+        let bytes = bytes.saturating_mul(factor);
+        let mut probe: Vec<u8> = Vec::new();
+        probe.try_reserve_exact(bytes).map_err(|_| Self::Memory { what, bytes })
     }
 
     pub(crate) fn invalid(what: impl Into<String>) -> Self {
-        Self::Invalid(clipped(what.into()))
+        Self::Invalid(shortened(what.into()))
     }
 }
 
-/// The longest text of an error: names come out of the file, and may be as long as it.
+/// The maximum length of an error text. Names come from the file and may be as long as it.
 const TEXT_CHARS_MAX: usize = 2000;
 
-/// A text whose middle is left out where it is too long. Its end stays: that is where the remedy stands.
-fn clipped(text: String) -> String {
+/// Shortens a text in the middle. The end stays, since it has the remedy.
+fn shortened(text: String) -> String {
     let half = TEXT_CHARS_MAX / 2;
     let mut places = text.char_indices().map(|(place, _)| place);
     let (Some(head), Some(tail)) = (places.nth(half), places.nth_back(half - 1)) else { return text };
@@ -72,6 +73,6 @@ mod tests {
         let Error::Unsupported(text) = Error::unsupported(format!("a{}z", "\u{e4}".repeat(1 << 20))) else { panic!() };
         assert!(text.chars().count() == TEXT_CHARS_MAX + 7, "{}", text.len());
         assert!(text.starts_with('a') && text.ends_with('z') && text.contains(" [...] "));
-        assert_eq!(clipped("short".into()), "short");
+        assert_eq!(shortened("short".into()), "short");
     }
 }

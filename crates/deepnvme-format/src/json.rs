@@ -1,4 +1,4 @@
-//! JSON objects as lists of their entries: the order is kept, and a key that stands there twice is an error.
+//! JSON objects as lists of entries. The order is kept, and duplicate keys are errors.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -7,11 +7,11 @@ use std::marker::PhantomData;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The entries of an object.
+/// The entries of a JSON object.
 #[derive(Debug)]
 pub(crate) struct Object<V>(pub(crate) Vec<(String, V)>);
 
-/// An object whose entries are made while it is written.
+/// A JSON object whose entries are produced while it is written.
 #[derive(Clone)]
 pub(crate) struct Entries<I>(pub(crate) I);
 
@@ -35,7 +35,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Object<V> {
                 let (mut entries, mut seen) = (Vec::new(), HashSet::new());
                 while let Some((key, value)) = map.next_entry::<String, V>()? {
                     if !seen.insert(key.clone()) {
-                        return Err(A::Error::custom(format!("the key {key:?} stands there twice")));
+                        return Err(A::Error::custom(format!("the key {key:?} occurs twice")));
                     }
                     entries.push((key, value));
                 }

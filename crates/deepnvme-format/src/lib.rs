@@ -1,18 +1,19 @@
-//! The file formats of checkpoints, as plans: what lies where, without a byte of I/O.
+//! Checkpoint file formats: layouts and parsers, without I/O.
 //!
-//! - [`archive`]: what `torch.save` writes, a ZIP file of uncompressed records. [`archive::Plan`] lays one out before its
-//!   first byte is written, [`archive::Directory`] reads one.
+//! - [`archive`]: the ZIP files of uncompressed records that `torch.save` writes. [`archive::Plan`] lays an archive out
+//!   before its first byte is written, [`archive::Directory`] parses one.
 //! - [`safetensors`]: the same for safetensors files.
-//! - [`pickle`]: the object graph of an archive, as data. Nothing in it is ever called.
+//! - [`pickle`]: the object graph of an archive, as data. Nothing is called.
 //! - [`state`]: the tensors of such a graph, by name.
-//! - [`set`]: the list of a checkpoint in several files, which tells each of them from any other.
-//! - [`sums`]: checksums that can be computed in any cut, and the side-car that keeps them.
-//! - [`Dtype`]: the element types, by the names that torch and safetensors have for them.
+//! - [`set`]: the file list of a checkpoint in several files, which identifies each file.
+//! - [`checksums`]: checksums that combine over any split, and the sidecar that stores them.
+//! - [`Dtype`]: element types, with their names in torch and safetensors.
 //!
-//! Everything that comes out of a file is checked before it is believed; what is wrong is an [`Error`] with the place.
+//! Input is validated. Problems are an [`Error`] with the offset.
 #![forbid(unsafe_code)]
 
 pub mod archive;
+pub mod checksums;
 mod dtype;
 mod error;
 mod json;
@@ -20,26 +21,25 @@ pub mod pickle;
 pub mod safetensors;
 pub mod set;
 pub mod state;
-pub mod sums;
 
 pub use dtype::Dtype;
 pub use error::{Error, Result};
 
-/// Where direct I/O wants the bytes of a large tensor to begin: a multiple of every device's block.
+/// Alignment of a large tensor: a multiple of every device's block, for direct I/O.
 pub const ALIGNMENT_LARGE: u64 = 4096;
-/// Where the bytes of a small tensor begin: torch's own alignment, a cache line.
+/// Alignment of a small tensor: torch's own, a cache line.
 pub const ALIGNMENT_SMALL: u64 = 64;
-/// From this size on a tensor is large: the padding costs it less than 2%.
+/// From this size on a tensor is large: padding costs it less than 2%.
 pub const LARGE_BYTES: u64 = if cfg!(simulated) { 4 << 10 } else { 256 << 10 };
 
-/// Most dimensions that a tensor may have: as many as torch's.
+/// The maximum number of dimensions, as in torch.
 pub const DIMS_MAX: usize = 64;
-/// The largest file that is laid out: half of what the kernel counts, so that rounding up never overflows.
+/// The largest file layout: half of the kernel's limit, so that rounding up never overflows.
 const FILE_BYTES_MAX: u64 = 1 << 62;
-/// What JSON takes in memory for each byte of it: short names and numbers become strings and structures.
-const JSON_ROOM: usize = 24;
+/// Bytes of memory for each byte of JSON: short names and numbers become strings and structures.
+const JSON_MEMORY_FACTOR: usize = 24;
 
-/// The alignment that bytes of that size get.
+/// Returns the alignment of a tensor of `bytes`.
 #[must_use]
 pub fn alignment_of(bytes: u64) -> u64 {
     if bytes >= LARGE_BYTES { ALIGNMENT_LARGE } else { ALIGNMENT_SMALL }

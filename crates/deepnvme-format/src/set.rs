@@ -1,106 +1,106 @@
-//! The list of a checkpoint in several files: a JSON text that says which files they are, and has a sum of itself.
+//! The file list of a checkpoint in several files: a JSON text with the identities of the files and its own checksum.
 //!
 //! ```text
 //! "deepnvme.checksum": "<bytes of the text>-<sum of these digits>-<sum of the text without these last digits>"
 //! "deepnvme.files": { "<name>": { "bytes": 4100, "index_crc64": "<sum of the file's index>" } }
 //! ```
-//! Both stand in the `metadata` of an index as Hugging Face lays it out, and at the top of `deepnvme.json`.
+//! Both are in the `metadata` of a Hugging Face index, and at the top level of `deepnvme.json`.
 //!
 //! ```text
 //! "deepnvme.replaces": { "bytes": 4100, "modified_ns": 1700000000000000000 }
 //! ```
-//! An index of several files states so that it is newer than the one file of its name, which was not removed.
+//! With this entry an index states that it is newer than the single file of the same name, which was not removed.
 
 use std::ops::Range;
 
 use serde::Deserialize;
 
+use crate::checksums::{HEX_DIGITS, covered_sum, hex, parse_digits};
 use crate::error::{Error, Result};
 use crate::json::Object;
-use crate::sums::{HEX_DIGITS, covered_sum, hex, sum_at};
 
-/// The key of the sum.
+/// The key of the checksum.
 pub const CHECKSUM_KEY: &str = "deepnvme.checksum";
 /// The key of the files.
 pub const FILES_KEY: &str = "deepnvme.files";
-/// The key of the one file that an index replaces.
+/// The key of the single file that an index replaces.
 pub const REPLACES_KEY: &str = "deepnvme.replaces";
-/// What the digits of the sum are before the text is whole.
+/// The digits of the checksum before it is written.
 pub const BLANK: &str = "0000000000000000-0000000000000000-0000000000000000";
 
-/// What a list says of one of its files: no other file is that one.
+/// The identity of a listed file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Its bytes.
+    /// Length of the file in bytes.
     pub bytes: u64,
-    /// The CRC-64/NVME of its index.
+    /// CRC-64/NVME of its index.
     pub index_crc64: u64,
 }
 
-/// The one file that an index replaces, as it was then.
+/// The single file that an index replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Replaced {
-    /// Its bytes.
+    /// Length of the file in bytes.
     pub bytes: u64,
-    /// When they last changed, in nanoseconds since 1970.
+    /// Modification time in nanoseconds since 1970.
     pub modified_ns: i64,
 }
 
-/// What the sum in a list says of it.
+/// The result of checking a list's checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Every byte is as it was written.
+    /// The text is unchanged.
     Sound,
-    /// Some are not, or there are more or fewer: by damage, or because another program has edited the text.
+    /// The text was damaged, or edited by another program.
     Damaged,
-    /// There is no sum.
+    /// The text has no checksum.
     Unsealed,
 }
 
-/// Where the three numbers of a sum stand in a text.
-fn places(text: &[u8]) -> Option<[Range<usize>; 3]> {
+/// Returns the positions of the checksum's three numbers.
+fn digit_ranges(text: &[u8]) -> Option<[Range<usize>; 3]> {
     let key = format!("\"{CHECKSUM_KEY}\": \"");
     let start = text.windows(key.len()).position(|window| window == key.as_bytes())? + key.len();
     let place = |index: usize| start + index * (HEX_DIGITS + 1)..start + index * (HEX_DIGITS + 1) + HEX_DIGITS;
     (start + BLANK.len() < text.len()).then(|| [place(0), place(1), place(2)])
 }
 
-/// Puts the sum of a text in the place of its [`BLANK`].
+/// Writes the checksum of a text over its [`BLANK`].
 ///
 /// # Errors
-/// `Invalid` where there is none.
+/// `Invalid` if there is no blank.
 pub fn seal(text: &str) -> Result<String> {
     let mut bytes = text.as_bytes().to_vec();
-    let blank = places(&bytes).filter(|[first, .., last]| bytes[first.start..last.end] == *BLANK.as_bytes());
+    let blank = digit_ranges(&bytes).filter(|[first, .., last]| bytes[first.start..last.end] == *BLANK.as_bytes());
     let Some([length, length_sum, sum]) = blank else {
         return Err(Error::invalid(format!("the text has no blank {CHECKSUM_KEY:?}")));
     };
-    put(&mut bytes, length.clone(), text.len() as u64);
+    write_digits(&mut bytes, length.clone(), text.len() as u64);
     let digits_sum = covered_sum(&bytes[length], &[]);
-    put(&mut bytes, length_sum, digits_sum);
+    write_digits(&mut bytes, length_sum, digits_sum);
     let whole = covered_sum(&bytes, std::slice::from_ref(&sum));
-    put(&mut bytes, sum, whole);
+    write_digits(&mut bytes, sum, whole);
     String::from_utf8(bytes).map_err(|_| Error::invalid("the text is not UTF-8"))
 }
 
-fn put(bytes: &mut [u8], place: Range<usize>, number: u64) {
+fn write_digits(bytes: &mut [u8], place: Range<usize>, number: u64) {
     for (byte, digit) in bytes[place].iter_mut().zip(hex(number)) {
         *byte = digit as u8;
     }
 }
 
-/// Compares a text with its sum.
+/// Checks a text against its checksum.
 #[must_use]
 pub fn state(text: &[u8]) -> State {
-    let Some([length, length_sum, sum]) = places(text) else {
-        // A key that was changed leaves the other one.
+    let Some([length, length_sum, sum]) = digit_ranges(text) else {
+        // A damaged key leaves the other one.
         let is_there = |key: &str| text.windows(key.len()).any(|window| window == key.as_bytes());
         return if is_there(CHECKSUM_KEY) || is_there(FILES_KEY) { State::Damaged } else { State::Unsealed };
     };
-    let is_as_long = sum_at(text, length.clone()) == Some(text.len() as u64);
-    let is_length = sum_at(text, length_sum) == Some(covered_sum(&text[length], &[]));
+    let is_as_long = parse_digits(text, length.clone()) == Some(text.len() as u64);
+    let is_length = parse_digits(text, length_sum) == Some(covered_sum(&text[length], &[]));
     let whole = covered_sum(text, std::slice::from_ref(&sum));
-    if is_as_long && is_length && sum_at(text, sum) == Some(whole) { State::Sound } else { State::Damaged }
+    if is_as_long && is_length && parse_digits(text, sum) == Some(whole) { State::Sound } else { State::Damaged }
 }
 
 #[derive(Deserialize)]
@@ -125,36 +125,37 @@ struct WireIdentity {
     index_crc64: String,
 }
 
-/// The files that a list names; of one that does not say which they are, none.
+/// Parses the files of a list. A list without files has none.
 ///
 /// # Errors
-/// `Corrupt` for text that is no list, and for files outside its own folder.
+/// `Corrupt` for a text that is not a list, and for files outside its folder.
 pub fn files(text: &[u8]) -> Result<Vec<(String, Identity)>> {
-    let corrupt = |what: String| Error::corrupt(0, format!("this is no list of files: {what}"));
-    // serde reads a struct from an array, too.
+    let corrupt = |what: String| Error::corrupt(0, format!("this is not a file list: {what}"));
+    // serde also reads a struct from an array.
     if !text.trim_ascii_start().starts_with(b"{") {
-        return Err(corrupt("it is no JSON object".into()));
+        return Err(corrupt("it is not a JSON object".into()));
     }
     let wire: Wire = serde_json::from_slice(text).map_err(|error| corrupt(error.to_string()))?;
     let files = wire.files.or_else(|| wire.metadata?.files);
     let file = |(name, WireIdentity { bytes, index_crc64 }): (String, WireIdentity)| {
-        let index_crc64 = sum_at(index_crc64.as_bytes(), 0..HEX_DIGITS).filter(|_| index_crc64.len() == HEX_DIGITS);
+        let index_crc64 =
+            parse_digits(index_crc64.as_bytes(), 0..HEX_DIGITS).filter(|_| index_crc64.len() == HEX_DIGITS);
         match index_crc64 {
             Some(index_crc64) if is_file_name(&name) => Ok((name, Identity { bytes, index_crc64 })),
-            _ => Err(corrupt(format!("{name:?} is no file of this folder"))),
+            _ => Err(corrupt(format!("{name:?} is not a file name in this folder"))),
         }
     };
     files.map_or_else(Vec::new, |files| files.0).into_iter().map(file).collect()
 }
 
-/// The file that an index replaces, if it says so and its sum is right.
+/// Returns the file that an index replaces, if the index states one and its checksum is valid.
 #[must_use]
 pub fn replaces(text: &[u8]) -> Option<Replaced> {
     let wire: Wire = (state(text) == State::Sound).then(|| serde_json::from_slice(text).ok())??;
     wire.metadata?.replaces
 }
 
-/// Whether a name is that of a file in the same folder.
+/// Whether a name is a file name without a folder.
 pub(crate) fn is_file_name(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != ".."
 }

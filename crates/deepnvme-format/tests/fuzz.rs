@@ -1,5 +1,5 @@
-//! The bodies of the fuzz targets over their seeds, and over some thousand mutations of each: without a nightly toolchain,
-//! and the same ones every time.
+//! Runs the fuzz targets over their seeds and some thousand mutations of each. Deterministic, and without a nightly
+//! toolchain.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod fuzz_bodies;
@@ -7,9 +7,9 @@ mod fuzz_bodies;
 use std::fs;
 use std::path::Path;
 
-/// Mutations of all seeds of a target together.
+/// Mutations per target, over all its seeds.
 const MUTATIONS: usize = 20_000;
-/// What formats count with: beginnings, ends, and what is next to them.
+/// Typical boundary values, and their neighbours.
 const NUMBERS: [u64; 10] =
     [0, 1, 46, 0x7f, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 0x7fff_ffff_ffff_ffff, 0xffff_ffff_ffff_ffff];
 const BYTES_MAX: usize = 64 << 10;
@@ -22,7 +22,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
     paths.iter().map(|path| fs::read(path).unwrap()).collect()
 }
 
-/// Numbers that look random (splitmix64).
+/// A random generator (splitmix64).
 struct Dice(u64);
 
 impl Dice {

@@ -14,7 +14,7 @@ const REMEDY: &str = "raise the limit on threads (`ulimit -u`, or `pids.max` of 
 /// # Errors
 /// `EAGAIN` or `ENOMEM`, with the remedy.
 pub fn start_thread<T>(spawn: impl FnOnce() -> io::Result<T>) -> Result<T> {
-    deepnvme_mem::thread_room(1).and_then(|()| spawn()).map_err(|error| {
+    deepnvme_mem::check_thread_memory(1).and_then(|()| spawn()).map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
         Error::os("start a thread", errno).because(REMEDY)
     })
@@ -32,7 +32,7 @@ mod tests {
             assert_eq!(refused.errno(), Some(errno.raw_os_error()));
             assert!(refused.detail().contains("ulimit -u") && refused.detail().contains("ulimit -v"), "{refused}");
         }
-        assert!(deepnvme_mem::thread_room(usize::MAX).is_err());
-        assert!(deepnvme_mem::thread_room(usize::MAX >> 22).is_err());
+        assert!(deepnvme_mem::check_thread_memory(usize::MAX).is_err());
+        assert!(deepnvme_mem::check_thread_memory(usize::MAX >> 22).is_err());
     }
 }

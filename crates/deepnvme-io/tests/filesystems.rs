@@ -17,7 +17,7 @@ use deepnvme_io::{
 use deepnvme_testkit::data::{
     bytes_of, difference, own_memory_bytes, random_bytes, region_at, region_holding, temp_dir,
 };
-use deepnvme_testkit::model::{Ground, Model, Program};
+use deepnvme_testkit::model::{Model, Program, Scope};
 
 const WHOLE: WriteOptions = WriteOptions { extent: WriteExtent::WholeFile, durability: deepnvme_io::Durability::None };
 
@@ -32,11 +32,11 @@ fn exercise(folder: &Path, mode: DirectMode) {
         let path = folder.join(format!("{}.bin", kind.name()));
         let content = random_bytes(1, 500_001);
         std::fs::write(&path, &content).expect("a file of the folder");
-        let ground = Ground { range: 0..600_000, block_bytes: 32 << 10, step_bytes_max: 300_000 };
+        let scope = Scope { range: 0..600_000, block_bytes: 32 << 10, step_bytes_max: 300_000 };
         let label = format!("{} in {}, {mode:?}", kind.name(), folder.display());
         let mut lane =
             Lane::new(&engine, open(&path, mode).expect("a file of the folder"), Model::new(0, content), label);
-        lane.run(&Program::new(9, 60, &ground));
+        lane.run(&Program::new(9, 60, &scope));
         let found = std::fs::read(&path).expect("the file");
         assert_eq!(difference(&found, lane.model.bytes()), None, "{} in {}", kind.name(), folder.display());
     }

@@ -1,12 +1,12 @@
-//! Memory on GPUs by way of cuFile, with a stand-in for it: whole units directly, ragged edges and whatever it refuses
+//! Memory on GPUs by way of cuFile, with a fake driver: whole units directly, ragged edges and whatever it refuses
 //! through bounce slots.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
+#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
+#[path = "gpu/fake_driver.rs"]
+mod fake_driver;
 #[path = "gpu/files.rs"]
 mod files;
-#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
-#[path = "gpu/standin.rs"]
-mod standin;
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use deepnvme_io::{
     BackendChoice, Config, DirectMode, Engine, ErrorKind, ReadItem, WindowMode, WriteItem, WriteOptions,
 };
 use deepnvme_mem::{Region, Strided};
+use fake_driver::{Gpu, pattern};
 use files::{config, folder, on_host, open, write};
-use standin::{Gpu, pattern};
 
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
 

@@ -1,15 +1,15 @@
-//! Many blocks by way of cuFile's batches, with a stand-in for it: few submissions, and an end for each block by itself.
+//! Many blocks by way of cuFile's batches, with a fake driver: few submissions, and an end for each block by itself.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
+#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
+#[path = "gpu/fake_driver.rs"]
+mod fake_driver;
 #[path = "gpu/files.rs"]
 mod files;
-#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
-#[path = "gpu/standin.rs"]
-mod standin;
 
 use deepnvme_io::{Config, DirectMode, Engine, WriteOptions};
+use fake_driver::{Gpu, pattern};
 use files::{config, folder, on_host, open, write};
-use standin::{Gpu, pattern};
 
 #[test]
 fn many_blocks_are_few_submissions_or_calls_where_there_are_no_batches() {

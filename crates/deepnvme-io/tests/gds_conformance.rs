@@ -4,8 +4,8 @@
 
 mod common;
 #[allow(dead_code, reason = "the tests of bounce slots need more of it")]
-#[path = "gpu/standin.rs"]
-mod standin;
+#[path = "gpu/fake_driver.rs"]
+mod fake_driver;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,9 +19,9 @@ use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup, Wake};
 use deepnvme_io::op::{Completion, Errno, Op, OpKind, Submit, Token};
 use deepnvme_io::{Result, SubmitMode, mem::Region};
 use deepnvme_testkit::data::TestFile;
-use standin::{Gpu, GpuMemory};
+use fake_driver::{Gpu, GpuMemory};
 
-/// The stand-in, for all backends of a test, which has it alone.
+/// The fake driver, for all backends of a test, which has it alone.
 fn gpu() -> Rc<Gpu> {
     thread_local! {
         static GPU: RefCell<Weak<Gpu>> = const { RefCell::new(Weak::new()) };

@@ -1,17 +1,17 @@
 //! What becomes of a batch whose end cuFile never tells: its memory is given up. A binary of its own, since others that use the
-//! stand-in look for what nobody has given back.
+//! fake driver look for what nobody has given back.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
+#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
+#[path = "gpu/fake_driver.rs"]
+mod fake_driver;
 #[allow(dead_code, reason = "other tests need more of it")]
 #[path = "gpu/files.rs"]
 mod files;
-#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
-#[path = "gpu/standin.rs"]
-mod standin;
 
 use deepnvme_io::{Config, DirectMode, Engine, WriteOptions};
+use fake_driver::Gpu;
 use files::{config, folder, open};
-use standin::Gpu;
 
 #[test]
 fn a_batch_that_is_never_reported_fails_its_request_and_keeps_its_memory() {

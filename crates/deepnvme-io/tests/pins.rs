@@ -2,15 +2,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 #[allow(dead_code, reason = "the tests of bounce slots need more of it")]
-#[path = "gpu/standin.rs"]
-mod standin;
+#[path = "gpu/fake_driver.rs"]
+mod fake_driver;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_io::{Access, Config, DirectMode, Engine, ErrorKind, OpenOptions, TensorFile, WriteOptions};
 use deepnvme_mem::{Region, Strided};
-use standin::{Gpu, GpuMemory, pattern};
+use fake_driver::{Gpu, GpuMemory, pattern};
 
 const MIB: usize = 1 << 20;
 const WINDOW_FULL: i32 = 5036;

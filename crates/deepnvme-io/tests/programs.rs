@@ -19,7 +19,7 @@ use deepnvme_testkit::data::{
     TestFile, bytes_of, difference, memory_available_bytes, random_bytes, region_at, region_holding,
 };
 use deepnvme_testkit::faults::Faults;
-use deepnvme_testkit::model::{Ground, Model, Program, lanes, pick_bytes};
+use deepnvme_testkit::model::{Model, Program, Scope, pick_bytes, ranges};
 use deepnvme_testkit::rng::Rng;
 use deepnvme_testkit::watchdog;
 use proptest::prelude::*;
@@ -40,17 +40,17 @@ fn run_case(engine: &Engine, place: Place, mode: DirectMode, seed: u64, length: 
     let file = place.make(engine, &content);
     let shared = file.open(mode);
     let share = rng.chance(500);
-    let lanes = lanes(seed, file_bytes, threads);
+    let lanes = ranges(seed, file_bytes, threads);
     let models: Vec<Model> = std::thread::scope(|scope| {
         let run_lane = |(index, range): (usize, &std::ops::Range<u64>)| {
             let model = Model::new(range.start, content[range.start as usize..range.end as usize].to_vec());
             let own = if share { Arc::clone(&shared) } else { file.open(mode) };
             let growth = if index + 1 == threads { GROWTH_BYTES } else { 0 };
-            let ground = Ground { range: range.start..range.end + growth, block_bytes, step_bytes_max: 400_000 };
+            let program_scope = Scope { range: range.start..range.end + growth, block_bytes, step_bytes_max: 400_000 };
             let label = format!("seed {seed}, length {length}, threads {threads}, {mode:?}, lane {index}");
             let mut lane = Lane::new(engine, own, model, label);
             scope.spawn(move || {
-                lane.run(&Program::new(seed, length, &ground));
+                lane.run(&Program::new(seed, length, &program_scope));
                 lane.model
             })
         };

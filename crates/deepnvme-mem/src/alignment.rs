@@ -1,4 +1,7 @@
-//! Alignments: powers of two that cannot be anything else.
+//! Alignments: powers of two, checked by their type.
+
+/// Bytes of the smallest page of a supported processor.
+pub const PAGE_BYTES: u64 = 4096;
 
 /// A power of two, in bytes.
 ///
@@ -11,42 +14,42 @@
 pub struct Alignment(u64);
 
 impl Alignment {
-    /// Every number of bytes is aligned.
+    /// One byte: every address and length is aligned.
     pub const ONE: Self = Self(1);
-    /// The smallest page that a supported processor has: 4096 bytes.
-    pub const PAGE: Self = Self(4096);
+    /// The smallest page of a supported processor: [`PAGE_BYTES`](crate::PAGE_BYTES).
+    pub const PAGE: Self = Self(PAGE_BYTES);
     /// The huge page of x86-64, and of 64-bit ARM with small base pages: 2 MiB.
     pub const HUGE: Self = Self(2 << 20);
 
-    /// The alignment of `bytes` bytes, or `None` when that is not a power of two.
+    /// Creates an alignment of `bytes`. Returns `None` if `bytes` is not a power of two.
     #[must_use]
     pub const fn new(bytes: u64) -> Option<Self> {
         if bytes.is_power_of_two() { Some(Self(bytes)) } else { None }
     }
 
-    /// The alignment in bytes.
+    /// Returns the alignment in bytes.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         self.0
     }
 
-    /// The largest multiple that is not above `value`.
+    /// Rounds `value` down to a multiple.
     #[must_use]
     pub const fn floor(self, value: u64) -> u64 {
         value & !self.mask()
     }
 
-    /// The smallest multiple that is not below `value`.
+    /// Rounds `value` up to a multiple.
     ///
     /// # Panics
-    /// When that multiple does not fit 64 bits. File offsets and memory addresses stay far below.
+    /// If the multiple does not fit in 64 bits. File offsets and memory addresses stay far below.
     #[must_use]
     pub const fn ceil(self, value: u64) -> u64 {
         assert!(value <= self.floor(u64::MAX), "rounding up must not pass 2^64");
         self.floor(value + self.mask())
     }
 
-    /// Whether `value` is a multiple. Zero is.
+    /// Whether `value` is a multiple. Zero is one.
     #[must_use]
     pub const fn is_aligned(self, value: u64) -> bool {
         value & self.mask() == 0

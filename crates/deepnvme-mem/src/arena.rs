@@ -1,4 +1,4 @@
-//! One piece of memory that its owner cuts as it likes, and cuts anew.
+//! One piece of memory that its owner divides freely.
 
 use std::fmt;
 use std::io;
@@ -9,16 +9,16 @@ use crate::lock::LockState;
 use crate::region::Region;
 use crate::region_mut::RegionMut;
 
-/// Memory whose parts come and go in any size, page-locked where the kernel allows it.
+/// Memory that is divided into ranges of any size, page-locked if the kernel allows it.
 ///
-/// Unlike a [`Pool`](crate::Pool) it keeps no list of what is in use: whoever has the arena decides that, and gives out
-/// the right to fill a part as often as is needed. The rule of [`RegionMut`] about copies at the same time is theirs to
-/// keep. The memory is freed with the arena and the last region of it.
+/// Unlike a [`Pool`](crate::Pool), an arena does not track which ranges are in use. Its owner decides, and may create
+/// any number of regions of a range. The owner must keep the rule of [`RegionMut`] about concurrent copies. The
+/// memory is freed with the arena and the last region of it.
 ///
 /// ```
 /// use deepnvme_mem::Arena;
 /// let arena = Arena::new(1 << 20, false)?;
-/// arena.target(4096..4101).copy_from_slice(0, b"bytes");
+/// arena.region_mut(4096..4101).copy_from_slice(0, b"bytes");
 /// let mut bytes = [0; 5];
 /// arena.region(4096..4101).copy_to_slice(0, &mut bytes);
 /// assert_eq!(&bytes, b"bytes");
@@ -30,47 +30,47 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// `len` bytes, all zero; with `lock`, page-locked where the kernel allows it.
+    /// Allocates `len` zeroed bytes. With `lock`, they are page-locked if the kernel allows it.
     ///
     /// # Errors
-    /// `ENOMEM` when there is no such memory. A refusal to lock is no error.
+    /// `ENOMEM` if the memory is not available. A refused lock is not an error.
     pub fn new(len: usize, lock: bool) -> io::Result<Self> {
         let buffer = if lock { Buffer::locked(len)? } else { Buffer::zeroed(len)? };
         let lock_state = buffer.lock_state().clone();
         Ok(Self { whole: buffer.into_region(), lock_state })
     }
 
-    /// Bytes in it.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.whole.len()
     }
 
-    /// Whether there are none.
+    /// Whether the arena is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.whole.is_empty()
     }
 
-    /// What the kernel said to locking it into RAM.
+    /// Returns whether the memory is locked into RAM.
     #[must_use]
     pub fn lock_state(&self) -> &LockState {
         &self.lock_state
     }
 
-    /// The right to fill a part.
+    /// Returns a range of the memory, to write to.
     ///
     /// # Panics
-    /// When the range is not inside.
+    /// If the range is out of bounds.
     #[must_use]
-    pub fn target(&self, range: Range<usize>) -> RegionMut {
+    pub fn region_mut(&self, range: Range<usize>) -> RegionMut {
         RegionMut(self.whole.0.slice(range))
     }
 
-    /// A part, to read.
+    /// Returns a range of the memory, to read from.
     ///
     /// # Panics
-    /// When the range is not inside.
+    /// If the range is out of bounds.
     #[must_use]
     pub fn region(&self, range: Range<usize>) -> Region {
         Region(self.whole.0.slice(range))
@@ -88,11 +88,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_memory_goes_with_the_last_region() {
+    fn the_last_region_frees_the_memory() {
         let arena = Arena::new(10_000, false).unwrap();
-        assert!(!arena.is_empty() && arena.lock_state() == &LockState::NotAsked);
-        let owner = arena.whole.0.watch_owner();
-        let (part, other) = (arena.target(5000..10_000), arena.region(0..1));
+        assert!(!arena.is_empty() && arena.lock_state() == &LockState::NotRequested);
+        let owner = arena.whole.0.downgrade_owner();
+        let (part, other) = (arena.region_mut(5000..10_000), arena.region(0..1));
         part.copy_from_slice(4999, &[7]);
         drop(arena);
         let mut last = [0];
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "outside a region")]
-    fn a_part_lies_inside() {
-        let _ = Arena::new(4096, false).unwrap().target(1..4098);
+    fn a_range_out_of_bounds_panics() {
+        let _ = Arena::new(4096, false).unwrap().region_mut(1..4098);
     }
 }

@@ -9,10 +9,10 @@ use crate::lock::{LockState, lock};
 use crate::mapping::Mapping;
 use crate::{Alignment, numa};
 
-/// Zeroed memory of a fixed length that starts on a page, unmapped when dropped.
+/// Zeroed memory of a fixed length that starts on a page. It is unmapped when dropped.
 ///
-/// From 2 MiB on it starts on a huge page's boundary and the kernel is asked for huge pages. Pages that nobody
-/// touches cost nothing. A buffer may be empty; it has an address all the same.
+/// From 2 MiB on, it starts on a huge-page boundary and the kernel is asked for huge pages. Untouched pages cost no
+/// memory. An empty buffer has an address as well.
 ///
 /// ```
 /// use deepnvme_mem::Buffer;
@@ -23,9 +23,9 @@ use crate::{Alignment, numa};
 /// ```
 #[derive(Debug)]
 pub struct Buffer {
-    /// Shared with other buffers that have other bytes of it.
+    /// Shared with buffers over other ranges of it.
     mapping: Option<Arc<Mapping>>,
-    /// Where in it the bytes begin.
+    /// Offset of the first byte in the mapping.
     at: usize,
     len: usize,
     lock_state: LockState,
@@ -33,18 +33,19 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `len` bytes of ordinary memory, all zero.
+    /// Allocates `len` zeroed bytes of ordinary memory.
     ///
     /// # Errors
-    /// `ENOMEM` when there is no such range of addresses.
+    /// `ENOMEM` if the address space has no such range.
     pub fn zeroed(len: usize) -> io::Result<Self> {
         let mapping = if len == 0 { None } else { Some(Mapping::new(len)?) };
-        let huge_advised = len as u64 >= Alignment::HUGE.bytes() && mapping.as_ref().is_some_and(Mapping::advise_huge);
-        Ok(Self { mapping: mapping.map(Arc::new), at: 0, len, lock_state: LockState::NotAsked, huge_advised })
+        let huge_advised =
+            len as u64 >= Alignment::HUGE.bytes() && mapping.as_ref().is_some_and(|mapping| mapping.advise_pages(true));
+        Ok(Self { mapping: mapping.map(Arc::new), at: 0, len, lock_state: LockState::NotRequested, huge_advised })
     }
 
-    /// Buffers of these lengths in one mapping, which is unmapped with the last of them: a process may have some tens of
-    /// thousands of mappings, and more buffers. Each begins on a page.
+    /// Allocates buffers of these lengths in one mapping. A process may have some ten thousand mappings, and may need
+    /// more buffers. Each buffer starts on a page. The mapping is freed with the last of them.
     ///
     /// ```
     /// let buffers = deepnvme_mem::Buffer::zeroed_each(&[10_000, 1])?;
@@ -53,7 +54,7 @@ impl Buffer {
     /// ```
     ///
     /// # Errors
-    /// `ENOMEM` when there is no such range of addresses for all of them.
+    /// `ENOMEM` if the address space has no room for all of them.
     pub fn zeroed_each(lens: &[usize]) -> io::Result<Vec<Self>> {
         let page_bytes = Alignment::PAGE.bytes() as usize;
         let mut begins = Vec::with_capacity(lens.len());
@@ -68,19 +69,20 @@ impl Buffer {
             mapping: all.mapping.clone().filter(|_| *len > 0),
             at,
             len: *len,
-            lock_state: LockState::NotAsked,
+            lock_state: LockState::NotRequested,
             huge_advised: all.huge_advised,
         };
         Ok(begins.into_iter().zip(lens).map(part).collect())
     }
 
-    /// `len` bytes of memory, all zero, locked into RAM where the kernel allows it; [`Buffer::lock_state`] tells.
+    /// Allocates `len` zeroed bytes, locked into RAM if the kernel allows it. [`Buffer::lock_state`] returns the
+    /// outcome.
     ///
-    /// Locking touches every page, so that this takes time in proportion to `len`, and the memory is local to
-    /// the calling thread's NUMA node.
+    /// Locking touches every page: the time is proportional to `len`, and the memory is local to the calling thread's
+    /// NUMA node.
     ///
     /// # Errors
-    /// `ENOMEM` when there is no such range of addresses. A refusal to lock is no error.
+    /// `ENOMEM` if the address space has no such range. A refused lock is not an error.
     pub fn locked(len: usize) -> io::Result<Self> {
         let mut buffer = Self::zeroed(len)?;
         buffer.lock_state = match &buffer.mapping {
@@ -90,72 +92,73 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// As [`locked`](Self::locked) where `lock` says so, of memory of that NUMA node as far as it has some.
+    /// Allocates `len` zeroed bytes, preferably on NUMA node `node`. With `lock_pages`, they are locked as by
+    /// [`locked`](Self::locked).
     ///
     /// # Errors
     /// As [`locked`](Self::locked).
-    pub fn near(len: usize, lock_it: bool, node: u32) -> io::Result<Self> {
+    pub fn on_node(len: usize, lock_pages: bool, node: u32) -> io::Result<Self> {
         let mut buffer = Self::zeroed(len)?;
         if let Some(mapping) = &buffer.mapping {
-            // Advice: memory of another node is slower, and as good.
+            // A hint: memory of another node is slower, but works.
             let _ = numa::prefer(mapping.start(), len, node);
-            if lock_it {
+            if lock_pages {
                 buffer.lock_state = lock(mapping.start(), len);
             }
         }
         Ok(buffer)
     }
 
-    /// Bytes in the buffer.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the buffer is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The address of the first byte, a multiple of 4096.
+    /// Returns the address of the first byte, a multiple of [`PAGE_BYTES`](crate::PAGE_BYTES).
     #[must_use]
     pub fn addr(&self) -> usize {
         self.start().expose_provenance()
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `start` points at `len` mapped, initialised bytes (or at none), which only this value can change: no other
-        // buffer of the mapping has them.
+        // SAFETY: `start` points at `len` mapped, initialised bytes, or none. Only this value can change them:
+        // buffers of one mapping never overlap.
         unsafe { slice::from_raw_parts(self.start(), self.len) }
     }
 
-    /// The bytes, to change.
+    /// Returns the bytes, to write to.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as for `as_slice`, and the buffer is borrowed for as long as the slice lives.
         unsafe { slice::from_raw_parts_mut(self.start(), self.len) }
     }
 
-    /// What the kernel said to locking the buffer into RAM.
+    /// Returns whether the buffer is locked into RAM.
     #[must_use]
     pub fn lock_state(&self) -> &LockState {
         &self.lock_state
     }
 
-    /// Whether the kernel took the advice to use huge pages; never given below 2 MiB.
+    /// Whether the kernel accepted `MADV_HUGEPAGE`. It is not asked below 2 MiB.
     #[must_use]
     pub fn huge_advised(&self) -> bool {
         self.huge_advised
     }
 
-    /// The first byte, or an aligned address of nothing.
+    /// The first byte, or an aligned dangling address if the buffer is empty.
     pub(crate) fn start(&self) -> *mut u8 {
         let nothing = ptr::without_provenance_mut(Alignment::PAGE.bytes() as usize);
         let Some(mapping) = &self.mapping else { return nothing };
-        // SAFETY: a buffer begins within its mapping.
+        // SAFETY: a buffer starts inside its mapping.
         unsafe { NonNull::as_ptr(mapping.start()).add(self.at) }
     }
 }
@@ -166,20 +169,20 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "miri unmaps whole mappings only")]
-    fn starts_zeroed_and_on_a_page() {
+    fn is_zeroed_and_starts_on_a_page() {
         for len in [1, 4095, 4096, 100_000, (2 << 20) - 1, 2 << 20, (5 << 20) + 3] {
             let mut buffer = Buffer::zeroed(len).unwrap();
             assert_eq!((buffer.len(), buffer.addr() % 4096), (len, 0));
             assert!(buffer.as_slice().iter().all(|byte| *byte == 0));
             buffer.as_mut_slice().fill(0xa5);
             assert_eq!(buffer.as_slice()[len - 1], 0xa5);
-            assert_eq!(buffer.lock_state(), &LockState::NotAsked);
+            assert_eq!(buffer.lock_state(), &LockState::NotRequested);
         }
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "miri unmaps whole mappings only")]
-    fn buffers_of_one_mapping_have_bytes_of_their_own() {
+    fn buffers_of_one_mapping_do_not_overlap() {
         for lens in [vec![], vec![0, 0], vec![1, 4096, 0, 9000, 4097], vec![3 << 20, 70_000, 5 << 20]] {
             let mut buffers = Buffer::zeroed_each(&lens).unwrap();
             assert_eq!(buffers.iter().map(Buffer::len).collect::<Vec<_>>(), lens);
@@ -187,13 +190,13 @@ mod tests {
                 assert!(buffer.addr().is_multiple_of(4096) && buffer.as_slice().iter().all(|byte| *byte == 0));
                 buffer.as_mut_slice().fill(index as u8 + 1);
             }
-            // What is left is there while any of them is.
+            // The mapping stays until the last buffer is dropped.
             while !buffers.is_empty() {
                 let index = buffers.len() as u8;
                 let buffer = buffers.remove(buffers.len() - 1);
                 assert!(buffer.as_slice().iter().all(|byte| *byte == index));
-                let home = buffer.into_region().into_buffer().unwrap();
-                assert!(home.as_slice().iter().all(|byte| *byte == index));
+                let returned = buffer.into_region().into_buffer().unwrap();
+                assert!(returned.as_slice().iter().all(|byte| *byte == index));
             }
         }
         assert_eq!(Buffer::zeroed_each(&[usize::MAX, 1]).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
@@ -212,7 +215,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "miri unmaps whole mappings only")]
-    fn huge_pages_are_asked_for_from_two_mebibytes_on() {
+    fn huge_pages_are_requested_from_two_mebibytes_on() {
         assert!(!Buffer::zeroed((2 << 20) - 1).unwrap().huge_advised());
         let buffer = Buffer::zeroed(2 << 20).unwrap();
         assert_eq!(buffer.addr() % (2 << 20), 0);
@@ -230,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn comes_home_from_a_region_with_its_bytes() {
+    fn a_region_turns_back_into_its_buffer() {
         let mut buffer = Buffer::zeroed(9000).unwrap();
         buffer.as_mut_slice()[8999] = 42;
         let address = buffer.addr();

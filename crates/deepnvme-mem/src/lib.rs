@@ -1,28 +1,28 @@
 //! Memory that outlives the I/O in flight on it: aligned buffers, page-locked pools, regions.
 //!
-//! This crate is one of the few places of `deepnvme` where `unsafe` code may live. Everything above it
-//! moves bytes through the safe faces below and never sees a pointer.
+//! This crate is one of the few places in `deepnvme` with `unsafe` code. The crates above move bytes through its safe
+//! interface and never handle a pointer.
 //!
-//! - [`Alignment`]: powers of two that cannot be anything else.
-//! - [`Buffer`]: zeroed, page-aligned memory with one owner; [`Buffer::locked`] asks for page-locked
-//!   memory, and [`LockState`] says what the kernel answered.
-//! - [`Region`] and [`RegionMut`]: an address, a length, a [`Device`] and an [`Owner`] that keeps the
-//!   memory alive. They never yield a reference to bytes, since the kernel, a GPU or Python may change
-//!   them at any time.
-//! - [`Strided`]: the row-major byte order of a tensor whose elements do not lie side by side.
-//! - [`Reserved`]: a long range of addresses, few of whose pages have memory.
-//! - [`Arena`]: one piece of memory that its owner cuts as it likes.
-//! - [`Pool`] and [`Slot`]: one arena cut into equal slots that return themselves when dropped.
-//! - [`prefetch()`]: memory that is wanted soon, asked for.
-//! - [`dlpack`]: tensors handed over to, and taken from, other libraries without copying.
+//! - [`Alignment`] and [`PAGE_BYTES`]: powers of two, checked by their type.
+//! - [`Buffer`]: zeroed, page-aligned memory with one owner. [`Buffer::locked`] requests page-locked memory, and
+//!   [`LockState`] is the outcome.
+//! - [`Region`] and [`RegionMut`]: an address, a length, a [`Device`] and an [`Owner`] that keeps the memory alive. They
+//!   never return a reference to bytes, since the kernel, a GPU or Python may change them at any time.
+//! - [`Strided`]: the layout of a strided tensor.
+//! - [`Reserved`]: a reserved address range, of which few pages have memory.
+//! - [`Arena`]: one piece of memory that its owner divides freely.
+//! - [`Pool`] and [`Slot`]: an arena divided into equal slots that return themselves when dropped.
+//! - [`prefetch()`]: a prefetch of one cache line.
+//! - [`dlpack`]: tensors exchanged with other libraries without copies.
+//! - [`CreatorProcess`]: detects that a value was inherited by a fork.
+//! - [`sync`]: locks that ignore poison.
 //!
 //! # Model checking
-//! The hand-over of slots between threads is checked over every interleaving by `loom`:
+//! `loom` checks slots passed between threads over every interleaving:
 //! ```sh
 //! RUSTFLAGS="--cfg loom" cargo test -p deepnvme-mem --release --lib loom_
 //! ```
-//! The unsafe code runs under miri (a component of the nightly toolchain) too; `lock.rs` is left out, since it asks the
-//! kernel for what miri does not model:
+//! miri (a component of the nightly toolchain) checks the unsafe code, except `lock.rs`, which calls the kernel:
 //! ```sh
 //! export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" PROPTEST_CASES=4
 //! cargo +nightly miri test -p deepnvme-mem --test dlpack --test pool --test region --test strided
@@ -31,41 +31,41 @@
 mod alignment;
 mod arena;
 mod buffer;
+mod copy_2d;
+mod device;
 pub mod dlpack;
-
+mod fork;
 mod huge;
 mod lock;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mapping;
+mod multi_index;
+mod non_temporal;
 mod numa;
-mod odometer;
-mod past_cache;
-mod plane;
 mod pool;
 mod prefetch;
 mod region;
 mod region_mut;
-mod reserve;
+mod reserved;
 mod runs;
 #[cfg(simulated)]
 pub mod simulated;
 mod span;
-mod stream_handle;
 mod strided;
-mod sync;
-mod thread_room;
+pub mod sync;
 
-pub use alignment::Alignment;
+pub use alignment::{Alignment, PAGE_BYTES};
 pub use arena::Arena;
 pub use buffer::Buffer;
+pub use device::{Device, StreamHandle};
+pub use fork::CreatorProcess;
 pub use lock::LockState;
+pub use mapping::{check_memory, check_thread_memory};
 pub use pool::{Pool, Slot};
 pub use prefetch::prefetch;
 pub use region::Region;
 pub use region_mut::RegionMut;
-pub use reserve::Reserved;
-pub use span::{Device, Owner};
-pub use stream_handle::StreamHandle;
+pub use reserved::Reserved;
+pub use span::Owner;
 pub use strided::{DIMS_MAX, Strided};
-pub use thread_room::{room, thread_room};

@@ -1,6 +1,6 @@
-//! The hand-over of slots over every interleaving of a few threads. The crate's documentation has the command.
+//! Slots passed between threads, over every interleaving. The crate's documentation has the command.
 //!
-//! Under `loom` waiting never times out, so that a wake-up that gets lost shows as a deadlock.
+//! Waits never time out under `loom`, so a lost wake-up shows as a deadlock.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ use crate::{Pool, Slot};
 
 const FOREVER: Duration = Duration::from_secs(3600);
 
-/// Stands for the bytes of each slot: `loom` fails the model when two threads touch one without an order between them.
+/// Represents the bytes of each slot. `loom` reports unsynchronised access by two threads.
 struct Bytes(Vec<UnsafeCell<u32>>);
 
 impl Bytes {
@@ -24,10 +24,10 @@ impl Bytes {
         Arc::new(Self((0..pool.slots()).map(|_| UnsafeCell::new(0)).collect()))
     }
 
-    /// What a holder does to its slot.
+    /// Modifies the slot as its holder.
     fn change(&self, slot: &Slot) {
         self.0[slot.index()].with_mut(|count| {
-            // SAFETY: the holder of the slot is alone with it, which is what the model checks.
+            // SAFETY: the holder has exclusive access, which the model checks.
             unsafe { *count += 1 }
         });
     }
@@ -37,13 +37,13 @@ fn pool(slots: usize) -> Pool {
     Pool::new(1, slots, false).unwrap()
 }
 
-/// Becomes dead when the arena is freed.
-fn watch(pool: &Pool) -> Weak<dyn Any + Send + Sync> {
-    pool.arena().0.watch_owner()
+/// Returns a reference that dies with the arena.
+fn weak_arena(pool: &Pool) -> Weak<dyn Any + Send + Sync> {
+    pool.arena().0.downgrade_owner()
 }
 
 #[test]
-fn loom_one_slot_serves_all_who_wait() {
+fn loom_one_slot_serves_all_waiters() {
     loom::model(|| {
         let pool = pool(1);
         let bytes = Bytes::of(&pool);
@@ -59,7 +59,7 @@ fn loom_one_slot_serves_all_who_wait() {
 }
 
 #[test]
-fn loom_two_returns_wake_two_who_wait() {
+fn loom_two_returns_wake_two_waiters() {
     loom::model(|| {
         let pool = pool(2);
         let bytes = Bytes::of(&pool);
@@ -70,7 +70,7 @@ fn loom_two_returns_wake_two_who_wait() {
                 thread::spawn(move || {
                     let slot = pool.take_timeout(FOREVER).unwrap();
                     bytes.change(&slot);
-                    // Held for good: the other one has to get the other slot.
+                    // Keep it: the other thread must get the other slot.
                     slot
                 })
             })
@@ -84,7 +84,7 @@ fn loom_two_returns_wake_two_who_wait() {
 }
 
 #[test]
-fn loom_who_does_not_wait_takes_nothing_from_who_does() {
+fn loom_try_take_does_not_lose_a_wake_up() {
     loom::model(|| {
         let pool = pool(1);
         let bytes = Bytes::of(&pool);
@@ -118,10 +118,10 @@ fn loom_the_last_region_returns_the_slot() {
 }
 
 #[test]
-fn loom_the_arena_goes_with_the_last_of_them() {
+fn loom_the_last_holder_frees_the_arena() {
     loom::model(|| {
         let pool = pool(2);
-        let arena = watch(&pool);
+        let arena = weak_arena(&pool);
         let (slot, other) = (pool.try_take().unwrap(), pool.try_take().unwrap());
         let region = other.region();
         let threads = [thread::spawn(move || drop(slot)), thread::spawn(move || drop((other, region)))];

@@ -1,4 +1,4 @@
-//! Anonymous memory from the kernel: mapped, aligned, unmapped when dropped.
+//! Anonymous memory mappings.
 
 use std::io;
 use std::ops::Range;
@@ -16,16 +16,16 @@ pub(crate) struct Mapping {
     mapped_bytes: usize,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread, and this value is its only owner.
+// SAFETY: a mapping belongs to the process, and this value is its only owner.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared mapping only tells its address and asks the kernel for advice.
+// SAFETY: shared access returns the address and passes advice to the kernel.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps at least `len` bytes; from 2 MiB on, the start lies on a huge page's boundary.
+    /// Maps at least `len` bytes. From 2 MiB on, they start on a huge-page boundary.
     ///
     /// # Errors
-    /// `ENOMEM` when the kernel has no such range, also for sizes beyond any address.
+    /// `ENOMEM` if the kernel has no such range, or `len` exceeds any address space.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         assert!(len > 0, "a mapping has at least one byte");
         let mapped_bytes = whole_pages(len)?;
@@ -33,20 +33,20 @@ impl Mapping {
         let made = if len < huge {
             Self::map(mapped_bytes, MapFlags::PRIVATE)
         } else {
-            Self::on_boundary(mapped_bytes, huge, MapFlags::PRIVATE)
+            Self::map_aligned(mapped_bytes, huge, MapFlags::PRIVATE)
         };
-        made.inspect(Self::count)
+        made.inspect(Self::count_mapped_bytes)
     }
 
     #[cfg(simulated)]
-    fn count(&self) {
-        crate::simulated::take(self.mapped_bytes);
+    fn count_mapped_bytes(&self) {
+        crate::simulated::add(self.mapped_bytes);
     }
 
     #[cfg(not(simulated))]
-    fn count(&self) {}
+    fn count_mapped_bytes(&self) {}
 
-    /// Maps at least `len` bytes, for which the kernel sets no memory aside. The start lies on the boundary of a page of
+    /// Maps at least `len` bytes without reserving memory for them (`MAP_NORESERVE`). They start on a boundary of
     /// `page_bytes`.
     ///
     /// # Errors
@@ -58,35 +58,29 @@ impl Mapping {
         let made = if page_bytes <= rustix::param::page_size() {
             Self::map(mapped_bytes, flags)
         } else {
-            Self::on_boundary(mapped_bytes, page_bytes, flags)
+            Self::map_aligned(mapped_bytes, page_bytes, flags)
         };
-        made.inspect(Self::count)
+        made.inspect(Self::count_mapped_bytes)
     }
 
-    /// Asks for huge pages, or for small ones; whether the kernel took the advice.
+    /// Requests huge or small pages. Returns whether the kernel accepted.
     pub(crate) fn advise_pages(&self, are_huge: bool) -> bool {
         let advice = if are_huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
-        // SAFETY: the range is exactly this mapping, and the advice changes no byte of it.
+        // SAFETY: the range is this mapping, and the advice changes no byte of it.
         unsafe { madvise(self.start.as_ptr().cast(), self.mapped_bytes, advice) }.is_ok()
     }
 
-    /// Gives back the whole pages inside a range, which then read as zeros.
+    /// Frees the whole pages inside a range, which then read as zeros.
     pub(crate) fn discard(&self, range: Range<usize>) {
         let page_bytes = rustix::param::page_size();
         let (from, to) = (range.start.next_multiple_of(page_bytes), range.end / page_bytes * page_bytes);
         if from >= to || to > self.mapped_bytes {
             return;
         }
-        // SAFETY: the pages are inside this private anonymous mapping, and nobody has a reference to its bytes: whoever
-        // reads them finds zeros instead.
-        let given = unsafe { madvise(self.start.as_ptr().add(from).cast(), to - from, Advice::LinuxDontNeed) };
-        debug_assert!(given.is_ok(), "giving back own pages does not fail, unless they are locked: {given:?}");
-    }
-
-    /// Asks for huge pages; whether the kernel took the advice.
-    pub(crate) fn advise_huge(&self) -> bool {
-        // SAFETY: the range is exactly this mapping, and the advice changes no byte of it.
-        unsafe { madvise(self.start.as_ptr().cast(), self.mapped_bytes, Advice::LinuxHugepage) }.is_ok()
+        // SAFETY: the pages are inside this private anonymous mapping, and no reference to its bytes exists. Readers
+        // find zeros.
+        let discarded = unsafe { madvise(self.start.as_ptr().add(from).cast(), to - from, Advice::LinuxDontNeed) };
+        debug_assert!(discarded.is_ok(), "discarding unlocked pages does not fail: {discarded:?}");
     }
 
     pub(crate) fn mapped_bytes(&self) -> usize {
@@ -97,41 +91,41 @@ impl Mapping {
         self.start
     }
 
-    pub(crate) fn map(mapped_bytes: usize, flags: MapFlags) -> io::Result<Self> {
+    fn map(mapped_bytes: usize, flags: MapFlags) -> io::Result<Self> {
         let writable = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory in use.
+        // SAFETY: an anonymous mapping at an address that the kernel chooses overlaps no memory in use.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, writable, flags) };
-        // Of what we ask for, only the size can be wrong; sandboxes and valgrind say so with another number.
+        // Only the size can be invalid here. Sandboxes and valgrind report it with another error number.
         let start = start.map_err(|errno| if errno == Errno::INVAL { Errno::NOMEM } else { errno })?;
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Ok(Self { start, mapped_bytes })
     }
 
-    /// Maps `boundary` bytes more than needed and gives back what sticks out on either side.
-    fn on_boundary(mapped_bytes: usize, boundary: usize, flags: MapFlags) -> io::Result<Self> {
+    /// Maps `boundary` bytes more than needed and unmaps the excess on both sides.
+    fn map_aligned(mapped_bytes: usize, boundary: usize, flags: MapFlags) -> io::Result<Self> {
         let wide_bytes = mapped_bytes.checked_add(boundary).ok_or(Errno::NOMEM)?;
         let mut mapping = Self::map(wide_bytes, flags)?;
         let head_bytes = mapping.start.as_ptr().align_offset(boundary);
-        mapping.give_back_head(head_bytes)?;
-        mapping.give_back_tail(boundary - head_bytes)?;
+        mapping.trim_start(head_bytes)?;
+        mapping.trim_end(boundary - head_bytes)?;
         Ok(mapping)
     }
 
-    fn give_back_head(&mut self, bytes: usize) -> io::Result<()> {
+    fn trim_start(&mut self, bytes: usize) -> io::Result<()> {
         if bytes > 0 {
-            // SAFETY: these whole pages are this mapping's own, and it forgets them at once.
+            // SAFETY: these whole pages belong to this mapping, which drops them here.
             unsafe { munmap(self.start.as_ptr().cast(), bytes) }?;
-            // SAFETY: `bytes` is less than what is mapped, so the new start lies inside.
+            // SAFETY: `bytes` is less than the mapped length, so the new start lies inside.
             self.start = unsafe { self.start.add(bytes) };
             self.mapped_bytes -= bytes;
         }
         Ok(())
     }
 
-    fn give_back_tail(&mut self, bytes: usize) -> io::Result<()> {
+    fn trim_end(&mut self, bytes: usize) -> io::Result<()> {
         if bytes > 0 {
             let kept_bytes = self.mapped_bytes - bytes;
-            // SAFETY: these whole pages are this mapping's own, and it forgets them at once.
+            // SAFETY: these whole pages belong to this mapping, which drops them here.
             unsafe { munmap(self.start.as_ptr().add(kept_bytes).cast(), bytes) }?;
             self.mapped_bytes = kept_bytes;
         }
@@ -142,14 +136,39 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         #[cfg(simulated)]
-        crate::simulated::give(self.mapped_bytes);
-        // SAFETY: the range is this mapping's own, and its last owner is going away.
+        crate::simulated::subtract(self.mapped_bytes);
+        // SAFETY: the range belongs to this mapping, whose only owner is dropped.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.mapped_bytes) };
         debug_assert!(unmapped.is_ok(), "unmapping a whole mapping does not fail: {unmapped:?}");
     }
 }
 
-/// `len` in whole pages, or `ENOMEM` when no allocation can be that large.
+/// The stack of a thread, and more than it allocates before its work begins.
+const THREAD_BYTES: usize = 4 << 20;
+
+/// Checks that the address space has room for `threads` more threads.
+///
+/// If a limit such as `ulimit -v` leaves room for a stack only, the C library or the standard library aborts the
+/// process: neither can report that a new thread has no memory for its own data. This check makes it an error.
+///
+/// # Errors
+/// `ENOMEM` if there is not enough room.
+pub fn check_thread_memory(threads: usize) -> io::Result<()> {
+    check_memory(threads.checked_mul(THREAD_BYTES).ok_or(io::ErrorKind::OutOfMemory)?)
+}
+
+/// Checks that the address space has room for `bytes` more bytes.
+///
+/// A small allocation that fails aborts the process. Code that is about to make many of them checks first.
+///
+/// # Errors
+/// `ENOMEM` if there is not enough room.
+pub fn check_memory(bytes: usize) -> io::Result<()> {
+    // Nothing is written, so this costs no memory.
+    Mapping::map(bytes, MapFlags::PRIVATE | MapFlags::NORESERVE).map(drop)
+}
+
+/// Rounds `len` up to whole pages. `ENOMEM` if no allocation can be that large.
 fn whole_pages(len: usize) -> io::Result<usize> {
     let rounded = len.checked_next_multiple_of(rustix::param::page_size()).ok_or(Errno::NOMEM)?;
     if rounded > isize::MAX as usize {
@@ -175,7 +194,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "miri unmaps whole mappings only")]
-    fn what_sticks_out_is_given_back() {
+    fn the_excess_is_unmapped() {
         let len = 8 << 20;
         let mapping = Mapping::new(len).unwrap();
         assert_eq!(mapping.mapped_bytes, len);

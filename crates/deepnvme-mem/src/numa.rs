@@ -1,14 +1,14 @@
-//! Which node of a machine with several memories the pages of a mapping come from.
+//! NUMA placement of a mapping's pages.
 
 use std::ptr::NonNull;
 
-/// `MPOL_PREFERRED`: from this node, or from another where it has none left.
+/// `MPOL_PREFERRED`: this node, or another if it has no free memory.
 const PREFERRED: libc::c_int = 1;
-/// Nodes that a mask has room for.
+/// The number of nodes in a mask.
 const NODES_MAX: usize = 1024;
 const WORD_BITS: usize = usize::BITS as usize;
 
-/// Has pages that nobody has touched yet come from that node; whether the kernel takes the advice.
+/// Prefers a node for pages that are not allocated yet. Returns whether the kernel accepted.
 pub(crate) fn prefer(start: NonNull<u8>, len: usize, node: u32) -> bool {
     let node = node as usize;
     if node >= NODES_MAX {
@@ -16,8 +16,8 @@ pub(crate) fn prefer(start: NonNull<u8>, len: usize, node: u32) -> bool {
     }
     let mut mask = [0usize; NODES_MAX / WORD_BITS];
     mask[node / WORD_BITS] = 1 << (node % WORD_BITS);
-    // SAFETY: the caller's live mapping, which starts on a page; where its pages come from changes no byte of it. The mask
-    // has as many bits as are said (the kernel reads one less), and is read before the call returns.
+    // SAFETY: the caller's mapping is alive and starts on a page, and a memory policy changes no byte. The mask has
+    // as many bits as stated (the kernel reads one less) and is read before the call returns.
     let code = unsafe {
         libc::syscall(libc::SYS_mbind, start.as_ptr(), len, PREFERRED, mask.as_ptr(), NODES_MAX + 1, 0 as libc::c_uint)
     };
@@ -40,7 +40,7 @@ mod tests {
         }
         assert!(!prefer(mapping.start(), 1 << 20, 900), "there is no such node");
         assert!(!prefer(mapping.start(), 1 << 20, 5000));
-        // SAFETY: the mapping has these bytes, and nobody else.
+        // SAFETY: the mapping has these bytes, with no other access.
         let bytes = unsafe { std::slice::from_raw_parts_mut(mapping.start().as_ptr(), 1 << 20) };
         bytes.fill(3);
         assert_eq!(bytes[1 << 19], 3);

@@ -1,41 +1,41 @@
-//! How much memory an execution of the simulation has: all of its threads are one of the operating system's.
+//! Bytes mapped by a simulated execution. All its threads run on one operating system thread.
 
 use std::cell::Cell;
 
 thread_local! {
-    static HELD: Cell<u64> = const { Cell::new(0) };
-    static HELD_MAX: Cell<u64> = const { Cell::new(0) };
+    static MAPPED: Cell<u64> = const { Cell::new(0) };
+    static PEAK: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Begins to count, from nothing.
-pub fn begin() {
-    HELD.set(0);
-    HELD_MAX.set(0);
+/// Resets both counters to zero.
+pub fn reset() {
+    MAPPED.set(0);
+    PEAK.set(0);
 }
 
-/// Forgets how much there was; how much there is.
-pub fn watch() -> u64 {
-    HELD_MAX.set(HELD.get());
-    HELD.get()
+/// Resets the peak to the mapped bytes, and returns them.
+pub fn reset_peak() -> u64 {
+    PEAK.set(MAPPED.get());
+    MAPPED.get()
 }
 
-/// Mapped bytes now.
+/// Returns the bytes that are mapped now.
 #[must_use]
-pub fn held_bytes() -> u64 {
-    HELD.get()
+pub fn mapped_bytes() -> u64 {
+    MAPPED.get()
 }
 
-/// The most that there were at once since the last [`watch`].
+/// Returns the most bytes mapped at once since the last [`reset_peak`].
 #[must_use]
-pub fn held_bytes_max() -> u64 {
-    HELD_MAX.get()
+pub fn mapped_bytes_peak() -> u64 {
+    PEAK.get()
 }
 
-pub(crate) fn take(bytes: usize) {
-    HELD.set(HELD.get() + bytes as u64);
-    HELD_MAX.set(HELD_MAX.get().max(HELD.get()));
+pub(crate) fn add(bytes: usize) {
+    MAPPED.set(MAPPED.get() + bytes as u64);
+    PEAK.set(PEAK.get().max(MAPPED.get()));
 }
 
-pub(crate) fn give(bytes: usize) {
-    HELD.set(HELD.get().saturating_sub(bytes as u64));
+pub(crate) fn subtract(bytes: usize) {
+    MAPPED.set(MAPPED.get().saturating_sub(bytes as u64));
 }

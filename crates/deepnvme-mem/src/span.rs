@@ -1,4 +1,4 @@
-//! What `Region` and `RegionMut` have in common: where the bytes are, and how they are copied.
+//! The common part of `Region` and `RegionMut`: an address, and copies from and to it.
 
 use std::any::Any;
 use std::fmt;
@@ -7,45 +7,33 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use crate::past_cache;
+use crate::device::{Device, StreamHandle};
+use crate::non_temporal;
 use crate::runs::Runs;
-use crate::stream_handle::StreamHandle;
 use crate::strided::Strided;
 
-/// Where memory lives.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Device {
-    /// The processor's own memory.
-    Host,
-    /// The memory of one GPU: it can be named here, and the driver copies it.
-    Cuda {
-        /// Which GPU, as CUDA counts them.
-        index: u32,
-    },
-}
-
-/// Whatever keeps memory alive: the memory is freed when the last clone is dropped, on whatever thread that is.
+/// Keeps memory alive. The memory is freed when the last clone is dropped, on any thread.
 pub type Owner = Arc<dyn Any + Send + Sync>;
 
-/// Bytes in memory that somebody else may change at any time, and their owner.
+/// Bytes that others may change at any time, and their owner.
 ///
-/// All access goes through raw pointers and copies; no reference to a byte is ever made. That is what makes it
-/// right to share a span between threads: the kernel, Python and other threads can change the bytes at any time,
-/// and whoever copies bytes that change meanwhile gets unspecified ones.
+/// All access is by copies through raw pointers, and no reference to a byte is created. This makes a span sound to
+/// share between threads: the kernel, Python and other threads may change the bytes at any time, and a copy of
+/// changing bytes is unspecified.
 #[derive(Clone)]
 pub(crate) struct Span {
     start: *mut u8,
     len: usize,
     device: Device,
-    /// The stream whose work so far comes first.
+    /// The stream that accesses are ordered after.
     stream: StreamHandle,
     owner: Owner,
     runs: Option<Arc<Runs>>,
 }
 
-// SAFETY: the pointer is only an address; the owner, which is Send, keeps it valid on every thread.
+// SAFETY: the owner, which is Send, keeps the address valid on every thread.
 unsafe impl Send for Span {}
-// SAFETY: shared access only copies bytes through raw pointers, never lends them.
+// SAFETY: shared access copies bytes through raw pointers and never returns references.
 unsafe impl Sync for Span {}
 
 impl Span {
@@ -69,22 +57,22 @@ impl Span {
         self.stream
     }
 
-    /// Visits the pieces of memory that the logical bytes from `from` on are, in their order: the address of the first of
-    /// some equal ones, how long and how many they are, and how far apart.
-    pub(crate) fn each_row(&self, from: usize, len: usize, mut visit: impl FnMut(usize, usize, usize, isize)) {
+    /// Calls `visit(address, row_bytes, rows, pitch)` for each run of equal rows in the logical bytes from `from` on,
+    /// in order.
+    pub(crate) fn visit_rows(&self, from: usize, len: usize, mut visit: impl FnMut(usize, usize, usize, isize)) {
         let inside = from.checked_add(len).is_some_and(|end| end <= self.len);
         assert!(inside, "{len} bytes at {from} are outside a region of {} bytes", self.len);
         let address = self.addr();
         match &self.runs {
             _ if len == 0 => {}
             None => visit(address.wrapping_add(from), len, 1, 0),
-            Some(runs) => runs.each_row(from, len, |offset, bytes, count, pitch| {
+            Some(runs) => runs.visit_rows(from, len, |offset, bytes, count, pitch| {
                 visit(address.wrapping_add_signed(offset), bytes, count, pitch);
             }),
         }
     }
 
-    /// Exposed, since whoever asks makes a pointer for the kernel of it.
+    /// The provenance is exposed, since callers turn the address into a pointer for the kernel.
     pub(crate) fn addr(&self) -> usize {
         self.start.expose_provenance()
     }
@@ -103,7 +91,7 @@ impl Span {
 
     pub(crate) fn advise_huge(&self) -> bool {
         let is_flat_host = self.device == Device::Host && self.is_contiguous();
-        is_flat_host && crate::huge::advise_inside(self.start, self.len)
+        is_flat_host && crate::huge::advise_huge_inside(self.start, self.len)
     }
 
     pub(crate) fn slice(&self, range: Range<usize>) -> Self {
@@ -116,39 +104,39 @@ impl Span {
         part
     }
 
-    /// These bytes and the next ones, where they lie side by side and have the same owner.
+    /// Joins with the next span if they are adjacent and have the same owner.
     pub(crate) fn join(&self, next: &Self) -> Option<Self> {
         let is_flat = self.is_contiguous() && next.is_contiguous() && self.device == next.device;
         let is_next = self.start.wrapping_add(self.len) == next.start && Arc::ptr_eq(&self.owner, &next.owner);
         (is_flat && is_next).then(|| Self { len: self.len + next.len, ..self.clone() })
     }
 
-    /// Elements of contiguous memory, the first of which begins at `at`; nothing where they reach beyond it.
+    /// Returns a strided view whose first element starts at `at`, or `None` if it is out of bounds.
     pub(crate) fn view(&self, at: usize, layout: &Strided) -> Option<Self> {
         assert!(self.is_contiguous(), "only a contiguous region can be viewed");
         layout.check().ok()?;
-        let (below_bytes, above_bytes) = if layout.total_bytes() > 0 { layout.reach_around() } else { (0, 0) };
+        let (below_bytes, above_bytes) = if layout.total_bytes() > 0 { layout.bytes_around_first() } else { (0, 0) };
         let is_inside = at >= below_bytes && at.checked_add(above_bytes)? <= self.len;
         let start = self.start.wrapping_add(at);
         is_inside.then(|| Self::strided(start, layout, self.device, Arc::clone(&self.owner)).after(self.stream))
     }
 
-    /// The same bytes with another owner, which must keep the old one alive.
-    pub(crate) fn owned_by(self, owner: Owner) -> Self {
+    /// Replaces the owner. The new one must keep the old one alive.
+    pub(crate) fn with_owner(self, owner: Owner) -> Self {
         Self { owner, ..self }
     }
 
-    /// Whether no clone of the owner exists, so that no other span leads to these bytes.
-    pub(crate) fn is_only_holder(&self) -> bool {
+    /// Whether no clone of the owner exists, so that no other span reaches these bytes.
+    pub(crate) fn is_unique(&self) -> bool {
         let alone = Arc::strong_count(&self.owner) == 1;
-        // What the last other holder did to the bytes, on whatever thread, comes before what follows.
+        // Accesses by the last other holder, on any thread, happen before the following ones.
         fence(Ordering::Acquire);
         alone
     }
 
-    /// Becomes dead when the memory is freed.
+    /// Returns a reference that dies with the memory.
     #[cfg(test)]
-    pub(crate) fn watch_owner(&self) -> std::sync::Weak<dyn Any + Send + Sync> {
+    pub(crate) fn downgrade_owner(&self) -> std::sync::Weak<dyn Any + Send + Sync> {
         Arc::downgrade(&self.owner)
     }
 
@@ -156,7 +144,8 @@ impl Span {
         self.start
     }
 
-    /// The owner, where it is a `T` that owns just these bytes, as `is_all_of` says, and nothing else holds it.
+    /// Returns the owner if it is a `T`, `is_all_of` confirms that it owns exactly these bytes, and nothing else
+    /// holds it.
     pub(crate) fn into_owner<T: Any + Send + Sync>(self, is_all_of: impl FnOnce(&T, &Self) -> bool) -> Result<T, Self> {
         if !self.owner.downcast_ref().is_some_and(|owner| is_all_of(owner, &self)) {
             return Err(self);
@@ -176,8 +165,8 @@ impl Span {
     /// `target` is valid for writes of `len` bytes.
     pub(crate) unsafe fn copy_out(&self, from: usize, target: *mut u8, len: usize) {
         self.assert_copyable(from, len);
-        // SAFETY: the range was checked, the owner keeps the memory valid, and the caller answers for the target.
-        // `copy` and not `copy_nonoverlapping`: both ends may lie in one pool's arena, and it costs the same.
+        // SAFETY: the range was checked, the owner keeps the memory valid, and the caller guarantees the target. Both
+        // sides may lie in one pool's arena, so this is `copy`, which costs the same as `copy_nonoverlapping`.
         unsafe {
             match &self.runs {
                 None => ptr::copy(self.start.add(from), target, len),
@@ -189,10 +178,10 @@ impl Span {
     /// Copies `len` bytes from `source` over the logical bytes from `to` on.
     ///
     /// # Safety
-    /// `source` is valid for reads of `len` bytes, and whoever made this span allowed writing.
+    /// `source` is valid for reads of `len` bytes, and the span was created writable.
     pub(crate) unsafe fn copy_in(&self, to: usize, source: *const u8, len: usize) {
         self.assert_copyable(to, len);
-        // SAFETY: as in `copy_out`, the other way round.
+        // SAFETY: as in `copy_out`, in the other direction.
         unsafe {
             match &self.runs {
                 None => ptr::copy(source, self.start.add(to), len),
@@ -201,16 +190,16 @@ impl Span {
         }
     }
 
-    /// As [`copy_in`](Self::copy_in), for bytes that are not read soon, and that do not overlap these.
+    /// Copies as [`copy_in`](Self::copy_in) with non-temporal stores. `source` must not overlap the span.
     ///
     /// # Safety
     /// As [`copy_in`](Self::copy_in).
-    pub(crate) unsafe fn copy_in_past_cache(&self, to: usize, source: &[u8]) {
+    pub(crate) unsafe fn copy_in_non_temporal(&self, to: usize, source: &[u8]) {
         self.assert_copyable(to, source.len());
-        // SAFETY: as in `copy_in`; a slice that is borrowed shared is not what somebody may write to.
+        // SAFETY: as in `copy_in`. A shared slice cannot overlap writable memory.
         unsafe {
             match &self.runs {
-                None => past_cache::copy(source.as_ptr(), self.start.add(to), source.len()),
+                None => non_temporal::copy(source.as_ptr(), self.start.add(to), source.len()),
                 Some(runs) => runs.scatter(self.start, to, source.as_ptr(), source.len()),
             }
         }

@@ -1,11 +1,11 @@
-//! The layout of a tensor whose elements need not lie side by side.
+//! The layout of a strided tensor.
 
 use std::io;
 
-/// The most dimensions that a layout may have; torch and numpy stop there too.
+/// The maximum number of dimensions, as in torch and numpy.
 pub const DIMS_MAX: usize = 64;
 
-/// The byte layout of a strided tensor; its flat order is row-major, the last dimension running fastest.
+/// The byte layout of a strided tensor. Its flat order is row-major: the last dimension varies fastest.
 ///
 /// ```
 /// use deepnvme_mem::Strided;
@@ -17,45 +17,45 @@ pub const DIMS_MAX: usize = 64;
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Strided {
-    /// Items along each dimension. An empty shape is one item.
+    /// Items along each dimension. An empty shape is a single item.
     pub shape: Vec<usize>,
-    /// Bytes from one item to the next along each dimension; may be negative or zero.
+    /// Bytes from one item to the next along each dimension. May be negative or zero.
     pub stride_bytes: Vec<isize>,
     /// Bytes of one item.
     pub item_bytes: usize,
 }
 
 impl Strided {
-    /// A layout that has been checked.
+    /// Creates a checked layout.
     ///
     /// # Errors
-    /// `InvalidInput` with what [`Strided::check`] found.
+    /// `InvalidInput` if [`Strided::check`] rejects it.
     pub fn new(shape: Vec<usize>, stride_bytes: Vec<isize>, item_bytes: usize) -> io::Result<Self> {
         let layout = Self { shape, stride_bytes, item_bytes };
         layout.check()?;
         Ok(layout)
     }
 
-    /// The layout of items that lie side by side in row-major order, checked.
+    /// Creates the checked layout of contiguous, row-major items.
     ///
     /// # Errors
-    /// `InvalidInput` with what [`Strided::check`] found.
+    /// `InvalidInput` if [`Strided::check`] rejects it.
     pub fn contiguous(shape: Vec<usize>, item_bytes: usize) -> io::Result<Self> {
         let mut stride_bytes = vec![0; shape.len()];
         let mut bytes = item_bytes;
         for (stride, count) in stride_bytes.iter_mut().zip(&shape).rev() {
-            // What does not fit is refused by the check, but for empty tensors, which use no stride.
+            // The check refuses what does not fit, except for empty tensors, which use no stride.
             *stride = isize::try_from(bytes).unwrap_or(isize::MAX);
             bytes = bytes.saturating_mul((*count).max(1));
         }
         Self::new(shape, stride_bytes, item_bytes)
     }
 
-    /// Whether the layout makes sense and fits an address space.
+    /// Checks that the layout is consistent and fits an address space.
     ///
     /// # Errors
-    /// `InvalidInput` when shape and strides differ in length, there are more than [`DIMS_MAX`] dimensions, an item
-    /// has no bytes, or the elements or the distance between two of them exceed `isize::MAX` bytes.
+    /// `InvalidInput` if shape and strides differ in length, there are more than [`DIMS_MAX`] dimensions, an item has
+    /// no bytes, or the elements or the distance between two of them exceed `isize::MAX` bytes.
     pub fn check(&self) -> io::Result<()> {
         let refuse = |message: String| Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         let (dims, strides) = (self.shape.len(), self.stride_bytes.len());
@@ -71,13 +71,13 @@ impl Strided {
         if self.total_bytes() > isize::MAX as usize {
             return refuse(format!("shape {:?} of {}-byte items exceeds any memory", self.shape, self.item_bytes));
         }
-        if self.total_bytes() > 0 && self.reach_bytes().is_none() {
+        if self.total_bytes() > 0 && self.span_bytes().is_none() {
             return refuse(format!("strides {:?} of shape {:?} exceed any memory", self.stride_bytes, self.shape));
         }
         Ok(())
     }
 
-    /// Bytes of all elements: items times their size. `usize::MAX` where that does not fit.
+    /// Returns the bytes of all elements, `usize::MAX` on overflow.
     #[must_use]
     pub fn total_bytes(&self) -> usize {
         if self.shape.contains(&0) {
@@ -88,8 +88,8 @@ impl Strided {
 
     /// Whether two different indices may share a byte.
     ///
-    /// `false` is certain. `true` is certain too, but for tensors whose dimensions interleave without one spanning
-    /// the other, which no slicing, transposing or flipping of an ordinary tensor makes.
+    /// `false` is certain. `true` is certain except for tensors whose dimensions interleave without one spanning the
+    /// other, which no slicing, transposing or flipping of an ordinary tensor produces.
     #[must_use]
     pub fn may_overlap(&self) -> bool {
         if self.total_bytes() == 0 {
@@ -98,41 +98,42 @@ impl Strided {
         let mut dims: Vec<(usize, usize)> =
             self.wide_dims().map(|(count, stride)| (stride.unsigned_abs(), count)).collect();
         dims.sort_unstable();
-        // From the finest stride up: each must step over all that the finer ones reach.
-        let mut reach_bytes = self.item_bytes;
+        // From the smallest stride up, each must step over the whole span of the smaller ones.
+        let mut span_bytes = self.item_bytes;
         for (stride, count) in dims {
-            if stride < reach_bytes {
+            if stride < span_bytes {
                 return true;
             }
-            reach_bytes = stride.saturating_mul(count - 1).saturating_add(reach_bytes);
+            span_bytes = stride.saturating_mul(count - 1).saturating_add(span_bytes);
         }
         false
     }
 
-    /// Bytes from the lowest address of any element to the end of the highest.
-    fn reach_bytes(&self) -> Option<usize> {
-        let mut reach_bytes = self.item_bytes;
+    /// Returns the bytes from the lowest address of any element to the end of the highest.
+    fn span_bytes(&self) -> Option<usize> {
+        let mut span_bytes = self.item_bytes;
         for (count, stride) in self.wide_dims() {
-            reach_bytes = stride.unsigned_abs().checked_mul(count - 1)?.checked_add(reach_bytes)?;
+            span_bytes = stride.unsigned_abs().checked_mul(count - 1)?.checked_add(span_bytes)?;
         }
-        (reach_bytes <= isize::MAX as usize).then_some(reach_bytes)
+        (span_bytes <= isize::MAX as usize).then_some(span_bytes)
     }
 
-    /// Bytes that the elements of a checked layout take below the first one's address, and from it on.
-    pub(crate) fn reach_around(&self) -> (usize, usize) {
+    /// Returns the bytes that the elements of a checked layout occupy below the first element's address, and from it
+    /// on.
+    pub(crate) fn bytes_around_first(&self) -> (usize, usize) {
         let (mut below_bytes, mut above_bytes) = (0, self.item_bytes);
         for (count, stride) in self.wide_dims() {
-            let reach_bytes = stride.unsigned_abs() * (count - 1);
+            let span_bytes = stride.unsigned_abs() * (count - 1);
             if stride < 0 {
-                below_bytes += reach_bytes;
+                below_bytes += span_bytes;
             } else {
-                above_bytes += reach_bytes;
+                above_bytes += span_bytes;
             }
         }
         (below_bytes, above_bytes)
     }
 
-    /// Count and stride of the dimensions that have a second item; the others never use their stride.
+    /// Returns count and stride of the dimensions with at least two items. The others never use their stride.
     pub(crate) fn wide_dims(&self) -> impl DoubleEndedIterator<Item = (usize, isize)> {
         let dims = self.shape.iter().copied().zip(self.stride_bytes.iter().copied());
         dims.filter(|(count, _)| *count > 1)
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_bytes_are_found() {
+    fn overlaps_are_found() {
         assert!(layout(&[3, 5], &[0, 4], 4).may_overlap(), "expanded");
         assert!(layout(&[4, 3], &[4, 4], 4).may_overlap(), "a sliding window");
         assert!(layout(&[4], &[2], 4).may_overlap(), "items that lap over the next");
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_in_words() {
+    fn invalid_layouts_are_refused_with_a_reason() {
         let refused = |shape: &[usize], strides: &[isize], item| {
             let error = Strided::new(shape.to_vec(), strides.to_vec(), item).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);

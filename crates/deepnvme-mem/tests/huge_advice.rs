@@ -1,4 +1,4 @@
-//! Asking for huge pages is advice: it changes no byte, and small or odd memory is left alone.
+//! Requesting huge pages changes no byte, and small or unaligned memory is left alone.
 
 use deepnvme_mem::RegionMut;
 

@@ -1,5 +1,5 @@
-//! Locking memory under limits. Limits and locked bytes belong to a process, so that each test runs in one of its own,
-//! without the superuser's freedom from limits.
+//! Locking memory under limits. Limits and locked bytes belong to a process, so each test runs in a child process,
+//! without root's exemption from limits.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use deepnvme_mem::{Buffer, LockState, Pool};
 use rustix::process::{Resource, Rlimit, getuid, setrlimit};
 
-/// Tells a test that it is the child.
+/// Set in the child process of a test.
 const CHILD: &str = "DEEPNVME_MEM_TEST_CHILD";
 
 /// Runs `body` in a child process that has no `CAP_IPC_LOCK` and may lock `limit_bytes`.
@@ -39,7 +39,7 @@ fn under_limit(test: &str, limit_bytes: u64, body: fn()) {
     assert!(output.status.success() && said.contains("1 passed"), "the child failed:\n{said}\n{complained}");
 }
 
-/// KiB that this process has locked.
+/// Returns the KiB that this process has locked.
 fn locked_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
@@ -48,7 +48,7 @@ fn locked_kib() -> u64 {
 
 fn reason(state: &LockState) -> &str {
     match state {
-        LockState::Plain { reason } => reason,
+        LockState::Refused { reason } => reason,
         other => panic!("the kernel should have refused, not {other:?}"),
     }
 }
@@ -84,8 +84,8 @@ fn a_refusal_names_the_limit_and_the_remedy() {
 }
 
 #[test]
-fn no_locking_at_all_is_an_answer_too() {
-    under_limit("no_locking_at_all_is_an_answer_too", 0, || {
+fn a_limit_of_zero_is_reported() {
+    under_limit("a_limit_of_zero_is_reported", 0, || {
         let buffer = Buffer::locked(4096).unwrap();
         assert!(reason(buffer.lock_state()).contains("RLIMIT_MEMLOCK is 0 bytes"));
         assert_eq!(Buffer::locked(0).unwrap().lock_state(), &LockState::Locked, "nothing is always locked");
@@ -93,9 +93,9 @@ fn no_locking_at_all_is_an_answer_too() {
 }
 
 #[test]
-fn a_pool_says_what_became_of_its_lock() {
-    under_limit("a_pool_says_what_became_of_its_lock", 1 << 20, || {
-        assert_eq!(Pool::new(4096, 4, false).unwrap().lock_state(), LockState::NotAsked);
+fn a_pool_reports_its_lock_state() {
+    under_limit("a_pool_reports_its_lock_state", 1 << 20, || {
+        assert_eq!(Pool::new(4096, 4, false).unwrap().lock_state(), LockState::NotRequested);
         let locked = Pool::new(64 << 10, 8, true).unwrap();
         assert_eq!((locked.lock_state(), locked_kib()), (LockState::Locked, 512));
         let plain = Pool::new(1 << 20, 2, true).unwrap();

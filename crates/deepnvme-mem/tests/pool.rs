@@ -1,4 +1,4 @@
-//! Pools: who holds a slot, when it comes back, and what waits meanwhile.
+//! Pools: exclusive slots, their return, and waiting for one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use deepnvme_mem::{Pool, Region, RegionMut};
 
 #[test]
-fn slots_lie_side_by_side_on_pages() {
+fn slots_are_adjacent_and_page_aligned() {
     let pool = Pool::new(5000, 3, false).unwrap();
     assert_eq!((pool.slots(), pool.slot_bytes(), pool.bound_bytes(), pool.free()), (3, 5000, 3 * 8192, 3));
     let arena = pool.arena();
@@ -28,7 +28,7 @@ fn slots_lie_side_by_side_on_pages() {
 }
 
 #[test]
-fn a_slot_returns_when_dropped_and_goes_out_again_first() {
+fn the_last_returned_slot_is_taken_first() {
     let pool = Pool::new(4096, 4, false).unwrap();
     let (first, second) = (pool.try_take().unwrap(), pool.try_take().unwrap());
     let index = first.index();
@@ -39,7 +39,7 @@ fn a_slot_returns_when_dropped_and_goes_out_again_first() {
 }
 
 #[test]
-fn a_slot_stays_out_while_a_region_of_it_is_alive() {
+fn a_slot_stays_taken_while_a_region_of_it_is_alive() {
     let pool = Pool::new(4096, 1, false).unwrap();
     let slot = pool.try_take().unwrap();
     let in_flight = slot.region().slice(100..200);
@@ -50,7 +50,7 @@ fn a_slot_stays_out_while_a_region_of_it_is_alive() {
 }
 
 #[test]
-fn bytes_are_lent_when_nothing_is_in_flight() {
+fn bytes_are_accessible_when_nothing_is_in_flight() {
     let pool = Pool::new(4096, 1, false).unwrap();
     let mut slot = pool.try_take().unwrap();
     slot.as_mut_slice()[7] = 7;
@@ -59,8 +59,8 @@ fn bytes_are_lent_when_nothing_is_in_flight() {
 }
 
 #[test]
-#[should_panic(expected = "lent out while a region of it is alive")]
-fn bytes_are_not_lent_while_a_region_is_alive() {
+#[should_panic(expected = "borrowed while a region of it is alive")]
+fn bytes_are_inaccessible_while_a_region_is_alive() {
     let mut slot = Pool::new(4096, 1, false).unwrap().try_take().unwrap();
     let _in_flight = slot.region();
     let _ = slot.as_mut_slice();
@@ -94,7 +94,7 @@ fn gathering_past_the_end_of_a_region_is_refused() {
 }
 
 #[test]
-fn waiting_ends_with_a_slot_or_with_the_time() {
+fn waiting_ends_with_a_slot_or_the_timeout() {
     let pool = Pool::new(4096, 1, false).unwrap();
     let slot = pool.take_timeout(Duration::ZERO).unwrap();
     let began = Instant::now();
@@ -125,14 +125,14 @@ fn slots_outlive_their_pool() {
 }
 
 #[test]
-fn no_slot_ever_has_two_holders() {
+fn no_slot_has_two_holders() {
     const SLOTS: usize = 3;
     const ROUNDS: usize = if cfg!(miri) { 4 } else { 500 };
     let pool = Pool::new(4096, SLOTS, false).unwrap();
     let holders: [AtomicUsize; SLOTS] = Default::default();
     let (sender, receiver) = mpsc::channel::<Region>();
     thread::scope(|scope| {
-        // Regions end on another thread than slots, as they do when I/O completes.
+        // Regions are dropped on another thread than slots, as on I/O completion.
         scope.spawn(move || receiver.into_iter().for_each(drop));
         for thread in 0..6_u8 {
             let (pool, holders, sender) = (&pool, &holders, sender.clone());
@@ -156,7 +156,7 @@ fn no_slot_ever_has_two_holders() {
 }
 
 #[test]
-fn a_pool_without_slots_has_none_to_give() {
+fn an_empty_pool_has_no_slots() {
     let pool = Pool::new(4096, 0, true).unwrap();
     assert_eq!((pool.slots(), pool.free(), pool.bound_bytes()), (0, 0, 0));
     assert!(pool.try_take().is_none() && pool.take_timeout(Duration::from_millis(1)).is_none());
@@ -173,8 +173,8 @@ fn absurd_pools_are_errors() {
 }
 
 #[test]
-fn a_description_tells_what_is_free() {
+fn debug_output_shows_the_free_slots() {
     let pool = Pool::new(4096, 2, false).unwrap();
     let _slot = pool.try_take();
-    assert_eq!(format!("{pool:?}"), "Pool(1 of 2 slots of 4096 bytes free, NotAsked)");
+    assert_eq!(format!("{pool:?}"), "Pool(1 of 2 slots of 4096 bytes free, NotRequested)");
 }

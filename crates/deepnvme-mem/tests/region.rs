@@ -1,4 +1,4 @@
-//! Regions: who keeps memory alive, what copies may reach, and how a buffer comes home.
+//! Regions: ownership of memory, bounds of copies, and conversion back to a buffer.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,10 +15,10 @@ fn bytes_of(region: &Region) -> Vec<u8> {
     bytes
 }
 
-/// Memory of a GPU that nobody has: its address is never followed.
+/// Memory of a GPU that does not exist. Its address is never dereferenced.
 fn on_gpu(len: usize) -> RegionMut {
     let start = ptr::without_provenance_mut(1 << 30);
-    // SAFETY: the processor copies no memory of a GPU, which is what the tests show.
+    // SAFETY: the host never copies GPU memory, which the tests check.
     unsafe { RegionMut::from_raw(start, len, Device::Cuda { index: 0 }, Arc::new(())) }
 }
 
@@ -37,7 +37,7 @@ fn a_vector_becomes_a_region_in_place() {
 }
 
 #[test]
-fn the_owner_goes_with_the_last_of_its_regions() {
+fn the_last_region_drops_the_owner() {
     struct Tell(Arc<AtomicBool>);
     impl Drop for Tell {
         fn drop(&mut self) {
@@ -46,7 +46,7 @@ fn the_owner_goes_with_the_last_of_its_regions() {
     }
     let gone = Arc::new(AtomicBool::new(false));
     let owner = Arc::new(Tell(Arc::clone(&gone)));
-    // SAFETY: no bytes are claimed.
+    // SAFETY: the region has no bytes.
     let target = unsafe { RegionMut::from_raw(ptr::null_mut(), 0, Device::Host, owner) };
     let source = target.region();
     let (left, right) = target.split_at(0);
@@ -57,7 +57,7 @@ fn the_owner_goes_with_the_last_of_its_regions() {
 }
 
 #[test]
-fn copies_land_where_they_should() {
+fn copies_write_the_right_range() {
     let target = RegionMut::from_vec(vec![0; 10]);
     target.copy_from_slice(3, &[1, 2, 3]);
     target.copy_from_slice(10, &[]);
@@ -73,7 +73,7 @@ fn copies_land_where_they_should() {
 }
 
 #[test]
-fn a_view_has_the_elements_of_its_layout_and_no_others() {
+fn a_view_has_exactly_the_elements_of_its_layout() {
     let region = Region::from_vec((0..24).collect());
     let transposed = Strided::new(vec![3, 2], vec![2, 6], 2).unwrap();
     assert_eq!(bytes_of(&region.view(12, &transposed).unwrap()), [12, 13, 18, 19, 14, 15, 20, 21, 16, 17, 22, 23]);
@@ -102,7 +102,7 @@ fn many_threads_fill_one_region() {
 }
 
 #[test]
-fn a_buffer_comes_home_only_whole_and_alone() {
+fn only_a_whole_unshared_region_turns_back_into_a_buffer() {
     let buffer = Buffer::zeroed(8192).unwrap();
     let region = buffer.into_region();
     let reader = region.region();
@@ -147,7 +147,7 @@ fn lengths_beyond_four_gibibytes_work() {
 }
 
 #[test]
-fn descriptions_tell_where_and_how_much() {
+fn debug_output_names_address_and_length() {
     let region = Region::from_vec(vec![0; 12]);
     let said = format!("{region:?}");
     assert!(said.contains("12 bytes at 0x") && said.contains("Host"), "{said}");
@@ -182,7 +182,7 @@ fn the_memory_of_a_gpu_is_not_copied() {
 #[should_panic(expected = "only a contiguous region can be sliced")]
 fn a_strided_region_is_not_sliced() {
     let layout = Strided::new(vec![2, 2], vec![4, 8], 4).unwrap();
-    // SAFETY: no byte of it is ever read.
+    // SAFETY: no byte of it is read.
     let region = unsafe { Region::from_strided(ptr::null_mut(), layout, Device::Cuda { index: 0 }, Arc::new(())) };
     let _ = region.slice(0..8);
 }
@@ -191,6 +191,6 @@ fn a_strided_region_is_not_sliced() {
 #[should_panic(expected = "a layout must be checked")]
 fn a_layout_that_was_not_checked_is_refused() {
     let layout = Strided { shape: vec![2], stride_bytes: vec![], item_bytes: 1 };
-    // SAFETY: no byte of it is ever read.
+    // SAFETY: no byte of it is read.
     let _ = unsafe { Region::from_strided(ptr::null_mut(), layout, Device::Host, Arc::new(())) };
 }

@@ -1,9 +1,12 @@
-//! How long a step takes, beside a plain loop over the same memory: `step_speed [elements] [threads] [rounds]`.
+//! Times a step and a plain loop over the same memory: `step_speed [elements] [threads] [rounds]`.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a program for the terminal")]
 
 use std::time::Instant;
 
-use deepnvme_optim::{Adam, Crew, Kernel, MomentMut, Numbers, NumbersMut, Part, Root, Rounding, Rule, Step};
+use deepnvme_optim::{
+    Adam, Algorithm, FloatSlice, FloatSliceMut, Kernel, MomentMut, ParameterSlice, Rounding, SqrtMode, StepOptions,
+    ThreadPool,
+};
 use fearless_simd::{Level, dispatch};
 
 fn main() {
@@ -11,9 +14,11 @@ fn main() {
     let elements = arguments.next().unwrap_or(1 << 25);
     let threads = arguments.next().unwrap_or(1);
     let rounds = arguments.next().unwrap_or(5);
-    let crew = Crew::new(threads).unwrap();
-    let kernel =
-        |root| Kernel::new(Rule::Adam(Adam { decoupled: true, weight_decay: 1e-2, ..Adam::default() }), root).unwrap();
+    let pool = ThreadPool::new(threads).unwrap();
+    let kernel = |sqrt_mode| {
+        Kernel::new(Algorithm::Adam(Adam { decoupled: true, weight_decay: 1e-2, ..Adam::default() }), sqrt_mode)
+            .unwrap()
+    };
     let random = || -> Vec<f32> {
         let mut random = fastrand::Rng::with_seed(1);
         (0..elements).map(|_| random.f32() - 0.5).collect()
@@ -38,15 +43,17 @@ fn main() {
             }
             row += 1;
         };
-        let step = Step { step: 5, ..Step::default() };
+        let step = StepOptions { step: 5, ..StepOptions::default() };
         time("plain loop", &mut || {
             dispatch!(Level::new(), _ => plain(&mut weights, &grad, &mut first, &mut second));
         });
-        for (name, root) in [("fp32", Root::Exact), ("fp32, two-step root", Root::TwoStep)] {
+        for (name, sqrt_mode) in [("fp32", SqrtMode::Exact), ("fp32, two-step root", SqrtMode::TwoStep)] {
             time(name, &mut || {
                 let moments = vec![MomentMut::F32(&mut first), MomentMut::F32(&mut second)];
-                let (weights, grad) = (NumbersMut::F32(&mut weights), Numbers::F32(&grad));
-                kernel(root).step(&crew, &step, vec![Part { index: 0, weights, grad, moments, out: None }]).unwrap();
+                let (weights, grad) = (FloatSliceMut::F32(&mut weights), FloatSlice::F32(&grad));
+                kernel(sqrt_mode)
+                    .step(&pool, &step, vec![ParameterSlice { index: 0, weights, grad, moments, out: None }])
+                    .unwrap();
             });
         }
         for (name, rounding) in
@@ -54,27 +61,32 @@ fn main() {
         {
             time(name, &mut || {
                 let moments = vec![MomentMut::F32(&mut first), MomentMut::F32(&mut second)];
-                let (weights, grad) = (NumbersMut::F32(&mut weights), Numbers::Bf16(&short_grad));
-                let part = Part { index: 0, weights, grad, moments, out: Some(NumbersMut::Bf16(&mut out)) };
-                kernel(Root::Exact).step(&crew, &Step { rounding, ..step }, vec![part]).unwrap();
+                let (weights, grad) = (FloatSliceMut::F32(&mut weights), FloatSlice::Bf16(&short_grad));
+                let part =
+                    ParameterSlice { index: 0, weights, grad, moments, out: Some(FloatSliceMut::Bf16(&mut out)) };
+                kernel(SqrtMode::Exact).step(&pool, &StepOptions { rounding, ..step }, vec![part]).unwrap();
             });
         }
         time("bf16 moments", &mut || {
             let moments = vec![MomentMut::Bf16(&mut short_first), MomentMut::Bf16(&mut short_second)];
-            let (weights, grad) = (NumbersMut::F32(&mut weights), Numbers::F32(&grad));
-            kernel(Root::Exact).step(&crew, &step, vec![Part { index: 0, weights, grad, moments, out: None }]).unwrap();
+            let (weights, grad) = (FloatSliceMut::F32(&mut weights), FloatSlice::F32(&grad));
+            kernel(SqrtMode::Exact)
+                .step(&pool, &step, vec![ParameterSlice { index: 0, weights, grad, moments, out: None }])
+                .unwrap();
         });
         time("8-bit moments", &mut || {
             let pairs = codes.iter_mut().zip(&mut scales);
             let moments = pairs.map(|(codes, scales)| MomentMut::Q8 { codes, scales }).collect();
-            let (weights, grad) = (NumbersMut::F32(&mut weights), Numbers::F32(&grad));
-            kernel(Root::Exact).step(&crew, &step, vec![Part { index: 0, weights, grad, moments, out: None }]).unwrap();
+            let (weights, grad) = (FloatSliceMut::F32(&mut weights), FloatSlice::F32(&grad));
+            kernel(SqrtMode::Exact)
+                .step(&pool, &step, vec![ParameterSlice { index: 0, weights, grad, moments, out: None }])
+                .unwrap();
         });
         time("accumulate", &mut || {
-            deepnvme_optim::accumulate(&crew, NumbersMut::F32(&mut weights), Numbers::F32(&grad)).unwrap();
+            deepnvme_optim::accumulate(&pool, FloatSliceMut::F32(&mut weights), FloatSlice::F32(&grad)).unwrap();
         });
-        time("measure", &mut || {
-            std::hint::black_box(deepnvme_optim::measure(&crew, 1.0, &[Numbers::F32(&grad)]));
+        time("gradient_norm", &mut || {
+            std::hint::black_box(deepnvme_optim::gradient_norm(&pool, 1.0, &[FloatSlice::F32(&grad)]));
         });
     }
     println!("{elements} elements, {threads} threads");
@@ -85,7 +97,7 @@ fn main() {
     }
 }
 
-/// The arithmetic of AdamW, as a compiler makes vectors of it.
+/// The arithmetic of AdamW, vectorised by the compiler.
 #[inline(always)]
 fn plain(weights: &mut [f32], grad: &[f32], first: &mut [f32], second: &mut [f32]) {
     let all = weights.as_chunks_mut::<16>().0.iter_mut().zip(grad.as_chunks::<16>().0);

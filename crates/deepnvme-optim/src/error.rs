@@ -1,21 +1,21 @@
-//! What can be wrong with what a caller hands in.
+//! Errors of arguments and of starting threads.
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong.
+/// An error of this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Slices do not fit each other, or a number is out of its range; the text says which and what would fit.
+    /// Slices do not fit each other, or a number is out of range. The text names the problem and what would fit.
     #[error("{0}")]
     Invalid(String),
-    /// The system gave no thread.
+    /// A thread could not be started.
     #[error("cannot start {threads} threads: {reason}; ask for fewer")]
     Threads {
-        /// How many were asked for.
+        /// The number of threads requested.
         threads: usize,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
 }

@@ -1,30 +1,35 @@
-//! What happens to gradients before a step: they are added up, and measured.
+//! Accumulation and norms of gradients.
 
 use fearless_simd::{Level, dispatch};
 
-use crate::crew::Crew;
 use crate::error::{Error, Result};
-use crate::numbers::{Numbers, NumbersMut};
+use crate::float_slice::{FloatSlice, FloatSliceMut};
+use crate::thread_pool::ThreadPool;
 use crate::{CHUNK, TILE};
 
-/// Sums that are kept apart, so that they can be made at once.
+/// Independent partial sums, to use the whole width of the processor.
 const LANES: usize = 16;
 
-/// Adds `new` to `sum`: as fp32, rounded to the nearest number of the sum's type, like torch's `sum.add_(new)`.
+/// Adds `new` to `sum` in fp32, rounded to nearest in the type of the sum, as torch's `sum.add_(new)`.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] where they do not have as many elements.
-pub fn accumulate(crew: &Crew, sum: NumbersMut<'_>, new: Numbers<'_>) -> Result<()> {
-    accumulate_at(Level::new(), crew, sum, new)
+/// [`Error::Invalid`] if the numbers of elements differ.
+pub fn accumulate(pool: &ThreadPool, sum: FloatSliceMut<'_>, new: FloatSlice<'_>) -> Result<()> {
+    accumulate_with_level(Level::new(), pool, sum, new)
 }
 
-/// [`accumulate`] with the vectors of a level.
+/// As [`accumulate`], with the SIMD instructions of a level.
 ///
 /// # Errors
 ///
-/// As there.
-pub fn accumulate_at(level: Level, crew: &Crew, sum: NumbersMut<'_>, new: Numbers<'_>) -> Result<()> {
+/// As [`accumulate`].
+pub fn accumulate_with_level(
+    level: Level,
+    pool: &ThreadPool,
+    sum: FloatSliceMut<'_>,
+    new: FloatSlice<'_>,
+) -> Result<()> {
     let (elements, other) = (sum.len(), new.len());
     if elements != other {
         return Err(Error::invalid(format!("the gradient has {other} elements; the sum has {elements}")));
@@ -36,15 +41,15 @@ pub fn accumulate_at(level: Level, crew: &Crew, sum: NumbersMut<'_>, new: Number
         rest = (sums.1, news.1);
     }
     chunks.push(rest);
-    crew.each(chunks, |(mut sum, new)| dispatch!(level, _ => add(&mut sum, new)));
+    pool.for_each(chunks, |(mut sum, new)| dispatch!(level, _ => add(&mut sum, new)));
     Ok(())
 }
 
 #[inline(always)]
-fn add(sum: &mut NumbersMut<'_>, new: Numbers<'_>) {
+fn add(sum: &mut FloatSliceMut<'_>, new: FloatSlice<'_>) {
     let (mut sums, mut news) = ([0.0; TILE], [0.0; TILE]);
     for at in (0..sum.len()).step_by(TILE) {
-        sum.as_numbers().load(at, &mut sums);
+        sum.as_slice().load(at, &mut sums);
         new.load(at, &mut news);
         for (sum, new) in sums.iter_mut().zip(news) {
             *sum += new;
@@ -53,35 +58,40 @@ fn add(sum: &mut NumbersMut<'_>, new: Numbers<'_>) {
     }
 }
 
-/// How large gradients are.
+/// The norm of gradients.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Measure {
+pub struct GradientNorm {
     /// The sum of the squares of all elements, times the square of `unscale`.
     pub squares: f64,
-    /// Whether all of them are finite. Squares of fp32 are finite in fp64, so that the sum says it.
+    /// Whether all elements are finite. Squares of fp32 are finite in fp64, so the sum tells.
     pub is_finite: bool,
 }
 
-impl Measure {
-    /// The 2-norm.
+impl GradientNorm {
+    /// Returns the L2 norm.
     #[must_use]
     pub fn norm(&self) -> f64 {
         self.squares.sqrt()
     }
 }
 
-/// Measures gradients that are multiplied by `unscale` first (each product rounded to fp32, as a step does it).
+/// Computes the norm of gradients, multiplied by `unscale` first (each product rounded to fp32, as in a step).
 ///
-/// Squares are exact in fp64, and are added up in an order that depends on nothing but the number of elements, so that
-/// the same gradients have the same norm on every machine and with any number of threads.
+/// Squares are exact in fp64. The order of additions depends on the number of elements only, so that the norm is the
+/// same on every machine and with any number of threads.
 #[must_use]
-pub fn measure(crew: &Crew, unscale: f32, grads: &[Numbers<'_>]) -> Measure {
-    measure_at(Level::new(), crew, unscale, grads)
+pub fn gradient_norm(pool: &ThreadPool, unscale: f32, grads: &[FloatSlice<'_>]) -> GradientNorm {
+    gradient_norm_with_level(Level::new(), pool, unscale, grads)
 }
 
-/// [`measure`] with the vectors of a level.
+/// As [`gradient_norm`], with the SIMD instructions of a level.
 #[must_use]
-pub fn measure_at(level: Level, crew: &Crew, unscale: f32, grads: &[Numbers<'_>]) -> Measure {
+pub fn gradient_norm_with_level(
+    level: Level,
+    pool: &ThreadPool,
+    unscale: f32,
+    grads: &[FloatSlice<'_>],
+) -> GradientNorm {
     let mut chunks = Vec::new();
     for grad in grads {
         let mut rest = *grad;
@@ -92,13 +102,13 @@ pub fn measure_at(level: Level, crew: &Crew, unscale: f32, grads: &[Numbers<'_>]
         }
         chunks.push(rest);
     }
-    let sums = crew.map(chunks, |chunk| dispatch!(level, _ => squares(unscale, chunk)));
+    let sums = pool.map(chunks, |chunk| dispatch!(level, _ => squares(unscale, chunk)));
     let squares: f64 = sums.into_iter().sum();
-    Measure { squares, is_finite: squares.is_finite() }
+    GradientNorm { squares, is_finite: squares.is_finite() }
 }
 
 #[inline(always)]
-fn squares(unscale: f32, grad: Numbers<'_>) -> f64 {
+fn squares(unscale: f32, grad: FloatSlice<'_>) -> f64 {
     let (mut sums, mut grads) = ([0.0; LANES], [0.0; TILE]);
     for at in (0..grad.len()).step_by(TILE) {
         grad.load(at, &mut grads);
@@ -109,7 +119,7 @@ fn squares(unscale: f32, grad: Numbers<'_>) -> f64 {
             }
         }
     }
-    // Halves are added to halves.
+    // Pairwise summation.
     let mut count = LANES;
     while count > 1 {
         count /= 2;

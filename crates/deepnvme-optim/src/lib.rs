@@ -1,74 +1,73 @@
-//! Optimizer steps on the processor: pure kernels over slices, without I/O or unsafe code.
+//! Optimizer steps on the CPU: pure kernels over slices, without I/O or unsafe code.
 //!
-//! - [`Kernel::step`] is one pass over memory: gradients are unscaled and clipped, a [`Rule`] changes weights and moments,
-//!   and a copy of the weights is written in the type that the model has.
-//! - [`accumulate`] and [`measure`] are what comes before: sums of gradients, and their norm.
-//! - [`MomentMut`] says how state can lie in memory; its module says why 8 bits are enough. [`pack`] and [`unpack`] are for
-//!   those who have it from elsewhere, or take it there.
-//! - [`Crew`] has the threads.
+//! - [`Kernel::step`] is one pass over memory. It unscales and clips gradients, applies an [`Algorithm`] to weights and
+//!   moments, and writes a copy of the weights in the model's type.
+//! - [`accumulate`] sums gradients, and [`gradient_norm`] computes their norm.
+//! - [`MomentMut`] is optimizer state in memory, with 32, 16 or 8 bits per element. [`encode_moment`] and [`decode_moment`]
+//!   convert it from and to fp32.
+//! - [`ThreadPool`] runs the work.
 //!
-//! # Torch's bits
+//! # Equality with torch
 //!
-//! With fp32 weights, gradients and moments a step gives, bit for bit, what torch's optimizers give on x86-64 with
-//! `foreach=False, fused=False`, for any number of elements. What was found about torch 2.15 by trying its operators
-//! against all orders of rounding, and what this crate does on every processor:
+//! With fp32 weights, gradients and moments, a step equals torch's optimizers on x86-64 with `foreach=False, fused=False`
+//! bit for bit, for any number of elements. The rounding of torch 2.15's operators was found by testing them against all
+//! orders of rounding. This crate uses it on every processor:
 //!
 //! | operator | rounding |
 //! |---|---|
-//! | scalars | reckoned in fp64, rounded to fp32 when an operator gets them |
+//! | scalars | computed in fp64, rounded to fp32 when passed to an operator |
 //! | `mul_`, `div`, `add_` of a scalar | once; `div` divides, it does not multiply by the reciprocal |
 //! | `add_(x, alpha=a)` | `fma(x, a, self)`: once |
 //! | `addcmul_(x, y, value=a)` | `fma(a * x, y, self)`: the first product is rounded |
 //! | `addcdiv_(x, y, value=a)` | `self + (a * x) / y`: each operation |
 //! | `lerp_(x, w)`, `w` below a half | `fma(w, x - self, self)` |
 //! | `lerp_(x, w)` otherwise | `fma(-(x - self), 1 - w, x)` |
-//! | `sqrt` | depends on MKL and the maker of the processor: see [`Root`] |
+//! | `sqrt` | depends on MKL and the vendor of the processor: see [`SqrtMode`] |
 //!
-//! The compiler fused them, in vectors and in what is left at the end of one alike, so that neither lengths nor threads
-//! matter. torch has these kernels in two builds. The one for AVX2 is the one of the table, and processors with AVX-512 run
-//! it, too (with `ATEN_CPU_CAPABILITY=avx512` it runs where there is no AVX-512). Processors without AVX2, and
-//! `ATEN_CPU_CAPABILITY=default`, run one that rounds products and sums apart: one unit of the sum away at each `fma`.
-//! `fused=True` is another definition again (`beta * mean + (1 - beta) * grad`), one or two units away per step.
+//! torch's compiler fused these operations both in vectors and in the remainder, so neither lengths nor threads matter.
+//! torch has two builds of these kernels. The AVX2 build is the one in the table. Processors with AVX-512 run it as well
+//! (`ATEN_CPU_CAPABILITY=avx512` selects it without AVX-512). Processors without AVX2, and `ATEN_CPU_CAPABILITY=default`,
+//! run a build that rounds products and sums separately: it differs by one unit in the last place of the sum per `fma`.
+//! `fused=True` is another definition (`beta * mean + (1 - beta) * grad`), which differs by one or two units per step.
 //!
-//! What is not torch's, bit for bit: [`measure`] is exact to the last bit or so of fp64, where torch's norms are fp32 sums
-//! (relative distance up to 1e-6); gradients of fp16 are unscaled in fp32, where torch rounds the product to fp16; and NaNs
-//! are NaNs without the same payload.
+//! Known differences: [`gradient_norm`] is exact to about the last bit of fp64, while torch's norms are fp32 sums (relative
+//! difference up to 1e-6). fp16 gradients are unscaled in fp32, while torch rounds the product to fp16. NaNs may have other
+//! payloads.
 //!
-//! # The same on every machine
+//! # Determinism
 //!
-//! All of it is written once, for vectors of any width, and compiled for SSE2, SSE4.2, AVX2, AVX-512 and NEON; the widest
-//! is taken at run time. Every element's operations are the same at every width, fused ones are fused everywhere (in
-//! software where the processor cannot, which is slow), so that all levels give the same bits. Only the roots that begin
-//! with an estimate belong to a machine.
+//! The code is written once for vectors of any width and compiled for SSE2, SSE4.2, AVX2, AVX-512 and NEON; the widest is
+//! selected at run time. An element's operations are the same at every width, and fused ones are fused everywhere (in
+//! software if the processor cannot, which is slow). All levels therefore give the same bits. Only square roots that start
+//! from an estimate depend on the machine.
 #![forbid(unsafe_code)]
 
-mod crew;
+mod algorithm;
 mod error;
-mod float;
+mod float_slice;
 mod gradient;
 mod moment;
-mod numbers;
+mod moment_convert;
 mod random;
-mod root;
-mod rule;
+mod sqrt;
 mod step;
-mod stored;
+mod thread_pool;
 
-pub use crew::{Crew, THREADS_MAX};
+pub use algorithm::{Adagrad, Adam, Algorithm, Lion, Sgd};
+pub use deepnvme_codec::Float;
 pub use error::{Error, Result};
 pub use fearless_simd::Level;
-pub use float::Float;
-pub use gradient::{Measure, accumulate, accumulate_at, measure, measure_at};
+pub use float_slice::{FloatSlice, FloatSliceMut, Rounding};
+pub use gradient::{GradientNorm, accumulate, accumulate_with_level, gradient_norm, gradient_norm_with_level};
 pub use moment::{MomentMut, Sign};
-pub use numbers::{Numbers, NumbersMut, Rounding};
-pub use root::Root;
-pub use rule::{Adagrad, Adam, Lion, Rule, Sgd};
-pub use step::{Kernel, MOMENTS_MAX, Part, Step};
-pub use stored::{pack, unpack};
+pub use moment_convert::{decode_moment, encode_moment};
+pub use sqrt::SqrtMode;
+pub use step::{Kernel, MOMENTS_MAX, ParameterSlice, StepOptions};
+pub use thread_pool::{THREADS_MAX, ThreadPool};
 
-/// Elements that share a scale where moments have 8 bits.
+/// Elements that share a scale in 8-bit moments.
 pub const BLOCK: usize = 128;
-/// Elements that are worked on together, in the first cache.
+/// Elements that are processed together, in the L1 cache.
 const TILE: usize = BLOCK;
-/// Elements that a thread takes at once: enough to be worth the taking, few enough that all threads end together.
+/// Elements that a thread takes at once: enough to amortise the lock, few enough that all threads finish together.
 const CHUNK: usize = 512 * BLOCK;

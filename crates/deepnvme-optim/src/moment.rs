@@ -1,65 +1,65 @@
-//! State that lies in memory as fp32, as bf16, or as a byte for each element and a scale for each block.
+//! Optimizer state in memory: fp32, bf16, or 8-bit codes with a scale for each block.
 //!
-//! A byte is a float without some of its bits. The number that it stands for has eight neighbours in each octave, all
-//! with the upper twelve bits of an fp32; a block's scale is the smallest such number that no element exceeds, and a code
-//! counts down from there:
+//! Each moment is an 8-bit float with three mantissa bits, scaled by its block's maximum and rounded stochastically. The
+//! values that codes represent have the upper twelve bits of an fp32, eight per octave. A block's scale is the smallest such
+//! value that no element exceeds, and codes count down from it:
 //!
 //! | moment | code | octaves below the scale | zero |
 //! |---|---|---|---|
-//! | [`Sign::Unsigned`], of squares | 255 is the scale, 254 the number before it, ... | 32 | none, unless the block is all zeros |
-//! | [`Sign::Signed`], of gradients | the sign, then 127 is the scale's size, ... | 16 | 0 |
+//! | [`Sign::Unsigned`], squares | 255 is the scale, 254 the value below it, ... | 32 | none, unless the block is all zeros |
+//! | [`Sign::Signed`], gradients | the sign, then 127 is the magnitude of the scale, ... | 16 | 0 |
 //!
-//! Why so:
+//! - **Exponential steps.** Adam divides by roots of second moments, so their relative error matters. Squares of gradients
+//!   in one block span many octaves, most of which uniform steps would round to zero. Compared to a code table (Dettmers et
+//!   al. 2021, "8-bit Optimizers via Block-wise Quantization"), both directions are shifts and additions: no search and no
+//!   table, at memory speed.
+//! - **No zero among squares.** A second moment of zero turns a small first moment into a huge step. Values below the
+//!   smallest one are raised to it, which makes steps smaller.
+//! - **Stochastic rounding.** A second moment changes by a thousandth per step (with a beta of 0.999), and codes are a tenth
+//!   apart: rounded to nearest, they would never change. Stochastically they change with the right frequency and keep the
+//!   right mean, and values that a code represents exactly do not change. bf16 needs this as well.
+//! - **Blocks of 128.** An outlier or an infinity affects only its block. The scale costs 3% of the bytes.
 //!
-//! - **Steps that grow with the number.** Adam divides by roots of second moments, so that what counts is how far off
-//!   they are relative to themselves. Squares of gradients in one block span many octaves, which equal steps would make
-//!   zeros of. Against a table of codes (Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization") this has
-//!   the advantage that both ways are shifts and additions: no search, no table, as fast as memory.
-//! - **No zero among squares.** A second moment that becomes zero makes a huge step of a small first one. What is below the
-//!   smallest number is raised to it, which makes steps smaller.
-//! - **Rounded at random.** A second moment changes by a thousandth in a step (with a beta of 0.999), and codes lie a tenth
-//!   apart: rounded to the nearest they would stay where they are for ever. At random they move as often as they should,
-//!   and their mean is right; numbers that do not change stay exactly where they are. bf16 needs that as well.
-//! - **Blocks of 128.** An outlier, or an infinity, spoils no more than its block. The scale costs 3% of the bytes.
-//!
-//! Codes and scales are two slices, so that state can be cut at every block. Zeros mean zeros: new state is zeroed memory.
+//! Codes and scales are two slices, so that state can be split at every block. Zeros represent zeros: new state is zeroed
+//! memory.
 
 use crate::error::{Error, Result};
-use crate::float::{Bf16, INFINITY, SIZE, Short};
+use deepnvme_codec::half::{Bf16, F32_INFINITY, F32_MAGNITUDE, Half};
+
 use crate::{BLOCK, TILE};
 
-/// What a moment can be.
+/// The range of a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Sign {
-    /// Means of gradients.
+    /// Means of gradients, of either sign.
     Signed,
-    /// Means or sums of squares.
+    /// Means or sums of squares, never negative.
     Unsigned,
 }
 
-/// A moment of some elements.
+/// A moment, writable.
 #[derive(Debug)]
 pub enum MomentMut<'a> {
-    /// As it is.
+    /// Not rounded.
     F32(&'a mut [f32]),
-    /// Rounded at random.
+    /// Rounded stochastically.
     Bf16(&'a mut [u16]),
-    /// A byte for each element, a scale for each block of [`BLOCK`], the last of which may be shorter.
+    /// 8-bit codes, with a scale for each block of [`BLOCK`] elements. The last block may be shorter.
     Q8 {
-        /// As many as elements.
+        /// One per element.
         codes: &'a mut [u8],
-        /// One for each block.
+        /// One per block.
         scales: &'a mut [f32],
     },
 }
 
-/// Bits of an fp32 that codes do without.
+/// Bits of an fp32 that codes drop.
 const DROPPED: u32 = 20;
-/// The grid's place of infinity.
-const GRID_INFINITY: u32 = INFINITY >> DROPPED;
+/// Infinity, in units of the grid of values.
+const GRID_INFINITY: u32 = F32_INFINITY >> DROPPED;
 
 impl<'a> MomentMut<'a> {
-    /// Elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -69,7 +69,7 @@ impl<'a> MomentMut<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the moment is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -89,7 +89,7 @@ impl<'a> MomentMut<'a> {
         }
     }
 
-    /// Two parts; `at` is a multiple of [`BLOCK`], or the end.
+    /// Splits at `at`, a multiple of [`BLOCK`] or the end.
     pub(crate) fn split_at(self, at: usize) -> (Self, Self) {
         match self {
             Self::F32(values) => {
@@ -107,30 +107,30 @@ impl<'a> MomentMut<'a> {
         }
     }
 
-    /// Needs noise to be written.
+    /// Whether storing needs noise.
     pub(crate) fn is_rounded(&self) -> bool {
         !matches!(self, Self::F32(_))
     }
 
-    /// The tile that begins at `at`: the memory itself where it can be, else a copy in the buffer.
+    /// Returns the tile at `at`: the memory itself for a whole tile of fp32, else a copy in the buffer.
     #[inline(always)]
     pub(crate) fn tile<'b>(&'b mut self, sign: Sign, at: usize, buffer: &'b mut [f32; TILE]) -> &'b mut [f32; TILE] {
         match self {
-            Self::F32(values) => return crate::numbers::direct(values, at, buffer),
-            Self::Bf16(values) => crate::numbers::widen::<Bf16>(&values[at..], buffer),
+            Self::F32(values) => return crate::float_slice::direct(values, at, buffer),
+            Self::Bf16(values) => crate::float_slice::widen::<Bf16>(&values[at..], buffer),
             Self::Q8 { codes, scales } => decode(sign, &codes[at..], scales[at / BLOCK], buffer),
         }
         buffer
     }
 
-    /// Writes a tile back that lies in a buffer.
+    /// Stores a tile from a buffer.
     #[inline(always)]
     pub(crate) fn store(&mut self, sign: Sign, at: usize, tile: &[f32; TILE], noise: &[u32; TILE]) {
         match self {
-            Self::F32(values) => crate::numbers::put_back(values, at, tile),
+            Self::F32(values) => crate::float_slice::store_tile(values, at, tile),
             Self::Bf16(values) => {
                 for ((target, value), noise) in values[at..].iter_mut().zip(tile).zip(noise) {
-                    *target = Bf16::stochastic(*value, halves(sign, *noise));
+                    *target = Bf16::narrow_stochastic(value.to_bits(), halves(sign, *noise));
                 }
             }
             Self::Q8 { codes, scales } => scales[at / BLOCK] = encode(sign, tile, noise, &mut codes[at..]),
@@ -138,7 +138,7 @@ impl<'a> MomentMut<'a> {
     }
 }
 
-/// The two moments of an element have a half of its noise each.
+/// The two moments of an element use one half of its noise each.
 #[inline(always)]
 fn halves(sign: Sign, noise: u32) -> u32 {
     match sign {
@@ -147,7 +147,7 @@ fn halves(sign: Sign, noise: u32) -> u32 {
     }
 }
 
-/// The grid's place of code zero.
+/// Returns the value of code zero, in units of the grid.
 #[inline(always)]
 fn base(sign: Sign, top: u32) -> u32 {
     top.saturating_sub(match sign {
@@ -158,7 +158,7 @@ fn base(sign: Sign, top: u32) -> u32 {
 
 #[inline(always)]
 fn decode(sign: Sign, codes: &[u8], scale: f32, out: &mut [f32; TILE]) {
-    let base = base(sign, (scale.to_bits() & SIZE) >> DROPPED);
+    let base = base(sign, (scale.to_bits() & F32_MAGNITUDE) >> DROPPED);
     match sign {
         Sign::Unsigned => {
             for (out, code) in out.iter_mut().zip(codes) {
@@ -175,15 +175,15 @@ fn decode(sign: Sign, codes: &[u8], scale: f32, out: &mut [f32; TILE]) {
     out.iter_mut().skip(codes.len()).for_each(|out| *out = 0.0);
 }
 
-/// Writes as many codes as there are elements left; the scale.
+/// Writes the codes of the elements that are left. Returns the scale.
 #[inline(always)]
 fn encode(sign: Sign, tile: &[f32; TILE], noise: &[u32; TILE], codes: &mut [u8]) -> f32 {
     let count = codes.len().min(TILE);
-    // As bits, numbers without a sign have the order of numbers, with infinity and then NaNs above them.
-    let most = tile[..count].iter().fold(0, |most: u32, value| most.max(value.to_bits() & SIZE));
+    // The bits of non-negative floats order like the numbers, with infinity and then NaNs above them.
+    let most = tile[..count].iter().fold(0, |most: u32, value| most.max(value.to_bits() & F32_MAGNITUDE));
     let top = match most {
-        INFINITY => GRID_INFINITY,
-        0..INFINITY => ((most + ((1 << DROPPED) - 1)) >> DROPPED).min(GRID_INFINITY - 1),
+        F32_INFINITY => GRID_INFINITY,
+        0..F32_INFINITY => ((most + ((1 << DROPPED) - 1)) >> DROPPED).min(GRID_INFINITY - 1),
         _ => GRID_INFINITY + 4, // a quiet NaN
     };
     let base = base(sign, top);
@@ -191,17 +191,17 @@ fn encode(sign: Sign, tile: &[f32; TILE], noise: &[u32; TILE], codes: &mut [u8])
     match sign {
         Sign::Unsigned => {
             for ((code, value), noise) in codes.iter_mut().zip(tile).zip(noise) {
-                let size = value.to_bits() & SIZE;
-                let place = if size > INFINITY { top } else { (size + dither(*noise)) >> DROPPED };
+                let size = value.to_bits() & F32_MAGNITUDE;
+                let place = if size > F32_INFINITY { top } else { (size + dither(*noise)) >> DROPPED };
                 *code = (place.clamp(base, top) - base) as u8;
             }
         }
         Sign::Signed => {
             let floor = f32::from_bits((base + 1) << DROPPED);
             for ((code, value), noise) in codes.iter_mut().zip(tile).zip(noise) {
-                let size = value.to_bits() & SIZE;
-                let place = if size > INFINITY { top } else { (size + dither(*noise)) >> DROPPED };
-                // Between zero and the smallest number.
+                let size = value.to_bits() & F32_MAGNITUDE;
+                let place = if size > F32_INFINITY { top } else { (size + dither(*noise)) >> DROPPED };
+                // Between zero and the smallest value.
                 let chance = (halves(sign, *noise) as i32 as f32 + 0.5) * f32::from_bits((127 - 16) << 23);
                 let below = u32::from(f32::from_bits(size) > chance * floor);
                 let above = place.clamp(base, top) - base;

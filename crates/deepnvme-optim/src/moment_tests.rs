@@ -1,4 +1,4 @@
-//! Codes of eight bits against what the module promises of them.
+//! 8-bit codes against the module's documentation.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn round_trip(sign: Sign, tile: &[f32; TILE], noise: &[u32; TILE], count: usize)
 }
 
 #[test]
-fn zeroed_memory_is_zeros_and_zeros_are_zeroed_memory() {
+fn zeroed_memory_represents_zeros() {
     let mut random = fastrand::Rng::with_seed(1);
     for sign in [Sign::Signed, Sign::Unsigned] {
         let mut out = [7.0; TILE];
@@ -27,7 +27,7 @@ fn zeroed_memory_is_zeros_and_zeros_are_zeroed_memory() {
 }
 
 #[test]
-fn a_number_becomes_one_of_its_neighbours_and_those_stay() {
+fn rounds_to_a_neighbour_and_keeps_exact_values() {
     let mut random = fastrand::Rng::with_seed(2);
     for round in 0..20_000 {
         let sign = if round % 2 == 0 { Sign::Signed } else { Sign::Unsigned };
@@ -44,8 +44,11 @@ fn a_number_becomes_one_of_its_neighbours_and_those_stay() {
         let (out, scale) = round_trip(sign, &tile, &noise, count);
         for (value, out) in tile.iter().zip(&out).take(count) {
             let (bits, got) = (value.to_bits(), out.to_bits());
-            let low = bits & SIZE & !((1 << DROPPED) - 1);
-            assert!([low, low + (1 << DROPPED)].contains(&(got & SIZE)), "{value:e} became {out:e} ({scale:e})");
+            let low = bits & F32_MAGNITUDE & !((1 << DROPPED) - 1);
+            assert!(
+                [low, low + (1 << DROPPED)].contains(&(got & F32_MAGNITUDE)),
+                "{value:e} became {out:e} ({scale:e})"
+            );
             assert_eq!(bits >> 31, got >> 31);
             assert!(out.abs() <= scale);
         }
@@ -57,7 +60,7 @@ fn a_number_becomes_one_of_its_neighbours_and_those_stay() {
 }
 
 #[test]
-fn the_mean_is_right_down_to_zero() {
+fn rounding_is_unbiased_down_to_zero() {
     let mut random = fastrand::Rng::with_seed(3);
     let rounds = 4000;
     for sign in [Sign::Signed, Sign::Unsigned] {
@@ -70,7 +73,8 @@ fn the_mean_is_right_down_to_zero() {
         }
         for (value, sum) in tile.iter().zip(sums) {
             let (value, mean) = (f64::from(*value), sum / f64::from(rounds));
-            // A step is an eighth of a number or less, and at the bottom of signed ones the smallest number; five standard errors.
+            // A step is at most an eighth of the value, and the smallest value at the bottom of signed ones. Five
+            // standard errors.
             let step = (value / 8.0).max(if sign == Sign::Signed { 2.0_f64.powi(-15) } else { 0.0 });
             assert!((mean - value).abs() < 2.5 * step / f64::from(rounds).sqrt(), "{sign:?}: {value:e}, {mean:e}");
         }
@@ -78,7 +82,7 @@ fn the_mean_is_right_down_to_zero() {
 }
 
 #[test]
-fn squares_never_become_zero_beside_others() {
+fn squares_do_not_become_zero() {
     let mut random = fastrand::Rng::with_seed(4);
     let mut tile = [1e-30; TILE];
     (tile[0], tile[1]) = (1.0, 0.0);
@@ -87,7 +91,7 @@ fn squares_never_become_zero_beside_others() {
 }
 
 #[test]
-fn infinities_and_nans_stay() {
+fn infinities_and_nans_are_kept() {
     let mut random = fastrand::Rng::with_seed(5);
     for sign in [Sign::Signed, Sign::Unsigned] {
         for odd in [f32::INFINITY, f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0x7fff_ffff)] {
@@ -96,14 +100,14 @@ fn infinities_and_nans_stay() {
             let (out, _) = round_trip(sign, &tile, &noise(&mut random), TILE);
             assert!(out[5].is_nan() == odd.is_nan() && !out[5].is_finite(), "{sign:?} {odd}: {}", out[5]);
         }
-        // The largest numbers do not become infinite.
+        // The largest values do not become infinite.
         let (out, scale) = round_trip(sign, &[f32::MAX; TILE], &[u32::MAX; TILE], TILE);
         assert!(scale.is_finite() && out.iter().all(|value| value.is_finite()));
     }
 }
 
 #[test]
-fn subnormals_are_kept_as_well_as_they_can_be() {
+fn subnormals_are_rounded() {
     let mut random = fastrand::Rng::with_seed(6);
     for sign in [Sign::Signed, Sign::Unsigned] {
         let tile: [f32; TILE] = std::array::from_fn(|place| f32::from_bits((place as u32) << 16));

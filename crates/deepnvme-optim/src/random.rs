@@ -1,11 +1,11 @@
-//! Noise for stochastic rounding, out of a counter: the bits depend on the seed, the step and the place of an element,
-//! and on nothing else. So it does not matter how work is cut or which thread does it.
+//! Noise for stochastic rounding from a counter. The bits depend only on the seed, the step and the position of an
+//! element, so neither chunks nor threads matter.
 
 use crate::TILE;
 
-/// What the noise is for; each has its own.
+/// The use of the noise. Each use has independent noise.
 #[derive(Clone, Copy)]
-pub(crate) enum Stream {
+pub(crate) enum NoiseStream {
     Weights = 1,
     Moments = 2,
 }
@@ -22,11 +22,11 @@ impl Noise {
         Self { seed, step }
     }
 
-    /// The noise of the elements from `index` on.
+    /// Writes the noise of the elements from `index` on.
     #[inline(always)]
-    pub(crate) fn fill(self, stream: Stream, index: u64, out: &mut [u32; TILE]) {
-        // Tiles begin at multiples of their length wherever a caller cuts at blocks; elsewhere the lower half may wrap
-        // inside of one, and the upper half is that of its first element: still a function of the place alone.
+    pub(crate) fn fill(self, stream: NoiseStream, index: u64, out: &mut [u32; TILE]) {
+        // Tiles start at multiples of their length if a caller splits at blocks. Otherwise the lower half may wrap
+        // inside a tile, and the upper half is that of its first element: still a function of the position alone.
         let key = mix(self.seed ^ mix(self.step ^ mix((index >> 32) << 2 | stream as u64)));
         let (first, second) = (key as u32, (key >> 32) as u32);
         for (place, out) in out.iter_mut().enumerate() {
@@ -43,7 +43,7 @@ fn mix(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Two rounds of multiply and shift with a key between them; the constants are Wellons' `lowbias32`.
+/// Two rounds of multiply and shift with a key between them. The constants are Wellons' `lowbias32`.
 #[inline(always)]
 fn scramble(counter: u32, first: u32, second: u32) -> u32 {
     let value = counter ^ first;
@@ -56,7 +56,7 @@ fn scramble(counter: u32, first: u32, second: u32) -> u32 {
 mod tests {
     use super::*;
 
-    fn noise(seed: u64, step: u64, stream: Stream, index: u64) -> [u32; TILE] {
+    fn noise(seed: u64, step: u64, stream: NoiseStream, index: u64) -> [u32; TILE] {
         let mut out = [0; TILE];
         Noise::new(seed, step).fill(stream, index, &mut out);
         out
@@ -64,20 +64,20 @@ mod tests {
 
     #[test]
     fn it_is_the_same_wherever_a_tile_begins() {
-        let whole = noise(7, 3, Stream::Weights, 256);
-        let later = noise(7, 3, Stream::Weights, 256 + 40);
+        let whole = noise(7, 3, NoiseStream::Weights, 256);
+        let later = noise(7, 3, NoiseStream::Weights, 256 + 40);
         assert_eq!(whole[40..], later[..TILE - 40]);
     }
 
     #[test]
     fn everything_that_counts_changes_it() {
-        let base = noise(7, 3, Stream::Weights, 0);
+        let base = noise(7, 3, NoiseStream::Weights, 0);
         for other in [
-            noise(8, 3, Stream::Weights, 0),
-            noise(7, 4, Stream::Weights, 0),
-            noise(7, 3, Stream::Moments, 0),
-            noise(7, 3, Stream::Weights, 1 << 32),
-            noise(7, 3, Stream::Weights, TILE as u64),
+            noise(8, 3, NoiseStream::Weights, 0),
+            noise(7, 4, NoiseStream::Weights, 0),
+            noise(7, 3, NoiseStream::Moments, 0),
+            noise(7, 3, NoiseStream::Weights, 1 << 32),
+            noise(7, 3, NoiseStream::Weights, TILE as u64),
         ] {
             assert!(base.iter().zip(other).filter(|(one, other)| **one == *other).count() < 2);
         }
@@ -88,7 +88,7 @@ mod tests {
         let mut set = [0_u32; 32];
         let tiles = 400;
         for tile in 0..tiles {
-            for bits in noise(1, 2, Stream::Moments, tile * TILE as u64) {
+            for bits in noise(1, 2, NoiseStream::Moments, tile * TILE as u64) {
                 set.iter_mut().enumerate().for_each(|(bit, count)| *count += bits >> bit & 1);
             }
         }

@@ -1,78 +1,78 @@
 //! One step over memory: each element is read once and written once.
 //!
-//! A [`Part`] is cut into chunks, which threads take from a list. A chunk of fp32 alone is worked on where it lies; any
-//! other in tiles that stay in the first cache. There a gradient becomes fp32, is unscaled and clipped; weights and moments
-//! that are short become fp32, too; the rule changes them; and they go back, rounded, with a copy of the weights in another
-//! type where one is asked for.
+//! A [`ParameterSlice`] is divided into chunks, which threads take from a list. A chunk of fp32 only is updated in place,
+//! any other in tiles that stay in the L1 cache: gradients, weights and moments are converted to fp32, gradients are
+//! unscaled and clipped, the algorithm updates the tile, and the results are rounded and stored, optionally with a copy of
+//! the weights in another type.
 
 use fearless_simd::{Level, Simd, dispatch};
 
-use crate::crew::Crew;
+use crate::algorithm::{Algorithm, Grad, Scalars};
 use crate::error::{Error, Result};
+use crate::float_slice::{FloatSlice, FloatSliceMut, Rounding, weight_noise};
 use crate::moment::{MomentMut, Sign};
-use crate::numbers::{Numbers, NumbersMut, Rounding, weight_noise};
-use crate::random::{Noise, Stream};
-use crate::root::Root;
-use crate::rule::{Grad, Rule, Scalars};
+use crate::random::{Noise, NoiseStream};
+use crate::sqrt::SqrtMode;
+use crate::thread_pool::ThreadPool;
 use crate::{BLOCK, CHUNK, TILE};
 
-/// Elements that are worked on at once where nothing is converted. A loop over a tile is unrolled to its end, so that each of
-/// its loads steps by half a KiB, which the processor does not follow as it follows a stream.
-const SPAN: usize = 8 * TILE;
+/// Elements that are processed at once if nothing is converted. A loop over a [`TILE`] is fully unrolled, so each of
+/// its loads advances by half a KiB, which the hardware prefetcher does not follow.
+const WIDE_TILE: usize = 8 * TILE;
 
-/// More moments than this no rule has.
+/// The maximum number of moments of an algorithm.
 pub const MOMENTS_MAX: usize = 3;
 
-/// Elements that a step changes.
+/// A slice of a parameter that a step updates.
 #[derive(Debug)]
-pub struct Part<'a> {
-    /// The place of the first element among all that the seed is for: noise depends on it. A part of a parameter that is
-    /// worked on alone gets the same noise as in the whole, if it has its own place.
+pub struct ParameterSlice<'a> {
+    /// Position of the first element among all elements of the seed. Noise depends on it: a slice of a parameter gets
+    /// the same noise as in the whole if its position is its own.
     pub index: u64,
-    /// The weights that are changed: fp32 ones (of the model, or its master weights), or short ones.
-    pub weights: NumbersMut<'a>,
+    /// The weights to update: fp32 (the model's or master weights) or 16 bits.
+    pub weights: FloatSliceMut<'a>,
     /// The gradient.
-    pub grad: Numbers<'a>,
-    /// As many as [`Rule::moments`] names, in that order.
+    pub grad: FloatSlice<'a>,
+    /// The moments that [`Algorithm::moments`] lists, in that order.
     pub moments: Vec<MomentMut<'a>>,
-    /// Where a copy of the changed weights goes: the model's, beside master weights.
-    pub out: Option<NumbersMut<'a>>,
+    /// Receives a copy of the updated weights: the model's weights if there are master weights.
+    pub out: Option<FloatSliceMut<'a>>,
 }
 
-/// What a step has besides its rule.
+/// Options of a step.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
-    /// Which one it is; the first is one.
+pub struct StepOptions {
+    /// Number of the step, from one on.
     pub step: u64,
-    /// What gradients are multiplied by first: one divided by the scale of a `GradScaler`.
+    /// Multiplies gradients first: the inverse of a `GradScaler`'s scale.
     pub unscale: f32,
-    /// What they are multiplied by then: the clip coefficient.
+    /// Multiplies gradients second: the clip coefficient.
     pub clip: f32,
-    /// How weights that are short are rounded.
+    /// Rounding of 16-bit weights.
     pub rounding: Rounding,
-    /// For all that is rounded at random.
+    /// Seed of stochastic rounding.
     pub seed: u64,
 }
 
-impl Default for Step {
+impl Default for StepOptions {
     fn default() -> Self {
         Self { step: 1, unscale: 1.0, clip: 1.0, rounding: Rounding::Nearest, seed: 0 }
     }
 }
 
-/// A rule, and how it is carried out.
+/// An algorithm and how it is executed.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
-    rule: Rule,
-    root: Root,
+    algorithm: Algorithm,
+    sqrt_mode: SqrtMode,
     level: Level,
 }
 
-/// What a chunk needs to know of its step.
-struct Order {
+/// The values of a step that all chunks share.
+struct StepContext {
     scalars: Scalars,
     signs: &'static [Sign],
-    root: Root,
+    sqrt_mode: SqrtMode,
     unscale: f32,
     clip: f32,
     rounding: Rounding,
@@ -80,59 +80,61 @@ struct Order {
 }
 
 impl Kernel {
-    /// The widest vectors of this processor, and that kind of square root.
+    /// Creates a kernel with the widest SIMD instructions of this processor.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] where a setting is out of its range, or this processor has no such root.
-    pub fn new(rule: Rule, root: Root) -> Result<Self> {
-        rule.check()?;
-        if !root.is_available() {
-            return Err(Error::invalid(format!("this processor has no estimate for the root {root:?}; take Exact")));
+    /// [`Error::Invalid`] if a setting is out of range, or this processor does not support the mode.
+    pub fn new(algorithm: Algorithm, sqrt_mode: SqrtMode) -> Result<Self> {
+        algorithm.check()?;
+        if !sqrt_mode.is_available() {
+            return Err(Error::invalid(format!(
+                "this processor does not support the square root mode {sqrt_mode:?}; use Exact"
+            )));
         }
-        Ok(Self { rule, root, level: Level::new() })
+        Ok(Self { algorithm, sqrt_mode, level: Level::new() })
     }
 
-    /// The same with the vectors of that level, which changes nothing but the speed.
+    /// Uses the SIMD instructions of a level. Affects speed only.
     #[must_use]
     pub fn with_level(self, level: Level) -> Self {
         Self { level, ..self }
     }
 
-    /// The rule.
+    /// Returns the algorithm.
     #[must_use]
-    pub fn rule(&self) -> &Rule {
-        &self.rule
+    pub fn algorithm(&self) -> &Algorithm {
+        &self.algorithm
     }
 
-    /// Changes all parts. Which thread does what, and how parts are cut, does not change a bit of the result.
+    /// Updates all slices. The result does not depend on threads or on how parameters are sliced.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] where slices do not fit each other or the rule; then nothing has been changed.
-    pub fn step(&self, crew: &Crew, step: &Step, parts: Vec<Part<'_>>) -> Result<()> {
+    /// [`Error::Invalid`] if slices do not fit each other or the algorithm. Then nothing was changed.
+    pub fn step(&self, pool: &ThreadPool, step: &StepOptions, parts: Vec<ParameterSlice<'_>>) -> Result<()> {
         if step.step == 0 {
             return Err(Error::invalid("step is 0; the first one is 1"));
         }
         parts.iter().enumerate().try_for_each(|(index, part)| self.check(index, part))?;
-        let order = Order {
-            scalars: self.rule.at(step.step),
-            signs: self.rule.moments(),
-            root: self.root,
+        let context = StepContext {
+            scalars: self.algorithm.at(step.step),
+            signs: self.algorithm.moments(),
+            sqrt_mode: self.sqrt_mode,
             unscale: step.unscale,
-            // A sign changes no other bit.
-            clip: if self.rule.maximize() { -step.clip } else { step.clip },
+            // Negation changes only the sign bit.
+            clip: if self.algorithm.maximize() { -step.clip } else { step.clip },
             rounding: step.rounding,
             noise: Noise::new(step.seed, step.step),
         };
         let mut chunks = Vec::new();
         parts.into_iter().for_each(|part| part.cut(&mut chunks));
-        crew.each(chunks, |mut chunk| dispatch!(self.level, simd => order.run(simd, &mut chunk)));
+        pool.for_each(chunks, |mut chunk| dispatch!(self.level, simd => context.run(simd, &mut chunk)));
         Ok(())
     }
 
-    fn check(&self, index: usize, part: &Part<'_>) -> Result<()> {
-        let (elements, wanted) = (part.weights.len(), self.rule.moments().len());
+    fn check(&self, index: usize, part: &ParameterSlice<'_>) -> Result<()> {
+        let (elements, wanted) = (part.weights.len(), self.algorithm.moments().len());
         let same = |name: &str, len: usize| {
             if len == elements {
                 return Ok(());
@@ -143,7 +145,7 @@ impl Kernel {
         part.out.as_ref().map_or(Ok(()), |out| same("out", out.len()))?;
         if part.moments.len() != wanted {
             let count = part.moments.len();
-            return Err(Error::invalid(format!("part {index}: has {count} moments; the rule has {wanted}")));
+            return Err(Error::invalid(format!("part {index}: has {count} moments; the algorithm has {wanted}")));
         }
         let names = ["the first moment", "the second moment", "the largest second moment"];
         part.moments
@@ -153,9 +155,9 @@ impl Kernel {
     }
 }
 
-impl<'a> Part<'a> {
-    /// Into chunks.
-    fn cut(self, chunks: &mut Vec<Part<'a>>) {
+impl<'a> ParameterSlice<'a> {
+    /// Splits into chunks.
+    fn cut(self, chunks: &mut Vec<ParameterSlice<'a>>) {
         let mut rest = self;
         while rest.weights.len() > CHUNK {
             let (head, tail) = rest.split_at(CHUNK);
@@ -167,11 +169,11 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Two parts: the elements before `at`, and the others.
+    /// Splits into the elements before `at` and the others.
     ///
     /// # Panics
     ///
-    /// When `at` is neither a multiple of [`BLOCK`] nor the end.
+    /// If `at` is neither a multiple of [`BLOCK`] nor the end.
     #[must_use]
     pub fn split_at(self, at: usize) -> (Self, Self) {
         assert!(at.is_multiple_of(BLOCK) || at == self.weights.len(), "a block is not cut");
@@ -186,11 +188,17 @@ impl<'a> Part<'a> {
     }
 }
 
-impl Order {
-    /// All in fp32, as it lies in memory, but for the end; how many elements that was.
+impl StepContext {
+    /// Updates whole wide tiles of fp32 in place. Returns the number of elements updated.
     #[inline(always)]
-    fn spans<S: Simd>(&self, simd: S, weights: &mut [f32], grad: &[f32], moments: &mut [MomentMut<'_>]) -> usize {
-        let mut unused = [[0.0; SPAN]; MOMENTS_MAX];
+    fn run_wide_tiles<S: Simd>(
+        &self,
+        simd: S,
+        weights: &mut [f32],
+        grad: &[f32],
+        moments: &mut [MomentMut<'_>],
+    ) -> usize {
+        let mut unused = [[0.0; WIDE_TILE]; MOMENTS_MAX];
         let mut left = moments.iter_mut().map(|moment| match moment {
             MomentMut::F32(values) => values.as_chunks_mut().0,
             _ => &mut [],
@@ -198,7 +206,7 @@ impl Order {
         let mut next = || left.next().unwrap_or_default();
         let (first, second, third) = (next(), next(), next());
         let (weights, grads) = (weights.as_chunks_mut().0, grad.as_chunks().0);
-        let spans = weights.len();
+        let wide_tiles = weights.len();
         for (index, (weights, raw)) in weights.iter_mut().zip(grads).enumerate() {
             let [one, two, three] = &mut unused;
             let moments = [
@@ -207,21 +215,21 @@ impl Order {
                 third.get_mut(index).unwrap_or(three),
             ];
             let grad = Grad { raw, unscale: self.unscale, clip: self.clip };
-            self.scalars.tile::<S, SPAN>(simd, self.root, weights, grad, moments);
+            self.scalars.tile::<S, WIDE_TILE>(simd, self.sqrt_mode, weights, grad, moments);
         }
-        spans * SPAN
+        wide_tiles * WIDE_TILE
     }
 
     #[inline(always)]
-    fn run<S: Simd>(&self, simd: S, part: &mut Part<'_>) {
-        let Part { index, weights, grad, moments, out } = part;
+    fn run<S: Simd>(&self, simd: S, part: &mut ParameterSlice<'_>) {
+        let ParameterSlice { index, weights, grad, moments, out } = part;
         let mut noise = [0; TILE];
         let (mut grads, mut weights_buffer) = ([0.0; TILE], [0.0; TILE]);
         let mut buffers = [[0.0; TILE]; MOMENTS_MAX];
         let is_noisy = moments.iter().any(MomentMut::is_rounded);
         let begin = match (&mut *weights, &*grad, &*out) {
-            (NumbersMut::F32(weights), Numbers::F32(grad), None) if !is_noisy => {
-                self.spans(simd, weights, grad, moments)
+            (FloatSliceMut::F32(weights), FloatSlice::F32(grad), None) if !is_noisy => {
+                self.run_wide_tiles(simd, weights, grad, moments)
             }
             _ => 0,
         };
@@ -238,18 +246,18 @@ impl Order {
                     None => buffer,
                 };
                 let tiles = [next(first), next(second), next(third)];
-                self.scalars.tile(simd, self.root, weights, grad, tiles);
+                self.scalars.tile(simd, self.sqrt_mode, weights, grad, tiles);
                 if let Some(out) = out {
                     let noise = weight_noise(self.rounding, self.noise, place, &mut noise);
                     out.store(at, weights, noise);
                 }
             }
-            if is_ragged || !matches!(weights, NumbersMut::F32(_)) {
+            if is_ragged || !matches!(weights, FloatSliceMut::F32(_)) {
                 let noise = weight_noise(self.rounding, self.noise, place, &mut noise);
                 weights.store(at, &weights_buffer, noise);
             }
             if is_noisy {
-                self.noise.fill(Stream::Moments, place, &mut noise);
+                self.noise.fill(NoiseStream::Moments, place, &mut noise);
             }
             for ((moment, sign), buffer) in moments.iter_mut().zip(self.signs).zip(&buffers) {
                 if is_ragged || moment.is_rounded() {

@@ -1,33 +1,35 @@
-//! The same bits on every level, with any number of threads, and however elements are cut.
+//! The same bits on every SIMD level, with any number of threads and any slicing.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod common;
 
-use common::{State, Vector, crew, kernel, levels, rules, values};
-use deepnvme_optim::{BLOCK, Float, Numbers, Root, Rounding, Step, accumulate_at, measure_at};
+use common::{State, Vector, algorithms, kernel, levels, thread_pool, values};
+use deepnvme_optim::{
+    BLOCK, Float, FloatSlice, Rounding, SqrtMode, StepOptions, accumulate_with_level, gradient_norm_with_level,
+};
 use proptest::prelude::*;
 
 const FLOATS: [Float; 3] = [Float::F32, Float::Bf16, Float::F16];
 
-/// A few steps of a random kind, or of fp32 alone; what is then in memory.
+/// Runs a few steps of random types, or of fp32 only. Returns the memory.
 fn run(
     seed: u64,
     elements: usize,
     (is_wild, is_plain): (bool, bool),
-    each: &dyn Fn(usize, &mut State, &Vector, &Step),
+    each: &dyn Fn(usize, &mut State, &Vector, &StepOptions),
 ) -> Vec<Vec<u32>> {
     let mut random = fastrand::Rng::with_seed(seed);
-    let rule = rules()[seed as usize % rules().len()];
+    let algorithm = algorithms()[seed as usize % algorithms().len()];
     let out = random.choice([None, Some(Float::F32), Some(Float::Bf16), Some(Float::F16)]).unwrap();
     let [float, grad_float] = [(); 2].map(|()| if is_plain { Float::F32 } else { FLOATS[random.usize(..3)] });
     let weights = Vector::new(float, &values(&mut random, elements, is_wild));
     let form = if is_plain { 0 } else { random.usize(..3) };
-    let mut state = State::new(&rule, weights, form, out.filter(|_| !is_plain));
+    let mut state = State::new(&algorithm, weights, form, out.filter(|_| !is_plain));
     let rounding = if random.bool() { Rounding::Nearest } else { Rounding::Stochastic };
     for step in 1..4 {
         let grad = Vector::new(grad_float, &values(&mut random, elements, is_wild));
-        let step = Step { step, unscale: 0.37, clip: 0.71, rounding, seed };
-        each(seed as usize % rules().len(), &mut state, &grad, &step);
+        let step = StepOptions { step, unscale: 0.37, clip: 0.71, rounding, seed };
+        each(seed as usize % algorithms().len(), &mut state, &grad, &step);
     }
     state.bits()
 }
@@ -38,14 +40,14 @@ proptest! {
     #[test]
     fn on_every_level(
         seed in any::<u64>(), elements in prop_oneof![3 => 0_usize..600, 1 => 600_usize..3000],
-        kind in any::<(bool, bool)>(), root in 0_usize..3,
+        kind in any::<(bool, bool)>(), sqrt_mode in 0_usize..3,
     ) {
-        let root = Root::ALL[root];
-        prop_assume!(root.is_available());
-        let crew = crew(1);
+        let sqrt_mode = SqrtMode::ALL[sqrt_mode];
+        prop_assume!(sqrt_mode.is_available());
+        let pool = thread_pool(1);
         let mut all = levels().into_iter().map(|(name, level)| {
-            let step = |rule: usize, state: &mut State, grad: &Vector, step: &Step| {
-                state.step(&kernel(rules()[rule], root).with_level(level), &crew, step, grad);
+            let step = |algorithm: usize, state: &mut State, grad: &Vector, step: &StepOptions| {
+                state.step(&kernel(algorithms()[algorithm], sqrt_mode).with_level(level), &pool, step, grad);
             };
             (name, run(seed, elements, kind, &step))
         });
@@ -56,17 +58,17 @@ proptest! {
     }
 
     #[test]
-    fn however_it_is_cut(
+    fn with_any_slicing(
         seed in any::<u64>(), elements in 1_usize..4000, cuts in prop::collection::vec(0_usize..32, 0..6),
-        is_plain in any::<bool>(), root in 0_usize..3,
+        is_plain in any::<bool>(), sqrt_mode in 0_usize..3,
     ) {
-        let root = Root::ALL[root];
-        prop_assume!(root.is_available());
-        let whole = |rule: usize, state: &mut State, grad: &Vector, step: &Step| {
-            state.step(&kernel(rules()[rule], root), &crew(1), step, grad);
+        let sqrt_mode = SqrtMode::ALL[sqrt_mode];
+        prop_assume!(sqrt_mode.is_available());
+        let whole = |algorithm: usize, state: &mut State, grad: &Vector, step: &StepOptions| {
+            state.step(&kernel(algorithms()[algorithm], sqrt_mode), &thread_pool(1), step, grad);
         };
-        let crew = crew(3);
-        let cut = |rule: usize, state: &mut State, grad: &Vector, step: &Step| {
+        let pool = thread_pool(3);
+        let cut = |algorithm: usize, state: &mut State, grad: &Vector, step: &StepOptions| {
             let mut places: Vec<usize> = cuts.iter().map(|cut| (cut * BLOCK).min(elements)).collect();
             places.sort_unstable();
             let (mut parts, mut rest, mut done) = (Vec::new(), state.part(grad), 0);
@@ -77,7 +79,7 @@ proptest! {
             }
             parts.push(rest);
             parts.reverse();
-            kernel(rules()[rule], root).step(&crew, step, parts).unwrap();
+            kernel(algorithms()[algorithm], sqrt_mode).step(&pool, step, parts).unwrap();
         };
         let kind = (true, is_plain);
         prop_assert_eq!(run(seed, elements, kind, &cut), run(seed, elements, kind, &whole));
@@ -88,9 +90,9 @@ proptest! {
 fn with_any_number_of_threads() {
     for seed in 0..18 {
         let with = |threads| {
-            let crew = crew(threads);
-            run(seed, 200_003, (false, seed % 2 == 0), &|rule, state, grad, step| {
-                state.step(&kernel(rules()[rule], Root::Exact), &crew, step, grad);
+            let pool = thread_pool(threads);
+            run(seed, 200_003, (false, seed % 2 == 0), &|algorithm, state, grad, step| {
+                state.step(&kernel(algorithms()[algorithm], SqrtMode::Exact), &pool, step, grad);
             })
         };
         let expected = with(1);
@@ -111,10 +113,10 @@ fn sums_and_norms() {
             let mut all = Vec::new();
             for (_, level) in levels() {
                 for threads in [1, 3] {
-                    let (mut sum, crew) = (before.clone(), crew(threads));
-                    accumulate_at(level, &crew, sum.change(), new.read()).unwrap();
-                    let grads: [Numbers<'_>; 2] = [tame.read(), tame.read()];
-                    let measured = measure_at(level, &crew, 0.3, &grads);
+                    let (mut sum, pool) = (before.clone(), thread_pool(threads));
+                    accumulate_with_level(level, &pool, sum.change(), new.read()).unwrap();
+                    let grads: [FloatSlice<'_>; 2] = [tame.read(), tame.read()];
+                    let measured = gradient_norm_with_level(level, &pool, 0.3, &grads);
                     all.push((sum.bits(), measured.squares.to_bits(), measured.is_finite));
                 }
             }

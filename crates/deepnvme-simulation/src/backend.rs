@@ -1,12 +1,13 @@
 //! The transfers of the code under test: when each takes effect, how, and in which order they come home.
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use deepnvme_io::Result;
 use deepnvme_io::backend::inline::InlineBackend;
 use deepnvme_io::backend::{Backend, BackendKind, Wake};
 use deepnvme_io::op::{Completion, Errno, Op, OpKind, Pieces, Submit};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::sync::{Condvar, Mutex};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
@@ -52,19 +53,19 @@ struct Waker {
 
 impl Wake for Waker {
     fn wake(&self) {
-        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *ignore_poison(self.woken.lock()) = true;
         self.changed.notify_all();
     }
 }
 
 impl Waker {
     fn take(&self) -> bool {
-        std::mem::take(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *ignore_poison(self.woken.lock()))
     }
 
     fn wait(&self) {
-        let guard = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut guard = self.changed.wait_while(guard, |woken| !*woken).unwrap_or_else(PoisonError::into_inner);
+        let guard = ignore_poison(self.woken.lock());
+        let mut guard = ignore_poison(self.changed.wait_while(guard, |woken| !*woken));
         *guard = false;
     }
 }

@@ -1,10 +1,11 @@
 //! One seed, one execution: what it is about, how it ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use deepnvme_io::fs::simulated;
 use deepnvme_io::mem::simulated as memory;
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::{thread, time};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
@@ -71,12 +72,12 @@ fn execute(
         work(&context);
         context.finish();
     };
-    memory::begin();
+    memory::reset();
     let result = catch_unwind(AssertUnwindSafe(|| Runner::new(SeededScheduler::new(seed), config).run(execute)));
     simulated::leave(FIRST);
     simulated::leave(GLIMPSE);
-    let held = memory::held_bytes();
-    let mut report = shared.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let held = memory::mapped_bytes();
+    let mut report = ignore_poison(shared.lock()).clone();
     if let Err(panic) = result {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));

@@ -17,8 +17,8 @@ use deepnvme_file::{
     replace::{Member, PrivateFolder, SetReplacement, retire_set},
 };
 use deepnvme_format::Dtype;
+use deepnvme_format::checksums::checksums_of;
 use deepnvme_format::safetensors::TensorSpec;
-use deepnvme_format::sums::sums_of;
 use deepnvme_io::Result;
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::Region;
@@ -251,7 +251,7 @@ fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result
             time: "now".into(),
             index_offset: 0,
             index_nbytes: text.len() as u64,
-            index_crc64: format!("{:016x}", sums_of(text.as_bytes()).crc64),
+            index_crc64: format!("{:016x}", checksums_of(text.as_bytes()).crc64),
             torch: String::new(),
             deepnvme: String::new(),
             parts: Vec::new(),

@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use deepnvme_io::mem::{Buffer, Device, RegionMut};
+use deepnvme_io::mem::{Buffer, CreatorProcess, Device, RegionMut};
 use deepnvme_io::{Engine, GpuAccess, Pending, Refused, TensorFile};
 
 use crate::compressed_cache::CompressedCache;
@@ -93,7 +93,7 @@ struct Shared {
 pub(crate) struct DecodePool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    pid: u32,
+    creator: CreatorProcess,
 }
 
 /// Half of the CPU cores: the others compute.
@@ -137,7 +137,7 @@ impl DecodePool {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(Self { shared, threads, pid: std::process::id() })
+        Ok(Self { shared, threads, creator: CreatorProcess::current() })
     }
 
     /// Bytes of all buffers.
@@ -202,7 +202,7 @@ impl DecodePool {
 
     /// After a fork, all jobs belong to the parent process.
     fn is_here(&self) -> bool {
-        self.pid == std::process::id()
+        self.creator.is_current()
     }
 }
 
@@ -397,7 +397,7 @@ impl ThreadScratch {
         let put = |at: usize, step: &[u8]| {
             if on_host {
                 // Weights are read later and exceed any cache, so they bypass it.
-                job.target.copy_past_cache(at, step);
+                job.target.copy_non_temporal(at, step);
             } else {
                 whole.extend_from_slice(step);
             }

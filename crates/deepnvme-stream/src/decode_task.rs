@@ -1,9 +1,9 @@
 //! All conversions of one layer group, as a task to wait for.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use deepnvme_io::mem::RegionMut;
+use deepnvme_io::mem::sync::ignore_poison;
 
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Instant, Mutex, MutexGuard};
@@ -57,7 +57,7 @@ impl DecodeTask {
 
     fn lock(&self) -> MutexGuard<'_, TaskState> {
         // Every critical section leaves the state consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.state.lock())
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -68,7 +68,7 @@ impl DecodeTask {
     pub(crate) fn wait_timeout(&self, timeout: Duration) -> bool {
         let state = self.lock();
         let waited = self.over.wait_timeout_while(state, timeout, |state| state.left > 0);
-        waited.unwrap_or_else(PoisonError::into_inner).0.left == 0
+        ignore_poison(waited).0.left == 0
     }
 
     /// The targets and the result, once the task is done.

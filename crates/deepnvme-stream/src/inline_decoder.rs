@@ -86,7 +86,7 @@ impl InlineDecoder {
             let (head, bytes) = (conversions[0].head(), conversions[0].bytes);
             cost.bytes += bytes as u64;
             for conversion in conversions {
-                let target = memory.target(conversion.at..conversion.at + conversion.target_bytes);
+                let target = memory.region_mut(conversion.at..conversion.at + conversion.target_bytes);
                 let put = |at: usize, step: &[u8]| {
                     target.copy_from_slice(at, step);
                     Ok::<(), deepnvme_codec::Error>(())

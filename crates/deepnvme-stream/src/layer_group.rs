@@ -8,10 +8,10 @@ use crate::residency::Class;
 
 /// The alignment of slots. If the offset within a page of memory equals the offset within a page of the file, direct
 /// I/O needs no copy.
-pub(crate) const SLOT_ALIGNMENT: usize = 4096;
+pub(crate) const SLOT_ALIGNMENT: usize = deepnvme_io::mem::PAGE_BYTES as usize;
 
 /// The alignment of direct I/O, in the file and in memory.
-pub(crate) const BLOCK_BYTES: u64 = 4096;
+pub(crate) const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// A range of a file, and its place in the slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

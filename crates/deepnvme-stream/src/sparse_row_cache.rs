@@ -288,7 +288,7 @@ impl SparseRowCache {
                 let mut read = |source: usize, offset: u64, place: Range<usize>| {
                     used[source] = true;
                     let file = Arc::clone(self.sources[source].file());
-                    reads.push(ReadItem { file, offset, target: self.memory.target(place) });
+                    reads.push(ReadItem { file, offset, target: self.memory.region_mut(place) });
                 };
                 match &tensor.locations {
                     RowLocations::Contiguous { source, offset } => {

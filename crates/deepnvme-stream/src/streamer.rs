@@ -1,9 +1,10 @@
 //! Streams layer groups through bounded memory, ahead of their use.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Device, RegionMut, StreamHandle};
 use deepnvme_io::{Engine, ReadItem, Refused};
 
@@ -49,7 +50,7 @@ pub struct Streamer {
     /// The decoders, if any group has conversions.
     pool: Option<DecodePool>,
     state: Mutex<State>,
-    pid: u32,
+    creator: deepnvme_io::mem::CreatorProcess,
 }
 
 #[derive(Debug)]
@@ -98,7 +99,17 @@ impl Streamer {
         let cache = CompressedCache::new(&cache_plan.entry_bytes)?;
         let pool = largest.map(|bytes| DecodePool::start(&engine, bytes, cache)).transpose()?;
         let state = Mutex::new(state);
-        Ok(Self { engine, files, groups, slots, classes, cache_plan, pool, state, pid: std::process::id() })
+        Ok(Self {
+            engine,
+            files,
+            groups,
+            slots,
+            classes,
+            cache_plan,
+            pool,
+            state,
+            creator: deepnvme_io::mem::CreatorProcess::current(),
+        })
     }
 
     /// Starts to fetch the first groups, while the caller prepares.
@@ -234,7 +245,7 @@ impl Streamer {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every critical section leaves the state consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.state.lock())
     }
 
     fn start_prefetches(&self, state: &mut State) {
@@ -350,10 +361,10 @@ impl Streamer {
 
 impl Drop for Streamer {
     fn drop(&mut self) {
-        if self.pid != std::process::id() {
+        if !self.creator.is_current() {
             return; // the fetches belong to the parent process
         }
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = ignore_poison(self.state.get_mut());
         // The engine keeps the memory until the reads in flight are done.
         for fetch in state.in_flight.values() {
             if let Some(pending) = &fetch.handle.direct {

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, reason = "the engine's tests need more of it")]
-#[path = "../../deepnvme-io/tests/gpu/standin.rs"]
-mod standin;
+#[path = "../../deepnvme-io/tests/gpu/fake_driver.rs"]
+mod fake_driver;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use deepnvme_io::mem::StreamHandle;
 use deepnvme_io::{Config, Engine};
 use deepnvme_stream::{Conversion, Decoding, Error, LayerGroup, Piece, SlotClass, StreamPlan, Streamer, WeightFile};
 
-use crate::standin::{Gpu, GpuMemory, pattern};
+use crate::fake_driver::{Gpu, GpuMemory, pattern};
 
 const SLOT_BYTES: usize = 1 << 20;
 /// Unchanged bytes of a group.

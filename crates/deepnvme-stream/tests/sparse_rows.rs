@@ -106,8 +106,8 @@ impl World {
     /// Bytes of the tensors' addresses that have memory now, according to the kernel.
     fn resident_bytes(&self) -> usize {
         // A line of smaps may cover neighbouring memory as well.
-        let pages =
-            self.memory.target(0..1).addr() / 4096..(self.memory.target(0..1).addr() + self.memory.len()) / 4096;
+        let pages = self.memory.region_mut(0..1).addr() / 4096
+            ..(self.memory.region_mut(0..1).addr() + self.memory.len()) / 4096;
         let mut entries = vec![0; pages.len() * 8];
         let file = std::fs::File::open("/proc/self/pagemap").unwrap();
         file.read_exact_at(&mut entries, pages.start as u64 * 8).unwrap();
@@ -118,7 +118,7 @@ impl World {
     fn has(&self, item: usize) -> bool {
         let same = |at: usize, from: usize, len: usize| {
             let mut bytes = vec![0; len];
-            self.memory.target(at..at + len).region().copy_to_slice(0, &mut bytes);
+            self.memory.region_mut(at..at + len).region().copy_to_slice(0, &mut bytes);
             bytes == self.data[from..from + len]
         };
         let (_, row_bytes, rows) = self.parts[0];

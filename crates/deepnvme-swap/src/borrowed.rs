@@ -102,7 +102,7 @@ impl Borrowed {
     #[must_use]
     pub fn target(&self) -> RegionMut {
         assert!(self.is_exclusive(), "an item that is borrowed shared must not be changed");
-        self.scheduler.arena.target(self.range())
+        self.scheduler.arena.region_mut(self.range())
     }
 
     /// Declares that it was not changed, so it need not be written back.
@@ -148,7 +148,7 @@ impl Borrowed {
 impl Drop for Borrowed {
     fn drop(&mut self) {
         // In a forked child, a lock may never be released.
-        if self.scheduler.pid == std::process::id() {
+        if self.scheduler.creator.is_current() {
             if self.mode == BorrowMode::Create && !self.is_committed {
                 self.scheduler.items.lock().residency.delete(self.id);
             }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
-use deepnvme_io::mem::{Arena, Region, RegionMut};
+use deepnvme_io::mem::{Arena, CreatorProcess, Region, RegionMut};
 use deepnvme_io::{Engine, Error as IoError, Pending, ReadItem, WriteItem, WriteOptions};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
@@ -34,7 +34,7 @@ pub(crate) struct IoScheduler {
     pub(crate) engine: Arc<Engine>,
     pub(crate) arena: Arc<Arena>,
     pub(crate) has_checksums: bool,
-    pub(crate) pid: u32,
+    pub(crate) creator: CreatorProcess,
     disk: DiskSpace,
     in_flight: Mutex<Vec<Transfer>>,
     wake: OwnedFd,
@@ -83,7 +83,17 @@ impl IoScheduler {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = wake.map_err(|errno| IoError::os("make an eventfd", errno))?;
         let (in_flight, is_shut_down) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Self { items, engine, arena, has_checksums, pid: std::process::id(), disk, in_flight, wake, is_shut_down })
+        Ok(Self {
+            items,
+            engine,
+            arena,
+            has_checksums,
+            creator: CreatorProcess::current(),
+            disk,
+            in_flight,
+            wake,
+            is_shut_down,
+        })
     }
 
     pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
@@ -179,7 +189,7 @@ impl IoScheduler {
         let start = slot + stored.padding;
         let result = if is_read {
             let item = |Segment { file, offset, start: from, bytes }: Segment| {
-                let target = self.arena.target(start + from..start + from + bytes);
+                let target = self.arena.region_mut(start + from..start + from + bytes);
                 ReadItem { file, offset, target }
             };
             self.engine.read_batch(segments.into_iter().map(item).collect()).map(PendingIo::Read)

@@ -6,10 +6,11 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use deepnvme_file::{Temporary, replace::remove_stale};
 use deepnvme_io::fs::{self, OFlags};
+use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::{Access, DirectMode, DirectState, Error as IoError, TensorFile};
 
 use crate::error::{Error, Result};
@@ -20,7 +21,7 @@ pub const NAME_PREFIX: &str = ".deepnvme-swap-";
 /// The name that the temporaries are derived from.
 const STEM: &str = "deepnvme-swap-file";
 /// The minimum alignment of extents.
-const ALIGNMENT_BYTES_MIN: u64 = 4096;
+const ALIGNMENT_BYTES_MIN: u64 = deepnvme_io::mem::PAGE_BYTES;
 /// A file grows by an eighth, up to this limit.
 const GROWTH_BYTES_MAX: u64 = 1 << 30;
 
@@ -32,7 +33,7 @@ pub(crate) struct SwapFiles {
     /// Named files, deleted at the end and locked until then.
     named: Mutex<Vec<Temporary>>,
     is_named: bool,
-    pid: u32,
+    creator: deepnvme_io::mem::CreatorProcess,
 }
 
 impl SwapFiles {
@@ -57,7 +58,13 @@ impl SwapFiles {
         };
         let named: Vec<Temporary> = parts.into_iter().filter_map(|(_, _, name)| name).collect();
         let is_named = !named.is_empty();
-        Ok(Self { file, alignment, named: Mutex::new(named), is_named, pid: std::process::id() })
+        Ok(Self {
+            file,
+            alignment,
+            named: Mutex::new(named),
+            is_named,
+            creator: deepnvme_io::mem::CreatorProcess::current(),
+        })
     }
 
     pub(crate) fn file(&self) -> &Arc<TensorFile> {
@@ -119,8 +126,8 @@ impl SwapFiles {
     /// Deletes the files.
     pub(crate) fn remove(&self) {
         // After a fork, the files belong to the parent process.
-        if self.pid == std::process::id() {
-            let named = std::mem::take(&mut *self.named.lock().unwrap_or_else(PoisonError::into_inner));
+        if self.creator.is_current() {
+            let named = std::mem::take(&mut *ignore_poison(self.named.lock()));
             drop(named);
             // A `Borrowed` may keep the file open, but not its disk space.
             self.truncate(0);

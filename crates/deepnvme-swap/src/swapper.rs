@@ -310,7 +310,7 @@ impl Swapper {
             )));
         }
         // If the offset within a page of memory equals the offset within a page of the file, direct I/O needs no copy.
-        let padding = (offset % 4096) as usize;
+        let padding = (offset % deepnvme_io::mem::PAGE_BYTES) as usize;
         let padding = if padding.is_multiple_of(element_bytes.max(1)) { padding } else { 0 };
         let slot_bytes = self.slot_bytes(key, padding, bytes)?;
         let stored = StoredItem::new((key, label), bytes, padding, DiskLocation::Attached { file, offset });
@@ -490,7 +490,7 @@ impl Swapper {
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {
-        if self.scheduler.pid == std::process::id() { Ok(()) } else { Err(Error::FORKED) }
+        if self.scheduler.creator.is_current() { Ok(()) } else { Err(Error::FORKED) }
     }
 }
 

@@ -48,11 +48,11 @@ const POLLS: u32 = 8;
 
 /// Unwraps a guard, even of a poisoned lock.
 pub(crate) fn recover<G>(locked: std::sync::LockResult<G>) -> G {
-    locked.unwrap_or_else(std::sync::PoisonError::into_inner)
+    deepnvme_io::mem::sync::ignore_poison(locked)
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    deepnvme_io::mem::sync::ignore_poison(mutex.lock())
 }
 
 /// Waits about `at_most`. A `loom` model has no clock, so there only a notification ends the wait.
@@ -60,10 +60,10 @@ pub(crate) fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>, at_most: 
     #[cfg(loom)]
     {
         let _ = at_most;
-        changed.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner)
+        deepnvme_io::mem::sync::ignore_poison(changed.wait(guard))
     }
     #[cfg(not(loom))]
     {
-        changed.wait_timeout(guard, at_most).unwrap_or_else(std::sync::PoisonError::into_inner).0
+        deepnvme_io::mem::sync::ignore_poison(changed.wait_timeout(guard, at_most)).0
     }
 }

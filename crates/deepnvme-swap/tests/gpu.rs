@@ -3,15 +3,15 @@
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, reason = "the engine's tests need more of it")]
-#[path = "../../deepnvme-io/tests/gpu/standin.rs"]
-mod standin;
+#[path = "../../deepnvme-io/tests/gpu/fake_driver.rs"]
+mod fake_driver;
 
 use std::sync::Arc;
 
 use deepnvme_io::{Config, Engine};
 use deepnvme_swap::{Options, Swapper};
 
-use crate::standin::{Gpu, pattern};
+use crate::fake_driver::{Gpu, pattern};
 
 const BYTES: usize = 3_000_000;
 /// Duration of a kernel that changes or reads the memory.

@@ -1,4 +1,4 @@
-//! Raw material: random bytes, memory at chosen alignments, files and folders on a real disk.
+//! Test data: random bytes, memory at chosen alignments, files and folders on a real disk.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -11,10 +11,10 @@ use tempfile::TempDir;
 
 use crate::rng::Rng;
 
-/// Memory from the allocator starts on such a boundary, whatever the device asks for.
-pub const PAGE_BYTES: usize = 4096;
+/// Alignment of the memory of tests, independent of the device.
+pub const PAGE_BYTES: usize = deepnvme_mem::PAGE_BYTES as usize;
 
-/// The bytes that a seed stands for.
+/// Returns the random bytes of a seed.
 #[must_use]
 pub fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
@@ -22,17 +22,17 @@ pub fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Zeroed memory that starts `skew` bytes after a page boundary.
+/// Allocates zeroed memory that starts `skew` bytes after a page boundary.
 ///
 /// # Panics
-/// When the memory cannot be mapped.
+/// If the memory cannot be mapped.
 #[must_use]
 pub fn region_at(skew: usize, len: usize) -> RegionMut {
     let whole = Buffer::zeroed(skew + len).expect("memory for a test").into_region();
     if skew == 0 { whole } else { whole.split_at(skew).1 }
 }
 
-/// Memory like [`region_at`]'s that holds the bytes.
+/// Allocates memory as [`region_at`] and fills it with the bytes.
 #[must_use]
 pub fn region_holding(skew: usize, bytes: &[u8]) -> RegionMut {
     let region = region_at(skew, bytes.len());
@@ -40,7 +40,7 @@ pub fn region_holding(skew: usize, bytes: &[u8]) -> RegionMut {
     region
 }
 
-/// A copy of what the memory holds. No I/O may be in flight on it.
+/// Copies the bytes of the memory. No I/O may be in flight on it.
 #[must_use]
 pub fn bytes_of(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
@@ -48,7 +48,7 @@ pub fn bytes_of(region: &Region) -> Vec<u8> {
     bytes
 }
 
-/// The first place where the two differ, as a message; `None` when they are equal.
+/// Describes the first difference; `None` if they are equal.
 #[must_use]
 pub fn difference(found: &[u8], expected: &[u8]) -> Option<String> {
     if found == expected {
@@ -68,16 +68,16 @@ pub fn difference(found: &[u8], expected: &[u8]) -> Option<String> {
     ))
 }
 
-/// The folder under which tests make theirs: `DEEPNVME_TEST_DIR`, else the system's folder for temporary files.
+/// Returns the parent folder of test folders: `DEEPNVME_TEST_DIR`, or the system's temporary folder.
 #[must_use]
 pub fn base_dir() -> PathBuf {
     std::env::var_os("DEEPNVME_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from)
 }
 
-/// A new folder that goes away with the value.
+/// Creates a folder that is removed with the value.
 ///
 /// # Panics
-/// When the base folder cannot be written.
+/// If the base folder is not writable.
 #[must_use]
 pub fn temp_dir() -> TempDir {
     let base = base_dir();
@@ -87,21 +87,21 @@ pub fn temp_dir() -> TempDir {
         .unwrap_or_else(|error| panic!("no test folder in {}: {error}", base.display()))
 }
 
-/// A file in a folder of its own, open for reading and writing through the page cache.
+/// A file in its own folder, open for buffered reading and writing.
 #[derive(Debug)]
 pub struct TestFile {
-    /// Where it is.
+    /// Path.
     pub path: PathBuf,
-    /// Open for both directions, buffered.
+    /// Open for reading and writing, buffered.
     pub file: Arc<OwnedFd>,
     dir: TempDir,
 }
 
 impl TestFile {
-    /// A file that holds the bytes.
+    /// Creates a file with the bytes.
     ///
     /// # Panics
-    /// When the test folder cannot be written.
+    /// If the test folder is not writable.
     #[must_use]
     pub fn holding(bytes: &[u8]) -> Self {
         let dir = temp_dir();
@@ -111,25 +111,25 @@ impl TestFile {
         Self { path, file: Arc::new(file.into()), dir }
     }
 
-    /// What the file holds now, read without any backend.
+    /// Reads the file without a backend.
     ///
     /// # Panics
-    /// When it cannot be read.
+    /// If it cannot be read.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         std::fs::read(&self.path).expect("the test file is readable")
     }
 
-    /// The folder that the file is alone in.
+    /// Returns the file's own folder.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 }
 
-/// The file opened past the page cache, or `None` where its file system cannot really do that.
+/// Opens a file for direct I/O. Returns `None` if its file system does not support it.
 ///
-/// Some file systems take the flag and refuse every transfer, so one is tried.
+/// Some file systems accept the flag and refuse every transfer, so one is tried.
 #[must_use]
 pub fn open_direct(path: &Path) -> Option<Arc<OwnedFd>> {
     let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
@@ -139,14 +139,14 @@ pub fn open_direct(path: &Path) -> Option<Arc<OwnedFd>> {
     Some(Arc::new(file))
 }
 
-/// Bytes of memory that the machine could still give away, as `/proc/meminfo` says.
+/// Returns the available memory of the machine, from `/proc/meminfo`.
 #[must_use]
 pub fn memory_available_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     proc_field_kib(&text, "MemAvailable:").unwrap_or(0) << 10
 }
 
-/// A figure of this process from `/proc/self/status` in bytes, such as `VmRSS:` or `VmHWM:`.
+/// Returns a value of this process from `/proc/self/status` in bytes, such as `VmRSS:` or `VmHWM:`.
 #[must_use]
 pub fn own_memory_bytes(field: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;

@@ -1,4 +1,5 @@
-//! One child process for thousands of hostile inputs: it may take 1 GiB more than it begins with, and ten seconds for each.
+//! A child process for thousands of malicious inputs, limited to 1 GiB of additional memory and ten seconds per
+//! input.
 
 use std::process::{Command, abort};
 use std::sync::Arc;
@@ -8,35 +9,35 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The address space that a child may take, beside what it has.
+/// Additional address space of the child.
 const BYTES_MAX: u64 = 1 << 30;
-/// The time that one input may take.
+/// Time limit per input.
 const TIME_MAX: Duration = Duration::from_secs(10);
-/// How often the time is looked at.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval of the time checks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const CHILD: &str = "DEEPNVME_TEST_GUARDED";
 
-/// Says which input is being read.
+/// Reports the current input.
 #[derive(Debug)]
 pub struct Guard {
     began: Instant,
-    /// The number of the input, and when it began in milliseconds.
+    /// Number of the input, and its start in milliseconds.
     current: Arc<[AtomicU64; 2]>,
 }
 
 impl Guard {
-    /// Begins with an input.
+    /// Starts an input.
     pub fn begin(&self, number: u64) {
         self.current[1].store(self.began.elapsed().as_millis() as u64, Ordering::Relaxed);
         self.current[0].store(number, Ordering::Relaxed);
     }
 }
 
-/// Runs the test of that name in a process of its own, with the limits. Anything but its success is a failure here: a
-/// panic, an abort where memory was refused, an input that took too long.
+/// Runs the named test in a process of its own, with the limits. A panic, an abort on a failed allocation and a slow
+/// input are failures.
 ///
 /// # Panics
-/// Then.
+/// If it fails.
 pub fn guarded(test: &str, body: impl FnOnce(&Guard)) {
     if std::env::var_os(CHILD).is_none_or(|named| named != test) {
         let mut child = Command::new(std::env::current_exe().expect("the test's own program"));
@@ -50,7 +51,7 @@ pub fn guarded(test: &str, body: impl FnOnce(&Guard)) {
     let (began, current) = (guard.began, Arc::clone(&guard.current));
     let watch = move || {
         loop {
-            park_timeout(LOOK);
+            park_timeout(CHECK_INTERVAL);
             let since = Duration::from_millis(current[1].load(Ordering::Relaxed));
             if began.elapsed().saturating_sub(since) > TIME_MAX {
                 let _ = std::io::Write::write_all(

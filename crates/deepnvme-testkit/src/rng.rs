@@ -1,21 +1,21 @@
-//! A small seeded generator (splitmix64): the same seed gives the same test on every machine.
+//! A seeded random generator (splitmix64). The same seed gives the same test on every machine.
 
 use std::ops::Range;
 
-/// A stream of numbers that is a function of its seed.
+/// A deterministic stream of numbers.
 #[derive(Clone, Debug)]
 pub struct Rng {
     state: u64,
 }
 
 impl Rng {
-    /// The stream of this seed. Neighbouring seeds give unrelated streams.
+    /// Creates the stream of a seed. Adjacent seeds give unrelated streams.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// The stream that a seed and a few words name together, such as a seed and an op's place.
+    /// Creates the stream of a seed and some keys, such as an operation's offset.
     #[must_use]
     pub fn keyed(seed: u64, words: &[u64]) -> Self {
         let mut rng = Self::new(seed);
@@ -25,7 +25,7 @@ impl Rng {
         rng
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     #[must_use]
     pub const fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -35,41 +35,41 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number from 0 to `bound - 1`.
+    /// Returns a number from 0 to `bound - 1`.
     ///
     /// # Panics
-    /// When `bound` is 0.
+    /// If `bound` is 0.
     #[must_use]
     pub const fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "nothing is below 0");
         ((self.next_u64() as u128 * bound as u128) >> 64) as u64
     }
 
-    /// A number of the range.
+    /// Returns a number in the range.
     ///
     /// # Panics
-    /// When the range is empty.
+    /// If the range is empty.
     #[must_use]
     pub const fn within(&mut self, range: Range<u64>) -> u64 {
         range.start + self.below(range.end - range.start)
     }
 
-    /// True `per_mille` times of a thousand.
+    /// Returns true with a probability of `per_mille` / 1000.
     #[must_use]
     pub const fn chance(&mut self, per_mille: u32) -> bool {
         self.below(1000) < per_mille as u64
     }
 
-    /// One of the items.
+    /// Returns one of the items.
     ///
     /// # Panics
-    /// When there are none.
+    /// If there are none.
     #[must_use]
     pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(items.len() as u64) as usize]
     }
 
-    /// Puts the items into a random order.
+    /// Shuffles the items.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last as u64 + 1) as usize);

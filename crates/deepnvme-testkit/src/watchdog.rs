@@ -1,11 +1,11 @@
-//! Turns a hang into a message: a test that does not end in time ends its process and says which one it was.
+//! Turns a hang into a failure: a test that exceeds its time limit ends the process with its name.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Runs the test; when it takes longer than `limit`, prints its name and ends the process.
+/// Runs the test. If it exceeds `limit`, prints its name and exits the process.
 ///
-/// Nothing gentler is possible, since a thread that waits for the kernel cannot be unwound.
+/// There is no gentler way: a thread that waits for the kernel cannot be unwound.
 #[allow(clippy::print_stderr, reason = "the last words of a hanging test")]
 pub fn guard<T>(name: &str, limit: Duration, test: impl FnOnce() -> T) -> T {
     let (done, ended) = mpsc::channel::<()>();

@@ -1,4 +1,4 @@
-//! The fault decorator at work over a real backend: what it injects is what the op's owner sees.
+//! The fault decorator over a real backend: injected faults are visible to the op's owner.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn bench(faults: &Faults) -> Bench {
     Bench::new(&make, 16)
 }
 
-/// What came of a write: its result, its memory, and what is in its place in the file.
+/// The outcome of a write: its result, its memory, and the bytes in the file.
 type Outcome = (Result<usize, Errno>, Vec<u8>, Vec<u8>);
 
 /// Writes `OPS` blocks into a file of 0xee.

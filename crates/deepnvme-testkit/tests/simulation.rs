@@ -1,4 +1,4 @@
-//! The simulated backend: its schedule is its seed, and its power can be cut.
+//! The simulated backend: seeded schedules and power cuts.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ fn bench(disk: &SimDisk, worker_index: u32) -> Bench {
     Bench::new(&make, 32)
 }
 
-/// The order in which 32 reads come home.
+/// Returns the order of completion of 32 reads.
 fn order_of_completions(seed: u64) -> Vec<u64> {
     let file = TestFile::holding(&random_bytes(1, 32 * 512));
     let disk = SimDisk::new(seed);

@@ -1,13 +1,14 @@
 //! Loading: what a file holds, and its bytes into memory that Python owns.
 
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::read::{self, Arena, Contents, Coverage, Member, Reader, Verify};
 use deepnvme_file::Target;
 use deepnvme_format::set;
 use deepnvme_io::shown;
+use deepnvme_mem::sync::ignore_poison;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -343,7 +344,7 @@ pub(crate) struct Loading {
 impl Loading {
     /// Whether the disk has nothing of it to do any more.
     fn is_done(&self) -> bool {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let inner = ignore_poison(self.inner.lock());
         inner.as_ref().is_none_or(read::Loading::is_done)
     }
 
@@ -361,7 +362,7 @@ impl Loading {
                 )));
             }
         };
-        let Some(loading) = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+        let Some(loading) = ignore_poison(self.inner.lock()).take() else {
             return Err(PyRuntimeError::new_err("the load has been finished already"));
         };
         let shared = Arc::new(Progress::default());
@@ -377,7 +378,7 @@ impl Loading {
 impl Drop for Loading {
     /// What is in flight is given up by a thread of its own: whoever dropped the last reference must not wait.
     fn drop(&mut self) {
-        if let Some(loading) = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(loading) = ignore_poison(self.inner.get_mut()).take() {
             threads::let_go(loading);
         }
     }

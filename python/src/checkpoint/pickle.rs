@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use deepnvme_format::pickle::{Emitter, PICKLE_BYTES_MAX, TensorView};
+use deepnvme_format::pickle::{PICKLE_BYTES_MAX, PickleWriter, TensorView};
 use deepnvme_format::state::{NAME_BYTES_MAX, Signs, State};
 use deepnvme_format::{DIMS_MAX, Dtype};
 use pyo3::intern;
@@ -33,7 +33,7 @@ pub(crate) fn _pickle_plain<'py>(py: Python<'py>, state: &Bound<'py, PyAny>) -> 
     let mut pickler = Pickler {
         py,
         torch,
-        out: Emitter::default(),
+        out: PickleWriter::default(),
         memo: HashMap::new(),
         storages: Vec::new(),
         keys: HashMap::new(),
@@ -99,7 +99,7 @@ fn address(object: &Bound<'_, PyAny>) -> usize {
 struct Pickler<'a, 'py> {
     py: Python<'py>,
     torch: &'a Torch,
-    out: Emitter,
+    out: PickleWriter,
     /// Objects that have been pickled, by their address. Each is held here: were it gone, as after a change that another
     /// thread made to its container, a new object could have its address, and be taken for it.
     memo: HashMap<usize, (u32, Bound<'py, PyAny>)>,

@@ -1,13 +1,14 @@
 //! A save of a whole file: a thread that writes it, and those who wait for that.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use deepnvme_checkpoint::write::{Save, Saved};
 use deepnvme_checkpoint::{Error, Progress, Result, Stretch};
 use deepnvme_file::{Replacement, Target};
 use deepnvme_io::Engine;
+use deepnvme_mem::sync::ignore_poison;
 use pyo3::prelude::*;
 
 use super::load::look;
@@ -39,13 +40,13 @@ pub(super) fn start(py: Python<'_>, save: Save, engine: Arc<Engine>, way: Way) -
         let progress = Arc::clone(&seen.progress);
         let saved = match way {
             Way::Private(target) => save.write(engine, &target, progress).map(|(saved, file)| {
-                *seen.file.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+                *ignore_poison(seen.file.lock()) = Some(file);
                 saved
             }),
             Way::Replace(target) => save.run(engine, &target, progress),
             Way::Into(path) => save.write_into(engine, &path, progress),
         };
-        *seen.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
+        *ignore_poison(seen.outcome.lock()) = Some(saved);
     })?;
     Ok(Saving { shared })
 }
@@ -70,7 +71,7 @@ struct Told<'a>(&'a Shared);
 
 impl Drop for Told<'_> {
     fn drop(&mut self) {
-        let mut outcome = self.0.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = ignore_poison(self.0.outcome.lock());
         if outcome.is_none() {
             let detail = "the thread that saved has panicked; report this as a bug";
             let panicked = deepnvme_io::Error::new(deepnvme_io::ErrorKind::Io, "save", detail);
@@ -92,7 +93,7 @@ impl Saving {
     /// Whether it is over, well or not.
     #[getter]
     fn done(&self) -> bool {
-        self.shared.outcome.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        ignore_poison(self.shared.outcome.lock()).is_some()
     }
 
     /// Bytes written, and in all.
@@ -137,7 +138,7 @@ impl Saving {
 
     /// The file that was written under a private name. It goes when this is dropped, unless it was taken.
     fn take_file(&self) -> PyResult<NewFile> {
-        let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let file = ignore_poison(self.shared.file.lock()).take();
         file.map(NewFile::of).ok_or_else(over)
     }
 
@@ -149,9 +150,9 @@ impl Saving {
 
 impl Saving {
     fn wait_slice(&self) -> Option<Result<Saved>> {
-        let outcome = self.shared.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = ignore_poison(self.shared.outcome.lock());
         let waited = self.shared.over.wait_timeout_while(outcome, SLICE, |outcome| outcome.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
+        ignore_poison(waited).0.clone()
     }
 }
 

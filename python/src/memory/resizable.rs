@@ -9,8 +9,9 @@
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use deepnvme_mem::sync::ignore_poison;
 use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -200,7 +201,7 @@ fn held() -> MutexGuard<'static, HashMap<usize, Times>> {
         let current = HELD.load(Ordering::Acquire);
         // SAFETY: what was once stored there is never freed.
         if let Some(held) = unsafe { current.as_ref() }.filter(|held| held.pid == pid) {
-            return held.by_storage.lock().unwrap_or_else(PoisonError::into_inner);
+            return ignore_poison(held.by_storage.lock());
         }
         let made = Box::into_raw(Box::new(Held { pid, by_storage: Mutex::default() }));
         if HELD.compare_exchange(current, made, Ordering::AcqRel, Ordering::Acquire).is_err() {

@@ -6,9 +6,13 @@ mod settings;
 mod tensors;
 
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
-use deepnvme_optim::{Crew, Error, Kernel, Root, Rounding, Sign, Step, accumulate, measure, pack, unpack};
+use deepnvme_mem::sync::ignore_poison;
+use deepnvme_optim::{
+    Error, Kernel, Rounding, Sign, SqrtMode, StepOptions, ThreadPool, accumulate, decode_moment, encode_moment,
+    gradient_norm,
+};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -22,8 +26,8 @@ use tensors::{Floats, Moment, PartArgument};
 /// processors, ``"two-step"`` and ``"two-step-fused"``. ``threads=0`` starts one thread for each processor.
 #[pyclass(frozen, name = "Kernel", module = "deepnvme._deepnvme")]
 pub(crate) struct PyKernel {
-    crew: Crew,
-    root: Root,
+    pool: ThreadPool,
+    root: SqrtMode,
 }
 
 #[pymethods]
@@ -37,13 +41,13 @@ impl PyKernel {
                 "this processor has no reciprocal square root estimate; pass root='exact'",
             ));
         }
-        Ok(Self { crew: Crew::new(threads).map_err(raise)?, root })
+        Ok(Self { pool: ThreadPool::new(threads).map_err(raise)?, root })
     }
 
     /// The number of threads.
     #[getter]
     fn threads(&self) -> usize {
-        self.crew.threads()
+        self.pool.threads()
     }
 
     /// The rounding of square roots.
@@ -55,7 +59,7 @@ impl PyKernel {
     /// The roundings that this processor supports.
     #[staticmethod]
     fn roots() -> Vec<&'static str> {
-        Root::ALL.into_iter().filter(|root| root.is_available()).map(root_name).collect()
+        SqrtMode::ALL.into_iter().filter(|root| root.is_available()).map(root_name).collect()
     }
 
     /// Takes the square roots of an fp32 tensor in place, as a step does.
@@ -93,11 +97,11 @@ impl PyKernel {
         let mut lent = parts.into_iter().map(tensors::PartTensors::new).collect::<PyResult<Vec<_>>>()?;
         check_apart(lent.iter().flat_map(tensors::PartTensors::extents).collect())?;
         let rounding = if stochastic { Rounding::Stochastic } else { Rounding::Nearest };
-        let step = Step { step, unscale, clip, rounding, seed };
+        let step = StepOptions { step, unscale, clip, rounding, seed };
         py.detach(|| {
             let sizes: Vec<usize> = lent.iter().map(tensors::PartTensors::len).collect();
             let parts = lent.iter_mut().map(tensors::PartTensors::part).collect();
-            kernel.step(&self.crew, &step, parts)?;
+            kernel.step(&self.pool, &step, parts)?;
             if let Some(record) = record {
                 record.add(begins.into_iter().zip(sizes).filter(|(_, len)| *len > 0).map(|(begin, _)| begin));
             }
@@ -111,7 +115,7 @@ impl PyKernel {
     fn unpack(py: Python<'_>, moment: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
         let (mut moment, mut out) = (Moment::new(moment)?, Lent::<f32>::new(out, Use::Fill)?);
         check_apart(moment.extents().into_iter().chain([out.extent()]).collect())?;
-        py.detach(|| unpack(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(raise)
+        py.detach(|| decode_moment(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(raise)
     }
 
     /// Encodes an fp32 tensor as a moment, rounding to nearest. A tensor from ``unpack`` is encoded exactly.
@@ -119,14 +123,14 @@ impl PyKernel {
     fn pack(py: Python<'_>, values: &Bound<'_, PyAny>, moment: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
         let (values, mut moment) = (Lent::<f32>::new(values, Use::Take)?, Moment::new(moment)?);
         check_apart(moment.extents().into_iter().chain([values.extent()]).collect())?;
-        py.detach(|| pack(values.as_slice(), sign(squares), &mut moment.moment())).map_err(raise)
+        py.detach(|| encode_moment(values.as_slice(), sign(squares), &mut moment.moment())).map_err(raise)
     }
 
     /// Adds ``new`` to ``sum``, in fp32, rounded to the type of ``sum``.
     fn accumulate(&self, py: Python<'_>, sum: &Bound<'_, PyAny>, new: &Bound<'_, PyAny>) -> PyResult<()> {
         let (mut sum, new) = (Floats::new(sum, Use::Fill)?, Floats::new(new, Use::Take)?);
         check_apart(vec![sum.extent(), new.extent()])?;
-        py.detach(|| accumulate(&self.crew, sum.numbers_mut(), new.numbers())).map_err(raise)
+        py.detach(|| accumulate(&self.pool, sum.numbers_mut(), new.numbers())).map_err(raise)
     }
 
     /// Sums the squares of all elements, each multiplied by ``unscale``. Returns the sum, and whether all are finite.
@@ -136,7 +140,7 @@ impl PyKernel {
         let grads = grads.iter().map(|grad| Floats::new(grad, Use::Take)).collect::<PyResult<Vec<_>>>()?;
         let measured = py.detach(|| {
             let grads: Vec<_> = grads.iter().map(Floats::numbers).collect();
-            measure(&self.crew, unscale, &grads)
+            gradient_norm(&self.pool, unscale, &grads)
         });
         Ok((measured.squares, measured.is_finite))
     }
@@ -151,7 +155,7 @@ pub(crate) struct PyStepRecord {
 
 impl PyStepRecord {
     fn changed(&self) -> MutexGuard<'_, HashSet<u64>> {
-        self.changed.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.changed.lock())
     }
 
     fn add(&self, places: impl Iterator<Item = u64>) {
@@ -179,18 +183,18 @@ fn sign(squares: bool) -> Sign {
     if squares { Sign::Unsigned } else { Sign::Signed }
 }
 
-fn root_named(name: &str) -> PyResult<Root> {
-    Root::ALL.into_iter().find(|root| root_name(*root) == name).ok_or_else(|| {
-        let known = Root::ALL.map(root_name).join("', '");
+fn root_named(name: &str) -> PyResult<SqrtMode> {
+    SqrtMode::ALL.into_iter().find(|root| root_name(*root) == name).ok_or_else(|| {
+        let known = SqrtMode::ALL.map(root_name).join("', '");
         PyValueError::new_err(format!("root is '{name}'; it must be one of '{known}'"))
     })
 }
 
-fn root_name(root: Root) -> &'static str {
+fn root_name(root: SqrtMode) -> &'static str {
     match root {
-        Root::Exact => "exact",
-        Root::TwoStep => "two-step",
-        Root::TwoStepFused => "two-step-fused",
+        SqrtMode::Exact => "exact",
+        SqrtMode::TwoStep => "two-step",
+        SqrtMode::TwoStepFused => "two-step-fused",
     }
 }
 

@@ -1,22 +1,22 @@
 //! Parses an algorithm's settings, which have the names of torch's optimizers.
 
-use deepnvme_optim::{Adagrad, Adam, Lion, Rule, Sgd};
+use deepnvme_optim::{Adagrad, Adam, Algorithm, Lion, Sgd};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 /// Returns the algorithm of this name; missing settings have torch's defaults.
-pub(super) fn rule(name: &str, settings: &Bound<'_, PyDict>) -> PyResult<Rule> {
+pub(super) fn rule(name: &str, settings: &Bound<'_, PyDict>) -> PyResult<Algorithm> {
     let mut named = Named { settings, asked: Vec::new() };
     let rule = match name {
-        "adam" => Rule::Adam(adam(&mut named, Adam::default())?),
+        "adam" => Algorithm::Adam(adam(&mut named, Adam::default())?),
         "adamw" => {
             let default = Adam { weight_decay: 1e-2, decoupled: true, ..Adam::default() };
-            Rule::Adam(adam(&mut named, default)?)
+            Algorithm::Adam(adam(&mut named, default)?)
         }
-        "lion" => Rule::Lion(lion(&mut named)?),
-        "sgd" => Rule::Sgd(sgd(&mut named)?),
-        "adagrad" => Rule::Adagrad(adagrad(&mut named)?),
+        "lion" => Algorithm::Lion(lion(&mut named)?),
+        "sgd" => Algorithm::Sgd(sgd(&mut named)?),
+        "adagrad" => Algorithm::Adagrad(adagrad(&mut named)?),
         _ => {
             return Err(PyValueError::new_err(format!(
                 "rule is '{name}'; it must be 'adam', 'adamw', 'lion', 'sgd' or 'adagrad'"

@@ -1,6 +1,6 @@
 //! Float tensors as slices.
 
-use deepnvme_optim::{MomentMut, Numbers, NumbersMut, Part};
+use deepnvme_optim::{FloatSlice, FloatSliceMut, MomentMut, ParameterSlice};
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -37,19 +37,19 @@ impl Floats {
         }
     }
 
-    pub(super) fn numbers(&self) -> Numbers<'_> {
+    pub(super) fn numbers(&self) -> FloatSlice<'_> {
         match self {
-            Self::F32(lent) => Numbers::F32(lent.as_slice()),
-            Self::Bf16(lent) => Numbers::Bf16(lent.as_slice()),
-            Self::F16(lent) => Numbers::F16(lent.as_slice()),
+            Self::F32(lent) => FloatSlice::F32(lent.as_slice()),
+            Self::Bf16(lent) => FloatSlice::Bf16(lent.as_slice()),
+            Self::F16(lent) => FloatSlice::F16(lent.as_slice()),
         }
     }
 
-    pub(super) fn numbers_mut(&mut self) -> NumbersMut<'_> {
+    pub(super) fn numbers_mut(&mut self) -> FloatSliceMut<'_> {
         match self {
-            Self::F32(lent) => NumbersMut::F32(lent.as_mut_slice()),
-            Self::Bf16(lent) => NumbersMut::Bf16(lent.as_mut_slice()),
-            Self::F16(lent) => NumbersMut::F16(lent.as_mut_slice()),
+            Self::F32(lent) => FloatSliceMut::F32(lent.as_mut_slice()),
+            Self::Bf16(lent) => FloatSliceMut::Bf16(lent.as_mut_slice()),
+            Self::F16(lent) => FloatSliceMut::F16(lent.as_mut_slice()),
         }
     }
 }
@@ -133,8 +133,8 @@ impl PartTensors {
         extents
     }
 
-    pub(super) fn part(&mut self) -> Part<'_> {
-        Part {
+    pub(super) fn part(&mut self) -> ParameterSlice<'_> {
+        ParameterSlice {
             index: self.index,
             weights: self.weights.numbers_mut(),
             grad: self.grad.numbers(),

@@ -211,7 +211,7 @@ impl PySparseRowCache {
 
     /// The whole memory, as a DLPack capsule; rows that were never fetched read as zeros.
     fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
-        let whole = self.memory.target(0..self.memory.len());
+        let whole = self.memory.region_mut(0..self.memory.len());
         let tensor = dlpack::export::<DLManagedTensor>(whole, &[self.memory.len()], DLDataType::U8)?;
         memory::capsule(py, tensor)
     }

@@ -172,7 +172,7 @@ def test_the_collector_does_not_run_among_many_tensors(tmp_path: Path, suffix: s
 
 def test_tensors_that_claim_more_than_any_header_has_sums_for(tmp_path: Path) -> None:
     for power in (45, 55, 60):
-        with pytest.raises(ValueError, match=r"the header has|larger than any"):
+        with pytest.raises(ValueError, match=r"the header has|exceeds the maximum size"):
             deepnvme.save({"a": torch.zeros(1).expand(1 << power)}, tmp_path / "x.safetensors")
     assert list(tmp_path.iterdir()) == []
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from .fake_driver import FakeDriver, FakeGpu, library  # noqa: E402
 
 # A process has one driver: the real one if torch reaches a GPU and the fake driver is not requested.
-_IS_REAL = torch.cuda.is_available() and "DEEPNVME_STANDIN" not in os.environ
+_IS_REAL = torch.cuda.is_available() and "DEEPNVME_FAKE_DRIVER" not in os.environ
 _LIBRARY = None if _IS_REAL else library()
 _DRIVER = None if _LIBRARY is None else FakeDriver(_LIBRARY)
 
@@ -61,7 +61,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         gpu.close()
         return
     if _DRIVER is None:
-        pytest.fail("the fake driver has not been built: cargo build -p deepnvme-standin")
+        pytest.fail("the fake driver has not been built: cargo build -p deepnvme-fake-driver")
     _DRIVER.clear()
     fake = FakeGpu(_DRIVER, monkeypatch)
     yield fake

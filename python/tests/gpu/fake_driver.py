@@ -16,10 +16,10 @@ _VARIABLES = ("DEEPNVME_LIBCUDA", "DEEPNVME_LIBCUFILE")
 
 
 def library() -> Path | None:
-    """Find the fake driver, if it has been built: `cargo build -p deepnvme-standin`."""
-    said = os.environ.get("DEEPNVME_STANDIN")
+    """Find the fake driver, if it has been built: `cargo build -p deepnvme-fake-driver`."""
+    said = os.environ.get("DEEPNVME_FAKE_DRIVER")
     folders = [_ROOT / "target" / profile / below for profile in ("debug", "release") for below in ("", "deps")]
-    built = [folder / "libdeepnvme_standin.so" for folder in folders]
+    built = [folder / "libdeepnvme_fake_driver.so" for folder in folders]
     found = [path for path in ([Path(said)] if said else built) if path.is_file()]
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -30,10 +30,10 @@ class FakeDriver:
     def __init__(self, path: Path) -> None:
         os.environ.update(dict.fromkeys(_VARIABLES, str(path)))
         self._calls = ctypes.CDLL(str(path))
-        self._calls.standin_calls.restype = ctypes.c_uint64
-        self._calls.standin_live.restype = ctypes.c_int64
-        self._calls.standin_count.restype = ctypes.c_uint64
-        self._calls.standin_violations.restype = ctypes.c_size_t
+        self._calls.fake_driver_calls.restype = ctypes.c_uint64
+        self._calls.fake_driver_live.restype = ctypes.c_int64
+        self._calls.fake_driver_count.restype = ctypes.c_uint64
+        self._calls.fake_driver_violations.restype = ctypes.c_size_t
         self._call("cuInit", ctypes.c_uint(0))
         self._contexts: dict[int, ctypes.c_void_p] = {}
 
@@ -64,14 +64,14 @@ class FakeDriver:
     def poke(self, address: int, data: bytes) -> None:
         """Write device memory directly."""
         if data:
-            self._call("standin_poke", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+            self._call("fake_driver_poke", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
 
     def peek(self, address: int, nbytes: int) -> bytearray:
         """Read device memory directly."""
         data = bytearray(nbytes)
         if nbytes:
             room = (ctypes.c_char * nbytes).from_buffer(data)
-            self._call("standin_peek", ctypes.c_uint64(address), room, ctypes.c_size_t(nbytes))
+            self._call("fake_driver_peek", ctypes.c_uint64(address), room, ctypes.c_size_t(nbytes))
         return data
 
     def stream(self, device: int) -> int:
@@ -91,7 +91,7 @@ class FakeDriver:
     def copy_kernel(self, stream: int, target: int, source: int, nbytes: int, delay_us: int) -> None:
         """Launch a kernel that copies device memory after a delay."""
         self._call(
-            "standin_copy_kernel",
+            "fake_driver_copy_kernel",
             ctypes.c_void_p(stream),
             ctypes.c_uint64(target),
             ctypes.c_uint64(source),
@@ -101,24 +101,24 @@ class FakeDriver:
 
     def fail(self, call: str, after: int, code: int) -> None:
         """Make a call fail."""
-        self._calls.standin_fail(call.encode(), ctypes.c_uint(after), ctypes.c_int(code))
+        self._calls.fake_driver_fail(call.encode(), ctypes.c_uint(after), ctypes.c_int(code))
 
     def clear(self) -> None:
         """Reset faults, counts and violations."""
-        self._calls.standin_clear()
+        self._calls.fake_driver_clear()
 
     def live(self, kind: str) -> int:
         """Count objects that have not been freed."""
-        return int(self._calls.standin_live(kind.encode()))
+        return int(self._calls.fake_driver_live(kind.encode()))
 
     def count(self, what: str) -> int:
         """Count events."""
-        return int(self._calls.standin_count(what.encode()))
+        return int(self._calls.fake_driver_count(what.encode()))
 
     def violations(self) -> str:
         """List violations that would have harmed a real GPU."""
         text = ctypes.create_string_buffer(1 << 16)
-        length = self._calls.standin_violations(text, ctypes.c_size_t(len(text)))
+        length = self._calls.fake_driver_violations(text, ctypes.c_size_t(len(text)))
         return text.raw[:length].decode()
 
 

@@ -74,11 +74,11 @@ def libcufile() -> Path:
 
 def run(folder: Path, more: dict[str, str]) -> str:
     """Try GPUDirect Storage in an empty folder, in a process of its own, which must end."""
-    standin = library()
-    if standin is None:
-        pytest.skip("the fake driver has not been built: cargo build -p deepnvme-standin")
+    fake_driver = library()
+    if fake_driver is None:
+        pytest.skip("the fake driver has not been built: cargo build -p deepnvme-fake-driver")
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("CUFILE_", "DEEPNVME_"))}
-    environment |= {"DEEPNVME_STANDIN": str(standin), "DEEPNVME_LIBCUDA": str(standin)} | more
+    environment |= {"DEEPNVME_FAKE_DRIVER": str(fake_driver), "DEEPNVME_LIBCUDA": str(fake_driver)} | more
     tests = Path(__file__).parent.parent
     code = textwrap.dedent(CHILD)
     command = [sys.executable, "-c", code, str(libcufile()), str(tests)]

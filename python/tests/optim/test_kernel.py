@@ -176,7 +176,7 @@ def test_refused_arguments(kernel: Kernel) -> None:
         step(settings={"beta1": 1.0})
     with pytest.raises(ValueError, match="the first one is 1"):
         step(step=0)
-    with pytest.raises(ValueError, match="has 1 moments; the rule has 2"):
+    with pytest.raises(ValueError, match="has 1 moments; the algorithm has 2"):
         step(part=(weights, grad, moments[:1], None, 0))
     with pytest.raises(ValueError, match="grad has 9 elements; the weights have 10"):
         step(part=(weights, grad[:9], moments, None, 0))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-STANDIN = Path(__file__).with_name("standin")
+STANDIN = Path(__file__).with_name("fake_driver")
 # A server starts slowly on a busy machine.
 LIMIT_S = 600
 

@@ -92,7 +92,7 @@ fn in_file(reader: usize, file: &Reader) -> Vec<Entry> {
 /// What is no tensor, by its name.
 pub(super) fn others(readers: &[Arc<Reader>]) -> Vec<(String, &'static str)> {
     let others = readers.iter().filter_map(|reader| match reader.contents() {
-        Contents::Archive { graph, .. } => Some(deepnvme_format::state::others(graph)),
+        Contents::Archive { graph, .. } => Some(deepnvme_format::state::non_tensors(graph)),
         Contents::Safetensors { .. } => None,
     });
     others.flatten().collect()

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_format::archive::{PICKLE, STORAGES};
-use deepnvme_format::pickle::{Emitter, TensorView};
+use deepnvme_format::checksums::METADATA_KEY;
+use deepnvme_format::pickle::{PickleWriter, TensorView};
 use deepnvme_format::safetensors::TensorSpec;
-use deepnvme_format::sums::METADATA_KEY;
 use deepnvme_io::Engine;
 use deepnvme_io::mem::{Region, Strided};
 
@@ -90,7 +90,7 @@ pub(super) fn archive(
     entries: &[Entry],
     options: SaveOptions,
 ) -> Result<(Save, Vec<Copied>)> {
-    let mut pickle = Emitter::default();
+    let mut pickle = PickleWriter::default();
     // The storages by file and place in it; the first type that was met is the one that the archive has for it.
     let mut keys: HashMap<(usize, usize), (usize, deepnvme_format::Dtype)> = HashMap::new();
     let mut order = Vec::new();

@@ -64,7 +64,7 @@ pub(super) struct Lock {
     /// What the file says, where it is ours.
     text: Option<String>,
     /// A forked child has the descriptor, and not the lock.
-    process: u32,
+    creator: deepnvme_io::mem::CreatorProcess,
 }
 
 impl Lock {
@@ -100,7 +100,7 @@ impl Lock {
             if !is_at(&file, &path) {
                 continue;
             }
-            let mut lock = Self { path, file, text: None, process: std::process::id() };
+            let mut lock = Self { path, file, text: None, creator: deepnvme_io::mem::CreatorProcess::current() };
             lock.sign(holder, is_new);
             return Ok(Taken::Held(lock));
         }
@@ -129,7 +129,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        if self.process != std::process::id() || self.text.is_none() || !self.is_there() {
+        if !self.creator.is_current() || self.text.is_none() || !self.is_there() {
             return;
         }
         let now = fs::read_small_of(&self.file, &self.path, BYTES_MAX).ok();

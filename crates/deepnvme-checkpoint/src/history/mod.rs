@@ -22,10 +22,10 @@
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 
 use deepnvme_file::{Replacement, Target};
 use deepnvme_io::fs::{self, Kind, OFlags};
+use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind};
 
@@ -523,5 +523,5 @@ fn release(held: Vec<std::os::fd::OwnedFd>) {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    ignore_poison(mutex.lock())
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs as real;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use deepnvme_format::sums::sums_of;
+use deepnvme_format::checksums::checksums_of;
 use proptest::prelude::*;
 
 use super::*;
@@ -15,7 +15,7 @@ fn bytes_of(save: u64) -> Vec<u8> {
 }
 
 fn entry(file: &str, step: u64, bytes: &[u8]) -> Entry {
-    let crc64 = sums_of(bytes).crc64;
+    let crc64 = checksums_of(bytes).crc64;
     Entry {
         file: file.into(),
         step,

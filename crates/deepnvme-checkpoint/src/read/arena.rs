@@ -7,7 +7,7 @@
 use super::extent::Extent;
 
 /// Where mirrored stretches begin: at a page of memory, and at a block of the file.
-const BLOCK_BYTES: u64 = 4096;
+const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 /// Neighbours share a stretch up to that size.
 const SHARED_BYTES_MAX: u64 = 32 << 20;
 /// What nobody wants is read along if it is no longer than that.

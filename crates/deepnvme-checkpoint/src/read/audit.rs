@@ -1,6 +1,6 @@
 //! Reading a whole file to compare it with its sums, in little memory: what `deepnvme verify` does.
 
-use deepnvme_format::sums::CELL_BYTES;
+use deepnvme_format::checksums::CHUNK_BYTES;
 use deepnvme_io::Engine;
 use deepnvme_io::mem::Region;
 
@@ -52,15 +52,15 @@ impl Reader {
             return Ok(());
         }
         let cells = all.into_iter().flat_map(|extent| {
-            let count = self.records[extent].bytes.div_ceil(CELL_BYTES);
+            let count = self.records[extent].bytes.div_ceil(CHUNK_BYTES);
             (0..count).map(move |index| (extent, index))
         });
         let mut cells: Vec<(usize, u64)> = cells.collect();
         fastrand::shuffle(&mut cells);
         cells.truncate(cells.len().div_ceil(SAMPLE));
         let window = |(extent, index): (usize, u64)| {
-            let (start, record) = (index * CELL_BYTES, &self.records[extent]);
-            let bytes = CELL_BYTES.min(record.bytes - start);
+            let (start, record) = (index * CHUNK_BYTES, &self.records[extent]);
+            let bytes = CHUNK_BYTES.min(record.bytes - start);
             Window { offset: record.data_offset + start, bytes, cells: vec![(extent, index, 0, bytes)] }
         };
         let windows: Vec<Window> = cells.into_iter().map(window).collect();
@@ -80,9 +80,9 @@ impl Reader {
         let (record, end) = (&self.records[extent], start + memory.len() as u64);
         let comparison = Comparison::new(self)?;
         let (mut scratch, mut cut) = (scratch(), Vec::new());
-        for index in start / CELL_BYTES..end.div_ceil(CELL_BYTES) {
-            let from = index * CELL_BYTES;
-            let bytes = CELL_BYTES.min(record.bytes - from);
+        for index in start / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES) {
+            let from = index * CHUNK_BYTES;
+            let bytes = CHUNK_BYTES.min(record.bytes - from);
             if from < start || from + bytes > end {
                 let cells = vec![(extent, index, 0, bytes)];
                 cut.push(Window { offset: record.data_offset + from, bytes, cells });
@@ -120,9 +120,9 @@ impl Reader {
             if arena.bytes <= WINDOW_BYTES {
                 let cells = arena.members.iter().flat_map(|member| {
                     let bytes = self.records[member.extent].bytes;
-                    (0..bytes.div_ceil(CELL_BYTES)).map(move |index| {
-                        let start = index * CELL_BYTES;
-                        (member.extent, index, member.at + start, CELL_BYTES.min(bytes - start))
+                    (0..bytes.div_ceil(CHUNK_BYTES)).map(move |index| {
+                        let start = index * CHUNK_BYTES;
+                        (member.extent, index, member.at + start, CHUNK_BYTES.min(bytes - start))
                     })
                 });
                 let cells = cells.collect();
@@ -133,9 +133,9 @@ impl Reader {
                 let extent = &self.records[member.extent];
                 for from in (0..extent.bytes).step_by(WINDOW_BYTES as usize) {
                     let bytes = WINDOW_BYTES.min(extent.bytes - from);
-                    let cells = (0..bytes.div_ceil(CELL_BYTES)).map(|index| {
-                        let at = index * CELL_BYTES;
-                        (member.extent, from / CELL_BYTES + index, at, CELL_BYTES.min(bytes - at))
+                    let cells = (0..bytes.div_ceil(CHUNK_BYTES)).map(|index| {
+                        let at = index * CHUNK_BYTES;
+                        (member.extent, from / CHUNK_BYTES + index, at, CHUNK_BYTES.min(bytes - at))
                     });
                     let cells = cells.collect();
                     windows.push(Window { offset: extent.data_offset + from, bytes, cells });

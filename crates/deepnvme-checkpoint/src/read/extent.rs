@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// The longest header: name and extra field have 16-bit lengths.
 pub(super) const HEADER_BYTES_MAX: u64 = LOCAL_BYTES + 2 * 65_535;
 /// More than deepnvme pads a header with.
-const PADDING_BYTES_MAX: u64 = 4 * 4096;
+const PADDING_BYTES_MAX: u64 = 4 * deepnvme_io::mem::PAGE_BYTES;
 
 /// A stretch of the file that belongs to one storage, or one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -141,7 +141,7 @@ impl Reader {
         let view = crate::stretch::read(engine, &self.file, &self.seal.index)?;
         let mut bytes = vec![0; view.len()];
         view.copy_to_slice(0, &mut bytes);
-        Ok(deepnvme_format::sums::covered_sum(&bytes, &[]))
+        Ok(deepnvme_format::checksums::covered_sum(&bytes, &[]))
     }
 
     /// Which stretches of the file are mirrored in memory so that these extents are there, each at a place as aligned as

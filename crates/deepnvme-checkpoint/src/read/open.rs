@@ -8,10 +8,10 @@ use deepnvme_file::Target;
 use deepnvme_format::archive::{
     self, Directory, ENTRY_CRC32, HEADER_CRC32, Header, LOCAL_BYTES, PICKLE, Record, STORAGES, TAIL_BYTES_MAX,
 };
+use deepnvme_format::checksums::{self, CHUNK_BYTES, Frame, INDEX_DIGITS, METADATA_KEY, SIDECAR};
 use deepnvme_format::pickle::{self, PICKLE_BYTES_MAX};
 use deepnvme_format::safetensors::{self, LENGTH_BYTES};
 use deepnvme_format::state::State;
-use deepnvme_format::sums::{self, CELL_BYTES, Frame, INDEX_DIGITS, METADATA_KEY, SIDE_CAR};
 use deepnvme_format::{Error as FormatError, Result as FormatResult};
 use deepnvme_io::mem::RegionMut;
 use deepnvme_io::op::Errno;
@@ -167,7 +167,7 @@ impl<'a> Source<'a> {
         let mut records = storages(&directory, &state)?;
         let extents = records.len();
         records.extend(others(&directory, &records));
-        let seal = match directory.find(SIDE_CAR) {
+        let seal = match directory.find(SIDECAR) {
             Some(record) => self.archive_seal(record, &records, extents)?,
             None => self.without_side_car(&records, end.directory_offset..self.file_bytes)?,
         };
@@ -198,9 +198,9 @@ impl<'a> Source<'a> {
         };
         let index_bytes = index.end - index.start;
         let frame = Frame { file_bytes: self.file_bytes, index_offset: index.start, index_bytes };
-        let side_car = sums::decode(&text);
+        let side_car = checksums::decode(&text);
         let is_last = records.iter().all(|other| other.header_offset <= index.start);
-        if let Ok(sums::SideCar { seal: Some(sealed), .. }) = &side_car
+        if let Ok(checksums::Sidecar { seal: Some(sealed), .. }) = &side_car
             && sealed.frame != frame
             && sealed.frame.index_offset == frame.index_offset
             && is_last
@@ -236,7 +236,7 @@ impl<'a> Source<'a> {
         let entry_at = record.entry_offset.checked_sub(index.start).ok_or_else(damaged)? as usize;
         let digits = header_bytes + INDEX_DIGITS.start..header_bytes + INDEX_DIGITS.end;
         let entry_crc32 = entry_at + ENTRY_CRC32.start..entry_at + ENTRY_CRC32.end;
-        if is_header && sums::covered_sum(&bytes, &[HEADER_CRC32, digits, entry_crc32]) == saved {
+        if is_header && checksums::covered_sum(&bytes, &[HEADER_CRC32, digits, entry_crc32]) == saved {
             return Ok(());
         }
         Err(damaged())
@@ -269,8 +269,8 @@ impl<'a> Source<'a> {
             let (header, data) = bytes.split_at((record.data_offset - record.header_offset) as usize);
             seal::compare_header(path, record, header)?;
             let cells = seal.sums.as_ref().and_then(|sums| sums.get(&record.name)).map_or(&[][..], Vec::as_slice);
-            let differs = |(cell, saved): (&[u8], &u64)| sums::covered_sum(cell, &[]) != *saved;
-            if data.chunks(CELL_BYTES as usize).zip(cells).any(differs) {
+            let differs = |(cell, saved): (&[u8], &u64)| checksums::covered_sum(cell, &[]) != *saved;
+            if data.chunks(CHUNK_BYTES as usize).zip(cells).any(differs) {
                 return Err(seal::damaged(path, &record.name, record.data_offset..record.end(), "CRC-64"));
             }
         }
@@ -295,7 +295,7 @@ impl<'a> Source<'a> {
         let from = header.header_bytes as usize;
         let data = bytes.get(from..from + record.bytes as usize).filter(|_| header.name == record.name.as_bytes());
         let data = data.ok_or_else(lost)?;
-        if sums::sums_of(data).crc32 != record.crc32 {
+        if checksums::checksums_of(data).crc32 != record.crc32 {
             let (name, offset) = (record.name.clone(), record.header_offset + header.header_bytes);
             let path = self.file.path().to_path_buf();
             return Err(Error::Damaged { path, name, offset, bytes: record.bytes, sums: "CRC-32" }.into());
@@ -361,7 +361,7 @@ fn storages(directory: &Directory, state: &State) -> FormatResult<Vec<Extent>> {
 /// The records that are no storages of the state. The side-car is none of them: the seal covers it.
 fn others(directory: &Directory, storages: &[Extent]) -> Vec<Extent> {
     let known: HashSet<&str> = storages.iter().map(|storage| storage.record_name.as_str()).collect();
-    let side_car = directory.find(SIDE_CAR).map(|record| record.name.as_str());
+    let side_car = directory.find(SIDECAR).map(|record| record.name.as_str());
     let others = directory.records().iter().filter(|record| {
         let name = record.name.as_str();
         !known.contains(name) && side_car != Some(name)

@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use deepnvme_format::archive::local_header;
+use deepnvme_format::checksums::{self, Frame, Sidecar, SidecarRecord, chunk_count, covered_sum, quoted_digits};
 use deepnvme_format::safetensors::PADDING_BYTES_MIN;
-use deepnvme_format::sums::{self, Frame, SideCar, SideCarRecord, cell_count, covered_sum, quoted_digits};
 use deepnvme_format::{ALIGNMENT_LARGE, Error as FormatError, Result as FormatResult};
 
 use super::extent::Extent;
@@ -56,7 +56,7 @@ impl Seal {
     /// Of checksums for these records; `check` compares the index with its sum.
     pub(super) fn new(
         path: &Path,
-        side_car: FormatResult<SideCar>,
+        side_car: FormatResult<Sidecar>,
         records: &[Extent],
         frame: Frame,
         check: impl FnOnce(u64) -> Result<()>,
@@ -64,7 +64,7 @@ impl Seal {
     ) -> Self {
         let index = frame.index_offset..frame.index_offset + frame.index_bytes;
         let refuse = |error| Self::refused(Error::format(path, error), index.clone());
-        let SideCar { records: sums, seal } = match side_car {
+        let Sidecar { records: sums, seal } = match side_car {
             Ok(side_car) => side_car,
             Err(error) => return refuse(error),
         };
@@ -87,11 +87,11 @@ impl Seal {
 }
 
 /// The sums of a side-car by name, with as many cells as each record has.
-fn by_name(sums: Vec<SideCarRecord>, records: &[Extent]) -> FormatResult<HashMap<String, Vec<u64>>> {
-    let sums: HashMap<String, Vec<u64>> = sums.into_iter().map(|record| (record.name, record.cells)).collect();
+fn by_name(sums: Vec<SidecarRecord>, records: &[Extent]) -> FormatResult<HashMap<String, Vec<u64>>> {
+    let sums: HashMap<String, Vec<u64>> = sums.into_iter().map(|record| (record.name, record.chunks)).collect();
     for record in records {
         let cells = sums.get(&record.name).map(Vec::len);
-        if cells != Some(cell_count(record.bytes)) {
+        if cells != Some(chunk_count(record.bytes)) {
             let what = format!("the checksums have {cells:?} cells for {:?} of {} bytes", record.name, record.bytes);
             return Err(FormatError::Corrupt { offset: record.data_offset, what });
         }
@@ -103,7 +103,7 @@ fn by_name(sums: Vec<SideCarRecord>, records: &[Extent]) -> FormatResult<HashMap
 pub(super) fn of_header(path: &Path, text: &str, header: &[u8], file_bytes: u64, tensors: &[Extent]) -> Seal {
     let index_bytes = header.len() as u64;
     let spaces = header.iter().rev().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count() as u64;
-    let side_car = sums::decode(text.as_bytes());
+    let side_car = checksums::decode(text.as_bytes());
     let is_sealed = side_car.as_ref().is_ok_and(|side_car| side_car.seal.is_some());
     // No damage to one of our headers makes one like these: its length would contradict the file, its spaces be no spaces.
     let is_foreign = !index_bytes.is_multiple_of(ALIGNMENT_LARGE) || (is_sealed && spaces < PADDING_BYTES_MIN);

@@ -1,13 +1,13 @@
 //! Comparing what has come with what was saved, on all processors, while the rest is on its way.
 
 use std::ops::Range;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use deepnvme_format::sums::{CELL_BYTES, Hasher, PartSums, RecordSums};
+use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, PartChecksums, RecordChecksums};
 use deepnvme_io::GpuAccess;
 use deepnvme_io::mem::Region;
+use deepnvme_io::mem::sync::ignore_poison;
 
 use super::{Arena, Coverage, Reader};
 use crate::crew;
@@ -94,7 +94,7 @@ type Wait<'a> = &'a (dyn Fn(usize, u64, u64) -> Result<()> + Sync);
 pub(super) struct Comparison<'a> {
     reader: &'a Reader,
     /// By extent, the sums of its cells, where the whole record has one only.
-    parts: Vec<Mutex<Vec<(u64, PartSums)>>>,
+    parts: Vec<Mutex<Vec<(u64, PartChecksums)>>>,
 }
 
 impl Reader {
@@ -104,16 +104,16 @@ impl Reader {
     }
 
     /// Compares the sums of a copy of an extent with what the file says.
-    pub(crate) fn compare_sums(&self, index: usize, copy: &RecordSums) -> Result<()> {
+    pub(crate) fn compare_sums(&self, index: usize, copy: &RecordChecksums) -> Result<()> {
         let extent = &self.extents()[index];
         let Some(cells) = self.sums(index) else {
             let is_same = extent.crc32.is_none_or(|crc32| crc32 == copy.crc32);
             return if is_same { Ok(()) } else { Err(self.mismatch(extent, 0, extent.bytes, CRC32)) };
         };
-        let different = cells.iter().zip(&copy.cells).position(|(saved, copied)| saved != copied);
+        let different = cells.iter().zip(&copy.chunks).position(|(saved, copied)| saved != copied);
         different.map_or(Ok(()), |cell| {
-            let start = cell as u64 * CELL_BYTES;
-            Err(self.mismatch(extent, start, CELL_BYTES.min(extent.bytes - start), "CRC-64"))
+            let start = cell as u64 * CHUNK_BYTES;
+            Err(self.mismatch(extent, start, CHUNK_BYTES.min(extent.bytes - start), "CRC-64"))
         })
     }
 }
@@ -144,9 +144,9 @@ impl<'a> Comparison<'a> {
         scratch: &mut [u8],
         step: impl Fn(u64, &mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        let start = index * CELL_BYTES;
+        let start = index * CHUNK_BYTES;
         let saved = self.reader.sums(extent).map(|cells| cells[index as usize]);
-        let mut hasher = if saved.is_some() { Hasher::of_cells() } else { Hasher::of_records() };
+        let mut hasher = if saved.is_some() { Hasher::of_chunks() } else { Hasher::of_records() };
         let mut at = 0;
         while at < bytes {
             let now = &mut scratch[..STEP_BYTES.min(bytes - at) as usize];
@@ -159,7 +159,7 @@ impl<'a> Comparison<'a> {
             Some(saved) if saved == sums.crc64 => Ok(()),
             Some(_) => Err(self.reader.mismatch(&self.reader.records[extent], start, bytes, "CRC-64")),
             None => {
-                self.parts[extent].lock().unwrap_or_else(PoisonError::into_inner).push((start, sums));
+                ignore_poison(self.parts[extent].lock()).push((start, sums));
                 Ok(())
             }
         }
@@ -168,11 +168,11 @@ impl<'a> Comparison<'a> {
     /// Compares records that have one sum for all.
     pub(super) fn finish(&self) -> Result<()> {
         for (extent, parts) in self.reader.records.iter().zip(&self.parts) {
-            let parts = std::mem::take(&mut *parts.lock().unwrap_or_else(PoisonError::into_inner));
+            let parts = std::mem::take(&mut *ignore_poison(parts.lock()));
             if parts.is_empty() {
                 continue;
             }
-            let sums = RecordSums::from_parts(parts).map_err(|error| Error::format(self.reader.path(), error))?;
+            let sums = RecordChecksums::from_parts(parts).map_err(|error| Error::format(self.reader.path(), error))?;
             if Some(sums.crc32) != extent.crc32 {
                 return Err(self.reader.mismatch(extent, 0, extent.bytes, CRC32));
             }
@@ -226,7 +226,7 @@ impl<'a> Plan<'a> {
         let mut cells = Vec::new();
         if comparison.is_some() {
             for (arena, extent, at) in members {
-                let count = reader.records[extent].bytes.div_ceil(CELL_BYTES);
+                let count = reader.records[extent].bytes.div_ceil(CHUNK_BYTES);
                 cells.extend((0..count).map(|index| Cell { arena, extent, at, index, is_due: true }));
             }
         }
@@ -279,10 +279,10 @@ impl<'a> Plan<'a> {
             if cell.is_due || self.budget.as_ref().is_none_or(Budget::is_left) {
                 return compare(cell, scratch);
             }
-            put_off.lock().unwrap_or_else(PoisonError::into_inner).push(*cell);
+            ignore_poison(put_off.lock()).push(*cell);
             Ok(())
         })?;
-        let put_off = put_off.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let put_off = ignore_poison(put_off.into_inner());
         let Some(deadline) = self.budget.as_ref().filter(|_| !put_off.is_empty()).map(Budget::deadline) else {
             return Ok(());
         };
@@ -294,8 +294,8 @@ impl<'a> Plan<'a> {
 
     /// Where a cell is in its arena.
     fn range(&self, cell: Cell) -> Range<u64> {
-        let start = cell.index * CELL_BYTES;
-        let bytes = CELL_BYTES.min(self.reader.records[cell.extent].bytes - start);
+        let start = cell.index * CHUNK_BYTES;
+        let bytes = CHUNK_BYTES.min(self.reader.records[cell.extent].bytes - start);
         cell.at + start..cell.at + start + bytes
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use deepnvme_format::archive::{ENTRY_CRC32, HEADER_CRC32, Plan, RecordSpec, root_of};
-use deepnvme_format::sums::{self, Frame, INDEX_DIGITS, RecordSums, SIDE_CAR};
+use deepnvme_format::checksums::{self, Frame, INDEX_DIGITS, RecordChecksums, SIDECAR};
 use deepnvme_format::{Error, Result};
 
 use super::image::Layout;
@@ -33,9 +33,10 @@ impl ArchiveLayout {
         let mut specs: Vec<RecordSpec<'_>> = Vec::with_capacity(records.len() + 1);
         specs.extend(records.iter().map(|record| RecordSpec { name: &record.name, bytes: record.bytes.bytes() }));
         if has_sums {
-            let bare_bytes = sums::encode(specs.iter().map(|spec| (spec.name, &[][..])), Frame::default()).len() as u64;
-            let sums_bytes: u64 = specs.iter().map(|spec| sums::text_bytes(spec.bytes)).sum();
-            specs.push(RecordSpec { name: SIDE_CAR, bytes: bare_bytes + sums_bytes });
+            let bare_bytes =
+                checksums::encode(specs.iter().map(|spec| (spec.name, &[][..])), Frame::default()).len() as u64;
+            let sums_bytes: u64 = specs.iter().map(|spec| checksums::text_bytes(spec.bytes)).sum();
+            specs.push(RecordSpec { name: SIDECAR, bytes: bare_bytes + sums_bytes });
         }
         if specs.len() > u32::MAX as usize {
             return Err(Error::Invalid("an archive has 2^32 records at the most".into()));
@@ -70,15 +71,15 @@ impl Layout for ArchiveLayout {
         self.plan.header(record, crc32)
     }
 
-    fn index(&self, sums: &[RecordSums]) -> Vec<u8> {
+    fn index(&self, sums: &[RecordChecksums]) -> Vec<u8> {
         let crc32: Vec<u32> = sums.iter().map(|sums| sums.crc32).collect();
         if !self.has_sums {
             return self.plan.index(&crc32);
         }
         let (index_offset, file_bytes) = (self.late_offset(), self.plan.file_bytes());
         let frame = Frame { file_bytes, index_offset, index_bytes: file_bytes - index_offset };
-        let cells = sums.iter().enumerate().map(|(record, sums)| (self.plan.name(record), sums.cells.as_slice()));
-        let mut text = sums::encode(cells, frame).into_bytes();
+        let cells = sums.iter().enumerate().map(|(record, sums)| (self.plan.name(record), sums.chunks.as_slice()));
+        let mut text = checksums::encode(cells, frame).into_bytes();
         // The side-car has the sum of all this, and this the sum of the side-car: both are left out of the former.
         let record = &self.plan.records()[self.records];
         let text_at = (record.data_offset - index_offset) as usize;
@@ -86,9 +87,9 @@ impl Layout for ArchiveLayout {
         let entry_at = (record.entry_offset - index_offset) as usize;
         let entry_crc32 = ENTRY_CRC32.start + entry_at..ENTRY_CRC32.end + entry_at;
         let mut blank = self.index_of(&text, &crc32, 0);
-        sums::seal(&mut blank, digits.clone(), &[HEADER_CRC32, digits.clone(), entry_crc32]);
+        checksums::seal(&mut blank, digits.clone(), &[HEADER_CRC32, digits.clone(), entry_crc32]);
         text[INDEX_DIGITS].copy_from_slice(&blank[digits]);
-        self.index_of(&text, &crc32, sums::sums_of(&text).crc32)
+        self.index_of(&text, &crc32, checksums::checksums_of(&text).crc32)
     }
 }
 

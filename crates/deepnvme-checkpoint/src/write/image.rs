@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use deepnvme_format::sums::{CELL_BYTES, Hasher, RecordSums, cell_count, sums_of};
+use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, RecordChecksums, checksums_of, chunk_count};
 use deepnvme_io::mem::{Device, Slot};
 use deepnvme_io::{GpuAccess, StreamPoints};
 
@@ -25,7 +25,7 @@ pub(super) trait Layout: Send + Sync {
     /// The header of a record.
     fn header(&self, record: usize, crc32: u32) -> Vec<u8>;
     /// What holds all sums.
-    fn index(&self, sums: &[RecordSums]) -> Vec<u8>;
+    fn index(&self, sums: &[RecordChecksums]) -> Vec<u8>;
 }
 
 /// All that the file's bytes are made of.
@@ -87,9 +87,9 @@ impl Image {
 
     /// The CRC-64 of all names, sizes and places: of two images with the same one, each can write a part of the file.
     pub(super) fn fingerprint(&self) -> u64 {
-        let blank = |source: &Source| RecordSums { crc32: 0, cells: vec![0; cell_count(source.bytes())] };
-        let blank: Vec<RecordSums> = self.sources.iter().map(blank).collect();
-        sums_of(&self.layout.index(&blank)).crc64
+        let blank = |source: &Source| RecordChecksums { crc32: 0, chunks: vec![0; chunk_count(source.bytes())] };
+        let blank: Vec<RecordChecksums> = self.sources.iter().map(blank).collect();
+        checksums_of(&self.layout.index(&blank)).crc64
     }
 
     /// What can be written at once of that range of the file, and what waits for the sums of large records.
@@ -156,7 +156,7 @@ impl Image {
             origin => Some(origin.window(&range)?),
         };
         let is_whole = range == (0..source.bytes());
-        for cell in cut(&range, CELL_BYTES) {
+        for cell in cut(&range, CHUNK_BYTES) {
             let mut hasher = Hasher::default();
             for step in cut(&cell, STEP_BYTES) {
                 let (to, len) = (at + (step.start - range.start) as usize, (step.end - step.start) as usize);
@@ -185,10 +185,10 @@ impl Image {
                 }
                 let within = range.start - span.offset..range.end - span.offset;
                 let Window { memory, start } = source.origin.window(&within)?;
-                for cell in cut(&within, CELL_BYTES) {
+                for cell in cut(&within, CHUNK_BYTES) {
                     scratch.resize((cell.end - cell.start) as usize, 0);
                     memory.copy_to_slice((cell.start - start) as usize, &mut scratch);
-                    source.note(cell.start, sums_of(&scratch));
+                    source.note(cell.start, checksums_of(&scratch));
                 }
             }
         }
@@ -221,13 +221,13 @@ impl Image {
     }
 
     /// The sums of a record, once they are finished.
-    pub(super) fn sums(&self, record: usize) -> Result<&RecordSums> {
+    pub(super) fn sums(&self, record: usize) -> Result<&RecordChecksums> {
         self.sources[record].finish(&self.path)
     }
 
     /// Joins all sums, and makes the index of them.
     pub(super) fn finish_sums(&self) -> Result<()> {
-        let sums: Vec<RecordSums> =
+        let sums: Vec<RecordChecksums> =
             (0..self.sources.len()).map(|record| self.sums(record).cloned()).collect::<Result<_>>()?;
         let _ = self.index.set(self.layout.index(&sums));
         Ok(())

@@ -1,8 +1,9 @@
 //! Where the bytes of a record come from: memory, or a file that is being converted.
 
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
+use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Device, Region, Strided};
 use deepnvme_io::{Engine, GpuAccess, TensorFile};
 
@@ -132,7 +133,7 @@ impl FileBytes {
 
 impl FileView {
     fn read(&self) -> Result<Region> {
-        let mut last = self.last.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = ignore_poison(self.last.0.lock());
         let storage = match &*last {
             Some((of, memory)) if of.is(&self.storage) => memory.clone(),
             _ => {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepnvme_file::{Replacement, Target};
+use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, chunk_count};
 use deepnvme_format::safetensors::{Plan, TensorSpec};
-use deepnvme_format::sums::{CELL_BYTES, Hasher, cell_count};
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::Region;
 use deepnvme_io::{Durability, Engine, Error as IoError, TensorFile, WriteOptions};
@@ -97,7 +97,7 @@ impl Placed {
             .plan
             .tensors()
             .iter()
-            .map(|tensor| (0..cell_count(tensor.bytes)).map(|_| AtomicU64::new(0)).collect())
+            .map(|tensor| (0..chunk_count(tensor.bytes)).map(|_| AtomicU64::new(0)).collect())
             .collect();
         let scratch = || vec![0; STEP_BYTES as usize];
         // One more than hashes at a time: somebody is always reading.
@@ -106,7 +106,7 @@ impl Placed {
             let view = stretch::read(&self.engine, &self.file, &(window.offset..window.offset + window.bytes))?;
             let mut at = 0;
             for &(tensor, cell, bytes) in &window.cells {
-                let (mut hasher, end) = (Hasher::of_cells(), at + bytes);
+                let (mut hasher, end) = (Hasher::of_chunks(), at + bytes);
                 while at < end {
                     let step = &mut scratch[..STEP_BYTES.min(end - at) as usize];
                     view.copy_to_slice(at as usize, step);
@@ -139,9 +139,9 @@ struct Window {
 fn windows(plan: &Plan) -> Vec<Window> {
     let mut windows: Vec<Window> = Vec::new();
     for (index, tensor) in plan.tensors().iter().enumerate() {
-        for cell in 0..cell_count(tensor.bytes) {
-            let start = cell as u64 * CELL_BYTES;
-            let bytes = CELL_BYTES.min(tensor.bytes - start);
+        for cell in 0..chunk_count(tensor.bytes) {
+            let start = cell as u64 * CHUNK_BYTES;
+            let bytes = CHUNK_BYTES.min(tensor.bytes - start);
             match windows.last_mut().filter(|last| last.bytes + bytes <= WINDOW_BYTES) {
                 Some(last) => {
                     last.bytes += bytes;

@@ -1,8 +1,8 @@
 //! What a safetensors file is made of.
 
 use deepnvme_format::Result;
+use deepnvme_format::checksums::RecordChecksums;
 use deepnvme_format::safetensors::{Plan, TensorSpec};
-use deepnvme_format::sums::RecordSums;
 
 use super::image::Layout;
 use super::origin::Origin;
@@ -63,8 +63,8 @@ impl Layout for SafetensorsLayout {
         Vec::new()
     }
 
-    fn index(&self, sums: &[RecordSums]) -> Vec<u8> {
-        let cells: Vec<&[u64]> = sums.iter().map(|sums| sums.cells.as_slice()).collect();
+    fn index(&self, sums: &[RecordChecksums]) -> Vec<u8> {
+        let cells: Vec<&[u64]> = sums.iter().map(|sums| sums.chunks.as_slice()).collect();
         self.plan.header(&cells)
     }
 }

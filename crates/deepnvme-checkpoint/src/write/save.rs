@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use deepnvme_format::sums::RecordSums;
+use deepnvme_format::checksums::RecordChecksums;
 use deepnvme_io::{Durability, StreamPoints};
 
 use super::archive::{ArchiveLayout, Record};
@@ -92,7 +92,7 @@ impl Save {
     }
 
     /// The sums of one of them, when all have been written.
-    pub(crate) fn sums(&self, record: usize) -> Result<&RecordSums> {
+    pub(crate) fn sums(&self, record: usize) -> Result<&RecordChecksums> {
         self.image.sums(record)
     }
 

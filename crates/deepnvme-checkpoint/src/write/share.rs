@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use deepnvme_format::sums::sums_of;
+use deepnvme_format::checksums::checksums_of;
 use deepnvme_io::{DirectState, Durability, Engine, TensorFile};
 
 use super::save::{Save, Saved};
@@ -79,7 +79,7 @@ impl Share {
         written.and(self.writer.land_all())?;
         self.writer.engine().sync(self.writer.file(), self.save.options.durability.min(Durability::Data))?;
         let (index_offset, index) = image.index();
-        let (index_bytes, index_crc64) = (index.len() as u64, sums_of(index).crc64);
+        let (index_bytes, index_crc64) = (index.len() as u64, checksums_of(index).crc64);
         Ok(Saved { bytes: image.bytes(), index_offset, index_bytes, index_crc64 })
     }
 }

@@ -1,10 +1,10 @@
 //! A record's bytes, and their sums as they become known.
 
 use std::path::Path;
-use std::sync::PoisonError;
 
 use deepnvme_format::LARGE_BYTES;
-use deepnvme_format::sums::{PartSums, RecordSums, sums_of};
+use deepnvme_format::checksums::{PartChecksums, RecordChecksums, checksums_of};
+use deepnvme_io::mem::sync::ignore_poison;
 
 use super::origin::{Origin, Window};
 use crate::error::{Error, Result};
@@ -12,9 +12,9 @@ use crate::sync::{Mutex, OnceLock};
 
 pub(super) struct Source {
     pub(super) origin: Origin,
-    parts: Mutex<Vec<(u64, PartSums)>>,
+    parts: Mutex<Vec<(u64, PartChecksums)>>,
     /// Of a record that is small, or has been finished.
-    sums: OnceLock<RecordSums>,
+    sums: OnceLock<RecordChecksums>,
 }
 
 impl Source {
@@ -32,23 +32,23 @@ impl Source {
     }
 
     /// The sums of a part, which begins there.
-    pub(super) fn note(&self, offset: u64, part: PartSums) {
+    pub(super) fn note(&self, offset: u64, part: PartChecksums) {
         if !self.is_small() {
-            self.parts.lock().unwrap_or_else(PoisonError::into_inner).push((offset, part));
+            ignore_poison(self.parts.lock()).push((offset, part));
         } else if part.bytes == self.bytes() {
             let _ = self.sums.set(one_part(part));
         }
     }
 
     /// What is known so far.
-    pub(super) fn noted(&self) -> Vec<(u64, PartSums)> {
+    pub(super) fn noted(&self) -> Vec<(u64, PartChecksums)> {
         if !self.is_small() {
-            return self.parts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            return ignore_poison(self.parts.lock()).clone();
         }
-        let part = |sums: &RecordSums| PartSums {
+        let part = |sums: &RecordChecksums| PartChecksums {
             bytes: self.bytes(),
             crc32: sums.crc32,
-            crc64: sums.cells.first().copied().unwrap_or(0),
+            crc64: sums.chunks.first().copied().unwrap_or(0),
         };
         self.sums.get().map(|sums| (0, part(sums))).into_iter().collect()
     }
@@ -62,36 +62,36 @@ impl Source {
     }
 
     /// The sums of a small record, whose bytes are read for that where nobody has done it yet.
-    fn small_sums(&self) -> Result<&RecordSums> {
+    fn small_sums(&self) -> Result<&RecordChecksums> {
         if let Some(sums) = self.sums.get() {
             return Ok(sums);
         }
         let mut bytes = vec![0; self.bytes() as usize];
         let Window { memory, start } = self.origin.window(&(0..self.bytes()))?;
         memory.copy_to_slice(start as usize, &mut bytes);
-        Ok(self.sums.get_or_init(|| one_part(sums_of(&bytes))))
+        Ok(self.sums.get_or_init(|| one_part(checksums_of(&bytes))))
     }
 
     /// Joins the parts, all of which are there. `path` is the file that is to be.
-    pub(super) fn finish(&self, path: &Path) -> Result<&RecordSums> {
+    pub(super) fn finish(&self, path: &Path) -> Result<&RecordChecksums> {
         if self.is_small() {
             return self.small_sums();
         }
         if let Some(sums) = self.sums.get() {
             return Ok(sums);
         }
-        let parts = std::mem::take(&mut *self.parts.lock().unwrap_or_else(PoisonError::into_inner));
+        let parts = std::mem::take(&mut *ignore_poison(self.parts.lock()));
         let known: u64 = parts.iter().map(|(_, part)| part.bytes).sum();
         if known != self.bytes() {
             let text = format!("of {} bytes of a record, {known} have been hashed", self.bytes());
             return Err(Error::format(path, deepnvme_format::Error::Invalid(text)));
         }
-        let sums = RecordSums::from_parts(parts).map_err(|error| Error::format(path, error))?;
+        let sums = RecordChecksums::from_parts(parts).map_err(|error| Error::format(path, error))?;
         Ok(self.sums.get_or_init(|| sums))
     }
 }
 
 /// A small record has one cell, or none if it has no bytes.
-fn one_part(sums: PartSums) -> RecordSums {
-    RecordSums { crc32: sums.crc32, cells: if sums.bytes > 0 { vec![sums.crc64] } else { Vec::new() } }
+fn one_part(sums: PartChecksums) -> RecordChecksums {
+    RecordChecksums { crc32: sums.crc32, chunks: if sums.bytes > 0 { vec![sums.crc64] } else { Vec::new() } }
 }

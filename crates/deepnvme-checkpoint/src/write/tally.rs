@@ -1,6 +1,6 @@
 //! The sums that one writer of a file knows, as bytes for the writers of its other shares.
 
-use deepnvme_format::sums::PartSums;
+use deepnvme_format::checksums::PartChecksums;
 use deepnvme_format::{Error, Result};
 
 /// Bytes of an entry: five numbers of 64 bits, the least significant byte first.
@@ -11,7 +11,7 @@ const ENTRY_BYTES: usize = 40;
 pub(super) struct Entry {
     pub(super) record: usize,
     pub(super) offset: u64,
-    pub(super) part: PartSums,
+    pub(super) part: PartChecksums,
 }
 
 pub(super) fn encode(entries: impl Iterator<Item = Entry>) -> Vec<u8> {
@@ -30,7 +30,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Entry>> {
             number.copy_from_slice(&bytes[index * 8..][..8]);
             u64::from_le_bytes(number)
         };
-        let part = PartSums { bytes: number(2), crc32: number(3) as u32, crc64: number(4) };
+        let part = PartChecksums { bytes: number(2), crc32: number(3) as u32, crc64: number(4) };
         Entry { record: number(0) as usize, offset: number(1), part }
     };
     Ok(bytes.chunks_exact(ENTRY_BYTES).map(entry).collect())
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn entries_come_back_and_torn_ones_are_refused() {
-        let part = PartSums { bytes: 1 << 20, crc32: u32::MAX, crc64: 7 };
+        let part = PartChecksums { bytes: 1 << 20, crc32: u32::MAX, crc64: 7 };
         let entries = vec![Entry { record: 3, offset: 5 << 40, part }, Entry { record: 0, offset: 0, part }];
         let bytes = encode(entries.iter().copied());
         assert_eq!(decode(&bytes).unwrap(), entries);

@@ -5,9 +5,10 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Pool, Region, Slot};
 use deepnvme_io::{
     Durability, Engine, Error as IoError, GpuAccess, KnownMemory, Pending, TensorFile, WriteExtent, WriteOptions,
@@ -222,5 +223,5 @@ impl Drop for Writer {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    ignore_poison(mutex.lock())
 }

@@ -86,7 +86,7 @@ fn inspect_file(engine: &Engine, file: &Located) -> deepnvme_checkpoint::Result<
                 offset: tensor.offset,
                 is_shared: false,
             };
-            let own = |(key, _): &&(String, String)| key != deepnvme_format::sums::METADATA_KEY;
+            let own = |(key, _): &&(String, String)| key != deepnvme_format::checksums::METADATA_KEY;
             let metadata = header.metadata.iter().filter(own).cloned().collect();
             ("safetensors", metadata, header.tensors.iter().map(tensor).collect())
         }

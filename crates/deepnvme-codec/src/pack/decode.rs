@@ -1,26 +1,26 @@
-//! A block and its elements again.
+//! Decoding of one block.
 
-use super::elements::{join, other_bytes};
+use super::elements::{assemble, sign_mantissa_bytes};
 use super::header::{Header, Layer};
-use super::lanes::{Lanes, Task, WINDOW, widely};
+use super::simd::{SimdBackend, SimdTask, WINDOW, dispatch};
 use super::{GROUP, HEADER_BYTES, LAYER_BYTES, LAYERS_MAX, PLANES_BYTES};
 use crate::{Error, Result};
 
-/// Elements whose exponents are put together before the elements are: both stay in the first cache.
+/// Elements whose exponents are decoded before the elements are assembled: both stay in the L1 cache.
 const STEP: usize = 32 * GROUP;
 
-/// A block whose sizes are known to be true. Its codes are checked when it is decoded.
+/// A block with validated sizes. Its codes are validated when it is decoded.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
     header: Header,
     layers: [Option<Layer>; LAYERS_MAX],
-    /// What stands behind the description: everything else, the planes of the layers, the tail.
-    others: &'a [u8],
+    /// The sections after the headers: signs and mantissas, bit planes of the layers, tail.
+    sign_mantissa: &'a [u8],
     planes: &'a [u8],
     tail: &'a [u8],
 }
 
-/// Memory for decoding, at most twice the elements of a block, to be used again for the next block.
+/// Scratch memory for decoding, at most twice the elements of a block. Reuse it for the next block.
 #[derive(Debug, Default)]
 pub struct Scratch {
     from: Vec<u8>,
@@ -28,65 +28,68 @@ pub struct Scratch {
 }
 
 impl<'a> Block<'a> {
-    /// Reads the block that `bytes` begin with; what is behind it is not looked at. The next one begins after
+    /// Parses the block at the start of `bytes` and ignores the rest. The next block starts after
     /// [`Header::encoded_bytes`].
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] where the bytes are too few, or contradict each other.
+    /// [`Error::Corrupt`] if the bytes are too few or inconsistent.
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
         let header = Header::parse(bytes)?;
         let Some(bytes) = bytes.get(..header.encoded_bytes) else {
             let len = bytes.len();
-            return Err(Error::corrupt(12, format!("{len} bytes, where {} are promised", header.encoded_bytes)));
+            return Err(Error::corrupt(
+                12,
+                format!("the block has {len} bytes, its header states {}", header.encoded_bytes),
+            ));
         };
         let mut layers = [None; LAYERS_MAX];
         let (mut offset, mut left, mut planes_bytes) = (HEADER_BYTES, header.elements, 0);
         for place in layers.iter_mut().take(header.layers) {
             let Some(bytes) = bytes[offset..].first_chunk::<LAYER_BYTES>() else {
-                return Err(Error::corrupt(offset, "the block ends within the description of its layers"));
+                return Err(Error::corrupt(offset, "the block ends within its layer headers"));
             };
             let layer = place.insert(Layer::parse(bytes, left, offset)?);
-            (left, planes_bytes) = (layer.rest, planes_bytes + layer.planes_bytes());
+            (left, planes_bytes) = (layer.escaped, planes_bytes + layer.planes_bytes());
             offset += LAYER_BYTES;
         }
         if header.layers == 0 {
-            return Ok(Self { header, layers, others: &bytes[offset..], planes: &[], tail: &[] });
+            return Ok(Self { header, layers, sign_mantissa: &bytes[offset..], planes: &[], tail: &[] });
         }
-        let others_bytes = other_bytes(header.float, header.elements);
-        let expected = offset + others_bytes + planes_bytes + left;
+        let sign_mantissa_len = sign_mantissa_bytes(header.float, header.elements);
+        let expected = offset + sign_mantissa_len + planes_bytes + left;
         if expected != bytes.len() {
-            let what = format!("layers that take {expected} bytes, where {} are promised", bytes.len());
+            let what = format!("the layers take {expected} bytes, the header states {}", bytes.len());
             return Err(Error::corrupt(HEADER_BYTES, what));
         }
-        let (others, rest) = bytes[offset..].split_at(others_bytes);
+        let (sign_mantissa, rest) = bytes[offset..].split_at(sign_mantissa_len);
         let (planes, tail) = rest.split_at(planes_bytes);
-        Ok(Self { header, layers, others, planes, tail })
+        Ok(Self { header, layers, sign_mantissa, planes, tail })
     }
 
-    /// What the block says about itself.
+    /// Returns the header.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Whether the elements are stored as they are.
+    /// Whether the elements are stored uncompressed.
     #[must_use]
     pub fn is_raw(&self) -> bool {
         self.header.layers == 0
     }
 
-    /// Decodes all elements. Use [`Block::decode_with`] for many blocks.
+    /// Decodes all elements. For many blocks use [`Block::decode_with`].
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] where `out` has not [`Header::decoded_bytes`]; [`Error::Corrupt`] where codes and layers
-    /// contradict each other, and `out` has any bytes then.
+    /// [`Error::Invalid`] if the length of `out` is not [`Header::decoded_bytes`]. [`Error::Corrupt`] if codes and
+    /// layers are inconsistent; `out` is unspecified then.
     pub fn decode_into(&self, out: &mut [u8]) -> Result<()> {
         self.decode_with(&mut Scratch::default(), out)
     }
 
-    /// The same with memory that is kept from block to block.
+    /// Decodes all elements with scratch memory that is reused from block to block.
     ///
     /// # Errors
     ///
@@ -97,13 +100,11 @@ impl<'a> Block<'a> {
             return Err(Error::invalid(format!("room for {len} bytes, where the block has {bytes}")));
         }
         if self.is_raw() {
-            out.copy_from_slice(self.others);
+            out.copy_from_slice(self.sign_mantissa);
             return Ok(());
         }
-        let decoded = widely(Decode { block: self, scratch, out });
-        decoded.ok_or_else(|| {
-            Error::corrupt(HEADER_BYTES, "codes of a layer and the size of the next contradict each other")
-        })
+        let decoded = dispatch(Decode { block: self, scratch, out });
+        decoded.ok_or_else(|| Error::corrupt(HEADER_BYTES, "the codes of a layer do not match the size of the next"))
     }
 }
 
@@ -113,59 +114,66 @@ struct Decode<'a> {
     out: &'a mut [u8],
 }
 
-impl Task for Decode<'_> {
+impl SimdTask for Decode<'_> {
     type Output = Option<()>;
 
     #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) -> Option<()> {
+    fn run<L: SimdBackend>(self, simd: L) -> Option<()> {
         let Self { block, scratch: Scratch { from, to }, out } = self;
         let Header { float, elements, .. } = block.header;
         let mut planes = block.planes;
         let (first, deeper) = block.layers.split_first()?;
-        grow(from, block.tail.len() + WINDOW)[..block.tail.len()].copy_from_slice(block.tail);
+        ensure_len(from, block.tail.len() + WINDOW)[..block.tail.len()].copy_from_slice(block.tail);
         for layer in deeper.iter().rev().flatten() {
             let (others, own) = planes.split_at_checked(planes.len().checked_sub(layer.planes_bytes())?)?;
             planes = others;
-            let room = grow(to, layer.elements.next_multiple_of(GROUP) + WINDOW);
-            let mut next = Next { bytes: from.get(..layer.rest + WINDOW)?, taken: 0 };
-            spread(lanes, layer, own, &mut next, room)?;
+            let room = ensure_len(to, layer.elements.next_multiple_of(GROUP) + WINDOW);
+            let mut next = EscapeReader { bytes: from.get(..layer.escaped + WINDOW)?, taken: 0 };
+            expand(simd, layer, own, &mut next, room)?;
             next.finish()?;
             std::mem::swap(from, to);
         }
         let first = (*first)?;
-        let mut next = Next { bytes: from.get(..first.rest + WINDOW)?, taken: 0 };
+        let mut next = EscapeReader { bytes: from.get(..first.escaped + WINDOW)?, taken: 0 };
         let mut exponents = [0; STEP];
         let steps = out.chunks_mut(STEP * float.bytes()).zip(planes.chunks(STEP / GROUP * PLANES_BYTES));
         for (index, (out, planes)) in steps.enumerate() {
             let step = Layer { elements: out.len() / float.bytes(), ..first };
-            spread(lanes, &step, planes, &mut next, &mut exponents)?;
-            join(lanes, float, (&exponents[..step.elements], block.others), (index * STEP, elements), out);
+            expand(simd, &step, planes, &mut next, &mut exponents)?;
+            assemble(simd, float, (&exponents[..step.elements], block.sign_mantissa), (index * STEP, elements), out);
         }
         next.finish()
     }
 }
 
-/// The symbols of the layer below, as they are asked for; [`WINDOW`] bytes behind the last may be anything.
-struct Next<'a> {
+/// Reads the escaped symbols from the next layer. The last [`WINDOW`] bytes may have any values.
+struct EscapeReader<'a> {
     bytes: &'a [u8],
     taken: usize,
 }
 
-impl Next<'_> {
-    /// Whether all were asked for, and no more.
+impl EscapeReader<'_> {
+    /// Checks that all symbols were used.
     fn finish(self) -> Option<()> {
         (self.taken + WINDOW == self.bytes.len()).then_some(())
     }
 }
 
-/// All symbols of a layer; `None` where more are asked for than there are, or what fills up the last group is not zero.
+/// Expands all symbols of a layer. Returns `None` if it uses more escapes than there are, or the padding of the last
+/// group is not zero.
 #[inline(always)]
-fn spread(lanes: impl Lanes, layer: &Layer, planes: &[u8], next: &mut Next<'_>, out: &mut [u8]) -> Option<()> {
+fn expand(
+    simd: impl SimdBackend,
+    layer: &Layer,
+    planes: &[u8],
+    next: &mut EscapeReader<'_>,
+    out: &mut [u8],
+) -> Option<()> {
     let mut last = 0;
     for (planes, out) in planes.as_chunks::<PLANES_BYTES>().0.iter().zip(out.as_chunks_mut::<GROUP>().0) {
         let (low, high) = (word(planes, 0), word(planes, 8));
         let window = next.bytes.get(next.taken..)?.first_chunk()?;
-        lanes.spread(low, high, layer.symbols, window, out);
+        simd.expand(low, high, layer.symbols, window, out);
         next.taken += (low & high).count_ones() as usize;
         last = low | high;
     }
@@ -178,8 +186,8 @@ fn word(planes: &[u8; PLANES_BYTES], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|index| planes[at + index]))
 }
 
-/// At least so many bytes, whatever they are.
-fn grow(bytes: &mut Vec<u8>, len: usize) -> &mut [u8] {
+/// Grows the vector to at least `len` bytes, of any value.
+fn ensure_len(bytes: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if bytes.len() < len {
         bytes.resize(len, 0);
     }

@@ -1,22 +1,22 @@
-//! What an element is taken apart into: its exponent, which is packed, and everything else, which is stored as it is.
+//! Splits elements into exponents, which are compressed, and signs and mantissas, which are stored unchanged.
 //!
-//! | type | exponent | everything else, for `n` elements |
+//! | type | exponent | sign and mantissa of `n` elements |
 //! |---|---|---|
 //! | bf16 | bits 7 to 14 | `n` bytes: the sign above the mantissa |
 //! | fp16 | bits 10 to 14 | `n` bytes: bits 0 to 7; then for each 64 elements three words of 64 bits: bits 8, 9 and 15 |
 //! | fp32 | bits 23 to 30 | `n` times two bytes: bits 0 to 15; then `n` bytes: the sign above bits 16 to 22 |
 
 use super::GROUP;
-use super::lanes::{Lanes, WINDOW};
+use super::simd::{SimdBackend, WINDOW};
 use crate::Float;
 
-/// Bytes of a group's three words, which fp16 has.
+/// Bytes of a group's three words in fp16.
 const THREE_BYTES: usize = 3 * GROUP / 8;
-/// The window of a layer in which code 3 means 3.
+/// The escaped symbols of a layer in which code 3 means 3.
 const THREES: [u8; WINDOW] = [3; WINDOW];
 
-/// Bytes of everything else.
-pub(super) fn other_bytes(float: Float, elements: usize) -> usize {
+/// Returns the bytes of all signs and mantissas.
+pub(super) fn sign_mantissa_bytes(float: Float, elements: usize) -> usize {
     match float {
         Float::Bf16 => elements,
         Float::F16 => elements + elements.div_ceil(GROUP) * THREE_BYTES,
@@ -24,9 +24,9 @@ pub(super) fn other_bytes(float: Float, elements: usize) -> usize {
     }
 }
 
-/// The exponents of all elements, at the beginning of `exponents`.
+/// Writes the exponents of all elements to the start of `exponents`.
 #[inline(always)]
-pub(super) fn exponents(float: Float, bytes: &[u8], exponents: &mut [u8]) {
+pub(super) fn extract_exponents(float: Float, bytes: &[u8], exponents: &mut [u8]) {
     match float {
         Float::Bf16 => {
             for (element, exponent) in bytes.as_chunks().0.iter().zip(exponents) {
@@ -46,9 +46,9 @@ pub(super) fn exponents(float: Float, bytes: &[u8], exponents: &mut [u8]) {
     }
 }
 
-/// Everything else, into [`other_bytes`].
+/// Writes the signs and mantissas of all elements: [`sign_mantissa_bytes`] bytes.
 #[inline(always)]
-pub(super) fn others(lanes: impl Lanes, float: Float, bytes: &[u8], others: &mut [u8]) {
+pub(super) fn extract_sign_mantissa(simd: impl SimdBackend, float: Float, bytes: &[u8], others: &mut [u8]) {
     let elements = bytes.len() / float.bytes();
     match float {
         Float::Bf16 => {
@@ -67,8 +67,8 @@ pub(super) fn others(lanes: impl Lanes, float: Float, bytes: &[u8], others: &mut
                 for (element, (pair, sign)) in group.iter().zip(pairs.iter_mut().zip(&mut signs)) {
                     (*pair, *sign) = (element[1] & 3, element[1] >> 7);
                 }
-                let (eighth, ninth) = lanes.gather(&pairs, [0, 1, 2], &mut unused);
-                let (sign, _) = lanes.gather(&signs, [0, 1, 2], &mut unused);
+                let (eighth, ninth) = simd.compress(&pairs, [0, 1, 2], &mut unused);
+                let (sign, _) = simd.compress(&signs, [0, 1, 2], &mut unused);
                 words[..8].copy_from_slice(&eighth.to_le_bytes());
                 words[8..16].copy_from_slice(&ninth.to_le_bytes());
                 words[16..].copy_from_slice(&sign.to_le_bytes());
@@ -85,10 +85,10 @@ pub(super) fn others(lanes: impl Lanes, float: Float, bytes: &[u8], others: &mut
     }
 }
 
-/// Elements again: those from `begin` on, which is a multiple of [`GROUP`]; as many as there are exponents.
+/// Assembles elements from `begin` on, a multiple of [`GROUP`]; as many as there are exponents.
 #[inline(always)]
-pub(super) fn join(
-    lanes: impl Lanes,
+pub(super) fn assemble(
+    simd: impl SimdBackend,
     float: Float,
     (exponents, others): (&[u8], &[u8]),
     (begin, elements): (usize, usize),
@@ -109,8 +109,8 @@ pub(super) fn join(
             for ((out, (exponents, lows)), words) in groups.zip(words) {
                 let word = |at: usize| words[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
                 let (mut pairs, mut signs) = ([0; GROUP], [0; GROUP]);
-                lanes.spread(word(0), word(8), [0, 1, 2], &THREES, &mut pairs);
-                lanes.spread(word(16), 0, [0, 0x80, 0], &THREES, &mut signs);
+                simd.expand(word(0), word(8), [0, 1, 2], &THREES, &mut pairs);
+                simd.expand(word(16), 0, [0, 0x80, 0], &THREES, &mut signs);
                 let parts = exponents.iter().zip(lows).zip(pairs.iter().zip(&signs));
                 for (element, ((exponent, low), (pair, sign))) in out.as_chunks_mut().0.iter_mut().zip(parts) {
                     *element = [*low, sign | (exponent & 0x1f) << 2 | pair];

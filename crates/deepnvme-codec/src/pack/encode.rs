@@ -1,28 +1,28 @@
-//! Packing one block: how often each exponent occurs, how many layers that is worth, and the layers.
+//! Encoding of one block: histogram of exponents, choice of layers, and the layers.
 
-use super::elements::{exponents, other_bytes, others};
+use super::elements::{extract_exponents, extract_sign_mantissa, sign_mantissa_bytes};
 use super::header::{Header, Layer};
-use super::lanes::{Lanes, Task, widely};
+use super::simd::{SimdBackend, SimdTask, dispatch};
 use super::{BLOCK_ELEMENTS_MAX, GROUP, HEADER_BYTES, LAYER_BYTES, LAYERS_MAX, encoded_bytes_max};
 use crate::{Error, Float, Result};
 
-/// Packs elements as one block, behind what `out` has already: at most [`encoded_bytes_max`] bytes more.
+/// Encodes elements as one block and appends it to `out`: at most [`encoded_bytes_max`] bytes.
 ///
-/// The same elements give the same bytes on every machine.
+/// The encoding of elements is the same on every machine.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] for a part of an element, or more than [`BLOCK_ELEMENTS_MAX`].
+/// [`Error::Invalid`] if `bytes` ends within an element, or has more than [`BLOCK_ELEMENTS_MAX`] elements.
 pub fn encode(float: Float, bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let elements = bytes.len() / float.bytes();
     if !bytes.len().is_multiple_of(float.bytes()) || elements > BLOCK_ELEMENTS_MAX {
         let len = bytes.len();
         return Err(Error::invalid(format!(
-            "{len} bytes of {float:?} are no block: it has whole elements, at most {BLOCK_ELEMENTS_MAX} of them"
+            "{len} bytes of {float:?} do not fit a block: pass whole elements, at most {BLOCK_ELEMENTS_MAX}"
         )));
     }
     out.reserve(encoded_bytes_max(bytes.len()));
-    widely(Encode { float, bytes, elements, out });
+    dispatch(Encode { float, bytes, elements, out });
     Ok(())
 }
 
@@ -33,16 +33,16 @@ struct Encode<'a> {
     out: &'a mut Vec<u8>,
 }
 
-impl Task for Encode<'_> {
+impl SimdTask for Encode<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes>(self, lanes: L) {
+    fn run<L: SimdBackend>(self, simd: L) {
         let Self { float, bytes, elements, out } = self;
         let mut symbols = vec![0; elements.next_multiple_of(GROUP)];
-        exponents(float, bytes, &mut symbols);
-        let layers = choose(&counts(&symbols[..elements]), elements);
-        let encoded_bytes = HEADER_BYTES + other_bytes(float, elements) + layers_bytes(&layers);
+        extract_exponents(float, bytes, &mut symbols);
+        let layers = choose_layers(&histogram(&symbols[..elements]), elements);
+        let encoded_bytes = HEADER_BYTES + sign_mantissa_bytes(float, elements) + layers_bytes(&layers);
         if layers.is_empty() || encoded_bytes >= HEADER_BYTES + bytes.len() {
             Header { float, layers: 0, elements, encoded_bytes: HEADER_BYTES + bytes.len() }.write(out);
             out.extend_from_slice(bytes);
@@ -53,38 +53,37 @@ impl Task for Encode<'_> {
             layer.write(out);
         }
         let begin = out.len();
-        out.resize(begin + other_bytes(float, elements), 0);
-        others(lanes, float, bytes, &mut out[begin..]);
+        out.resize(begin + sign_mantissa_bytes(float, elements), 0);
+        extract_sign_mantissa(simd, float, bytes, &mut out[begin..]);
         for layer in &layers {
-            symbols = add_layer(lanes, layer, symbols, out);
+            symbols = write_layer(simd, layer, symbols, out);
         }
-        out.extend_from_slice(&symbols[..layers.last().map_or(0, |layer| layer.rest)]);
+        out.extend_from_slice(&symbols[..layers.last().map_or(0, |layer| layer.escaped)]);
     }
 }
 
-/// Writes the planes of a layer, and returns what goes on to the next.
+/// Writes the bit planes of a layer. Returns the escaped symbols.
 #[inline(always)]
-fn add_layer(lanes: impl Lanes, layer: &Layer, mut symbols: Vec<u8>, out: &mut Vec<u8>) -> Vec<u8> {
+fn write_layer(simd: impl SimdBackend, layer: &Layer, mut symbols: Vec<u8>, out: &mut Vec<u8>) -> Vec<u8> {
     symbols.truncate(layer.elements);
-    // What fills up the last group has code 0, so that there is one encoding only.
+    // Padding of the last group has code 0, so that the encoding is unique.
     symbols.resize(layer.elements.next_multiple_of(GROUP), layer.symbols[0]);
-    let mut rest = vec![0; layer.rest + GROUP];
+    let mut escapes = vec![0; layer.escaped + GROUP];
     let mut taken = 0;
     for group in symbols.as_chunks::<GROUP>().0 {
-        let mut asking = [0; GROUP];
-        let (low, high) = lanes.gather(group, layer.symbols, &mut asking);
-        rest[taken..taken + GROUP].copy_from_slice(&asking);
+        let mut escaped = [0; GROUP];
+        let (low, high) = simd.compress(group, layer.symbols, &mut escaped);
+        escapes[taken..taken + GROUP].copy_from_slice(&escaped);
         out.extend(low.to_le_bytes());
         out.extend(high.to_le_bytes());
         taken += (low & high).count_ones() as usize;
     }
-    rest
+    escapes
 }
 
-/// How often each symbol occurs. Four tables, since weights repeat themselves, and a count that was just written is slow
-/// to read.
+/// Counts each symbol. Four tables, since weights often repeat, and reading a count that was just written is slow.
 #[inline(always)]
-fn counts(symbols: &[u8]) -> [u32; 256] {
+fn histogram(symbols: &[u8]) -> [u32; 256] {
     let mut tables = [[0; 256]; 4];
     let (fours, rest) = symbols.as_chunks::<4>();
     for four in fours {
@@ -104,15 +103,15 @@ fn counts(symbols: &[u8]) -> [u32; 256] {
     sums
 }
 
-/// The layers that make the fewest bytes, fewer layers where that is equal.
-fn choose(counts: &[u32; 256], elements: usize) -> Vec<Layer> {
+/// Chooses the layers with the fewest bytes, and fewer layers in a tie.
+fn choose_layers(counts: &[u32; 256], elements: usize) -> Vec<Layer> {
     let mut order: Vec<u8> = (0..=255).collect();
     order.sort_by_key(|symbol| std::cmp::Reverse(counts[usize::from(*symbol)]));
     let mut layers = Vec::with_capacity(LAYERS_MAX);
     let (mut left, mut best, mut best_bytes) = (elements, 0, usize::MAX);
     for symbols in order.as_chunks::<3>().0.iter().take(LAYERS_MAX) {
         let known: u32 = symbols.iter().map(|symbol| counts[usize::from(*symbol)]).sum();
-        layers.push(Layer { symbols: *symbols, elements: left, rest: left - known as usize });
+        layers.push(Layer { symbols: *symbols, elements: left, escaped: left - known as usize });
         left -= known as usize;
         let bytes = layers_bytes(&layers);
         if bytes < best_bytes {
@@ -123,8 +122,8 @@ fn choose(counts: &[u32; 256], elements: usize) -> Vec<Layer> {
     layers
 }
 
-/// Bytes of layers, their description and the tail.
+/// Returns the bytes of layers, their headers and the tail.
 fn layers_bytes(layers: &[Layer]) -> usize {
     let planes: usize = layers.iter().map(Layer::planes_bytes).sum();
-    layers.len() * LAYER_BYTES + planes + layers.last().map_or(0, |layer| layer.rest)
+    layers.len() * LAYER_BYTES + planes + layers.last().map_or(0, |layer| layer.escaped)
 }

@@ -1,18 +1,17 @@
-//! Lossless packing of floats: fewer bytes, every bit the same.
+//! Lossless compression of floats.
 //!
 //! ```text
-//! element   = exponent (symbol) + everything else (incompressible, stored as it is)
-//! layer 1   : two bits for each exponent: the three most frequent ones, or "asks the next layer"
-//! layer 2   : the same for those that asked, with the next three symbols, and so on
-//! tail      : a byte for each exponent that no layer knew
+//! element   = exponent (the symbol) + sign and mantissa (incompressible, stored unchanged)
+//! layer 1   : a 2-bit code for each exponent: one of the three most frequent symbols, or an escape to the next layer
+//! layer 2   : the same for the escaped exponents with the next three symbols, and so on
+//! tail      : a byte for each exponent that the last layer escaped
 //! ```
 //!
-//! The codes of a layer lie in two bit planes of 64 elements each, so that a processor with wide vectors decodes 64
-//! elements by a handful of instructions, and no bit stream has to be followed. For weights that is within one percent of
-//! the bytes of a Huffman code. `docs/packed-format.md` has the format to the byte.
+//! The codes of 64 elements are two bit planes of 64 bits, so SIMD instructions decode 64 elements at once, without parsing
+//! a bit stream. For weights the size is within one percent of a Huffman code. `docs/packed-format.md` specifies the format.
 //!
-//! A run of elements is a *block*: decoded alone, on any core, as soon as it has come from the disk. What would not shrink
-//! is stored as it is, sixteen bytes longer.
+//! A *block* is a run of elements that is decoded on its own, on any core, as soon as it arrives from the disk. A block that
+//! would not shrink is stored raw, with a header of sixteen bytes.
 //!
 //! ```
 //! use deepnvme_codec::{Float, pack};
@@ -22,9 +21,9 @@
 //! pack::encode(Float::Bf16, &weights, &mut packed)?;
 //!
 //! let block = pack::Block::parse(&packed)?;
-//! let mut again = vec![0; block.header().decoded_bytes()];
-//! block.decode_into(&mut again)?;
-//! assert_eq!(again, weights);
+//! let mut decoded = vec![0; block.header().decoded_bytes()];
+//! block.decode_into(&mut decoded)?;
+//! assert_eq!(decoded, weights);
 //! # Ok::<(), deepnvme_codec::Error>(())
 //! ```
 
@@ -32,33 +31,33 @@ mod decode;
 mod elements;
 mod encode;
 mod header;
-mod lanes;
+mod simd;
 
 pub use decode::{Block, Scratch};
 pub use encode::encode;
 pub use header::Header;
 
-/// Elements of a block, if the caller has no reason for another number: large enough that headers do not matter, small
-/// enough that what is decoded is still in the cache of the core that decoded it.
+/// The default number of elements in a block: enough that headers do not matter, few enough that decoded elements
+/// stay in the core's cache.
 pub const BLOCK_ELEMENTS: usize = 1 << 16;
-/// Most elements that a block may have, so that nobody reserves much memory for a damaged number.
+/// The maximum number of elements in a block. It bounds the memory that a corrupt header can request.
 pub const BLOCK_ELEMENTS_MAX: usize = 1 << 20;
-/// Bytes of the header that every block begins with.
+/// Bytes of a block's header.
 pub const HEADER_BYTES: usize = 16;
 
-/// The first bytes of a block: a name, and the version of the format.
+/// The first bytes of a block: a name and the format version.
 const MAGIC: [u8; 4] = *b"DNP\x01";
-/// Bytes that describe one layer.
+/// Bytes of a layer's header.
 const LAYER_BYTES: usize = 8;
-/// Most layers of a block. Each has three symbols, and a byte of the tail is cheaper than the fifth two bits; the rest is
-/// for exponents that are spread widely.
+/// The maximum number of layers. Each has three symbols. A byte of the tail is cheaper than a fifth 2-bit code; the
+/// other layers are for widely spread exponents.
 const LAYERS_MAX: usize = 8;
 /// Elements whose codes share a pair of words.
 const GROUP: usize = 64;
-/// Bytes of a group's two planes.
+/// Bytes of a group's two bit planes.
 const PLANES_BYTES: usize = 2 * GROUP / 8;
 
-/// The most bytes that `len` bytes of elements take as one block.
+/// Returns the maximum encoded size of `len` bytes of elements in one block.
 #[must_use]
 pub const fn encoded_bytes_max(len: usize) -> usize {
     len.saturating_add(HEADER_BYTES)

@@ -1,12 +1,12 @@
-//! The two codes, without branches, so that loops become vectors.
+//! The two 8-bit codes, without branches so that loops are vectorised.
 
-/// A number of eight bits.
-pub(super) trait Coded {
-    /// The largest one.
-    const MOST: f32;
-    /// The nearest code to a number that is not above [`Coded::MOST`], and has no NaN.
+/// An 8-bit number format.
+pub(super) trait QuantCode {
+    /// The largest value.
+    const MAX: f32;
+    /// Rounds a number to the nearest code. Its magnitude is at most [`QuantCode::MAX`], and it is not a NaN.
     fn encode(value: f32) -> u8;
-    /// The number of a code.
+    /// Returns the value of a code.
     fn decode(code: u8) -> f32;
 }
 
@@ -15,15 +15,15 @@ pub(super) struct Int8;
 /// [`F8E4m3`](super::Code::F8E4m3).
 pub(super) struct E4m3;
 
-/// The exponents of fp32 and e4m3 differ by this, in place.
+/// The difference of the exponent biases of fp32 and e4m3, in place.
 const BIAS: u32 = (127 - 7) << 23;
 
-impl Coded for Int8 {
-    const MOST: f32 = 127.0;
+impl QuantCode for Int8 {
+    const MAX: f32 = 127.0;
 
     #[inline(always)]
     fn encode(value: f32) -> u8 {
-        // The last bit of this number counts one, so that the addition rounds, and leaves the integer in its last bits.
+        // The last bit of this number is 1, so the addition rounds and leaves the integer in the low bits.
         (value + 12_582_912.0).to_bits() as u8
     }
 
@@ -33,14 +33,14 @@ impl Coded for Int8 {
     }
 }
 
-impl Coded for E4m3 {
-    const MOST: f32 = 448.0;
+impl QuantCode for E4m3 {
+    const MAX: f32 = 448.0;
 
     #[inline(always)]
     fn encode(value: f32) -> u8 {
         let (sign, size) = (value.to_bits() >> 24 & 0x80, value.to_bits() & 0x7fff_ffff);
         let normal = size.wrapping_sub(BIAS).wrapping_add(0x7_ffff + (size >> 20 & 1)) >> 20;
-        // The last bit of this number counts as much as the smallest of e4m3.
+        // The last bit of this number equals the smallest e4m3 number.
         let subnormal = (f32::from_bits(size) + 16384.0).to_bits().wrapping_sub(16384.0_f32.to_bits());
         (sign | if size < 0x3c80_0000 { subnormal } else { normal }) as u8
     }

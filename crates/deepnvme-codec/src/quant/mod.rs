@@ -1,7 +1,7 @@
-//! Eight bits for each weight, and a scale for each row or group of them: lossy, half of bf16's bytes.
+//! Quantisation: 8 bits per weight and a scale per row or group. Lossy; half the bytes of bf16.
 //!
-//! A matrix of weights has rows of `columns` elements; each row is cut into groups of [`Scheme::group`] elements (the last
-//! may be shorter), and a group shares a scale. All arithmetic is that of fp32, each operation rounded once, to the nearest:
+//! A matrix of weights has rows of `columns` elements. Each row is divided into groups of [`Scheme::group`] elements (the
+//! last may be shorter), and a group shares a scale. All arithmetic is fp32, each operation rounded once, to nearest:
 //!
 //! | | [`Code::Int8`] | [`Code::F8E4m3`] |
 //! |---|---|---|
@@ -9,10 +9,9 @@
 //! | code | `round(clamp(x / scale, -127, 127))` | `e4m3fn(clamp(x / scale, -448, 448))` |
 //! | value | `narrow(code * scale)` | `narrow(code * scale)` |
 //!
-//! `narrow` is the [cast](crate::cast) to the type of scales or of values, `round` goes to the even one of two that are as
-//! near, and `e4m3fn` is the nearest number of torch's `float8_e4m3fn`. A scale of zero makes codes of zero: that is a group
-//! of zeros, or one of numbers so small that the type of the scales cannot tell (in fp16 below 4e-6; bf16 and fp32
-//! have no such limit that matters).
+//! `narrow` is the [cast](crate::cast) to the type of scales or values, `round` rounds ties to even, and `e4m3fn` is the
+//! nearest number of torch's `float8_e4m3fn`. A scale of zero gives codes of zero: the group is all zeros, or its numbers
+//! are too small for the type of the scales (below 4e-6 in fp16; the limits of bf16 and fp32 are negligible).
 //!
 //! The same weights give the same bytes on every machine.
 
@@ -21,17 +20,18 @@ mod scheme;
 
 pub use scheme::{Code, Scheme};
 
-use crate::cast::{Bf16, Element, F16, F32, INFINITY};
-use crate::{Error, Float, Result, widest};
-use codes::{Coded, E4m3, Int8};
+use crate::cast::{Element, F32};
+use crate::half::{Bf16, F16, F32_INFINITY, F32_MAGNITUDE, Half};
+use crate::{Error, Float, Result, vectorize};
+use codes::{E4m3, Int8, QuantCode};
 
-/// Quantises rows of `columns` elements of `source`: a byte each into `codes`, and as many scales as
-/// [`Scheme::scales`] says into `scales`, row by row.
+/// Quantises rows of `columns` elements of `source`. Writes one byte per element into `codes` and [`Scheme::scales`]
+/// scales into `scales`, row by row.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] where slices do not fit each other, where an element is infinite or no number, or where the type
-/// of the scales is too narrow for one; the text says which.
+/// [`Error::Invalid`] if slices do not fit each other, an element is infinite or NaN, or the type of the scales
+/// cannot represent one. The text names the case.
 pub fn quantise(
     scheme: Scheme,
     columns: usize,
@@ -42,27 +42,39 @@ pub fn quantise(
     scheme.check(columns, (from, source.len()), codes.len(), scales.len())?;
     let sizes = (columns.max(1), scheme.group_of(columns));
     let done = match (from, scheme.code) {
-        (Float::Bf16, Code::Int8) => widest!(shrink::<Bf16, Int8, 2>(scheme.scale, sizes, source, codes, scales)),
-        (Float::F16, Code::Int8) => widest!(shrink::<F16, Int8, 2>(scheme.scale, sizes, source, codes, scales)),
-        (Float::F32, Code::Int8) => widest!(shrink::<F32, Int8, 4>(scheme.scale, sizes, source, codes, scales)),
-        (Float::Bf16, Code::F8E4m3) => widest!(shrink::<Bf16, E4m3, 2>(scheme.scale, sizes, source, codes, scales)),
-        (Float::F16, Code::F8E4m3) => widest!(shrink::<F16, E4m3, 2>(scheme.scale, sizes, source, codes, scales)),
-        (Float::F32, Code::F8E4m3) => widest!(shrink::<F32, E4m3, 4>(scheme.scale, sizes, source, codes, scales)),
+        (Float::Bf16, Code::Int8) => {
+            vectorize!(quantise_groups::<Bf16, Int8, 2>(scheme.scale, sizes, source, codes, scales))
+        }
+        (Float::F16, Code::Int8) => {
+            vectorize!(quantise_groups::<F16, Int8, 2>(scheme.scale, sizes, source, codes, scales))
+        }
+        (Float::F32, Code::Int8) => {
+            vectorize!(quantise_groups::<F32, Int8, 4>(scheme.scale, sizes, source, codes, scales))
+        }
+        (Float::Bf16, Code::F8E4m3) => {
+            vectorize!(quantise_groups::<Bf16, E4m3, 2>(scheme.scale, sizes, source, codes, scales))
+        }
+        (Float::F16, Code::F8E4m3) => {
+            vectorize!(quantise_groups::<F16, E4m3, 2>(scheme.scale, sizes, source, codes, scales))
+        }
+        (Float::F32, Code::F8E4m3) => {
+            vectorize!(quantise_groups::<F32, E4m3, 4>(scheme.scale, sizes, source, codes, scales))
+        }
     };
     done.map_err(|row| {
         let scale = scheme.scale;
         Error::invalid(format!(
-            "row {row} has an element that is infinite or no number, or needs a scale that {scale:?} has not: leave this \
-             tensor as it is, or choose fp32 scales"
+            "row {row} has an infinite or NaN element, or needs a scale that {scale:?} cannot represent: leave this tensor \
+             unquantised, or choose fp32 scales"
         ))
     })
 }
 
-/// Gives back what was quantised, into `target`.
+/// Dequantises codes and scales into `target`.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] where slices do not fit each other.
+/// [`Error::Invalid`] if slices do not fit each other.
 pub fn dequantise(
     scheme: Scheme,
     columns: usize,
@@ -73,19 +85,31 @@ pub fn dequantise(
     scheme.check(columns, (to, target.len()), codes.len(), scales.len())?;
     let sizes = (columns.max(1), scheme.group_of(columns));
     match (to, scheme.code) {
-        (Float::Bf16, Code::Int8) => widest!(grow::<Bf16, Int8, 2>(scheme.scale, sizes, codes, scales, target)),
-        (Float::F16, Code::Int8) => widest!(grow::<F16, Int8, 2>(scheme.scale, sizes, codes, scales, target)),
-        (Float::F32, Code::Int8) => widest!(grow::<F32, Int8, 4>(scheme.scale, sizes, codes, scales, target)),
-        (Float::Bf16, Code::F8E4m3) => widest!(grow::<Bf16, E4m3, 2>(scheme.scale, sizes, codes, scales, target)),
-        (Float::F16, Code::F8E4m3) => widest!(grow::<F16, E4m3, 2>(scheme.scale, sizes, codes, scales, target)),
-        (Float::F32, Code::F8E4m3) => widest!(grow::<F32, E4m3, 4>(scheme.scale, sizes, codes, scales, target)),
+        (Float::Bf16, Code::Int8) => {
+            vectorize!(dequantise_groups::<Bf16, Int8, 2>(scheme.scale, sizes, codes, scales, target));
+        }
+        (Float::F16, Code::Int8) => {
+            vectorize!(dequantise_groups::<F16, Int8, 2>(scheme.scale, sizes, codes, scales, target));
+        }
+        (Float::F32, Code::Int8) => {
+            vectorize!(dequantise_groups::<F32, Int8, 4>(scheme.scale, sizes, codes, scales, target));
+        }
+        (Float::Bf16, Code::F8E4m3) => {
+            vectorize!(dequantise_groups::<Bf16, E4m3, 2>(scheme.scale, sizes, codes, scales, target));
+        }
+        (Float::F16, Code::F8E4m3) => {
+            vectorize!(dequantise_groups::<F16, E4m3, 2>(scheme.scale, sizes, codes, scales, target));
+        }
+        (Float::F32, Code::F8E4m3) => {
+            vectorize!(dequantise_groups::<F32, E4m3, 4>(scheme.scale, sizes, codes, scales, target));
+        }
     }
     Ok(())
 }
 
-/// All groups to codes; the row of the first that cannot be.
+/// Quantises all groups. Returns the row of the first that fails.
 #[inline(always)]
-fn shrink<E: Element<N>, C: Coded, const N: usize>(
+fn quantise_groups<E: Element<N>, C: QuantCode, const N: usize>(
     scale_float: Float,
     (columns, group): (usize, usize),
     source: &[u8],
@@ -96,10 +120,10 @@ fn shrink<E: Element<N>, C: Coded, const N: usize>(
     let rows = source.as_chunks::<N>().0.chunks(columns).zip(codes.chunks_mut(columns));
     for (row, (elements, codes)) in rows.enumerate() {
         for (elements, codes) in elements.chunks(group).zip(codes.chunks_mut(group)) {
-            // As bits, numbers without a sign have the order of numbers, with infinity and then NaNs above them.
-            let most = elements.iter().map(|bytes| E::widen(*bytes) & 0x7fff_ffff).fold(0, u32::max);
-            let scale = scales.next().map_or(0, |bytes| put(scale_float, f32::from_bits(most) / C::MOST, bytes));
-            if most >= INFINITY || scale >= INFINITY {
+            // The bits of non-negative floats order like the numbers, with infinity and then NaNs above them.
+            let max = elements.iter().map(|bytes| E::widen(*bytes) & F32_MAGNITUDE).fold(0, u32::max);
+            let scale = scales.next().map_or(0, |bytes| write_scale(scale_float, f32::from_bits(max) / C::MAX, bytes));
+            if max >= F32_INFINITY || scale >= F32_INFINITY {
                 return Err(row);
             }
             let scale = f32::from_bits(scale);
@@ -109,16 +133,16 @@ fn shrink<E: Element<N>, C: Coded, const N: usize>(
             }
             for (code, bytes) in codes.iter_mut().zip(elements) {
                 let value = f32::from_bits(E::widen(*bytes)) / scale;
-                *code = C::encode(value.clamp(-C::MOST, C::MOST));
+                *code = C::encode(value.clamp(-C::MAX, C::MAX));
             }
         }
     }
     Ok(())
 }
 
-/// All groups to elements.
+/// Dequantises all groups.
 #[inline(always)]
-fn grow<E: Element<N>, C: Coded, const N: usize>(
+fn dequantise_groups<E: Element<N>, C: QuantCode, const N: usize>(
     scale_float: Float,
     (columns, group): (usize, usize),
     codes: &[u8],
@@ -128,7 +152,7 @@ fn grow<E: Element<N>, C: Coded, const N: usize>(
     let mut scales = scales.chunks_exact(scale_float.bytes());
     for (elements, codes) in target.as_chunks_mut::<N>().0.chunks_mut(columns).zip(codes.chunks(columns)) {
         for (elements, codes) in elements.chunks_mut(group).zip(codes.chunks(group)) {
-            let scale = scales.next().map_or(0.0, |bytes| get(scale_float, bytes));
+            let scale = scales.next().map_or(0.0, |bytes| read_scale(scale_float, bytes));
             for (element, code) in elements.iter_mut().zip(codes) {
                 *element = E::narrow((C::decode(*code) * scale).to_bits());
             }
@@ -136,19 +160,19 @@ fn grow<E: Element<N>, C: Coded, const N: usize>(
     }
 }
 
-/// Writes a scale, and returns what was written as the bits of an fp32: that is what codes are made with.
+/// Writes a scale. Returns the rounded value as fp32 bits: codes are relative to it.
 #[inline(always)]
-fn put(float: Float, scale: f32, bytes: &mut [u8]) -> u32 {
+fn write_scale(float: Float, scale: f32, bytes: &mut [u8]) -> u32 {
     match float {
         Float::Bf16 => {
-            let short = Bf16::narrow(scale.to_bits());
-            bytes.copy_from_slice(&short);
-            Bf16::widen(short)
+            let half = <Bf16 as Half>::narrow(scale.to_bits());
+            bytes.copy_from_slice(&half.to_le_bytes());
+            <Bf16 as Half>::widen(half)
         }
         Float::F16 => {
-            let short = F16::narrow(scale.to_bits());
-            bytes.copy_from_slice(&short);
-            F16::widen(short)
+            let half = <F16 as Half>::narrow(scale.to_bits());
+            bytes.copy_from_slice(&half.to_le_bytes());
+            <F16 as Half>::widen(half)
         }
         Float::F32 => {
             bytes.copy_from_slice(&scale.to_le_bytes());
@@ -159,10 +183,10 @@ fn put(float: Float, scale: f32, bytes: &mut [u8]) -> u32 {
 
 /// Reads a scale.
 #[inline(always)]
-fn get(float: Float, bytes: &[u8]) -> f32 {
+fn read_scale(float: Float, bytes: &[u8]) -> f32 {
     let bits = match float {
-        Float::Bf16 => bytes.first_chunk().map(|bytes| Bf16::widen(*bytes)),
-        Float::F16 => bytes.first_chunk().map(|bytes| F16::widen(*bytes)),
+        Float::Bf16 => bytes.first_chunk().map(|bytes| <Bf16 as Element<2>>::widen(*bytes)),
+        Float::F16 => bytes.first_chunk().map(|bytes| <F16 as Element<2>>::widen(*bytes)),
         Float::F32 => bytes.first_chunk().map(|bytes| F32::widen(*bytes)),
     };
     f32::from_bits(bits.unwrap_or(0))

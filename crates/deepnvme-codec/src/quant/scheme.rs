@@ -1,44 +1,44 @@
-//! How weights are quantised, and how many bytes that takes.
+//! Quantisation schemes and their sizes.
 
 use std::num::NonZeroUsize;
 
 use crate::{Error, Float, Result};
 
-/// What a weight becomes.
+/// The 8-bit type of the weights.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Code {
-    /// A signed integer of eight bits, -127 to 127: steps of the same size.
+    /// A signed 8-bit integer from -127 to 127: uniform steps.
     Int8,
-    /// torch's `float8_e4m3fn`: four bits of exponent, three of mantissa, up to 448. Small weights keep more of
-    /// themselves, large ones less.
+    /// torch's `float8_e4m3fn`: 4 exponent bits, 3 mantissa bits, up to 448. Small weights keep more precision, large
+    /// ones less.
     F8E4m3,
 }
 
-/// How weights are quantised.
+/// A quantisation scheme.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Scheme {
-    /// What a weight becomes.
+    /// The 8-bit type of the weights.
     pub code: Code,
-    /// Elements along a row that share a scale; `None` for the whole row. 64 and 128 are usual.
+    /// Elements of a row that share a scale; `None` for the whole row. 64 and 128 are usual.
     pub group: Option<NonZeroUsize>,
     /// The type of the scales.
     pub scale: Float,
 }
 
 impl Scheme {
-    /// How many scales there are for a matrix of so many rows and columns; `None` where nobody could count them.
+    /// Returns the number of scales of a matrix, `None` on overflow.
     #[must_use]
     pub fn scales(&self, rows: usize, columns: usize) -> Option<usize> {
         let each = if columns == 0 { 0 } else { columns.div_ceil(self.group_of(columns)) };
         rows.checked_mul(each)
     }
 
-    /// Elements of a group in rows of that length, at least one.
+    /// Returns the elements of a group for rows of that length, at least one.
     pub(super) fn group_of(&self, columns: usize) -> usize {
         self.group.map_or(columns, NonZeroUsize::get).clamp(1, columns.max(1))
     }
 
-    /// Whether the slices fit each other, given their bytes.
+    /// Checks that the slices fit each other, given their bytes.
     pub(super) fn check(
         &self,
         columns: usize,
@@ -54,7 +54,7 @@ impl Scheme {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "{float_bytes} bytes of {float:?}, {codes_bytes} codes and {scales_bytes} bytes of scales do not belong to rows of \
+            "{float_bytes} bytes of {float:?}, {codes_bytes} codes and {scales_bytes} bytes of scales do not match rows of \
              {columns} elements in {self:?}"
         )))
     }

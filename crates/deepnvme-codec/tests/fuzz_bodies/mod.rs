@@ -1,5 +1,5 @@
-//! What is tried with any bytes, and what must hold of what is accepted. One function for each kind of input: the targets in
-//! `fuzz/` call them with what libFuzzer finds, `tests/fuzz.rs` with the seeds and mutations of them.
+//! Checks over arbitrary bytes. One function for each kind of input: the targets in `fuzz/` call them with
+//! libFuzzer's inputs, `tests/fuzz.rs` with the seeds and mutations of them.
 #![allow(dead_code, unused_imports, reason = "every target uses its own")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a finding")]
 
@@ -11,7 +11,7 @@ use deepnvme_codec::{Float, cast, pack};
 #[path = "../reference/mod.rs"]
 mod reference;
 
-/// A packed block: accepted where the plain reader of the format accepts it, with the same elements, and packed again.
+/// A packed block is accepted if the reference reader accepts it, with the same elements, and round-trips.
 pub(crate) fn packed(bytes: &[u8]) {
     let decoded = decode(bytes);
     assert_eq!(
@@ -44,7 +44,7 @@ fn round_trip(float: Float, elements: &[u8]) {
     assert_eq!(reference::decode(packed).unwrap(), (out, used));
 }
 
-/// Any bytes as elements: packed, cast and quantised, in any alignment.
+/// Arbitrary elements: packed, cast and quantised, in any alignment.
 pub(crate) fn elements(bytes: &[u8]) {
     let [kind, columns, bytes @ ..] = bytes else { return };
     let float = Float::ALL[usize::from(kind % 3)];

@@ -1,7 +1,7 @@
-//! The packed format read bit by bit, straight from `docs/packed-format.md`, by code that shares nothing with the crate.
+//! A bit-by-bit reader of the packed format, written from `docs/packed-format.md` and sharing no code with the crate.
 #![allow(dead_code, reason = "every test takes what it needs")]
 
-/// The elements of the block that `bytes` begin with, and its length; `None` where it is none.
+/// Returns the elements of the block at the start of `bytes` and its length, or `None` if it is invalid.
 pub(crate) fn decode(bytes: &[u8]) -> Option<(Vec<u8>, usize)> {
     if bytes.get(..4)? != b"DNP\x01" || bytes.get(6..8)? != [0, 0] {
         return None;
@@ -100,7 +100,7 @@ fn word(bytes: &[u8], at: usize) -> Option<usize> {
     Some(bytes.iter().rev().fold(0, |word, byte| word << 8 | usize::from(*byte)))
 }
 
-/// Bit `index` of the little-endian number that begins there.
+/// Returns bit `index` of the little-endian number at `at`.
 fn bit(bytes: &[u8], at: usize, index: usize) -> usize {
     usize::from(bytes[at + index / 8] >> (index % 8) & 1)
 }

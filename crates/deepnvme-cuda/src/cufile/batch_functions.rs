@@ -1,15 +1,15 @@
-//! The functions of cuFile's batch API and the structs that they take, as `cufile.h` has them.
+//! Functions and structs of cuFile's batch API, from `cufile.h`.
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use libloading::Library;
 
-use super::answer::Answer;
-use super::transfer::IoError;
+use super::error::{IoError, Status};
 use crate::abi::Handle;
 
-/// 1000 times the major version and 10 times the minor one: the first whose batches are known to work (CUDA 12.1).
+/// The first version whose batches are known to work (CUDA 12.1): 1000 times the major version plus 10 times the
+/// minor version.
 const VERSION_MIN: c_int = 1060;
 
 /// `CUfileIOParams_t`, whose union has one member.
@@ -26,7 +26,7 @@ pub(super) struct Parameters {
     pub(super) cookie: *mut c_void,
 }
 
-/// `CUfileIOEvents_t`. The header has an unsigned result, and says that errors are negative.
+/// `CUfileIOEvents_t`. The header declares the result unsigned, and documents negative errors.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Event {
@@ -55,29 +55,28 @@ pub(super) const MODE: c_int = 1;
 /// `CUFILE_READ` and `CUFILE_WRITE`.
 pub(super) const READ: c_int = 0;
 pub(super) const WRITE: c_int = 1;
-/// Of `CUfileStatus_t`: those that are no end of a transfer, and the ends. None of them is zero: that is an event which the
-/// library has not filled.
+/// `CUfileStatus_t`: states of transfers in progress, and final ones. Zero is an event that the library did not fill.
 const NONE: c_int = 0;
 const WAITING: c_int = 1;
 const PENDING: c_int = 2;
 const CANCELED: c_int = 8;
 const COMPLETE: c_int = 16;
 
-/// The functions, where the library has them all.
+/// The functions, if the library has them all.
 pub(super) struct Functions {
-    pub(super) set_up: unsafe extern "C" fn(*mut Handle, u32) -> Answer,
-    pub(super) submit: unsafe extern "C" fn(Handle, u32, *mut Parameters, u32) -> Answer,
-    pub(super) status: unsafe extern "C" fn(Handle, u32, *mut u32, *mut Event, *mut Timespec) -> Answer,
-    pub(super) cancel: unsafe extern "C" fn(Handle) -> Answer,
+    pub(super) set_up: unsafe extern "C" fn(*mut Handle, u32) -> Status,
+    pub(super) submit: unsafe extern "C" fn(Handle, u32, *mut Parameters, u32) -> Status,
+    pub(super) status: unsafe extern "C" fn(Handle, u32, *mut u32, *mut Event, *mut Timespec) -> Status,
+    pub(super) cancel: unsafe extern "C" fn(Handle) -> Status,
     pub(super) destroy: unsafe extern "C" fn(Handle),
 }
 
 impl Functions {
     /// # Safety
-    /// The library is cuFile: its symbols have the types that are written here.
+    /// The library is cuFile: its symbols have the declared types.
     pub(super) unsafe fn of(library: &Library) -> Option<Self> {
-        type Version = unsafe extern "C" fn(*mut c_int) -> Answer;
-        // SAFETY: the types are those of cufile.h for these symbols.
+        type Version = unsafe extern "C" fn(*mut c_int) -> Status;
+        // SAFETY: the types are those of cufile.h.
         unsafe {
             let version = library.get::<Version>(b"cuFileGetVersion\0").ok()?;
             let mut number = 0;
@@ -96,12 +95,12 @@ impl Functions {
 }
 
 impl Event {
-    /// How the transfer ended; nothing for one that goes on.
+    /// Returns the result of a completed transfer; `None` while it is in progress.
     pub(super) fn outcome(self) -> Option<Result<usize, IoError>> {
         match self.status {
             NONE | WAITING | PENDING => None,
             COMPLETE if self.result >= 0 => Some(Ok(self.result as usize)),
-            CANCELED => Some(Err(IoError::CuFile(0, "a batch was taken back"))),
+            CANCELED => Some(Err(IoError::CuFile(0, "the batch was cancelled"))),
             _ => Some(Err(IoError::of_code(self.result))),
         }
     }
@@ -115,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn structs_are_laid_out_as_the_header_has_them() {
+    fn structs_match_the_header() {
         assert_eq!((size_of::<Parameters>(), size_of::<Event>()), (64, 24));
         assert_eq!((offset_of!(Parameters, base), offset_of!(Parameters, handle)), (8, 40));
         assert_eq!((offset_of!(Parameters, opcode), offset_of!(Parameters, cookie)), (48, 56));
@@ -123,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn how_transfers_end() {
+    fn events_have_outcomes() {
         let outcome = |status, result| Event { cookie: ptr::null_mut(), status, result }.outcome();
         assert!(outcome(NONE, 0).is_none() && outcome(WAITING, 0).is_none() && outcome(PENDING, 0).is_none());
         assert_eq!(outcome(COMPLETE, 4096).unwrap().unwrap(), 4096);

@@ -1,36 +1,37 @@
-//! A file that cuFile knows.
+//! A file registered with cuFile.
 
 use std::fmt;
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
 use super::CuFile;
-use super::functions::Description;
-use super::span::DeviceSpan;
-use super::transfer::{self, IoError};
+use super::buffer::DeviceSpan;
+use super::error::{IoError, name};
+use super::functions::FileDescription;
 use crate::abi::Handle;
 use crate::device::Device;
 use crate::error::{Error, Result};
 
-/// A file that is registered with cuFile until this is dropped. It has a descriptor of its own, so that the other one may be
-/// closed before.
+/// A file that is registered with cuFile while this value lives. It has its own descriptor, so the original may be
+/// closed.
 pub struct FileHandle {
     cufile: CuFile,
     handle: Handle,
     _descriptor: OwnedFd,
 }
 
-// SAFETY: cuFile lets any thread use a handle.
+// SAFETY: handles are thread-safe in cuFile.
 unsafe impl Send for FileHandle {}
 // SAFETY: as above.
 unsafe impl Sync for FileHandle {}
 
 impl FileHandle {
-    /// Registers an open file. It ought to be open for direct I/O.
+    /// Registers an open file, which should be open for direct I/O.
     ///
     /// # Errors
-    /// What cuFile says, above all of file systems that it does not know.
+    /// cuFile's error, for example an unsupported file system.
     pub fn new(cufile: &CuFile, file: BorrowedFd<'_>) -> Result<Self> {
         let no_descriptor = |error: std::io::Error| Error {
             call: "dup",
@@ -38,10 +39,10 @@ impl FileHandle {
             text: error.to_string(),
         };
         let descriptor = file.try_clone_to_owned().map_err(no_descriptor)?;
-        let (mut handle, mut description) = (ptr::null_mut(), Description::of(descriptor.as_raw_fd()));
-        // SAFETY: both pointers are to values of ours, which cuFile has read and written when it returns.
-        let answer = unsafe { (cufile.functions().handle_register)(&raw mut handle, &raw mut description) };
-        cufile.check("cuFileHandleRegister", answer)?;
+        let (mut handle, mut description) = (ptr::null_mut(), FileDescription::of(descriptor.as_raw_fd()));
+        // SAFETY: both pointers are to local values, not used after the call returns.
+        let status = unsafe { (cufile.functions().handle_register)(&raw mut handle, &raw mut description) };
+        cufile.check("cuFileHandleRegister", status)?;
         Ok(Self { cufile: cufile.clone(), handle, _descriptor: descriptor })
     }
 
@@ -49,13 +50,13 @@ impl FileHandle {
         self.handle
     }
 
-    /// Reads bytes of the file into memory of the device, and waits for that; how many came.
+    /// Reads bytes of the file into memory of the device. Blocks, and returns the bytes read.
     ///
     /// # Errors
-    /// What the kernel or cuFile refused.
+    /// The error of the kernel or of cuFile.
     ///
     /// # Safety
-    /// Until this returns, the span is memory of this device that nothing else uses.
+    /// Until this returns, the span is memory of this device with no other access.
     pub unsafe fn read(
         &self,
         device: &Arc<Device>,
@@ -63,17 +64,17 @@ impl FileHandle {
         offset: u64,
     ) -> std::result::Result<usize, IoError> {
         let (read, base) = (self.cufile.functions().read, ptr::with_exposed_provenance_mut(span.base));
-        // SAFETY: passed on to the caller.
-        transfer::on(device, || unsafe { read(self.handle, base, span.bytes, offset as i64, span.skip as i64) })
+        // SAFETY: guaranteed by the caller.
+        in_context(device, || unsafe { read(self.handle, base, span.bytes, offset as i64, span.offset_in_base as i64) })
     }
 
-    /// Writes bytes of the device's memory to the file, and waits for that; how many went.
+    /// Writes memory of the device to the file. Blocks, and returns the bytes written.
     ///
     /// # Errors
     /// As [`read`](Self::read).
     ///
     /// # Safety
-    /// Until this returns, the span is memory of this device that nothing writes.
+    /// Until this returns, the span is memory of this device that is not written.
     pub unsafe fn write(
         &self,
         device: &Arc<Device>,
@@ -81,8 +82,10 @@ impl FileHandle {
         offset: u64,
     ) -> std::result::Result<usize, IoError> {
         let (write, base) = (self.cufile.functions().write, ptr::with_exposed_provenance(span.base));
-        // SAFETY: passed on to the caller.
-        transfer::on(device, || unsafe { write(self.handle, base, span.bytes, offset as i64, span.skip as i64) })
+        // SAFETY: guaranteed by the caller.
+        in_context(device, || unsafe {
+            write(self.handle, base, span.bytes, offset as i64, span.offset_in_base as i64)
+        })
     }
 }
 
@@ -96,5 +99,37 @@ impl Drop for FileHandle {
 impl fmt::Debug for FileHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "FileHandle({:p})", self.handle)
+    }
+}
+
+/// Calls with the device's context current, and converts the result.
+fn in_context(device: &Device, call: impl FnOnce() -> isize) -> std::result::Result<usize, IoError> {
+    let _current = device.enter().map_err(IoError::Device)?;
+    outcome(call())
+}
+
+/// Converts a result. Minus one means that `errno` has the reason.
+fn outcome(status: isize) -> std::result::Result<usize, IoError> {
+    match status {
+        -1 => Err(IoError::Kernel(io::Error::last_os_error().raw_os_error().unwrap_or(5))),
+        ..-1 => {
+            let code = status.unsigned_abs() as i32;
+            Err(IoError::CuFile(code, name(code)))
+        }
+        bytes => Ok(bytes as usize),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_converted() {
+        assert_eq!(outcome(0).unwrap(), 0);
+        assert_eq!(outcome(4096).unwrap(), 4096);
+        let error = outcome(-5036).unwrap_err();
+        assert_eq!(error.to_string(), "cuFile: no more GPU memory can be pinned (5036)");
+        assert!(matches!(outcome(-1).unwrap_err(), IoError::Kernel(_)));
     }
 }

@@ -1,28 +1,28 @@
-//! The functions of cuFile, and the structs that they take (`cufile.h`).
+//! Functions and structs of cuFile, from `cufile.h`.
 
 use std::ffi::{c_int, c_void};
 
 use libloading::Library;
 
-use super::answer::Answer;
 use super::batch_functions;
+use super::error::Status;
 use crate::abi::Handle;
 
 /// `CUfileDescr_t`: a file descriptor of Linux.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct Description {
+pub(super) struct FileDescription {
     kind: c_int,
     descriptor: Descriptor,
     operations: *const c_void,
 }
 
-/// A union with a pointer, of which the descriptor is the first bytes.
+/// A union with a pointer; the descriptor is its first bytes.
 #[repr(C, align(8))]
 #[derive(Debug)]
 struct Descriptor(c_int);
 
-impl Description {
+impl FileDescription {
     /// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
     const OPAQUE_FD: c_int = 1;
 
@@ -47,29 +47,29 @@ pub(super) struct Properties {
     max_pinned: u32,
     max_batch: u32,
     max_batch_timeout_ms: u32,
-    // Later versions may have more than is known here.
+    // Space for the fields of later versions.
     _room: [u64; 8],
 }
 
 impl Properties {
-    /// `CU_FILE_P2P_SUPPORTED`, as a bit of the features: the kernel's own way, without nvidia-fs.
+    /// `CU_FILE_P2P_SUPPORTED` as a feature bit: the kernel's own peer-to-peer transfers, without nvidia-fs.
     const PEER_TO_PEER: u32 = 1 << 4;
 
     pub(super) fn version(&self) -> (u32, u32) {
         (self.major_version, self.minor_version)
     }
 
-    /// The largest piece that it hands to the kernel module at once, in bytes.
+    /// Returns the largest transfer that cuFile passes to the kernel module, in bytes.
     pub(super) fn transfer_bytes_max(&self) -> u64 {
         self.max_direct_io as u64 * 1024
     }
 
-    /// How much of one GPU's memory it would pin, in bytes.
+    /// Returns the maximum GPU memory that cuFile pins, in bytes.
     pub(super) fn pinned_bytes_max(&self) -> u64 {
         u64::from(self.max_pinned) * 1024
     }
 
-    /// Entries of one batch.
+    /// Returns the maximum entries of a batch.
     pub(super) fn batch_entries_max(&self) -> u32 {
         self.max_batch
     }
@@ -79,18 +79,18 @@ impl Properties {
     }
 }
 
-type Transfer<Memory> = unsafe extern "C" fn(Handle, Memory, usize, i64, i64) -> isize;
+type Transfer<Pointer> = unsafe extern "C" fn(Handle, Pointer, usize, i64, i64) -> isize;
 
 pub(super) struct Functions {
-    pub(super) driver_open: unsafe extern "C" fn() -> Answer,
-    pub(super) driver_close: unsafe extern "C" fn() -> Answer,
+    pub(super) driver_open: unsafe extern "C" fn() -> Status,
+    pub(super) driver_close: unsafe extern "C" fn() -> Status,
     /// Since CUDA 12.
-    pub(super) driver_close_v2: Option<unsafe extern "C" fn() -> Answer>,
-    pub(super) driver_properties: unsafe extern "C" fn(*mut Properties) -> Answer,
-    pub(super) handle_register: unsafe extern "C" fn(*mut Handle, *mut Description) -> Answer,
+    pub(super) driver_close_v2: Option<unsafe extern "C" fn() -> Status>,
+    pub(super) driver_properties: unsafe extern "C" fn(*mut Properties) -> Status,
+    pub(super) handle_register: unsafe extern "C" fn(*mut Handle, *mut FileDescription) -> Status,
     pub(super) handle_deregister: unsafe extern "C" fn(Handle),
-    pub(super) buffer_register: unsafe extern "C" fn(*const c_void, usize, c_int) -> Answer,
-    pub(super) buffer_deregister: unsafe extern "C" fn(*const c_void) -> Answer,
+    pub(super) buffer_register: unsafe extern "C" fn(*const c_void, usize, c_int) -> Status,
+    pub(super) buffer_deregister: unsafe extern "C" fn(*const c_void) -> Status,
     pub(super) read: Transfer<*mut c_void>,
     pub(super) write: Transfer<*const c_void>,
     /// Not in every version.
@@ -99,9 +99,9 @@ pub(super) struct Functions {
 
 impl Functions {
     /// # Safety
-    /// The library is cuFile: its symbols have the types that are written here.
+    /// The library is cuFile: its symbols have the declared types.
     pub(super) unsafe fn of(library: &Library) -> Result<Self, libloading::Error> {
-        // SAFETY: the types are those of cufile.h for these symbols, which the caller says the library has.
+        // SAFETY: the types are those of cufile.h, and the caller guarantees the library.
         unsafe {
             Ok(Self {
                 driver_open: *library.get(b"cuFileDriverOpen\0")?,

@@ -1,8 +1,8 @@
-//! Opening the driver of cuFile where that can end, and without a trace in the user's folder.
+//! Opens the driver of cuFile, without hanging and without a log in the user's folder.
 //!
-//! Two things that NVIDIA's library does there, seen with 1.17: it reads `/proc/modules` until its end, and never comes to one
-//! where there is no such file; and it opens `cufile.log` in the current folder before it looks at any parameter that
-//! `cuFileSetParameterString` could set. Only its environment variables come earlier, and those are the user's.
+//! Two problems of NVIDIA's library, seen with 1.17: without `/proc/modules` it loops forever reading it, and it opens
+//! `cufile.log` in the current folder before it reads any parameter that `cuFileSetParameterString` could set. Only its
+//! environment variables come earlier, and those belong to the user.
 
 use std::env;
 use std::ffi::OsStr;
@@ -14,23 +14,21 @@ use std::thread;
 
 use rustix::thread::UnshareFlags;
 
-/// What cuFile calls its log.
+/// Name of cuFile's log.
 const LOG: &str = "cufile.log";
-/// Where the kernel lists its modules.
+/// The kernel's list of modules.
 const MODULES: &str = "/proc/modules";
 
-/// Why opening would not end; `None` where it does. A library that somebody has named is trusted with that.
-pub(super) fn obstacle(is_named: bool) -> Option<String> {
+/// Returns why opening would hang; `None` if it would not. A library that the user chose is trusted.
+pub(super) fn why_not(is_overridden: bool) -> Option<String> {
     let is_there = Path::new(MODULES).exists();
-    (!is_named && !is_there).then(|| {
-        format!(
-            "it would look for nvidia-fs in {MODULES} for ever, which this kernel does not have (a sandbox, as a rule)"
-        )
+    (!is_overridden && !is_there).then(|| {
+        format!("it would search for nvidia-fs in {MODULES} forever, which does not exist here (usually a sandbox)")
     })
 }
 
-/// Makes the call where relative paths lead to a folder of its own, in which the log's name leads nowhere. The folder is gone
-/// afterwards; the process as a whole stays in its current one. Without a thread for it, it is not made.
+/// Calls with a private current folder in which the log is discarded, on a thread of its own. The folder is removed
+/// afterwards, and the process keeps its current folder. Without a thread, the call is not made.
 pub(super) fn without_log<T: Send>(call: impl FnOnce() -> T + Send) -> io::Result<T> {
     let (log, settings) = (env::var_os("CUFILE_LOGFILE_PATH"), env::var_os("CUFILE_ENV_PATH_JSON"));
     if needs_current_folder(log.as_deref(), settings.as_deref()) {
@@ -38,8 +36,11 @@ pub(super) fn without_log<T: Send>(call: impl FnOnce() -> T + Send) -> io::Resul
     }
     thread::scope(|scope| {
         let run = || {
-            // What it may not leave it stays in (containers commonly forbid it), and takes away what is new there.
-            let Some(folder) = leave() else { return without_new_log(&env::current_dir().unwrap_or_default(), call) };
+            // Containers commonly forbid to change the folder of one thread. Then call in the current one, and remove
+            // a new log.
+            let Some(folder) = enter_private_folder() else {
+                return without_new_log(&env::current_dir().unwrap_or_default(), call);
+            };
             let answer = call();
             let _ = fs::remove_dir_all(folder);
             answer
@@ -51,20 +52,20 @@ pub(super) fn without_log<T: Send>(call: impl FnOnce() -> T + Send) -> io::Resul
     })
 }
 
-/// Whether the user has said where the log is to be, or named settings by a path that begins in the current folder.
+/// Whether the user chose a log path, or settings by a relative path.
 fn needs_current_folder(log: Option<&OsStr>, settings: Option<&OsStr>) -> bool {
     let is_relative = |path: &OsStr| !path.is_empty() && Path::new(path).is_relative();
     log.is_some_and(|path| !path.is_empty()) || settings.is_some_and(is_relative)
 }
 
-/// Gives this thread, and those that it starts, a current folder of their own: a new one.
-fn leave() -> Option<PathBuf> {
-    // SAFETY: only what the current folder is gets apart; descriptors and memory stay common to all threads.
+/// Gives this thread and its children a new, private current folder.
+fn enter_private_folder() -> Option<PathBuf> {
+    // SAFETY: separates only the current folder; descriptors and memory stay shared.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.ok()?;
     let folder = env::temp_dir().join(format!("deepnvme-cufile-{}-{:?}", std::process::id(), thread::current().id()));
-    // Its own, whatever the umask is: all that is in it goes.
+    // Private, regardless of the umask: its contents are removed.
     fs::DirBuilder::new().mode(0o700).create(&folder).ok()?;
-    // Without it, what is logged goes to a file that is deleted with its folder.
+    // Without the link, the log goes to a file that is removed with its folder.
     let _ = symlink("/dev/null", folder.join(LOG));
     if env::set_current_dir(&folder).is_err() {
         let _ = fs::remove_dir_all(&folder);
@@ -73,12 +74,12 @@ fn leave() -> Option<PathBuf> {
     Some(folder)
 }
 
-/// Deletes the log in a folder after the call, if it was not there before, and this process has it open: it is cuFile's then.
+/// Removes the log after the call if it is new and this process has it open, so that it is cuFile's.
 fn without_new_log<T>(folder: &Path, call: impl FnOnce() -> T) -> T {
     let log = folder.join(LOG);
     let was_there = log.symlink_metadata().is_ok();
     let answer = call();
-    // Of /proc, whose closing cannot fail: the standard library panics where it does.
+    // `read_dir` panics if closing the folder fails, which cannot happen in /proc.
     let descriptors = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let mut targets = descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
     if !was_there && targets.any(|target| target == log) {
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn relative_paths_lead_elsewhere_for_the_call_only() {
+    fn the_private_folder_is_for_the_call_only() {
         let here = env::current_dir().unwrap();
         let there = without_log(|| {
             let there = env::current_dir().unwrap();
@@ -102,7 +103,7 @@ mod tests {
         });
         let there = there.unwrap();
         assert_eq!(env::current_dir().unwrap(), here);
-        // Where a sandbox forbids it, the call is made all the same.
+        // If a sandbox forbids it, the call is made anyway.
         if there == here {
             let _ = (fs::remove_file("cufile.log"), fs::remove_file("another.log"));
         } else {
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_was_made_is_taken_away_and_no_other() {
+    fn only_a_new_log_of_this_process_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().canonicalize().unwrap();
         let log = folder.join(LOG);
@@ -120,25 +121,25 @@ mod tests {
         let kept = without_new_log(&folder, open);
         assert!(!log.exists());
         drop(kept);
-        // Somebody else's, who has made it meanwhile.
+        // Created by another process meanwhile.
         without_new_log(&folder, || drop(open()));
         assert!(log.exists());
-        // One that was there.
+        // One that existed before.
         let kept = without_new_log(&folder, open);
         assert!(log.exists());
         drop(kept);
     }
 
     #[test]
-    fn what_the_user_has_said_counts() {
+    fn the_settings_of_the_user_count() {
         let needs = |log: &str, settings: &str| needs_current_folder(Some(log.as_ref()), Some(settings.as_ref()));
         assert!(needs("/var/log/x", "") && needs("x.log", "/etc/x.json") && needs("", "cufile.json"));
         assert!(!needs("", "/etc/x.json") && !needs_current_folder(None, None));
     }
 
     #[test]
-    fn a_named_library_is_trusted() {
-        assert_eq!(obstacle(true), None);
-        assert_eq!(obstacle(false).is_some(), !Path::new(MODULES).exists());
+    fn a_chosen_library_is_trusted() {
+        assert_eq!(why_not(true), None);
+        assert_eq!(why_not(false).is_some(), !Path::new(MODULES).exists());
     }
 }

@@ -1,8 +1,8 @@
-//! An archive read from its end: what records it has, and where.
+//! Parses an archive from its end: its records and their positions.
 //!
-//! A record's bytes begin behind its header, whose length only the header itself tells. [`Record::data_offset`] is where
-//! the next header's place says that they begin, which holds for all that torch and deepnvme write; whoever reads the
-//! bytes compares it with the header.
+//! A record's data follows its header, whose length only the header states. [`Record::data_offset`] is the data's
+//! position if it ends where the next header starts, as in all archives of torch and deepnvme. Readers compare it
+//! with the header.
 
 use std::collections::HashMap;
 
@@ -16,29 +16,29 @@ const DESCRIPTOR_BYTES: u64 = 16;
 const DESCRIPTOR64_BYTES: u64 = 24;
 /// The longest directory that is read: millions of records.
 const DIRECTORY_BYTES_MAX: u64 = 256 << 20;
-/// What an entry takes in memory for each of its bytes: itself, its record, and its name three times.
-const BYTES_FOR_A_BYTE: usize = 16;
+/// Bytes of memory for each byte of an entry: the entry, its record, and three copies of its name.
+const MEMORY_FACTOR: usize = 16;
 
-/// What the end of the file says of its directory.
+/// The location of the directory, from the end record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// How many records there are.
+    /// Number of records.
     pub records: u64,
-    /// Where the directory begins.
+    /// Offset of the directory.
     pub directory_offset: u64,
-    /// How many bytes it has.
+    /// Length of the directory in bytes.
     pub directory_bytes: u64,
 }
 
-/// Finds the end record in the last bytes of a file, which begin at `tail_offset`.
+/// Finds the end record in the last bytes of a file, which start at `tail_offset`.
 ///
 /// # Errors
-/// `Corrupt` when there is none, or when what it says lies outside the file.
+/// `Corrupt` if there is none, or its values exceed the file.
 pub fn find_end(tail: &[u8], tail_offset: u64) -> Result<End> {
     let magic = END_MAGIC.to_le_bytes();
     let last = tail.len().checked_sub(END_BYTES);
     let is_end = |at: &usize| {
-        // A comment reaches to the file's end; anything else only looks like an end record.
+        // A comment extends to the end of the file. Anything else only resembles an end record.
         tail[*at..].starts_with(&magic)
             && usize::from(u16::from_le_bytes([tail[*at + 20], tail[*at + 21]])) == tail.len() - at - END_BYTES
     };
@@ -53,7 +53,7 @@ pub fn find_end(tail: &[u8], tail_offset: u64) -> Result<End> {
         directory_bytes: fields.directory_bytes,
     };
     let directory_end = end.directory_offset.checked_add(end.directory_bytes);
-    // Each entry has its fixed part at least: more records than that are a lie, and nothing is allocated for them.
+    // Each entry has at least its fixed part. More records are impossible, and nothing is allocated for them.
     if directory_end.is_none_or(|directory_end| directory_end > tail_offset + at as u64)
         || end.records > end.directory_bytes / 46
     {
@@ -72,17 +72,17 @@ pub fn find_end(tail: &[u8], tail_offset: u64) -> Result<End> {
 /// A record of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its whole name, the archive's root included.
+    /// Full name, including the archive's root.
     pub name: String,
-    /// Where its header begins.
+    /// Offset of its header.
     pub header_offset: u64,
-    /// Where its bytes should begin; the header tells.
+    /// Expected offset of its data. The header has the actual one.
     pub data_offset: u64,
-    /// How many those are.
+    /// Length in bytes.
     pub bytes: u64,
-    /// The CRC-32 of those.
+    /// CRC-32 of the data.
     pub crc32: u32,
-    /// Where its entry in the directory begins.
+    /// Offset of its directory entry.
     pub entry_offset: u64,
 }
 
@@ -95,12 +95,13 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Reads the directory that `end` tells of.
+    /// Parses the directory that `end` locates.
     ///
     /// # Errors
-    /// `Corrupt` for entries that contradict each other or the file's size; `Unsupported` for compressed or encrypted ones.
+    /// `Corrupt` for entries that are inconsistent with each other or the file's size; `Unsupported` for compressed
+    /// or encrypted ones.
     pub fn parse(bytes: &[u8], end: End, file_bytes: u64) -> Result<Self> {
-        Error::unless_there_is_room("the directory of the archive", bytes.len(), BYTES_FOR_A_BYTE)?;
+        Error::check_memory("the directory of the archive", bytes.len(), MEMORY_FACTOR)?;
         let mut words = Words::new(bytes, end.directory_offset);
         let mut entries = Vec::with_capacity(end.records as usize);
         for _ in 0..end.records {
@@ -138,26 +139,27 @@ impl Directory {
         Ok(Self { root, records, by_name })
     }
 
-    /// The folder that all records lie in.
+    /// Returns the folder of all records.
     #[must_use]
     pub fn root(&self) -> &str {
         &self.root
     }
 
-    /// All records, as the directory lists them.
+    /// Returns all records in directory order.
     #[must_use]
     pub fn records(&self) -> &[Record] {
         &self.records
     }
 
-    /// The record of that name below the root.
+    /// Finds a record by its name below the root.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<&Record> {
         self.by_name.get(&format!("{}/{name}", self.root)).map(|index| &self.records[*index])
     }
 }
 
-/// Where an entry's bytes begin, when they end at `limit` but for a descriptor, and for padding in front of the directory.
+/// Returns the offset of an entry's data, which ends at `limit` except for a data descriptor, and for padding before
+/// the directory.
 fn data_offset(entry: &zip::CentralEntry, limit: u64) -> Result<u64> {
     let least = entry.header_offset.checked_add(LOCAL_BYTES + entry.name.len() as u64);
     let room = least.and_then(|least| limit.checked_sub(least)).and_then(|room| room.checked_sub(entry.bytes));
@@ -170,7 +172,7 @@ fn data_offset(entry: &zip::CentralEntry, limit: u64) -> Result<u64> {
         true => DESCRIPTOR_BYTES,
         false => 0,
     };
-    // What the last record of deepnvme's archives has behind it is a gap, and the record is small.
+    // The last record of deepnvme's archives is small and followed by a gap.
     Ok(least + room.saturating_sub(descriptor))
 }
 
@@ -188,7 +190,7 @@ mod tests {
 
     fn read(plan: &Plan, index: &[u8]) -> Result<Directory> {
         let end = find_end(index, plan.index_offset())?;
-        // A directory in front of what is here would be read from the file.
+        // A directory before the available bytes would be read from the file.
         let from = end.directory_offset.checked_sub(plan.index_offset()).ok_or(Error::invalid("elsewhere"))? as usize;
         Directory::parse(&index[from..from + end.directory_bytes as usize], end, plan.file_bytes())
     }

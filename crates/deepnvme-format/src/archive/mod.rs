@@ -1,11 +1,11 @@
 //! torch archives: ZIP files of uncompressed records, as `torch.save` writes them.
 //!
 //! The records of an archive named `model` are `model/data.pkl` (the objects), `model/data/0`, `model/data/1`, ... (the
-//! bytes of one storage each) and a few small ones. `zip` has the words of the ZIP format, `plan` lays an archive out
-//! before its first byte is written, `directory` reads one.
+//! bytes of one storage each) and a few small ones. `zip` reads and writes ZIP headers, `plan` lays an archive out before
+//! its first byte is written, `directory` parses one.
 //!
-//! Formats: PKWARE's APPNOTE 6.3 for ZIP and ZIP64; `torch/serialization.py` and `caffe2/serialize` of PyTorch for what the
-//! records mean.
+//! Formats: PKWARE's APPNOTE 6.3 for ZIP and ZIP64; `torch/serialization.py` and `caffe2/serialize` of PyTorch for the
+//! meaning of the records.
 
 mod directory;
 mod plan;
@@ -15,12 +15,12 @@ pub use directory::{Directory, End, Record, TAIL_BYTES_MAX, find_end};
 pub use plan::{ENTRY_CRC32, HEADER_CRC32, Plan, RecordPlan, RecordSpec, local_header};
 pub use zip::{Header, LOCAL_BYTES};
 
-/// The objects.
+/// The record of the objects.
 pub const PICKLE: &str = "data.pkl";
-/// What the names of the storages' records start with.
+/// Prefix of the records of storages.
 pub const STORAGES: &str = "data/";
 
-/// The root folder of an archive with that file name, as torch chooses it: the name up to its last dot.
+/// Returns the root folder for a file name, as torch chooses it: the name up to its last dot.
 #[must_use]
 pub fn root_of(file_name: &str) -> String {
     let stem = file_name.rsplit_once('.').map_or(file_name, |(stem, _)| stem);

@@ -1,10 +1,10 @@
-//! An archive laid out before its first byte is written.
+//! The layout of an archive, computed before its first byte is written.
 //!
 //! ```text
 //! header data.pkl | header version | ... | header data/0 | header data/1 | ... | directory | end
 //! ```
-//! The bytes of every large record begin where direct I/O wants them, by padding in the header's extra field. The file
-//! ends at such a place, too: the gap is in front of the directory, where no reader looks.
+//! The data of every large record is aligned for direct I/O, by padding in the header's extra field. The end of the file is
+//! aligned as well: the gap is before the directory, where readers skip it.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -13,53 +13,53 @@ use super::zip::{self, Entry};
 use crate::error::{Error, Result};
 use crate::{ALIGNMENT_LARGE, FILE_BYTES_MAX, alignment_of};
 
-/// A record to be laid out.
+/// A record to lay out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordSpec<'a> {
-    /// Its name below the archive's root.
+    /// Name below the archive's root.
     pub name: &'a str,
-    /// How many bytes it has.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// Where a record is.
+/// The position of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordPlan {
-    /// Its whole name, the archive's root included.
+    /// Full name, including the archive's root.
     pub name: String,
-    /// Where its header begins.
+    /// Offset of its header.
     pub header_offset: u64,
-    /// Where its bytes begin.
+    /// Offset of its data.
     pub data_offset: u64,
-    /// How many those are.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Where its entry in the directory begins.
+    /// Offset of its directory entry.
     pub entry_offset: u64,
 }
 
 impl RecordPlan {
-    /// Where its bytes end.
+    /// Returns the end of its data.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.data_offset + self.bytes
     }
 }
 
-/// Where everything in an archive is.
+/// The layout of an archive.
 #[derive(Clone, Debug)]
 pub struct Plan {
     records: Vec<RecordPlan>,
-    /// Bytes of the root and the slash behind it.
+    /// Bytes of the root and its slash.
     root_bytes: usize,
     index_offset: u64,
     index_bytes: u64,
 }
 
 impl Plan {
-    /// Lays records out in the order given, below `root`.
+    /// Lays records out in the given order, below `root`.
     ///
     /// # Errors
-    /// `Invalid` for names that are too long or occur twice, and for more bytes than a file can have.
+    /// `Invalid` for names that are too long or duplicate, and for files that exceed the maximum size.
     pub fn new(root: &str, specs: &[RecordSpec<'_>]) -> Result<Self> {
         let mut records = Vec::with_capacity(specs.len());
         let mut seen = HashSet::with_capacity(specs.len());
@@ -75,7 +75,7 @@ impl Plan {
                 return Err(Error::invalid(format!("the name of a record has {} bytes; shorten the path", name.len())));
             }
             if spec.bytes > FILE_BYTES_MAX || at > FILE_BYTES_MAX {
-                return Err(Error::invalid(format!("with the record {name:?} the file is larger than any")));
+                return Err(Error::invalid(format!("with the record {name:?} the file exceeds the maximum size")));
             }
             let header_offset = at;
             let data_offset = aligned(header_offset + least, alignment_of(spec.bytes));
@@ -93,41 +93,41 @@ impl Plan {
         Ok(Self { records, root_bytes: root.len() + 1, index_offset, index_bytes })
     }
 
-    /// The records, in the order of their offsets.
+    /// Returns the records by offset.
     #[must_use]
     pub fn records(&self) -> &[RecordPlan] {
         &self.records
     }
 
-    /// The name of a record below the archive's root.
+    /// Returns the name of a record below the archive's root.
     #[must_use]
     pub fn name(&self, index: usize) -> &str {
         &self.records[index].name[self.root_bytes..]
     }
 
-    /// Where the directory begins: all that follows it is [`index`](Self::index).
+    /// Returns the offset of the directory, where [`index`](Self::index) starts.
     #[must_use]
     pub fn index_offset(&self) -> u64 {
         self.index_offset
     }
 
-    /// Bytes of the whole file.
+    /// Returns the length of the file.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.index_offset + self.index_bytes
     }
 
-    /// The header of a record: it fills the file from `header_offset` to `data_offset`.
+    /// Returns the header of a record, which fills the file from `header_offset` to `data_offset`.
     #[must_use]
     pub fn header(&self, index: usize, crc32: u32) -> Vec<u8> {
         let record = &self.records[index];
         zip::local(&entry(record, crc32), record.data_offset - record.header_offset)
     }
 
-    /// The directory and the file's end, with the CRC-32 of each record.
+    /// Returns the directory and end records, with the CRC-32 of each record.
     ///
     /// # Panics
-    /// When there are not as many as records.
+    /// If their number differs from that of the records.
     #[must_use]
     pub fn index(&self, crc32: &[u32]) -> Vec<u8> {
         assert_eq!(crc32.len(), self.records.len(), "a sum for each record");
@@ -145,7 +145,8 @@ fn entry(record: &RecordPlan, crc32: u32) -> Entry<'_> {
     Entry { name: &record.name, bytes: record.bytes, crc32, header_offset: record.header_offset }
 }
 
-/// The header that [`Plan`] puts in front of a record, so long; `None` where it puts none of that length.
+/// Returns the header of `header_bytes` that [`Plan`] writes before a record; `None` if it writes none of that
+/// length.
 #[must_use]
 pub fn local_header(name: &str, bytes: u64, crc32: u32, header_bytes: u64) -> Option<Vec<u8>> {
     let fixed = zip::LOCAL_BYTES + name.len() as u64 + if zip::is_wide(bytes) { zip::LOCAL64_BYTES } else { 0 };
@@ -155,12 +156,12 @@ pub fn local_header(name: &str, bytes: u64, crc32: u32, header_bytes: u64) -> Op
         .then(|| zip::local(&Entry { name, bytes, crc32, header_offset: 0 }, header_bytes))
 }
 
-/// Where a header holds the CRC-32 of its record, counted from its beginning.
+/// Position of the CRC-32 in a record's header.
 pub const HEADER_CRC32: Range<usize> = 14..18;
-/// Where an entry of the directory holds it.
+/// Position of the CRC-32 in a directory entry.
 pub const ENTRY_CRC32: Range<usize> = 16..20;
 
-/// The next aligned place, where the padding up to it is either nothing or has room for the head of an extra field.
+/// Returns the next aligned offset whose padding is either empty or large enough for an extra field.
 fn aligned(offset: u64, alignment: u64) -> u64 {
     let next = offset.next_multiple_of(alignment);
     let padding = next - offset;

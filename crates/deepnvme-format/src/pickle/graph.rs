@@ -1,19 +1,19 @@
-//! The objects that a pickle describes.
+//! The object graph of a pickle.
 
 use std::borrow::Cow;
 
 use super::surrogates;
 use crate::DIMS_MAX;
 
-/// What stands in a name for a key that is neither text nor number.
+/// The name component of a key that is neither text nor number.
 const ODD_KEY: &str = "<key>";
 
-/// Which node of a graph.
+/// Identifies a node of a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct NodeId(pub(super) u32);
 
 impl NodeId {
-    /// As an index.
+    /// Returns the index.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
@@ -35,7 +35,8 @@ pub enum Node {
     Float(f64),
     /// A string.
     Str(Box<str>),
-    /// A string with lone surrogates: UTF-8 but for these, which have three bytes each (`surrogatepass` of Python).
+    /// A string with lone surrogates: UTF-8 except for these, which take three bytes each (`surrogatepass` in
+    /// Python).
     Surrogates(Box<[u8]>),
     /// Bytes.
     Bytes(Box<[u8]>),
@@ -45,22 +46,22 @@ pub enum Node {
     Tuple(Box<[NodeId]>),
     /// A list.
     List(Vec<NodeId>),
-    /// A dict: keys and values in the order in which they were set.
+    /// A dict: keys and values in insertion order.
     Dict(Vec<(NodeId, NodeId)>),
     /// A set.
     Set(Vec<NodeId>),
     /// A frozen set.
     FrozenSet(Vec<NodeId>),
-    /// A class or function: the texts of its module and its name.
+    /// A class or function: module and name.
     Global(NodeId, NodeId),
-    /// What the pickle leaves to its reader, by a key: in archives, a storage.
+    /// A persistent id: in archives, a storage.
     Persistent(NodeId),
     /// The result of a call.
     Object(Box<Object>),
 }
 
 impl Node {
-    /// Visits the nodes that this one is made of.
+    /// Visits the nodes that this one refers to.
     pub fn refers_to(&self, visit: &mut dyn FnMut(NodeId)) {
         let mut pairs = |items: &[(NodeId, NodeId)]| {
             for (key, value) in items {
@@ -86,26 +87,26 @@ impl Node {
     }
 }
 
-/// What a call would make, and what would be done with it afterwards.
+/// A call, and the operations on its result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
-    /// How it comes into being.
+    /// The kind of call.
     pub make: Make,
     /// The class or function.
     pub callable: NodeId,
-    /// Its arguments: a tuple.
+    /// Arguments: a tuple.
     pub arguments: NodeId,
-    /// Its keyword arguments: a dict, in rare cases of `NewObject`.
+    /// Keyword arguments: a dict, in rare cases of `NewObject`.
     pub keywords: Option<NodeId>,
-    /// Items that are set on it, as on a dict.
+    /// Items set on it, as on a dict.
     pub items: Vec<(NodeId, NodeId)>,
-    /// Elements that are appended or added to it.
+    /// Elements appended or added to it.
     pub elements: Vec<NodeId>,
-    /// States that are given to it (`__setstate__`), in turn.
+    /// States passed to `__setstate__`, in order.
     pub states: Vec<NodeId>,
 }
 
-/// How an object comes into being.
+/// The kind of call that creates an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Make {
     /// `callable(*arguments)`.
@@ -114,7 +115,7 @@ pub enum Make {
     NewObject,
 }
 
-/// All objects of a pickle. An object that is referred to from several places is one node; there may be circles.
+/// All objects of a pickle. A shared object is one node; there may be cycles.
 #[derive(Clone, Debug)]
 pub struct Graph {
     pub(super) nodes: Vec<Node>,
@@ -122,13 +123,13 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// The object that was pickled.
+    /// Returns the pickled object.
     #[must_use]
     pub fn root(&self) -> NodeId {
         self.root
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.nodes.len()
@@ -140,19 +141,19 @@ impl Graph {
         self.nodes.is_empty()
     }
 
-    /// All nodes, in the order in which the pickle makes them.
+    /// Returns all nodes in the order of their creation.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// The node of that number.
+    /// Returns a node.
     #[must_use]
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.index()]
     }
 
-    /// Module and name, where the node is a global.
+    /// Returns module and name if the node is a global.
     #[must_use]
     pub fn global(&self, id: NodeId) -> Option<(&str, &str)> {
         match self.node(id) {
@@ -161,7 +162,7 @@ impl Graph {
         }
     }
 
-    /// The elements, where the node is a tuple.
+    /// Returns the elements if the node is a tuple.
     #[must_use]
     pub fn tuple(&self, id: NodeId) -> Option<&[NodeId]> {
         match self.node(id) {
@@ -170,7 +171,7 @@ impl Graph {
         }
     }
 
-    /// The text, where the node is a string.
+    /// Returns the text if the node is a string.
     #[must_use]
     pub fn text(&self, id: NodeId) -> Option<&str> {
         match self.node(id) {
@@ -179,8 +180,8 @@ impl Graph {
         }
     }
 
-    /// What tensors are called by below a key: the same as `str(key)` in Python for the keys that states have. Lone
-    /// surrogates are escaped, so that no two keys have one name for them.
+    /// Returns the name component of a key: `str(key)` in Python for the usual keys. Lone surrogates are escaped, so
+    /// that different keys have different names.
     #[must_use]
     pub fn key_name(&self, key: NodeId) -> Cow<'_, str> {
         match self.node(key) {
@@ -194,7 +195,7 @@ impl Graph {
         }
     }
 
-    /// The number, where the node is an integer that is not negative.
+    /// Returns the number if the node is a non-negative integer.
     #[must_use]
     pub fn unsigned(&self, id: NodeId) -> Option<u64> {
         match self.node(id) {
@@ -203,7 +204,8 @@ impl Graph {
         }
     }
 
-    /// Sizes or strides, where the node is a tuple (or a `torch.Size`) of at most [`DIMS_MAX`] integers that are not negative.
+    /// Returns shape or strides if the node is a tuple (or a `torch.Size`) of at most [`DIMS_MAX`] non-negative
+    /// integers.
     #[must_use]
     pub fn dimensions(&self, id: NodeId) -> Option<Vec<u64>> {
         let elements = match self.node(id) {

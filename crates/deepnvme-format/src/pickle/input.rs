@@ -1,4 +1,4 @@
-//! The bytes of a pickle, taken one operand after another: what a length announces is there, or refused.
+//! Reads the operands of a pickle. A length beyond the end is an error.
 
 use crate::error::{Error, Result};
 
@@ -6,18 +6,18 @@ use crate::error::{Error, Result};
 pub(super) struct Input<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Where the instruction at hand begins.
-    began: usize,
+    /// Offset of the current instruction.
+    instruction_offset: usize,
 }
 
 impl<'a> Input<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0, began: 0 }
+        Self { bytes, at: 0, instruction_offset: 0 }
     }
 
-    /// The code of the next instruction.
+    /// Reads the next opcode.
     pub(super) fn instruction(&mut self) -> Result<u8> {
-        self.began = self.at;
+        self.instruction_offset = self.at;
         self.byte()
     }
 
@@ -46,7 +46,7 @@ impl<'a> Input<'a> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    /// Bytes behind their number, which has `width` bytes itself.
+    /// Reads a length of `width` bytes, and as many bytes.
     pub(super) fn counted(&mut self, width: usize) -> Result<&'a [u8]> {
         let mut count = [0; 8];
         count[..width].copy_from_slice(self.take(width)?);
@@ -65,13 +65,13 @@ impl<'a> Input<'a> {
     }
 
     pub(super) fn error(&self, what: &str) -> Error {
-        Error::corrupt(self.began as u64, format!("the pickle {what}"))
+        Error::corrupt(self.instruction_offset as u64, format!("the pickle {what}"))
     }
 
     pub(super) fn unknown(&self, code: u8) -> Error {
         let text = format!(
             "the pickle has the instruction {code:#04x} at byte {}, which torch.save does not write",
-            self.began
+            self.instruction_offset
         );
         Error::unsupported(text)
     }

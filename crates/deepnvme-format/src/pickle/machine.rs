@@ -1,46 +1,46 @@
-//! Follows a pickle's instructions and notes what they describe.
+//! Interprets a pickle's instructions and builds the graph.
 //!
-//! Time and memory are linear in the pickle's length: every instruction makes three nodes at the most, never more than it
-//! has bytes, and what a length announces is there or refused.
+//! Time and memory are linear in the pickle's length: an instruction creates at most three nodes and no more nodes
+//! than it has bytes, and lengths beyond the end are errors.
 
 use std::collections::HashMap;
 
 use super::graph::{Graph, Make, Node, NodeId, Object};
 use super::input::Input;
-use super::{cost, opcodes as op, surrogates};
+use super::{expansion, opcodes as op, surrogates};
 use crate::error::{Error, Result};
 
-/// The longest pickle that is read: far more than the largest model's names need.
+/// The maximum length of a pickle: far more than the largest model's names need.
 pub const PICKLE_BYTES_MAX: u64 = 256 << 20;
-/// The longest integer, in bytes: Python's own limit for texts is of the same size.
+/// The maximum length of an integer in bytes: similar to Python's own limit for text.
 const LONG_INT_BYTES_MAX: usize = 4096;
 
-/// The most objects: an instruction of one byte may make one, which takes forty times as much here.
-const CELLS_MAX: usize = 1 << 26;
-/// What parsing takes for each byte: a node, its place on the stack, and room that vectors have to spare.
-const BYTES_FOR_A_BYTE: usize = 64;
-/// How many plain objects one takes the memory of that is constructed.
-const OBJECT_CELLS: usize = 4;
+/// The maximum number of nodes: a one-byte instruction may create one, which takes forty times the memory.
+const NODES_MAX: usize = 1 << 26;
+/// Bytes of memory for each byte of a pickle: a node, a stack slot, and spare capacity of vectors.
+const MEMORY_FACTOR: usize = 64;
+/// Plain nodes whose memory equals that of a constructed object.
+const OBJECT_NODES: usize = 4;
 
-/// Reads a pickle of protocol 2 to 5.
+/// Parses a pickle of protocol 2 to 5.
 ///
 /// # Errors
-/// `Corrupt` for bytes that are no pickle; `Unsupported` for one that is too long, or has instructions that no program
-/// writes today.
+/// `Corrupt` for bytes that are not a pickle; `Unsupported` for one that is too long or has instructions that no
+/// program writes today.
 pub fn parse(bytes: &[u8]) -> Result<Graph> {
     if bytes.len() as u64 > PICKLE_BYTES_MAX {
         let text = format!("the pickle has {} bytes; at most {PICKLE_BYTES_MAX} are read", bytes.len());
         return Err(Error::unsupported(text));
     }
-    Error::unless_there_is_room("the objects of the pickle", bytes.len(), BYTES_FOR_A_BYTE)?;
-    parse_within(bytes, CELLS_MAX)
+    Error::check_memory("the objects of the pickle", bytes.len(), MEMORY_FACTOR)?;
+    parse_within(bytes, NODES_MAX)
 }
 
-fn parse_within(bytes: &[u8], cells_max: usize) -> Result<Graph> {
-    let mut machine = Machine { input: Input::new(bytes), cells_max, ..Machine::default() };
+fn parse_within(bytes: &[u8], nodes_max: usize) -> Result<Graph> {
+    let mut machine = Machine { input: Input::new(bytes), nodes_max, ..Machine::default() };
     let root = machine.run()?;
     let graph = Graph { nodes: machine.nodes, root };
-    cost::check(&graph)?;
+    expansion::check(&graph)?;
     Ok(graph)
 }
 
@@ -48,11 +48,11 @@ fn parse_within(bytes: &[u8], cells_max: usize) -> Result<Graph> {
 struct Machine<'a> {
     input: Input<'a>,
     nodes: Vec<Node>,
-    /// What the nodes take in memory, in sizes of a plain one.
-    cells: usize,
-    cells_max: usize,
+    /// Memory of the nodes, in plain nodes.
+    chunks: usize,
+    nodes_max: usize,
     stack: Vec<NodeId>,
-    /// How high the stack was at each mark.
+    /// Height of the stack at each mark.
     marks: Vec<usize>,
     memo: HashMap<u32, NodeId>,
 }
@@ -248,9 +248,9 @@ impl Machine<'_> {
     }
 
     fn make(&mut self, node: Node) -> Result<NodeId> {
-        self.cells += if matches!(node, Node::Object(_)) { OBJECT_CELLS } else { 1 };
-        if self.cells > self.cells_max {
-            let (most, each) = (self.cells_max, OBJECT_CELLS);
+        self.chunks += if matches!(node, Node::Object(_)) { OBJECT_NODES } else { 1 };
+        if self.chunks > self.nodes_max {
+            let (most, each) = (self.nodes_max, OBJECT_NODES);
             let text = format!("the pickle has more than {most} objects, one that is constructed counted as {each}");
             return Err(Error::unsupported(text));
         }
@@ -259,7 +259,7 @@ impl Machine<'_> {
         Ok(id)
     }
 
-    /// The top of the stack above the last mark.
+    /// Returns the top of the stack above the last mark.
     fn top(&self) -> Result<NodeId> {
         let floor = self.marks.last().copied().unwrap_or(0);
         self.stack[floor..].last().copied().ok_or_else(|| self.input.error("takes more from its stack than there is"))
@@ -287,7 +287,7 @@ impl Machine<'_> {
     }
 }
 
-/// An integer in two's complement, the lowest byte first.
+/// Parses an integer in little-endian two's complement.
 fn integer(bytes: &[u8]) -> Node {
     if bytes.len() > 8 {
         return Node::LongInt(bytes.into());

@@ -1,20 +1,20 @@
-//! Pickles as data: the graph of objects that a pickle describes, without making any of them.
+//! Pickles as data: the object graph of a pickle, without creating the objects.
 //!
-//! A pickle is a program, and Python's own reader runs it: it calls whatever the file names. Here the program is only
-//! followed. What it would call becomes a node that says so, and whoever makes objects out of the graph decides what may
-//! be called. `opcodes` has the instructions, `machine` follows them (`input` has the bytes), `graph` is what comes out, and
-//! `cost` refuses what is small here and would be huge when it is made.
+//! A pickle is a program, and Python's unpickler calls whatever the file names. Here a call becomes a node, and the code that
+//! creates objects from the graph decides what may be called. `opcodes` lists the instructions, `machine` interprets them
+//! (`input` reads operands), `graph` is the result, `expansion` refuses small graphs that expand to huge objects, and
+//! `writer` writes pickles.
 //!
 //! Format: `Lib/pickletools.py` of CPython, protocols 2 to 5.
 
-mod cost;
-mod emit;
+mod expansion;
 mod graph;
 mod input;
 mod machine;
 mod opcodes;
 mod surrogates;
+mod writer;
 
-pub use emit::{Emitter, TensorView};
 pub use graph::{Graph, Make, Node, NodeId, Object};
 pub use machine::{PICKLE_BYTES_MAX, parse};
+pub use writer::{PickleWriter, TensorView};

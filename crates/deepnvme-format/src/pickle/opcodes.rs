@@ -1,4 +1,4 @@
-//! The instructions of pickles that are understood, by their codes.
+//! The supported pickle opcodes.
 
 macro_rules! opcodes {
     ($($name:ident = $code:expr;)*) => { $(pub(super) const $name: u8 = $code;)* };

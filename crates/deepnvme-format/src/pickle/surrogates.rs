@@ -1,10 +1,10 @@
-//! Texts with lone surrogates, as Python has them for names of files that are not UTF-8.
+//! Strings with lone surrogates, which Python uses for file names that are not UTF-8.
 //!
-//! A pickle has them as UTF-8 with three bytes for each surrogate, which Rust's strings do not allow.
+//! In a pickle each surrogate takes three bytes of UTF-8, which Rust strings do not allow.
 
 use std::fmt::Write as _;
 
-/// Whether the bytes are UTF-8 but for surrogates.
+/// Whether the bytes are UTF-8 except for surrogates.
 pub(super) fn are_text(bytes: &[u8]) -> bool {
     let mut rest = bytes;
     while let Err(error) = std::str::from_utf8(rest) {
@@ -16,7 +16,7 @@ pub(super) fn are_text(bytes: &[u8]) -> bool {
     true
 }
 
-/// The text with `\\udc80` for each surrogate, as `backslashreplace` of Python writes it.
+/// Returns the text with `\\udc80` for each surrogate, as Python's `backslashreplace`.
 pub(super) fn escaped(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     let mut rest = bytes;
@@ -29,7 +29,7 @@ pub(super) fn escaped(bytes: &[u8]) -> String {
             Err(error) => {
                 let (valid, tail) = rest.split_at(error.valid_up_to());
                 text.push_str(std::str::from_utf8(valid).unwrap_or_default());
-                // `are_text` has seen that only surrogates are invalid.
+                // `are_text` checked that only surrogates are invalid.
                 let [0xed, middle, last, tail @ ..] = tail else { return text };
                 let unit = 0xd000 | u32::from(middle & 0x3f) << 6 | u32::from(last & 0x3f);
                 let _ = write!(text, "\\u{unit:04x}");

@@ -1,4 +1,4 @@
-//! What the machine makes of honest, damaged and lying pickles.
+//! Valid, damaged and malicious pickles.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ const PROTOCOL2: &[u8] = b"\x80\x02}q\x00(X\x01\x00\x00\x00aq\x01]q\x02(K\x01J\x
 const PROTOCOL4: &[u8] = b"\x80\x04\x956\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x01a\x94]\x94(K\x01J\xfe\xff\xff\xff\x8a\x06\x00\x00\x00\x00\x00\x01N\x88G?\xf8\x00\x00\x00\x00\x00\x00e\x8c\x01b\x94C\x02xy\x94\x8f\x94(\x8c\x01z\x94\x90\x86\x94u.";
 
 #[test]
-fn what_python_pickles_is_understood() {
+fn pickles_of_python_are_parsed() {
     for (pickle, protocol) in [(PROTOCOL2, 2), (PROTOCOL4, 4)] {
         let graph = parse(pickle).unwrap();
         let Node::Dict(items) = graph.node(graph.root()) else { panic!("no dict") };
@@ -28,7 +28,7 @@ fn what_python_pickles_is_understood() {
 }
 
 #[test]
-fn every_cut_and_every_changed_byte_is_an_error_or_a_graph() {
+fn truncated_and_changed_pickles_are_an_error_or_a_graph() {
     for pickle in [PROTOCOL2, PROTOCOL4] {
         for cut in 0..pickle.len() {
             assert!(parse(&pickle[..cut]).is_err());
@@ -44,7 +44,7 @@ fn every_cut_and_every_changed_byte_is_an_error_or_a_graph() {
 }
 
 #[test]
-fn what_lies_about_itself_is_refused() {
+fn inconsistent_pickles_are_refused() {
     for (pickle, word) in [
         (&b"\x80\x02B\xff\xff\xff\xff."[..], "ends in the middle"),
         (b"\x80\x02\x8d\xff\xff\xff\xff\xff\xff\xff\xff.", "ends in the middle"),
@@ -65,20 +65,20 @@ fn what_lies_about_itself_is_refused() {
 
 proptest! {
     #[test]
-    fn anything_is_an_error_or_a_graph(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_are_an_error_or_a_graph(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         if let Ok(graph) = parse(&bytes) {
             prop_assert!(graph.len() <= bytes.len());
         }
     }
 }
 
-/// Instructions again and again.
+/// Returns a pickle with repeated instructions.
 fn repeated(head: &[u8], body: &[u8], count: usize, tail: &[u8]) -> Vec<u8> {
     [head, &body.repeat(count), tail].concat()
 }
 
 #[test]
-fn a_global_has_no_copy_of_its_names() {
+fn globals_share_their_names() {
     let name = [&b"X\0\0\x10\0"[..], &vec![b'a'; 1 << 20]].concat();
     let pickle = repeated(&[b"\x80\x04", &name[..], b"q\0"].concat(), b"h\0h\0\x930", 100_000, b".");
     let graph = parse(&pickle).unwrap();
@@ -92,26 +92,26 @@ fn objects_are_counted() {
     let within = |pickle: &[u8]| parse_within(pickle, 100).map(|graph| graph.len());
     assert_eq!(within(&repeated(b"\x80\x02", b"]", 100, b".")), Ok(100));
     assert!(within(&repeated(b"\x80\x02", b"]", 101, b".")).unwrap_err().to_string().contains("100 objects"));
-    // The callable and the arguments are two more.
+    // The callable and the arguments are two more nodes.
     assert_eq!(within(&repeated(b"\x80\x02Nq\0)q\x01", b"h\0h\x01R", 24, b".")), Ok(26));
     within(&repeated(b"\x80\x02Nq\0)q\x01", b"h\0h\x01R", 25, b".")).unwrap_err();
 }
 
 #[test]
-fn what_would_explode_is_refused() {
+fn expanding_graphs_are_refused() {
     let tuples = |levels| repeated(b"\x80\x02)", b"2\x86", levels, b".");
     parse(&tuples(20)).unwrap();
     for pickle in [
         tuples(60),
         repeated(b"\x80\x02)", b"2\x85\x86", 60, b"."),
         repeated(b"\x80\x04)", b"2\x86q\0(h\0h\0\x91", 60, b"."),
-        // As the keys of a dict, as what a class is made of.
+        // As keys of a dict, and as arguments of a class.
         repeated(b"\x80\x02})", b"2\x86", 60, b"Ns."),
         repeated(b"\x80\x02ccollections\nX\nq\0)", b"2\x86q\x01h\0h\x01\x81", 60, b"."),
     ] {
         let error = parse(&pickle).unwrap_err().to_string();
         assert!(error.contains("268435456"), "{error}");
     }
-    // Lists are looked at once, however often they are referred to.
+    // A list counts once, however often it is referenced.
     parse(&repeated(b"\x80\x02]", b"2q\0]h\0ah\0a", 60, b".")).unwrap();
 }

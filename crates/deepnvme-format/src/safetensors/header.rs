@@ -1,4 +1,4 @@
-//! What a file says of itself, compared with its size.
+//! Parses and validates the header of a file.
 
 use serde_json::value::RawValue;
 
@@ -6,41 +6,41 @@ use super::{Entry, HEADER_BYTES_MAX, LENGTH_BYTES, METADATA, Tensor, byte_count}
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::json::Object;
-use crate::{DIMS_MAX, JSON_ROOM};
+use crate::{DIMS_MAX, JSON_MEMORY_FACTOR};
 
-/// What a file's header says.
+/// The header of a file.
 #[derive(Clone, Debug, Default)]
 pub struct Header {
-    /// Texts that the writer has added, our own sums included.
+    /// Metadata of the writer, including deepnvme's checksums.
     pub metadata: Vec<(String, String)>,
     /// The tensors in the order of their offsets.
     pub tensors: Vec<Tensor>,
 }
 
 impl Header {
-    /// How long the header is that these first eight bytes announce.
+    /// Returns the length of the header that the first eight bytes state.
     ///
     /// # Errors
-    /// `Corrupt` when it would not fit into the file, or is longer than the format allows.
+    /// `Corrupt` if it exceeds the file or the format's limit.
     pub fn json_bytes(length: [u8; LENGTH_BYTES as usize], file_bytes: u64) -> Result<u64> {
         let bytes = u64::from_le_bytes(length);
         if bytes > HEADER_BYTES_MAX || bytes > file_bytes.saturating_sub(LENGTH_BYTES) {
             let what = format!(
-                "a header of {bytes} bytes is announced in a file of {file_bytes}; this is no safetensors file, or it was cut"
+                "the file has {file_bytes} bytes and states a header of {bytes}; it is not a safetensors file, or it was cut"
             );
             return Err(Error::corrupt(0, what));
         }
         Ok(bytes)
     }
 
-    /// Reads the JSON of a header in a file of that size.
+    /// Parses the JSON of a header, for a file of `file_bytes`.
     ///
     /// # Errors
-    /// `Corrupt` for text that is no header, and for tensors that overlap, leave gaps or lie outside the file.
+    /// `Corrupt` for invalid JSON, and for tensors that overlap, leave gaps or exceed the file.
     pub fn parse(json: &[u8], file_bytes: u64) -> Result<Self> {
         let no_header =
             |error: serde_json::Error| Error::corrupt(LENGTH_BYTES, format!("the header is damaged: {error}"));
-        Error::unless_there_is_room("the header", json.len(), JSON_ROOM)?;
+        Error::check_memory("the header", json.len(), JSON_MEMORY_FACTOR)?;
         let entries: Object<Box<RawValue>> = serde_json::from_slice(json).map_err(no_header)?;
         let data_offset = LENGTH_BYTES + json.len() as u64;
         let mut header = Self::default();
@@ -57,14 +57,13 @@ impl Header {
         let mut at = data_offset;
         for tensor in &header.tensors {
             if tensor.offset != at {
-                let what = format!("the tensor {:?} begins there, and the one before it ends at {at}", tensor.name);
+                let what = format!("the tensor {:?} begins there, but the one before it ends at {at}", tensor.name);
                 return Err(Error::corrupt(tensor.offset, what));
             }
             at += tensor.bytes;
         }
         if at != file_bytes {
-            let what =
-                format!("the tensors end at byte {at} of a file of {file_bytes}; it was cut, or something was added");
+            let what = format!("the tensors end at byte {at} of a file of {file_bytes}; it was cut or extended");
             return Err(Error::corrupt(at.min(file_bytes), what));
         }
         Ok(header)
@@ -73,8 +72,10 @@ impl Header {
 
 fn tensor(name: String, entry: Entry<String>, data_offset: u64) -> Result<Tensor> {
     let Some(dtype) = Dtype::from_safetensors(&entry.dtype) else {
-        let text =
-            format!("the tensor {name:?} is of type {:?}, which this version of deepnvme does not know", entry.dtype);
+        let text = format!(
+            "the tensor {name:?} is of type {:?}, which this version of deepnvme does not support",
+            entry.dtype
+        );
         return Err(Error::unsupported(text));
     };
     let (begin, end) = entry.data_offsets;
@@ -82,9 +83,9 @@ fn tensor(name: String, entry: Entry<String>, data_offset: u64) -> Result<Tensor
     let bytes = end.checked_sub(begin).filter(|bytes| expected == Some(*bytes));
     let offset = data_offset.checked_add(begin).filter(|offset| offset.checked_add(end - begin.min(end)).is_some());
     let (Some(bytes), Some(offset)) = (bytes, offset) else {
-        // A shape may be as long as the header.
+        // A shape may be as long as the header: show a part.
         let shape = &entry.shape[..entry.shape.len().min(DIMS_MAX)];
-        let what = format!("the tensor {name:?} of shape {shape:?} is said to lie from {begin} to {end}");
+        let what = format!("the tensor {name:?} of shape {shape:?} does not fit its range from {begin} to {end}");
         return Err(Error::corrupt(LENGTH_BYTES, what));
     };
     Ok(Tensor { name, dtype, shape: entry.shape, offset, bytes })

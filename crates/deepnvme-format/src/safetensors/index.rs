@@ -1,16 +1,16 @@
-//! What is said of a model in several files.
+//! Parses the index of a model in several files.
 
 use serde::Deserialize;
 
-use crate::JSON_ROOM;
+use crate::JSON_MEMORY_FACTOR;
 use crate::error::{Error, Result};
 use crate::json::Object;
 use crate::set::is_file_name;
 
-/// The index of a model in several files, as Hugging Face lays it out.
+/// The index of a model in several files, in Hugging Face's format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Index {
-    /// Which file each tensor is in, by the tensor's name.
+    /// The file of each tensor, by the tensor's name.
     pub weight_map: Vec<(String, String)>,
 }
 
@@ -20,19 +20,19 @@ struct Wire {
 }
 
 impl Index {
-    /// Reads `model.safetensors.index.json`.
+    /// Parses `model.safetensors.index.json`.
     ///
     /// # Errors
-    /// `Corrupt` for text that is no index, or names files outside its own folder.
+    /// `Corrupt` for a text that is not an index, or names files outside its folder.
     pub fn parse(json: &[u8]) -> Result<Self> {
-        Error::unless_there_is_room("the index", json.len(), JSON_ROOM)?;
+        Error::check_memory("the index", json.len(), JSON_MEMORY_FACTOR)?;
         let wire: Wire = serde_json::from_slice(json)
-            .map_err(|error| Error::corrupt(0, format!("this is no index of safetensors files: {error}")))?;
+            .map_err(|error| Error::corrupt(0, format!("this is not an index of safetensors files: {error}")))?;
         for (name, file) in &wire.weight_map.0 {
             if !is_file_name(file) {
                 return Err(Error::corrupt(
                     0,
-                    format!("{name:?} is said to be in {file:?}, which is no file of this folder"),
+                    format!("the file {file:?} of {name:?} is not a file name in this folder"),
                 ));
             }
         }

@@ -1,8 +1,8 @@
-//! safetensors: eight bytes of length, a JSON header, the bytes of all tensors without a gap.
+//! safetensors: eight bytes of length, a JSON header, the bytes of all tensors without gaps.
 //!
-//! Format: <https://github.com/huggingface/safetensors>, "Format". The header is padded with spaces, so that the first
-//! tensor begins where direct I/O wants it; readers accept that. `plan` lays a file out, `header` reads what one says of
-//! itself, `index` what is said of several.
+//! Format: <https://github.com/huggingface/safetensors>, "Format". The header is padded with spaces, which readers accept,
+//! so that the first tensor is aligned for direct I/O. `plan` lays a file out, `header` parses the header of a file, `index`
+//! the index of several.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,33 +18,33 @@ pub use plan::{PADDING_BYTES_MIN, Plan, seal};
 
 /// The longest header that the format allows.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// Bytes of the header's length.
+/// Bytes of the length field.
 pub const LENGTH_BYTES: u64 = 8;
 const METADATA: &str = "__metadata__";
 
-/// A tensor to be laid out.
+/// A tensor to lay out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The type of its elements.
+    /// Element type.
     pub dtype: Dtype,
-    /// Its sizes.
+    /// Shape.
     pub shape: Vec<u64>,
 }
 
-/// A tensor of a file.
+/// A tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The type of its elements.
+    /// Element type.
     pub dtype: Dtype,
-    /// Its sizes.
+    /// Shape.
     pub shape: Vec<u64>,
-    /// Where in the file its bytes begin.
+    /// Offset in the file.
     pub offset: u64,
-    /// How many those are.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -56,11 +56,11 @@ struct Entry<D> {
     data_offsets: (u64, u64),
 }
 
-/// Bytes of a tensor; `None` for what torch cannot count. Sizes of a tensor without elements count, too, since those who
-/// make strides multiply them.
+/// Returns the bytes of a tensor, or `None` if torch cannot represent it. The sizes of an empty tensor count as well,
+/// since strides are computed from them.
 fn byte_count(shape: &[u64], dtype: Dtype) -> Option<u64> {
-    let most = shape.iter().try_fold(dtype.bytes(), |product, size| product.checked_mul((*size).max(1)))?;
-    (most <= i64::MAX.unsigned_abs()).then_some(if shape.contains(&0) { 0 } else { most })
+    let max = shape.iter().try_fold(dtype.bytes(), |product, size| product.checked_mul((*size).max(1)))?;
+    (max <= i64::MAX.unsigned_abs()).then_some(if shape.contains(&0) { 0 } else { max })
 }
 
 #[cfg(test)]

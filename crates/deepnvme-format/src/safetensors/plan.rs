@@ -1,18 +1,18 @@
-//! A file laid out before its first byte is written.
+//! The layout of a file, computed before its first byte is written.
 
 use serde::Serialize;
 
 use super::{Entry, HEADER_BYTES_MAX, LENGTH_BYTES, METADATA, Tensor, TensorSpec, byte_count};
+use crate::checksums::{self, Frame, METADATA_KEY, encode, text_bytes};
 use crate::error::{Error, Result};
 use crate::json::Entries;
-use crate::sums::{self, Frame, METADATA_KEY, encode, text_bytes};
 use crate::{ALIGNMENT_LARGE, DIMS_MAX, FILE_BYTES_MAX};
 
-/// Spaces behind the text of a header, at least. Other writers put seven there at the most: who copies checksums into a
-/// file of their own cannot make a header that looks like one of ours that was damaged.
+/// The minimum number of spaces after the JSON of a header. Other writers pad with at most seven: a file of theirs
+/// with copied checksums cannot look like a damaged file of deepnvme.
 pub const PADDING_BYTES_MIN: u64 = 8;
 
-/// A file laid out before its first byte is written.
+/// The layout of a file, computed before its first byte is written.
 #[derive(Clone, Debug)]
 pub struct Plan {
     metadata: Vec<(String, String)>,
@@ -23,20 +23,19 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Lays tensors out: those of wide elements first, so that all are aligned to their own width, else in the order given.
-    /// With `has_sums` the metadata will hold checksums. Checksums in the metadata given are those of another file, and are
-    /// left out.
+    /// Lays tensors out, wide elements first so that all are aligned to their element size, otherwise in the given
+    /// order. With `has_sums` the metadata will contain checksums. Checksums in `metadata` belong to another file and
+    /// are dropped.
     ///
     /// # Errors
-    /// `Invalid` for names that occur twice or mean something else, types that the format does not have, and headers that
-    /// are longer than it allows.
+    /// `Invalid` for duplicate or reserved names, types that the format lacks, and headers that exceed its limit.
     pub fn new(specs: Vec<TensorSpec>, metadata: Vec<(String, String)>, has_sums: bool) -> Result<Self> {
         let mut ordered: Vec<(usize, TensorSpec)> = specs.into_iter().enumerate().collect();
         ordered.sort_by_key(|(_, spec)| std::cmp::Reverse(spec.dtype.bytes()));
         Self::of(ordered, metadata, has_sums)
     }
 
-    /// Lays tensors out in the order given, whatever their alignment is.
+    /// Lays tensors out in the given order, regardless of alignment.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -48,27 +47,31 @@ impl Plan {
         let metadata: Vec<_> = metadata.into_iter().filter(|(key, _)| key != METADATA_KEY).collect();
         let mut keys = std::collections::HashSet::with_capacity(metadata.len());
         if let Some((twice, _)) = metadata.iter().find(|(key, _)| !keys.insert(key)) {
-            return Err(Error::invalid(format!("the metadata has {twice:?} twice")));
+            return Err(Error::invalid(format!("the metadata key {twice:?} occurs twice")));
         }
         let mut seen = std::collections::HashSet::with_capacity(ordered.len());
         for (_, spec) in &ordered {
             if spec.name == METADATA || !seen.insert(&spec.name) {
-                return Err(Error::invalid(format!("the tensor name {:?} is taken", spec.name)));
+                return Err(Error::invalid(format!("the tensor name {:?} is reserved or occurs twice", spec.name)));
             }
             if spec.shape.len() > DIMS_MAX {
                 let text = format!("{:?} has more than {DIMS_MAX} dimensions; reshape it", spec.name);
                 return Err(Error::invalid(text));
             }
             if spec.dtype.safetensors_name().is_none() {
-                let text =
-                    format!("{:?} is of torch.{}, which safetensors does not have", spec.name, spec.dtype.torch_name());
+                let text = format!(
+                    "{:?} is of type torch.{}, which safetensors does not support",
+                    spec.name,
+                    spec.dtype.torch_name()
+                );
                 return Err(Error::invalid(format!("{text}; save it as a .pt file")));
             }
         }
         let mut at: u64 = 0;
         let (mut tensors, mut order) = (Vec::with_capacity(ordered.len()), Vec::with_capacity(ordered.len()));
         for (index, TensorSpec { name, dtype, shape }) in ordered {
-            let too_large = |name| Error::invalid(format!("with the tensor {name:?} the file is larger than any"));
+            let too_large =
+                |name| Error::invalid(format!("with the tensor {name:?} the file exceeds the maximum size"));
             let Some(bytes) = byte_count(&shape, dtype) else { return Err(too_large(name)) };
             let Some(end) = at.checked_add(bytes).filter(|end| *end <= FILE_BYTES_MAX) else {
                 return Err(too_large(name));
@@ -111,16 +114,16 @@ impl Plan {
         self.data_offset
     }
 
-    /// Bytes of the whole file.
+    /// Returns the length of the file.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.tensors.last().map_or(self.data_offset, |last| last.offset + last.bytes)
     }
 
-    /// Length and header, with the sums of each tensor's cells, in the order of the tensors.
+    /// Returns the length field and header, with the checksums of each tensor's chunks in the order of the tensors.
     #[must_use]
-    pub fn header(&self, cells: &[&[u64]]) -> Vec<u8> {
-        let json = self.json(cells);
+    pub fn header(&self, chunks: &[&[u64]]) -> Vec<u8> {
+        let json = self.json(chunks);
         let mut bytes = (self.data_offset - LENGTH_BYTES).to_le_bytes().to_vec();
         bytes.extend(json.as_bytes());
         bytes.resize(self.data_offset as usize, b' ');
@@ -134,9 +137,9 @@ impl Plan {
         Frame { file_bytes: self.file_bytes(), index_offset: 0, index_bytes: self.data_offset }
     }
 
-    fn json(&self, cells: &[&[u64]]) -> String {
+    fn json(&self, chunks: &[&[u64]]) -> String {
         let names = self.tensors.iter().map(|tensor| tensor.name.as_str());
-        let sums = self.has_sums.then(|| encode(names.zip(cells.iter().copied()), self.frame()));
+        let sums = self.has_sums.then(|| encode(names.zip(chunks.iter().copied()), self.frame()));
         let texts = self.metadata.iter().map(|(key, text)| (key.as_str(), text.as_str()));
         let texts: Vec<_> = texts.chain(sums.as_deref().map(|sums| (METADATA_KEY, sums))).collect();
         let metadata = (!texts.is_empty()).then(|| (METADATA, Value::Metadata(Entries(texts.into_iter()))));
@@ -150,14 +153,14 @@ impl Plan {
     }
 }
 
-/// Puts the sum of a header, which is all of a file up to its first tensor, into its checksums.
+/// Writes the checksum of a header, everything before the first tensor, into its checksums.
 pub fn seal(header: &mut [u8]) {
-    if let Some(digits) = sums::quoted_digits(header) {
-        sums::seal(header, digits.clone(), &[digits]);
+    if let Some(digits) = checksums::quoted_digits(header) {
+        checksums::seal(header, digits.clone(), &[digits]);
     }
 }
 
-/// What stands in a header under a name.
+/// An entry of a header.
 #[derive(Clone, Serialize)]
 #[serde(untagged)]
 enum Value<M> {

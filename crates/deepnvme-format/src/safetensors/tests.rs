@@ -1,10 +1,10 @@
-//! Plans and headers lead to each other, and lies are refused.
+//! Layouts and headers round-trip, and invalid ones are refused.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::ALIGNMENT_LARGE;
-use crate::sums::cell_count;
+use crate::checksums::chunk_count;
 
 fn dtypes() -> impl Strategy<Value = Dtype> {
     prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16), Just(Dtype::U8), Just(Dtype::I64), Just(Dtype::F8E4m3fn)]
@@ -12,7 +12,7 @@ fn dtypes() -> impl Strategy<Value = Dtype> {
 
 proptest! {
     #[test]
-    fn what_was_planned_is_read(
+    fn layouts_round_trip(
         specs in proptest::collection::btree_map("[a-z.\"\\\\ä]{1,8}", (dtypes(), proptest::collection::vec(0..9u64, 0..4)), 0..12),
         has_sums: bool,
     ) {
@@ -20,9 +20,9 @@ proptest! {
             specs.into_iter().map(|(name, (dtype, shape))| TensorSpec { name, dtype, shape }).collect();
         let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
         let plan = Plan::new(specs, vec![("format".into(), "pt".into())], has_sums).unwrap();
-        let cells: Vec<_> =
-            plan.tensors().iter().map(|tensor| vec![u64::MAX; cell_count(tensor.bytes)]).collect();
-        let bytes = plan.header(&cells.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        let chunks: Vec<_> =
+            plan.tensors().iter().map(|tensor| vec![u64::MAX; chunk_count(tensor.bytes)]).collect();
+        let bytes = plan.header(&chunks.iter().map(Vec::as_slice).collect::<Vec<_>>());
         prop_assert_eq!(bytes.len() as u64, plan.data_offset());
         prop_assert_eq!(plan.data_offset() % ALIGNMENT_LARGE, 0);
         let length = Header::json_bytes(bytes[..8].try_into().unwrap(), plan.file_bytes()).unwrap();
@@ -39,14 +39,14 @@ proptest! {
     }
 
     #[test]
-    fn anything_is_an_error_or_a_header(json in "[\\[\\]{}\":,a-z0-9_]{0,80}", file_bytes: u64) {
+    fn arbitrary_text_is_an_error_or_a_header(json in "[\\[\\]{}\":,a-z0-9_]{0,80}", file_bytes: u64) {
         let _ = Header::parse(json.as_bytes(), file_bytes);
         let _ = Index::parse(json.as_bytes());
     }
 }
 
 #[test]
-fn lies_are_refused() {
+fn invalid_headers_are_refused() {
     let entry = |begin: u64, end: u64| {
         format!(r#"{{"dtype":"U8","shape":[{}],"data_offsets":[{begin},{end}]}}"#, end.saturating_sub(begin))
     };
@@ -55,20 +55,16 @@ fn lies_are_refused() {
         (format!(r#"{{"a":{}}}"#, entry(1, 4)), 4, "begins there"),
         (format!(r#"{{"a":{},"b":{}}}"#, entry(0, 4), entry(2, 6)), 6, "begins there"),
         (format!(r#"{{"a":{},"a":{}}}"#, entry(0, 4), entry(4, 6)), 6, "twice"),
-        (r#"{"a":{"dtype":"U8","shape":[5],"data_offsets":[0,4]}}"#.into(), 4, "is said to lie"),
-        (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[4,0]}}"#.into(), 4, "is said to lie"),
-        (r#"{"a":{"dtype":"F64","shape":[4294967296,4294967296],"data_offsets":[0,0]}}"#.into(), 0, "is said to lie"),
+        (r#"{"a":{"dtype":"U8","shape":[5],"data_offsets":[0,4]}}"#.into(), 4, "does not fit"),
+        (r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[4,0]}}"#.into(), 4, "does not fit"),
+        (r#"{"a":{"dtype":"F64","shape":[4294967296,4294967296],"data_offsets":[0,0]}}"#.into(), 0, "does not fit"),
         (
-            // Nothing, of sizes whose strides nobody can count.
+            // An empty tensor whose strides overflow.
             r#"{"a":{"dtype":"U8","shape":[0,4294967296,4294967296],"data_offsets":[0,0]}}"#.into(),
             0,
-            "is said to lie",
+            "does not fit",
         ),
-        (
-            format!(r#"{{"a":{{"dtype":"U8","shape":[{}1],"data_offsets":[0,1]}}}}"#, "1,".repeat(64)),
-            1,
-            "is said to lie",
-        ),
+        (format!(r#"{{"a":{{"dtype":"U8","shape":[{}1],"data_offsets":[0,1]}}}}"#, "1,".repeat(64)), 1, "does not fit"),
         (r#"{"a":{"dtype":"X9","shape":[4],"data_offsets":[0,4]}}"#.into(), 4, "X9"),
         ("[1]".into(), 0, "damaged"),
     ] {
@@ -81,7 +77,7 @@ fn lies_are_refused() {
 }
 
 #[test]
-fn an_index_names_files_of_its_own_folder() {
+fn an_index_names_files_in_its_folder() {
     let json = r#"{"metadata":{"total_size":5},"weight_map":{"b":"m-1.safetensors","a":"m-2.safetensors"}}"#;
     let weight_map = vec![("b".into(), "m-1.safetensors".into()), ("a".into(), "m-2.safetensors".into())];
     assert_eq!(Index::parse(json.as_bytes()), Ok(Index { weight_map }));
@@ -92,14 +88,14 @@ fn an_index_names_files_of_its_own_folder() {
 }
 
 #[test]
-fn what_is_larger_than_any_file_is_not_laid_out() {
+fn layouts_beyond_the_maximum_size_are_refused() {
     let spec = |name: &str, size| TensorSpec { name: name.into(), dtype: Dtype::U8, shape: vec![size] };
     Plan::new(vec![spec("a", 1 << 61)], Vec::new(), false).unwrap();
-    // Its sums would not fit into any header, nor into memory.
+    // Its checksums would not fit into a header or into memory.
     let error = Plan::new(vec![spec("a", 1 << 61)], Vec::new(), true).unwrap_err();
     assert!(error.to_string().contains("the header has 35184372"), "{error}");
     for specs in [vec![spec("a", u64::MAX)], (0..9).map(|index| spec(&index.to_string(), 1 << 61)).collect()] {
         let error = Plan::new(specs, Vec::new(), false).unwrap_err();
-        assert!(error.to_string().contains("larger than any"), "{error}");
+        assert!(error.to_string().contains("exceeds the maximum size"), "{error}");
     }
 }

@@ -1,20 +1,20 @@
 //! The tensors of an archive, by name.
 //!
-//! A tensor's name is the way to it from the root: the keys of dicts, the indices of lists, the attributes of objects,
-//! joined by dots. A flat state dict therefore gives the names that PyTorch users know.
+//! A tensor's name is its path from the root: keys of dicts, indices of lists and attributes of objects, joined by dots. In
+//! a flat state dict these are PyTorch's usual names.
 //!
-//! `walk` goes all ways from the root, each within limits that no model comes near; `names` keeps them, and spells them
-//! out for tensors; `storage` reads what an id outside the pickle says, `tensor` compares what a tensor says with what its
-//! storage has.
+//! `walk` follows all references from the root, within limits far beyond any model; `paths` stores paths and spells
+//! out the names of tensors; `storage` parses persistent ids, `tensor` checks a tensor against its storage;
+//! `non_tensors` lists everything else.
 
-mod names;
-mod others;
+mod non_tensors;
+mod paths;
 mod storage;
 mod tensor;
 mod walk;
 
-pub use names::{DEPTH_MAX, NAME_BYTES_MAX};
-pub use others::{OTHERS_MAX, others};
+pub use non_tensors::{NON_TENSORS_MAX, non_tensors};
+pub use paths::{DEPTH_MAX, NAME_BYTES_MAX};
 pub use storage::{Storage, storage};
 pub use tensor::{Signs, Tensor};
 pub use walk::{STATE_BYTES_MAX, STEPS_MAX, State};

@@ -1,35 +1,35 @@
-//! The storages of an archive, and the persistent ids by which a pickle names them.
+//! Storages of an archive, and the persistent ids that name them in a pickle.
 
-use super::names::NAME_BYTES_MAX;
+use super::paths::NAME_BYTES_MAX;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::pickle::{Graph, NodeId};
 
-/// A storage that an archive holds.
+/// A storage of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Storage {
-    /// The name of its record below `data/`.
+    /// Name of its record below `data/`.
     pub key: String,
-    /// How many bytes the pickle says that it has.
+    /// Length in bytes, according to the pickle.
     pub bytes: u64,
-    /// The type of its elements; `None` for an untyped storage.
+    /// Element type; `None` for an untyped storage.
     pub dtype: Option<Dtype>,
-    /// The device that it was on.
+    /// The device it was saved from.
     pub location: String,
 }
 
-/// What a persistent id says of a storage.
+/// Parses a persistent id.
 ///
 /// # Errors
-/// `Corrupt` for an id that is none of a storage.
+/// `Corrupt` for an id that does not describe a storage.
 pub fn storage(graph: &Graph, id: NodeId) -> Result<Storage> {
-    let wrong = || Error::corrupt(0, "the pickle refers to something outside that is no storage");
-    let Some(&[kind, class, key, location, elements]) = graph.tuple(id) else { return Err(wrong()) };
+    let invalid_id = || Error::corrupt(0, "the pickle has a persistent id that is not a storage");
+    let Some(&[kind, class, key, location, elements]) = graph.tuple(id) else { return Err(invalid_id()) };
     let kind = graph.text(kind);
-    let (Some("storage"), Some((module, class))) = (kind, graph.global(class)) else { return Err(wrong()) };
+    let (Some("storage"), Some((module, class))) = (kind, graph.global(class)) else { return Err(invalid_id()) };
     let (Some(key), Some(location), Some(elements)) = (graph.text(key), graph.text(location), graph.unsigned(elements))
     else {
-        return Err(wrong());
+        return Err(invalid_id());
     };
     let dtype = match (module, class) {
         ("torch.storage" | "torch", "UntypedStorage") => None,
@@ -41,8 +41,8 @@ pub fn storage(graph: &Graph, id: NodeId) -> Result<Storage> {
             }
         },
     };
-    let bytes = elements.checked_mul(dtype.map_or(1, Dtype::bytes)).ok_or_else(wrong)?;
-    // One text may serve any number of storages, which have a copy each.
+    let bytes = elements.checked_mul(dtype.map_or(1, Dtype::bytes)).ok_or_else(invalid_id)?;
+    // One text may be shared by any number of storages, which copy it.
     if key.len() > NAME_BYTES_MAX || location.len() > NAME_BYTES_MAX {
         let text = format!("the key or the device of a storage has more than {NAME_BYTES_MAX} bytes");
         return Err(Error::unsupported(text));

@@ -1,4 +1,4 @@
-//! A tensor, and what it says of itself, compared with what its storage has.
+//! A tensor, checked against its storage.
 
 use super::storage::Storage;
 use crate::DIMS_MAX;
@@ -6,57 +6,57 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::pickle::{Graph, Node, NodeId, Object};
 
-/// The arguments that all of torch's functions begin with: storage, offset, sizes, strides.
+/// The number of arguments that all of torch's rebuild functions share: storage, offset, shape, strides.
 pub(super) const FIXED_ARGUMENTS: usize = 4;
 const DTYPE_ARGUMENT: usize = 6;
 
-/// What of its own a tensor has beside the call that makes it: those that have attributes, or a class of their own.
+/// The number of arguments of a typed tensor: one that has attributes or a class of its own.
 const TYPED_ARGUMENTS: usize = 4;
 
 /// A tensor: a view of a storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// The way to it.
+    /// Path from the root.
     pub name: String,
-    /// The type of its elements.
+    /// Element type.
     pub dtype: Dtype,
-    /// Its sizes.
+    /// Shape.
     pub shape: Vec<u64>,
-    /// Its strides, in elements.
+    /// Strides, in elements.
     pub strides: Vec<u64>,
-    /// Where it begins in its storage, in elements.
+    /// Offset in its storage, in elements.
     pub offset: u64,
-    /// Which of the storages it views.
+    /// Index of its storage.
     pub storage: usize,
-    /// Which of its signs are the opposite of those in the storage.
+    /// Signs that are flipped relative to the storage.
     pub signs: Signs,
 }
 
 impl Tensor {
-    /// Bytes of its elements.
+    /// Returns the bytes of its elements.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.shape.iter().product::<u64>() * self.dtype.bytes()
     }
 }
 
-/// Signs that torch changes lazily: a tensor's elements are those of its storage with these signs flipped.
+/// Signs that torch flips lazily: the elements are those of the storage with these signs flipped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Signs {
-    /// Whether the tensor is the complex conjugate.
+    /// Whether the tensor is conjugated.
     pub is_conj: bool,
-    /// Whether the tensor is the negative.
+    /// Whether the tensor is negated.
     pub is_neg: bool,
 }
 
 impl Signs {
-    /// Whether the elements are what the storage has.
+    /// Whether the elements equal those of the storage.
     #[must_use]
     pub fn are_plain(self) -> bool {
         !(self.is_conj || self.is_neg)
     }
 
-    /// Reads what torch notes of a tensor.
+    /// Parses torch's metadata of a tensor.
     fn of(graph: &Graph, metadata: NodeId) -> Self {
         let Node::Dict(items) = graph.node(metadata) else { return Self::default() };
         let has = |name: &str| {
@@ -67,17 +67,17 @@ impl Signs {
     }
 }
 
-/// The call of one of torch's own functions that makes a tensor of a storage.
+/// A call of one of torch's rebuild functions.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     function: &'a str,
-    /// The tuple of the arguments.
+    /// The tuple of arguments.
     pub(super) tuple: NodeId,
     pub(super) arguments: &'a [NodeId],
 }
 
-/// The call that makes an object, where that is a tensor with a storage: also one that has attributes, or is of a class
-/// of its own.
+/// Returns the rebuild call of an object if it is a tensor with a storage, including tensors with attributes or a
+/// class of their own.
 pub(super) fn call<'a>(graph: &'a Graph, object: &Object) -> Option<Call<'a>> {
     let of = |callable, tuple| {
         let with_storage = ["_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor"];
@@ -93,22 +93,22 @@ pub(super) fn call<'a>(graph: &'a Graph, object: &Object) -> Option<Call<'a>> {
     of(object.callable, object.arguments)
 }
 
-/// What an object has beside that call: the attributes of a tensor that has some.
+/// Returns the attributes of a tensor, if it has any.
 pub(super) fn attributes(graph: &Graph, object: &Object, call: &Call<'_>) -> Option<NodeId> {
     let typed = graph.tuple(object.arguments).filter(|_| object.arguments != call.tuple)?;
     typed.get(TYPED_ARGUMENTS - 1).copied()
 }
 
-/// A tensor's arguments, read but not yet believed.
+/// A tensor's arguments, not validated yet.
 pub(super) struct Parts {
-    /// The persistent id of its storage.
+    /// Persistent id of its storage.
     pub(super) storage: NodeId,
     offset: u64,
     shape: Vec<u64>,
     strides: Vec<u64>,
-    /// The type that it has in spite of its storage's.
+    /// Element type that overrides the storage's.
     dtype: OwnDtype,
-    /// What the file calls that type, for messages.
+    /// Name of that type in the file, for messages.
     type_name: String,
     signs: Signs,
 }
@@ -131,10 +131,10 @@ pub(super) fn parts(graph: &Graph, call: &Call<'_>, name: &str) -> Result<Parts>
             let text = format!("the tensor {name:?} has more than {DIMS_MAX} dimensions; reshape it");
             return Err(Error::unsupported(text));
         }
-        return Err(wrong("has a shape that is no row of numbers"));
+        return Err(wrong("has a shape that is not a tuple of numbers"));
     };
     if shape.len() != strides.len() {
-        return Err(wrong("has as many strides as it has not sizes"));
+        return Err(wrong("has another number of strides than dimensions"));
     }
     let signs = match call.function {
         "_rebuild_tensor_v2" => arguments.get(DTYPE_ARGUMENT),
@@ -156,33 +156,34 @@ pub(super) fn parts(graph: &Graph, call: &Call<'_>, name: &str) -> Result<Parts>
 }
 
 impl Parts {
-    /// The tensor, if all of it lies in its storage.
+    /// Returns the tensor if it lies inside its storage.
     pub(super) fn of(self, name: String, storage: &Storage, index: usize) -> Result<Tensor> {
         let dtype = match self.dtype {
             OwnDtype::OfStorage => storage.dtype,
             OwnDtype::Named(dtype) => dtype,
         };
         let Some(dtype) = dtype else {
-            let text = format!("the tensor {name:?} has an element type that this version of deepnvme does not know");
+            let text =
+                format!("the tensor {name:?} has an element type that this version of deepnvme does not support");
             return Err(Error::unsupported(format!("{text}{}", self.type_name)));
         };
         if matches!(dtype, Dtype::QUInt4x2 | Dtype::QUInt2x4) {
             let text = format!("the tensor {name:?} is of type {}, whose elements share bytes", dtype.torch_name());
-            return Err(Error::unsupported(format!("{text}; make it one of a whole type: tensor.dequantize()")));
+            return Err(Error::unsupported(format!("{text}; convert it first: tensor.dequantize()")));
         }
         let Self { offset, shape, strides, signs, .. } = self;
         if !fits(&shape, &strides, offset, storage.bytes / dtype.bytes(), dtype.bytes()) {
-            return Err(Error::corrupt(0, format!("the tensor {name:?} reaches beyond its storage")));
+            return Err(Error::corrupt(0, format!("the tensor {name:?} exceeds its storage")));
         }
         Ok(Tensor { name, dtype, shape, strides, offset, storage: index, signs })
     }
 }
 
-/// Whether every element of a view lies in a storage of that many, and whether those who multiply sizes, strides or the
-/// offset with `width`, the bytes of an element, stay within what torch can count.
+/// Whether every element of a view lies in a storage of `elements`, and sizes, strides and offset times `width`, the
+/// bytes of an element, stay within torch's range.
 fn fits(shape: &[u64], strides: &[u64], offset: u64, elements: u64, width: u64) -> bool {
     let most = i64::MAX.unsigned_abs() / width;
-    // What has no elements has sizes all the same.
+    // An empty tensor has sizes as well.
     let count = shape.iter().try_fold(1u64, |product, size| product.checked_mul((*size).max(1)));
     if count.is_none_or(|count| count > most) || offset > most {
         return false;

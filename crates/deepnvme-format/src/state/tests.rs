@@ -1,4 +1,4 @@
-//! Walks over honest graphs and over ones that were made to explode.
+//! Walks of valid graphs and of malicious ones.
 
 use super::walk::{Limits, Walk};
 use super::*;
@@ -33,7 +33,7 @@ fn refused(pickle: &[u8], limits: Limits, word: &str) {
 }
 
 #[test]
-fn names_are_ways() {
+fn names_are_paths_from_the_root() {
     // {"a": {3: [t, (t,)], True: t, None: t}, "": {"": t}}
     let inner = [b"}(K\x03](", TENSOR, TENSOR, b"\x85e\x88", TENSOR, b"N", TENSOR, b"u"].concat();
     let pickle = pickled(&[b"}(", &text("a"), &inner, &text(""), b"}", &text(""), TENSOR, b"su"]);
@@ -52,7 +52,7 @@ fn keyword_arguments_are_walked() {
 }
 
 #[test]
-fn a_tensor_in_several_places_is_there_several_times() {
+fn a_tensor_in_several_places_is_listed_for_each() {
     let pickle = pickled(&[b"](", TENSOR, b"q\x05h\x05]h\x05aq\x06h\x06e"]);
     assert_eq!(names(&pickle).unwrap(), ["0", "1", "2.0"]);
 }
@@ -68,19 +68,19 @@ fn depth_has_a_limit() {
 }
 
 #[test]
-fn names_have_a_limit_where_tensors_are() {
+fn names_of_tensors_have_a_limit() {
     let key = text(&"k".repeat(1 << 20));
     refused(&pickled(&[b"}", &key, TENSOR, b"s"]), Limits::default(), "4096 bytes");
     let parts = [b"}", &text(&"k".repeat(100))[..]].concat();
     refused(&pickled(&[&parts.repeat(50), TENSOR, &b"s".repeat(50)]), Limits::default(), "4096 bytes");
-    // Names of everything else are never spelled out: this would be a terabyte.
+    // Other names are not built: this would be a terabyte.
     let lists = b"]K\x01a".repeat(1 << 20);
     assert_eq!(names(&pickled(&[b"}", &key, b"](", &lists, b"es"])).unwrap(), Vec::<String>::new());
 }
 
 #[test]
-fn what_is_shared_is_walked_once() {
-    // Tensors with the tensor before them twice among their arguments.
+fn shared_nodes_are_visited_once() {
+    // Tensors that have the previous tensor twice among their arguments.
     let level = b"q\x030h\x01(h\0K\0h\x02h\x02h\x03h\x03tR";
     let found = names(&pickled(&[TENSOR, &level.repeat(18)])).unwrap();
     assert_eq!(found.len(), 1 + 2 * 18);
@@ -102,7 +102,7 @@ fn steps_and_memory_have_limits() {
 }
 
 #[test]
-fn a_storage_has_a_short_name() {
+fn names_of_storages_have_a_limit() {
     let long = text(&"0".repeat(1 << 20));
     let storage = |key: &[u8], device: &[u8]| {
         let parts = [b"\x80\x02(", &text("storage")[..], b"ctorch\nFloatStorage\n", key, device, b"K\x02tQ."];
@@ -123,8 +123,8 @@ fn a_shape_has_a_limit() {
 }
 
 #[test]
-fn others_are_named_in_order() {
-    let named = |parts: &[&[u8]]| others(&pickle::parse(&pickled(parts)).unwrap());
+fn non_tensors_are_listed_in_order() {
+    let named = |parts: &[&[u8]]| non_tensors(&pickle::parse(&pickled(parts)).unwrap());
     // {"a": [1, t, (None, {2: "x"})], "o": OrderedDict(k=True), "c": C(), "s": {1}}
     let list = [b"](K\x01", TENSOR, b"N}K\x02", &text("x"), b"s\x86e"].concat();
     let ordered = [b"ccollections\nOrderedDict\n)R", &text("k")[..], b"\x88s"].concat();
@@ -148,14 +148,14 @@ fn others_are_named_in_order() {
 }
 
 #[test]
-fn others_have_a_limit() {
+fn non_tensors_have_a_limit() {
     let many = |key: &str| {
-        let rows = [b"](", &b"N".repeat(2 * OTHERS_MAX)[..], b"e"].concat();
-        others(&pickle::parse(&pickled(&[b"}", &text(key), &rows, b"s"])).unwrap()).len()
+        let rows = [b"](", &b"N".repeat(2 * NON_TENSORS_MAX)[..], b"e"].concat();
+        non_tensors(&pickle::parse(&pickled(&[b"}", &text(key), &rows, b"s"])).unwrap()).len()
     };
-    assert_eq!(many("k"), OTHERS_MAX);
-    // Names that are too long are looked for as often, and no more.
+    assert_eq!(many("k"), NON_TENSORS_MAX);
+    // Names that are too long count towards the limit.
     assert_eq!(many(&"k".repeat(NAME_BYTES_MAX)), 0);
     let shared = [b"]", &b"q\x030]h\x03ah\x03a".repeat(400)[..]].concat();
-    assert_eq!(others(&pickle::parse(&pickled(&[&shared])).unwrap()), []);
+    assert_eq!(non_tensors(&pickle::parse(&pickled(&[&shared])).unwrap()), []);
 }

@@ -1,27 +1,27 @@
-//! The way through a graph, from the root to every tensor, and the state that it finds.
+//! Walks a graph from the root to every tensor.
 //!
-//! Each container is entered once, whatever refers to it, and so are the arguments of calls, which several may share.
-//! What is noted for each reference instead (a step, a tensor in several places) is counted against a limit.
+//! Each container is visited once, however often it is referenced, and so are the arguments of calls, which may be
+//! shared. Work per reference (a step, a tensor in several places) is limited.
 
 use std::collections::HashMap;
 
-use super::names::{Part, WayId, Ways};
+use super::paths::{PathId, PathPart, Paths};
 use super::storage::{Storage, storage};
 use super::tensor::{self, Tensor};
 use crate::error::{Error, Result};
 use crate::pickle::{Graph, Node, NodeId, Object};
 
-/// How many references to containers and tensors are followed.
+/// The maximum number of references to containers and tensors that are followed.
 pub const STEPS_MAX: usize = 1 << 25;
-/// What tensors and storages may take in memory, names included: millions of them.
+/// The maximum memory of tensors and storages, names included: millions of them.
 pub const STATE_BYTES_MAX: usize = 512 << 20;
 
-/// What an archive holds.
+/// The contents of an archive.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// The storages, in the order in which the pickle names them.
+    /// The storages, in the pickle's order.
     pub storages: Vec<Storage>,
-    /// The tensors, in the order of the containers that they are in. One that is in several places is there several times.
+    /// The tensors, in the order of their containers. A tensor in several places is listed for each.
     pub tensors: Vec<Tensor>,
 }
 
@@ -29,15 +29,15 @@ impl State {
     /// Walks a graph.
     ///
     /// # Errors
-    /// `Corrupt` for tensors that reach beyond their storage; `Unsupported` for element types that are not known, and for
-    /// graphs beyond [`DEPTH_MAX`](super::DEPTH_MAX), [`NAME_BYTES_MAX`](super::NAME_BYTES_MAX), [`STEPS_MAX`] or
+    /// `Corrupt` for tensors that exceed their storage; `Unsupported` for unknown element types, and for graphs
+    /// beyond [`DEPTH_MAX`](super::DEPTH_MAX), [`NAME_BYTES_MAX`](super::NAME_BYTES_MAX), [`STEPS_MAX`] or
     /// [`STATE_BYTES_MAX`].
     pub fn of(graph: &Graph) -> Result<Self> {
         Walk::new(graph, Limits::default()).run()
     }
 }
 
-/// How far a walk may go.
+/// Limits of a walk.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
     pub(super) steps: usize,
@@ -53,22 +53,22 @@ impl Default for Limits {
 #[derive(Clone, Copy)]
 struct Step {
     id: NodeId,
-    above: WayId,
-    part: Part,
+    above: PathId,
+    part: PathPart,
 }
 
 pub(super) struct Walk<'a> {
     graph: &'a Graph,
     limits: Limits,
-    ways: Ways<'a>,
+    paths: Paths<'a>,
     todo: Vec<Step>,
     steps: usize,
     state: State,
     state_bytes: usize,
     by_key: HashMap<String, usize>,
-    /// Persistent ids that have been read, by the node of the id.
+    /// Parsed persistent ids, by node.
     by_id: HashMap<NodeId, usize>,
-    /// Which nodes have been entered.
+    /// The visited nodes.
     seen: Vec<bool>,
 }
 
@@ -77,8 +77,8 @@ impl<'a> Walk<'a> {
         Self {
             graph,
             limits,
-            ways: Ways::new(graph),
-            todo: vec![Step { id: graph.root(), above: Ways::ROOT, part: Part::Same }],
+            paths: Paths::new(graph),
+            todo: vec![Step { id: graph.root(), above: Paths::ROOT, part: PathPart::Same }],
             steps: 0,
             state: State::default(),
             state_bytes: 0,
@@ -92,7 +92,7 @@ impl<'a> Walk<'a> {
         while let Some(step) = self.todo.pop() {
             let from = self.todo.len();
             self.visit(step)?;
-            // What was found first is visited first.
+            // Visit in the order of discovery.
             self.todo[from..].reverse();
         }
         Ok(self.state)
@@ -121,41 +121,41 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whether that is the first time.
+    /// Marks a node as visited. Returns whether it was not before.
     fn enter(&mut self, id: NodeId) -> bool {
         !std::mem::replace(&mut self.seen[id.index()], true)
     }
 
-    /// What an object is made of: a parameter is its tensor, anything else its arguments, items and attributes.
+    /// Visits the parts of an object: a parameter's tensor, otherwise arguments, items and attributes.
     fn object(&mut self, step: Step, object: &Object) -> Result<()> {
         let graph = self.graph;
-        let way = self.ways.below(step.above, step.part)?;
+        let path = self.paths.below(step.above, step.part)?;
         let arguments = graph.tuple(object.arguments).unwrap_or_default();
         if self.enter(object.arguments) {
             let is_parameter = is_parameter(graph, object);
             for (index, argument) in arguments.iter().enumerate() {
-                let part = if is_parameter { Part::Same } else { Part::Index(index as u32) };
-                self.push(*argument, way, part)?;
+                let part = if is_parameter { PathPart::Same } else { PathPart::Index(index as u32) };
+                self.push(*argument, path, part)?;
             }
         }
         if let Some(keywords) = object.keywords {
-            self.push(keywords, way, Part::Same)?;
+            self.push(keywords, path, PathPart::Same)?;
         }
-        self.items(way, &object.items)?;
-        self.elements(way, &object.elements)?;
-        object.states.iter().try_for_each(|state| self.push(*state, way, Part::Same))
+        self.items(path, &object.items)?;
+        self.elements(path, &object.elements)?;
+        object.states.iter().try_for_each(|state| self.push(*state, path, PathPart::Same))
     }
 
     fn tensor(&mut self, object: &Object, call: &tensor::Call<'_>, step: Step) -> Result<()> {
         let graph = self.graph;
-        let name = self.ways.spell(step.above, step.part)?;
+        let name = self.paths.name(step.above, step.part)?;
         let parts = tensor::parts(graph, call, &name)?;
         let storage = self.storage(parts.storage)?;
         let tensor = parts.of(name, &self.state.storages[storage], storage)?;
         self.charge(size_of::<Tensor>() + tensor.name.len() + 16 * tensor.shape.len())?;
         self.state.tensors.push(tensor);
-        // What follows storage, offset, sizes and strides may be made of tensors: the scales of quantised ones.
-        // So may the attributes of one that has some, which go by its name.
+        // Later arguments may contain tensors, like the scales of quantised ones. So may attributes, which have the
+        // tensor's name as prefix.
         let rest = call.arguments.iter().enumerate().skip(tensor::FIXED_ARGUMENTS);
         let attributes = tensor::attributes(graph, object, call);
         let has_more = rest.clone().any(|(_, argument)| is_followed(graph.node(*argument)));
@@ -163,14 +163,14 @@ impl<'a> Walk<'a> {
         if !has_more || !self.enter(object.arguments) {
             return Ok(());
         }
-        let way = self.ways.below(step.above, step.part)?;
+        let path = self.paths.below(step.above, step.part)?;
         for (index, argument) in rest {
-            self.push(*argument, way, Part::Index(index as u32))?;
+            self.push(*argument, path, PathPart::Index(index as u32))?;
         }
-        attributes.map_or(Ok(()), |state| self.push(state, way, Part::Same))
+        attributes.map_or(Ok(()), |state| self.push(state, path, PathPart::Same))
     }
 
-    /// The storage of a persistent id.
+    /// Returns the storage of a persistent id.
     fn storage(&mut self, id: NodeId) -> Result<usize> {
         if let Some(known) = self.by_id.get(&id) {
             return Ok(*known);
@@ -191,29 +191,29 @@ impl<'a> Walk<'a> {
     }
 
     fn numbered(&mut self, step: Step, elements: &[NodeId]) -> Result<()> {
-        let way = self.ways.below(step.above, step.part)?;
-        self.elements(way, elements)
+        let path = self.paths.below(step.above, step.part)?;
+        self.elements(path, elements)
     }
 
-    fn elements(&mut self, way: WayId, elements: &[NodeId]) -> Result<()> {
+    fn elements(&mut self, path: PathId, elements: &[NodeId]) -> Result<()> {
         let mut numbered = elements.iter().enumerate();
-        numbered.try_for_each(|(index, element)| self.push(*element, way, Part::Index(index as u32)))
+        numbered.try_for_each(|(index, element)| self.push(*element, path, PathPart::Index(index as u32)))
     }
 
     fn keyed(&mut self, step: Step, items: &[(NodeId, NodeId)]) -> Result<()> {
-        let way = self.ways.below(step.above, step.part)?;
-        self.items(way, items)
+        let path = self.paths.below(step.above, step.part)?;
+        self.items(path, items)
     }
 
-    fn items(&mut self, way: WayId, items: &[(NodeId, NodeId)]) -> Result<()> {
+    fn items(&mut self, path: PathId, items: &[(NodeId, NodeId)]) -> Result<()> {
         for (key, value) in items {
-            self.push(*key, way, Part::Key(*key))?;
-            self.push(*value, way, Part::Key(*key))?;
+            self.push(*key, path, PathPart::Key(*key))?;
+            self.push(*value, path, PathPart::Key(*key))?;
         }
         Ok(())
     }
 
-    fn push(&mut self, id: NodeId, above: WayId, part: Part) -> Result<()> {
+    fn push(&mut self, id: NodeId, above: PathId, part: PathPart) -> Result<()> {
         if !is_followed(self.graph.node(id)) {
             return Ok(());
         }
@@ -238,7 +238,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Whether there may be tensors in it.
+/// Whether a node may contain tensors.
 fn is_followed(node: &Node) -> bool {
     match node {
         Node::Tuple(elements) => !elements.is_empty(),

@@ -1,9 +1,9 @@
-//! ZIP directories, and all that an archive leads to.
+//! ZIP directories and the records of an archive.
 
 use deepnvme_format::archive::{Directory, End, Header, LOCAL_BYTES, PICKLE, Plan, Record, RecordSpec, find_end};
-use deepnvme_format::sums::SIDE_CAR;
+use deepnvme_format::checksums::SIDECAR;
 
-/// A file as it is, and as the end of a much larger one.
+/// Parses a file by itself, and as the end of a much larger one.
 pub(crate) fn archive(file: &[u8]) {
     let far = 1 << 62;
     if let Ok(end) = find_end(file, far) {
@@ -20,7 +20,7 @@ pub(crate) fn archive(file: &[u8]) {
     write_again(&directory);
 }
 
-/// Every record lies in front of the directory, and none in another.
+/// Every record lies before the directory, and none inside another.
 fn check(directory: &Directory, end: End) {
     let records = directory.records();
     assert_eq!(records.len() as u64, end.records);
@@ -41,7 +41,7 @@ fn check(directory: &Directory, end: End) {
     }
 }
 
-/// The record's header, and what is in it, where it is something that is read.
+/// Parses a record's header, and its contents if they have a parser.
 fn read(file: &[u8], record: &Record, directory: &Directory) {
     let Ok(Some(header)) = Header::parse(&file[record.header_offset as usize..], record.header_offset) else { return };
     assert!(header.header_bytes >= LOCAL_BYTES + header.name.len() as u64);
@@ -49,12 +49,12 @@ fn read(file: &[u8], record: &Record, directory: &Directory) {
     let Some(bytes) = file.get(begin..begin + record.bytes as usize) else { return };
     if directory.find(PICKLE) == Some(record) {
         super::pickle(bytes);
-    } else if directory.find(SIDE_CAR) == Some(record) {
+    } else if directory.find(SIDECAR) == Some(record) {
         super::sums(bytes);
     }
 }
 
-/// The same records laid out by us have the same names and sizes.
+/// A layout of the same records has the same names and sizes.
 fn write_again(directory: &Directory) {
     let prefix = format!("{}/", directory.root());
     let mut specs = Vec::new();

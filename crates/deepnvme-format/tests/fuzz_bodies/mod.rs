@@ -1,7 +1,7 @@
-//! What is tried with any bytes, and what must hold of what is accepted. One function for each kind of input: the targets in
-//! `fuzz/` call them with what libFuzzer finds, `tests/fuzz.rs` with the seeds and mutations of them.
+//! Checks over arbitrary bytes. One function for each kind of input: the targets in `fuzz/` call them with libFuzzer's
+//! inputs, `tests/fuzz.rs` with the seeds and mutations of them.
 //!
-//! Each reads as a loader would, looks at what it got, writes the same again, and reads that.
+//! Each parses as a loader does, checks the result, writes it again, and parses that.
 #![allow(dead_code, unused_imports, reason = "every target uses its own")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a panic is a finding")]
 
@@ -13,12 +13,12 @@ pub(crate) use archive::archive;
 pub(crate) use pickle::pickle;
 pub(crate) use tables::{index_json, safetensors, sums};
 
-/// Bytes of a tensor, where torch can count them: wide enough not to overflow itself.
+/// Returns the bytes of a tensor in a type that does not overflow.
 fn exact_bytes(shape: &[u64], width: u64) -> u128 {
     shape.iter().fold(width.into(), |product: u128, size| product.saturating_mul((*size).into()))
 }
 
-/// What everybody multiplies who makes strides.
+/// Checks the products that strides are computed from.
 fn assert_countable(shape: &[u64], width: u64) {
     let sizes: Vec<u64> = shape.iter().map(|size| (*size).max(1)).collect();
     assert!(exact_bytes(&sizes, width) <= i64::MAX as u128, "{shape:?} of {width} bytes each");

@@ -1,23 +1,23 @@
-//! Pickles, and the tensors of what they describe.
+//! Pickles and their tensors.
 
 use std::collections::HashSet;
 
 use deepnvme_format::Dtype;
-use deepnvme_format::pickle::{self, Emitter, Graph, Node, NodeId, TensorView};
-use deepnvme_format::state::{NAME_BYTES_MAX, OTHERS_MAX, State, Tensor, others};
+use deepnvme_format::pickle::{self, Graph, Node, NodeId, PickleWriter, TensorView};
+use deepnvme_format::state::{NAME_BYTES_MAX, NON_TENSORS_MAX, State, Tensor, non_tensors};
 
-/// A pickle.
+/// Checks a pickle.
 pub(crate) fn pickle(bytes: &[u8]) {
     let Ok(graph) = pickle::parse(bytes) else { return };
     check_graph(&graph, bytes.len());
-    let others = others(&graph);
-    assert!(others.len() <= OTHERS_MAX && others.iter().all(|(name, _)| name.len() <= NAME_BYTES_MAX));
+    let others = non_tensors(&graph);
+    assert!(others.len() <= NON_TENSORS_MAX && others.iter().all(|(name, _)| name.len() <= NAME_BYTES_MAX));
     let Ok(state) = State::of(&graph) else { return };
     check_state(&state);
     write_again(&state);
 }
 
-/// No more objects than bytes, no reference to one that is not there, no order that cannot be.
+/// Checks that there are no more objects than bytes, no dangling references, and no impossible order.
 fn check_graph(graph: &Graph, bytes: usize) {
     assert!(!graph.is_empty() && graph.len() <= bytes);
     assert!(graph.root().index() < graph.len());
@@ -47,11 +47,11 @@ fn check_graph(graph: &Graph, bytes: usize) {
             _ => {}
         }
     }
-    // Each reference was put on the stack by a byte of its own.
+    // Each reference was pushed by a byte of its own.
     assert!(references <= bytes, "{references} references in {bytes} bytes");
 }
 
-/// Every tensor lies in its storage, by arithmetic that cannot overflow.
+/// Checks that every tensor lies in its storage, by arithmetic that cannot overflow.
 fn check_state(state: &State) {
     let keys: HashSet<&str> = state.storages.iter().map(|storage| storage.key.as_str()).collect();
     assert_eq!(keys.len(), state.storages.len());
@@ -71,12 +71,12 @@ fn check_state(state: &State) {
     }
 }
 
-/// The same tensors, each with a storage of its own, in a flat state of ours.
+/// Writes the same tensors, each with its own storage, as a flat state.
 fn write_again(state: &State) {
-    // A storage of more bytes than a signed number has is none that can be written.
+    // A storage that exceeds a signed number cannot be written.
     let can_be_written = |tensor: &&Tensor| i64::try_from(state.storages[tensor.storage].bytes).is_ok();
     let tensors: Vec<&Tensor> = state.tensors.iter().filter(can_be_written).take(100).collect();
-    let mut emitter = Emitter::default();
+    let mut emitter = PickleWriter::default();
     emitter.raw(b"}(");
     for (key, tensor) in tensors.iter().enumerate() {
         emitter.text(&tensor.name);

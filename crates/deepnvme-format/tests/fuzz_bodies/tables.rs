@@ -1,14 +1,14 @@
-//! The tables of names that are JSON: safetensors headers, indexes, side-cars.
+//! Tables in JSON: safetensors headers, indexes, sidecars.
 
 use std::collections::HashSet;
 use std::path::{Component, Path};
 
+use deepnvme_format::checksums::{self, CHUNK_BYTES, Frame, METADATA_KEY, Sidecar, chunk_count};
 use deepnvme_format::safetensors::{Header, Index, LENGTH_BYTES, Plan, Tensor, TensorSpec};
 use deepnvme_format::set::{self, State};
-use deepnvme_format::sums::{self, CELL_BYTES, Frame, METADATA_KEY, SideCar, cell_count};
 use deepnvme_format::{Dtype, Error};
 
-/// A safetensors file; also a header alone, with a file of the size that it wants.
+/// Checks a safetensors file, and a header alone with a file of the size that it states.
 pub(crate) fn safetensors(file: &[u8]) {
     if let Some((length, rest)) = file.split_first_chunk() {
         if let Ok(bytes) = Header::json_bytes(*length, file.len() as u64) {
@@ -47,18 +47,18 @@ fn header(json: &[u8], file_bytes: u64) -> bool {
     true
 }
 
-/// The same tensors laid out by us, with sums where those are not more than the test has memory for.
+/// Lays out the same tensors, with checksums if they fit the memory of the test.
 fn write_again(header: &Header) {
     let spec =
         |tensor: &Tensor| TensorSpec { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() };
     let specs: Vec<TensorSpec> = header.tensors.iter().map(spec).collect();
     let metadata: Vec<_> = header.metadata.iter().filter(|(key, _)| key != METADATA_KEY).cloned().collect();
     let all_bytes: u128 = header.tensors.iter().map(|tensor| u128::from(tensor.bytes)).sum();
-    let has_sums = all_bytes < u128::from(100 * CELL_BYTES);
+    let has_sums = all_bytes < u128::from(100 * CHUNK_BYTES);
     let Ok(plan) = Plan::new(specs, metadata.clone(), has_sums) else { return };
-    let cells = |tensor: &Tensor| if has_sums { vec![7; cell_count(tensor.bytes)] } else { Vec::new() };
-    let cells: Vec<Vec<u64>> = plan.tensors().iter().map(cells).collect();
-    let bytes = plan.header(&cells.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let chunks = |tensor: &Tensor| if has_sums { vec![7; chunk_count(tensor.bytes)] } else { Vec::new() };
+    let chunks: Vec<Vec<u64>> = plan.tensors().iter().map(chunks).collect();
+    let bytes = plan.header(&chunks.iter().map(Vec::as_slice).collect::<Vec<_>>());
     assert_eq!(bytes.len() as u64, plan.data_offset());
     let (length, rest) = bytes.split_first_chunk().unwrap();
     let json_bytes = Header::json_bytes(*length, plan.file_bytes()).unwrap();
@@ -75,7 +75,7 @@ fn write_again(header: &Header) {
     assert_eq!(again.metadata.len(), metadata.len() + usize::from(has_sums));
 }
 
-/// An index of several files, and what it says of them.
+/// Checks an index of several files, and its file list.
 pub(crate) fn index_json(json: &[u8]) {
     list(json);
     let Ok(index) = Index::parse(json) else { return };
@@ -95,7 +95,7 @@ pub(crate) fn index_json(json: &[u8]) {
     assert_eq!(again, wanted);
 }
 
-/// The files that a list names, and its sum.
+/// Checks the files and the checksum of a list.
 fn list(json: &[u8]) {
     let state = set::state(json);
     if let Ok(files) = set::files(json) {
@@ -109,15 +109,15 @@ fn list(json: &[u8]) {
     }
 }
 
-/// A side-car.
+/// Checks a sidecar.
 pub(crate) fn sums(text: &[u8]) {
-    let Ok(side_car) = sums::decode(text) else { return };
-    let SideCar { records, seal } = side_car;
+    let Ok(side_car) = checksums::decode(text) else { return };
+    let Sidecar { records, seal } = side_car;
     let names: HashSet<&str> = records.iter().map(|record| record.name.as_str()).collect();
     assert_eq!(names.len(), records.len());
-    assert!(records.iter().map(|record| 16 * record.cells.len()).sum::<usize>() <= text.len());
+    assert!(records.iter().map(|record| 16 * record.chunks.len()).sum::<usize>() <= text.len());
     let frame = seal.map_or_else(Frame::default, |seal| seal.frame);
-    let again = sums::encode(records.iter().map(|record| (record.name.as_str(), record.cells.as_slice())), frame);
-    let again = sums::decode(again.as_bytes()).unwrap();
+    let again = checksums::encode(records.iter().map(|record| (record.name.as_str(), record.chunks.as_slice())), frame);
+    let again = checksums::decode(again.as_bytes()).unwrap();
     assert_eq!((&again.records, again.seal.map(|seal| seal.frame)), (&records, Some(frame)));
 }

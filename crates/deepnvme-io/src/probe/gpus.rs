@@ -42,7 +42,8 @@ impl GpuProbe {
         };
         let devices = driver.device_count().and_then(|count| {
             (0..count).try_for_each(|index| {
-                let deepnvme_cuda::Facts { name, memory_bytes, pci_bus_id } = driver.facts(index)?;
+                let deepnvme_cuda::DeviceProperties { name, memory_bytes, pci_bus_id } =
+                    driver.device_properties(index)?;
                 probe.devices.push(GpuFacts { index, name, memory_bytes, pci_bus_id });
                 Ok(())
             })

@@ -326,7 +326,7 @@ impl<B: Backend> Mover<B> {
         if self.pool.is_none() {
             let SlotSetup { slot_bytes, slots, lock_pool, register } = self.slot_setup;
             let made = match claim.job().gpu().and_then(|gpu| self.gpus.node(gpu)) {
-                Some(node) => Pool::near(slot_bytes, slots, lock_pool, node),
+                Some(node) => Pool::on_node(slot_bytes, slots, lock_pool, node),
                 None => Pool::new(slot_bytes, slots, lock_pool),
             };
             let pool = made.map_err(|error| {

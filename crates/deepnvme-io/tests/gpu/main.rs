@@ -1,9 +1,9 @@
 //! Memory on GPUs, by way of bounce slots: the same bytes, in the order of streams, also when the driver refuses. Run with a
-//! stand-in for the driver, which copies late and keeps what it must not be asked.
+//! fake driver for the driver, which copies late and keeps what it must not be asked.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
+mod fake_driver;
 mod memory;
-mod standin;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use deepnvme_io::{
     WriteOptions,
 };
 use deepnvme_mem::{Region, RegionMut, Strided};
-use standin::{Gpu, pattern};
+use fake_driver::{Gpu, pattern};
 
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
 
@@ -121,7 +121,7 @@ fn strided_tensors() {
         assert!(seen == fresh, "read: {layout:?}");
         // Between the elements nothing has changed.
         let mut marks = vec![false; host.len()];
-        memory.strided(at, layout.clone()).each_row(0, seen.len(), |address, bytes, count, pitch| {
+        memory.strided(at, layout.clone()).visit_rows(0, seen.len(), |address, bytes, count, pitch| {
             for row in 0..count as isize {
                 let start = (address as isize + row * pitch) as usize - memory.region().addr();
                 marks[start..start + bytes].fill(true);

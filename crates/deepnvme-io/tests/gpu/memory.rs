@@ -4,7 +4,7 @@ use deepnvme_io::mem::{Device, RegionMut};
 use deepnvme_io::probe::{GpuFacts, GpuProbe};
 use deepnvme_io::{Config, DirectMode, Engine, ErrorKind, WriteOptions};
 
-use crate::standin::{Gpu, pattern};
+use crate::fake_driver::{Gpu, pattern};
 use crate::{folder, open};
 
 #[test]
@@ -79,10 +79,7 @@ fn the_driver_is_asked_for_its_gpus_and_nothing_of_them_is_taken() {
     let probe = GpuProbe::run();
     assert_eq!((probe.cuda_version.as_deref(), probe.reason), (Some("13.0"), None));
     let GpuFacts { index, name, memory_bytes, pci_bus_id } = &probe.devices[1];
-    assert_eq!(
-        (probe.devices.len(), *index, name.as_str(), pci_bus_id.as_str()),
-        (2, 1, "Stand-in GPU 1", "0000:11:00.0")
-    );
+    assert_eq!((probe.devices.len(), *index, name.as_str(), pci_bus_id.as_str()), (2, 1, "Fake GPU 1", "0000:11:00.0"));
     assert!(*memory_bytes > 0);
     gpu.fail("cuDeviceTotalMem_v2", 1, 999);
     let partly = GpuProbe::run();

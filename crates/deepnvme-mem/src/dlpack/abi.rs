@@ -1,14 +1,14 @@
-//! The structs of DLPack 1.x, as C lays them out. The names are DLPack's own.
+//! The C structs of DLPack 1.x, under DLPack's own names.
 
 use std::ffi::c_void;
 
-/// Where a tensor's memory lives.
+/// The device of a tensor's memory.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DLDevice {
     /// One of the constants below, or of DLPack's many others.
     pub device_type: i32,
-    /// Which device of that type; 0 for the processor.
+    /// Index of the device among those of its type; 0 for the CPU.
     pub device_id: i32,
 }
 
@@ -17,11 +17,11 @@ impl DLDevice {
     pub const CPU: i32 = 1;
     /// `kDLCUDA`.
     pub const CUDA: i32 = 2;
-    /// `kDLCUDAHost`: the processor's memory, pinned by CUDA.
+    /// `kDLCUDAHost`: host memory, pinned by CUDA.
     pub const CUDA_HOST: i32 = 3;
 }
 
-/// The type of an element. An element of `lanes` values of `bits` each; `lanes` is 1 but for vectors.
+/// The type of an element: `lanes` values of `bits` each. `lanes` is 1 except for vectors.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DLDataType {
@@ -49,7 +49,7 @@ impl DLDataType {
     /// Bytes.
     pub const U8: Self = Self { code: Self::UINT, bits: 8, lanes: 1 };
 
-    /// Bytes of one element, or `None` where an element does not fill whole bytes.
+    /// Returns the bytes of one element, or `None` if it does not fill whole bytes.
     #[must_use]
     pub const fn item_bytes(self) -> Option<usize> {
         let bits = self.bits as usize * self.lanes as usize;
@@ -61,9 +61,9 @@ impl DLDataType {
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLTensor {
-    /// The memory; the first element is `byte_offset` further on.
+    /// The memory. The first element is `byte_offset` further on.
     pub data: *mut c_void,
-    /// Where the memory lives.
+    /// The device of the memory.
     pub device: DLDevice,
     /// Dimensions.
     pub ndim: i32,
@@ -85,7 +85,7 @@ pub struct DLManagedTensor {
     pub dl_tensor: DLTensor,
     /// The owner, for the deleter.
     pub manager_ctx: *mut c_void,
-    /// Frees the tensor and this struct. May be null: then there is nothing to free.
+    /// Frees the tensor and this struct. If null, nothing is freed.
     pub deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
 
@@ -95,7 +95,7 @@ pub struct DLManagedTensor {
 pub struct DLPackVersion {
     /// Structs of another major version are laid out differently.
     pub major: u32,
-    /// Grows as constants are added.
+    /// Increases as constants are added.
     pub minor: u32,
 }
 
@@ -107,7 +107,7 @@ pub struct DLManagedTensorVersioned {
     pub version: DLPackVersion,
     /// The owner, for the deleter.
     pub manager_ctx: *mut c_void,
-    /// Frees the tensor and this struct. May be null: then there is nothing to free.
+    /// Frees the tensor and this struct. If null, nothing is freed.
     pub deleter: Option<unsafe extern "C" fn(*mut Self)>,
     /// The `FLAG_*` bits.
     pub flags: u64,
@@ -115,11 +115,11 @@ pub struct DLManagedTensorVersioned {
     pub dl_tensor: DLTensor,
 }
 
-/// The flag of a tensor that must not be changed.
+/// Flag of a read-only tensor.
 pub const FLAG_READ_ONLY: u64 = 1 << 0;
-/// The flag of elements below a byte that take a whole byte each, instead of being packed.
+/// Flag of sub-byte elements that take a whole byte each instead of being packed.
 pub const FLAG_SUBBYTE_PADDED: u64 = 1 << 2;
-/// The version that these structs follow.
+/// The version of these structs.
 pub const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 1 };
 
 #[cfg(test)]
@@ -131,7 +131,7 @@ mod tests {
     /// The offsets that a C compiler gives the structs of `dlpack.h` on a 64-bit machine.
     #[test]
     #[cfg(target_pointer_width = "64")]
-    fn the_layout_is_that_of_c() {
+    fn the_layout_matches_c() {
         assert_eq!((size_of::<DLDevice>(), size_of::<DLDataType>()), (8, 4));
         assert_eq!(offset_of!(DLTensor, device), 8);
         assert_eq!(offset_of!(DLTensor, ndim), 16);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_fill_whole_bytes_or_have_no_size() {
+    fn partial_bytes_have_no_size() {
         let bytes = |bits, lanes| DLDataType { code: DLDataType::FLOAT, bits, lanes }.item_bytes();
         assert_eq!((bytes(8, 1), bytes(16, 4), bytes(128, 1)), (Some(1), Some(8), Some(16)));
         assert_eq!((bytes(4, 2), bytes(4, 1), bytes(0, 1), bytes(8, 0)), (Some(1), None, None, None));

@@ -1,7 +1,7 @@
-//! DLPack's table of C functions, by which one library looks at another's tensors without calling Python.
+//! DLPack's table of C functions, to inspect another library's tensors without calling Python.
 //!
-//! A producer offers it as a capsule in the attribute `__dlpack_c_exchange_api__` of its tensor type (DLPack 1.3,
-//! torch 2.10). Only the one function that is used here is typed; the others keep their places.
+//! A producer offers the table as a capsule in the attribute `__dlpack_c_exchange_api__` of its tensor type (DLPack
+//! 1.3, torch 2.10). Only the one function used here is typed.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use super::abi::{DLPackVersion, DLTensor, VERSION};
 
-/// `DLPackExchangeAPI`, valid for as long as the process lives.
+/// `DLPackExchangeAPI`. It lives as long as the process.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ExchangeApi {
@@ -18,12 +18,12 @@ pub struct ExchangeApi {
     allocate: *const c_void,
     export_owned: *const c_void,
     import_owned: *const c_void,
-    /// Fills in a tensor that the producer goes on owning; 0, or -1 with a Python exception set.
+    /// Describes a tensor that the producer keeps owning. Returns 0, or -1 with a Python exception set.
     describe: Option<unsafe extern "C" fn(*mut c_void, *mut DLTensor) -> c_int>,
     current_work_stream: *const c_void,
 }
 
-// SAFETY: a table of functions that nobody changes.
+// SAFETY: an immutable table of functions.
 unsafe impl Send for ExchangeApi {}
 // SAFETY: as above.
 unsafe impl Sync for ExchangeApi {}
@@ -32,35 +32,34 @@ impl ExchangeApi {
     /// The name of the capsule.
     pub const CAPSULE_NAME: &CStr = c"dlpack_exchange_api";
 
-    /// The table behind a pointer from such a capsule; `None` where it is of another major version, or cannot
-    /// describe a tensor in place.
+    /// Returns the table of a capsule. `None` if it has another major version or cannot describe a tensor in place.
     ///
     /// # Safety
-    /// The pointer comes from a capsule of [`Self::CAPSULE_NAME`], whose producer keeps the table for ever.
+    /// The pointer comes from a capsule of [`Self::CAPSULE_NAME`] whose producer keeps the table forever.
     #[must_use]
     pub unsafe fn from_capsule(pointer: NonNull<c_void>) -> Option<&'static Self> {
-        // SAFETY: every major version begins with its version.
+        // SAFETY: every major version starts with its version.
         let version = unsafe { pointer.cast::<DLPackVersion>().read() };
         if version.major != VERSION.major {
             return None;
         }
-        // SAFETY: the caller's promise, and the version is the one that this struct follows.
+        // SAFETY: guaranteed by the caller, and the version is the one of this struct.
         let api: &'static Self = unsafe { pointer.cast().as_ref() };
         api.describe.is_some().then_some(api)
     }
 
-    /// What the producer says about a tensor of its own; `None` where it cannot, with a Python exception set.
-    /// Shape and strides are the producer's, and are valid until anyone else can change the tensor.
+    /// Describes a tensor of the producer. Returns `None` on failure, with a Python exception set. Shape and strides
+    /// belong to the producer and are valid until the tensor can change.
     ///
     /// # Safety
-    /// The object is a live one of the type that the table was found at, and the GIL is held.
+    /// The object is alive and of the type whose table this is, and the GIL is held.
     #[must_use]
     pub unsafe fn describe(&self, object: NonNull<c_void>) -> Option<DLTensor> {
         let mut tensor = MaybeUninit::uninit();
-        // SAFETY: the caller's promise; there is room for the answer.
-        let answer = unsafe { self.describe?(object.as_ptr(), tensor.as_mut_ptr()) };
-        // SAFETY: with 0 the producer says that it has filled in the struct.
-        (answer == 0).then(|| unsafe { tensor.assume_init() })
+        // SAFETY: guaranteed by the caller. There is room for the description.
+        let code = unsafe { self.describe?(object.as_ptr(), tensor.as_mut_ptr()) };
+        // SAFETY: 0 means that the producer initialised the struct.
+        (code == 0).then(|| unsafe { tensor.assume_init() })
     }
 }
 
@@ -72,12 +71,12 @@ mod tests {
     use super::*;
 
     /// # Safety
-    /// As of DLPack's function, but the object is only an address.
+    /// As DLPack's function, but the object is only an address.
     unsafe extern "C" fn describe(object: *mut c_void, tensor: *mut DLTensor) -> c_int {
         if object.addr() == 1 {
             return -1;
         }
-        // SAFETY: the caller has room for a tensor, of which every bit pattern of zeros is one.
+        // SAFETY: the caller has room for a tensor, for which all zero bits are valid.
         unsafe { tensor.write_bytes(0, 1) };
         0
     }
@@ -91,7 +90,7 @@ mod tests {
 
     #[test]
     #[cfg(target_pointer_width = "64")]
-    fn the_layout_is_that_of_c() {
+    fn the_layout_matches_c() {
         assert_eq!(offset_of!(ExchangeApi, previous), 8);
         assert_eq!(offset_of!(ExchangeApi, allocate), 16);
         assert_eq!(offset_of!(ExchangeApi, describe), 40);
@@ -99,21 +98,21 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_and_tables_without_the_function_are_left_alone() {
+    fn other_versions_and_incomplete_tables_are_rejected() {
         let wanted = [(1, Some(describe as _), true), (2, Some(describe as _), false), (1, None, false)];
         for (major, function, is_usable) in wanted {
             let table = table(major, function);
-            // SAFETY: the table is one, and is not used beyond this block.
+            // SAFETY: the table is valid and not used after this block.
             let found = unsafe { ExchangeApi::from_capsule(NonNull::from(&table).cast()) };
             assert_eq!(found.is_some(), is_usable);
         }
     }
 
     #[test]
-    fn a_refusal_is_not_a_tensor() {
+    fn a_failure_is_not_a_tensor() {
         let table = table(1, Some(describe));
         let object = |address| NonNull::new(ptr::without_provenance_mut(address)).unwrap();
-        // SAFETY: this `describe` looks at the address only.
+        // SAFETY: this `describe` reads only the address.
         let (refused, described) = unsafe { (table.describe(object(1)), table.describe(object(2))) };
         assert!(refused.is_none());
         assert_eq!(described.unwrap().ndim, 0);

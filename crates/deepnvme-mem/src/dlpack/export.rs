@@ -1,4 +1,4 @@
-//! Our memory as somebody else's tensor.
+//! Exports memory as a DLPack tensor.
 
 use std::fmt;
 use std::io;
@@ -7,20 +7,20 @@ use std::ptr::NonNull;
 
 use super::abi::{DLDataType, DLDevice, DLTensor};
 use super::managed::Managed;
+use crate::device::Device;
 use crate::region_mut::RegionMut;
-use crate::span::Device;
 use crate::strided::Strided;
 
-/// A tensor made for another library, which frees itself unless it is taken.
+/// A tensor for another library. It is freed when dropped, unless it is taken.
 pub struct Exported<M: Managed> {
     managed: NonNull<M>,
 }
 
-// SAFETY: all that hangs on the pointer, a `RegionMut` and two lists of numbers, may be sent and dropped anywhere.
+// SAFETY: the pointer owns a `RegionMut` and two vectors, which may be sent to and dropped on any thread.
 unsafe impl<M: Managed> Send for Exported<M> {}
 
 impl<M: Managed> Exported<M> {
-    /// The pointer for a capsule. From here on the memory is freed by the tensor's deleter, or by [`release`].
+    /// Returns the pointer for a capsule. From then on the tensor's deleter or [`release`] frees the memory.
     #[must_use]
     pub fn into_raw(self) -> NonNull<M> {
         ManuallyDrop::new(self).managed
@@ -29,7 +29,7 @@ impl<M: Managed> Exported<M> {
 
 impl<M: Managed> Drop for Exported<M> {
     fn drop(&mut self) {
-        // SAFETY: the tensor is alive, since nobody took it, and this is its end.
+        // SAFETY: the tensor is alive, since it was not taken, and is freed once.
         unsafe { release(self.managed) }
     }
 }
@@ -40,7 +40,8 @@ impl<M: Managed> fmt::Debug for Exported<M> {
     }
 }
 
-/// Makes a contiguous tensor of the first bytes of `memory`; the deleter drops `memory`, on whatever thread it is called.
+/// Exports the first bytes of `memory` as a contiguous tensor. The deleter drops `memory`, on whatever thread it is
+/// called.
 ///
 /// ```
 /// use deepnvme_mem::Buffer;
@@ -51,7 +52,7 @@ impl<M: Managed> fmt::Debug for Exported<M> {
 /// ```
 ///
 /// # Errors
-/// `InvalidInput` when the memory is not contiguous, too small for the shape, or elements do not fill whole bytes.
+/// `InvalidInput` if the memory is not contiguous or too small for the shape, or elements do not fill whole bytes.
 pub fn export<M: Managed>(memory: RegionMut, shape: &[usize], dtype: DLDataType) -> io::Result<Exported<M>> {
     let refuse = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
     let item_bytes = dtype.item_bytes().ok_or_else(|| refuse(format!("{dtype:?} does not fill whole bytes")))?;
@@ -68,28 +69,28 @@ pub fn export<M: Managed>(memory: RegionMut, shape: &[usize], dtype: DLDataType)
     let in_items = |bytes: &isize| (*bytes / item_bytes as isize) as i64;
     let strides = layout.stride_bytes.iter().map(in_items).collect();
     let (data, device) = (memory.0.start().cast(), dl_device(memory.device()));
-    let mut holder = Box::new(Holder { counts, strides, _memory: memory });
+    let mut context = Box::new(ExportContext { counts, strides, _memory: memory });
     let tensor = DLTensor {
         data,
         device,
         ndim: shape.len() as i32,
         dtype,
-        shape: holder.counts.as_mut_ptr(),
-        strides: holder.strides.as_mut_ptr(),
+        shape: context.counts.as_mut_ptr(),
+        strides: context.strides.as_mut_ptr(),
         byte_offset: 0,
     };
-    let managed = Box::new(M::assemble(tensor, Box::into_raw(holder).cast(), delete::<M>));
-    // SAFETY: a box is never null.
+    let managed = Box::new(M::assemble(tensor, Box::into_raw(context).cast(), delete::<M>));
+    // SAFETY: a box is not null.
     let managed = unsafe { NonNull::new_unchecked(Box::into_raw(managed)) };
     Ok(Exported { managed })
 }
 
-/// Calls the deleter of a tensor, where it has one.
+/// Calls the deleter of a tensor, if it has one.
 ///
 /// # Safety
-/// `managed` is a live managed tensor, nobody else frees it, and nobody uses it or its memory any more.
+/// `managed` is a live managed tensor that is not freed elsewhere, and neither it nor its memory is used afterwards.
 pub unsafe fn release<M: Managed>(managed: NonNull<M>) {
-    // SAFETY: the caller vouches for the tensor; the reference ends before the deleter frees what it pointed at.
+    // SAFETY: guaranteed by the caller. The reference ends before the deleter frees the tensor.
     unsafe {
         let deleter = managed.as_ref().deleter();
         if let Some(deleter) = deleter {
@@ -98,22 +99,22 @@ pub unsafe fn release<M: Managed>(managed: NonNull<M>) {
     }
 }
 
-/// What a tensor of ours points into.
-struct Holder {
+/// The owner of an exported tensor's shape, strides and memory.
+struct ExportContext {
     counts: Vec<i64>,
     strides: Vec<i64>,
     _memory: RegionMut,
 }
 
-/// The deleter of every tensor of ours.
+/// The deleter of every exported tensor.
 ///
 /// # Safety
-/// `managed` came from `export`, and is passed here once.
+/// `managed` was created by `export` and is passed here once.
 unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
-    // SAFETY: DLPack calls the deleter once, with the pointer that `export` gave out: a box whose context is another.
+    // SAFETY: DLPack calls the deleter once, with the pointer from `export`: a box whose context is another box.
     unsafe {
         let managed = Box::from_raw(managed);
-        drop(Box::from_raw(managed.manager_ctx().cast::<Holder>()));
+        drop(Box::from_raw(managed.manager_ctx().cast::<ExportContext>()));
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a tensor says of its elements and their places, checked before it is believed.
+//! Checks a DLPack tensor's shape, strides and addresses.
 
 use std::io;
 use std::slice;
@@ -10,7 +10,7 @@ pub(super) fn invalid(message: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, message.into())
 }
 
-/// Bytes of one element; `padded` when elements below a byte take a whole one each.
+/// Returns the bytes of one element. With `padded`, sub-byte elements take a whole byte each.
 pub(super) fn item_bytes(dtype: DLDataType, padded: bool) -> io::Result<usize> {
     match dtype.item_bytes() {
         _ if padded && dtype.bits < 8 && dtype.lanes == 1 && dtype.bits > 0 => Ok(1),
@@ -22,10 +22,10 @@ pub(super) fn item_bytes(dtype: DLDataType, padded: bool) -> io::Result<usize> {
     }
 }
 
-/// Shape and strides in bytes, checked.
+/// Returns the checked shape and strides in bytes.
 ///
 /// # Safety
-/// Where the lists of the tensor are not null and its `ndim` makes sense, they have `ndim` entries.
+/// The lists of the tensor are null or have `ndim` entries, if its `ndim` is valid.
 pub(super) unsafe fn layout_of(tensor: &DLTensor, item_bytes: usize) -> io::Result<Strided> {
     let dims = usize::try_from(tensor.ndim).ok().filter(|dims| *dims <= DIMS_MAX);
     let dims = dims.ok_or_else(|| invalid(format!("a tensor has 0 to {DIMS_MAX} dimensions, not {}", tensor.ndim)))?;
@@ -35,14 +35,14 @@ pub(super) unsafe fn layout_of(tensor: &DLTensor, item_bytes: usize) -> io::Resu
     if tensor.shape.is_null() || !tensor.shape.is_aligned() || !tensor.strides.is_aligned() {
         return Err(invalid(format!("a tensor of {dims} dimensions has no valid list of counts or strides")));
     }
-    // SAFETY: the list is neither null nor askew, and the caller vouches for its entries.
+    // SAFETY: the list is not null and aligned, and the caller guarantees its entries.
     let counts = unsafe { slice::from_raw_parts(tensor.shape, dims) };
     let shape = counts.iter().map(|count| usize::try_from(*count)).collect::<Result<Vec<_>, _>>();
     let shape = shape.map_err(|_| invalid(format!("shape {counts:?} has a count out of range")))?;
     if tensor.strides.is_null() {
         return Strided::contiguous(shape, item_bytes);
     }
-    // SAFETY: as for the counts.
+    // SAFETY: as above.
     let strides = unsafe { slice::from_raw_parts(tensor.strides, dims) };
     let in_bytes = |stride: &i64| isize::try_from(*stride).ok()?.checked_mul(isize::try_from(item_bytes).ok()?);
     let stride_bytes = strides.iter().map(in_bytes).collect::<Option<Vec<_>>>();
@@ -50,7 +50,7 @@ pub(super) unsafe fn layout_of(tensor: &DLTensor, item_bytes: usize) -> io::Resu
     Strided::new(shape, stride_bytes, item_bytes)
 }
 
-/// Refuses memory that cannot be: every element must lie above address zero and below the end of the address space.
+/// Checks that every element lies above address zero and below the end of the address space.
 pub(super) fn check_addresses(data: usize, byte_offset: usize, layout: &Strided) -> io::Result<()> {
     if layout.total_bytes() == 0 {
         return Ok(());
@@ -58,7 +58,7 @@ pub(super) fn check_addresses(data: usize, byte_offset: usize, layout: &Strided)
     if data == 0 {
         return Err(invalid("a tensor with elements has no memory (a null pointer)"));
     }
-    let (below_bytes, above_bytes) = layout.reach_around();
+    let (below_bytes, above_bytes) = layout.bytes_around_first();
     let first = data.checked_add(byte_offset);
     let lowest = first.and_then(|first| first.checked_sub(below_bytes)).filter(|lowest| *lowest > 0);
     let end = first.and_then(|first| first.checked_add(above_bytes));

@@ -1,4 +1,4 @@
-//! What the two forms of a managed tensor have in common.
+//! The common interface of both forms of a managed tensor.
 
 use std::ffi::{CStr, c_void};
 
@@ -7,26 +7,26 @@ use super::abi::{DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTen
 /// Frees a managed tensor.
 pub type Deleter<M> = unsafe extern "C" fn(*mut M);
 
-/// What the two forms of a managed tensor have in common.
+/// The common interface of both forms of a managed tensor.
 pub trait Managed: Sized + 'static + sealed::Sealed {
-    /// The name of a capsule that holds a tensor for somebody to take.
+    /// Name of a capsule whose tensor can be taken.
     const CAPSULE_NAME: &'static CStr;
-    /// The name of a capsule whose tensor has been taken.
+    /// Name of a capsule whose tensor was taken.
     const USED_CAPSULE_NAME: &'static CStr;
 
-    /// Puts the struct together.
+    /// Creates the struct.
     fn assemble(tensor: DLTensor, manager_ctx: *mut c_void, deleter: Deleter<Self>) -> Self;
     /// The tensor.
     fn tensor(&self) -> &DLTensor;
-    /// What frees it.
+    /// The function that frees it.
     fn deleter(&self) -> Option<Deleter<Self>>;
     /// The owner, for the deleter.
     fn manager_ctx(&self) -> *mut c_void;
-    /// The version, where it is told.
+    /// The version, if the form has one.
     fn version(&self) -> DLPackVersion {
         VERSION
     }
-    /// The `FLAG_*` bits, where there are any.
+    /// The `FLAG_*` bits, if the form has them.
     fn flags(&self) -> u64 {
         0
     }

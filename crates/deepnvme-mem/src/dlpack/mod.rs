@@ -1,12 +1,12 @@
-//! DLPack: tensors that change hands between libraries without being copied.
+//! DLPack: tensors exchanged between libraries without copies.
 //!
-//! - [`abi`]: the structs, exactly as C lays them out, in the form before version 1.0 ([`DLManagedTensor`]) and since
-//!   ([`DLManagedTensorVersioned`]); [`Managed`] is what both have in common, the names of their capsules included.
-//! - [`export()`]: our memory as somebody else's tensor. It lives until they call the deleter.
-//! - [`import()`]: somebody else's tensor as our memory, believed only after it was checked. The deleter is called once,
-//!   when the last region of the tensor is dropped, on whatever thread that is.
+//! - [`abi`]: the C structs, in the form before version 1.0 ([`DLManagedTensor`]) and since
+//!   ([`DLManagedTensorVersioned`]). [`Managed`] is their common interface, with the names of their capsules.
+//! - [`export()`] turns memory into a tensor for another library. The memory lives until that library calls the deleter.
+//! - [`import()`] turns another library's tensor into memory, after checking it. The deleter is called once, when the last
+//!   region of the tensor is dropped, on any thread.
 //!
-//! In Python the structs travel in capsules; making and opening those is the binding's task.
+//! In Python the structs travel in capsules, which the binding creates and opens.
 
 pub mod abi;
 mod exchange;

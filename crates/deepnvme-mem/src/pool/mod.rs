@@ -1,8 +1,7 @@
-//! One arena cut into equal slots, lent out one at a time.
+//! An arena divided into equal slots.
 
 use std::fmt;
 use std::io;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -11,18 +10,17 @@ use crate::Alignment;
 use crate::buffer::Buffer;
 use crate::lock::LockState;
 use crate::region::Region;
-use crate::sync::{Arc, Condvar, Instant, Mutex};
+use crate::sync::{Arc, Condvar, Instant, Mutex, ignore_poison};
 
 mod slot;
-mod slots;
 
 pub use slot::Slot;
-use slots::Slots;
+use slot::Slots;
 
-/// A fixed number of equal slots of memory; each starts on a page, and all lie in one arena.
+/// A fixed number of equal slots of memory. Each starts on a page, and all lie in one arena.
 ///
-/// The pool never grows: whoever finds it empty waits, and [`Pool::bound_bytes`] is all the memory it will ever use.
-/// Clones share the slots. The arena is freed with the last clone, slot and region of it, in whatever order they go.
+/// The pool never grows: callers wait while it is empty, and [`Pool::bound_bytes`] is all the memory it ever uses.
+/// Clones share the slots. The arena is freed with the last clone, slot and region of it, in any order.
 ///
 /// ```
 /// use deepnvme_mem::Pool;
@@ -39,21 +37,21 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// `slots` slots of `slot_bytes` each, which the arena rounds up to whole pages; with `lock`, page-locked
-    /// where the kernel allows it ([`Pool::lock_state`] tells).
+    /// Allocates `slots` slots of `slot_bytes`, rounded up to whole pages. With `lock`, they are page-locked if the
+    /// kernel allows it; [`Pool::lock_state`] returns the outcome.
     ///
     /// # Errors
-    /// `ENOMEM` when there is no such memory, `InvalidInput` when a slot would have no bytes.
+    /// `ENOMEM` if the memory is not available, `InvalidInput` if `slot_bytes` is zero.
     pub fn new(slot_bytes: usize, slots: usize, lock: bool) -> io::Result<Self> {
         Self::of(slot_bytes, slots, |bytes| if lock { Buffer::locked(bytes) } else { Buffer::zeroed(bytes) })
     }
 
-    /// As [`new`](Self::new), in memory of that NUMA node as far as it has some.
+    /// Allocates a pool as [`new`](Self::new), preferably on NUMA node `node`.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn near(slot_bytes: usize, slots: usize, lock: bool, node: u32) -> io::Result<Self> {
-        Self::of(slot_bytes, slots, |bytes| Buffer::near(bytes, lock, node))
+    pub fn on_node(slot_bytes: usize, slots: usize, lock: bool, node: u32) -> io::Result<Self> {
+        Self::of(slot_bytes, slots, |bytes| Buffer::on_node(bytes, lock, node))
     }
 
     fn of(slot_bytes: usize, slots: usize, make: impl FnOnce(usize) -> io::Result<Buffer>) -> io::Result<Self> {
@@ -74,17 +72,17 @@ impl Pool {
         Ok(Self { slots })
     }
 
-    /// A slot, if one is free.
+    /// Takes a slot if one is free.
     #[must_use]
     pub fn try_take(&self) -> Option<Slot> {
         let index = self.slots.lock_free().pop()?;
         Some(Slot::new(Arc::clone(&self.slots), index))
     }
 
-    /// A slot; waits up to `timeout` for one to come back.
+    /// Takes a slot. Waits up to `timeout` for one to be returned.
     #[must_use]
     pub fn take_timeout(&self, timeout: Duration) -> Option<Slot> {
-        // A time beyond the clock's range is a wait without an end.
+        // A deadline beyond the clock's range means to wait forever.
         let deadline = Instant::now().checked_add(timeout);
         let mut free = self.slots.lock_free();
         loop {
@@ -96,42 +94,41 @@ impl Pool {
             if left.is_zero() {
                 return None;
             }
-            let woken = self.slots.returned.wait_timeout(free, left);
-            (free, _) = woken.unwrap_or_else(PoisonError::into_inner);
+            (free, _) = ignore_poison(self.slots.returned.wait_timeout(free, left));
         }
     }
 
-    /// Slots that can be taken now.
+    /// Returns the number of free slots.
     #[must_use]
     pub fn free(&self) -> usize {
         self.slots.lock_free().len()
     }
 
-    /// Slots in all.
+    /// Returns the number of slots.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.slots.count
     }
 
-    /// Bytes of one slot.
+    /// Returns the bytes of one slot.
     #[must_use]
     pub fn slot_bytes(&self) -> usize {
         self.slots.slot_bytes
     }
 
-    /// Bytes of the arena: the most that the pool will ever use.
+    /// Returns the bytes of the arena, the most memory that the pool ever uses.
     #[must_use]
     pub fn bound_bytes(&self) -> usize {
         self.slots.arena.len()
     }
 
-    /// The whole arena, to register its address with the kernel or a device. Slots lie in it one after the other.
+    /// Returns the whole arena, to register it with the kernel or a device. Slots are adjacent in it.
     #[must_use]
     pub fn arena(&self) -> Region {
         self.slots.arena.region()
     }
 
-    /// What the kernel said to locking the arena into RAM.
+    /// Returns whether the arena is locked into RAM.
     #[must_use]
     pub fn lock_state(&self) -> LockState {
         self.slots.lock_state.clone()
@@ -150,18 +147,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arena_goes_with_the_last_clone_slot_or_region() {
+    fn the_last_clone_slot_or_region_frees_the_arena() {
         for last in 0..4 {
             let pool = Pool::new(4096, 2, false).unwrap();
-            let arena = pool.arena().0.watch_owner();
+            let arena = pool.arena().0.downgrade_owner();
             let slot = pool.try_take().unwrap();
             let region = pool.try_take().unwrap().region();
             let mut holders: Vec<Box<dyn Send>> =
                 vec![Box::new(pool.clone()), Box::new(pool), Box::new(slot), Box::new(region)];
-            let kept = holders.swap_remove(last);
+            let last_holder = holders.swap_remove(last);
             drop(holders);
             assert!(arena.upgrade().is_some(), "holder {last} is alive");
-            drop(kept);
+            drop(last_holder);
             assert!(arena.upgrade().is_none(), "holder {last} was the last");
         }
     }

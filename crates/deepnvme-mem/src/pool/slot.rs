@@ -1,62 +1,62 @@
-//! One slot of a pool, and its way back.
+//! One slot of a pool, and the free list that it returns to.
 
 use std::slice;
 
+use crate::lock::LockState;
 use crate::region::Region;
 use crate::region_mut::RegionMut;
-use crate::sync::Arc;
+use crate::span::Span;
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, lock};
 
-use super::slots::Slots;
-
-/// The right to one slot of a [`Pool`](crate::Pool), with its memory.
+/// Exclusive use of one slot of a [`Pool`](crate::Pool), and its memory.
 ///
-/// The slot is back in its pool once this value *and* every region of it are dropped, on whatever thread: memory that
-/// the kernel still works on is never lent to somebody else. The arena stays alive for as long as any of them.
+/// The slot returns to its pool once this value and every region of it are dropped, on any thread: memory that the
+/// kernel still works on is never reused. Each of them keeps the arena alive.
 #[derive(Debug)]
 pub struct Slot {
     index: usize,
     memory: RegionMut,
 }
 
-/// What stands for a slot that is out: the owner of the slot's memory. Its end is the slot's return.
-struct Lease {
+/// Owns the memory of a taken slot. Dropping it returns the slot.
+struct SlotGuard {
     slots: Arc<Slots>,
     index: usize,
 }
 
-impl Drop for Lease {
+impl Drop for SlotGuard {
     fn drop(&mut self) {
-        self.slots.give_back(self.index);
+        self.slots.put_back(self.index);
     }
 }
 
 impl Slot {
     pub(super) fn new(slots: Arc<Slots>, index: usize) -> Self {
         let memory = slots.memory(index);
-        let lease = std::sync::Arc::new(Lease { slots, index });
-        // The lease holds the pool's arena, so that it may take the arena's place as the owner.
-        Self { index, memory: RegionMut(memory.owned_by(lease)) }
+        let guard = std::sync::Arc::new(SlotGuard { slots, index });
+        // The guard keeps the pool's arena alive, so it may replace the arena as the owner.
+        Self { index, memory: RegionMut(memory.with_owner(guard)) }
     }
 
-    /// Which slot of the pool this is, counted from the start of the arena.
+    /// Returns the index of the slot in the arena.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Bytes in the slot.
+    /// Returns the bytes of the slot.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Never: a pool has no slots without bytes.
+    /// Never true: a slot has at least one byte.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty()
     }
 
-    /// The slot's memory, for the kernel. The slot does not return to its pool while the region is alive.
+    /// Returns the slot's memory, for the kernel. The slot does not return to its pool while the region is alive.
     #[must_use]
     pub fn region(&self) -> Region {
         self.memory.region()
@@ -65,44 +65,44 @@ impl Slot {
     /// Copies `len` logical bytes of `source`, from `from` on, into the slot at `at`.
     ///
     /// # Panics
-    /// When either range is outside its memory, or the source is not in the processor's memory.
+    /// If a range is out of bounds, or the source is not in host memory.
     pub fn gather(&mut self, at: usize, source: &Region, from: usize, len: usize) {
         self.assert_inside(at, len);
-        // SAFETY: the range was checked against the slot, whose memory the lease keeps alive.
+        // SAFETY: the range was checked against the slot, whose memory the guard keeps alive.
         unsafe { source.0.copy_out(from, self.memory.0.start().add(at), len) }
     }
 
     /// Copies `len` bytes of the slot, from `at` on, over the logical bytes of `target` from `to` on.
     ///
-    /// Copies into one target at the same time must be disjoint; see [`RegionMut`].
+    /// Concurrent copies into one target must be disjoint; see [`RegionMut`].
     ///
     /// # Panics
-    /// When either range is outside its memory, or the target is not in the processor's memory.
+    /// If a range is out of bounds, or the target is not in host memory.
     pub fn scatter(&self, at: usize, target: &RegionMut, to: usize, len: usize) {
         self.assert_inside(at, len);
-        // SAFETY: the range was checked against the slot, and a `RegionMut` is the right to write.
+        // SAFETY: the range was checked against the slot, and a `RegionMut` is writable.
         unsafe { target.0.copy_in(to, self.memory.0.start().add(at), len) }
     }
 
-    /// The bytes. While the slice is alive, no I/O may be started that reads into the slot.
+    /// Returns the bytes. While the slice is alive, no I/O may be started that reads into the slot.
     ///
     /// # Panics
-    /// While a region of the slot is alive, since I/O in flight may hold it: drop the operation first.
+    /// If a region of the slot is alive, since I/O in flight may hold it: drop the operation first.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        self.assert_quiet();
-        // SAFETY: the slot's initialised memory; nobody else holds a way to it.
+        self.assert_no_region();
+        // SAFETY: the slot's memory is initialised, and nothing else can reach it.
         unsafe { slice::from_raw_parts(self.memory.0.start(), self.len()) }
     }
 
-    /// The bytes, to change.
+    /// Returns the bytes, to write to.
     ///
     /// # Panics
-    /// While a region of the slot is alive, since I/O in flight may hold it: drop the operation first.
+    /// If a region of the slot is alive, since I/O in flight may hold it: drop the operation first.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        self.assert_quiet();
-        // SAFETY: as for `as_slice`; the slot is borrowed for as long as the slice lives, so that no region can be made.
+        self.assert_no_region();
+        // SAFETY: as in `as_slice`. The slot is borrowed while the slice lives, so no region can be created.
         unsafe { slice::from_raw_parts_mut(self.memory.0.start(), self.len()) }
     }
 
@@ -111,7 +111,41 @@ impl Slot {
         assert!(inside, "{len} bytes at {at} are outside a slot of {} bytes", self.len());
     }
 
-    fn assert_quiet(&self) {
-        assert!(self.memory.0.is_only_holder(), "slot {} is lent out while a region of it is alive", self.index);
+    fn assert_no_region(&self) {
+        assert!(self.memory.0.is_unique(), "slot {} is borrowed while a region of it is alive", self.index);
+    }
+}
+
+/// The memory of all slots, and the list of free ones.
+pub(super) struct Slots {
+    pub(super) arena: RegionMut,
+    pub(super) lock_state: LockState,
+    pub(super) slot_bytes: usize,
+    pub(super) stride_bytes: usize,
+    pub(super) count: usize,
+    /// Indices of the free slots. The last returned is taken first, since its bytes may still be cached.
+    pub(super) free: Mutex<Vec<usize>>,
+    pub(super) returned: Condvar,
+}
+
+impl Slots {
+    /// Returns the memory of one slot. Only the slot's holder may call this.
+    pub(super) fn memory(&self, index: usize) -> Span {
+        let start = index * self.stride_bytes;
+        self.arena.0.slice(start..start + self.slot_bytes)
+    }
+
+    /// Returns a slot and wakes one waiter.
+    fn put_back(&self, index: usize) {
+        let mut free = self.lock_free();
+        debug_assert!(!free.contains(&index), "slot {index} came back twice");
+        free.push(index);
+        drop(free);
+        self.returned.notify_one();
+    }
+
+    /// Locks the free list. It is consistent after every statement, so a panic elsewhere cannot corrupt it.
+    pub(super) fn lock_free(&self) -> MutexGuard<'_, Vec<usize>> {
+        lock(&self.free)
     }
 }

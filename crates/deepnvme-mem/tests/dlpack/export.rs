@@ -1,4 +1,4 @@
-//! Our memory as others' tensors.
+//! Exported tensors.
 
 use std::io::ErrorKind;
 use std::ptr;
@@ -9,12 +9,12 @@ use deepnvme_mem::{Buffer, Device, Owner, RegionMut};
 
 use crate::foreign::F32;
 
-/// Memory of ours that tells when it is freed.
+/// Memory with a weak reference that dies when it is freed.
 fn owned(bytes: usize) -> (RegionMut, std::sync::Weak<Buffer>) {
     let buffer = Arc::new(Buffer::zeroed(bytes).unwrap());
     let (address, freed) = (buffer.addr(), Arc::downgrade(&buffer));
     let owner: Owner = buffer;
-    // SAFETY: the owner is the buffer, whose slices nobody uses.
+    // SAFETY: the owner is the buffer, whose slices are not used.
     let region = unsafe { RegionMut::from_raw(ptr::with_exposed_provenance_mut(address), bytes, Device::Host, owner) };
     (region, freed)
 }
@@ -24,7 +24,7 @@ fn export_and_import_again<M: Managed>() {
     let address = memory.addr();
     let exported = export::<M>(memory, &[3, 2, 4], F32).unwrap();
     let managed = exported.into_raw();
-    // SAFETY: the tensor that was just made, taken once.
+    // SAFETY: the tensor was just exported and is taken once.
     let imported = unsafe { import(managed.as_ptr()) }.unwrap();
     assert_eq!((imported.addr(), imported.dtype(), imported.is_read_only()), (address, F32, false));
     assert_eq!((&imported.layout().shape, &imported.layout().stride_bytes), (&vec![3, 2, 4], &vec![32, 16, 4]));
@@ -37,20 +37,20 @@ fn export_and_import_again<M: Managed>() {
 }
 
 #[test]
-fn our_memory_comes_back_through_both_forms() {
+fn both_forms_round_trip() {
     export_and_import_again::<DLManagedTensor>();
     export_and_import_again::<DLManagedTensorVersioned>();
 }
 
 #[test]
-fn a_tensor_that_nobody_takes_frees_itself() {
+fn an_untaken_tensor_frees_itself() {
     let (memory, freed) = owned(64);
     drop(export::<DLManagedTensor>(memory, &[64], DLDataType::U8).unwrap());
     assert!(freed.upgrade().is_none());
 }
 
 #[test]
-fn what_does_not_fit_is_not_exported() {
+fn memory_that_does_not_fit_is_refused() {
     let refused = |shape: &[usize], dtype| {
         let (memory, freed) = owned(64);
         let error = export::<DLManagedTensor>(memory, shape, dtype).unwrap_err();
@@ -68,11 +68,11 @@ fn what_does_not_fit_is_not_exported() {
 #[test]
 fn an_empty_tensor_and_a_gpu_tensor_can_be_exported() {
     let exported = export::<DLManagedTensor>(Buffer::zeroed(0).unwrap().into_region(), &[0, 4], F32).unwrap();
-    // SAFETY: the tensor that was just made, taken once.
+    // SAFETY: the tensor was just exported and is taken once.
     let imported = unsafe { import(exported.into_raw().as_ptr()) }.unwrap();
     assert!(imported.into_region().unwrap().is_empty());
 
-    // SAFETY: the address of a GPU's memory that does not exist is never followed.
+    // SAFETY: the address of a GPU that does not exist is never dereferenced.
     let memory = unsafe {
         RegionMut::from_raw(ptr::without_provenance_mut(1 << 20), 64, Device::Cuda { index: 1 }, Arc::new(()))
     };

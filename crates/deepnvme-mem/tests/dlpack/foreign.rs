@@ -1,4 +1,4 @@
-//! Tensors as another library would make them.
+//! Tensors of another library.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -10,7 +10,7 @@ use deepnvme_mem::dlpack::{DLDataType, DLDevice, DLTensor, Managed};
 /// Single-precision numbers.
 pub(crate) const F32: DLDataType = DLDataType { code: DLDataType::FLOAT, bits: 32, lanes: 1 };
 
-/// A tensor as another library would make it, which counts how often it is freed.
+/// A tensor of another library that counts how often it is freed.
 struct Foreign {
     bytes: Vec<u8>,
     shape: Vec<i64>,
@@ -21,9 +21,9 @@ struct Foreign {
 /// The deleter of such tensors.
 ///
 /// # Safety
-/// `managed` was made by `foreign`, and is passed here once.
+/// `managed` was created by `foreign` and is passed here once.
 pub(crate) unsafe extern "C" fn free_foreign<M: Managed>(managed: *mut M) {
-    // SAFETY: `foreign` made both boxes, and a deleter is called once (the count would tell).
+    // SAFETY: `foreign` created both boxes, and a deleter is called once, as the count shows.
     unsafe {
         let managed = Box::from_raw(managed);
         let foreign = Box::from_raw(managed.manager_ctx().cast::<Foreign>());
@@ -31,7 +31,7 @@ pub(crate) unsafe extern "C" fn free_foreign<M: Managed>(managed: *mut M) {
     }
 }
 
-/// Makes a tensor of `bytes`, lets `change` spoil it, and tells how often it was freed so far.
+/// Creates a tensor of `bytes` that `change` may modify. Returns it with the count of deleter calls.
 pub(crate) fn foreign<M: Managed>(
     bytes: Vec<u8>,
     shape: &[i64],
@@ -55,7 +55,7 @@ pub(crate) fn foreign<M: Managed>(
     (Box::into_raw(Box::new(M::assemble(tensor, owner, free_foreign::<M>))), freed)
 }
 
-/// The bytes of small numbers as `f32`.
+/// Returns the bytes of small numbers as `f32`.
 pub(crate) fn floats(values: impl IntoIterator<Item = u16>) -> Vec<u8> {
     values.into_iter().flat_map(|value| f32::from(value).to_ne_bytes()).collect()
 }

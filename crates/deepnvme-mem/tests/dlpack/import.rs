@@ -1,4 +1,4 @@
-//! Others' tensors as our memory.
+//! Imported tensors.
 
 use std::io::ErrorKind;
 use std::ptr;
@@ -13,7 +13,7 @@ use crate::foreign::{F32, floats, foreign, free_foreign};
 #[test]
 fn a_transposed_tensor_is_read_in_its_own_order() {
     let (managed, freed) = foreign::<DLManagedTensor>(floats(0..6), &[3, 2], &[1, 3], |_| {});
-    // SAFETY: a live tensor of six floats that is taken once.
+    // SAFETY: a live tensor of six floats, taken once.
     let imported = unsafe { import(managed) }.unwrap();
     assert_eq!((imported.dtype(), imported.device().unwrap()), (F32, Device::Host));
     assert_eq!((&imported.layout().shape, &imported.layout().stride_bytes), (&vec![3, 2], &vec![4, 12]));
@@ -34,7 +34,7 @@ fn a_tensor_without_strides_is_contiguous_and_takes_writes() {
     let (managed, freed) = foreign::<DLManagedTensorVersioned>(floats(0..7), &[2, 3], &[], |tensor| {
         tensor.byte_offset = 4;
     });
-    // SAFETY: a live tensor of seven floats, described without its first, that is taken once.
+    // SAFETY: a live tensor of seven floats without its first, taken once.
     let imported = unsafe { import(managed) }.unwrap();
     // SAFETY: `imported` keeps the tensor alive.
     let data = unsafe { (*managed).dl_tensor.data }.addr();
@@ -52,29 +52,29 @@ fn a_tensor_without_strides_is_contiguous_and_takes_writes() {
 #[test]
 fn a_flipped_tensor_starts_at_its_highest_address() {
     let (managed, _) = foreign::<DLManagedTensor>(floats(0..4), &[4], &[-1], |tensor| tensor.byte_offset = 12);
-    // SAFETY: a live tensor of four floats, backwards, that is taken once.
+    // SAFETY: a live tensor of four floats in reverse order, taken once.
     let region = unsafe { import(managed) }.unwrap().into_region().unwrap();
     let mut bytes = vec![0; 16];
     region.copy_to_slice(0, &mut bytes);
     assert_eq!(bytes, floats([3, 2, 1, 0]));
 }
 
-/// Imports a spoilt tensor, which must be refused in words that contain `hint`, without being taken.
+/// Imports an invalid tensor, which must be refused with a message that contains `hint`, without being taken.
 #[track_caller]
 fn refused(kind: ErrorKind, hint: &str, change: impl FnOnce(&mut DLTensor)) {
     let (managed, freed) = foreign::<DLManagedTensor>(floats(0..6), &[2, 3], &[3, 1], change);
-    // SAFETY: the lists and the memory behind them are live; the numbers are what is being tested.
+    // SAFETY: the lists and their memory are alive; the test checks the numbers.
     let error = unsafe { import(managed) }.unwrap_err();
     assert_eq!(error.kind(), kind, "{error}");
     assert!(error.to_string().contains(hint), "{error}");
     assert_eq!(freed.load(Ordering::SeqCst), 0, "what was refused was not taken");
-    // SAFETY: nobody took it.
+    // SAFETY: it was not taken.
     unsafe { release(ptr::NonNull::new(managed).unwrap()) };
     assert_eq!(freed.load(Ordering::SeqCst), 1);
 }
 
 #[test]
-fn contradictions_are_refused() {
+fn inconsistent_tensors_are_refused() {
     static NEGATIVE: [i64; 2] = [2, -3];
     static HUGE: [i64; 2] = [i64::MAX, i64::MAX];
     let list = |list: &'static [i64; 2]| list.as_ptr().cast_mut();
@@ -121,9 +121,9 @@ fn contradictions_are_refused() {
 }
 
 #[test]
-fn no_address_is_refused() {
+fn invalid_addresses_are_refused() {
     for managed in [ptr::null_mut::<DLManagedTensor>(), ptr::without_provenance_mut(4097)] {
-        // SAFETY: neither address is read: one is null, the other askew.
+        // SAFETY: neither address is read: one is null, the other unaligned.
         let error = unsafe { import(managed) }.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
     }
@@ -134,7 +134,7 @@ fn empty_tensors_need_no_memory() {
     let (managed, freed) = foreign::<DLManagedTensor>(Vec::new(), &[0, 9], &[1 << 60, -7], |tensor| {
         tensor.data = ptr::null_mut();
     });
-    // SAFETY: a live tensor without elements that is taken once.
+    // SAFETY: a live tensor without elements, taken once.
     let region = unsafe { import(managed) }.unwrap().into_region_mut().unwrap();
     assert!(region.is_empty());
     region.copy_from_slice(0, &[]);
@@ -147,7 +147,7 @@ fn foreign_devices_are_named_or_refused() {
     let device_of = |device_type, device_id| {
         let device = DLDevice { device_type, device_id };
         let (managed, _) = foreign::<DLManagedTensor>(floats(0..1), &[], &[], |tensor| tensor.device = device);
-        // SAFETY: a live tensor of one float that is taken once.
+        // SAFETY: a live tensor of one float, taken once.
         let imported = unsafe { import(managed) }.unwrap();
         assert_eq!(imported.dl_device(), device);
         imported.device()
@@ -159,10 +159,10 @@ fn foreign_devices_are_named_or_refused() {
 }
 
 #[test]
-fn flags_and_versions_are_heeded() {
+fn flags_and_versions_are_respected() {
     let with = |change: fn(&mut DLManagedTensorVersioned)| {
         let (managed, freed) = foreign::<DLManagedTensorVersioned>(floats(0..2), &[2], &[1], |_| {});
-        // SAFETY: a live tensor that nobody else knows yet, and that is taken once.
+        // SAFETY: a live, unshared tensor, taken once.
         let imported = unsafe {
             change(&mut *managed);
             import(managed)
@@ -178,7 +178,7 @@ fn flags_and_versions_are_heeded() {
     let (imported, managed, freed) = with(|managed| managed.version.major = 2);
     assert!(imported.unwrap_err().to_string().contains("DLPack 2.1"));
     assert_eq!(freed.load(Ordering::SeqCst), 0);
-    // SAFETY: nobody took it.
+    // SAFETY: it was not taken.
     unsafe { release(ptr::NonNull::new(managed).unwrap()) };
 
     let (imported, ..) = with(|managed| {
@@ -191,7 +191,7 @@ fn flags_and_versions_are_heeded() {
 #[test]
 fn a_tensor_without_a_deleter_is_left_alone() {
     let (managed, freed) = foreign::<DLManagedTensor>(floats(0..2), &[2], &[1], |_| {});
-    // SAFETY: a live tensor that is taken once, and freed here by its true deleter afterwards.
+    // SAFETY: a live tensor, taken once and freed here by its own deleter afterwards.
     unsafe {
         (*managed).deleter = None;
         drop(import(managed).unwrap());

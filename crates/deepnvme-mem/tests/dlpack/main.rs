@@ -1,4 +1,4 @@
-//! Tensors that change hands: ours to others, others' to us, and those that must be refused.
+//! DLPack tensors: export, import, and refusals.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

@@ -7,7 +7,7 @@ mod model;
 use deepnvme_mem::Pool;
 use proptest::prelude::*;
 
-use crate::model::{Model, bytes_of, tangles, views, with_range};
+use crate::model::{Model, bytes_of, overlapping_layouts, views, with_range};
 
 fn check_gather(model: &Model, from: usize, len: usize) {
     let (tensor, _) = model.region();
@@ -16,17 +16,17 @@ fn check_gather(model: &Model, from: usize, len: usize) {
     assert_eq!(got, model.flat()[from..from + len], "{:?}, {len} bytes from {from}", model.layout);
 }
 
-/// The pieces that a GPU would be told of are those that the processor copies.
+/// The rows reported for a GPU copy are the bytes that the host copies.
 fn check_rows(model: &Model, from: usize, len: usize) {
     let (tensor, whole) = model.region();
-    let mut places = Vec::new();
-    tensor.region().each_row(from, len, |address, bytes, count, pitch| {
+    let mut positions = Vec::new();
+    tensor.region().visit_rows(from, len, |address, bytes, count, pitch| {
         for row in 0..count as isize {
             let start = address.wrapping_add_signed(row * pitch) - whole.addr();
-            places.extend(start..start + bytes);
+            positions.extend(start..start + bytes);
         }
     });
-    assert_eq!(places, model.places[from..from + len], "{:?}, {len} bytes from {from}", model.layout);
+    assert_eq!(positions, model.positions[from..from + len], "{:?}, {len} bytes from {from}", model.layout);
 }
 
 fn check_scatter(model: &Model, to: usize, len: usize) {
@@ -34,7 +34,7 @@ fn check_scatter(model: &Model, to: usize, len: usize) {
     let source: Vec<u8> = (0..len).map(|index| (index * 7 + 1) as u8).collect();
     tensor.copy_from_slice(to, &source);
     let mut expected = model.memory.clone();
-    for (place, byte) in model.places[to..].iter().zip(&source) {
+    for (place, byte) in model.positions[to..].iter().zip(&source) {
         expected[*place] = *byte;
     }
     assert_eq!(bytes_of(&whole), expected, "{:?}, {len} bytes to {to}", model.layout);
@@ -42,7 +42,7 @@ fn check_scatter(model: &Model, to: usize, len: usize) {
 
 #[test]
 #[cfg_attr(miri, ignore = "takes miri hours")]
-fn known_layouts_are_copied_whole_and_in_every_part() {
+fn known_layouts_are_copied_in_every_range() {
     let cases: &[(&[usize], &[isize], usize)] = &[
         (&[], &[], 5),
         (&[7], &[3], 3),
@@ -71,7 +71,7 @@ fn known_layouts_are_copied_whole_and_in_every_part() {
 
 #[test]
 #[cfg_attr(miri, ignore = "takes miri hours")]
-fn planes_of_many_rows_are_copied_whatever_the_item() {
+fn layouts_of_many_rows_are_copied_for_any_item_size() {
     for item_bytes in [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 33, 64, 100] {
         let item = item_bytes as isize;
         let cases: [(&[usize], &[isize]); 5] = [
@@ -100,7 +100,7 @@ fn expanded_tensors_repeat_their_items() {
 }
 
 #[test]
-fn what_is_contiguous_is_seen_to_be() {
+fn contiguous_layouts_are_detected() {
     let is_contiguous =
         |shape: &[usize], strides: &[isize], item| Model::new(shape, strides, item).region().0.is_contiguous();
     assert!(is_contiguous(&[2, 3, 4], &[48, 16, 4], 4));
@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn tells_a_gpu_of_the_same_pieces((model, from, len) in with_range(tangles())) {
+    fn visits_the_rows_of_the_model((model, from, len) in with_range(overlapping_layouts())) {
         check_rows(&model, from, len);
     }
 
@@ -129,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn gathers_from_tangles((model, from, len) in with_range(tangles())) {
+    fn gathers_from_overlapping_layouts((model, from, len) in with_range(overlapping_layouts())) {
         check_gather(&model, from, len);
     }
 
@@ -139,12 +139,12 @@ proptest! {
     }
 
     #[test]
-    fn no_overlap_goes_unseen(model in tangles()) {
+    fn every_overlap_is_detected(model in overlapping_layouts()) {
         prop_assert!(model.layout.may_overlap() || !model.overlaps());
     }
 
     #[test]
-    fn slots_carry_bytes_between_tensors((model, from, len) in with_range(views()), at in 0_usize..100) {
+    fn slots_copy_bytes_between_tensors((model, from, len) in with_range(views()), at in 0_usize..100) {
         prop_assume!(!model.overlaps());
         let pool = Pool::new(at + len + 1, 1, false).unwrap();
         let mut slot = pool.try_take().unwrap();

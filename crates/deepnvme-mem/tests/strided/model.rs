@@ -1,4 +1,4 @@
-//! A strided tensor that is copied the slow way, one byte at a time.
+//! A strided tensor copied one byte at a time.
 
 use std::sync::Arc;
 
@@ -6,15 +6,15 @@ use deepnvme_mem::{Device, Region, RegionMut, Strided};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// A tensor inside a plain vector, and the place of each of its flat bytes, found the slow way.
+/// A tensor inside a vector, and the position of each of its flat bytes.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) layout: Strided,
     pub(crate) memory: Vec<u8>,
-    /// Where in `memory` the first element is.
+    /// Position of the first element in `memory`.
     origin: usize,
-    /// Where in `memory` each flat byte is.
-    pub(crate) places: Vec<usize>,
+    /// Position of each flat byte in `memory`.
+    pub(crate) positions: Vec<usize>,
 }
 
 impl Model {
@@ -33,31 +33,31 @@ impl Model {
         let lowest = offsets.iter().copied().min().unwrap_or(0);
         let highest = offsets.iter().copied().max().unwrap_or(0);
         let origin = lowest.unsigned_abs() + 3;
-        let places: Vec<usize> = offsets.iter().map(|offset| origin.checked_add_signed(*offset).unwrap()).collect();
+        let positions: Vec<usize> = offsets.iter().map(|offset| origin.checked_add_signed(*offset).unwrap()).collect();
         let bytes = origin.checked_add_signed(highest).unwrap() + 4;
         let memory = (0..bytes).map(|index| (index.wrapping_mul(2_654_435_761) >> 7) as u8).collect();
-        Self { layout, memory, origin, places }
+        Self { layout, memory, origin, positions }
     }
 
-    /// The tensor as a region over a copy of the memory, and the memory to look at afterwards.
+    /// Returns the tensor as a region over a copy of the memory, and the whole memory to inspect afterwards.
     pub(crate) fn region(&self) -> (RegionMut, Region) {
         let whole = RegionMut::from_vec(self.memory.clone()).region();
         let start: *mut u8 = std::ptr::with_exposed_provenance_mut(whole.addr() + self.origin);
-        // SAFETY: every place of the tensor lies in the vector, which the owner keeps.
+        // SAFETY: every position of the tensor lies in the vector, which the owner keeps alive.
         let tensor =
             unsafe { RegionMut::from_strided(start, self.layout.clone(), Device::Host, Arc::new(whole.clone())) };
         (tensor, whole)
     }
 
     pub(crate) fn flat(&self) -> Vec<u8> {
-        self.places.iter().map(|place| self.memory[*place]).collect()
+        self.positions.iter().map(|place| self.memory[*place]).collect()
     }
 
-    /// Whether two flat bytes share a place.
+    /// Whether two flat bytes share a position.
     pub(crate) fn overlaps(&self) -> bool {
-        let mut places = self.places.clone();
-        places.sort_unstable();
-        places.windows(2).any(|pair| pair[0] == pair[1])
+        let mut positions = self.positions.clone();
+        positions.sort_unstable();
+        positions.windows(2).any(|pair| pair[0] == pair[1])
     }
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn bytes_of(region: &Region) -> Vec<u8> {
     bytes
 }
 
-/// A view of a contiguous tensor: its dimensions stepped over, flipped and reordered, or expanded.
+/// A view of a contiguous tensor with sliced, flipped, permuted or expanded dimensions.
 pub(crate) fn views() -> impl Strategy<Value = Model> {
     let dim = (1_usize..6, 1_usize..4, any::<bool>());
     let item = prop::sample::select(vec![1_usize, 2, 3, 4, 5, 8, 12, 16]);
@@ -79,7 +79,7 @@ pub(crate) fn views() -> impl Strategy<Value = Model> {
             pairs.push((count, sign * (stride * step) as isize));
             stride *= count * step;
         }
-        // Once in a while one dimension is expanded.
+        // Sometimes one dimension is expanded.
         let chosen = expanded.index(4 * pairs.len().max(1));
         if let Some(pair) = pairs.get_mut(chosen) {
             pair.1 = 0;
@@ -91,8 +91,8 @@ pub(crate) fn views() -> impl Strategy<Value = Model> {
     })
 }
 
-/// Any strides at all, so that elements may overlap in every way.
-pub(crate) fn tangles() -> impl Strategy<Value = Model> {
+/// Arbitrary strides, so that elements may overlap in any way.
+pub(crate) fn overlapping_layouts() -> impl Strategy<Value = Model> {
     let dims = prop::collection::vec((0_usize..4, -9_isize..10), 0..4);
     (dims, 1_usize..5).prop_map(|(dims, item_bytes)| {
         let (shape, strides): (Vec<_>, Vec<_>) = dims.into_iter().unzip();
@@ -100,7 +100,7 @@ pub(crate) fn tangles() -> impl Strategy<Value = Model> {
     })
 }
 
-/// A model with a range of its flat bytes: where it starts, and how long it is.
+/// A model with a range of its flat bytes: start and length.
 pub(crate) fn with_range(models: impl Strategy<Value = Model>) -> impl Strategy<Value = (Model, usize, usize)> {
     (models, any::<(Index, Index)>()).prop_map(|(model, (one, other))| {
         let ends = model.layout.total_bytes() + 1;

@@ -1,12 +1,13 @@
-//! Weights and state of random kinds, and all levels of vectors that this processor has.
+//! Weights and state of random types, and all SIMD levels of this processor.
 #![allow(dead_code, reason = "every test uses its own")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 use deepnvme_optim::{
-    Adagrad, Adam, Crew, Float, Kernel, Level, Lion, MomentMut, Numbers, NumbersMut, Part, Root, Rule, Sgd, Step,
+    Adagrad, Adam, Algorithm, Float, FloatSlice, FloatSliceMut, Kernel, Level, Lion, MomentMut, ParameterSlice, Sgd,
+    SqrtMode, StepOptions, ThreadPool,
 };
 
-/// Every level, from the least one to the widest.
+/// Returns every level, from the lowest to the widest.
 pub(crate) fn levels() -> Vec<(&'static str, Level)> {
     let mut levels = vec![("baseline", Level::baseline())];
     #[cfg(target_arch = "x86_64")]
@@ -19,24 +20,24 @@ pub(crate) fn levels() -> Vec<(&'static str, Level)> {
     levels
 }
 
-/// Rules with all of their settings.
-pub(crate) fn rules() -> Vec<Rule> {
+/// Returns algorithms with all of their settings.
+pub(crate) fn algorithms() -> Vec<Algorithm> {
     let adam = Adam { lr: 3e-3, weight_decay: 0.1, ..Adam::default() };
     let sgd = Sgd { lr: 1e-2, momentum: 0.9, weight_decay: 0.01, ..Sgd::default() };
     vec![
-        Rule::Adam(Adam { decoupled: true, ..adam }),
-        Rule::Adam(adam),
-        Rule::Adam(Adam { amsgrad: true, maximize: true, beta1: 0.3, ..adam }),
-        Rule::Adam(Adam { weight_decay: 0.0, ..adam }),
-        Rule::Lion(Lion { weight_decay: 0.1, ..Lion::default() }),
-        Rule::Sgd(Sgd { momentum: 0.0, ..sgd }),
-        Rule::Sgd(Sgd { dampening: 0.3, maximize: true, ..sgd }),
-        Rule::Sgd(Sgd { nesterov: true, ..sgd }),
-        Rule::Adagrad(Adagrad { lr_decay: 0.1, weight_decay: 0.01, ..Adagrad::default() }),
+        Algorithm::Adam(Adam { decoupled: true, ..adam }),
+        Algorithm::Adam(adam),
+        Algorithm::Adam(Adam { amsgrad: true, maximize: true, beta1: 0.3, ..adam }),
+        Algorithm::Adam(Adam { weight_decay: 0.0, ..adam }),
+        Algorithm::Lion(Lion { weight_decay: 0.1, ..Lion::default() }),
+        Algorithm::Sgd(Sgd { momentum: 0.0, ..sgd }),
+        Algorithm::Sgd(Sgd { dampening: 0.3, maximize: true, ..sgd }),
+        Algorithm::Sgd(Sgd { nesterov: true, ..sgd }),
+        Algorithm::Adagrad(Adagrad { lr_decay: 0.1, weight_decay: 0.01, ..Adagrad::default() }),
     ]
 }
 
-/// A vector of floats of some type.
+/// A vector of any float type.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Vector {
     F32(Vec<f32>),
@@ -54,23 +55,23 @@ impl Vector {
         }
     }
 
-    pub(crate) fn read(&self) -> Numbers<'_> {
+    pub(crate) fn read(&self) -> FloatSlice<'_> {
         match self {
-            Self::F32(values) => Numbers::F32(values),
-            Self::Bf16(values) => Numbers::Bf16(values),
-            Self::F16(values) => Numbers::F16(values),
+            Self::F32(values) => FloatSlice::F32(values),
+            Self::Bf16(values) => FloatSlice::Bf16(values),
+            Self::F16(values) => FloatSlice::F16(values),
         }
     }
 
-    pub(crate) fn change(&mut self) -> NumbersMut<'_> {
+    pub(crate) fn change(&mut self) -> FloatSliceMut<'_> {
         match self {
-            Self::F32(values) => NumbersMut::F32(values),
-            Self::Bf16(values) => NumbersMut::Bf16(values),
-            Self::F16(values) => NumbersMut::F16(values),
+            Self::F32(values) => FloatSliceMut::F32(values),
+            Self::Bf16(values) => FloatSliceMut::Bf16(values),
+            Self::F16(values) => FloatSliceMut::F16(values),
         }
     }
 
-    /// What is compared: every bit, but NaNs are one.
+    /// Returns all bits for comparison. All NaNs are equal.
     pub(crate) fn bits(&self) -> Vec<u32> {
         match self {
             Self::F32(values) => values.iter().map(|value| bits(*value)).collect(),
@@ -87,7 +88,7 @@ fn bits(value: f32) -> u32 {
     if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }
 }
 
-/// Towards zero, without subnormals: enough to make gradients of.
+/// Rounds towards zero without subnormals, which is enough for gradients.
 fn f16(value: f32) -> u16 {
     let (sign, size) = ((value.to_bits() >> 16 & 0x8000) as u16, value.abs());
     match size {
@@ -135,7 +136,7 @@ impl Moment {
     }
 }
 
-/// All that a step changes.
+/// Everything that a step changes.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) weights: Vector,
@@ -144,21 +145,21 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(rule: &Rule, weights: Vector, kind: usize, out: Option<Float>) -> Self {
+    pub(crate) fn new(algorithm: &Algorithm, weights: Vector, kind: usize, out: Option<Float>) -> Self {
         let elements = weights.read().len();
-        let moments = rule.moments().iter().map(|_| Moment::zeros(kind, elements)).collect();
+        let moments = algorithm.moments().iter().map(|_| Moment::zeros(kind, elements)).collect();
         let out = out.map(|float| Vector::new(float, &vec![0.0; elements]));
         Self { weights, moments, out }
     }
 
-    pub(crate) fn part<'a>(&'a mut self, grad: &'a Vector) -> Part<'a> {
+    pub(crate) fn part<'a>(&'a mut self, grad: &'a Vector) -> ParameterSlice<'a> {
         let moments = self.moments.iter_mut().map(Moment::change).collect();
         let out = self.out.as_mut().map(Vector::change);
-        Part { index: 1000, weights: self.weights.change(), grad: grad.read(), moments, out }
+        ParameterSlice { index: 1000, weights: self.weights.change(), grad: grad.read(), moments, out }
     }
 
-    pub(crate) fn step(&mut self, kernel: &Kernel, crew: &Crew, step: &Step, grad: &Vector) {
-        kernel.step(crew, step, vec![self.part(grad)]).unwrap();
+    pub(crate) fn step(&mut self, kernel: &Kernel, pool: &ThreadPool, step: &StepOptions, grad: &Vector) {
+        kernel.step(pool, step, vec![self.part(grad)]).unwrap();
     }
 
     pub(crate) fn bits(&self) -> Vec<Vec<u32>> {
@@ -169,7 +170,7 @@ impl State {
     }
 }
 
-/// Numbers of many sizes; where `is_wild`, also NaNs, infinities and subnormals.
+/// Returns numbers of many magnitudes. With `is_wild` also NaNs, infinities and subnormals.
 pub(crate) fn values(random: &mut fastrand::Rng, elements: usize, is_wild: bool) -> Vec<f32> {
     let one = |random: &mut fastrand::Rng| {
         let value = (random.f32() - 0.5) * 2.0_f32.powi(random.i32(-12..3));
@@ -188,10 +189,10 @@ pub(crate) fn values(random: &mut fastrand::Rng, elements: usize, is_wild: bool)
     (0..elements).map(|_| one(random)).collect()
 }
 
-pub(crate) fn crew(threads: usize) -> Crew {
-    Crew::new(threads).unwrap()
+pub(crate) fn thread_pool(threads: usize) -> ThreadPool {
+    ThreadPool::new(threads).unwrap()
 }
 
-pub(crate) fn kernel(rule: Rule, root: Root) -> Kernel {
-    Kernel::new(rule, root).unwrap()
+pub(crate) fn kernel(algorithm: Algorithm, sqrt_mode: SqrtMode) -> Kernel {
+    Kernel::new(algorithm, sqrt_mode).unwrap()
 }

@@ -11,7 +11,7 @@ use crate::units::bytes_text;
 
 /// The alignment of torch's tensors.
 const PLAIN_ALIGNMENT: usize = 64;
-const PAGE: usize = 4096;
+const PAGE: usize = deepnvme_io::mem::PAGE_BYTES as usize;
 
 /// Allocated memory.
 pub(super) struct Allocated {
@@ -36,8 +36,8 @@ fn of_host(kind: Memory, len: usize) -> Result<Allocated> {
         Memory::Pinned => {
             let buffer = Buffer::locked(len).map_err(|error| refused(&error))?;
             let unlocked_reason = match buffer.lock_state() {
-                LockState::Plain { reason } => Some(reason.clone()),
-                LockState::Locked | LockState::NotAsked => None,
+                LockState::Refused { reason } => Some(reason.clone()),
+                LockState::Locked | LockState::NotRequested => None,
             };
             Ok(Allocated { region: buffer.into_region(), unlocked_reason })
         }

@@ -109,8 +109,9 @@ impl Workload {
                 "--random transfers whole blocks, and --size {size} is less than one block of {block}"
             )));
         }
-        let stripe_fits =
-            |bytes: u64| (STRIPE_BYTES_MIN..=STRIPE_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(4096);
+        let stripe_fits = |bytes: u64| {
+            (STRIPE_BYTES_MIN..=STRIPE_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(deepnvme_io::mem::PAGE_BYTES)
+        };
         if let Some(bytes) = self.stripe_bytes.filter(|bytes| !stripe_fits(*bytes)) {
             let text = "--stripe must be a multiple of 4K, at most 1G";
             return Err(Error::usage(format!("{text}, not {}", bytes_text(bytes))));

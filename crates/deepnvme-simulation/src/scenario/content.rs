@@ -12,7 +12,7 @@ use deepnvme_file::{
     replace::{Member, SetReplacement, resolve, retire_set},
 };
 use deepnvme_format::Dtype;
-use deepnvme_format::pickle::{Emitter, TensorView};
+use deepnvme_format::pickle::{PickleWriter, TensorView};
 use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_format::set;
 use deepnvme_format::state::Signs;
@@ -340,7 +340,7 @@ fn fill(engine: &Arc<Engine>, reader: &Arc<Reader>) -> Result<Vec<(String, Vec<u
 }
 
 fn pickle(tensors: &[Vec<u8>]) -> Vec<u8> {
-    let mut pickle = Emitter::default();
+    let mut pickle = PickleWriter::default();
     pickle.raw(b"}(");
     for (index, bytes) in tensors.iter().enumerate() {
         let elements = bytes.len() as u64;

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use deepnvme_io::fs::simulated;
 use deepnvme_io::{BackendFactory, Config, Engine, Result};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread::{self, JoinHandle, ProcessId, WorldId};
 use deepnvme_testkit::rng::Rng;
 
@@ -119,7 +120,7 @@ impl Context {
     #[allow(clippy::needless_pass_by_value, reason = "callers have made the text for this")]
     pub fn fail(&self, what: String) {
         let what = format!("{}{what}", self.when);
-        self.report.lock().unwrap_or_else(PoisonError::into_inner).failures.push(what);
+        ignore_poison(self.report.lock()).failures.push(what);
     }
 
     /// Has so many looks, now and then (`chance` of a thousand), at the machine as it would be after a crash, just before some
@@ -141,13 +142,13 @@ impl Context {
         self.world.watch(looks, self.rng(0x7761_7463), move |instant, place| {
             let is_cut = (!is_every).then(|| rng.chance(700));
             let glimpse = Glimpse { instant, is_cut, examine: Box::new(prepare()) };
-            glimpses.lock().unwrap_or_else(PoisonError::into_inner).insert(place, glimpse);
+            ignore_poison(glimpses.lock()).insert(place, glimpse);
         });
     }
 
     /// Examines what was seen meanwhile.
     fn examine_glimpses(&self) {
-        let glimpses = std::mem::take(&mut *self.glimpses.lock().unwrap_or_else(PoisonError::into_inner));
+        let glimpses = std::mem::take(&mut *ignore_poison(self.glimpses.lock()));
         for Glimpse { instant, is_cut, examine } in glimpses.into_values() {
             for is_cut in is_cut.map_or(vec![false, true], |is_cut| vec![is_cut]) {
                 let Ok(world) = instant.after_crash(is_cut) else {
@@ -189,7 +190,7 @@ impl Context {
             register_pool: false,
             ..Config::default()
         };
-        self.rooms.lock().unwrap_or_else(PoisonError::into_inner).push(self.world.room(POOL_BYTES));
+        ignore_poison(self.rooms.lock()).push(self.world.room(POOL_BYTES));
         let world = self.world.clone();
         let seed = rng.next_u64();
         let factory: BackendFactory = Arc::new(move |setup| {
@@ -219,7 +220,7 @@ impl Context {
         self.join(running);
         let moments = self.world.unwatch();
         self.world.unbound_memory();
-        self.report.lock().unwrap_or_else(PoisonError::into_inner).moments = moments;
+        ignore_poison(self.report.lock()).moments = moments;
         if is_cut {
             self.world.cut_power();
             if let Err(errno) = self.world.restart() {
@@ -236,7 +237,7 @@ impl Context {
             0 => {}
             lost => violations.push(format!("{lost} transfers never came home")),
         }
-        let mut report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut report = ignore_poison(self.report.lock());
         report.failures.extend(violations);
         report.steps = self.world.steps();
         report.trace = self.world.trace();

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Error;
 use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST, Manifest};
 use deepnvme_checkpoint::read::Reader;
 use deepnvme_checkpoint::write::Saved;
 use deepnvme_file::{Replacement, StripeSet, Target};
-use deepnvme_format::sums::Hasher;
+use deepnvme_format::checksums::Hasher;
 use deepnvme_io::fs;
 use deepnvme_io::{DirectMode, Durability, Engine, WriteExtent, WriteOptions};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
@@ -179,7 +180,7 @@ fn make_folder(context: &Context) -> PathBuf {
 }
 
 fn lock(log: &Mutex<Log>) -> std::sync::MutexGuard<'_, Log> {
-    log.lock().unwrap_or_else(PoisonError::into_inner)
+    ignore_poison(log.lock())
 }
 
 /// A process with one history, into which one or two of its threads save.

@@ -1,7 +1,7 @@
 //! Packing a model: the new folder appears complete, or not at all.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::read::{Contents, Reader};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Tensor};
@@ -11,6 +11,7 @@ use deepnvme_file::{StripeSet, Target};
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_io::{Engine, fs};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
 use deepnvme_stream::pack::{Mode, PACKED_NAME, PLAIN_NAME, PackOptions, Packer, tensors};
 use deepnvme_testkit::rng::Rng;
@@ -47,7 +48,7 @@ impl Play {
     }
 
     fn is_packed(&self) -> bool {
-        *self.is_packed.lock().unwrap_or_else(PoisonError::into_inner)
+        *ignore_poison(self.is_packed.lock())
     }
 
     fn copy(&self) -> Self {
@@ -146,7 +147,7 @@ fn packer(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> threa
         for _ in 0..rng.within(1..3) {
             let rounds = rng.chance(300).then(|| rng.below(SWITCHES_MAX));
             match pack(&play, &engine, rounds) {
-                Ok(()) => *play.is_packed.lock().unwrap_or_else(PoisonError::into_inner) = true,
+                Ok(()) => *ignore_poison(play.is_packed.lock()) = true,
                 Err(Error::Interrupted) if rounds.is_some() => {}
                 // Another process has made the folder.
                 Err(_) if processes > 1 || play.is_packed() => {}

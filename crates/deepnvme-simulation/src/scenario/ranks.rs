@@ -13,7 +13,7 @@ use deepnvme_checkpoint::history::{Entry, HEAD_BYTES, History, Holder, Manifest,
 use deepnvme_checkpoint::write::{Save, SaveOptions, Saved, Share, create};
 use deepnvme_checkpoint::{Error, Progress};
 use deepnvme_file::{Replacement, StripeSet, Target};
-use deepnvme_format::sums::Hasher;
+use deepnvme_format::checksums::Hasher;
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::{DirectMode, Durability, Engine, Error as IoError, OpenOptions};
 use deepnvme_simulation_runtime::thread;
@@ -27,7 +27,7 @@ use super::team::{Failure, Said, Team};
 use super::users;
 
 /// Shares and parts begin on blocks.
-const BLOCK_BYTES: u64 = 4096;
+const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// Plays it.
 pub(super) fn play(context: &Context) {

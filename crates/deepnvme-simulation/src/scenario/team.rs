@@ -1,9 +1,10 @@
 //! What several ranks say to each other: after each round all know what all have said, or that somebody is gone.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use deepnvme_checkpoint::Error;
 use deepnvme_checkpoint::write::Saved;
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::sync::{Condvar, Mutex, MutexGuard};
 use deepnvme_simulation_runtime::thread;
 
@@ -63,7 +64,7 @@ impl Team {
     }
 
     fn board(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.board.lock())
     }
 
     /// Has each do its work, and gives all results in the order of ranks.
@@ -90,7 +91,7 @@ impl Team {
             self.changed.notify_all();
         }
         while board.round == round && !board.has_parted {
-            board = self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+            board = ignore_poison(self.changed.wait(board));
         }
         if board.round == round {
             return Err(Failure::Lost);

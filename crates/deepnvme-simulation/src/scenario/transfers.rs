@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use deepnvme_file::{Replacement, StripeSet, Target};
@@ -13,6 +13,7 @@ use deepnvme_io::{
     Access, DirectMode, Durability, Engine, Error, ErrorKind, OpenOptions, Pending, ReadItem, Result, TensorFile,
     Transfer, WriteExtent, WriteItem, WriteOptions,
 };
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
@@ -35,7 +36,7 @@ struct Play {
 
 impl Play {
     fn area(&self, index: usize) -> MutexGuard<'_, Area> {
-        self.areas[index].lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.areas[index].lock())
     }
 
     fn copy(&self) -> Self {
@@ -159,14 +160,14 @@ fn submitter(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> th
                         }
                     }
                     user.check_kept();
-                    *submitted.lock().unwrap_or_else(PoisonError::into_inner) += user.submitted;
+                    *ignore_poison(submitted.lock()) += user.submitted;
                 });
                 debug_assert!(started.is_ok(), "threads are never short");
             }
         });
         // What nobody waits for ends with the engine.
         engine.close();
-        let (stats, submitted) = (engine.stats(), submitted.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let (stats, submitted) = (engine.stats(), ignore_poison(submitted.into_inner()));
         if stats.requests != submitted {
             context.fail(format!("{} of {submitted} requests have ended", stats.requests));
         }

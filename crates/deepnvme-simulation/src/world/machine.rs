@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread::{self, ProcessId};
 use deepnvme_testkit::rng::Rng;
 use rustix::io::Errno;
@@ -53,7 +54,7 @@ impl World {
 
     /// The state, between two switches of threads.
     pub fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.state.lock())
     }
 
     /// One step of the calling process: others may run first. An error when the process is dead or the power is off.

@@ -22,7 +22,7 @@ impl Drop for Room {
 impl World {
     /// From now on no more memory may be held than is held now, and than [`room`](Self::room) was made for.
     pub fn bound_memory(&self) {
-        self.state().memory_bound = Some(memory::held_bytes());
+        self.state().memory_bound = Some(memory::mapped_bytes());
     }
 
     /// Makes room for what is about to be done.

@@ -223,7 +223,7 @@ impl State {
 
     /// Compares what is held now; what is too much is told once.
     fn check_memory(&mut self) {
-        let held = memory::held_bytes();
+        let held = memory::mapped_bytes();
         if let Some(bound) = self.memory_bound.take_if(|bound| held > *bound) {
             self.violations.push(format!("{held} bytes of memory are held at step {}, of {bound}", self.steps));
         }

@@ -13,7 +13,7 @@ use deepnvme_io::{Engine, Error as IoError, Pending};
 
 use super::container::METADATA_KEY;
 
-const BLOCK_BYTES: u64 = 4096;
+const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// A contiguous tensor in one of the files.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ impl Model {
                         return Err(refused(&path, "it is packed already; pack the original model instead".into()));
                     }
                     let is_known = model.metadata.iter().any(|(known, _)| known == key);
-                    if key != deepnvme_format::sums::METADATA_KEY && !is_known {
+                    if key != deepnvme_format::checksums::METADATA_KEY && !is_known {
                         model.metadata.push((key.clone(), text.clone()));
                     }
                 }

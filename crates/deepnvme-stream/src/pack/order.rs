@@ -31,7 +31,7 @@ impl Order {
 }
 
 /// The alignment of direct I/O.
-const PAGE_BYTES: u64 = 4096;
+const PAGE_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// Splits a name at its first number: `model.layers.10.mlp.weight` is layer 10 of `model.layers`.
 pub(super) fn layer(name: &str) -> Option<(&str, u64, &str)> {

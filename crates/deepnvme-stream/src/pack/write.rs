@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_file::{FileWriter, Replacement, Target};
 use deepnvme_format::Dtype;
+use deepnvme_format::checksums::{self, CHUNK_BYTES, Frame, Hasher, chunk_count};
 use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES, PADDING_BYTES_MIN, seal};
-use deepnvme_format::sums::{self, CELL_BYTES, Frame, Hasher, cell_count};
 use deepnvme_io::mem::Region;
 use deepnvme_io::{Access, Durability, Engine, OpenOptions, WriteOptions};
 use serde::Serialize;
@@ -23,7 +23,7 @@ use super::order::{Order, TensorKey, order};
 use crate::sync::{AtomicUsize, thread};
 use deepnvme_io::start_thread;
 
-const PAGE_BYTES: u64 = 4096;
+const PAGE_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 /// Reads in flight while a chunk is encoded.
 const READS_AHEAD: usize = 2;
 /// More threads than this would wait for the disk.
@@ -80,7 +80,7 @@ pub(super) fn write(job: &Job<'_>, new: Replacement) -> Result<u64> {
         for at in group.clone() {
             let (tensor, begin) = (tensors[at], writer.position() - data_offset);
             let mut hashing =
-                HashingWriter { writer: &mut writer, cells: Vec::new(), hasher: Hasher::default(), room: CELL_BYTES };
+                HashingWriter { writer: &mut writer, cells: Vec::new(), hasher: Hasher::default(), room: CHUNK_BYTES };
             let mut lengths = Vec::new();
             let (item_bytes, encoding) = (model.tensors[tensor].dtype.bytes() as usize, &encodings[tensor]);
             let mut left = model.tensors[tensor].bytes;
@@ -184,11 +184,11 @@ impl HashingWriter<'_> {
 
     fn end_cell(&mut self) {
         self.cells.push(std::mem::take(&mut self.hasher).finish().crc64);
-        self.room = CELL_BYTES;
+        self.room = CHUNK_BYTES;
     }
 
     fn finish(mut self) -> Vec<u64> {
-        if self.room < CELL_BYTES {
+        if self.room < CHUNK_BYTES {
             self.end_cell();
         }
         self.cells
@@ -239,10 +239,10 @@ fn header_text(model: &Model, encodings: &[Encoding], written: &[Written], frame
     });
     let packed = container::text(encoded);
     let cells = written.iter().map(|each| (model.tensors[each.tensor].name.as_str(), each.cells.as_slice()));
-    let sums = sums::encode(cells, frame);
+    let sums = checksums::encode(cells, frame);
     let is_packed = encodings.iter().any(Encoding::is_encoded);
     let own = is_packed.then_some((container::METADATA_KEY, packed.as_str()));
-    let own = own.into_iter().chain([(sums::METADATA_KEY, sums.as_str())]);
+    let own = own.into_iter().chain([(checksums::METADATA_KEY, sums.as_str())]);
     let mut metadata: serde_json::Map<String, serde_json::Value> =
         model.metadata.iter().map(|(key, text)| (key.clone(), text.as_str().into())).collect();
     metadata.entry("format").or_insert_with(|| "pt".into());
@@ -276,7 +276,7 @@ fn header_bytes_max(model: &Model, encodings: &[Encoding], tensors: &[usize]) ->
         let bytes = parts * each + PAGE_BYTES;
         let lengths = if encoding.is_encoded() { vec![each; parts as usize] } else { Vec::new() };
         begin += bytes;
-        Written { tensor: *index, begin, bytes, lengths, cells: vec![0; cell_count(bytes)] }
+        Written { tensor: *index, begin, bytes, lengths, cells: vec![0; chunk_count(bytes)] }
     };
     header_text(model, encodings, &tensors.iter().map(bound).collect::<Vec<_>>(), Frame::default()).len() as u64
 }

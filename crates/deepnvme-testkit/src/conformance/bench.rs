@@ -1,4 +1,4 @@
-//! A backend on the bench: builds ops, submits them, brings them home.
+//! A harness for a backend under test: creates, submits and reaps ops.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,23 +10,23 @@ use deepnvme_mem::Region;
 
 use super::Make;
 
-/// A backend under test, and the numbering of the ops it is given.
+/// A backend under test, and the tokens of its ops.
 pub struct Bench {
-    /// The backend itself.
+    /// The backend.
     pub backend: Box<dyn Backend>,
     next_token: u64,
 }
 
 impl Bench {
-    /// A backend of that depth that submits in batches.
+    /// Creates a backend of a depth that submits in batches.
     pub fn new(make: Make<'_>, depth: u32) -> Self {
         Self::with_mode(make, depth, SubmitMode::Batch)
     }
 
-    /// A backend of that depth and mode.
+    /// Creates a backend of a depth and submit mode.
     ///
     /// # Panics
-    /// When what was made is not empty, or not as deep as asked.
+    /// If the new backend is not empty or has another depth.
     pub fn with_mode(make: Make<'_>, depth: u32, submit: SubmitMode) -> Self {
         let backend = make(&BackendSetup { queue_depth: depth, submit, worker_index: 0 });
         assert_eq!(backend.in_flight(), 0, "a new backend has nothing in flight");
@@ -34,17 +34,17 @@ impl Bench {
         Self { backend, next_token: 0 }
     }
 
-    /// An op with the next number.
+    /// Creates an op with the next token.
     pub fn op(&mut self, kind: OpKind, file: &Arc<OwnedFd>, offset: u64, pieces: &[Region]) -> Op {
         self.next_token += 1;
         let pieces = pieces.iter().cloned().collect();
         Op { token: Token(self.next_token), kind, file: file.clone(), offset, pieces, cufile: None }
     }
 
-    /// Submits an op that must be taken.
+    /// Submits an op that must be accepted.
     ///
     /// # Panics
-    /// When it is not.
+    /// If it is not.
     pub fn submit(&mut self, op: Op) -> Token {
         let token = op.token;
         match self.backend.submit(op) {
@@ -55,10 +55,10 @@ impl Bench {
         }
     }
 
-    /// Brings home exactly `count` ops.
+    /// Reaps exactly `count` ops.
     ///
     /// # Panics
-    /// When more come, or the queue itself fails.
+    /// If more complete, or the queue fails.
     pub fn reap(&mut self, count: usize) -> Vec<Completion> {
         let mut completions = Vec::with_capacity(count);
         while completions.len() < count {
@@ -70,10 +70,10 @@ impl Bench {
         completions
     }
 
-    /// Brings home at least one op.
+    /// Reaps at least one op.
     ///
     /// # Panics
-    /// When none is in flight, or the queue itself fails.
+    /// If none is in flight, or the queue fails.
     pub fn reap_some(&mut self) -> Vec<Completion> {
         let mut completions = Vec::new();
         while completions.is_empty() {
@@ -83,19 +83,19 @@ impl Bench {
         completions
     }
 
-    /// Submits one op to an idle backend and brings it home.
+    /// Submits one op to an idle backend and reaps it.
     pub fn run(&mut self, op: Op) -> Completion {
         self.submit(op);
         self.reap(1).swap_remove(0)
     }
 
-    /// Reads into the memory and says what the kernel said.
+    /// Reads into the memory and returns the kernel's result.
     pub fn read(&mut self, file: &Arc<OwnedFd>, offset: u64, memory: &Region) -> Result<usize, Errno> {
         let op = self.op(OpKind::Read, file, offset, std::slice::from_ref(memory));
         self.run(op).result
     }
 
-    /// Writes the memory and says what the kernel said.
+    /// Writes the memory and returns the kernel's result.
     pub fn write(&mut self, file: &Arc<OwnedFd>, offset: u64, memory: &Region) -> Result<usize, Errno> {
         let op = self.op(OpKind::Write, file, offset, std::slice::from_ref(memory));
         self.run(op).result

@@ -1,4 +1,4 @@
-//! Many ops through one queue, in both submit modes, and two queues side by side.
+//! Many ops through one queue, in both submit modes, and two queues at once.
 
 use deepnvme_io::SubmitMode;
 use deepnvme_io::op::OpKind;
@@ -8,7 +8,7 @@ use crate::data::{TestFile, bytes_of, random_bytes, region_at, region_holding};
 
 const PIECE_BYTES: usize = 4096;
 
-/// Many more ops than the queue is deep pass through it, each with its own bytes.
+/// Many more ops than the queue depth pass through it, each with its own bytes.
 pub fn a_window_slides_over_many_ops(make: Make<'_>) {
     const OPS: usize = 500;
     let content = random_bytes(6, OPS * 512);
@@ -32,7 +32,7 @@ pub fn a_window_slides_over_many_ops(make: Make<'_>) {
     }
 }
 
-/// Batch and single submission bring the same ops home; `flush` may come at any time, and never waits.
+/// Batched and single submission complete the same ops. `flush` may be called any time and never waits.
 pub fn both_submit_modes_complete(make: Make<'_>) {
     for mode in [SubmitMode::Batch, SubmitMode::Single] {
         let content = random_bytes(7, 8 * PIECE_BYTES);
@@ -53,7 +53,7 @@ pub fn both_submit_modes_complete(make: Make<'_>) {
     }
 }
 
-/// Backends of several threads share a file and do not see each other's ops.
+/// Backends of several threads share a file without mixing their ops.
 pub fn two_backends_do_not_mix(make: Make<'_>) {
     let content = random_bytes(8, 64 * PIECE_BYTES);
     let file = TestFile::holding(&content);

@@ -1,4 +1,4 @@
-//! Registered memory, and who owns an op's memory for how long.
+//! Registered memory, and ownership of an op's memory.
 
 use deepnvme_io::op::OpKind;
 use deepnvme_mem::{Buffer, Region, RegionMut};
@@ -8,11 +8,11 @@ use crate::data::{TestFile, bytes_of, difference, open_direct, random_bytes, reg
 
 const SLOT_BYTES: usize = 16 << 10;
 
-/// Reads and writes through slices of registered memory, next to ops on other memory, move the right bytes,
-/// whether or not the backend took the registration.
+/// Reads and writes through slices of registered memory, next to ops on other memory, move the right bytes, whether
+/// or not the backend accepted the registration.
 ///
 /// # Panics
-/// When the backend breaks the promise, as every check.
+/// If the backend breaks the contract, as every check.
 pub fn registered_memory_works_like_any(make: Make<'_>) {
     let content = random_bytes(1, 8 * SLOT_BYTES);
     let file = TestFile::holding(&content);
@@ -24,7 +24,8 @@ pub fn registered_memory_works_like_any(make: Make<'_>) {
     exercise(&mut bench, &file, &content, &arena);
 }
 
-/// The same memory can be registered, forgotten and registered again; after a forget it is free of the backend.
+/// The same memory can be registered, unregistered and registered again. After unregistering, the backend does not
+/// hold it.
 pub fn memory_can_be_registered_again(make: Make<'_>) {
     let content = random_bytes(2, 8 * SLOT_BYTES);
     let file = TestFile::holding(&content);
@@ -43,7 +44,7 @@ pub fn memory_can_be_registered_again(make: Make<'_>) {
     exercise(&mut bench, &file, &content, &other);
 }
 
-/// More registrations than any backend has room for are refused or taken, and all memory works.
+/// More registrations than any backend supports are accepted or refused, and all memory works.
 pub fn many_registrations_are_harmless(make: Make<'_>) {
     let content = random_bytes(3, 8 * SLOT_BYTES);
     let file = TestFile::holding(&content);
@@ -59,7 +60,7 @@ pub fn many_registrations_are_harmless(make: Make<'_>) {
     assert!(arenas.into_iter().all(|arena| arena.into_buffer().is_ok()), "memory outlived its backend");
 }
 
-/// While an op is in flight, and in its completion, its memory has an owner.
+/// The memory of an op in flight, and of its completion, has an owner.
 pub fn ops_in_flight_hold_their_memory(make: Make<'_>) {
     let content = random_bytes(4, 1 << 20);
     let file = TestFile::holding(&content);
@@ -76,8 +77,8 @@ pub fn ops_in_flight_hold_their_memory(make: Make<'_>) {
     assert!(buffer.as_slice() == content);
 }
 
-/// Dropping the backend waits for what it has given to the kernel: afterwards the memory is free and does not
-/// change any more, and every such write is in the file.
+/// Dropping the backend waits for its ops in flight. Afterwards the memory is free and does not change, and every
+/// such write is in the file.
 pub fn drop_waits_for_ops_in_flight(make: Make<'_>) {
     const OP_BYTES: usize = 1 << 20;
     let mut expected = random_bytes(5, 8 * OP_BYTES);
@@ -113,7 +114,7 @@ pub fn drop_waits_for_ops_in_flight(make: Make<'_>) {
     }
 }
 
-/// Ops that were taken and never flushed are let go of as well when the backend is dropped.
+/// Ops that were accepted and never flushed are released when the backend is dropped.
 pub fn drop_releases_what_was_never_flushed(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(6, 4096));
     let mut bench = Bench::new(make, 4);

@@ -1,15 +1,15 @@
-//! What every backend promises, as functions that take a constructor and panic where the promise is broken.
+//! The backend contract, as functions that take a constructor and panic if the contract is broken.
 //!
-//! - [`queue`]: accepting, refusing, handing back, counting.
+//! - [`queue`]: accepting, refusing and returning ops, and counting them.
 //! - [`flow`]: many ops, both submit modes, two queues.
-//! - [`waking`]: `reap` that waits, and what ends it.
-//! - [`transfer`]: the right bytes at the right place, up to the end of the file.
+//! - [`waking`]: waiting in `reap`, and waking it.
+//! - [`transfer`]: the right bytes at the right offset, up to the end of the file.
 //! - [`vectored`]: ops with several pieces of memory.
 //! - [`refusal`]: errors and syncs.
-//! - [`memory`]: registered memory, and who owns an op's memory for how long.
+//! - [`memory`]: registered memory, and ownership of an op's memory.
 //! - [`random`]: many ops against a model.
 //!
-//! [`all`] lists them; [`conformance_tests!`](crate::conformance_tests) makes a test of each. Files lie in
+//! [`all`] lists them; [`conformance_tests!`](crate::conformance_tests) generates a test for each. Files are in
 //! [`base_dir`](crate::data::base_dir).
 
 mod bench;
@@ -25,13 +25,13 @@ pub mod waking;
 pub use bench::Bench;
 use deepnvme_io::backend::{Backend, BackendSetup};
 
-/// Makes the backend under test.
+/// Creates the backend under test.
 pub type Make<'a> = &'a dyn Fn(&BackendSetup) -> Box<dyn Backend>;
 
-/// One promise.
+/// One check of the contract.
 pub type Check = fn(Make<'_>);
 
-/// Expands the list of checks in one of two ways. The one place that names them all.
+/// Expands the list of checks in one of two ways. The only list of all checks.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! for_each_check {
@@ -98,8 +98,8 @@ macro_rules! expand_checks {
     };
 }
 
-/// Makes one `#[test]` of each check. The argument is an expression for the constructor: `Some(closure)`, or
-/// `None` after having said why the backend cannot be tested here.
+/// Generates a `#[test]` for each check. The argument is an expression for the constructor: `Some(closure)`, or
+/// `None` after printing why the backend cannot be tested here.
 #[macro_export]
 macro_rules! conformance_tests {
     ($make:expr) => {
@@ -107,10 +107,10 @@ macro_rules! conformance_tests {
     };
 }
 
-/// A check that takes longer hangs.
+/// A check that takes longer counts as a hang.
 pub const CHECK_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Every check, by name.
+/// Returns all checks by name.
 #[must_use]
 pub fn all() -> &'static [(&'static str, Check)] {
     crate::for_each_check!(list {})

@@ -1,4 +1,4 @@
-//! Accepting, refusing, handing back, counting.
+//! Accepting, refusing and returning ops, and counting them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::data::{TestFile, bytes_of, random_bytes, region_at};
 
 const PIECE_BYTES: usize = 4096;
 
-/// Every accepted op comes back from `reap` once, and only once.
+/// Every accepted op is returned by `reap` exactly once.
 ///
 /// # Panics
-/// When the backend breaks the promise, as every check.
+/// If the backend breaks the contract, as every check.
 pub fn accepted_ops_come_back_exactly_once(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(1, 32 * PIECE_BYTES));
     let mut bench = Bench::new(make, 32);
@@ -38,7 +38,7 @@ pub fn accepted_ops_come_back_exactly_once(make: Make<'_>) {
     assert!(more.is_empty(), "ops came back twice: {more:?}");
 }
 
-/// With `depth` ops in flight the next one is handed back as it is, and taken once another is home.
+/// With `depth` ops in flight, the next one is returned unchanged, and accepted once another completes.
 pub fn a_full_queue_hands_the_op_back(make: Make<'_>) {
     let content = random_bytes(2, 8 * PIECE_BYTES);
     let file = TestFile::holding(&content);
@@ -64,7 +64,7 @@ pub fn a_full_queue_hands_the_op_back(make: Make<'_>) {
     assert_eq!(bytes_of(&target.region()), content[4321..5321]);
 }
 
-/// A completion carries the op as it was submitted: the same file, memory, offset and token, whatever its number.
+/// A completion contains the op as submitted: the same file, memory, offset and token.
 pub fn memory_file_and_token_come_home(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(3, 4 * PIECE_BYTES));
     let mut bench = Bench::new(make, 8);
@@ -80,7 +80,7 @@ pub fn memory_file_and_token_come_home(make: Make<'_>) {
     }
 }
 
-/// `reap` waits for `min` completions at least, and leaves alone what the vector holds already.
+/// `reap` waits for at least `min` completions, and keeps the contents of the vector.
 pub fn reap_appends_at_least_min(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(4, 16 * PIECE_BYTES));
     let mut bench = Bench::new(make, 16);
@@ -102,7 +102,7 @@ pub fn reap_appends_at_least_min(make: Make<'_>) {
     assert_eq!(tokens.len(), 48);
 }
 
-/// A queue with room for one op works, again and again.
+/// A queue of depth one works, repeatedly.
 pub fn depth_one_works(make: Make<'_>) {
     let content = random_bytes(5, 3000);
     let file = TestFile::holding(&content);

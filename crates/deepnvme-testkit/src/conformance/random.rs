@@ -1,4 +1,4 @@
-//! Many ops, many in flight, in random order, against a model.
+//! Many ops in flight, in random order, against a model.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,13 +8,13 @@ use deepnvme_mem::Region;
 
 use super::{Bench, Make};
 use crate::data::{TestFile, bytes_of, difference, random_bytes, region_at, region_holding};
-use crate::model::{Ground, Model, Program, Step, overlap};
+use crate::model::{Model, Program, Scope, Step, overlap};
 use crate::rng::Rng;
 
 const FILE_BYTES: u64 = 1 << 20;
 const STEPS: usize = 300;
 
-/// What must come home for a token, and the range it occupies until then.
+/// The expected completion of a token, and the range it occupies until then.
 struct Expected {
     range: Range<u64>,
     write: bool,
@@ -22,18 +22,18 @@ struct Expected {
 }
 
 impl Expected {
-    /// Whether the outcome depends on which of the two comes first: they share a byte, or the end of the file.
+    /// Whether the result depends on the order of the two: they share a byte, or the end of the file.
     fn conflicts_with(&self, step: &Step) -> bool {
         let share_end = self.range.end.min(step.range().end) > FILE_BYTES;
         (self.write || step.is_write()) && (share_end || overlap(&self.range, step.range()))
     }
 }
 
-/// Random programs of reads and writes, plain and vectored, agree with a plain vector. Ops that overlap a write
-/// in flight wait for it, as the backend gives no order.
+/// Random programs of plain and vectored reads and writes match a vector. Ops that overlap a write in flight wait for
+/// it, since a backend does not order ops.
 ///
 /// # Panics
-/// When the backend breaks the promise, as every check.
+/// If the backend breaks the contract, as every check.
 pub fn random_ops_agree_with_a_model(make: Make<'_>) {
     for seed in 0..3 {
         let content = random_bytes(seed, FILE_BYTES as usize);
@@ -42,7 +42,7 @@ pub fn random_ops_agree_with_a_model(make: Make<'_>) {
         let mut bench = Bench::new(make, [1, 8, 64][seed as usize]);
         let mut rng = Rng::keyed(seed, &[9]);
         let mut flights: HashMap<Token, Expected> = HashMap::new();
-        let ground = Ground { range: 0..FILE_BYTES + 5000, block_bytes: 16 << 10, step_bytes_max: 100 << 10 };
+        let ground = Scope { range: 0..FILE_BYTES + 5000, block_bytes: 16 << 10, step_bytes_max: 100 << 10 };
         for step in Program::new(seed, STEPS, &ground).steps {
             if step.range().is_empty() {
                 continue;
@@ -86,7 +86,7 @@ fn start(
     flights.insert(token, Expected { range, write: step.is_write(), read });
 }
 
-/// The memory in one piece, or in a few.
+/// Splits the memory into one or a few pieces.
 fn cut(rng: &mut Rng, memory: &Region) -> Vec<Region> {
     let mut cuts: Vec<usize> = (0..rng.below(4)).map(|_| rng.below(memory.len() as u64) as usize).collect();
     cuts.extend([0, memory.len()]);

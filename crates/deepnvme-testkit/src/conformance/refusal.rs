@@ -17,10 +17,10 @@ fn write_only(file: &TestFile) -> Arc<OwnedFd> {
     Arc::new(File::options().write(true).open(&file.path).expect("the test file").into())
 }
 
-/// A write through a descriptor that is open for reading is EBADF, and its memory comes home.
+/// A write to a read-only descriptor is EBADF, and returns its memory.
 ///
 /// # Panics
-/// When the backend breaks the promise, as every check.
+/// If the backend breaks the contract, as every check.
 pub fn a_write_to_a_read_only_file_is_refused(make: Make<'_>) {
     let content = random_bytes(1, 1000);
     let file = TestFile::holding(&content);
@@ -33,7 +33,7 @@ pub fn a_write_to_a_read_only_file_is_refused(make: Make<'_>) {
     assert_eq!(file.bytes(), content);
 }
 
-/// A read through a descriptor that is open for writing is EBADF, and its memory comes home untouched.
+/// A read from a write-only descriptor is EBADF, and returns its memory unchanged.
 pub fn a_read_of_a_write_only_file_is_refused(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(2, 1000));
     let mut bench = Bench::new(make, 2);
@@ -45,7 +45,7 @@ pub fn a_read_of_a_write_only_file_is_refused(make: Make<'_>) {
     assert_eq!(bytes_of(&target.region()), [0xee; 100]);
 }
 
-/// A folder cannot be read. Native AIO has its own word for it.
+/// A folder cannot be read. Native AIO has its own error for it.
 pub fn a_read_of_a_folder_is_refused(make: Make<'_>) {
     let file = TestFile::holding(&[]);
     let folder: Arc<OwnedFd> = Arc::new(File::open(file.dir()).expect("the test folder").into());
@@ -54,7 +54,7 @@ pub fn a_read_of_a_folder_is_refused(make: Make<'_>) {
     assert!(matches!(result, Err(Errno::ISDIR | Errno::INVAL)), "reading a folder gave {result:?}");
 }
 
-/// One refused op among good ones: each gets its own result.
+/// One refused op among valid ones: each gets its own result.
 pub fn a_refusal_leaves_its_neighbours_alone(make: Make<'_>) {
     let content = random_bytes(3, 16 * 512);
     let file = TestFile::holding(&content);
@@ -94,7 +94,7 @@ pub fn syncs_complete_with_zero(make: Make<'_>) {
     }
 }
 
-/// What cannot be synced says so.
+/// A file that cannot be synced gives an error.
 pub fn a_sync_of_a_pipe_is_refused(make: Make<'_>) {
     let (reader, _writer) = std::io::pipe().expect("a pipe");
     let pipe: Arc<OwnedFd> = Arc::new(reader.into());

@@ -1,14 +1,14 @@
-//! The right bytes at the right place, up to the end of the file.
+//! The right bytes at the right offset, up to the end of the file.
 
 use deepnvme_io::op::{Errno, OpKind};
 
 use super::{Bench, Make};
 use crate::data::{TestFile, bytes_of, difference, open_direct, random_bytes, region_at, region_holding};
 
-/// A read across the end of the file gives the bytes before it and leaves the rest of the memory alone.
+/// A read across the end of the file returns the bytes before it and leaves the rest of the memory unchanged.
 ///
 /// # Panics
-/// When the backend breaks the promise, as every check.
+/// If the backend breaks the contract, as every check.
 pub fn reads_stop_at_the_end_of_the_file(make: Make<'_>) {
     for len in [1, 100, 511, 512, 513, 4096, 5000] {
         let content = random_bytes(len as u64, len);
@@ -24,7 +24,7 @@ pub fn reads_stop_at_the_end_of_the_file(make: Make<'_>) {
     }
 }
 
-/// A read at the end, or after it, moves nothing and is no error.
+/// A read at or after the end moves nothing and is not an error.
 pub fn reads_past_the_end_are_empty(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(1, 4096));
     let empty = TestFile::holding(&[]);
@@ -35,7 +35,7 @@ pub fn reads_past_the_end_are_empty(make: Make<'_>) {
     assert_eq!(bench.read(&empty.file, 0, &region_at(0, 1).region()), Ok(0));
 }
 
-/// A read changes the op's memory and not a byte before or after it.
+/// A read changes the op's memory and no byte around it.
 pub fn reads_leave_the_memory_around_alone(make: Make<'_>) {
     let content = random_bytes(2, 20_000);
     let file = TestFile::holding(&content);
@@ -50,7 +50,7 @@ pub fn reads_leave_the_memory_around_alone(make: Make<'_>) {
     }
 }
 
-/// A write changes its range of the file and not a byte before or after it.
+/// A write changes its range of the file and no byte around it.
 pub fn writes_land_at_their_offset_and_nowhere_else(make: Make<'_>) {
     let mut expected = random_bytes(3, 50_000);
     let file = TestFile::holding(&expected);
@@ -88,7 +88,7 @@ pub fn offsets_beyond_four_gibibytes_work(make: Make<'_>) {
     let mut bench = Bench::new(make, 2);
     let bytes = random_bytes(7, 5000);
     match bench.write(&file.file, offset, &region_holding(0, &bytes).region()) {
-        // A file system that does not take files of that size says so.
+        // A file system may not support files of that size.
         Err(Errno::FBIG) => return,
         result => assert_eq!(result, Ok(5000)),
     }
@@ -111,8 +111,8 @@ pub fn large_ops_work(make: Make<'_>) {
     assert_eq!(difference(&bytes_of(&target.region()), &content), None);
 }
 
-/// Aligned transfers past the page cache work; misaligned ones come back as the kernel's refusal, since a
-/// backend does not align. Where the file system has no direct I/O there is nothing to check.
+/// Aligned direct transfers work. Misaligned ones return the kernel's error, since a backend does not align. Without
+/// direct I/O there is nothing to check.
 pub fn direct_files_work_and_are_not_realigned(make: Make<'_>) {
     let content = random_bytes(9, 64 << 10);
     let file = TestFile::holding(&content);

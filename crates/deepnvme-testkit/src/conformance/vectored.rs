@@ -6,10 +6,10 @@ use deepnvme_mem::{Region, RegionMut};
 use super::{Bench, Make};
 use crate::data::{TestFile, bytes_of, difference, random_bytes, region_at, region_holding};
 
-/// Sizes of pieces that fall into every phase of sectors and pages.
+/// Sizes that cover every phase of sectors and pages.
 const ODD_SIZES: [usize; 9] = [1, 511, 512, 513, 4095, 4096, 4097, 3, 10_000];
 
-/// A vectored read fills the pieces in the order in which the op has them.
+/// A vectored read fills the pieces in order.
 pub fn pieces_are_filled_in_order(make: Make<'_>) {
     let total: usize = ODD_SIZES.iter().sum();
     let content = random_bytes(5, total + 77);
@@ -21,14 +21,14 @@ pub fn pieces_are_filled_in_order(make: Make<'_>) {
     assert_eq!(bench.run(op).result, Ok(total));
     let found: Vec<u8> = pieces.iter().flat_map(bytes_of).collect();
     assert_eq!(difference(&found, &content[77..]), None);
-    // Short of its end, the op fills the first pieces and part of one.
+    // A short op fills the first pieces and part of one.
     let op = bench.op(OpKind::Read, &file.file, 77 + 5000, &pieces);
     assert_eq!(bench.run(op).result, Ok(total - 5000));
     let found: Vec<u8> = pieces.iter().flat_map(bytes_of).collect();
     assert_eq!(difference(&found[..total - 5000], &content[5077..]), None);
 }
 
-/// A vectored write puts the pieces into the file one after the other.
+/// A vectored write writes the pieces in order.
 pub fn pieces_are_written_in_order(make: Make<'_>) {
     let file = TestFile::holding(&[]);
     let mut bench = Bench::new(make, 2);
@@ -41,7 +41,7 @@ pub fn pieces_are_written_in_order(make: Make<'_>) {
     assert_eq!(difference(&file.bytes(), &contents.concat()), None);
 }
 
-/// An op with the most pieces that an op may have is one op.
+/// An op with the maximum number of pieces works.
 pub fn the_most_pieces_work(make: Make<'_>) {
     let content = random_bytes(6, PIECES_MAX * 10);
     let file = TestFile::holding(&content);

@@ -1,6 +1,6 @@
-//! `reap` that waits, and what ends it.
+//! Waiting in `reap`, and waking it.
 //!
-//! A broken promise here is a hang: run these under [`watchdog::guard`](crate::watchdog::guard).
+//! A broken contract here is a hang: run these under [`watchdog::guard`](crate::watchdog::guard).
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use deepnvme_io::op::OpKind;
 use super::{Bench, Make};
 use crate::data::{TestFile, random_bytes, region_at};
 
-/// Long enough for a thread to be really waiting, short enough for a test.
+/// Long enough for a thread to be waiting, short enough for a test.
 const A_MOMENT: Duration = Duration::from_millis(30);
 
-/// `reap(0)` only looks: it returns with nothing in flight, and while ops are in flight.
+/// `reap(0)` does not wait, with or without ops in flight.
 ///
 /// # Panics
-/// When the backend breaks the promise, as every check.
+/// If the backend breaks the contract, as every check.
 pub fn reap_zero_does_not_wait(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(1, 1 << 20));
     let mut bench = Bench::new(make, 4);
@@ -26,7 +26,7 @@ pub fn reap_zero_does_not_wait(make: Make<'_>) {
     assert!(completions.is_empty());
     let op = bench.op(OpKind::Read, &file.file, 0, &[region_at(0, 1 << 20).region()]);
     bench.submit(op);
-    // Looking again and again is enough to bring the op home: nobody else has to flush.
+    // Polling is enough to complete the op, without `flush`.
     while completions.is_empty() {
         bench.backend.reap(0, &mut completions).expect("the queue works");
         std::thread::yield_now();
@@ -45,7 +45,7 @@ pub fn a_wake_ends_a_reap(make: Make<'_>) {
             waker.wake();
         });
         let mut completions = Vec::new();
-        // A wake of the round before may end this call early, once; ours must end the one that waits.
+        // A wake of the previous round may end this call early, once. The new one must end the waiting call.
         while started.elapsed() < A_MOMENT {
             bench.backend.reap(1, &mut completions).expect("the queue works");
         }
@@ -54,7 +54,7 @@ pub fn a_wake_ends_a_reap(make: Make<'_>) {
     }
 }
 
-/// A wake that comes before the `reap` is not lost, also if it comes several times.
+/// A wake before the `reap` is not lost, even if repeated.
 pub fn a_wake_before_the_reap_counts(make: Make<'_>) {
     let mut bench = Bench::new(make, 4);
     let mut completions = Vec::new();
@@ -66,7 +66,7 @@ pub fn a_wake_before_the_reap_counts(make: Make<'_>) {
     assert!(completions.is_empty(), "nothing was in flight");
 }
 
-/// Wakes at any time neither lose a completion nor bring one twice.
+/// Wakes neither lose nor duplicate completions.
 pub fn a_wake_loses_no_completion(make: Make<'_>) {
     const ROUNDS: u64 = 200;
     let file = TestFile::holding(&random_bytes(2, 64 << 10));

@@ -1,34 +1,35 @@
-//! The decorator: cuts, refuses and delays on the way in and out of another backend.
+//! The decorator: shortens, refuses and delays the ops of another backend.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use deepnvme_io::Result;
 use deepnvme_io::backend::{Backend, BackendKind, Wake};
 use deepnvme_io::op::{Completion, Op, Pieces, Submit, Token};
 use deepnvme_mem::Region;
+use deepnvme_mem::sync::ignore_poison;
 
 use super::{Fate, Faults};
 use crate::rng::Rng;
 
-/// While an op is in the inner backend and another is held back, how often to look after both.
+/// Polling interval while an op is in the inner backend and another is delayed.
 const POLL: Duration = Duration::from_micros(200);
 
-/// Another backend, with faults.
+/// A backend with injected faults.
 pub struct FaultBackend {
     inner: Box<dyn Backend>,
     faults: Faults,
     rng: Rng,
-    /// Ops that the inner backend has, by the token that it knows them by.
+    /// Ops in the inner backend, by their inner token.
     inside: HashMap<Token, Inside>,
     next_token: u64,
-    /// Completions that are kept for later.
+    /// Delayed completions.
     held: Vec<(Instant, Completion)>,
     waker: Arc<FaultWake>,
 }
 
-/// What an op was before it went in.
+/// The original op.
 struct Inside {
     token: Token,
     pieces: Pieces,
@@ -44,7 +45,7 @@ struct FaultWake {
 
 impl Wake for FaultWake {
     fn wake(&self) {
-        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *ignore_poison(self.woken.lock()) = true;
         self.changed.notify_all();
         self.inner.wake();
     }
@@ -52,11 +53,11 @@ impl Wake for FaultWake {
 
 impl FaultWake {
     fn take(&self) -> bool {
-        std::mem::take(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *ignore_poison(self.woken.lock()))
     }
 
     fn wait(&self, limit: Duration) {
-        let guard = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = ignore_poison(self.woken.lock());
         drop(self.changed.wait_timeout_while(guard, limit, |woken| !*woken));
     }
 }
@@ -68,7 +69,7 @@ impl FaultBackend {
         Self { inner, faults, rng, inside: HashMap::new(), next_token: 0, held: Vec::new(), waker: Arc::new(waker) }
     }
 
-    /// Takes home what the inner backend has finished, as it was before it went in.
+    /// Collects completions of the inner backend and restores the original ops.
     fn collect(&mut self, min: u32) -> Result<()> {
         let mut finished = Vec::new();
         self.inner.reap(min, &mut finished)?;
@@ -87,7 +88,7 @@ impl FaultBackend {
         Ok(())
     }
 
-    /// Moves the held completions that are due to `completions`.
+    /// Moves due completions to `completions`.
     fn release(&mut self, min: usize, completions: &mut Vec<Completion>) {
         let now = Instant::now();
         let (mut due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.held).into_iter().partition(|h| h.0 <= now);
@@ -95,7 +96,7 @@ impl FaultBackend {
         if self.faults.plan().reorder && due.len() > 1 {
             self.rng.shuffle(&mut due);
             self.faults.count_reordered(due.len() as u64);
-            // What nobody waits for may as well come a call later.
+            // A completion that is not waited for may come a call later.
             let spare = due.len().saturating_sub(min.max(1));
             let keep_back = self.rng.below(spare as u64 + 1) as usize;
             self.held.extend(due.drain(due.len() - keep_back..));
@@ -103,7 +104,7 @@ impl FaultBackend {
         completions.extend(due.into_iter().map(|(_, completion)| completion));
     }
 
-    /// Waits until something changes: an op in the inner backend, a held one falling due, or a wake.
+    /// Waits for a change: an op completes in the inner backend, a delayed one is due, or a wake.
     fn wait(&mut self) -> Result<()> {
         let Some(earliest) = self.held.iter().map(|(due, _)| *due).min() else {
             return self.collect(1);
@@ -189,7 +190,7 @@ impl Backend for FaultBackend {
     }
 }
 
-/// The pieces that hold the first `bytes` of a transfer.
+/// Returns the pieces of the first `bytes` of a transfer.
 fn first_bytes(pieces: &Pieces, bytes: usize) -> Pieces {
     let mut left = bytes;
     let mut first = Pieces::new();

@@ -1,31 +1,31 @@
-//! A seeded decorator that makes any backend fail, stutter, dawdle and reorder.
+//! A seeded decorator that makes any backend fail, shorten, delay and reorder operations.
 //!
-//! [`FaultPlan`] says how often what happens, [`Faults`] counts what did, [`FaultBackend`] does it.
-//! What befalls an op is a function of the seed, the op's place, and how often that place has been tried:
-//! the threads of an engine may run in any order, the faults stay the same.
+//! [`FaultPlan`] has the frequencies of faults, [`FaultBackend`] injects them, [`Faults`] counts them. The fault of an op is a
+//! function of the seed, the op's offset and the attempts at that offset, so it does not depend on the schedule of threads.
 
 mod backend;
 mod plan;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub use backend::FaultBackend;
 use deepnvme_io::backend::Backend;
 use deepnvme_io::op::{Errno, Op, OpKind};
+use deepnvme_mem::sync::ignore_poison;
 use plan::Fate;
 pub use plan::FaultPlan;
 
 use crate::rng::Rng;
 
-/// What has been injected so far, by all backends of one [`Faults`].
+/// Faults injected so far by all backends of one [`Faults`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultCounts {
-    /// Ops seen.
+    /// Ops submitted.
     pub ops: u64,
-    /// Transfers cut short.
+    /// Short transfers.
     pub short: u64,
     /// EINTR.
     pub eintr: u64,
@@ -37,21 +37,21 @@ pub struct FaultCounts {
     pub enospc: u64,
     /// EIO of a sync.
     pub sync_eio: u64,
-    /// Held back.
+    /// Delayed completions.
     pub slow: u64,
-    /// Handed out in another order than they came.
+    /// Reordered completions.
     pub reordered: u64,
 }
 
 impl FaultCounts {
-    /// Faults that no retry may hide from the caller.
+    /// Returns the faults that retries must not hide from the caller.
     #[must_use]
     pub const fn fatal(&self) -> u64 {
         self.eio + self.enospc + self.sync_eio
     }
 }
 
-/// A plan at work: shared by the backends of one engine. Cheap to clone.
+/// A plan and its counters, shared by the backends of one engine. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Faults(Arc<Inner>);
 
@@ -59,7 +59,7 @@ pub struct Faults(Arc<Inner>);
 struct Inner {
     plan: FaultPlan,
     counters: Counters,
-    /// How often each place has been tried.
+    /// Attempts at each offset.
     tries: Mutex<HashMap<(OpKind, u64, usize), u64>>,
 }
 
@@ -77,24 +77,24 @@ struct Counters {
 }
 
 impl Faults {
-    /// The plan, with nothing injected yet.
+    /// Creates counters for a plan.
     #[must_use]
     pub fn new(plan: FaultPlan) -> Self {
         Self(Arc::new(Inner { plan, counters: Counters::default(), tries: Mutex::default() }))
     }
 
-    /// A backend that does what `inner` does, but for the faults.
+    /// Wraps a backend with faults.
     pub fn wrap(&self, inner: Box<dyn Backend>) -> FaultBackend {
         FaultBackend::new(inner, self.clone())
     }
 
-    /// What the faults are drawn from.
+    /// Returns the plan.
     #[must_use]
     pub fn plan(&self) -> &FaultPlan {
         &self.0.plan
     }
 
-    /// What has been injected so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn counts(&self) -> FaultCounts {
         let counters = &self.0.counters;
@@ -112,13 +112,13 @@ impl Faults {
         }
     }
 
-    /// Decides what befalls the op, counts it, and how long its completion is held back.
+    /// Draws the fault of an op and the delay of its completion, and counts them.
     fn decide(&self, op: &Op) -> (Fate, Option<Duration>) {
         let Inner { plan, counters, tries } = &*self.0;
         let bytes = op.bytes();
         let nth_op = counters.ops.fetch_add(1, Ordering::Relaxed);
         let nth_try = {
-            let mut tries = tries.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut tries = ignore_poison(tries.lock());
             let count = tries.entry((op.kind, op.offset, bytes)).or_default();
             *count += 1;
             *count

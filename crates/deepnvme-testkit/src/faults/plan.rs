@@ -1,4 +1,4 @@
-//! What may go wrong, how often, and what that means for one op.
+//! Probabilities of faults, and the fault of one op.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -8,54 +8,53 @@ use rustix::fs::OFlags;
 
 use crate::rng::Rng;
 
-/// A direct transfer that is cut short ends on such a boundary, which every device takes.
-const DIRECT_CUT_BYTES: usize = 4096;
+/// Short direct transfers end on this boundary, which every device supports.
+const DIRECT_CUT_BYTES: usize = deepnvme_mem::PAGE_BYTES as usize;
 
-/// How often what goes wrong. All chances are per mille of the ops; the default is nothing at all.
+/// Probabilities of faults, per mille of the ops. The default is no faults.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FaultPlan {
-    /// What the faults are a function of.
+    /// Seed of the faults.
     pub seed: u64,
-    /// Transfers that move fewer bytes than asked, at least one.
+    /// Transfers that move fewer bytes than requested, at least one.
     pub short: u32,
-    /// Whether direct transfers, too, are reported to end at any byte, as a network or user-space file system may
-    /// do. Otherwise they are cut where every device allows it.
+    /// Whether direct transfers may also end at any byte, as on network and user-space file systems. Otherwise they
+    /// end on a boundary that every device supports.
     pub short_anywhere: bool,
-    /// Ops that fail with EINTR before they do anything.
+    /// Ops that fail with EINTR without effect.
     pub eintr: u32,
-    /// Ops that fail with EAGAIN before they do anything.
+    /// Ops that fail with EAGAIN without effect.
     pub eagain: u32,
-    /// Transfers that fail with EIO, half of them after they have been done.
+    /// Transfers that fail with EIO, half of them after taking effect.
     pub eio: u32,
     /// Writes that fail with ENOSPC.
     pub enospc: u32,
     /// Syncs that fail with EIO.
     pub sync_eio: u32,
-    /// Completions that are held back for up to `slow_max`.
+    /// Completions that are delayed by up to `slow_max`.
     pub slow: u32,
-    /// The longest that a slow completion is held back.
+    /// Maximum delay of a completion.
     pub slow_max: Duration,
-    /// Whether completions come home in a random order, some of them a `reap` later.
+    /// Whether completions are returned in random order, some of them one `reap` later.
     pub reorder: bool,
-    /// After so many ops of all backends together, every further one fails with EIO: the device is gone.
+    /// After this many ops of all backends, every op fails with EIO: the device is dead.
     pub eio_after_ops: Option<u64>,
-    /// Every transfer that touches this byte of a file fails with EIO: a bad sector.
+    /// Transfers that include this byte of a file fail with EIO: a bad sector.
     pub eio_at_byte: Option<u64>,
 }
 
-/// What befalls one op.
+/// The fault of one op.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
     Nothing,
-    /// Move only so many bytes, and say so. `carried` is what goes to the inner backend, which a device may need
-    /// to be a little more.
+    /// Move and report fewer bytes. `carried` bytes go to the inner backend; a device may require a few more.
     Short {
         reported: usize,
         carried: usize,
     },
-    /// Fail without doing anything.
+    /// Fail without effect.
     Fail(Errno),
-    /// Do it all, then say that it failed.
+    /// Fail after taking effect.
     FailAfterwards(Errno),
 }
 
@@ -89,7 +88,7 @@ impl FaultPlan {
         Fate::Nothing
     }
 
-    /// Where to cut a transfer short: on a block for a direct file, on a sector or anywhere for a buffered one.
+    /// Chooses the end of a short transfer: a block for a direct file, a sector or any byte for a buffered one.
     fn cut(&self, op: &Op, bytes: usize, rng: &mut Rng) -> Option<Fate> {
         let is_direct = rustix::fs::fcntl_getfl(op.file.as_fd()).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
         let unit = match (is_direct && !self.short_anywhere, rng.chance(500)) {

@@ -1,4 +1,4 @@
-//! The plan and its dice: what is drawn, how often, and that only the seed decides.
+//! Fault plans: kinds, frequencies, and determinism.
 
 use std::sync::Arc;
 

@@ -1,17 +1,17 @@
-//! A file as a plain vector, and random programs of writes and reads over it.
+//! A file as a vector, and random programs of writes and reads over it.
 //!
-//! A program is a function of its seed, its length and its ground, so a failure is repeated, and shrunk,
-//! by two numbers. Several threads share one file by [`lanes`]: each owns a range and leaves the rest alone.
+//! A program is a function of its seed, length and scope, so two numbers reproduce and shrink a failure. Several threads
+//! share one file by [`ranges`]: each owns a range and does not touch the rest.
 
 mod program;
 
 use std::ops::Range;
 
-pub use program::{Ground, Program, Step, pick_bytes};
+pub use program::{Program, Scope, Step, pick_bytes};
 
 use crate::rng::Rng;
 
-/// What a range of a file must hold. It knows nothing of blocks, queues and errors.
+/// The expected contents of a range of a file. It knows nothing of blocks, queues and errors.
 #[derive(Clone, Debug)]
 pub struct Model {
     start: u64,
@@ -19,28 +19,28 @@ pub struct Model {
 }
 
 impl Model {
-    /// A model of the file from `start` on, which holds `bytes` now.
+    /// Creates a model of the file from `start` on, with contents `bytes`.
     #[must_use]
     pub const fn new(start: u64, bytes: Vec<u8>) -> Self {
         Self { start, bytes }
     }
 
-    /// The part of the file that the model knows.
+    /// Returns the modelled range.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         self.start..self.start + self.bytes.len() as u64
     }
 
-    /// What the range holds.
+    /// Returns the contents.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// A write: it changes its range, and extends the file (with zeros in a gap) where it ends later.
+    /// Applies a write. It extends the file if it ends later, with zeros in a gap.
     ///
     /// # Panics
-    /// When it starts before the model does.
+    /// If it starts before the model.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         let at = offset.checked_sub(self.start).expect("a write before the model's range") as usize;
         if bytes.is_empty() {
@@ -53,10 +53,10 @@ impl Model {
         self.bytes[at..end].copy_from_slice(bytes);
     }
 
-    /// What a read of the range gives: all of it, or what there is before the end of the file.
+    /// Returns the result of a read: the bytes before the end of the file.
     ///
     /// # Panics
-    /// When it starts before the model does.
+    /// If it starts before the model.
     #[must_use]
     pub fn read(&self, range: &Range<u64>) -> &[u8] {
         let at = range.start.checked_sub(self.start).expect("a read before the model's range") as usize;
@@ -65,13 +65,13 @@ impl Model {
     }
 }
 
-/// Cuts a file of `file_bytes` into ranges for `count` threads, at random places that respect no block.
+/// Splits a file of `file_bytes` into ranges for `count` threads, at random offsets without regard to blocks.
 ///
 /// # Panics
-/// When the file has fewer bytes than there are threads.
+/// If the file has fewer bytes than threads.
 #[must_use]
-pub fn lanes(seed: u64, file_bytes: u64, count: usize) -> Vec<Range<u64>> {
-    assert!(file_bytes >= count as u64, "a file of {file_bytes} bytes has no room for {count} lanes");
+pub fn ranges(seed: u64, file_bytes: u64, count: usize) -> Vec<Range<u64>> {
+    assert!(file_bytes >= count as u64, "a file of {file_bytes} bytes has no room for {count} ranges");
     let mut rng = Rng::keyed(seed, &[file_bytes, count as u64]);
     let share = file_bytes / count as u64;
     let mut cuts: Vec<u64> = (1..count as u64).map(|lane| lane * share - rng.below(share.min(1000))).collect();
@@ -80,7 +80,7 @@ pub fn lanes(seed: u64, file_bytes: u64, count: usize) -> Vec<Range<u64>> {
     cuts.windows(2).map(|cut| cut[0]..cut[1]).collect()
 }
 
-/// Whether the two ranges share a byte.
+/// Whether two ranges overlap.
 #[must_use]
 pub const fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
@@ -88,7 +88,7 @@ pub const fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Model, lanes, overlap};
+    use super::{Model, overlap, ranges};
 
     #[test]
     fn the_model_is_a_file() {
@@ -107,9 +107,9 @@ mod tests {
     #[test]
     fn lanes_cover_the_file_once() {
         for seed in 0..20 {
-            let lanes = lanes(seed, 1 << 20, 5);
-            assert_eq!((lanes.len(), lanes[0].start, lanes[4].end), (5, 0, 1 << 20));
-            assert!(lanes.windows(2).all(|pair| pair[0].end == pair[1].start && !pair[1].is_empty()));
+            let ranges = ranges(seed, 1 << 20, 5);
+            assert_eq!((ranges.len(), ranges[0].start, ranges[4].end), (5, 0, 1 << 20));
+            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start && !pair[1].is_empty()));
         }
         assert!(overlap(&(0..5), &(4..6)) && !overlap(&(0..5), &(5..6)) && !overlap(&(3..3), &(3..3)));
     }

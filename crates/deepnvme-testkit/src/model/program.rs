@@ -1,43 +1,43 @@
-//! Random programs, biased to the sizes and places where transfers go wrong.
+//! Random programs, biased to boundary sizes and offsets.
 
 use std::ops::Range;
 
 use crate::rng::Rng;
 
-/// Where a program may go and what it should brush against.
+/// The file range of a program, and its boundaries.
 #[derive(Clone, Debug)]
-pub struct Ground {
-    /// The bytes of the file that the program may touch.
+pub struct Scope {
+    /// The range of the file.
     pub range: Range<u64>,
-    /// The block of the engine under test; sizes one byte to either side of it are tried often.
+    /// The engine's block size; sizes around it are frequent.
     pub block_bytes: u64,
-    /// The largest single transfer.
+    /// The maximum transfer size.
     pub step_bytes_max: u64,
 }
 
-/// One transfer of a program.
+/// A transfer of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Write `random_bytes(data_seed, range.len())`.
     Write {
-        /// Where in the file.
+        /// Range in the file.
         range: Range<u64>,
-        /// How far after a page boundary the memory starts.
+        /// Offset of the memory from a page boundary.
         skew: usize,
-        /// What to write.
+        /// Seed of the data.
         data_seed: u64,
     },
     /// Read and compare.
     Read {
-        /// Where in the file.
+        /// Range in the file.
         range: Range<u64>,
-        /// How far after a page boundary the memory starts.
+        /// Offset of the memory from a page boundary.
         skew: usize,
     },
 }
 
 impl Step {
-    /// Where in the file.
+    /// Range in the file.
     #[must_use]
     pub const fn range(&self) -> &Range<u64> {
         match self {
@@ -45,35 +45,35 @@ impl Step {
         }
     }
 
-    /// Whether it changes the file.
+    /// Whether it is a write.
     #[must_use]
     pub const fn is_write(&self) -> bool {
         matches!(self, Self::Write { .. })
     }
 }
 
-/// A sequence of transfers that is a function of its seed, length and ground.
+/// A deterministic sequence of transfers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Program {
-    /// What it was made from.
+    /// Its seed.
     pub seed: u64,
-    /// In the order in which they take effect.
+    /// The transfers in order of effect.
     pub steps: Vec<Step>,
 }
 
 impl Program {
-    /// The program of this seed. A longer one starts like a shorter one.
+    /// Creates the program of a seed. A longer program starts like a shorter one.
     ///
     /// # Panics
-    /// When the ground is empty.
+    /// If the scope is empty.
     #[must_use]
-    pub fn new(seed: u64, length: usize, ground: &Ground) -> Self {
-        assert!(!ground.range.is_empty(), "a program needs ground");
-        let mut rng = Rng::keyed(seed, &[ground.range.start, ground.range.end]);
-        let mut last_end = ground.range.start;
+    pub fn new(seed: u64, length: usize, scope: &Scope) -> Self {
+        assert!(!scope.range.is_empty(), "a program needs scope");
+        let mut rng = Rng::keyed(seed, &[scope.range.start, scope.range.end]);
+        let mut last_end = scope.range.start;
         let mut steps = Vec::with_capacity(length);
         for _ in 0..length {
-            let range = pick_range(&mut rng, ground, last_end);
+            let range = pick_range(&mut rng, scope, last_end);
             last_end = range.end;
             let skew = pick_skew(&mut rng);
             steps.push(if rng.chance(600) {
@@ -86,7 +86,7 @@ impl Program {
     }
 }
 
-/// A size from 0 to `max`: often one that is just at, below or above a boundary, otherwise of any magnitude.
+/// Returns a size from 0 to `max`: often at or next to a boundary, otherwise of any magnitude.
 #[must_use]
 pub fn pick_bytes(rng: &mut Rng, block_bytes: u64, max: u64) -> u64 {
     let bytes = match rng.below(10) {
@@ -110,12 +110,12 @@ fn near(rng: &mut Rng, boundary: u64) -> u64 {
     boundary + rng.within(0..3) - 1
 }
 
-fn pick_range(rng: &mut Rng, ground: &Ground, last_end: u64) -> Range<u64> {
-    let room = &ground.range;
-    let bytes = pick_bytes(rng, ground.block_bytes, ground.step_bytes_max.min(room.end - room.start));
+fn pick_range(rng: &mut Rng, scope: &Scope, last_end: u64) -> Range<u64> {
+    let room = &scope.range;
+    let bytes = pick_bytes(rng, scope.block_bytes, scope.step_bytes_max.min(room.end - room.start));
     let latest = room.end - bytes;
     let wish = match rng.below(8) {
-        // Adjacent to the transfer before, so that two requests share a block.
+        // Adjacent to the previous transfer, so that two requests share a block.
         0 | 1 => last_end,
         2 => last_end.saturating_sub(bytes).saturating_sub(rng.below(3)),
         3 => room.start,
@@ -141,20 +141,20 @@ fn pick_skew(rng: &mut Rng) -> usize {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{Ground, Program, Step, pick_bytes};
+    use super::{Program, Scope, Step, pick_bytes};
     use crate::rng::Rng;
 
-    const GROUND: Ground = Ground { range: 1001..3_000_001, block_bytes: 65536, step_bytes_max: 1 << 20 };
+    const SCOPE: Scope = Scope { range: 1001..3_000_001, block_bytes: 65536, step_bytes_max: 1 << 20 };
 
     #[test]
     fn a_program_stays_on_its_ground_and_a_longer_one_starts_the_same() {
         for seed in 0..50 {
-            let program = Program::new(seed, 60, &GROUND);
+            let program = Program::new(seed, 60, &SCOPE);
             assert!(program.steps.iter().all(|step| {
                 let range = step.range();
                 range.start >= 1001 && range.end <= 3_000_001 && range.end - range.start <= 1 << 20
             }));
-            assert_eq!(Program::new(seed, 20, &GROUND).steps[..], program.steps[..20]);
+            assert_eq!(Program::new(seed, 20, &SCOPE).steps[..], program.steps[..20]);
         }
     }
 
@@ -166,7 +166,7 @@ mod tests {
             assert!(sizes.contains(&wanted), "{wanted} was never tried");
         }
         assert!(sizes.last().is_some_and(|largest| *largest > 900_000 && *largest <= 1 << 20));
-        let steps: Vec<Step> = (0..50).flat_map(|seed| Program::new(seed, 20, &GROUND).steps).collect();
+        let steps: Vec<Step> = (0..50).flat_map(|seed| Program::new(seed, 20, &SCOPE).steps).collect();
         let adjacent = steps.windows(2).filter(|pair| pair[0].range().end == pair[1].range().start);
         assert!(adjacent.count() > 50, "adjacent transfers share blocks and must be common");
     }

@@ -1,19 +1,20 @@
-//! The seeded schedule: when ops take effect, and in which order they come home.
+//! The seeded schedule: when ops take effect, and the order of completions.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 use deepnvme_io::Result;
 use deepnvme_io::backend::{Backend, BackendKind, Wake};
 use deepnvme_io::op::{Completion, Op, OpKind, Submit};
+use deepnvme_mem::sync::ignore_poison;
 
 use super::SimDisk;
 use super::journal::WriteId;
 use crate::rng::Rng;
 
-/// The most calls of `reap` that an op is held back for, unless somebody waits for it.
+/// Maximum delay of an op in calls of `reap`, unless it is waited for.
 const DELAY_REAPS_MAX: u64 = 6;
 
-/// A backend that keeps the contract and otherwise does what its seed says.
+/// A backend that keeps the contract and otherwise follows its seed.
 pub struct SimBackend {
     disk: SimDisk,
     depth: u32,
@@ -21,20 +22,20 @@ pub struct SimBackend {
     rng: Rng,
     /// Calls of `reap` so far: the only clock.
     now_reaps: u64,
-    flights: Vec<Flight>,
+    in_flight_ops: Vec<InFlight>,
     waker: Arc<SimWake>,
 }
 
-struct Flight {
+struct InFlight {
     due_reaps: u64,
     stage: Stage,
-    /// For a sync: the writes that it promises.
+    /// For a sync: the writes that it makes durable.
     promised: Vec<WriteId>,
 }
 
 enum Stage {
     Accepted(Op),
-    /// The file has changed, or the memory has, but the submitter does not know.
+    /// The op took effect, but is not completed.
     TookEffect(Completion, Option<WriteId>),
 }
 
@@ -46,19 +47,19 @@ struct SimWake {
 
 impl Wake for SimWake {
     fn wake(&self) {
-        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *ignore_poison(self.woken.lock()) = true;
         self.changed.notify_all();
     }
 }
 
 impl SimWake {
     fn take(&self) -> bool {
-        std::mem::take(&mut *self.woken.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *ignore_poison(self.woken.lock()))
     }
 
     fn wait(&self) {
-        let guard = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut guard = self.changed.wait_while(guard, |woken| !*woken).unwrap_or_else(PoisonError::into_inner);
+        let guard = ignore_poison(self.woken.lock());
+        let mut guard = ignore_poison(self.changed.wait_while(guard, |woken| !*woken));
         *guard = false;
     }
 }
@@ -66,26 +67,26 @@ impl SimWake {
 impl SimBackend {
     pub(super) fn new(disk: SimDisk, depth: u32, carrier: Box<dyn Backend>, rng: Rng) -> Self {
         assert!(depth > 0, "a queue has room for one op at least");
-        Self { disk, depth, carrier, rng, now_reaps: 0, flights: Vec::new(), waker: Arc::default() }
+        Self { disk, depth, carrier, rng, now_reaps: 0, in_flight_ops: Vec::new(), waker: Arc::default() }
     }
 
-    /// Lets the op at `index` change the file or its memory, if it has not yet.
+    /// Applies the op at `index`, if not yet done.
     fn take_effect(&mut self, index: usize) -> Result<()> {
-        let flight = self.flights.swap_remove(index);
-        let Flight { due_reaps, stage, promised } = flight;
+        let flight = self.in_flight_ops.swap_remove(index);
+        let InFlight { due_reaps, stage, promised } = flight;
         let stage = match stage {
             Stage::Accepted(op) => self.carry(op, &promised)?,
             done @ Stage::TookEffect(..) => done,
         };
-        self.flights.push(Flight { due_reaps, stage, promised });
-        let last = self.flights.len() - 1;
-        self.flights.swap(index, last);
+        self.in_flight_ops.push(InFlight { due_reaps, stage, promised });
+        let last = self.in_flight_ops.len() - 1;
+        self.in_flight_ops.swap(index, last);
         Ok(())
     }
 
     fn carry(&mut self, op: Op, promised: &[WriteId]) -> Result<Stage> {
         if op.kind != OpKind::Read {
-            // The journal must know the file as it was before its first write.
+            // The journal needs the contents before the first write.
             self.disk.with_journal(&op, |_| ());
         }
         let Submit::Queued = self.carrier.submit(op) else { panic!("the carrier has one op at a time") };
@@ -109,17 +110,17 @@ impl SimBackend {
         Ok(Stage::TookEffect(completion, id))
     }
 
-    /// Hands out the ops that are due, in a random order.
+    /// Returns the due ops in random order.
     fn deliver_due(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
-        self.rng.shuffle(&mut self.flights);
+        self.rng.shuffle(&mut self.in_flight_ops);
         let mut index = 0;
-        while index < self.flights.len() {
-            if self.flights[index].due_reaps > self.now_reaps {
+        while index < self.in_flight_ops.len() {
+            if self.in_flight_ops[index].due_reaps > self.now_reaps {
                 index += 1;
                 continue;
             }
             self.take_effect(index)?;
-            let Stage::TookEffect(completion, id) = self.flights.swap_remove(index).stage else {
+            let Stage::TookEffect(completion, id) = self.in_flight_ops.swap_remove(index).stage else {
                 unreachable!("it has just taken effect")
             };
             if let Some(id) = id {
@@ -130,10 +131,10 @@ impl SimBackend {
         Ok(())
     }
 
-    /// Makes the `count` ops that are due next due now.
+    /// Makes the next `count` ops due now.
     fn hurry(&mut self, count: usize) {
-        self.flights.sort_by_key(|flight| flight.due_reaps);
-        for flight in self.flights.iter_mut().take(count) {
+        self.in_flight_ops.sort_by_key(|flight| flight.due_reaps);
+        for flight in self.in_flight_ops.iter_mut().take(count) {
             flight.due_reaps = self.now_reaps;
         }
     }
@@ -149,7 +150,7 @@ impl Backend for SimBackend {
     }
 
     fn in_flight(&self) -> u32 {
-        self.flights.len() as u32
+        self.in_flight_ops.len() as u32
     }
 
     fn submit(&mut self, op: Op) -> Submit {
@@ -163,12 +164,12 @@ impl Backend for SimBackend {
             OpKind::Read | OpKind::Write => Vec::new(),
         };
         let due_reaps = self.now_reaps + self.rng.below(DELAY_REAPS_MAX + 1);
-        self.flights.push(Flight { due_reaps, stage: Stage::Accepted(op), promised });
+        self.in_flight_ops.push(InFlight { due_reaps, stage: Stage::Accepted(op), promised });
         Submit::Queued
     }
 
     fn flush(&mut self) -> Result<()> {
-        for index in 0..self.flights.len() {
+        for index in 0..self.in_flight_ops.len() {
             if self.rng.chance(300) {
                 self.take_effect(index)?;
             }
@@ -185,7 +186,7 @@ impl Backend for SimBackend {
         if missing == 0 || self.waker.take() {
             return Ok(());
         }
-        let can_come = missing <= self.flights.len();
+        let can_come = missing <= self.in_flight_ops.len();
         self.hurry(missing);
         self.deliver_due(completions)?;
         if !can_come {
@@ -201,9 +202,9 @@ impl Backend for SimBackend {
 
 impl Drop for SimBackend {
     fn drop(&mut self) {
-        while let Some(Flight { stage, promised, .. }) = self.flights.pop() {
+        while let Some(InFlight { stage, promised, .. }) = self.in_flight_ops.pop() {
             if let Stage::Accepted(op) = stage {
-                // A carrier that fails here has dropped the op, and there is nobody left to tell.
+                // A carrier that fails here dropped the op, and there is no caller to report to.
                 let _ = self.carry(op, &promised);
             }
         }

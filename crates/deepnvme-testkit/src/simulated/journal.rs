@@ -1,4 +1,4 @@
-//! What one file has been through: what is durable, and what a power cut could still take back.
+//! The history of one file: durable contents, and writes that a power cut could lose.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -6,13 +6,13 @@ use deepnvme_io::op::Op;
 
 use crate::rng::Rng;
 
-/// A power cut tears a write between sectors, never inside one.
+/// A power cut tears writes between sectors, never inside one.
 pub(super) const SECTOR_BYTES: usize = 512;
 
-/// Names a write in the journal.
+/// Identifies a write in the journal.
 pub(super) type WriteId = u64;
 
-/// The content that is safe, and the writes since, in the order in which they took effect.
+/// The durable contents, and the writes since, in order of effect.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     durable: Vec<u8>,
@@ -25,18 +25,18 @@ struct Written {
     id: WriteId,
     offset: usize,
     bytes: Vec<u8>,
-    /// Whether the writer has been told. Before that, no sync can promise the write.
+    /// Whether its completion was returned. Before that, no sync makes the write durable.
     reported: bool,
 }
 
 impl Journal {
-    /// A journal that starts with the file as it is, or `None` for what has no content.
+    /// Creates a journal with the current contents; `None` for files without contents.
     pub(super) fn of_file(file: &OwnedFd) -> Option<Self> {
         let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(file).ok()?.st_mode);
         if !kind.is_file() {
             return None;
         }
-        // Opened anew, since the op's descriptor may be write-only or direct.
+        // Reopened, since the op's descriptor may be write-only or direct.
         let durable = std::fs::read(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
         Some(Self { durable, ..Self::default() })
     }
@@ -57,19 +57,19 @@ impl Journal {
         self.next_id
     }
 
-    /// Notes that the writer knows of the write.
+    /// Marks a write as completed.
     pub(super) fn report(&mut self, id: WriteId) {
         if let Some(write) = self.writes.iter_mut().find(|write| write.id == id) {
             write.reported = true;
         }
     }
 
-    /// The writes that a sync submitted now must make durable: those whose completion has been handed out.
+    /// Returns the writes that a sync submitted now must make durable: the completed ones.
     pub(super) fn promised(&self) -> Vec<WriteId> {
         self.writes.iter().filter(|write| write.reported).map(|write| write.id).collect()
     }
 
-    /// Makes the promised writes, and the present shorter length of the file, durable.
+    /// Makes the promised writes, and a shorter length of the file, durable.
     pub(super) fn sync(&mut self, promised: &[WriteId], file: impl AsFd) {
         let (safe, at_risk) = std::mem::take(&mut self.writes).into_iter().partition(|w| promised.contains(&w.id));
         self.writes = at_risk;
@@ -89,7 +89,7 @@ impl Journal {
         self.writes.len()
     }
 
-    /// One of the contents that a power cut could leave.
+    /// Returns one of the possible contents after a power cut.
     pub(super) fn crash_image(&self, rng: &mut Rng) -> Vec<u8> {
         let mut image = self.durable.clone();
         for write in &self.writes {
@@ -104,7 +104,7 @@ impl Journal {
 }
 
 impl Written {
-    /// Puts the sectors that are kept into the image, which grows when they lie past its end.
+    /// Writes the kept sectors into the image, which grows if they are past its end.
     fn apply(&self, image: &mut Vec<u8>, mut keep: impl FnMut(usize) -> bool) {
         let end = self.offset + self.bytes.len();
         let mut start = self.offset;

@@ -1,4 +1,4 @@
-//! A sound backend with one defect.
+//! A valid backend with one defect.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use deepnvme_io::Result;
 use deepnvme_io::backend::{Backend, BackendKind, Wake};
 use deepnvme_io::op::{Completion, Errno, Op, OpKind, Submit, Token};
 
-/// The one promise that a backend breaks.
+/// The part of the contract that a backend breaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Defect {
     None,
@@ -75,7 +75,7 @@ impl Broken {
     }
 }
 
-/// A second op of the same everything.
+/// Duplicates an op.
 fn twin(op: &Op) -> Op {
     Op {
         token: op.token,
@@ -108,7 +108,7 @@ impl Backend for Broken {
     fn submit(&mut self, mut op: Op) -> Submit {
         self.count += 1;
         if self.defect == Defect::ReadsPastTheOp && op.kind == OpKind::Read && op.offset > 0 {
-            // One byte too early fills the right number of bytes with the wrong ones.
+            // One byte too early reads the right number of wrong bytes.
             op.offset -= 1;
         }
         self.spoil_op(&mut op);

@@ -1,4 +1,4 @@
-//! Every check can fail: backends that each break one promise are caught by the check of that promise.
+//! Every check can fail: a backend that breaks one part of the contract is caught by its check.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 mod broken;
@@ -8,7 +8,7 @@ use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup};
 use deepnvme_testkit::conformance;
 use deepnvme_testkit::data::random_bytes;
 
-/// The checks that a backend with this defect fails.
+/// Returns the checks that a backend with this defect fails.
 fn failures(defect: Defect, checks: &[&str]) -> Vec<String> {
     let make = |setup: &BackendSetup| -> Box<dyn Backend> {
         let doubled = BackendSetup { queue_depth: setup.queue_depth * 2, ..setup.clone() };

@@ -1,4 +1,4 @@
-//! Headers out of bytes: every field is there, or the place where it is not is told.
+//! Parses ZIP headers. Errors name the offset.
 
 use super::{
     CENTRAL_MAGIC, END_MAGIC, END64_MAGIC, EXTRA_HEAD_BYTES, EXTRA_ZIP64, FLAG_ENCRYPTED, LOCAL_BYTES, LOCAL_MAGIC,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Bytes with a place in the file, taken one number after another.
+/// A reader of little-endian numbers that knows its offset in the file.
 #[derive(Clone, Copy)]
 pub(in crate::archive) struct Words<'a> {
     bytes: &'a [u8],
@@ -50,11 +50,11 @@ impl<'a> Words<'a> {
         if self.u32()? == magic {
             return Ok(());
         }
-        Err(Error::corrupt(offset, format!("there is no {what} where the ZIP directory says that one is")))
+        Err(Error::corrupt(offset, format!("no {what} at the offset in the ZIP directory")))
     }
 }
 
-/// The fields that both kinds of header begin with, from the flags on.
+/// The fields that both kinds of header share, from the flags on.
 struct Common {
     flags: u16,
     crc32: u32,
@@ -80,7 +80,7 @@ fn common(words: &mut Words<'_>) -> Result<Common> {
     Ok(Common { flags, crc32, packed: packed.into(), bytes: bytes.into() })
 }
 
-/// Replaces each number that is all ones by the next one of the 64-bit extra field.
+/// Replaces each number of all ones by the next value of the ZIP64 extra field.
 fn widen(extra: &[u8], offset: u64, numbers: &mut [&mut u64]) -> Result<()> {
     let mut words = Words::new(extra, offset);
     while words.at + EXTRA_HEAD_BYTES as usize <= extra.len() {
@@ -95,7 +95,7 @@ fn widen(extra: &[u8], offset: u64, numbers: &mut [&mut u64]) -> Result<()> {
     Ok(())
 }
 
-/// An entry of the directory, as it stands there.
+/// A raw directory entry.
 pub(in crate::archive) struct CentralEntry {
     pub(in crate::archive) name: String,
     pub(in crate::archive) flags: u16,
@@ -119,25 +119,26 @@ pub(in crate::archive) fn read_central(words: &mut Words<'_>) -> Result<CentralE
     words.take(comment_bytes.into())?;
     widen(extra, extra_offset, &mut [&mut bytes, &mut packed, &mut header_offset])?;
     if packed != bytes {
-        return Err(Error::corrupt(offset, format!("the record {name:?} has {bytes} bytes and {packed} in the file")));
+        return Err(Error::corrupt(offset, format!("the record {name:?} has {bytes} bytes, but {packed} in the file")));
     }
     Ok(CentralEntry { name, flags, crc32, bytes, header_offset })
 }
 
-/// A local header, as it stands in the file.
+/// A raw local header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The record's name.
+    /// Name of the record.
     pub name: Vec<u8>,
-    /// Bytes of the header: where the record's own begin.
+    /// Bytes of the header. The record's data follows.
     pub header_bytes: u64,
 }
 
 impl Header {
-    /// Reads the header at the beginning of `bytes`, which stand at `offset` of the file. `None` when there are too few.
+    /// Parses the header at the start of `bytes`, which are at `offset` in the file. Returns `None` if they are too
+    /// few.
     ///
     /// # Errors
-    /// `Corrupt` where there is no header.
+    /// `Corrupt` if there is no header.
     pub fn parse(bytes: &[u8], offset: u64) -> Result<Option<Self>> {
         if bytes.len() < LOCAL_BYTES as usize {
             return Ok(None);
@@ -153,21 +154,21 @@ impl Header {
     }
 }
 
-/// Where the directory is.
+/// The location of the directory.
 pub(in crate::archive) struct EndFields {
     pub(in crate::archive) records: u64,
     pub(in crate::archive) directory_bytes: u64,
     pub(in crate::archive) directory_offset: u64,
 }
 
-/// The end record at `at` of `tail`, with the 64-bit one in front of it if there is one.
+/// Parses the end record at `at` of `tail`, and the ZIP64 end record before it if there is one.
 pub(in crate::archive) fn read_end(tail: &[u8], at: usize, tail_offset: u64) -> Result<EndFields> {
     let offset = tail_offset + at as u64;
     let mut words = Words::new(&tail[at..], offset);
     words.magic(END_MAGIC, "end")?;
     let (disk, directory_disk) = (words.u16()?, words.u16()?);
     if disk != 0 || directory_disk != 0 {
-        return Err(Error::unsupported("the ZIP file is one of several volumes; torch archives never are"));
+        return Err(Error::unsupported("the ZIP file is part of a multi-volume archive, which torch does not write"));
     }
     words.u16()?;
     let mut fields = EndFields {
@@ -184,7 +185,7 @@ pub(in crate::archive) fn read_end(tail: &[u8], at: usize, tail_offset: u64) -> 
     let end64_offset = locator.u64()?;
     let end64_at = end64_offset.checked_sub(tail_offset).filter(|at| *at < locator_at as u64);
     let Some(end64_at) = end64_at else {
-        return Err(Error::corrupt(offset, "the 64-bit end of the ZIP directory lies elsewhere than in front of it"));
+        return Err(Error::corrupt(offset, "the ZIP64 end record is not before the end record"));
     };
     let mut words = Words::new(&tail[end64_at as usize..locator_at], end64_offset);
     words.magic(END64_MAGIC, "64-bit end")?;

@@ -1,4 +1,4 @@
-//! Bytes out of headers: each is as long as was planned.
+//! Encodes ZIP headers with the planned lengths.
 
 use super::{
     CENTRAL_MAGIC, DATE, END_BYTES, END_MAGIC, END64_BYTES, END64_MAGIC, EXTRA_HEAD_BYTES, EXTRA_PADDING, EXTRA_ZIP64,
@@ -21,7 +21,7 @@ fn put64(bytes: &mut Vec<u8>, number: u64) {
     bytes.extend_from_slice(&number.to_le_bytes());
 }
 
-/// What a record's header says.
+/// The values of a record's header.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::archive) struct Entry<'a> {
     pub(in crate::archive) name: &'a str,
@@ -39,7 +39,7 @@ fn put_common(bytes: &mut Vec<u8>, entry: &Entry<'_>, is_wide: bool) {
     put32(bytes, entry.crc32);
 }
 
-/// The header in front of a record, padded to `header_bytes`.
+/// Returns a record's local header, padded to `header_bytes`.
 pub(in crate::archive) fn local(entry: &Entry<'_>, header_bytes: u64) -> Vec<u8> {
     let is_wide = is_wide(entry.bytes);
     let mut bytes = Vec::with_capacity(header_bytes as usize);
@@ -68,7 +68,7 @@ pub(in crate::archive) fn local(entry: &Entry<'_>, header_bytes: u64) -> Vec<u8>
     bytes
 }
 
-/// Adds a record's entry in the directory.
+/// Appends a record's directory entry.
 pub(in crate::archive) fn put_central(bytes: &mut Vec<u8>, entry: &Entry<'_>) {
     let (wide_size, wide_offset) = (is_wide(entry.bytes), is_wide(entry.header_offset));
     let wide_bytes = if wide_size { 16 } else { 0 } + if wide_offset { 8 } else { 0 };
@@ -100,8 +100,7 @@ pub(in crate::archive) fn put_central(bytes: &mut Vec<u8>, entry: &Entry<'_>) {
     }
 }
 
-/// What stands behind a directory of `directory_bytes` at `directory_offset`. Always with the 64-bit form, whose length
-/// is then known before the numbers are.
+/// Returns the end records of a directory. They always include ZIP64, so that their length is known in advance.
 pub(in crate::archive) fn end(records: u64, directory_offset: u64, directory_bytes: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(END64_BYTES + LOCATOR_BYTES + END_BYTES);
     put32(&mut bytes, END64_MAGIC);
@@ -130,5 +129,5 @@ pub(in crate::archive) fn end(records: u64, directory_offset: u64, directory_byt
     bytes
 }
 
-/// Bytes of what [`end`] makes.
+/// Length of the result of [`end`].
 pub(in crate::archive) const END_ALL_BYTES: u64 = (END64_BYTES + LOCATOR_BYTES + END_BYTES) as u64;

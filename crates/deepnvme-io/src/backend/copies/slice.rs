@@ -29,7 +29,7 @@ pub(super) unsafe fn launch(stream: &dyn GpuStream, direction: Direction, host: 
     assert!(at.checked_add(*len).is_some_and(|end| end <= host.len()), "a slice lies in its slot");
     let mut start = std::ptr::with_exposed_provenance_mut::<u8>(host.addr() + at);
     let mut outcome = Ok(());
-    memory.each_row(*from, *len, |address, bytes, count, pitch| {
+    memory.visit_rows(*from, *len, |address, bytes, count, pitch| {
         let rows = Rows { address, bytes, count, pitch };
         if outcome.is_ok() {
             // SAFETY: the host's memory has these bytes, as was checked, and the GPU's its rows; the rest is the caller's

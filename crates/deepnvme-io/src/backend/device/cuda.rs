@@ -20,7 +20,7 @@ struct CudaStream(cuda::Stream);
 #[derive(Debug)]
 struct CudaEvent(cuda::Event);
 
-impl Registration for cuda::Registration {}
+impl Registration for cuda::HostRegistration {}
 
 /// The device of a GPU for cuFile, which knows no others than CUDA's; `None` for those.
 pub(crate) fn device_of(gpu: &dyn Gpu) -> Option<&Arc<cuda::Device>> {
@@ -42,7 +42,7 @@ impl CudaGpu {
         Ok(Self(Arc::new(said(cuda::Device::new(driver, index))?)))
     }
 
-    fn allocated(&self, memory: cuda::Memory, bytes: usize) -> RegionMut {
+    fn allocated(&self, memory: cuda::DeviceMemory, bytes: usize) -> RegionMut {
         let start = std::ptr::without_provenance_mut(memory.address());
         let on = Device::Cuda { index: self.index() };
         // SAFETY: the driver has given as many bytes to nobody else, and the owner keeps them. Any bytes are bytes, also
@@ -57,7 +57,7 @@ impl Gpu for CudaGpu {
     }
 
     fn pci_bus_id(&self) -> Option<String> {
-        self.0.driver().facts(self.index()).ok().map(|facts| facts.pci_bus_id)
+        self.0.driver().device_properties(self.index()).ok().map(|properties| properties.pci_bus_id)
     }
 
     fn new_stream(&self) -> Result<Box<dyn GpuStream>> {
@@ -73,7 +73,7 @@ impl Gpu for CudaGpu {
     }
 
     fn allocate(&self, bytes: usize) -> Result<RegionMut> {
-        let memory = cuda::Memory::new(&self.0, bytes).map_err(|error| {
+        let memory = cuda::DeviceMemory::new(&self.0, bytes).map_err(|error| {
             if !error.is_out_of_memory() {
                 return refused(&error);
             }
@@ -87,7 +87,7 @@ impl Gpu for CudaGpu {
     fn register(&self, arena: &Region) -> Result<Box<dyn Registration>> {
         let owner = Box::new(arena.clone());
         // SAFETY: a region's memory stays what it is for as long as a clone of it lives.
-        let made = unsafe { cuda::Registration::new(&self.0, arena.addr(), arena.len(), owner) };
+        let made = unsafe { cuda::HostRegistration::new(&self.0, arena.addr(), arena.len(), owner) };
         Ok(Box::new(said(made)?))
     }
 }
@@ -121,7 +121,7 @@ impl GpuEvent for CudaEvent {
     }
 
     fn is_over(&self) -> Result<bool> {
-        said(self.0.is_over())
+        said(self.0.is_complete())
     }
 
     fn wait(&self) -> Result<()> {

@@ -89,7 +89,7 @@ impl Pins {
         if let Some((base, known)) = ranges.holding(start, bytes) {
             known.transfers += 1;
             touched.starts.push(base);
-            return (DeviceSpan { base, skip: start - base, bytes }, true, touched);
+            return (DeviceSpan { base, offset_in_base: start - base, bytes }, true, touched);
         }
         touched.starts.extend(ranges.overlapping(start, bytes));
         for start in &touched.starts {
@@ -141,7 +141,7 @@ impl Pins {
                     return (Ok(weak), evicted);
                 }
                 // The window may be smaller than the bound, and others may have some of it.
-                Err(error) if error.is_window_full() && self.evict(gpu) => evicted += 1,
+                Err(error) if error.is_pinning_failed() && self.evict(gpu) => evicted += 1,
                 Err(error) => return (Err(error.to_string()), evicted),
             }
         }

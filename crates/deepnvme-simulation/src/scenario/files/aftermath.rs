@@ -1,11 +1,12 @@
 //! What is there when all processes have ended, also by a power cut, and what the next ones make of it.
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use deepnvme_checkpoint::read::find_set;
 use deepnvme_file::StripeSet;
 use deepnvme_io::mem::simulated as memory;
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
 
 use super::saves::{Play, Way, complain, lock, read, save};
@@ -83,10 +84,10 @@ fn recover(context: &Context, play: &Arc<Play>) {
     let process = context.process(500, move |context| {
         let Ok(engine) = context.engine(96) else { return };
         for item in 0..again.items.len() {
-            let before = memory::watch();
+            let before = memory::reset_peak();
             complain(context, save(context, &again, &engine, item, &Way::default()));
-            let version = *again.next_version.lock().unwrap_or_else(PoisonError::into_inner);
-            let (used, bound) = (memory::held_bytes_max() - before, POOL_BYTES + again.memory_bound(version));
+            let version = *ignore_poison(again.next_version.lock());
+            let (used, bound) = (memory::mapped_bytes_peak() - before, POOL_BYTES + again.memory_bound(version));
             if used > bound {
                 context.fail(format!("a save used {used} bytes of memory; its bound is {bound}"));
             }

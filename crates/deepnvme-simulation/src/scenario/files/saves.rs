@@ -1,12 +1,13 @@
 //! The files that are replaced: how one is saved and read, and what is known of it.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use deepnvme_checkpoint::write::{POOL_BYTES_MAX, Staging};
 use deepnvme_checkpoint::{Error, Result};
 use deepnvme_file::Target;
 use deepnvme_io::{Durability, Engine, ErrorKind};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
 use rustix::io::Errno;
 
@@ -57,7 +58,7 @@ impl Play {
             content: self.content,
             items: self.items.iter().map(Item::copy).collect(),
             folders: self.folders.clone(),
-            next_version: Mutex::new(*self.next_version.lock().unwrap_or_else(PoisonError::into_inner)),
+            next_version: Mutex::new(*ignore_poison(self.next_version.lock())),
             is_boastful: self.is_boastful,
             durabilities: self.durabilities,
             given_up: self.given_up,
@@ -114,7 +115,7 @@ impl Default for Way {
 pub(super) fn save(context: &Context, play: &Play, engine: &Arc<Engine>, item: usize, way: &Way) -> Result<()> {
     let item = &play.items[item];
     let version = {
-        let mut next = play.next_version.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = ignore_poison(play.next_version.lock());
         *next += 1;
         *next
     };
@@ -140,7 +141,7 @@ pub(super) fn save(context: &Context, play: &Play, engine: &Arc<Engine>, item: u
 }
 
 pub(super) fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
-    log.lock().unwrap_or_else(PoisonError::into_inner)
+    ignore_poison(log.lock())
 }
 
 /// Whether it says that somebody stopped it.

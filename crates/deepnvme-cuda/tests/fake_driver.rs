@@ -1,0 +1,247 @@
+//! The driver and cuFile over the fake driver: resources are released, and errors are reported.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::ffi::c_int;
+use std::ops::Deref;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use deepnvme_cuda::{
+    Batch, BatchEntry, BufferRegistration, CuFile, Device, DeviceSpan, Driver, Event, FileHandle, HostRegistration,
+    IoError, Rows, Stream,
+};
+use deepnvme_fake_driver::{Loaded, pattern};
+
+/// Longer than any batch of a test.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The fake driver, with helpers for memory of the current device.
+struct FakeDriver(Loaded);
+
+impl Deref for FakeDriver {
+    type Target = Loaded;
+
+    fn deref(&self) -> &Loaded {
+        &self.0
+    }
+}
+
+impl FakeDriver {
+    fn new() -> Self {
+        Self(Loaded::exclusive())
+    }
+
+    /// DeviceAllocates memory of the current device.
+    fn allocate(&self, bytes: usize) -> u64 {
+        let mut at = 0;
+        type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
+        // SAFETY: the function has this type, and the pointer is to a local value.
+        assert_eq!(unsafe { self.function::<Alloc>("cuMemAlloc_v2")(&raw mut at, bytes) }, 0);
+        at
+    }
+
+    fn free(&self, at: u64) {
+        type Free = unsafe extern "C" fn(u64) -> c_int;
+        // SAFETY: the function has this type.
+        assert_eq!(unsafe { self.function::<Free>("cuMemFree_v2")(at) }, 0);
+    }
+
+    fn assert_clean(&self) {
+        assert_eq!(self.violations(), "");
+        for kind in [
+            "contexts",
+            "streams",
+            "events",
+            "registrations",
+            "cufile_handles",
+            "cufile_buffers",
+            "cufile_batches",
+            "cufile_drivers",
+        ] {
+            assert_eq!(self.live(kind), 0, "{kind} that nobody has given back");
+        }
+    }
+}
+
+#[test]
+fn devices_and_what_they_say() {
+    let fake_driver = FakeDriver::new();
+    let driver = Driver::get().unwrap();
+    assert_eq!(driver.version(), 13000);
+    assert_eq!(format!("{driver:?}"), "Driver(CUDA 13.0)");
+    assert_eq!(driver.device_count().unwrap(), 2);
+    let device = Device::new(driver, 1).unwrap();
+    assert_eq!(device.index(), 1);
+    let properties = driver.device_properties(1).unwrap();
+    assert!(!properties.name.is_empty() && properties.memory_bytes > 1 << 20);
+    let id = properties.pci_bus_id;
+    assert!(id.contains(':') && id == id.to_lowercase(), "{id}");
+    let error = Device::new(driver, 9).unwrap_err();
+    assert_eq!((error.call(), error.code()), ("cuDeviceGet", 101));
+    assert!(error.to_string().contains("CUDA_ERROR_INVALID_DEVICE"), "{error}");
+    drop(device);
+    fake_driver.assert_clean();
+}
+
+#[test]
+fn copies_events_and_registrations() {
+    let fake_driver = FakeDriver::new();
+    let device = Arc::new(Device::new(Driver::get().unwrap(), 0).unwrap());
+    {
+        let current = device.enter().unwrap();
+        let at = fake_driver.allocate(100_000);
+        let host: Box<[u8]> = pattern(7, 50_000).into();
+        let owner = Box::new(());
+        // SAFETY: the box outlives the registration.
+        let registration =
+            unsafe { HostRegistration::new(&device, host.as_ptr().expose_provenance(), host.len(), owner) }.unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let event = Event::new(&device).unwrap();
+        assert!(event.is_complete().unwrap(), "nothing was recorded");
+        // SAFETY: both sides outlive the event.
+        unsafe { stream.copy_to_device(&Rows::single(at as usize, 50_000), host.as_ptr()) }.unwrap();
+        event.record(stream.raw()).unwrap();
+        event.wait().unwrap();
+        assert!(event.is_complete().unwrap());
+        assert!(fake_driver.peek(at, 50_000) == pattern(7, 50_000));
+        // Four bytes out of every eight.
+        let mut back = vec![0; 40_000];
+        let rows = Rows { address: at as usize, bytes: 4, count: 10_000, pitch: 8 };
+        fake_driver.poke(at, &pattern(8, 80_000));
+        // SAFETY: as above.
+        unsafe { stream.copy_to_host(back.as_mut_ptr(), &rows) }.unwrap();
+        stream.synchronize().unwrap();
+        let expected: Vec<u8> = pattern(8, 80_000).chunks(8).flat_map(|pair| pair[..4].to_vec()).collect();
+        assert!(back == expected);
+        fake_driver.fail("cuMemcpyHtoDAsync_v2", 0, 2);
+        // SAFETY: as above.
+        let error = unsafe { stream.copy_to_device(&Rows::single(at as usize, 8), host.as_ptr()) }.unwrap_err();
+        assert!(error.is_out_of_memory());
+        drop(registration);
+        fake_driver.free(at);
+        drop(current);
+    }
+    drop(device);
+    fake_driver.assert_clean();
+}
+
+#[test]
+fn cufile_moves_bytes_and_gives_everything_back() {
+    let fake_driver = FakeDriver::new();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let device = Arc::new(Device::new(Driver::get().unwrap(), 1).unwrap());
+    let current = device.enter().unwrap();
+    let at = fake_driver.allocate(1 << 20);
+    fake_driver.poke(at, &pattern(1, 1 << 20));
+    let cufile = CuFile::open().unwrap();
+    assert!(cufile.is_direct() && cufile.compatibility_reason().is_none());
+    assert_eq!(cufile.nvidia_fs_version(), (2, 25));
+    let file = std::fs::File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    let handle = FileHandle::new(&cufile, file.as_fd()).unwrap();
+    // The handle has its own descriptor.
+    drop(file);
+    // SAFETY: the memory outlives the registration.
+    let registration =
+        unsafe { BufferRegistration::new(&cufile, &device, at as usize, 1 << 20, Box::new(())) }.unwrap();
+    // SAFETY: the memory has no other access.
+    let moved = unsafe { handle.write(&device, DeviceSpan::unregistered(at as usize, 1 << 20), 4096) };
+    assert_eq!(moved.unwrap(), 1 << 20);
+    assert!(std::fs::read(&path).unwrap()[4096..] == pattern(1, 1 << 20));
+    fake_driver.poke(at, &vec![0; 1 << 20]);
+    // SAFETY: the memory has no other access.
+    let moved =
+        unsafe { handle.read(&device, DeviceSpan { base: at as usize, offset_in_base: 512, bytes: 8192 }, 8192) };
+    assert_eq!(moved.unwrap(), 8192);
+    assert!(fake_driver.peek(at + 512, 8192) == pattern(1, 1 << 20)[4096..12288]);
+    // At the end of the file.
+    // SAFETY: the memory has no other access.
+    let moved = unsafe { handle.read(&device, DeviceSpan::unregistered(at as usize, 8192), (1 << 20) + 4096 - 100) };
+    assert_eq!(moved.unwrap(), 100);
+
+    fake_driver.fail("cuFileWrite", 0, 5036);
+    // SAFETY: as above.
+    let error = unsafe { handle.write(&device, DeviceSpan::unregistered(at as usize, 4096), 0) }.unwrap_err();
+    assert!(matches!(error, IoError::CuFile(5036, _)), "{error}");
+    fake_driver.fail("cuFileHandleRegister", 0, 5008);
+    let file = std::fs::File::open(&path).unwrap();
+    let error = FileHandle::new(&cufile, file.as_fd()).unwrap_err();
+    assert_eq!(error.to_string(), "cuFileHandleRegister: not supported by this file or its file system (5008)");
+    fake_driver.fail("cuFileDriverOpen", 0, 5001);
+    assert!(CuFile::open().unwrap_err().to_string().contains("cuFile does not start: cuFileDriverOpen"), "it says why");
+    drop((registration, handle, cufile));
+    fake_driver.free(at);
+    drop(current);
+    drop(device);
+    fake_driver.assert_clean();
+}
+
+#[test]
+fn batches_end_entry_by_entry_and_can_be_used_again() {
+    let fake_driver = FakeDriver::new();
+    let device = Arc::new(Device::new(Driver::get().unwrap(), 0).unwrap());
+    let current = device.enter().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let file = std::fs::File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    let cufile = CuFile::open().unwrap();
+    assert!(cufile.has_batches());
+    let handle = FileHandle::new(&cufile, file.as_fd()).unwrap();
+    let at = fake_driver.allocate(64 * 4096);
+    fake_driver.poke(at, &pattern(5, 64 * 4096));
+    let mut batch = Batch::new(&cufile, &device, 1000).unwrap().unwrap();
+    assert_eq!(batch.entries_max(), 128, "no more than the driver takes");
+    let entry = |index: usize, is_read| BatchEntry {
+        file: &handle,
+        is_read,
+        span: DeviceSpan { base: at as usize, offset_in_base: index * 4096, bytes: 4096 },
+        offset: (63 - index as u64) * 4096,
+        cookie: index,
+    };
+    let ended = |batch: &mut Batch| {
+        let mut ended = vec![0; 64];
+        while batch.outstanding() > 0 {
+            for event in batch.wait(TIMEOUT).unwrap() {
+                assert_eq!(event.result.unwrap(), 4096);
+                ended[event.cookie] += 1;
+            }
+        }
+        assert_eq!(ended, [1; 64]);
+    };
+    for is_read in [false, true] {
+        let entries: Vec<_> = (0..64).map(|index| entry(index, is_read)).collect();
+        // SAFETY: file and memory outlive the batch, with no other access.
+        unsafe { batch.submit(&entries) }.unwrap();
+        ended(&mut batch);
+        if !is_read {
+            fake_driver.poke(at, &vec![7; 64 * 4096]);
+        }
+    }
+    assert!(fake_driver.peek(at, 64 * 4096) == pattern(5, 64 * 4096));
+    // Cancelled transfers are reported, and a drop waits for the others.
+    let entries: Vec<_> = (0..64).map(|index| entry(index, false)).collect();
+    // SAFETY: as above.
+    unsafe { batch.submit(&entries) }.unwrap();
+    batch.cancel().unwrap();
+    let (mut moved, mut taken_back) = (0, 0);
+    while batch.outstanding() > 0 {
+        for event in batch.wait(TIMEOUT).unwrap() {
+            *if event.result.is_ok() { &mut moved } else { &mut taken_back } += 1;
+        }
+    }
+    assert!(moved + taken_back == 64 && taken_back > 0);
+    fake_driver.fail("cuFileBatchIOSubmit", 0, 5035);
+    // SAFETY: as above.
+    let error = unsafe { batch.submit(&entries) }.unwrap_err();
+    assert_eq!((error.call(), error.code(), batch.outstanding()), ("cuFileBatchIOSubmit", 5035, 0));
+    // SAFETY: as above.
+    unsafe { batch.submit(&entries) }.unwrap();
+    drop(batch);
+    drop((handle, cufile));
+    fake_driver.free(at);
+    drop(current);
+    drop(device);
+    fake_driver.assert_clean();
+}

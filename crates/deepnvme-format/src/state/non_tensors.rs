@@ -1,0 +1,95 @@
+//! Values of a state that are not tensors, and so are lost in a file of tensors only.
+
+use super::paths::{PathId, PathPart, Paths};
+use super::tensor;
+use super::walk::is_parameter;
+use crate::pickle::{Graph, Node, NodeId};
+
+/// The maximum number of values that are listed.
+pub const NON_TENSORS_MAX: usize = 10_000;
+
+/// Returns name and kind of each value that is not a tensor, a parameter or a container of them. Objects that are
+/// more than their tensors (attributes, arguments) are listed as objects only. Values that are nested too deep or
+/// whose names are too long are omitted, as are those beyond [`NON_TENSORS_MAX`].
+#[must_use]
+pub fn non_tensors(graph: &Graph) -> Vec<(String, &'static str)> {
+    let mut paths = Paths::new(graph);
+    let mut seen = vec![false; graph.len()];
+    let mut found = Vec::new();
+    // The number of names that were built: failures cost as much.
+    let mut looked = 0;
+    let mut next = Some((graph.root(), Paths::ROOT, PathPart::Same));
+    // Containers in progress, and the position in each: their elements are visited in turn.
+    let mut open: Vec<(NodeId, PathId, usize)> = Vec::new();
+    loop {
+        let (id, above, part) = match (next.take(), open.last_mut()) {
+            (Some(step), _) => step,
+            (None, Some((container, path, at))) => match part_at(graph, *container, *at) {
+                Some((id, part)) => {
+                    *at += 1;
+                    (id, *path, part)
+                }
+                None => {
+                    open.pop();
+                    continue;
+                }
+            },
+            (None, None) => return found,
+        };
+        match kind(graph, id) {
+            Kind::Tensor => {}
+            Kind::Other(kind) => {
+                if looked == NON_TENSORS_MAX {
+                    return found;
+                }
+                looked += 1;
+                found.extend(paths.name(above, part).ok().map(|name| (name, kind)));
+            }
+            Kind::Container => {
+                if !std::mem::replace(&mut seen[id.index()], true)
+                    && let Ok(path) = paths.below(above, part)
+                {
+                    open.push((id, path, 0));
+                }
+            }
+        }
+    }
+}
+
+enum Kind {
+    Tensor,
+    Container,
+    Other(&'static str),
+}
+
+fn kind(graph: &Graph, id: NodeId) -> Kind {
+    Kind::Other(match graph.node(id) {
+        Node::None => "None",
+        Node::Bool(_) => "bool",
+        Node::Int(_) | Node::LongInt(_) => "int",
+        Node::Float(_) => "float",
+        Node::Str(_) | Node::Surrogates(_) => "str",
+        Node::Bytes(_) | Node::ByteArray(_) => "bytes",
+        Node::Global(..) => "class or function",
+        Node::Set(_) | Node::FrozenSet(_) => "set",
+        Node::Persistent(_) => "storage",
+        Node::Object(object) if tensor::call(graph, object).is_some() || is_parameter(graph, object) => {
+            return Kind::Tensor;
+        }
+        Node::Object(object) if graph.global(object.callable) != Some(("collections", "OrderedDict")) => "object",
+        Node::Tuple(_) | Node::List(_) | Node::Dict(_) | Node::Object(_) => return Kind::Container,
+    })
+}
+
+/// Returns the element of a container at a position.
+fn part_at(graph: &Graph, container: NodeId, at: usize) -> Option<(NodeId, PathPart)> {
+    let numbered = |elements: &[NodeId]| elements.get(at).map(|id| (*id, PathPart::Index(at as u32)));
+    let keyed = |items: &[(NodeId, NodeId)]| items.get(at).map(|(key, value)| (*value, PathPart::Key(*key)));
+    match graph.node(container) {
+        Node::Tuple(elements) => numbered(elements),
+        Node::List(elements) => numbered(elements),
+        Node::Dict(items) => keyed(items),
+        Node::Object(object) => keyed(&object.items),
+        _ => None,
+    }
+}

@@ -1,0 +1,141 @@
+//! A reserved address range, of which few pages have memory at any time.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::mapping::Mapping;
+use crate::{Alignment, Device, RegionMut};
+
+/// A reserved address range. Pages get memory when they are written, and can be discarded again.
+///
+/// Pages without memory read as zeros. A tensor over the whole range looks complete to code that indexes rows of it,
+/// while only these rows need memory.
+///
+/// ```
+/// use deepnvme_mem::Reserved;
+/// let reserved = Reserved::new(1 << 40, 4096)?;
+/// reserved.region_mut(1 << 39..(1 << 39) + 5).copy_from_slice(0, b"bytes");
+/// reserved.discard(0..1 << 40);
+/// let mut bytes = [1; 5];
+/// reserved.region_mut(1 << 39..(1 << 39) + 5).region().copy_to_slice(0, &mut bytes);
+/// assert_eq!(bytes, [0; 5]);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Reserved {
+    mapping: Arc<Mapping>,
+    len: usize,
+    page_bytes: usize,
+}
+
+/// From this many huge pages on, a chunk is worth the partly used huge pages at its ends.
+const HUGE_PAGES_MIN: usize = 8;
+
+impl Reserved {
+    /// Reserves `len` bytes of addresses. If chunks (`chunk_bytes`) are smaller than 16 MiB, small pages are
+    /// requested, so that a chunk costs little more than its size.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the address space has no such range.
+    ///
+    /// # Panics
+    /// If `len` is zero.
+    pub fn new(len: usize, chunk_bytes: usize) -> io::Result<Self> {
+        let page_bytes = Self::page_bytes_for(chunk_bytes);
+        let mapping = Mapping::reserve(len, page_bytes)?;
+        // A hint: the other page size works as well.
+        let _ = mapping.advise_pages(page_bytes > rustix::param::page_size());
+        Ok(Self { mapping: Arc::new(mapping), len, page_bytes })
+    }
+
+    /// Returns the page size, counted from the first byte on: writing one byte may allocate a page.
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// Returns the page size for chunks of that size.
+    #[must_use]
+    pub fn page_bytes_for(chunk_bytes: usize) -> usize {
+        let huge_bytes = Alignment::HUGE.bytes() as usize;
+        if chunk_bytes >= HUGE_PAGES_MIN * huge_bytes { huge_bytes } else { rustix::param::page_size() }
+    }
+
+    /// Returns the number of bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true: a range has at least one byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns a part of the range, to write to.
+    ///
+    /// # Panics
+    /// If the range is out of bounds.
+    #[must_use]
+    pub fn region_mut(&self, range: Range<usize>) -> RegionMut {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} is outside a range of {} bytes",
+            self.len
+        );
+        let start = self.mapping.start().as_ptr().wrapping_add(range.start);
+        let owner = Arc::clone(&self.mapping);
+        // SAFETY: the range lies inside the mapping, which the owner keeps alive. Anonymous pages are zeroed bytes,
+        // even after they were discarded.
+        unsafe { RegionMut::from_raw(start, range.len(), Device::Host, owner) }
+    }
+
+    /// Frees the whole pages inside the range, which then reads as zeros. Partly covered pages keep their bytes.
+    ///
+    /// # Panics
+    /// If the range is out of bounds.
+    pub fn discard(&self, range: Range<usize>) {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} is outside a range of {} bytes",
+            self.len
+        );
+        // The rest of the last page is unused.
+        let end = if range.end == self.len { self.mapping.mapped_bytes() } else { range.end };
+        self.mapping.discard(range.start..end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri has no pages to give back")]
+    fn discard_frees_whole_pages_and_keeps_partial_ones() {
+        let reserved = Reserved::new(10 * 4096, 4096).unwrap();
+        let all = reserved.region_mut(0..10 * 4096);
+        all.copy_from_slice(0, &[7; 10 * 4096]);
+        reserved.discard(4095..3 * 4096 + 1);
+        let mut bytes = vec![0; 10 * 4096];
+        all.region().copy_to_slice(0, &mut bytes);
+        for (at, byte) in bytes.iter().enumerate() {
+            assert_eq!(*byte, if (4096..3 * 4096).contains(&at) { 0 } else { 7 }, "at {at}");
+        }
+        reserved.discard(5 * 4096 + 1..6 * 4096);
+        all.region().copy_to_slice(0, &mut bytes);
+        assert_eq!(bytes[5 * 4096], 7, "no whole page is inside");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri keeps all memory")]
+    fn more_than_the_ram_can_be_reserved() {
+        let reserved = Reserved::new(1 << 42, 4096).unwrap();
+        reserved.region_mut((1 << 42) - 3..1 << 42).copy_from_slice(0, &[1, 2, 3]);
+        let mut bytes = [0; 3];
+        reserved.region_mut((1 << 42) - 3..1 << 42).region().copy_to_slice(0, &mut bytes);
+        assert_eq!(bytes, [1, 2, 3]);
+    }
+}

@@ -1,0 +1,200 @@
+//! Adam, with L2 regularisation or with decoupled weight decay (AdamW).
+
+use fearless_simd::prelude::*;
+
+use super::operators::{Lerp, add, addcdiv, addcmul};
+use super::tile::{
+    Grad, StreamAddress, Tile, line_offsets, load, prefetch_ahead, store, vector_offsets, vector_offsets_in_line,
+};
+use crate::SqrtMode;
+
+/// Settings of `torch.optim.Adam` and `AdamW`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Adam {
+    /// The learning rate.
+    pub lr: f64,
+    /// Decay of the mean of gradients.
+    pub beta1: f64,
+    /// Decay of the mean of squares.
+    pub beta2: f64,
+    /// Added to the root.
+    pub eps: f64,
+    /// Weight decay, or L2 penalty if not `decoupled`.
+    pub weight_decay: f64,
+    /// Decoupled weight decay (AdamW).
+    pub decoupled: bool,
+    /// Use the maximum of all means of squares so far.
+    pub amsgrad: bool,
+    /// Maximise the objective.
+    pub maximize: bool,
+}
+
+impl Default for Adam {
+    fn default() -> Self {
+        Self {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            decoupled: false,
+            amsgrad: false,
+            maximize: false,
+        }
+    }
+}
+
+/// The scalars of one step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scalars {
+    decay: f32,
+    penalty: Option<f32>,
+    mean: Lerp,
+    kept: f32,
+    added: f32,
+    correction: f32,
+    eps: f32,
+    rate: f32,
+    amsgrad: bool,
+}
+
+impl Adam {
+    pub(super) fn at(&self, step: u64) -> Scalars {
+        let step = step as f64;
+        let (first, second) = (1.0 - self.beta1.powf(step), 1.0 - self.beta2.powf(step));
+        let decays = self.weight_decay != 0.0;
+        Scalars {
+            // A decay of 1 changes nothing.
+            decay: if decays && self.decoupled { (1.0 - self.lr * self.weight_decay) as f32 } else { 1.0 },
+            penalty: (decays && !self.decoupled).then_some(self.weight_decay as f32),
+            mean: Lerp::new(1.0 - self.beta1),
+            kept: self.beta2 as f32,
+            added: (1.0 - self.beta2) as f32,
+            correction: second.powf(0.5) as f32,
+            eps: self.eps as f32,
+            rate: -(self.lr / first) as f32,
+            amsgrad: self.amsgrad,
+        }
+    }
+}
+
+impl Scalars {
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "one slice for each thing that a step has")]
+    pub(super) fn tile<S: Simd, const N: usize>(
+        self,
+        simd: S,
+        sqrt_mode: SqrtMode,
+        weights: &mut Tile<N>,
+        grad: Grad<'_, N>,
+        mean: &mut Tile<N>,
+        square: &mut Tile<N>,
+        largest: &mut Tile<N>,
+    ) {
+        // A copy for the usual settings, whose loop has no branches.
+        let usual = Self { penalty: None, amsgrad: false, ..self };
+        match (sqrt_mode, self.penalty, self.amsgrad) {
+            (SqrtMode::Exact, None, false) => usual.exact(simd, weights, grad, mean, square, largest),
+            (SqrtMode::Exact, ..) => self.exact(simd, weights, grad, mean, square, largest),
+            (_, None, false) => usual.estimated(simd, sqrt_mode, weights, grad, mean, square, largest),
+            _ => self.estimated(simd, sqrt_mode, weights, grad, mean, square, largest),
+        }
+    }
+
+    #[inline(always)]
+    fn exact<S: Simd, const N: usize>(
+        self,
+        simd: S,
+        weights: &mut Tile<N>,
+        grad: Grad<'_, N>,
+        mean: &mut Tile<N>,
+        square: &mut Tile<N>,
+        largest: &mut Tile<N>,
+    ) {
+        let streams = [
+            StreamAddress::of(weights),
+            StreamAddress::of(grad.raw),
+            StreamAddress::of(mean),
+            StreamAddress::of(square),
+        ];
+        for line in line_offsets::<N>() {
+            prefetch_ahead(&streams, line);
+            for at in vector_offsets_in_line::<S>(line) {
+                let (weight, new, under) = self.moments(simd, at, weights, grad, mean, square, largest);
+                store::<S, N>(self.update(simd, weight, new, under.sqrt()), weights, at);
+            }
+        }
+    }
+
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "as above")]
+    fn estimated<S: Simd, const N: usize>(
+        self,
+        simd: S,
+        sqrt_mode: SqrtMode,
+        weights: &mut Tile<N>,
+        grad: Grad<'_, N>,
+        mean: &mut Tile<N>,
+        square: &mut Tile<N>,
+        largest: &mut Tile<N>,
+    ) {
+        let streams = [
+            StreamAddress::of(weights),
+            StreamAddress::of(grad.raw),
+            StreamAddress::of(mean),
+            StreamAddress::of(square),
+        ];
+        let mut roots = [0.0; N];
+        for line in line_offsets::<N>() {
+            prefetch_ahead(&streams, line);
+            for at in vector_offsets_in_line::<S>(line) {
+                let (weight, _, under) = self.moments(simd, at, weights, grad, mean, square, largest);
+                store::<S, N>(weight, weights, at);
+                store::<S, N>(under, &mut roots, at);
+            }
+        }
+        roots.as_chunks_mut().0.iter_mut().for_each(|roots| sqrt_mode.estimate(roots));
+        for at in vector_offsets::<S, N>() {
+            let (weight, new) = (load(simd, weights, at), load(simd, mean, at));
+            store::<S, N>(self.update(simd, weight, new, load(simd, &roots, at)), weights, at);
+        }
+    }
+
+    /// Updates the moments. Returns the decayed weight, the mean, and the radicand.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "as above")]
+    fn moments<S: Simd, const N: usize>(
+        self,
+        simd: S,
+        at: usize,
+        weights: &Tile<N>,
+        grad: Grad<'_, N>,
+        mean: &mut Tile<N>,
+        square: &mut Tile<N>,
+        largest: &mut Tile<N>,
+    ) -> (S::f32s, S::f32s, S::f32s) {
+        let weight = load(simd, weights, at) * S::f32s::splat(simd, self.decay);
+        let mut grad = grad.load(simd, at);
+        if let Some(penalty) = self.penalty {
+            grad = add(simd, grad, weight, penalty);
+        }
+        let new = self.mean.apply(simd, load(simd, mean, at), grad);
+        store::<S, N>(new, mean, at);
+        let kept = load(simd, square, at) * S::f32s::splat(simd, self.kept);
+        let mut under = addcmul(simd, kept, grad, grad, self.added);
+        store::<S, N>(under, square, at);
+        if self.amsgrad {
+            let most = load(simd, largest, at);
+            // A NaN on either side propagates.
+            under = (most.simd_gt(under) | most.is_nan()).select(most, under);
+            store::<S, N>(under, largest, at);
+        }
+        (weight, new, under)
+    }
+
+    #[inline(always)]
+    fn update<S: Simd>(self, simd: S, weight: S::f32s, mean: S::f32s, root: S::f32s) -> S::f32s {
+        let below = root / S::f32s::splat(simd, self.correction) + S::f32s::splat(simd, self.eps);
+        addcdiv(simd, weight, mean, below, self.rate)
+    }
+}

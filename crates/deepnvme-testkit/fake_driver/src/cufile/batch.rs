@@ -1,0 +1,207 @@
+//! Batches: entries that a thread of the batch's own works off late and in any order.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::abi::{Handle, In, Out};
+use crate::cufile::abi::{BATCH_FULL, FileOutcome, INTERNAL_ERROR, INVALID_VALUE, IoEvent, IoParams, cufile_calls};
+use crate::cufile::session::opened;
+use crate::cufile::transfer::{Request, Transfer, Way};
+use crate::race_detector::Point;
+use crate::rng::Rng;
+use crate::state::{Guard, State, lock, notify, wait_until, wait_until_or};
+
+/// `CUFILE_CANCELED`, `CUFILE_COMPLETE` and `CUFILE_FAILED`.
+const CANCELED: i32 = 8;
+const COMPLETE: i32 = 16;
+const FAILED: i32 = 64;
+/// `CUFILE_BATCH`.
+const MODE: i32 = 1;
+
+/// A batch.
+pub(crate) struct Batch {
+    capacity: usize,
+    waiting: Vec<Entry>,
+    /// Number of entries in progress: none or one.
+    running: usize,
+    over: Vec<(IoEvent, Point)>,
+    rng: Rng,
+}
+
+struct Entry {
+    cookie: usize,
+    point: Point,
+    transfer: Transfer,
+}
+
+impl Batch {
+    fn outstanding(&self) -> usize {
+        self.waiting.len() + self.running + self.over.len()
+    }
+}
+
+cufile_calls! {
+    fn cuFileBatchIOSetUp(out: Out<Handle>, capacity: u32) |mut state| {
+        opened(&state)?;
+        if out.is_null() || capacity == 0 || capacity > state.cufile.properties.max_batch {
+            return Err(INVALID_VALUE);
+        }
+        let handle = state.handle();
+        let (capacity, rng) = (capacity as usize, state.rng(handle));
+        let batch = Batch { capacity, waiting: Vec::new(), running: 0, over: Vec::new(), rng };
+        state.cufile.batches.insert(handle, batch);
+        let spawned = thread::Builder::new().name("fake_driver batch".to_owned()).spawn(move || work_off(handle));
+        if spawned.is_err() {
+            state.cufile.batches.remove(&handle);
+            return Err(INTERNAL_ERROR);
+        }
+        out.put(handle).map_err(|_| INVALID_VALUE)
+    }
+
+    fn cuFileBatchIOSubmit(handle: Handle, count: u32, parameters: In<IoParams>, flags: u32) |state| {
+        submit(state, handle, count as usize, &parameters, flags)
+    }
+
+    fn cuFileBatchIOGetStatus(handle: Handle, least: u32, count: Out<u32>, events: Out<IoEvent>,
+        timeout: In<libc::timespec>) |state| {
+        status(state, handle, least as usize, (count, events), &timeout)
+    }
+
+    fn cuFileBatchIOCancel(handle: Handle) |mut state| {
+        let batch = state.batch(handle)?;
+        for Entry { cookie, point, .. } in std::mem::take(&mut batch.waiting) {
+            batch.over.push((IoEvent { cookie, status: CANCELED, result: 0 }, point));
+        }
+        let canceled: Vec<Point> = batch.over.iter().map(|(_, point)| *point).collect();
+        canceled.into_iter().for_each(|point| state.order.end(point));
+        notify();
+        Ok(())
+    }
+}
+
+/// Destroys a batch. The function has no result, so an invalid handle is a violation, as are unfinished entries.
+// SAFETY: the name is the library's own, and nothing else in this one has it.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+extern "C" fn cuFileBatchIODestroy(handle: Handle) {
+    // There is no result; violations go to the call log.
+    let _ = super::abi::behind_gate("cuFileBatchIODestroy", |mut state| {
+        let Ok(batch) = state.batch(handle) else {
+            state.call_log.violation(format!("lifetime: cuFileBatchIODestroy of {handle:#x}, which is none"));
+            return Ok(());
+        };
+        let left = batch.waiting.len() + batch.running;
+        if left > 0 {
+            state.call_log.violation(format!("lifetime: batch {handle:#x} was destroyed with {left} entries not over"));
+        }
+        let idle = |state: &State| state.cufile.batches.get(&handle).is_none_or(|batch| batch.running == 0);
+        let mut state = wait_until(state, idle);
+        if let Some(batch) = state.cufile.batches.remove(&handle) {
+            let points = batch.waiting.iter().map(|entry| entry.point).chain(batch.over.iter().map(|over| over.1));
+            points.for_each(|point| state.order.forget(point));
+        }
+        notify();
+        Ok(())
+    });
+}
+
+/// All entries are checked before any is accepted, so a refused call has no effect.
+fn submit(mut state: Guard, handle: Handle, count: usize, parameters: &In<IoParams>, flags: u32) -> FileOutcome {
+    let batch = state.batch(handle)?;
+    if count == 0 || flags != 0 || parameters.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    if batch.outstanding() + count > batch.capacity {
+        return Err(BATCH_FULL);
+    }
+    let mut checked = Vec::with_capacity(count);
+    for index in 0..count {
+        let IoParams { mode, base, file_offset, memory_offset, bytes, handle, opcode, cookie } =
+            parameters.get_at(index)?;
+        let way = match opcode {
+            0 => Way::Read,
+            1 => Way::Write,
+            _ => return Err(INVALID_VALUE),
+        };
+        if mode != MODE {
+            return Err(INVALID_VALUE);
+        }
+        let request = Request { way, handle, base, bytes, file_offset, memory_offset };
+        checked.push((cookie, state.transfer(request)?));
+    }
+    for (cookie, transfer) in checked {
+        let point = state.begin_transfer("cuFileBatchIOSubmit", transfer.used);
+        state.batch(handle)?.waiting.push(Entry { cookie, point, transfer });
+    }
+    notify();
+    Ok(())
+}
+
+fn status(
+    mut state: Guard,
+    handle: Handle,
+    least: usize,
+    (count, events): (Out<u32>, Out<IoEvent>),
+    timeout: &In<libc::timespec>,
+) -> FileOutcome {
+    let outstanding = state.batch(handle)?.outstanding();
+    let room = count.get().map_err(|_| INVALID_VALUE)? as usize;
+    // More than there can ever be would be waited for in vain.
+    if events.is_null() || room == 0 || least > room || least > outstanding {
+        return Err(INVALID_VALUE);
+    }
+    // As some releases of the real one: an answer at once, of nothing, though it was to wait.
+    if state.call_log.call("cuFileBatchIOGetStatus@silent").is_some() {
+        return count.put(0).map_err(|_| INVALID_VALUE);
+    }
+    let enough = |state: &State| state.cufile.batches.get(&handle).is_none_or(|batch| batch.over.len() >= least);
+    state = match timeout.get() {
+        Ok(time) => wait_until_or(state, Instant::now() + duration(time)?, enough),
+        Err(_) => wait_until(state, enough),
+    };
+    let batch = state.batch(handle)?;
+    let reported: Vec<_> = batch.over.drain(..room.min(batch.over.len())).collect();
+    for (index, (event, point)) in reported.iter().enumerate() {
+        state.order.forget(*point);
+        events.put_at(index, *event)?;
+    }
+    count.put(reported.len() as u32)?;
+    Ok(())
+}
+
+fn duration(time: libc::timespec) -> FileOutcome<Duration> {
+    let seconds = u64::try_from(time.tv_sec).map_err(|_| INVALID_VALUE)?;
+    let nanoseconds = u32::try_from(time.tv_nsec).ok().filter(|nanoseconds| *nanoseconds < 1_000_000_000);
+    Ok(Duration::new(seconds.min(1 << 30), nanoseconds.ok_or(INVALID_VALUE)?))
+}
+
+/// The thread of a batch, until the batch is gone.
+fn work_off(handle: Handle) {
+    loop {
+        let ready = |state: &State| state.cufile.batches.get(&handle).is_none_or(|batch| !batch.waiting.is_empty());
+        let mut state = wait_until(lock(), ready);
+        let Some(batch) = state.cufile.batches.get_mut(&handle) else { return };
+        let picked = batch.rng.below(batch.waiting.len() as u64) as usize;
+        let Entry { cookie, point, transfer } = batch.waiting.swap_remove(picked);
+        batch.running = 1;
+        let fault = state.call_log.call("cuFileBatchIO@entry");
+        let slow = state.call_log.call("cuFileBatchIO@slow");
+        drop(state);
+        std::thread::sleep(Duration::from_millis(slow.map_or(0, i32::unsigned_abs).into()));
+        let moved = fault.map_or_else(|| transfer.run(), Err);
+        let (status, result) = moved.map_or_else(|code| (FAILED, -(code.abs() as isize)), |n| (COMPLETE, n as isize));
+        let mut state = lock();
+        state.order.end(point);
+        if let Some(batch) = state.cufile.batches.get_mut(&handle) {
+            batch.running = 0;
+            batch.over.push((IoEvent { cookie, status, result }, point));
+        }
+        notify();
+    }
+}
+
+impl State {
+    fn batch(&mut self, handle: Handle) -> FileOutcome<&mut Batch> {
+        self.cufile.batches.get_mut(&handle).ok_or(INVALID_VALUE)
+    }
+}

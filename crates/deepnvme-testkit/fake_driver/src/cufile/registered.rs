@@ -1,0 +1,141 @@
+//! Registered files and buffers.
+
+use std::fs::OpenOptions;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, OnceLock};
+use std::{fs, mem};
+
+use crate::abi::{Device, Handle, In, Out};
+use crate::cufile::abi::{
+    CUDA_POINTER_INVALID, CUDA_POINTER_RANGE_ERROR, Description, FileOutcome, GPU_MEMORY_PINNING_FAILED,
+    HANDLE_ALREADY_REGISTERED, INVALID_FILE_TYPE, INVALID_VALUE, MEMORY_ALREADY_REGISTERED, cufile_calls,
+};
+use crate::cufile::session::opened;
+use crate::state::State;
+
+/// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
+const DESCRIPTOR: i32 = 1;
+/// `CU_FILE_RDMA_REGISTER` and `CU_FILE_RDMA_RELAXED_ORDERING`.
+const BUFFER_FLAGS: i32 = 3;
+
+/// A registered file. The caller keeps the descriptor open.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub(super) fd: RawFd,
+    /// Device and inode, which must not change while registered.
+    identity: (u64, u64),
+    /// The descriptor's flags of access.
+    flags: i32,
+    /// The same file opened without `O_DIRECT`, for unaligned transfers.
+    buffered: OnceLock<Option<fs::File>>,
+}
+
+cufile_calls! {
+    fn cuFileHandleRegister(out: Out<Handle>, description: In<Description>) |mut state| {
+        opened(&state)?;
+        let description = description.get().map_err(|_| INVALID_VALUE)?;
+        if out.is_null() || description.kind != DESCRIPTOR {
+            return Err(INVALID_VALUE);
+        }
+        let file = File::new(description.fd.0)?;
+        if state.cufile.handles.values().any(|other| other.fd == file.fd) {
+            return Err(HANDLE_ALREADY_REGISTERED);
+        }
+        let handle = state.handle();
+        state.cufile.handles.insert(handle, Arc::new(file));
+        out.put(handle).map_err(|_| INVALID_VALUE)
+    }
+
+    fn cuFileBufRegister(base: u64, bytes: usize, flags: i32) |mut state| {
+        opened(&state)?;
+        if base == 0 || bytes == 0 || flags & !BUFFER_FLAGS != 0 {
+            return Err(INVALID_VALUE);
+        }
+        device_of(&state, base, bytes)?;
+        if state.cufile.buffers_in(base, bytes) {
+            return Err(MEMORY_ALREADY_REGISTERED);
+        }
+        let pinned: usize = state.cufile.buffers.values().sum();
+        if pinned + bytes > state.cufile.properties.max_pinned as usize * 1024 {
+            return Err(GPU_MEMORY_PINNING_FAILED);
+        }
+        state.cufile.buffers.insert(base, bytes);
+        Ok(())
+    }
+
+    fn cuFileBufDeregister(base: u64) |mut state| {
+        opened(&state)?;
+        let bytes = state.cufile.buffers.remove(&base).ok_or(INVALID_VALUE)?;
+        let busy = state.order.users(base, bytes).find(|entry| !entry.over && entry.label.starts_with("cuFile"));
+        if let Some(label) = busy.map(|entry| entry.label) {
+            state.call_log.violation(format!("lifetime: cuFileBufDeregister of {base:#x} used by {label}"));
+        }
+        Ok(())
+    }
+}
+
+/// Removes a registration. The function has no result, so an invalid handle is a violation.
+// SAFETY: the name is the library's own, and nothing else in this one has it.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+extern "C" fn cuFileHandleDeregister(handle: Handle) {
+    // There is no result; violations go to the call log.
+    let _ = super::abi::behind_gate("cuFileHandleDeregister", |mut state| {
+        match state.cufile.handles.remove(&handle) {
+            None => state.call_log.violation(format!("lifetime: cuFileHandleDeregister of {handle:#x}, which is none")),
+            Some(file) if Arc::strong_count(&file) > 1 => {
+                state.call_log.violation(format!("lifetime: cuFileHandleDeregister of {handle:#x} during a transfer"));
+            }
+            Some(_) => (),
+        }
+        Ok(())
+    });
+}
+
+/// Returns the device of a range in one allocation; `None` for host memory that devices can access.
+pub(super) fn device_of(state: &State, start: u64, bytes: usize) -> FileOutcome<Option<Device>> {
+    let fits = |found: bool| if found { Ok(()) } else { Err(CUDA_POINTER_RANGE_ERROR) };
+    if let Some(found) = state.memory.around(start) {
+        return fits(state.memory.holding(start, bytes as u64).is_ok()).map(|()| Some(found.device));
+    }
+    let found = state.host.around(start as usize).ok_or(CUDA_POINTER_INVALID)?;
+    fits(bytes <= found.bytes - (start as usize - found.start)).map(|()| None)
+}
+
+impl File {
+    fn new(fd: RawFd) -> FileOutcome<Self> {
+        // SAFETY: asks for flags; a number that is no descriptor is refused by the kernel.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+        let status = status_of(fd).filter(|_| flags >= 0).ok_or(INVALID_VALUE)?;
+        if status.st_mode & libc::S_IFMT != libc::S_IFREG {
+            return Err(INVALID_FILE_TYPE);
+        }
+        Ok(Self { fd, identity: (status.st_dev, status.st_ino), flags, buffered: OnceLock::new() })
+    }
+
+    /// Whether the descriptor is still the registered file.
+    pub(super) fn is_same(&self) -> bool {
+        status_of(self.fd).is_some_and(|status| (status.st_dev, status.st_ino) == self.identity)
+    }
+
+    /// Returns a descriptor for a piece that direct I/O would refuse.
+    pub(super) fn unaligned(&self) -> RawFd {
+        if self.flags & libc::O_DIRECT == 0 {
+            return self.fd;
+        }
+        let access = self.flags & libc::O_ACCMODE;
+        let open = || {
+            let (reads, writes) = (access != libc::O_WRONLY, access != libc::O_RDONLY);
+            OpenOptions::new().read(reads).write(writes).open(format!("/proc/self/fd/{}", self.fd)).ok()
+        };
+        self.buffered.get_or_init(open).as_ref().map_or(self.fd, AsRawFd::as_raw_fd)
+    }
+}
+
+fn status_of(fd: RawFd) -> Option<libc::stat> {
+    // SAFETY: `fstat` fills the struct that it is given room for, of which all zeros is a valid value.
+    unsafe {
+        let mut status: libc::stat = mem::zeroed();
+        (libc::fstat(fd, &raw mut status) == 0).then_some(status)
+    }
+}

@@ -1,0 +1,99 @@
+//! Opening and closing the driver, and what can be asked and set of it.
+
+use crate::abi::Out;
+use crate::cufile::abi::{DRIVER_NOT_INITIALIZED, DriverProperties, FileOutcome, INVALID_VALUE, cufile_calls};
+use crate::state::{Guard, State, is_forked, lock};
+
+/// 1000 times the major version and 10 times the minor one.
+const VERSION: i32 = 15000;
+/// `CU_FILE_USE_POLL_MODE`, as a bit of the control flags.
+const POLL: u32 = 1;
+
+cufile_calls! {
+    fn cuFileDriverOpen() |mut state| {
+        state.cufile.opened += 1;
+        Ok(())
+    }
+
+    fn cuFileDriverClose() |state| {
+        close(state)
+    }
+
+    fn cuFileDriverClose_v2() |state| {
+        close(state)
+    }
+
+    fn cuFileGetVersion(version: Out<i32>) |_| {
+        version.put(VERSION).map_err(|_| INVALID_VALUE)
+    }
+
+    fn cuFileDriverGetProperties(properties: Out<DriverProperties>) |state| {
+        properties.put(state.cufile.properties).map_err(|_| INVALID_VALUE)
+    }
+
+    fn cuFileDriverSetPollMode(poll: bool, threshold_kb: usize) |mut state| {
+        set(&mut state, threshold_kb, |properties, kb| {
+            properties.control_flags = properties.control_flags & !POLL | u32::from(poll);
+            properties.poll_threshold = kb as usize;
+        })
+    }
+
+    fn cuFileDriverSetMaxDirectIOSize(kb: usize) |mut state| {
+        set(&mut state, kb, |properties, kb| properties.max_direct_io = kb as usize)
+    }
+
+    fn cuFileDriverSetMaxCacheSize(kb: usize) |mut state| {
+        set(&mut state, kb, |properties, kb| properties.max_cache = kb)
+    }
+
+    fn cuFileDriverSetMaxPinnedMemSize(kb: usize) |mut state| {
+        set(&mut state, kb, |properties, kb| properties.max_pinned = kb)
+    }
+}
+
+/// Returns how often the driver is open. It has no error code, so it skips the entry checks; it is counted.
+// SAFETY: the name is the library's own, and nothing else in this one has it.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+extern "C" fn cuFileUseCount() -> std::ffi::c_long {
+    if is_forked() {
+        return 0;
+    }
+    let mut state = lock();
+    state.call_log.call("cuFileUseCount");
+    state.cufile.opened.into()
+}
+
+/// Checks that the driver is open.
+pub(super) fn opened(state: &State) -> FileOutcome {
+    if state.cufile.opened > 0 { Ok(()) } else { Err(DRIVER_NOT_INITIALIZED) }
+}
+
+/// The last close removes remaining registrations, as the library does, and records them.
+fn close(mut state: Guard) -> FileOutcome {
+    opened(&state)?;
+    state.cufile.opened -= 1;
+    if state.cufile.opened > 0 {
+        return Ok(());
+    }
+    let cufile = &state.cufile;
+    let left = [
+        (cufile.handles.len(), "files"),
+        (cufile.buffers.len(), "buffers"),
+        (cufile.batches.len(), "batches"),
+        (state.streams.with_cufile(), "streams"),
+    ];
+    for (count, what) in left.into_iter().filter(|(count, _)| *count > 0) {
+        state.call_log.violation(format!("lifetime: cuFile was closed with {count} {what} left"));
+    }
+    Ok(())
+}
+
+/// Changes a property. Once the driver is open, the header says, nothing happens.
+fn set(state: &mut State, kb: usize, change: impl FnOnce(&mut DriverProperties, u32)) -> FileOutcome {
+    let kb = u32::try_from(kb).ok().filter(|kb| *kb > 0 && kb % 4 == 0).ok_or(INVALID_VALUE)?;
+    if state.cufile.opened == 0 {
+        change(&mut state.cufile.properties, kb);
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! One transfer: checked when requested, then moved in pieces by real system calls on the caller's descriptor.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::abi::Handle;
+use crate::access::{Access, Shape};
+use crate::cufile::abi::{
+    CUDA_CONTEXT_MISMATCH, CUDA_POINTER_INVALID, FileOutcome, HANDLE_NOT_REGISTERED, INVALID_CONTEXT_ERROR,
+    INVALID_MAPPING_RANGE, INVALID_VALUE,
+};
+use crate::cufile::registered::{File, device_of};
+use crate::cufile::session::opened;
+use crate::mapped_range::{MappedRange, Side};
+use crate::memory::page_bytes;
+use crate::race_detector::{Clock, Entry, Point};
+use crate::rng::Rng;
+use crate::state::{State, lock};
+
+/// Alignment that direct I/O requires of offsets, sizes and addresses.
+const ALIGNMENT: u64 = 4096;
+/// The maximum number of pages of a piece.
+const PIECE_PAGES_MAX: u64 = 32;
+
+/// The direction of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Read,
+    Write,
+}
+
+/// A requested transfer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) way: Way,
+    pub(super) handle: Handle,
+    pub(super) base: u64,
+    pub(super) bytes: usize,
+    pub(super) file_offset: i64,
+    pub(super) memory_offset: i64,
+}
+
+/// A checked transfer, with everything that it needs.
+pub(super) struct Transfer {
+    way: Way,
+    file: Arc<File>,
+    stretch: MappedRange,
+    bytes: usize,
+    file_offset: i64,
+    pub(super) used: Access,
+    rng: Rng,
+    delay: Duration,
+}
+
+impl Way {
+    /// The moment that a fault can name: the transfer comes out short.
+    fn short(self) -> &'static str {
+        match self {
+            Self::Read => "cuFileRead@short",
+            Self::Write => "cuFileWrite@short",
+        }
+    }
+}
+
+impl Request {
+    fn start(&self) -> FileOutcome<u64> {
+        u64::try_from(self.memory_offset).ok().and_then(|skip| self.base.checked_add(skip)).ok_or(INVALID_VALUE)
+    }
+
+    /// The bytes of memory that the request is about, in whatever state its handle is.
+    pub(super) fn used(&self) -> FileOutcome<Access> {
+        Ok(Access::line(self.start()?, self.bytes, self.way == Way::Read))
+    }
+}
+
+impl State {
+    /// Checks a request on the calling thread.
+    pub(super) fn transfer(&mut self, request: Request) -> FileOutcome<Transfer> {
+        let current = self.current().map_err(|_| INVALID_CONTEXT_ERROR)?;
+        let transfer = self.transfer_on(request)?;
+        match device_of(self, transfer.used.start, request.bytes)? {
+            Some(device) if device != current => Err(CUDA_CONTEXT_MISMATCH),
+            _ => Ok(transfer),
+        }
+    }
+
+    /// Checks a request on any thread.
+    pub(super) fn transfer_on(&mut self, request: Request) -> FileOutcome<Transfer> {
+        opened(self)?;
+        let Request { way, handle, base, bytes, file_offset, .. } = request;
+        let file = self.cufile.handles.get(&handle).map(Arc::clone).ok_or(HANDLE_NOT_REGISTERED)?;
+        let used = request.used()?;
+        if base == 0 || file_offset < 0 || file_offset.checked_add_unsigned(bytes as u64).is_none() {
+            return Err(INVALID_VALUE);
+        }
+        let registered = self.cufile.buffers.get(&base);
+        if registered.is_some_and(|room| (used.start - base).saturating_add(bytes as u64) > *room as u64) {
+            return Err(INVALID_MAPPING_RANGE);
+        }
+        device_of(self, used.start, bytes)?;
+        let unregistered = registered.is_none();
+        let located = self.locate(Side::Either(used.start), Shape::line(bytes), used.writes);
+        let stretch = located.map_err(|_| CUDA_POINTER_INVALID)?.stretch;
+        if [file_offset as u64, bytes as u64, used.start].iter().any(|number| number % ALIGNMENT != 0) {
+            self.call_log.count("unaligned_io");
+        }
+        if unregistered {
+            self.call_log.count("unregistered_io");
+        }
+        let key = self.handle();
+        let mut rng = self.rng(key);
+        let delay = Duration::from_micros(rng.below(self.config.delay_us + 1));
+        Ok(Transfer { way, file, stretch, bytes, file_offset, used, rng, delay })
+    }
+
+    /// Adds a synchronous transfer to the race detector.
+    pub(super) fn begin_transfer(&mut self, label: &'static str, used: Access) -> Point {
+        let point = Point { stream: self.handle(), seq: 1 };
+        let entry = Entry { point, label, uses: vec![used], clock: Clock::default(), over: false };
+        let found = self.order.begin(entry);
+        self.violations(found);
+        point
+    }
+}
+
+impl Transfer {
+    /// Moves the bytes after a short delay, without the lock. Returns their number, or an errno.
+    pub(super) fn run(mut self) -> Result<usize, i32> {
+        std::thread::sleep(self.delay);
+        let limit = {
+            let mut state = lock();
+            if !self.file.is_same() {
+                state.call_log.violation(format!("lifetime: descriptor {} was closed while registered", self.file.fd));
+            }
+            state.call_log.call(self.way.short()).map_or(self.bytes, |most| most.max(0) as usize).min(self.bytes)
+        };
+        let mut done = 0;
+        while done < limit {
+            let pages = 1 + self.rng.below(PIECE_PAGES_MAX) as usize;
+            match self.piece(done, (pages * page_bytes()).min(limit - done)) {
+                Ok(0) => break,
+                Ok(moved) => done += moved,
+                Err(libc::EINTR) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn piece(&self, from: usize, bytes: usize) -> Result<usize, i32> {
+        let memory = self.stretch.part(from);
+        let offset = self.file_offset + from as i64;
+        let numbers = [memory.addr() as u64, offset as u64, bytes as u64];
+        let aligned = numbers.iter().all(|number| number % ALIGNMENT == 0);
+        let fd = if aligned { self.file.fd } else { self.file.unaligned() };
+        match self.call(fd, memory, offset, bytes) {
+            // Some devices want more than a page.
+            Err(libc::EINVAL) if aligned => self.call(self.file.unaligned(), memory, offset, bytes),
+            moved => moved,
+        }
+    }
+
+    fn call(&self, fd: RawFd, memory: *mut u8, offset: i64, bytes: usize) -> Result<usize, i32> {
+        // SAFETY: the range was checked against its allocation, and the stretch holds that allocation.
+        let moved = unsafe {
+            match self.way {
+                Way::Read => libc::pread(fd, memory.cast(), bytes, offset),
+                Way::Write => libc::pwrite(fd, memory.cast(), bytes, offset),
+            }
+        };
+        usize::try_from(moved).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+    }
+}

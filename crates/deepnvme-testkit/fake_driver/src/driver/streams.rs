@@ -1,0 +1,88 @@
+//! Streams, and host functions in them.
+
+use std::ffi::c_void;
+
+use crate::abi::{Handle, HostFn, INVALID_HANDLE, INVALID_VALUE, NOT_READY, Out};
+use crate::calls::{as_host_function, driver_calls};
+use crate::queue::{Delay, Op, synchronise};
+use crate::race_detector::Clock;
+use crate::state::lock;
+use crate::stream::Kind;
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+
+driver_calls! {
+    fn cuStreamCreate(out: Out<Handle>, flags: u32) needs Context |mut state, device| {
+        if out.is_null() || flags > NON_BLOCKING {
+            return Err(INVALID_VALUE);
+        }
+        out.put(state.create_stream(device, Kind::Created, flags != NON_BLOCKING)?)
+    }
+
+    fn cuStreamCreateWithPriority(out: Out<Handle>, flags: u32, _priority: i32) needs Context |mut state, device| {
+        if out.is_null() || flags > NON_BLOCKING {
+            return Err(INVALID_VALUE);
+        }
+        out.put(state.create_stream(device, Kind::Created, flags != NON_BLOCKING)?)
+    }
+
+    fn cuStreamDestroy_v2(stream: Handle) needs Context |mut state, device| {
+        let id = state.stream(stream, device)?;
+        let stream = state.streams.get_mut(id)?;
+        if stream.kind != Kind::Created {
+            return Err(INVALID_HANDLE);
+        }
+        stream.ended = true;
+        if stream.cufile.is_some() {
+            state.call_log.violation(format!("lifetime: stream {id:#x} was destroyed while registered with cuFile"));
+        }
+        crate::state::notify();
+        Ok(())
+    }
+
+    fn cuStreamSynchronize(stream: Handle) needs Context |mut state, device| {
+        let id = state.stream(stream, device)?;
+        drop(synchronise(state, id));
+        Ok(())
+    }
+
+    fn cuStreamQuery(stream: Handle) needs Context |mut state, device| {
+        let id = state.stream(stream, device)?;
+        let stream = state.streams.get_mut(id)?;
+        if !stream.is_idle() {
+            return Err(NOT_READY);
+        }
+        let clock = stream.clock.clone();
+        state.order.observe(&clock);
+        Ok(())
+    }
+
+    fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) needs Context |mut state, device| {
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let id = state.stream_for_work(stream, device)?;
+        state.wait_for_event(event, id)
+    }
+
+    fn cuStreamGetCtx(stream: Handle, out: Out<Handle>) needs Context |mut state, device| {
+        let id = state.stream(stream, device)?;
+        let owner = state.streams.get_mut(id)?.device;
+        out.put(state.context_of(owner))
+    }
+
+    fn cuLaunchHostFunc(stream: Handle, function: HostFn, data: *mut c_void) needs Context |mut state, device| {
+        let function = function.ok_or(INVALID_VALUE)?;
+        let id = state.stream_for_work(stream, device)?;
+        let data = data.expose_provenance();
+        let work = Box::new(move |before: &Clock| {
+            // The function learns that all before it in its stream is over, and may tell any thread.
+            lock().order.observe(before);
+            // SAFETY: the caller of `cuLaunchHostFunc` promises that the function may be called with this argument
+            // until its turn comes.
+            as_host_function(|| unsafe { function(std::ptr::with_exposed_provenance_mut(data)) });
+        });
+        state.enqueue(id, Op { label: "cuLaunchHostFunc", uses: Vec::new(), delay: Delay::Random, work }).map(drop)
+    }
+}

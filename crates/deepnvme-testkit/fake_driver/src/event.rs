@@ -1,0 +1,131 @@
+//! Events: the latest record of each, as a point in a stream and its predecessors.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use crate::abi::{Device, Handle, INVALID_HANDLE, NOT_READY, Outcome};
+use crate::queue::{Delay, Op};
+use crate::race_detector::{Clock, Point};
+use crate::state::{Guard, State, lock, wait_until};
+
+/// `CU_EVENT_DISABLE_TIMING`.
+pub(crate) const DISABLE_TIMING: u32 = 2;
+
+/// An event.
+#[derive(Clone, Debug)]
+pub(crate) struct Event {
+    pub(crate) device: Device,
+    flags: u32,
+    /// The latest record. An event without one is complete.
+    record: Option<Record>,
+}
+
+#[derive(Clone, Debug)]
+struct Record {
+    point: Point,
+    clock: Clock,
+    time: Option<Instant>,
+}
+
+/// All events.
+#[derive(Debug, Default)]
+pub(crate) struct Events(BTreeMap<Handle, Event>);
+
+impl Events {
+    /// Returns a live event.
+    pub(crate) fn get(&self, handle: Handle) -> Outcome<&Event> {
+        self.0.get(&handle).ok_or(INVALID_HANDLE)
+    }
+
+    /// Destroys an event. Queued work continues.
+    pub(crate) fn remove(&mut self, handle: Handle) -> Outcome {
+        self.0.remove(&handle).map(drop).ok_or(INVALID_HANDLE)
+    }
+
+    /// Destroys all events of a device. Returns their number.
+    pub(crate) fn remove_all(&mut self, device: Device) -> usize {
+        let before = self.0.len();
+        self.0.retain(|_, event| event.device != device);
+        before - self.0.len()
+    }
+
+    /// Returns the number of events.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl State {
+    /// `cuEventCreate`.
+    pub(crate) fn create_event(&mut self, device: Device, flags: u32) -> Handle {
+        let handle = self.handle();
+        self.events.0.insert(handle, Event { device, flags, record: None });
+        handle
+    }
+
+    /// `cuEventRecord`: the event represents this point of the stream from now on.
+    pub(crate) fn record(&mut self, handle: Handle, stream: Handle) -> Outcome {
+        let device = self.streams.get_mut(stream)?.device;
+        if self.events.get(handle)?.device != device {
+            return Err(INVALID_HANDLE);
+        }
+        let point = self.next_point(stream)?;
+        let work = Box::new(move |_: &Clock| reached(handle, point));
+        self.enqueue(stream, Op { label: "cuEventRecord", uses: Vec::new(), delay: Delay::Random, work })?;
+        let clock = self.streams.get_mut(stream)?.clock.clone();
+        if let Some(event) = self.events.0.get_mut(&handle) {
+            event.record = Some(Record { point, clock, time: None });
+        }
+        Ok(())
+    }
+
+    /// `cuStreamWaitEvent`: ops queued from now on wait for the latest record.
+    pub(crate) fn wait_for_event(&mut self, handle: Handle, stream: Handle) -> Outcome {
+        let Some(record) = self.events.get(handle)?.record.clone() else { return Ok(()) };
+        let op = Op { label: "cuStreamWaitEvent", uses: Vec::new(), delay: Delay::None, work: Box::new(|_| ()) };
+        self.enqueue_after(stream, op, &[record.point], &record.clock).map(drop)
+    }
+
+    /// `cuEventQuery`.
+    pub(crate) fn query_event(&mut self, handle: Handle) -> Outcome {
+        let Some(record) = self.events.get(handle)?.record.clone() else { return Ok(()) };
+        if !self.streams.reached(record.point) {
+            return Err(NOT_READY);
+        }
+        self.order.observe(&record.clock);
+        Ok(())
+    }
+
+    /// `cuEventElapsedTime`.
+    pub(crate) fn elapsed_ms(&self, start: Handle, end: Handle) -> Outcome<f32> {
+        let (start, end) = (self.events.get(start)?, self.events.get(end)?);
+        if start.device != end.device {
+            return Err(INVALID_HANDLE);
+        }
+        let (start, end) = (self.time_of(start)?, self.time_of(end)?);
+        let earlier = start.saturating_duration_since(end).as_secs_f32();
+        Ok((end.saturating_duration_since(start).as_secs_f32() - earlier) * 1000.0)
+    }
+
+    fn time_of(&self, event: &Event) -> Outcome<Instant> {
+        let record = event.record.as_ref().filter(|_| event.flags & DISABLE_TIMING == 0).ok_or(INVALID_HANDLE)?;
+        if self.streams.reached(record.point) { record.time.ok_or(NOT_READY) } else { Err(NOT_READY) }
+    }
+}
+
+/// `cuEventSynchronize`.
+pub(crate) fn synchronise(state: Guard, handle: Handle) -> Outcome {
+    let Some(record) = state.events.get(handle)?.record.clone() else { return Ok(()) };
+    let mut state = wait_until(state, |state| state.streams.reached(record.point));
+    state.order.observe(&record.clock);
+    Ok(())
+}
+
+/// A stream reached a record: store the time, unless the event was recorded again.
+fn reached(handle: Handle, point: Point) {
+    let mut state = lock();
+    let record = state.events.0.get_mut(&handle).and_then(|event| event.record.as_mut());
+    if let Some(record) = record.filter(|record| record.point == point) {
+        record.time = Some(Instant::now());
+    }
+}

@@ -1,0 +1,134 @@
+//! Queues: threads of streams run their ops in order, late, and independently of each other.
+//!
+//! The dependencies of an op on other streams are fixed when it is queued. They come from events, and from the legacy
+//! default stream: its ops wait for everything queued earlier in blocking streams of the device, and later ops of
+//! blocking streams wait for them.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::abi::{Handle, Outcome};
+use crate::access::Access;
+use crate::calls::without_panic;
+use crate::race_detector::{Clock, Entry, Point};
+use crate::state::{Guard, State, lock, notify, wait_until};
+use crate::stream::{Kind, Stream};
+
+/// The work of an op, called without the lock with the clock of completed work.
+pub(crate) type Work = Box<dyn FnOnce(&Clock) + Send>;
+
+/// The delay of an op after its turn has come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Delay {
+    None,
+    /// Random, up to the configured maximum.
+    Random,
+    Exactly(Duration),
+}
+
+/// An op to be queued.
+pub(crate) struct Op {
+    /// The function that queued it.
+    pub(crate) label: &'static str,
+    pub(crate) uses: Vec<Access>,
+    pub(crate) delay: Delay,
+    pub(crate) work: Work,
+}
+
+/// A queued op.
+pub(crate) struct Queued {
+    seq: u64,
+    after: Vec<Point>,
+    clock: Clock,
+    delay: Duration,
+    work: Work,
+}
+
+impl State {
+    /// Returns the point of a stream's next op.
+    pub(crate) fn next_point(&mut self, id: Handle) -> Outcome<Point> {
+        Ok(Point { stream: id, seq: self.streams.get_mut(id)?.submitted + 1 })
+    }
+
+    /// Queues an op. Returns its point.
+    pub(crate) fn enqueue(&mut self, id: Handle, op: Op) -> Outcome<Point> {
+        self.enqueue_after(id, op, &[], &Clock::default())
+    }
+
+    /// Queues an op that also waits for points of other streams, and for their predecessors.
+    pub(crate) fn enqueue_after(&mut self, id: Handle, op: Op, extra: &[Point], known: &Clock) -> Outcome<Point> {
+        let point = self.next_point(id)?;
+        let (mut after, implied) = self.implied(id)?;
+        after.extend_from_slice(extra);
+        let delay_us = self.config.delay_us;
+        let stream = self.streams.get_mut(id)?;
+        stream.submitted = point.seq;
+        stream.clock.join(&implied);
+        stream.clock.join(known);
+        stream.clock.reach(point);
+        let delay = match op.delay {
+            Delay::None => Duration::ZERO,
+            Delay::Random => Duration::from_micros(stream.rng.below(delay_us + 1)),
+            Delay::Exactly(delay) => delay,
+        };
+        let clock = stream.clock.clone();
+        stream.queue.push_back(Queued { seq: point.seq, after, clock: clock.clone(), delay, work: op.work });
+        let found = self.order.begin(Entry { point, label: op.label, uses: op.uses, clock, over: false });
+        self.violations(found);
+        notify();
+        Ok(point)
+    }
+
+    /// Returns the implicit dependencies by the legacy default stream.
+    fn implied(&mut self, id: Handle) -> Outcome<(Vec<Point>, Clock)> {
+        let Stream { device, kind, blocking, .. } = *self.streams.get_mut(id)?;
+        Ok(match (kind, blocking) {
+            (Kind::Legacy, _) => self.streams.ends(device, |other| other.blocking && other.kind != Kind::Legacy),
+            (_, true) => self.streams.ends(device, |other| other.kind == Kind::Legacy),
+            (_, false) => (Vec::new(), Clock::default()),
+        })
+    }
+}
+
+/// Waits until all current ops of a stream are complete, and marks them as observed.
+pub(crate) fn synchronise(mut state: Guard, id: Handle) -> Guard {
+    let Some(stream) = state.streams.get(id) else { return state };
+    let (end, clock) = (Point { stream: id, seq: stream.submitted }, stream.clock.clone());
+    state = wait_until(state, |state| state.streams.reached(end));
+    state.order.observe(&clock);
+    state
+}
+
+/// The thread of a stream.
+pub(crate) fn work_off(id: Handle) {
+    while let Some(op) = next(id) {
+        if !op.delay.is_zero() {
+            thread::sleep(op.delay);
+        }
+        let panicked = without_panic(|| (op.work)(&op.clock)).is_none();
+        let mut state = lock();
+        if panicked {
+            state.call_log.violation(format!("panic: in op {} of stream {id:#x}", op.seq));
+        }
+        if let Ok(stream) = state.streams.get_mut(id) {
+            stream.completed = op.seq;
+        }
+        state.order.end(Point { stream: id, seq: op.seq });
+        notify();
+    }
+}
+
+/// Waits for the next op to run; `None` when a destroyed stream has run all of its ops.
+fn next(id: Handle) -> Option<Queued> {
+    let ready = |state: &State| {
+        let Some(stream) = state.streams.get(id) else { return true };
+        stream.queue.front().map_or(stream.ended, |op| op.after.iter().all(|point| state.streams.reached(*point)))
+    };
+    let mut state = wait_until(lock(), ready);
+    let op = state.streams.get_mut(id).ok()?.queue.pop_front();
+    if op.is_none() {
+        state.streams.remove(id);
+        notify();
+    }
+    op
+}

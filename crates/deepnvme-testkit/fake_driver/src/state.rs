@@ -1,0 +1,162 @@
+//! All state, under one lock, with one condition variable.
+//!
+//! One lock is enough: bytes are moved without it, and contention does not matter in tests.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::abi::{CONTEXT_IS_DESTROYED, Device, Handle, INVALID_CONTEXT, INVALID_DEVICE, Outcome};
+use crate::call_log::CallLog;
+use crate::config::Config;
+use crate::cufile::CuFile;
+use crate::event::Events;
+use crate::host::Host;
+use crate::memory::Memory;
+use crate::race_detector::RaceDetector;
+use crate::rng::Rng;
+use crate::stream::Streams;
+
+/// The locked state.
+pub(crate) type Guard = MutexGuard<'static, State>;
+
+/// All state.
+pub(crate) struct State {
+    pub(crate) config: Config,
+    pub(crate) initialised: bool,
+    pub(crate) call_log: CallLog,
+    pub(crate) devices: Vec<Primary>,
+    /// The device of each live primary context.
+    pub(crate) contexts: HashMap<Handle, Device>,
+    pub(crate) streams: Streams,
+    pub(crate) events: Events,
+    pub(crate) memory: Memory,
+    pub(crate) host: Host,
+    pub(crate) order: RaceDetector,
+    pub(crate) cufile: CuFile,
+    handles: Handle,
+}
+
+/// A device's primary context.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Primary {
+    pub(crate) retained: u32,
+    pub(crate) context: Option<Handle>,
+}
+
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| Mutex::new(State::new(Config::from_environment())));
+static CHANGED: Condvar = Condvar::new();
+/// The process that called `cuInit`, or 0. A forked child has none of its threads.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this is a forked child of an initialised process. Nothing works there, as with a real driver.
+pub(crate) fn is_forked() -> bool {
+    let owner = OWNER.load(Ordering::Relaxed);
+    owner != 0 && owner != std::process::id()
+}
+
+/// Locks the state.
+pub(crate) fn lock() -> Guard {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Wakes all waiting threads after a change.
+pub(crate) fn notify() {
+    CHANGED.notify_all();
+}
+
+/// Waits without the lock until the state satisfies the condition.
+pub(crate) fn wait_until(mut state: Guard, mut wanted: impl FnMut(&State) -> bool) -> Guard {
+    while !wanted(&state) {
+        state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
+    }
+    state
+}
+
+/// Waits as [`wait_until`], at most until `end`.
+pub(crate) fn wait_until_or(mut state: Guard, end: Instant, mut wanted: impl FnMut(&State) -> bool) -> Guard {
+    while !wanted(&state) {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        state = CHANGED.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+    }
+    state
+}
+
+impl State {
+    fn new(config: Config) -> Self {
+        stay_loaded();
+        Self {
+            initialised: false,
+            call_log: CallLog::new(&config.faults),
+            devices: vec![Primary::default(); usize::try_from(config.devices).unwrap_or(0)],
+            contexts: HashMap::new(),
+            streams: Streams::default(),
+            events: Events::default(),
+            memory: Memory::default(),
+            host: Host::default(),
+            order: RaceDetector::default(),
+            cufile: CuFile::new(config.compat),
+            handles: 0x5354_414e_0000,
+            config,
+        }
+    }
+
+    /// `cuInit`.
+    pub(crate) fn initialise(&mut self) {
+        self.initialised = true;
+        OWNER.store(std::process::id(), Ordering::Relaxed);
+    }
+
+    /// Returns a new handle, never used before.
+    pub(crate) fn handle(&mut self) -> Handle {
+        self.handles += 0x10;
+        self.handles
+    }
+
+    /// Returns a random generator for a key.
+    pub(crate) fn rng(&self, key: Handle) -> Rng {
+        Rng::keyed(self.config.seed, key)
+    }
+
+    /// Returns a device by its ordinal.
+    pub(crate) fn device(&mut self, device: Device) -> Outcome<&mut Primary> {
+        let index = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
+        self.devices.get_mut(index).ok_or(INVALID_DEVICE)
+    }
+
+    /// Returns the device whose context is current on this thread.
+    pub(crate) fn current(&self) -> Outcome<Device> {
+        let context = crate::calls::current_context().ok_or(INVALID_CONTEXT)?;
+        self.contexts.get(&context).copied().ok_or(CONTEXT_IS_DESTROYED)
+    }
+
+    /// Records violations.
+    pub(crate) fn violations(&mut self, found: Vec<String>) {
+        for text in found {
+            self.call_log.violation(text);
+        }
+    }
+
+    /// Returns the free memory of a device.
+    pub(crate) fn room(&self, device: Device) -> u64 {
+        let used: u64 = self.memory.of(Some(device)).map(|allocation| allocation.bytes as u64).sum();
+        self.config.memory_bytes.saturating_sub(used)
+    }
+}
+
+/// Keeps the library loaded: threads of streams run its code.
+fn stay_loaded() {
+    // SAFETY: `dladdr` gets an address in this library and room for its result, a string that lives as long as the
+    // library. `dlopen` increments a count that is never decremented.
+    unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        let address: *const libc::c_void = (&raw const CHANGED).cast();
+        if libc::dladdr(address, &raw mut info) != 0 && !info.dli_fname.is_null() {
+            libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Streams, and lookup by handle.
+//!
+//! `queue` runs their ops. Default streams are created on first use: the legacy one per device, the other per device
+//! and thread.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::thread;
+
+use crate::abi::{Device, Handle, INVALID_HANDLE, OUT_OF_MEMORY, Outcome};
+use crate::queue::{Queued, work_off};
+use crate::race_detector::{Clock, Point};
+use crate::rng::Rng;
+use crate::state::State;
+
+/// `CU_STREAM_LEGACY`; the null handle means the same.
+pub(crate) const LEGACY: Handle = 1;
+/// `CU_STREAM_PER_THREAD`.
+pub(crate) const PER_THREAD: Handle = 2;
+
+/// The kind of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Created,
+    Legacy,
+    PerThread,
+}
+
+/// A stream, from its creation until its last op is complete.
+pub(crate) struct Stream {
+    pub(crate) device: Device,
+    pub(crate) kind: Kind,
+    /// Whether it synchronises with the legacy default stream.
+    pub(crate) blocking: bool,
+    /// Destroyed: the handle is invalid, but queued ops still run.
+    pub(crate) ended: bool,
+    /// The flags of `cuFileStreamRegister`, if registered.
+    pub(crate) cufile: Option<u32>,
+    pub(crate) submitted: u64,
+    pub(crate) completed: u64,
+    pub(crate) clock: Clock,
+    pub(crate) queue: VecDeque<Queued>,
+    pub(crate) rng: Rng,
+}
+
+/// All streams.
+#[derive(Default)]
+pub(crate) struct Streams {
+    all: BTreeMap<Handle, Stream>,
+    defaults: HashMap<(Device, Option<thread::ThreadId>), Handle>,
+}
+
+impl Streams {
+    /// Returns a stream by its internal number.
+    pub(crate) fn get(&self, id: Handle) -> Option<&Stream> {
+        self.all.get(&id)
+    }
+
+    /// Returns a stream by the number from [`State::stream`].
+    pub(crate) fn get_mut(&mut self, id: Handle) -> Outcome<&mut Stream> {
+        self.all.get_mut(&id).ok_or(INVALID_HANDLE)
+    }
+
+    /// Removes a stream.
+    pub(crate) fn remove(&mut self, id: Handle) {
+        self.all.remove(&id);
+    }
+
+    /// Whether the op at a point is complete. A removed stream has run all of its ops.
+    pub(crate) fn reached(&self, point: Point) -> bool {
+        self.all.get(&point.stream).is_none_or(|stream| stream.completed >= point.seq)
+    }
+
+    /// Returns the last points of the streams of a device that match.
+    pub(crate) fn ends(&self, device: Device, wanted: impl Fn(&Stream) -> bool) -> (Vec<Point>, Clock) {
+        let (mut points, mut clock) = (Vec::new(), Clock::default());
+        for (id, stream) in self.all.iter().filter(|(_, stream)| stream.device == device && wanted(stream)) {
+            points.push(Point { stream: *id, seq: stream.submitted });
+            clock.join(&stream.clock);
+        }
+        (points, clock)
+    }
+
+    /// Returns the number of created streams that are not destroyed.
+    pub(crate) fn created(&self) -> usize {
+        self.created_with(|_| true)
+    }
+
+    /// Returns the number of those that match.
+    pub(crate) fn created_with(&self, wanted: impl Fn(&Stream) -> bool) -> usize {
+        let created = self.all.values().filter(|stream| stream.kind == Kind::Created && !stream.ended);
+        created.filter(|stream| wanted(stream)).count()
+    }
+
+    /// Destroys the default streams of a device.
+    pub(crate) fn end_all(&mut self, device: Device) -> usize {
+        let created = self.all.values().filter(|stream| stream.device == device && !stream.ended);
+        let left = created.filter(|stream| stream.kind == Kind::Created).count();
+        self.all.values_mut().filter(|stream| stream.device == device).for_each(|stream| stream.ended = true);
+        self.defaults.retain(|(of, _), _| *of != device);
+        left
+    }
+}
+
+impl Stream {
+    /// Whether all queued ops are complete.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.completed == self.submitted
+    }
+}
+
+impl State {
+    /// Creates a stream and its thread.
+    pub(crate) fn create_stream(&mut self, device: Device, kind: Kind, blocking: bool) -> Outcome<Handle> {
+        let id = self.handle();
+        let stream = Stream {
+            device,
+            kind,
+            blocking,
+            ended: false,
+            cufile: None,
+            submitted: 0,
+            completed: 0,
+            clock: Clock::default(),
+            queue: VecDeque::new(),
+            rng: self.rng(id),
+        };
+        self.streams.all.insert(id, stream);
+        let spawned = thread::Builder::new().name("fake_driver stream".to_owned()).spawn(move || work_off(id));
+        if spawned.is_err() {
+            self.streams.all.remove(&id);
+            return Err(OUT_OF_MEMORY);
+        }
+        Ok(id)
+    }
+
+    /// Returns the stream of a handle, for any current context.
+    pub(crate) fn stream(&mut self, handle: Handle, device: Device) -> Outcome<Handle> {
+        let key = match handle {
+            0 | LEGACY => (device, None),
+            PER_THREAD => (device, Some(thread::current().id())),
+            _ => {
+                let live = |stream: &Stream| stream.kind == Kind::Created && !stream.ended;
+                return self.streams.get(handle).filter(|stream| live(stream)).map(|_| handle).ok_or(INVALID_HANDLE);
+            }
+        };
+        if let Some(id) = self.streams.defaults.get(&key) {
+            return Ok(*id);
+        }
+        let kind = if key.1.is_some() { Kind::PerThread } else { Kind::Legacy };
+        let id = self.create_stream(device, kind, true)?;
+        self.streams.defaults.insert(key, id);
+        Ok(id)
+    }
+
+    /// Returns the stream of a handle for work. It must belong to the current device.
+    pub(crate) fn stream_for_work(&mut self, handle: Handle, device: Device) -> Outcome<Handle> {
+        let id = self.stream(handle, device)?;
+        if self.streams.get_mut(id)?.device == device { Ok(id) } else { Err(INVALID_HANDLE) }
+    }
+}

@@ -1,0 +1,146 @@
+//! cuFile, the calls that wait: real files, random bytes, and the errors of the header.
+
+mod common;
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use common::api::{Description, DriverProperties, FileError};
+use common::files::{MIB, Setting, ok, setting};
+use common::{FakeDriver, NON_BLOCKING, SLOW_US, at, made, pattern, same};
+
+/// A transfer in pieces whose ends are aligned to nothing.
+const ODD: usize = MIB + 4321;
+
+#[test]
+fn bytes_go_to_the_file_and_come_back() {
+    let Setting { fake_driver, file, handle, _folder } = setting();
+    let (from, to) = (fake_driver.alloc_with(2 * MIB, 7), fake_driver.alloc(2 * MIB));
+    assert_eq!((fake_driver.cuFileBufRegister)(to, 2 * MIB, 0), ok());
+    assert_eq!((fake_driver.cuFileWrite)(handle, from, MIB, 4096, 0), MIB as isize);
+    assert_eq!((fake_driver.cuFileRead)(handle, to, MIB, 4096, 8192), MIB as isize);
+    same(&fake_driver.peek(to + 8192, MIB), &pattern(7, MIB));
+    assert_eq!((fake_driver.count("unaligned_io"), fake_driver.count("unregistered_io")), (0, 1));
+    assert_eq!((fake_driver.cuFileWrite)(handle, from, ODD, 777, 13), ODD as isize);
+    assert_eq!((fake_driver.cuFileRead)(handle, to, ODD, 777, 5), ODD as isize);
+    same(&fake_driver.peek(to + 5, ODD), &pattern(7, 2 * MIB)[13..13 + ODD]);
+    assert_eq!(fake_driver.count("unaligned_io"), 2);
+    let mut seen = vec![0; 4096 * 3];
+    let aligned = seen.as_ptr().align_offset(4096);
+    assert_eq!(file.read_at(&mut seen[aligned..aligned + 4096], 0).unwrap(), 4096);
+    assert_eq!(seen[aligned..aligned + 777], pattern(1, 777), "what was there before it");
+    assert_eq!((fake_driver.cuFileRead)(handle, to, MIB, (2 * MIB - 100) as i64, 0), 100, "where the file ends");
+    let host = fake_driver.pinned(5000);
+    assert_eq!((fake_driver.cuFileRead)(handle, at(host) as u64, 5000, 777, 0), 5000);
+    same(host, &pattern(7, 2 * MIB)[13..5013]);
+    assert_eq!((fake_driver.cuFileBufDeregister)(to), ok());
+    assert_eq!(fake_driver.violations(), "");
+}
+
+#[test]
+fn what_is_wrong_has_the_code_of_the_header() {
+    let Setting { fake_driver, file, handle, _folder } = setting();
+    let memory = fake_driver.alloc(10_000);
+    let read =
+        |handle, base, bytes, file_offset, offset| (fake_driver.cuFileRead)(handle, base, bytes, file_offset, offset);
+    assert_eq!(read(handle + 16, memory, 1, 0, 0), -5027);
+    assert_eq!(read(handle, memory, 10_001, 0, 0), -5014);
+    assert_eq!(read(handle, memory, 1, 0, 10_000), -5012);
+    assert_eq!(read(handle, 4096, 1, 0, 0), -5012);
+    assert_eq!(read(handle, memory, 1, -1, 0), -5022);
+    assert_eq!((fake_driver.cuFileBufRegister)(memory, 10_001, 0).err, 5014);
+    assert_eq!((fake_driver.cuFileBufRegister)(memory, 8000, 0), ok());
+    assert_eq!((fake_driver.cuFileBufRegister)(memory, 100, 0).err, 5023);
+    assert_eq!(read(handle, memory, 8001, 0, 0), -5017);
+    assert_eq!((fake_driver.cuFileBufDeregister)(memory + 1).err, 5022);
+    let again = Description { kind: 1, fd: file.as_raw_fd().into(), operations: 0 };
+    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &again).err, 5028);
+    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &Description { kind: 2, ..again }).err, 5022);
+    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &Description { fd: 9999, ..again }).err, 5022);
+    let folder = File::open("/").unwrap();
+    let folder = Description { fd: folder.as_raw_fd().into(), ..again };
+    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &folder).err, 5018);
+    fake_driver.enter(1);
+    assert_eq!(read(handle, memory, 1, 0, 0), -5015, "the memory is device 0's");
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!((fake_driver.cuFileRead)(handle, memory, 1, 0, 0), -5047));
+    });
+    assert_eq!(fake_driver.violations(), "");
+}
+
+#[test]
+fn the_driver_is_opened_first_and_closed_last() {
+    let fake_driver = FakeDriver::with_context();
+    let memory = fake_driver.alloc(4096);
+    assert_eq!((fake_driver.cuFileBufRegister)(memory, 4096, 0).err, 5001);
+    assert_eq!((fake_driver.cuFileDriverClose_v2)().err, 5001);
+    assert_eq!((fake_driver.cuFileDriverSetMaxPinnedMemSize)(8), ok());
+    assert_eq!((fake_driver.cuFileDriverSetMaxCacheSize)(7).err, 5022);
+    assert_eq!(((fake_driver.cuFileDriverOpen)(), (fake_driver.cuFileDriverOpen)()), (ok(), ok()));
+    assert_eq!(((fake_driver.cuFileUseCount)(), fake_driver.live("cufile_drivers")), (2, 2));
+    let mut properties = DriverProperties::default();
+    assert_eq!((fake_driver.cuFileDriverGetProperties)(&mut properties), ok());
+    assert_eq!((properties.major, properties.status_flags, properties.max_pinned), (2, 16, 8));
+    assert_eq!(made(|out| (fake_driver.cuFileGetVersion)(out).err), 15000);
+    let large = fake_driver.alloc(8193);
+    assert_eq!((fake_driver.cuFileBufRegister)(large, 8193, 0).err, 5036);
+    assert_eq!((fake_driver.cuFileBufRegister)(memory, 4096, 0), ok());
+    assert_eq!(((fake_driver.cuFileDriverClose)(), fake_driver.violations()), (ok(), String::new()));
+    assert_eq!((fake_driver.cuFileDriverClose_v2)(), ok());
+    assert_eq!(fake_driver.violations(), "lifetime: cuFile was closed with 1 buffers left");
+}
+
+#[test]
+fn calls_are_not_ordered_behind_streams() {
+    let Setting { fake_driver, file: _file, handle, _folder } = setting();
+    let (stream, memory) = (fake_driver.stream(NON_BLOCKING), fake_driver.alloc(MIB));
+    assert_eq!((fake_driver.fake_driver_fill_kernel)(stream, memory, MIB, 3, SLOW_US), 0);
+    assert_eq!((fake_driver.cuFileWrite)(handle, memory, MIB, 0, 0), MIB as isize);
+    assert!(fake_driver.violations().contains("race: fake_driver_fill_kernel"), "{}", fake_driver.violations());
+    (fake_driver.fake_driver_clear)();
+    assert_eq!((fake_driver.cuStreamSynchronize)(stream), 0);
+    assert_eq!((fake_driver.cuFileWrite)(handle, memory, MIB, 0, 0), MIB as isize);
+    assert_eq!((fake_driver.cuMemsetD8Async)(memory, 0, MIB, stream), 0);
+    assert_eq!(fake_driver.violations(), "");
+}
+
+#[test]
+fn faults_of_transfers_are_errors_of_the_system_or_of_cufile() {
+    let Setting { fake_driver, file: _file, handle, _folder } = setting();
+    let memory = fake_driver.alloc(MIB);
+    let read = || (fake_driver.cuFileRead)(handle, memory, MIB, 0, 0);
+    fake_driver.fail("cuFileRead", 0, libc::EIO);
+    fake_driver.fail("cuFileRead", 1, 5030);
+    assert_eq!((read(), std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EIO)));
+    assert_eq!(read(), -5030);
+    fake_driver.fail("cuFileRead@short", 0, 12_345);
+    assert_eq!((read(), read()), (12_345, MIB as isize));
+    fake_driver.fail("cuFileBufRegister", 0, 5036);
+    fake_driver.fail("cuFileBufRegister", 1, 2);
+    let buffer = || (fake_driver.cuFileBufRegister)(memory, MIB, 0);
+    assert_eq!(buffer(), FileError { err: 5036, cu_err: 0 });
+    assert_eq!(buffer(), FileError { err: 5011, cu_err: 2 });
+    assert_eq!((buffer(), fake_driver.live("cufile_buffers")), (ok(), 1));
+}
+
+#[test]
+fn what_is_registered_must_stay() {
+    let Setting { fake_driver, file, handle, _folder } = setting();
+    let memory = fake_driver.alloc(MIB);
+    assert_eq!((fake_driver.cuFileBufRegister)(memory, MIB, 0), ok());
+    assert_eq!((fake_driver.cuMemFree_v2)(memory), 0);
+    (fake_driver.cuFileHandleDeregister)(handle + 16);
+    let stream = fake_driver.stream(0);
+    assert_eq!((fake_driver.cuFileStreamRegister)(stream, 0), ok());
+    assert_eq!((fake_driver.cuStreamDestroy_v2)(stream), 0);
+    drop(file);
+    assert_eq!((fake_driver.cuFileRead)(handle, fake_driver.alloc(10), 10, 0, 0), -1);
+    (fake_driver.cuFileHandleDeregister)(handle);
+    assert_eq!(fake_driver.live("cufile_handles"), 0);
+    let violations = fake_driver.violations();
+    let found: Vec<&str> = violations.lines().collect();
+    assert_eq!(found.len(), 4, "{violations}");
+    let said = ["registered with cuFile", "which is none", "destroyed while registered", "closed while registered"];
+    assert!(found.iter().zip(said).all(|(line, said)| line.contains(said)), "{violations}");
+}
