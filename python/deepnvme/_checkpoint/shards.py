@@ -6,6 +6,7 @@ if the old index recorded them as deepnvme's. No other file is removed.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -79,6 +80,8 @@ def retire_shards(path: Path) -> None:
     try:
         is_foreign = _retire_set(index, _RECORD) == "foreign"
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return  # no index can have that name
         # The new file is complete and counts, so this is no error.
         _warn(f"{index}: the files of an earlier save could not be removed ({error}); remove them")
         return

@@ -535,3 +535,19 @@ def test_one_that_is_back_before_the_next_save_counts(tmp_path: Path) -> None:
     checkpointer.save(2, state_of(2))
     assert [entry.step for entry in checkpointer.checkpoints] == [0, 1, 2]
     checkpointer.close()
+
+
+def test_a_manifest_that_somebody_puts_there_meanwhile_stays(tmp_path: Path) -> None:
+    save_all(tmp_path / "other", 7)
+    folder = tmp_path / "c"
+    checkpointer = deepnvme.Checkpointer(folder, keep=2)
+    checkpointer.save(1, state_of(1))
+    foreign = (tmp_path / "other" / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(foreign)
+    with pytest.raises(errors.Error, match=r"manifest\.json.*changed while this Checkpointer had the folder"):
+        checkpointer.save(2, state_of(2))
+    with pytest.raises(errors.Error, match="changed while"):
+        checkpointer.save(3, state_of(3))
+    assert (folder / "manifest.json").read_bytes() == foreign
+    checkpointer.close()
+    assert_same(deepnvme.load(folder / "step-00000001.pt"), state_of(1))

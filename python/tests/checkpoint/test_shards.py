@@ -436,3 +436,12 @@ def test_every_reader_compares_shards_with_their_index(tmp_path: Path) -> None:
     assert not (tmp_path / "out.pt").exists()
     deepnvme.load(tmp_path / "1", verify="off")
     list(iterate_weights(tmp_path / "1", verify="off"))
+
+
+@pytest.mark.parametrize("length", [240, 244, 250, 255])
+def test_a_name_that_leaves_no_room_for_an_index_is_saved_without_a_word(tmp_path: Path, length: int) -> None:
+    path = tmp_path / ("n" * (length - len(".safetensors")) + ".safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        deepnvme.save(state_of(1), path)
+        assert same(deepnvme.load(path), 1)

@@ -95,6 +95,8 @@ pub struct History {
 #[derive(Debug)]
 struct State {
     manifest: Manifest,
+    /// The manifest in the folder, as this process last read or wrote it. `manifest` may already say more.
+    on_disk: Manifest,
     /// Names of saves that are under way, and of those of which nobody knows yet whether they count.
     reserved: BTreeSet<String>,
     /// The latter: they were given back while the manifest was in doubt.
@@ -124,8 +126,8 @@ impl History {
     #[must_use]
     pub fn new(folder: PathBuf, keep: Option<usize>, is_synced: bool) -> Self {
         let [reserved, doubtful] = [BTreeSet::new(), BTreeSet::new()];
-        let (manifest, missing, known) = (Manifest::empty(), Vec::new(), Known::Read);
-        let state = State { manifest, reserved, doubtful, missing, known };
+        let (manifest, on_disk, missing, known) = (Manifest::empty(), Manifest::empty(), Vec::new(), Known::Read);
+        let state = State { manifest, on_disk, reserved, doubtful, missing, known };
         // The process may change its folder before the next save.
         let folder = std::path::absolute(&folder).unwrap_or(folder);
         Self { folder, keep, is_synced, turn: Mutex::new(()), state: Mutex::new(state), lock: Mutex::new(None) }
@@ -329,11 +331,22 @@ impl History {
         let _turn = locked(&self.turn);
         self.make_sure()?;
         self.check_written(entry)?;
+        self.check_manifest()?;
         let now = self.manifest();
         let next = plan::next(&now, entry, self.keep, |entry| files::is_there(&self.folder, entry));
         // The manifest must not be on the disk before the names that it lists.
         fs::sync_folder(&self.folder)?;
         self.write(&next)
+    }
+
+    /// Refuses to replace a manifest that somebody else put into the folder since this process last read or wrote it.
+    fn check_manifest(&self) -> Result<()> {
+        if self.read_file()? == locked(&self.state).on_disk {
+            return Ok(());
+        }
+        let detail = "it was changed while this Checkpointer had the folder; it stays. Close the Checkpointer, and open the \
+                      folder again";
+        Err(IoError::new(ErrorKind::Busy, "save a checkpoint", detail).at_path(self.folder.join(MANIFEST)).into())
     }
 
     /// Refuses a checkpoint whose file lies in another folder: one that had this folder's name when the file was made.
@@ -357,7 +370,9 @@ impl History {
         let _turn = locked(&self.turn);
         let manifest = self.read_file().ok()?;
         let is_listed = manifest.checkpoints.iter().any(|entry| entry.file == file);
-        self.adopt(manifest);
+        if locked(&self.state).known == Known::Doubtful {
+            self.adopt(manifest);
+        }
         Some(is_listed)
     }
 
@@ -367,6 +382,7 @@ impl History {
         for name in std::mem::take(&mut state.doubtful) {
             state.reserved.remove(&name);
         }
+        state.on_disk = manifest.clone();
         (state.manifest, state.known) = (manifest, Known::Read);
     }
 
@@ -499,6 +515,7 @@ impl History {
         locked(&self.state).known = Known::Doubtful;
         replacement.commit(true)?;
         let mut state = locked(&self.state);
+        state.on_disk = next.clone();
         (state.manifest, state.known) = (next.clone(), Known::Durable);
         Ok(())
     }
