@@ -24,12 +24,12 @@ _WANTED = 0.9
 
 
 def step(swapper: deepnvme.Swapper, keys: list[str]) -> dict[str, float]:
-    """Lend, change and write back every tensor once, to the last byte on disk."""
+    """Borrow, change and write back every tensor once, to the last byte on disk."""
     before, usage = swapper.stats(), resource.getrusage(resource.RUSAGE_SELF)
     start = time.perf_counter()
     for key in keys:
-        with swapper.lend(key) as lent:
-            lent.add_(1)
+        with swapper.borrow(key) as borrowed:
+            borrowed.add_(1)
     swapper.flush()
     took_s = time.perf_counter() - start
     after, used = swapper.stats(), resource.getrusage(resource.RUSAGE_SELF)
@@ -100,8 +100,8 @@ def alternate(chosen: argparse.Namespace, scratch: Path) -> dict[str, object]:
                 note = "" if index else " (not counted)"
                 print(f"round {index} {turn}: {speed / 1e9:.2f} GB/s{note}", file=sys.stderr, flush=True)
         for key in keys:
-            with swapper.lend(key, shared=True) as lent:
-                if not torch.equal(lent, state(chosen, key).add_(chosen.rounds + 1)):
+            with swapper.borrow(key, shared=True) as borrowed:
+                if not torch.equal(borrowed, state(chosen, key).add_(chosen.rounds + 1)):
                     raise RuntimeError(f"{key} is not what it was made")
     return {"fio": trials, "best": str(best), "ours": ours[1:], "theirs": theirs[1:]}
 

@@ -1,6 +1,6 @@
 """Fast transfers of tensors between NVMe drives and memory.
 
-``read`` and ``write`` transfer a whole tensor and wait. ``start_read`` and ``start_write`` return a :class:`Pending`
+``read`` and ``write`` transfer a whole tensor and wait. ``start_read`` and ``start_write`` return a :class:`Transfer`
 at once. A tensor is a torch tensor, a numpy array, or any object with the buffer protocol or DLPack. A path is
 ``str``, ``bytes``, ``os.PathLike``, an open file descriptor or a :class:`StripeSet`. ``deepnvme.open`` returns a file
 object. Failures raise :class:`Error`; :mod:`deepnvme.errors` lists its subclasses.
@@ -36,12 +36,12 @@ from deepnvme import errors
 from deepnvme._deepnvme import (
     BackendProbe,
     Engine,
-    Pending,
     Probe,
     Progress,
     Stats,
     StripeSet,
     Trace,
+    Transfer,
     __version__,
     default_engine,
     probe,
@@ -73,11 +73,12 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.history import Checkpoint
     from deepnvme._checkpoint.load import load
     from deepnvme._checkpoint.save import save
-    from deepnvme._offload import Lend, Offloaded, Swapper, SwapStats, offload_parameters
+    from deepnvme._offload import Borrowed, ParameterOffload, Swapper, SwapStats, offload_parameters
     from deepnvme._stream import Streaming, StreamStats, stream
 
 __all__ = [
     "BackendProbe",
+    "Borrowed",
     "Checkpoint",
     "Checkpointer",
     "CheckpointerStats",
@@ -85,9 +86,7 @@ __all__ = [
     "EndOfFileError",
     "Engine",
     "Error",
-    "Lend",
-    "Offloaded",
-    "Pending",
+    "ParameterOffload",
     "Probe",
     "Progress",
     "Reader",
@@ -98,6 +97,7 @@ __all__ = [
     "SwapStats",
     "Swapper",
     "Trace",
+    "Transfer",
     "Writer",
     "__version__",
     "as_bytes",
@@ -133,8 +133,8 @@ _LAZY = {
     "Checkpoint": "_checkpoint.history",
     "Checkpointer": "_checkpoint.checkpointer",
     "CheckpointerStats": "_checkpoint.checkpointer",
-    "Lend": "_offload",
-    "Offloaded": "_offload",
+    "Borrowed": "_offload",
+    "ParameterOffload": "_offload",
     "StreamStats": "_stream",
     "Streaming": "_stream",
     "SwapStats": "_offload",

@@ -9,12 +9,12 @@ use pyo3::prelude::*;
 use crate::flight::SLICE;
 use crate::open_engine::OpenEngine;
 use crate::path::file_name;
-use crate::pending::Pending;
 use crate::probe::Probe;
 use crate::request::{Offset, Request};
 use crate::settings::{self, Typed, direct_word, submit_word, window_word};
 use crate::stats::Stats;
 use crate::timeline::{self, Trace};
+use crate::transfer::PyTransfer;
 use crate::{error, orphans};
 
 /// Moves tensors between files and memory.
@@ -198,7 +198,7 @@ impl PyEngine {
         Request::write(tensor, path, offset, durability)?.run(py, &*self.open_engine(py)?)
     }
 
-    /// Starts what ``read`` does, and returns at once, whatever the size. See ``Pending``.
+    /// Starts what ``read`` does, and returns at once, whatever the size. See ``Transfer``.
     ///
     /// Example:
     ///     >>> deepnvme.write(tensor, "weights.bin")
@@ -213,11 +213,11 @@ impl PyEngine {
         tensor: &Bound<'_, PyAny>,
         path: &Bound<'_, PyAny>,
         offset: Offset,
-    ) -> PyResult<Pending> {
+    ) -> PyResult<PyTransfer> {
         Request::read(tensor, path, offset)?.start(py, &*self.open_engine(py)?)
     }
 
-    /// Starts what ``write`` does, and returns at once, whatever the size. See ``Pending``.
+    /// Starts what ``write`` does, and returns at once, whatever the size. See ``Transfer``.
     ///
     /// Example:
     ///     >>> pending = deepnvme.start_write(tensor, "weights.bin")
@@ -231,7 +231,7 @@ impl PyEngine {
         path: &Bound<'_, PyAny>,
         offset: Option<Offset>,
         durability: &str,
-    ) -> PyResult<Pending> {
+    ) -> PyResult<PyTransfer> {
         Request::write(tensor, path, offset, durability)?.start(py, &*self.open_engine(py)?)
     }
 
@@ -274,15 +274,15 @@ impl PyEngine {
         Request::write_batch(items, durability)?.run(py, &*self.open_engine(py)?)
     }
 
-    /// Starts what ``read_batch`` does, and returns one ``Pending`` for all of it.
+    /// Starts what ``read_batch`` does, and returns one ``Transfer`` for all of it.
     #[pyo3(signature = (items))]
-    fn start_read_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<Pending> {
+    fn start_read_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<PyTransfer> {
         Request::read_batch(items)?.start(py, &*self.open_engine(py)?)
     }
 
-    /// Starts what ``write_batch`` does, and returns one ``Pending`` for all of it.
+    /// Starts what ``write_batch`` does, and returns one ``Transfer`` for all of it.
     #[pyo3(signature = (items, *, durability="none"))]
-    fn start_write_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<Pending> {
+    fn start_write_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<PyTransfer> {
         Request::write_batch(items, durability)?.start(py, &*self.open_engine(py)?)
     }
 

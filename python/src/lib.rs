@@ -29,7 +29,6 @@ mod open_engine;
 mod optim;
 mod orphans;
 mod path;
-mod pending;
 mod pinned;
 mod probe;
 mod reader;
@@ -42,6 +41,7 @@ mod swap;
 mod threads;
 mod timeline;
 mod torch;
+mod transfer;
 mod watch;
 mod writer;
 
@@ -75,8 +75,6 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::path::StripeSet;
     #[pymodule_export]
-    use crate::pending::{Pending, Progress};
-    #[pymodule_export]
     use crate::pinned::_pinned_capsule;
     #[pymodule_export]
     use crate::probe::{BackendProbe, Probe};
@@ -96,6 +94,8 @@ mod _deepnvme {
     use crate::swap::{PyBorrowed, PySwapper};
     #[pymodule_export]
     use crate::timeline::Trace;
+    #[pymodule_export]
+    use crate::transfer::{Progress, PyTransfer};
     #[pymodule_export]
     use crate::writer::FileWriter;
 

@@ -4,11 +4,11 @@ use pyo3::prelude::*;
 
 use crate::default;
 use crate::engine::PyEngine;
-use crate::pending::Pending;
 use crate::probe::Probe;
 use crate::request::{Offset, Request};
 use crate::stats::Stats;
 use crate::timeline::{self, Trace};
+use crate::transfer::PyTransfer;
 
 /// The engine of the module-level functions: made when first needed, one per process, with the settings of the file
 /// that ``DEEPNVME_CONFIG`` names, or the defaults. A
@@ -51,7 +51,7 @@ pub(crate) fn start_read(
     tensor: &Bound<'_, PyAny>,
     path: &Bound<'_, PyAny>,
     offset: Offset,
-) -> PyResult<Pending> {
+) -> PyResult<PyTransfer> {
     Request::read(tensor, path, offset)?.start(py, &*default::engine(py)?)
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn start_write(
     path: &Bound<'_, PyAny>,
     offset: Option<Offset>,
     durability: &str,
-) -> PyResult<Pending> {
+) -> PyResult<PyTransfer> {
     Request::write(tensor, path, offset, durability)?.start(py, &*default::engine(py)?)
 }
 
@@ -85,14 +85,14 @@ pub(crate) fn write_batch(py: Python<'_>, items: &Bound<'_, PyAny>, durability: 
 /// ``Engine.start_read_batch`` on the default engine.
 #[pyfunction]
 #[pyo3(signature = (items))]
-pub(crate) fn start_read_batch(py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<Pending> {
+pub(crate) fn start_read_batch(py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<PyTransfer> {
     Request::read_batch(items)?.start(py, &*default::engine(py)?)
 }
 
 /// ``Engine.start_write_batch`` on the default engine.
 #[pyfunction]
 #[pyo3(signature = (items, *, durability="none"))]
-pub(crate) fn start_write_batch(py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<Pending> {
+pub(crate) fn start_write_batch(py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<PyTransfer> {
     Request::write_batch(items, durability)?.start(py, &*default::engine(py)?)
 }
 

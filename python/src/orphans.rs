@@ -1,4 +1,4 @@
-//! Requests whose `Pending` was dropped while they were in flight.
+//! Requests whose `Transfer` was dropped while they were in flight.
 //!
 //! They go on, and their tensors stay alive until they are done. Then their tensors are let go of, and those that failed
 //! are warned of: nobody else would. `watch` has the interpreter do that; each later call of the package looks at a few

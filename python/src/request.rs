@@ -13,8 +13,8 @@ use pyo3::types::{PyDict, PyIterator, PyList, PyString, PyTuple};
 use crate::flight::{Flight, Kind, SLICE};
 use crate::memory;
 use crate::path::Place;
-use crate::pending::Pending;
 use crate::settings::{durability, number};
+use crate::transfer::PyTransfer;
 use crate::{error, orphans, torch, watch};
 
 /// Memory that an item of a batch takes until the batch is done, and more.
@@ -135,10 +135,10 @@ impl Request {
     }
 
     /// Makes the request, and returns while it is in flight.
-    pub(crate) fn start(self, py: Python<'_>, engine: &Engine) -> PyResult<Pending> {
+    pub(crate) fn start(self, py: Python<'_>, engine: &Engine) -> PyResult<PyTransfer> {
         orphans::sweep(py);
         let flight = py.detach(|| (self.make)(engine, Tense::Later).map(Flight::new));
-        Ok(Pending::new(self.verb, error::check(py, flight)?))
+        Ok(PyTransfer::new(self.verb, error::check(py, flight)?))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The `_Swapper` and `_Lend` classes, which `deepnvme._swap` wraps.
+//! The `_Swapper` and `_Borrowed` classes, which `deepnvme._swap` wraps.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -82,7 +82,7 @@ impl PySwapper {
     }
 
     /// Waits until an item is in memory.
-    fn lend(&self, py: Python<'_>, key: &str, exclusive: bool) -> PyResult<PyBorrowed> {
+    fn borrow(&self, py: Python<'_>, key: &str, exclusive: bool) -> PyResult<PyBorrowed> {
         waiting(py, |is_cancelled| self.swapper.borrow(key, exclusive, is_cancelled)).map(PyBorrowed::new)
     }
 
@@ -212,7 +212,7 @@ impl Drop for PySwapper {
 }
 
 /// A borrowed item.
-#[pyclass(frozen, name = "_Lend", module = "deepnvme._deepnvme")]
+#[pyclass(frozen, name = "_Borrowed", module = "deepnvme._deepnvme")]
 pub(crate) struct PyBorrowed {
     /// Reads and writes of a range hold a reference of their own, so the lock is never held during I/O.
     borrowed: Mutex<Option<Arc<Borrowed>>>,
@@ -302,7 +302,7 @@ impl PyBorrowed {
 }
 
 fn already_returned() -> PyErr {
-    PyValueError::new_err("the tensor has been returned; lend it again")
+    PyValueError::new_err("the tensor has been returned; borrow it again")
 }
 
 /// Runs a call that may wait, without the GIL. Signals are checked every 20 ms.

@@ -1,4 +1,4 @@
-//! A thread that waits for requests whose `Pending` was dropped, and then has the interpreter let go of their tensors.
+//! A thread that waits for requests whose `Transfer` was dropped, and then has the interpreter let go of their tensors.
 //!
 //! It never waits for Python: it asks the interpreter's main thread to sweep the orphans when it comes by. It shares no
 //! lock with threads that may fork while it runs, so that no child finds one locked for ever.

@@ -37,8 +37,8 @@ for step in range(2):
     assert torch.equal(deepnvme.Checkpointer("run").restore()["a"], tensor)
 with deepnvme.Swapper("disk", memory="8MB") as swapper:
     swapper.put("a", tensor)
-    with swapper.lend("a") as lent:
-        assert torch.equal(lent, tensor)
+    with swapper.borrow("a") as borrowed:
+        assert torch.equal(borrowed, tensor)
 left = [name for folder in (".", "run", "disk") for name in os.listdir(folder) if "tmp" in name]
 assert not left, left
 """

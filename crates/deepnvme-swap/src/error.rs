@@ -56,7 +56,7 @@ pub enum Error {
     Deadlock(String),
     /// An attached item cannot be changed.
     #[error(
-        "{key:?} was adopted from {} and is read-only; lend it shared, or put a copy under another key",
+        "{key:?} was attached from {} and is read-only; borrow it shared, or put a copy under another key",
         shown::path(path)
     )]
     ReadOnly {

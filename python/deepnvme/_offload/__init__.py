@@ -8,9 +8,9 @@
 - ``placeholders``: what a parameter shows while its bytes are on disk.
 """
 
-from deepnvme._offload.parameter_offload import Offloaded, offload_parameters
+from deepnvme._offload.parameter_offload import ParameterOffload, offload_parameters
 from deepnvme._offload.stats import SwapStats
 from deepnvme._offload.swapper import Swapper
-from deepnvme._offload.view import Lend
+from deepnvme._offload.view import Borrowed
 
-__all__ = ["Lend", "Offloaded", "SwapStats", "Swapper", "offload_parameters"]
+__all__ = ["Borrowed", "ParameterOffload", "SwapStats", "Swapper", "offload_parameters"]

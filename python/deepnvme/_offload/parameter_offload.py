@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from deepnvme._utils.terminal import Progress
 
 
-class Offloaded:
+class ParameterOffload:
     """Control and observe offloaded parameters. Available as ``model.offloading``."""
 
     def __init__(self, model: nn.Module, memory: int, swapper: Swapper) -> None:
@@ -103,18 +103,16 @@ class Offloaded:
         """Make an optimizer step through the parameters group by group, each in memory while it is changed.
 
         The optimizer must treat each parameter independently, as all of ``torch.optim`` except ``LBFGS`` do. Its state
-        stays
-        where it is.
+        stays where it is.
 
         Args:
             optimizer: the optimizer of the model's parameters.
             in_backward: update the parameters of a block as soon as its backward pass is done, while they are in
                 memory, and
                 free their gradients. This reads a third less and keeps the gradients of one block at most. ``step()``
-                updates
-                the rest and must be called after each ``backward()``. Gradient accumulation, clipping by the total norm
-                and
-                ``GradScaler`` need all gradients first and are not possible. Default: ``step()`` updates everything.
+                updates the rest and must be called after each ``backward()``. Gradient accumulation, clipping by the
+                total norm and ``GradScaler`` need all gradients first and are not possible. Default: ``step()`` updates
+                everything.
 
         Raises:
             UnsupportedError: the optimizer treats parameters together, or is already attached.
@@ -198,8 +196,7 @@ class Offloaded:
         """Save the model's state in safetensors files and an index, one shard in memory at a time.
 
         ``deepnvme.load(folder, lazy=True)`` and Hugging Face's loaders read them. The index is replaced last, so
-        readers find
-        the old state or the new one.
+        readers find the old state or the new one.
 
         Args:
             path: ``*.safetensors``. Shards get a number before the suffix, the index ``.index.json`` after it.
@@ -296,7 +293,7 @@ class Offloaded:
 class _StepGuard:
     """Checks each optimizer's step while the model exists."""
 
-    def __init__(self, offloaded: Offloaded) -> None:
+    def __init__(self, offloaded: ParameterOffload) -> None:
         self._offloaded = weakref.ref(offloaded)
 
     def __call__(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -312,12 +309,11 @@ def offload_parameters(
     swap_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     checksums: bool = False,
     engine: Engine | None = None,
-) -> Offloaded:
+) -> ParameterOffload:
     """Keep a model's parameters on disk during training. Blocks have them in memory while they run.
 
     Each block's parameters are loaded before its forward and its backward and released afterwards. The first step
-    records
-    the order; from then on the next blocks are loaded during computation. Results are bit-identical. Activation
+    records the order; from then on the next blocks are loaded during computation. Results are bit-identical. Activation
     checkpointing, shared and frozen parameters, gradient accumulation and ``torch.autocast`` work.
 
     Frozen parameters are written once, trained ones after each step. Gradients stay in memory.
@@ -350,7 +346,7 @@ def offload_parameters(
         >>> offloading.close()
     """
     earlier = getattr(model, "offloading", None)
-    if isinstance(earlier, Offloaded) and not earlier.is_closed:
+    if isinstance(earlier, ParameterOffload) and not earlier.is_closed:
         raise UnsupportedError(
             "the parameters of this model are offloaded already; call model.offloading.close() first"
         )
@@ -365,7 +361,7 @@ def offload_parameters(
     nbytes = parse_bytes(memory)
     swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums, engine=engine)
     try:
-        offloaded = Offloaded(model, nbytes, swapper)
+        offloaded = ParameterOffload(model, nbytes, swapper)
     except BaseException:
         swapper.close()
         raise

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from deepnvme._offload.groups import ParameterGroup
     from deepnvme._offload.swapper import Swapper
-    from deepnvme._offload.view import Lend
+    from deepnvme._offload.view import Borrowed
 
 # Maximum length of the recorded order. No step of a real model is as long.
 _TRACE_MAX = 1 << 20
@@ -30,7 +30,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class _Held:
-    lend: Lend
+    borrow: Borrowed
     memory: torch.Tensor
     holders: WeakSet[Holder]
     # torch's version counter of each parameter, if changes are not allowed.
@@ -101,8 +101,8 @@ class Residence:
             self._check_placeholders(group)
             if len(self._trace) < _TRACE_MAX:
                 self._trace.append(group.key)
-        lend = self.swapper.lend(group.key, shared=not exclusive)
-        memory = lend.__enter__()
+        borrow = self.swapper.borrow(group.key, shared=not exclusive)
+        memory = borrow.__enter__()
         mine = None
         try:
             with self._lock:
@@ -111,7 +111,7 @@ class Residence:
                     # Another thread has loaded it in the meantime. Both share it for reading.
                     found.holders.add(holder)
                 else:
-                    mine = _Held(lend, memory, WeakSet([holder]), None if exclusive else _versions_of(group))
+                    mine = _Held(borrow, memory, WeakSet([holder]), None if exclusive else _versions_of(group))
                     self._held[group] = mine
                     if exclusive:
                         self._versions[group] = self.version(group) + 1
@@ -122,10 +122,10 @@ class Residence:
                 if mine is not None and self._held.get(group) is mine:
                     self._held.pop(group)
                     self._bind(group, None)
-            lend.release()
+            borrow.release()
             raise
         if mine is None:
-            lend.release()
+            borrow.release()
 
     def release(self, holder: Holder) -> None:
         """Release everything that a holder holds, possibly nothing.
@@ -161,7 +161,7 @@ class Residence:
             self._bind(group, None)
             raise
         finally:
-            self._held.pop(group).lend.release()
+            self._held.pop(group).borrow.release()
 
     def version(self, group: ParameterGroup) -> int:
         """Return a number that differs after each change."""
@@ -203,7 +203,7 @@ class Residence:
         if group in self._restored:
             return
         self._check_placeholders(group)
-        with self.swapper.lend(group.key, shared=True) as memory, torch.no_grad():
+        with self.swapper.borrow(group.key, shared=True) as memory, torch.no_grad():
             for member in group.members:
                 member.parameter.data = member.view(memory).clone()
                 if hasattr(member.parameter, OFFLOADED_STRIDE):

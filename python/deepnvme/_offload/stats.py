@@ -42,6 +42,6 @@ class SwapStats:
 
     @property
     def hit_rate(self) -> float:
-        """Fraction of lends and puts that did not wait; 1 before the first."""
+        """Fraction of borrows and puts that did not wait; 1 before the first."""
         calls = self.hits + self.waits
         return self.hits / calls if calls else 1.0

@@ -12,7 +12,7 @@ import torch
 
 from deepnvme._deepnvme import StripeSet, _Swapper
 from deepnvme._offload.stats import SwapStats
-from deepnvme._offload.view import Lend, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
+from deepnvme._offload.view import Borrowed, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
 from deepnvme._utils.arguments import parse_bytes, whole
 
 _FD_MAX = (1 << 31) - 1
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from deepnvme._deepnvme import Engine, _Lend
+    from deepnvme._deepnvme import Engine, _Borrowed
 
 # Closed at interpreter exit, so that no named file remains.
 _OPEN: weakref.WeakSet[Swapper] = weakref.WeakSet()
@@ -31,10 +31,9 @@ _OPEN: weakref.WeakSet[Swapper] = weakref.WeakSet()
 class Swapper:
     """Store tensors by key on disk, and pass them through bounded memory while they are used.
 
-    A lent tensor is a view of a page-locked slot, without a copy. Changes are written back in the background while the
-    next tensors are read. At most ``memory`` bytes are used, whatever the number of tensors. When memory is full,
-    callers
-    block until space is freed. All methods are thread-safe.
+    A borrowed tensor is a view of a page-locked slot, without a copy. Changes are written back in the background while
+    the next tensors are read. At most ``memory`` bytes are used, whatever the number of tensors. When memory is full,
+    callers block until space is freed. All methods are thread-safe.
 
     Args:
         folder: the folder of the swap file; several folders, one per drive, for a striped one. The file is private and
@@ -55,7 +54,7 @@ class Swapper:
         >>> swapper = deepnvme.Swapper(".", memory="64MB")
         >>> for layer in range(4):
         ...     swapper.put(f"moment.{layer}", torch.zeros(1000))
-        >>> with swapper.lend("moment.2") as moment:
+        >>> with swapper.borrow("moment.2") as moment:
         ...     moment.add_(1.5)[:2]
         tensor([1.5000, 1.5000])
         >>> swapper.read("moment.2", 4, torch.empty(2))
@@ -101,8 +100,7 @@ class Swapper:
         """Store a copy of a tensor under a key.
 
         It is in memory first and written later. It replaces the previous tensor of the key once nobody uses that. If a
-        put
-        fails half way, the key does not exist.
+        put fails half way, the key does not exist.
 
         Args:
             key: any text.
@@ -123,12 +121,11 @@ class Swapper:
                 # torch does not copy types with few bits.
                 held.view(torch.uint8).copy_(source.view(torch.uint8))
 
-    def create(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> Lend:
-        """Create a tensor and lend it for a ``with`` block that fills it: a :meth:`put` without a copy.
+    def create(self, key: str, shape: Sequence[int], dtype: torch.dtype) -> Borrowed:
+        """Create a tensor and borrow it for a ``with`` block that fills it: a :meth:`put` without a copy.
 
         It is uninitialised. When the block ends, the tensor replaces the previous one of the key. If the block raises,
-        the
-        key does not exist.
+        the key does not exist.
 
         Args:
             key: any text.
@@ -151,17 +148,16 @@ class Swapper:
         size = torch.Size(whole(length, f"a dimension of {key!r}") for length in shape)
         nbytes = whole(math.prod(size) * dtype.itemsize, f"the bytes of {key!r}")
 
-        def view(held: _Lend) -> torch.Tensor:
+        def view(held: _Borrowed) -> torch.Tensor:
             return view_tensor(self._memory, held, dtype, size)
 
-        return Lend(key, lambda: self._swapper.fill(key, nbytes), view, label_of(dtype, size))
+        return Borrowed(key, lambda: self._swapper.fill(key, nbytes), view, label_of(dtype, size))
 
-    def lend(self, key: str, *, shared: bool = False) -> Lend:
-        """Lend a tensor for a ``with`` block, without a copy.
+    def borrow(self, key: str, *, shared: bool = False) -> Borrowed:
+        """Borrow a tensor for a ``with`` block, without a copy.
 
         The block has exclusive access, and the tensor is written back later. With ``shared`` several blocks may read
-        it, and
-        nothing is written. The view is invalid after the block: its memory is reused. Copy the values to keep.
+        it, and nothing is written. The view is invalid after the block: its memory is reused. Copy the values to keep.
 
         Args:
             key: key of the tensor.
@@ -172,16 +168,16 @@ class Swapper:
             OSError: it cannot be read, or tensors cannot be written to make room.
             CorruptFileError: with checksums, the bytes differ from those that were written.
             RuntimeError: this thread holds the tensors that it would wait for.
-            ValueError: it was attached, and can only be lent shared.
+            ValueError: it was attached, and can only be borrowed shared.
         """
-        return Lend(
+        return Borrowed(
             key,
-            lambda: self._swapper.lend(key, not shared),
+            lambda: self._swapper.borrow(key, not shared),
             lambda held: view_tensor(self._memory, held, *parse_label(held.label)),
         )
 
     def prefetch(self, keys: Iterable[str]) -> None:
-        """Load tensors that will be lent soon, in this order, as far as memory allows.
+        """Load tensors that will be borrowed soon, in this order, as far as memory allows.
 
         Raises:
             KeyError: one of the keys does not exist.
@@ -189,11 +185,10 @@ class Swapper:
         self._swapper.prefetch([keys] if isinstance(keys, str) else list(keys))
 
     def schedule(self, keys: Iterable[str], *, repeat: bool = True) -> None:
-        """Set the order in which tensors will be lent.
+        """Set the order in which tensors will be borrowed.
 
         Tensors are prefetched in that order, and the one whose next use is farthest away is evicted first. Without an
-        order
-        the least recently used one is evicted. An empty order removes the schedule.
+        order the least recently used one is evicted. An empty order removes the schedule.
 
         Args:
             keys: keys in order, possibly repeated. They need not exist yet.
@@ -286,7 +281,7 @@ class Swapper:
     ) -> None:
         """Use a range of an existing file as a tensor, without copying it.
 
-        It is read from the file when needed and never written. It can only be lent ``shared``.
+        It is read from the file when needed and never written. It can only be borrowed ``shared``.
 
         Args:
             key: key for the tensor.
@@ -317,8 +312,7 @@ class Swapper:
         """Store a copy of a range of an open file under a key. The reverse of :meth:`export`.
 
         The file system shares the blocks if it can (XFS, Btrfs); otherwise the kernel copies. Bytes pass through memory
-        if
-        neither is possible, or with checksums.
+        if neither is possible, or with checksums.
 
         Args:
             key: key for the tensor.
@@ -342,8 +336,7 @@ class Swapper:
 
         Returns:
             Path, descriptor, offset and bytes of each extent, in order. The path of an unnamed file works while this
-            process
-            has it open. The descriptor belongs to the swapper.
+            process has it open. The descriptor belongs to the swapper.
         """
         return self._swapper.locate(key)
 
@@ -351,8 +344,7 @@ class Swapper:
         """Copy a tensor into an open file. Pending changes are written first.
 
         Nobody can change it during the copy. The file system shares whole blocks if it can (XFS, Btrfs; ``offset`` a
-        multiple
-        of its block size); otherwise the kernel copies.
+        multiple of its block size); otherwise the kernel copies.
 
         Returns:
             Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.

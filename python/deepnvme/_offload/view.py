@@ -1,4 +1,4 @@
-"""Tensor views of swapped bytes, and the objects that lend them."""
+"""Tensor views of swapped bytes, and the objects that borrow them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from deepnvme._deepnvme import _Lend
+    from deepnvme._deepnvme import _Borrowed
 
 
-class Lend:
-    """A tensor for a ``with`` block, as :meth:`Swapper.lend` returns it.
+class Borrowed:
+    """A tensor for a ``with`` block, as :meth:`Swapper.borrow` returns it.
 
     Example:
         >>> swapper = deepnvme.Swapper(".", memory="1MB")
         >>> swapper.put("weight", torch.ones(3))
-        >>> lend = swapper.lend("weight")
-        >>> with lend as weight:
+        >>> borrow = swapper.borrow("weight")
+        >>> with borrow as weight:
         ...     total = weight.sum()
-        ...     lend.mark_clean()
+        ...     borrow.mark_clean()
         >>> total
         tensor(3.)
     """
@@ -34,17 +34,17 @@ class Lend:
     def __init__(
         self,
         key: str,
-        hold: Callable[[], _Lend],
-        view: Callable[[_Lend], torch.Tensor],
+        hold: Callable[[], _Borrowed],
+        view: Callable[[_Borrowed], torch.Tensor],
         filled: str | None = None,
     ) -> None:
         # Label of a tensor that is created; None if it exists already.
         self._key, self._hold, self._view, self._filled = key, hold, view, filled
-        self._held: _Lend | None = None
+        self._held: _Borrowed | None = None
 
     def __enter__(self) -> torch.Tensor:
         if self._held is not None:
-            raise RuntimeError(f"{self._key!r} is already lent by this object; call lend() again for another one")
+            raise RuntimeError(f"{self._key!r} is already borrowed by this object; call borrow() again for another one")
         try:
             self._held = self._hold()
             return self._view(self._held)
@@ -66,7 +66,7 @@ class Lend:
 
         For callers without a ``with`` block, after an interrupt. A tensor that was being created is dropped.
         """
-        # Released before it is dropped: an interrupt in between leaves nothing lent.
+        # Released before it is dropped: an interrupt in between leaves nothing borrowed.
         if self._held is not None:
             self._held.release()
         self._held = None
@@ -87,9 +87,9 @@ class Lend:
         """
         self._inside().mark_dirty()
 
-    def _inside(self) -> _Lend:
+    def _inside(self) -> _Borrowed:
         if self._held is None:
-            raise ValueError(f"{self._key!r} is not lent now; call this inside the with block")
+            raise ValueError(f"{self._key!r} is not borrowed now; call this inside the with block")
         return self._held
 
 
@@ -127,8 +127,8 @@ def shape_of(nbytes: int, dtype: torch.dtype, shape: Sequence[int] | None) -> to
     return size
 
 
-def view_tensor(memory: torch.Tensor, held: _Lend, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    """View the bytes of a lent item as a tensor."""
+def view_tensor(memory: torch.Tensor, held: _Borrowed, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    """View the bytes of a borrowed item as a tensor."""
     if held.nbytes == 0:
         return torch.empty(shape, dtype=dtype)
     assert held.offset is not None
@@ -137,7 +137,7 @@ def view_tensor(memory: torch.Tensor, held: _Lend, dtype: torch.dtype, shape: to
 
 
 def transfer_part(
-    memory: torch.Tensor, held: _Lend, key: str, offset: int, other: torch.Tensor, *, is_written: bool = False
+    memory: torch.Tensor, held: _Borrowed, key: str, offset: int, other: torch.Tensor, *, is_written: bool = False
 ) -> torch.Tensor | None:
     """View the bytes of an item from `offset` on with the dtype and shape of `other`, or overwrite them with `other`.
 

@@ -136,9 +136,8 @@ def slot_budget(
     """Compute the bytes for slots. The rest caches weights in the form they have on disk.
 
     A byte of cache saves reading a byte. A byte of a resident group saves only the fraction that it has on disk. So
-    slots
-    get enough for groups to pass through. More groups stay resident only if the cache can hold the disk bytes of all
-    others: then nothing is read, and as little as possible is converted.
+    slots get enough for groups to pass through. More groups stay resident only if the cache can hold the disk bytes of
+    all others: then nothing is read, and as little as possible is converted.
 
     Args:
         memory: bytes for both.
@@ -176,8 +175,7 @@ def share_large_slot(
 
     Without memory for a slot of each class, a small group would occupy a large slot alone, and nothing could be loaded
     while another group is in use. The same holds with memory for just one small slot, but then the large group need not
-    be
-    read again. So the slot is not split if the large group is most of the bytes.
+    be read again. So the slot is not split if the large group is most of the bytes.
 
     Args:
         memory: bytes for all slots.
@@ -223,8 +221,7 @@ def allocate_slots(
     """Divide memory among the classes.
 
     Each class gets one slot, then as many as are needed to load the next group while one is in use. The rest keeps
-    groups
-    resident, largest first, since each resident byte need not be read.
+    groups resident, largest first, since each resident byte need not be read.
 
     Args:
         memory: bytes for all slots.

@@ -21,8 +21,7 @@ class Placeholder(torch.Tensor):
     """Shape, dtype and device of a weight on disk, without bytes.
 
     Code that counts parameters or asks for dtype and device works. Code that computes with it gets an error that
-    explains
-    that it bypassed the module.
+    explains that it bypassed the module.
     """
 
     weight_name: str

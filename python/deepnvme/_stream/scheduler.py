@@ -19,8 +19,7 @@ class FairScheduler:
     """Tracks which threads hold weights, so that a thread without memory knows whether waiting helps.
 
     A thread that already holds weights always continues, since the waiting ones need them back. A thread that holds
-    none
-    gives way to a starved one.
+    none gives way to a starved one.
     """
 
     def __init__(self) -> None:

@@ -52,8 +52,7 @@ class Origin:
         """The offset within a cache line that gives bit-identical results to the model in memory.
 
         Libraries that map files leave single ranges where they are in the file. Tensors that they concatenate or cast
-        have
-        memory of their own.
+        have memory of their own.
         """
         if self.reference_line_offset is not None:
             return self.reference_line_offset

@@ -3,10 +3,10 @@
 import asyncio
 import os
 
-from deepnvme._deepnvme import Pending
+from deepnvme._deepnvme import Transfer
 
 
-async def completion(pending: Pending) -> int:
+async def completion(pending: Transfer) -> int:
     """Wait for a request without blocking the loop. Returns the bytes moved, or raises its error.
 
     Cancelling the awaiting task does not cancel the request. It continues, and may be awaited again.

@@ -55,8 +55,7 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
     """Replaces DeepSpeed's `DecoupledCheckpointEngine`: files are written while the next batch is computed.
 
     A save returns once the tensors are copied to page-locked memory. DeepSpeed commits before the next optimizer step:
-    it
-    waits for the files, raises their errors, and names the checkpoint in `latest`.
+    it waits for the files, raises their errors, and names the checkpoint in `latest`.
     """
 
     def __init__(self, config_params: Any, dp_writer_config: object, optimize_dp_state: bool) -> None:

@@ -27,7 +27,7 @@ class Operation:
 
     __slots__ = ("_check", "_pending", "file")
 
-    def __init__(self, pending: deepnvme.Pending, file: Hashable, check: Callable[[], None] | None) -> None:
+    def __init__(self, pending: deepnvme.Transfer, file: Hashable, check: Callable[[], None] | None) -> None:
         self._pending = pending
         self._check = check
         self.file = file

@@ -17,8 +17,7 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
     """Reads and writes tensors on GPUs and in CPU memory. The arguments are those of `aio_handle`.
 
     Transfers do not require pinning, but memory that many of them use should be pinned. All handles of a process share
-    one
-    record, so any handle may free tensors of another. Dropped tensors leave the record by themselves.
+    one record, so any handle may free tensors of another. Dropped tensors leave the record by themselves.
 
     >>> handle = gds_handle(queue_depth=32)
     >>> weights = handle.new_pinned_device_tensor(1000, torch.empty(0, device="cuda"))
@@ -51,10 +50,8 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
         """Record a GPU tensor that stays the caller's; returns True. `ValueError` if it is already recorded.
 
         If cuFile transfers directly, the memory of a contiguous tensor is registered with it until the tensor is
-        unpinned or
-        dropped, or later registrations need the room. Transfers of any part of it then bypass CPU memory. Otherwise, or
-        if
-        cuFile refuses, the tensor is only recorded, and transfers are unchanged.
+        unpinned or dropped, or later registrations need the room. Transfers of any part of it then bypass CPU memory.
+        Otherwise, or if cuFile refuses, the tensor is only recorded, and transfers are unchanged.
         """
         _device_tensors.pin(tensor, self._operations.pin)
         return True

@@ -88,7 +88,7 @@ class SwappedGradients:
 
     def _put(self, group: StateGroup, placement: Placement, new: torch.Tensor) -> None:
         if group.has_grads:
-            with self._swapper.lend(group.grad_key) as memory:
+            with self._swapper.borrow(group.grad_key) as memory:
                 placement.gradient(memory).copy_(new)
         else:
             with self._swapper.create(group.grad_key, [group.grad_nbytes], torch.uint8) as memory:
@@ -106,7 +106,7 @@ class SwappedGradients:
                 # A stopped step has used it.
                 self._put(group, placement, some)
                 continue
-            with self._swapper.lend(group.grad_key) as memory:
+            with self._swapper.borrow(group.grad_key) as memory:
                 kept = placement.gradient(memory)
                 if factor != 1.0:
                     kept.mul_(factor)

@@ -214,7 +214,7 @@ class _Loader:
     def _assemble(self, group: StateGroup, placements: Sequence[Placement]) -> None:
         """Assemble a group from overlapping extents."""
         self._store.prepare(group)
-        with self._store.swapper.lend(group.key) as memory:
+        with self._store.swapper.borrow(group.key) as memory:
             for placement in placements:
                 state = placement.state(memory)
                 for kind, _, there, first in self._placement_extents(placement):

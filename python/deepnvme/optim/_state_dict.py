@@ -70,18 +70,15 @@ class KernelOptimizer(SteppingOptimizer):
         """Save the state on disk to a file without passing through memory.
 
         XFS and Btrfs share the blocks; elsewhere the kernel copies. The result is a safetensors file. It gets its name
-        once it
-        is completely on disk; until then a previous file of that name is untouched. If the path is a symbolic link, its
-        target
-        is replaced.
+        once it is completely on disk; until then a previous file of that name is untouched. If the path is a symbolic
+        link, its target is replaced.
 
         Args:
             path: path of the file, one per rank.
             shards: for each parameter, the name of a whole tensor and the index of the parameter's first element in it,
                 in
                 memory order. Another number of ranks can then load the file. Default: parameters are whole, and named
-                by
-                their number.
+                by their number.
             checksums: checksum each MiB and the header. The file is read once for that. Default True.
 
         Returns:
@@ -114,8 +111,7 @@ class KernelOptimizer(SteppingOptimizer):
 
         Returns:
             Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``. State that is split as it was saved
-            does not
-            pass through memory.
+            does not pass through memory.
 
         Raises:
             deepnvme.errors.ChecksumError: bytes differ from those that were saved.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from deepnvme._deepnvme import Kernel
-    from deepnvme._offload import Lend, SwapStats
+    from deepnvme._offload import Borrowed, SwapStats
     from deepnvme.optim._formats import StateKind
     from deepnvme.optim._layout import Placement, StateGroup
 
@@ -58,8 +58,8 @@ class SwapStore:
         self._begun: set[torch.nn.Parameter] = set()
         # State and gradients of parameters that are being moved to another place.
         self._moving: dict[torch.nn.Parameter, tuple[dict[str, torch.Tensor], torch.Tensor | None]] = {}
-        # Tensors that are lent. An interrupt may leave some of them unreturned.
-        self._open: list[Lend] = []
+        # Tensors that are borrowed. An interrupt may leave some of them unreturned.
+        self._open: list[Borrowed] = []
         # Groups with initial state that is still in memory.
         self._waiting: dict[StateGroup, None] = {}
         # Slices leased in this step; a repeated one starts the next step. Two param groups may share a state group, so
@@ -164,15 +164,15 @@ class SwapStore:
         mine = [placements[piece] for piece in batch]
         self.prepare(group)
         self._follow(batch[0])
-        with ExitStack() as lent:
+        with ExitStack() as borrowed:
             state = grads = torch.empty(0, dtype=torch.uint8)
             if group.nbytes:
                 self._note(group.key)
-                state = lent.enter_context(self._noted(self.swapper.lend(group.key)))
+                state = borrowed.enter_context(self._noted(self.swapper.borrow(group.key)))
             with_grads = [placement for placement in mine if placement.grad is not None]
             if with_grads:
                 self._note(group.grad_key)
-                grads = lent.enter_context(self._noted(self.swapper.lend(group.grad_key, shared=True)))
+                grads = borrowed.enter_context(self._noted(self.swapper.borrow(group.grad_key, shared=True)))
             yield [
                 LeasedState(placement.state(state), placement.gradient(grads) if placement.grad else None)
                 for placement in mine
@@ -195,21 +195,21 @@ class SwapStore:
                 _write_initial(initial_values, memory)
             group.is_on_disk = True
         elif group.nbytes and initial_values:
-            with self._noted(self.swapper.lend(group.key)) as memory:
+            with self._noted(self.swapper.borrow(group.key)) as memory:
                 _write_initial(initial_values, memory)
         self._open.clear()
         for placement in initial_values:
             placement.initial_values = None
         self._waiting.pop(group, None)
 
-    def _noted(self, lend: Lend) -> Lend:
-        self._open.append(lend)
-        return lend
+    def _noted(self, borrow: Borrowed) -> Borrowed:
+        self._open.append(borrow)
+        return borrow
 
     def _return(self) -> None:
-        """Return tensors that an interrupt left lent."""
-        for lend in self._open:
-            lend.release()
+        """Return tensors that an interrupt left borrowed."""
+        for borrow in self._open:
+            borrow.release()
         self._open.clear()
 
     def imported(self, group: StateGroup) -> None:

@@ -16,7 +16,7 @@ def started():
 
 READ_WRITE = "`read`, `write` and their batches"
 STRIPES = "the same with a `StripeSet`"
-WAIT = "`Pending.wait`"
+WAIT = "`Transfer.wait`"
 AWAIT = "`await pending`"
 WITH = "`with pending:`"
 FILE_READ = "`file.read`, `file.readinto`"

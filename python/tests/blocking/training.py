@@ -5,7 +5,7 @@ swapper = deepnvme.Swapper(".", memory=8 << 20)
 for key in "ab":
     swapper.put(key, torch.full((2 << 20,), ord(key), dtype=torch.float32)[: (2 << 20) - 5000])
 def hold():
-    with swapper.lend("a"):
+    with swapper.borrow("a"):
         held.set()
         go_on.wait()
 held, go_on = threading.Event(), threading.Event()
@@ -62,11 +62,11 @@ def train(one=model):
 )
 
 
-LEND, FLUSH, SWAP_CLOSE = "`Swapper.lend`, `fill`, `put`, `read`, `write`", "`Swapper.flush`", "`Swapper.close`"
+BORROW, FLUSH, SWAP_CLOSE = "`Swapper.borrow`, `create`, `put`, `read`, `write`", "`Swapper.flush`", "`Swapper.close`"
 FORWARD, STREAM_CLOSE = "a streamed model's `forward`, `generate`", "`streaming.close`"
 STEP, SAVE_STATE, OPT_CLOSE = "`step` with `swap_dir=`", "`save_state`, `load_state`", "`close` of such an optimizer"
-OFFLOAD, OFF_CLOSE = "forward and backward with `offload_parameters`", "`Offloaded.close`"
-ROWS = (LEND, FLUSH, SWAP_CLOSE, FORWARD, STREAM_CLOSE, STEP, SAVE_STATE, OPT_CLOSE, OFFLOAD, OFF_CLOSE)
+OFFLOAD, OFF_CLOSE = "forward and backward with `offload_parameters`", "`ParameterOffload.close`"
+ROWS = (BORROW, FLUSH, SWAP_CLOSE, FORWARD, STREAM_CLOSE, STEP, SAVE_STATE, OPT_CLOSE, OFFLOAD, OFF_CLOSE)
 
 CLOSED = "raises `ClosedError`"
 ENDS = "the process ends"
@@ -78,12 +78,12 @@ MOVING = ("swapper.read('b', 0, torch.empty(2_000_000))", "swapper.write('b', 0,
 
 # By row and column: what is documented, and programs that show it.
 CELLS: dict[tuple[str, str], tuple[str, ...]] = {
-    (LEND, "close"): (
+    (BORROW, "close"): (
         CLOSED,
         SWAPPER
         + """
 soon(swapper.close, at(0.1))
-raises(errors.ClosedError, lambda: swapper.lend("b").__enter__())
+raises(errors.ClosedError, lambda: swapper.borrow("b").__enter__())
 for call in (
     lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
     lambda: swapper.put("d", torch.ones(1 << 20)),
@@ -97,12 +97,12 @@ holder.join(20)
         *(SWAPPER + f"soon(swapper.close, at(0.1))\nraises(errors.ClosedError, lambda: {call})" for call in WAITING),
         *(SWAPPER + f"soon(swapper.close, busy())\nraises(errors.ClosedError, lambda: {call})" for call in MOVING),
     ),
-    (LEND, "Ctrl-C"): (
-        "raises; nothing is lent, and nothing is put",
+    (BORROW, "Ctrl-C"): (
+        "raises; nothing is borrowed, and nothing is put",
         SWAPPER
         + """
 for call in (
-    lambda: swapper.lend("b").__enter__(),
+    lambda: swapper.borrow("b").__enter__(),
     lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
     lambda: swapper.put("d", torch.ones(1 << 20)),
 ):
@@ -112,18 +112,18 @@ for call in (
 assert set(swapper.keys()) == {"a", "b"}
 go_on.set()
 holder.join(20)
-with swapper.lend("b") as lent:
-    assert lent.eq(ord("b")).all()
+with swapper.borrow("b") as borrowed:
+    assert borrowed.eq(ord("b")).all()
 swapper.close()
 """,
         *(SWAPPER + f"soon(interrupt, busy())\nraises(KeyboardInterrupt, lambda: {call})" for call in MOVING),
     ),
-    (LEND, "fork"): (
+    (BORROW, "fork"): (
         CLOSED,
         SWAPPER
         + """
 in_child(lambda: [raises(errors.ClosedError, call) for call in (
-    lambda: swapper.lend("b").__enter__(),
+    lambda: swapper.borrow("b").__enter__(),
     lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
     lambda: swapper.put("d", torch.ones(1 << 20)),
     lambda: swapper.read("b", 0, torch.empty(10)),
@@ -132,9 +132,9 @@ in_child(lambda: [raises(errors.ClosedError, call) for call in (
 go_on.set()
 """,
     ),
-    (LEND, "exit"): (
+    (BORROW, "exit"): (
         GIVEN_UP,
-        *(SWAPPER + f"leave(lambda: {call}, at(0.1))" for call in ("swapper.lend('b').__enter__()", *WAITING)),
+        *(SWAPPER + f"leave(lambda: {call}, at(0.1))" for call in ("swapper.borrow('b').__enter__()", *WAITING)),
         *(SWAPPER + f"leave(lambda: {call}, busy())" for call in MOVING),
     ),
     (FLUSH, "close"): (
@@ -217,8 +217,8 @@ raises(errors.ClosedError, swapper.flush)
 swapper = deepnvme.Swapper(".", memory=64 << 20)
 swapper.put("a", torch.ones(1 << 20))
 in_child(lambda: returns(swapper.close))
-with swapper.lend("a") as lent:
-    assert lent.eq(1).all()
+with swapper.borrow("a") as borrowed:
+    assert borrowed.eq(1).all()
 """,
     ),
     (SWAP_CLOSE, "exit"): (

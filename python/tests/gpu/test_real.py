@@ -201,8 +201,8 @@ def test_a_swapper_takes_and_gives_tensors_of_a_gpu(tmp_path: Path, dtype: torch
             # Not contiguous, and its kernel has not run when `put` is called.
             swapper.put(key, host.cuda().t().contiguous().t())
         for key, host in hosts.items():
-            with swapper.lend(key, shared=True) as lent:
-                assert bits(lent) == bits(host)
+            with swapper.borrow(key, shared=True) as borrowed:
+                assert bits(borrowed) == bits(host)
         for key, host in hosts.items():
             part = host.flatten()[100:4000]
             offset = 100 * host.element_size()
@@ -211,8 +211,8 @@ def test_a_swapper_takes_and_gives_tensors_of_a_gpu(tmp_path: Path, dtype: torch
             swapper.write(key, offset, part.flip(0).cuda())
             host.flatten()[100:4000] = part.flip(0)
         for key, host in hosts.items():
-            with swapper.lend(key) as lent:
-                assert bits(lent.cuda().cpu()) == bits(host)
+            with swapper.borrow(key) as borrowed:
+                assert bits(borrowed.cuda().cpu()) == bits(host)
 
 
 @pytest.mark.parametrize(("part", "dtype"), [(0.3, "auto"), (0.6, "auto"), (2.0, "auto"), (0.5, "float32")])

@@ -73,15 +73,15 @@ def test_a_close_that_fails_can_be_repeated(tmp_path: Path, monkeypatch: pytest.
     model = Model()
     expected = [parameter.detach().clone() for parameter in model.parameters()]
     offloading = deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path)
-    real, calls = Swapper.lend, []
+    real, calls = Swapper.borrow, []
 
-    def lend(self: Swapper, key: str, *, shared: bool = False) -> Any:
+    def borrow(self: Swapper, key: str, *, shared: bool = False) -> Any:
         calls.append(key)
         if len(calls) == 3:
             raise deepnvme.Error(errno.EIO, "read at offset 0: Input/output error", "swap")
         return real(self, key, shared=shared)
 
-    monkeypatch.setattr(Swapper, "lend", lend)
+    monkeypatch.setattr(Swapper, "borrow", borrow)
     with pytest.raises(deepnvme.Error, match="Input/output"):
         offloading.close()
     offloading.close()

@@ -233,16 +233,16 @@ def test_an_optimizer_that_is_gone_takes_nothing(tmp_path: Path) -> None:
 def test_a_partially_accumulated_gradient_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, mine, other, his = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
     one(image(1)).square().mean().backward()
-    real, lends = Swapper.lend, []
+    real, borrows = Swapper.borrow, []
 
-    def lend(self: Swapper, key: str, *, shared: bool = False) -> Any:
-        lends.append(key)
-        if len(lends) == 8:
+    def borrow(self: Swapper, key: str, *, shared: bool = False) -> Any:
+        borrows.append(key)
+        if len(borrows) == 8:
             raise Error(errno.EIO, "read at offset 0: Input/output error", "swap")
         return real(self, key, shared=shared)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Swapper, "lend", lend)
+        patch.setattr(Swapper, "borrow", borrow)
         with pytest.raises(Error, match="Input/output"):
             one(image(2)).square().mean().backward()
     with pytest.raises(UnsupportedError, match="zero_grad"):

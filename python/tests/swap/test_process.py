@@ -77,13 +77,13 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(python: Callable[..., Any
         swapper = deepnvme.Swapper(".", memory=8 * 4096, named=True)
         for index in range(12):
             swapper.put(str(index), torch.full((1024,), float(index)))
-        lend = swapper.lend("0")
-        lent = lend.__enter__()
+        borrow = swapper.borrow("0")
+        borrowed = borrow.__enter__()
         pid = os.fork()
         if pid == 0:
             signal.alarm(60)
             calls = [
-                lambda: swapper.put("x", torch.ones(1)), lambda: swapper.lend("1").__enter__(),
+                lambda: swapper.put("x", torch.ones(1)), lambda: swapper.borrow("1").__enter__(),
                 lambda: swapper.flush(), lambda: swapper.delete("1"), lambda: swapper.prefetch(["1"]),
                 lambda: swapper.schedule(["1"]), lambda: swapper.extents("1"),
                 lambda: swapper.read("1", 0, torch.empty(1)),
@@ -98,18 +98,18 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(python: Callable[..., Any
                     print("call", index, "did not raise", flush=True)
                     status = 1
             assert swapper.stats().items == 0 and len(swapper) == 0
-            lend.__exit__(None, None, None)
+            borrow.__exit__(None, None, None)
             swapper.close()
-            del swapper, lend, lent
+            del swapper, borrow, borrowed
             gc.collect()
             os._exit(status)
         assert os.waitpid(pid, 0)[1] == 0
         assert len([name for name in os.listdir() if name.startswith(".deepnvme-swap-")]) == 1
-        lent.add_(100)
-        lend.__exit__(None, None, None)
+        borrowed.add_(100)
+        borrow.__exit__(None, None, None)
         for index in range(12):
-            with swapper.lend(str(index)) as lent:
-                assert lent.eq(index + (100 if index == 0 else 0)).all()
+            with swapper.borrow(str(index)) as borrowed:
+                assert borrowed.eq(index + (100 if index == 0 else 0)).all()
     """)
 
 
@@ -138,15 +138,15 @@ def test_memory_stays_within_its_bound(python: Callable[..., Any]) -> None:
         swapper.schedule(keys)
         for step in range(2):
             for key in keys:
-                with swapper.lend(key) as lent:
-                    lent += 1
+                with swapper.borrow(key) as borrowed:
+                    borrowed += 1
         stats = swapper.stats()
         assert stats.resident_bytes_peak <= MEMORY == stats.memory_bytes
         assert stats.stored_bytes == 120 * ITEM
         peak = status("VmHWM") - before
         assert peak < MEMORY + (48 << 20), peak
-        with swapper.lend("77", shared=True) as lent:
-            assert lent.eq(2).all()
+        with swapper.borrow("77", shared=True) as borrowed:
+            assert borrowed.eq(2).all()
     """)
 
 
@@ -158,25 +158,25 @@ def test_ctrl_c_ends_a_wait(python: Callable[..., Any]) -> None:
             swapper.put(key, torch.zeros(1024))
         held, done = threading.Event(), threading.Event()
         def hold():
-            with swapper.lend("a") as lent:
+            with swapper.borrow("a") as borrowed:
                 held.set()
                 done.wait()
-                lent += 1
+                borrowed += 1
         thread = threading.Thread(target=hold)
         thread.start()
         held.wait()
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
-            with swapper.lend("b"):
+            with swapper.borrow("b"):
                 raise AssertionError("it is not to be had")
         except KeyboardInterrupt:
             pass
         done.set()
         thread.join()
-        with swapper.lend("b"):
+        with swapper.borrow("b"):
             pass
-        with swapper.lend("a") as lent:
-            assert lent.eq(1).all()
+        with swapper.borrow("a") as borrowed:
+            assert borrowed.eq(1).all()
     """)
 
 
@@ -186,7 +186,7 @@ def test_the_interpreter_ends_with_a_swapper_at_work(tmp_path: Path, python: Cal
         swapper = deepnvme.Swapper(".", memory="8MB", named=True)
         for index in range(20):
             swapper.put(str(index), torch.zeros(1 << 18))
-        lent = swapper.lend("3").__enter__()
+        borrowed = swapper.borrow("3").__enter__()
     """)
     assert names(tmp_path) == []
     assert not any(tmp_path.iterdir())

@@ -49,10 +49,10 @@ def test_all_dtypes_and_shapes_come_back(swapper: Make, checksums: bool) -> None
     assert len(mine) == len(kept)
     assert set(mine.keys()) == set(kept)
     for key, tensor in kept.items():
-        with mine.lend(key, shared=True) as lent:
-            assert lent.dtype is tensor.dtype
-            assert lent.shape == tensor.shape
-            assert bits(lent) == bits(tensor)
+        with mine.borrow(key, shared=True) as borrowed:
+            assert borrowed.dtype is tensor.dtype
+            assert borrowed.shape == tensor.shape
+            assert bits(borrowed) == bits(tensor)
     stats = mine.stats()
     assert stats.evictions > 0
     assert stats.resident_bytes_peak <= stats.memory_bytes == 16 * 4096
@@ -71,10 +71,10 @@ def test_strided_lazy_and_wanted_by_autograd(swapper: Make) -> None:
         "expanded": torch.randn(1, 4).expand(3, 4),
     }.items():
         mine.put(key, tensor)
-        with mine.lend(key) as lent:
-            assert torch.equal(lent, tensor)
-            assert not lent.requires_grad
-            assert lent.is_contiguous()
+        with mine.borrow(key) as borrowed:
+            assert torch.equal(borrowed, tensor)
+            assert not borrowed.requires_grad
+            assert borrowed.is_contiguous()
 
 
 def test_changes_are_kept_and_clean_tensors_are_not_written(swapper: Make) -> None:
@@ -83,27 +83,27 @@ def test_changes_are_kept_and_clean_tensors_are_not_written(swapper: Make) -> No
         mine.put(key, torch.zeros(1024))
     for _ in range(3):
         for key in "abcdefgh":
-            with mine.lend(key) as lent:
-                lent.add_(1)
+            with mine.borrow(key) as borrowed:
+                borrowed.add_(1)
     mine.flush()
     written = mine.stats().bytes_written
     for key in "abcdefgh":
-        with mine.lend(key, shared=True) as lent:
-            assert lent.eq(3).all()
-        lend = mine.lend(key)
-        with lend:
-            lend.mark_clean()
+        with mine.borrow(key, shared=True) as borrowed:
+            assert borrowed.eq(3).all()
+        borrow = mine.borrow(key)
+        with borrow:
+            borrow.mark_clean()
     mine.flush()
     assert mine.stats().bytes_written == written
     with pytest.raises(ValueError, match="with block"):
-        lend.mark_clean()
+        borrow.mark_clean()
 
 
 def test_lent_tensors_do_not_share_version_counters(swapper: Make) -> None:
     mine = swapper()
     mine.put("weight", torch.ones(4))
     mine.put("moment", torch.ones(4))
-    with mine.lend("weight", shared=True) as weight, mine.lend("moment") as moment:
+    with mine.borrow("weight", shared=True) as weight, mine.borrow("moment") as moment:
         total = (torch.ones(4, requires_grad=True) * weight).square().sum()
         moment.add_(1)
         total.backward()  # type: ignore[no-untyped-call]
@@ -114,9 +114,9 @@ def test_types_that_torch_does_not_copy(swapper: Make) -> None:
     for dtype in (getattr(torch, name) for name in ("int4", "uint1", "uint7")):
         source = torch.arange(5, dtype=torch.uint8).view(dtype)
         one.put("few bits", source)
-        with one.lend("few bits") as lent:
-            assert lent.dtype == dtype
-            assert lent.view(torch.uint8).equal(source.view(torch.uint8))
+        with one.borrow("few bits") as borrowed:
+            assert borrowed.dtype == dtype
+            assert borrowed.view(torch.uint8).equal(source.view(torch.uint8))
 
 
 def test_a_key_takes_tensors_of_other_sizes(swapper: Make) -> None:
@@ -135,8 +135,8 @@ def test_a_key_takes_tensors_of_other_sizes(swapper: Make) -> None:
         mine.put(key, last[key])
         peak = max(peak, sum(-(-tensor.nbytes // 4096) * 4096 for tensor in last.values()))
     for key, tensor in last.items():
-        with mine.lend(key) as lent:
-            assert torch.equal(lent.view(torch.int32), tensor.view(torch.int32))
+        with mine.borrow(key) as borrowed:
+            assert torch.equal(borrowed.view(torch.int32), tensor.view(torch.int32))
     # Reserved beyond the last byte, and wasted by changing sizes.
     assert mine.stats().file_bytes <= (peak + 9000 * 4 + 4096) * 1.25 * 1.125 + 4096
 
@@ -166,8 +166,8 @@ def test_parts_in_memory_and_on_disk(swapper: Make) -> None:
         expected[5999] = 2
         deepnvme.as_bytes(expected)[1:5] = 1
         for key in ("there", "away"):
-            with mine.lend(key) as lent:
-                assert torch.equal(lent, expected)
+            with mine.borrow(key) as borrowed:
+                assert torch.equal(borrowed, expected)
             with pytest.raises(ValueError, match="outside"):
                 mine.read(key, 5999 * 4, torch.empty(2, dtype=torch.int32))
             with pytest.raises(ValueError, match="offset is -4"):
@@ -194,15 +194,15 @@ def test_an_order_is_read_ahead(swapper: Make) -> None:
     mine.schedule(keys)
     for _ in range(4):
         for key in keys:
-            with mine.lend(key) as lent:
-                assert lent[0] == float(key)
+            with mine.borrow(key) as borrowed:
+                assert borrowed[0] == float(key)
     stats = mine.stats()
     assert stats.reads < 80 + 20
     assert stats.resident_bytes_peak <= stats.memory_bytes
     mine.schedule([])
     mine.schedule(["not there yet", "3"], repeat=False)
-    with mine.lend("3", shared=True) as lent:
-        assert lent[0] == 3
+    with mine.borrow("3", shared=True) as borrowed:
+        assert borrowed[0] == 3
 
 
 def test_prefetched_is_a_hit(swapper: Make) -> None:
@@ -214,7 +214,7 @@ def test_prefetched_is_a_hit(swapper: Make) -> None:
         before = mine.stats()
         if before.reads >= 2:
             break
-    with mine.lend("a"), mine.lend("b"):
+    with mine.borrow("a"), mine.borrow("b"):
         pass
     assert mine.stats().hits == before.hits + 2
     with pytest.raises(KeyError, match="nowhere"):
@@ -235,8 +235,8 @@ def test_threads(swapper: Make) -> None:
                 key = generator.choice(keys)
                 if turn % 7 == 0:
                     mine.put(f"{seed}-{turn % 2}", torch.full((generator.randrange(900),), seed))
-                with mine.lend(key) as lent:
-                    lent.add_(1)
+                with mine.borrow(key) as borrowed:
+                    borrowed.add_(1)
         except BaseException as error:
             failures.append(error)
 
@@ -248,9 +248,9 @@ def test_threads(swapper: Make) -> None:
     assert not failures
     total = 0
     for key in keys:
-        with mine.lend(key, shared=True) as lent:
-            assert lent.eq(lent[0]).all()
-            total += int(lent[0])
+        with mine.borrow(key, shared=True) as borrowed:
+            assert borrowed.eq(borrowed[0]).all()
+            total += int(borrowed[0])
     assert total == 600
     assert mine.stats().resident_bytes_peak <= 6 * 4096
 
@@ -259,16 +259,16 @@ def test_a_thread_that_holds_too_much_gets_an_error(swapper: Make) -> None:
     mine = swapper(2 * 4096)
     for key in "abc":
         mine.put(key, torch.zeros(1024))
-    with mine.lend("a"), mine.lend("b", shared=True):
-        with pytest.raises(RuntimeError, match="2 items are borrowed, 2 of them by this thread"), mine.lend("c"):
+    with mine.borrow("a"), mine.borrow("b", shared=True):
+        with pytest.raises(RuntimeError, match="2 items are borrowed, 2 of them by this thread"), mine.borrow("c"):
             pass
-        with pytest.raises(RuntimeError, match="return it first"), mine.lend("a", shared=True):
+        with pytest.raises(RuntimeError, match="return it first"), mine.borrow("a", shared=True):
             pass
         with pytest.raises(RuntimeError):
             mine.put("a", torch.zeros(1024))
-        with mine.lend("b", shared=True):
+        with mine.borrow("b", shared=True):
             pass
-    with mine.lend("c"):
+    with mine.borrow("c"):
         pass
 
 
@@ -276,7 +276,7 @@ def test_errors_teach(swapper: Make, tmp_path: Path) -> None:
     mine = swapper(4 * 4096)
     with pytest.raises(MemoryError, match="use memory=20480 or more"):
         mine.put("large", torch.zeros(5 * 1024))
-    with pytest.raises(KeyError, match="put it first"), mine.lend("nowhere"):
+    with pytest.raises(KeyError, match="put it first"), mine.borrow("nowhere"):
         pass
     for call in (mine.delete, mine.extents):
         with pytest.raises(KeyError):
@@ -304,9 +304,9 @@ def test_attached_from_a_file(swapper: Make, tmp_path: Path) -> None:
         mine.attach(str(index), tmp_path / "weights", index * 20_000, 20_000, dtype=torch.float32, shape=(50, 100))
     for _ in range(2):
         for index in range(4):
-            with mine.lend(str(index), shared=True) as lent:
-                assert torch.equal(lent, weights[index * 5000 :][:5000].view(50, 100))
-    with pytest.raises(ValueError, match="read-only"), mine.lend("1"):
+            with mine.borrow(str(index), shared=True) as borrowed:
+                assert torch.equal(borrowed, weights[index * 5000 :][:5000].view(50, 100))
+    with pytest.raises(ValueError, match="read-only"), mine.borrow("1"):
         pass
     with pytest.raises(ValueError, match="read-only"):
         mine.write("1", 0, torch.ones(1))
@@ -327,8 +327,8 @@ def test_export_and_import(swapper: Make, tmp_path: Path, checksums: bool) -> No
     with path.open("w+b") as file:
         offset, places = 0, {}
         for key, tensor in tensors.items():
-            with mine.lend(key) as lent:
-                lent.mul_(2)
+            with mine.borrow(key) as borrowed:
+                borrowed.mul_(2)
             how = mine.export(key, file.fileno(), offset)
             assert sum(how.values()) == tensor.nbytes
             places[key] = offset
@@ -345,8 +345,8 @@ def test_export_and_import(swapper: Make, tmp_path: Path, checksums: bool) -> No
             mine.import_("beyond", file.fileno(), offset, 30_000)
         assert "beyond" not in mine
     for key, tensor in tensors.items():
-        with mine.lend(f"back {key}") as lent:
-            assert torch.equal(lent, tensor * 2)
+        with mine.borrow(f"back {key}") as borrowed:
+            assert torch.equal(borrowed, tensor * 2)
 
 
 def test_extents_contain_the_tensor(swapper: Make) -> None:
@@ -370,7 +370,7 @@ def test_damage_is_found(swapper: Make) -> None:
     with Path(path).open("r+b") as file:
         file.seek(offset + 7000)
         file.write(b"!")
-    with pytest.raises(CorruptFileError, match="victim") as caught, mine.lend("victim"):
+    with pytest.raises(CorruptFileError, match="victim") as caught, mine.borrow("victim"):
         pass
     assert (caught.value.filename, caught.value.offset) == (path, offset)
 
@@ -388,15 +388,15 @@ def test_gradients_are_put_accumulated_and_consumed(swapper: Make) -> None:
                 if micro == 0:
                     mine.put(f"{name}.grad", torch.ones(1024))
                 else:
-                    with mine.lend(f"{name}.grad") as grad:
+                    with mine.borrow(f"{name}.grad") as grad:
                         grad.add_(1)
         for name in names:
-            with mine.lend(f"{name}.grad", shared=True) as grad, mine.lend(f"{name}.moment") as moment:
+            with mine.borrow(f"{name}.grad", shared=True) as grad, mine.borrow(f"{name}.moment") as moment:
                 moment.add_(grad)
             mine.delete(f"{name}.grad")
     assert len(mine) == 8
     for name in names:
-        with mine.lend(f"{name}.moment") as moment:
+        with mine.borrow(f"{name}.moment") as moment:
             assert moment.eq(6).all()
 
 
@@ -421,10 +421,10 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
 def test_closed(swapper: Make) -> None:
     mine = swapper()
     mine.put("a", torch.ones(4))
-    with mine.lend("a") as lent:
+    with mine.borrow("a") as borrowed:
         mine.close()
-        assert lent.eq(1).all()
-    for call in (lambda: mine.put("b", torch.ones(1)), lambda: mine.lend("a").__enter__(), mine.flush):
+        assert borrowed.eq(1).all()
+    for call in (lambda: mine.put("b", torch.ones(1)), lambda: mine.borrow("a").__enter__(), mine.flush):
         with pytest.raises(ClosedError):
             call()
     mine.close()
@@ -447,12 +447,12 @@ def test_a_disk_without_room(swapper: Make, tmp_path: Path) -> None:
         assert caught.value.errno == errno.EFBIG
         assert "more" not in mine
         for key in kept:
-            with mine.lend(key) as lent:
-                assert lent.eq(float(key)).all()
+            with mine.borrow(key) as borrowed:
+                assert borrowed.eq(float(key)).all()
         mine.delete("3")
         mine.put("more", torch.ones(1024))
-        with mine.lend("more") as lent:
-            assert lent.eq(1).all()
+        with mine.borrow("more") as borrowed:
+            assert borrowed.eq(1).all()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, deaf)
@@ -463,7 +463,7 @@ def test_a_shape_with_a_negative_dimension_is_refused_and_nothing_is_there(swapp
     with pytest.raises(ValueError, match="a dimension of 'a' is -1"), mine.create("a", (-1, -4), torch.float32):
         pass
     # The borrower is told at once.
-    with pytest.raises(KeyError), mine.lend("a"):
+    with pytest.raises(KeyError), mine.borrow("a"):
         pass
     assert mine.keys() == []
 
@@ -474,7 +474,7 @@ def test_a_create_that_raises_leaves_nothing(swapper: Make) -> None:
         mine.put("a", torch.ones(5))
         with pytest.raises(ZeroDivisionError), mine.create("a", shape, torch.float32) as held:
             held.fill_(1 / 0)
-        with pytest.raises(KeyError), mine.lend("a"):
+        with pytest.raises(KeyError), mine.borrow("a"):
             pass
     with pytest.raises(RuntimeError, match="size"), mine.create("a", (5,), torch.float32) as held:
         held.copy_(torch.ones(6))
@@ -513,14 +513,16 @@ def test_a_put_that_is_interrupted_anywhere_is_all_there_or_not_at_all(
         except KeyboardInterrupt:
             pass
         if "a" in mine:
-            with mine.lend("a", shared=True) as lent:
-                assert torch.equal(lent, new if lent.dtype is torch.float32 else torch.zeros(3, 3, dtype=torch.int64))
+            with mine.borrow("a", shared=True) as borrowed:
+                assert torch.equal(
+                    borrowed, new if borrowed.dtype is torch.float32 else torch.zeros(3, 3, dtype=torch.int64)
+                )
         else:
-            with pytest.raises(KeyError), mine.lend("a"):
+            with pytest.raises(KeyError), mine.borrow("a"):
                 pass
         act()
-        with mine.lend("a", shared=True) as lent:
-            assert torch.equal(lent, new)
+        with mine.borrow("a", shared=True) as borrowed:
+            assert torch.equal(borrowed, new)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -529,8 +531,8 @@ def test_a_lend_that_is_interrupted_anywhere_is_returned(swapper: Make, interrup
     mine.put("a", torch.ones(300))
 
     def act() -> None:
-        with mine.lend("a") as lent:
-            lent.add_(0)
+        with mine.borrow("a") as borrowed:
+            borrowed.add_(0)
 
     with interrupted() as points:
         act()
@@ -540,8 +542,8 @@ def test_a_lend_that_is_interrupted_anywhere_is_returned(swapper: Make, interrup
                 act()
         except KeyboardInterrupt:
             pass
-        with mine.lend("a") as lent:
-            assert torch.equal(lent, torch.ones(300))
+        with mine.borrow("a") as borrowed:
+            assert torch.equal(borrowed, torch.ones(300))
 
 
 def test_a_named_file_goes_though_the_process_went_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

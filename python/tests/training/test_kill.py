@@ -32,25 +32,25 @@ if parameters_on_disk:
     offloading.attach(optimizer)
 training = language_model.Training(model, optimizer, {STEPS})
 
-lends = stop = 0
-plain = deepnvme.Swapper.lend
-def lend(swapper, key, **options):
-    global lends
-    # Blocks are lent in the forward pass, too, and not to change them.
-    lends += not options.get("shared", False)
-    if stop and lends == stop:
+borrows = stop = 0
+plain = deepnvme.Swapper.borrow
+def borrow(swapper, key, **options):
+    global borrows
+    # Blocks are borrowed in the forward pass, too, and not to change them.
+    borrows += not options.get("shared", False)
+    if stop and borrows == stop:
         say("in the middle")
         time.sleep(1000)
     return plain(swapper, key, **options)
-deepnvme.Swapper.lend = lend
+deepnvme.Swapper.borrow = borrow
 
 checkpointer = deepnvme.Checkpointer(saved, keep=2)
 for step in range({STEPS}):
     if step == {KILLED_IN}:
-        stop = lends + each // 2
-    before = lends
+        stop = borrows + each // 2
+    before = borrows
     training.step(step)
-    each = lends - before
+    each = borrows - before
     assert each > 20, each
     if step % {EVERY} == {EVERY} - 1:
         checkpointer.save(step, {{

@@ -1,4 +1,4 @@
-//! `deepnvme.Pending`: a request that has been started.
+//! `deepnvme.Transfer`: a request that has been started.
 
 use std::os::fd::IntoRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,11 +17,11 @@ use crate::{error, exit, orphans, watch};
 
 /// A request in flight, made by `start_read`, `start_write` and their batches.
 ///
-/// The tensor and the file stay alive until the request is done, also when the ``Pending`` is dropped: then the next
+/// The tensor and the file stay alive until the request is done, also when the ``Transfer`` is dropped: then the next
 /// call of the package after that lets go of them, and a failure becomes a ``ResourceWarning``. Do not change a tensor
 /// that is being written, nor use one that is being read into, before the request is done.
-#[pyclass(frozen, weakref, module = "deepnvme")]
-pub(crate) struct Pending {
+#[pyclass(frozen, weakref, name = "Transfer", module = "deepnvme")]
+pub(crate) struct PyTransfer {
     verb: &'static str,
     bytes_total: u64,
     flight: Mutex<Option<Arc<Flight>>>,
@@ -30,7 +30,7 @@ pub(crate) struct Pending {
 }
 
 #[pymethods]
-impl Pending {
+impl PyTransfer {
     /// Waits until the request is done and returns the number of bytes moved.
     ///
     /// The GIL is released meanwhile, and signals (Ctrl-C) are seen.
@@ -142,11 +142,11 @@ impl Pending {
             Some(Ok(_)) => "done".to_owned(),
             Some(Err(error)) => error::raise(py, error).value(py).get_type().to_string(),
         };
-        format!("<deepnvme.Pending {}: {state}, {bytes_done} of {bytes_total} bytes>", self.verb)
+        format!("<deepnvme.Transfer {}: {state}, {bytes_done} of {bytes_total} bytes>", self.verb)
     }
 }
 
-impl Pending {
+impl PyTransfer {
     pub(crate) fn new(verb: &'static str, flight: Flight) -> Self {
         let flight = Arc::new(flight);
         exit::note(&flight);
@@ -188,7 +188,7 @@ impl Pending {
     }
 }
 
-impl Drop for Pending {
+impl Drop for PyTransfer {
     fn drop(&mut self) {
         self.settle();
         if let Some(flight) = self.flight() {

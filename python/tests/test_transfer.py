@@ -1,4 +1,4 @@
-"""``Pending``: waiting, looking, cancelling, and being forgotten."""
+"""``Transfer``: waiting, looking, cancelling, and being forgotten."""
 
 import contextlib
 import gc
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def slow(slow_engine: deepnvme.Engine, path: Path) -> Iterator[deepnvme.Pending]:
+def slow(slow_engine: deepnvme.Engine, path: Path) -> Iterator[deepnvme.Transfer]:
     """A request that is in flight for a while."""
     pending = slow_engine.start_write(bytes(MANY), path)
     yield pending
@@ -46,7 +46,7 @@ def test_wait_returns_the_bytes_again_and_again(path: Path, random_bytes: Random
 
 
 @pytest.mark.parametrize("timeout", [0, 0.0, 0.01, -1, -math.inf])
-def test_a_timeout_leaves_the_request_alone(slow: deepnvme.Pending, path: Path, timeout: float) -> None:
+def test_a_timeout_leaves_the_request_alone(slow: deepnvme.Transfer, path: Path, timeout: float) -> None:
     with pytest.raises(TimeoutError, match=rf"write still in flight .* of {MANY} bytes done; wait again") as caught:
         slow.wait(timeout)
     assert isinstance(caught.value, deepnvme.Error)
@@ -55,7 +55,7 @@ def test_a_timeout_leaves_the_request_alone(slow: deepnvme.Pending, path: Path, 
     assert path.stat().st_size == MANY
 
 
-def test_invalid_timeouts(slow: deepnvme.Pending) -> None:
+def test_invalid_timeouts(slow: deepnvme.Transfer) -> None:
     with pytest.raises(ValueError, match="not a number"):
         slow.wait(math.nan)
     with pytest.raises(TypeError):
@@ -65,7 +65,7 @@ def test_invalid_timeouts(slow: deepnvme.Pending) -> None:
         slow.wait(math.inf)
 
 
-def test_progress_grows(slow: deepnvme.Pending) -> None:
+def test_progress_grows(slow: deepnvme.Transfer) -> None:
     assert "in flight" in repr(slow)
     seen = [slow.progress().bytes_done]
     while not slow.done():
@@ -79,7 +79,7 @@ def test_progress_grows(slow: deepnvme.Pending) -> None:
     assert "write: done" in repr(slow)
 
 
-def test_cancel_gives_up_the_rest(slow: deepnvme.Pending) -> None:
+def test_cancel_gives_up_the_rest(slow: deepnvme.Transfer) -> None:
     assert slow.cancel()
     with pytest.raises(deepnvme.errors.CancelledError, match="cancelled by the caller") as caught:
         slow.wait()
@@ -225,7 +225,7 @@ def test_the_tensor_of_a_dropped_request_is_released(slow_engine: deepnvme.Engin
     assert path.stat().st_size == 1 << 20
 
 
-def test_a_cancelled_request_is_no_failure(slow: deepnvme.Pending) -> None:
+def test_a_cancelled_request_is_no_failure(slow: deepnvme.Transfer) -> None:
     slow.cancel()
     while not slow.done():
         pass
@@ -236,6 +236,6 @@ def test_a_cancelled_request_is_no_failure(slow: deepnvme.Pending) -> None:
 
 def test_there_is_no_other_way_to_make_one() -> None:
     with pytest.raises(TypeError):
-        deepnvme.Pending()
+        deepnvme.Transfer()
     with pytest.raises(TypeError):
-        type("Other", (deepnvme.Pending,), {})
+        type("Other", (deepnvme.Transfer,), {})
