@@ -71,7 +71,8 @@ def load(
         only: names of tensors, or patterns of names (``"layers.0"`` with all below it, ``"*.weight"``). Entries that
             match nothing are omitted from dicts. Default: everything.
         into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is). It is
-            returned. Each of its tensors must be in the file, with the same shape.
+            returned. Each of its tensors must be in the file, with the same shape. Names, shapes and dtypes are checked
+            before any tensor changes. If the read fails, tensors may be partly filled.
         cast: allow other dtypes in ``into`` than in the file. Default False.
         lazy: return tensors that are read on first use. Objects other than tensors and parameters (sparse, quantised,
             with attributes) are read at once. Default False.
