@@ -74,7 +74,7 @@ def unmount() -> Callable[[Path], None]:
             if subprocess.run(["umount", folder], capture_output=True, check=False).returncode == 0:
                 return
             time.sleep(0.02)
-        # Under load, that moment has lasted for seconds; whoever uses the folder keeps it to itself.
+        # Under load, that moment has lasted for seconds; each user of the folder keeps it to itself.
         subprocess.run(["umount", "--lazy", folder], check=True)
 
     return call

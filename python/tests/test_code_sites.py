@@ -141,7 +141,7 @@ class Uses(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        # What is imported, or looked up, by a text.
+        # Imports and lookups by a string.
         if isinstance(node.value, str) and node.value in MODULES | FUNCTIONS | METHODS:
             self.found.append((".".join(self._within), repr(node.value), node.lineno))
 

@@ -1,4 +1,4 @@
-"""What goes wrong, as exceptions."""
+"""Failures are exceptions with an errno, a path and a remedy."""
 
 import copy
 import errno

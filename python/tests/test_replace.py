@@ -91,7 +91,7 @@ def test_a_model_that_is_replaced_while_it_is_loaded_is_one_or_the_other(tmp_pat
         for number, member in enumerate(new.members):
             save_file({f"weight{number}": torch.full((5000,), text)}, member)
         weight_map = {f"weight{number}": member.name for number, member in enumerate(new.members)}
-        # A checksum of the list, which covers the record of its files, too.
+        # A checksum of the list. It also covers the record of its files.
         blank = {"deepnvme.checksum": "-".join(["0" * 16] * 3)}
         new.commit(json.dumps({"metadata": blank, "weight_map": weight_map}))
 

@@ -143,7 +143,7 @@ ARGUMENTS: dict[str, Call] = {
     "queue_depth of aio_handle": lambda _, value: handle(queue_depth=value),
     "intra_op_parallelism": lambda _, value: handle(intra_op_parallelism=value),
 }
-# They take a text, too, and say "a size" whatever was wrong.
+# They also take a string, and say "a size" for any error.
 SIZES = {name for name in ARGUMENTS if name.split(" ")[0] in {"memory", "ahead", "reserve"} and " " in name}
 SIZES -= {"ahead of a model"}
 AS_INTEGERS = {"block_size", "queue_depth of aio_handle", "intra_op_parallelism"}

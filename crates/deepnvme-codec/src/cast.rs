@@ -48,7 +48,7 @@ fn convert_all<A: Element<N>, B: Element<M>, const N: usize, const M: usize>(sou
     }
 }
 
-/// A float type, converted by way of the bits of an fp32.
+/// A float type, converted through the bits of an fp32.
 pub(crate) trait Element<const N: usize> {
     /// Converts to the bits of an fp32, exactly.
     fn widen(bytes: [u8; N]) -> u32;

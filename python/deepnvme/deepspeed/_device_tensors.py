@@ -54,7 +54,7 @@ class PinnedDeviceTensors:
             self._pinned[start] = _Pinned(storage, is_made_here, registration)
 
     def remove(self, tensor: torch.Tensor) -> None:
-        """Remove a tensor, whoever made it. `ValueError` if it is not recorded."""
+        """Remove a tensor, made by deepnvme or not. `ValueError` if it is not recorded."""
         with self._lock:
             if self._pinned.pop(tensor.data_ptr(), None) is None:
                 msg = f"{_named(tensor)} is not pinned, or has been unpinned or freed already"
@@ -118,7 +118,7 @@ def pin(tensor: torch.Tensor, register: Register) -> None:
 
 
 def unpin(tensor: torch.Tensor) -> None:
-    """Remove a tensor from the record, whoever made it."""
+    """Remove a tensor from the record, made by deepnvme or not."""
     pinned.remove(_on_gpu(tensor))
 
 

@@ -74,7 +74,7 @@ def test_a_call_that_waits_ends_in_time(
     for attempt in range(ATTEMPTS):
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        # What goes on would be finished at exit, which is another cell.
+        # A call that goes on would finish at exit, which is another cell.
         end = "" if column == "exit" else "\nos._exit(0)\n"
         status, ended = zygotes[needs_torch].run(folder, setup + textwrap.dedent(program) + end)
         said = (folder / "output").read_text()

@@ -1,4 +1,4 @@
-"""Updates in the backward pass give the bits of a step after it, and read less."""
+"""Updates in the backward pass equal a step after it bit for bit, and read less."""
 
 from __future__ import annotations
 

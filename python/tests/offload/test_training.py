@@ -1,4 +1,4 @@
-"""Training with parameters on disk gives the bits of training in memory."""
+"""Training with parameters on disk equals training in memory bit for bit."""
 
 from __future__ import annotations
 

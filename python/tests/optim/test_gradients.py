@@ -1,4 +1,4 @@
-"""Gradients on disk: the bits of gradients in memory, and their stand-ins."""
+"""Gradients on disk equal gradients in memory bit for bit; their placeholders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step interrupted by Ctrl-C and repeated gives the bits of an uninterrupted step."""
+"""A step interrupted by Ctrl-C and repeated equals an uninterrupted step bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State on disk gives the bits of state in memory, within its memory limit, and through state dicts."""
+"""State on disk equals state in memory bit for bit, within its memory limit, and through state dicts."""
 
 from __future__ import annotations
 
