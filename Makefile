@@ -55,7 +55,7 @@ test-gpu: ## the tests that need an NVIDIA GPU, on this machine
 gpu-bundle: $(STAMPS)/wheel ## the same tests and the wheel as target/gpu-bundle, for a machine that has a GPU: its run.sh runs them
 	@$(BIN)/python scripts/gpu_bundle.py
 
-lint: setup ## fmt, clippy, ruff, mypy, stubtest, tidy, circles, and cargo-deny where it is installed
+lint: setup ## fmt, clippy, ruff, mypy, stubtest, tidy, circles, prose, and cargo-deny where it is installed
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
@@ -64,6 +64,7 @@ lint: setup ## fmt, clippy, ruff, mypy, stubtest, tidy, circles, and cargo-deny 
 	$(BIN)/python -m mypy.stubtest deepnvme --mypy-config-file pyproject.toml --allowlist scripts/stubtest.allow --ignore-unused-allowlist
 	$(BIN)/python scripts/tidy.py
 	$(BIN)/python scripts/circles.py
+	$(BIN)/python scripts/prose.py
 	@scripts/deny.sh
 
 fmt: setup ## format the Rust and the Python code

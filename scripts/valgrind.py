@@ -35,21 +35,12 @@ MEMCHECK = [
     "--show-leak-kinds=definite",
     "--errors-for-leak-kinds=definite",
 ]
-FORGETS = "it forgets memory on purpose, as a killed process does"
 # Excluded tests (parts of their names), each with a reason.
 LEFT_OUT = {
     "a_thousand_opens": "it measures the memory of the process, which is mostly valgrind's own here",
     "more_than_the_ram": "valgrind has fewer addresses than that",
     "a_forked_child_is_refused": "the child ends at once, with what is its parent's",
-    "what_a_killed_writer_left": FORGETS,
-    "names_of_every_length": FORGETS,
-    "what_somebody_put_into_a_stale_folder": FORGETS,
-    "an_intent_that_somebody_planted": FORGETS,
-    "a_set_whose_folder_was_moved_is_still_its_own": FORGETS,
-    "a_stale_temporary_is_removed": FORGETS,
     "a_batch_that_is_never_reported": "it has the engine give memory up on purpose",
-    "lists_of_parts": "20,000 mutations take minutes here, and the parser has no unsafe code",
-    "lists_of_killed": FORGETS,
 }
 # Binary -> its tests that run with io_uring.
 WITH_IO_URING = {"backend_smoke": ["transfers::", "lifetime::", "queue::a_full_queue", "queue::reap_waits"]}
