@@ -120,3 +120,11 @@ def test_the_total_and_the_exit_status(
     assert run_tests.main([]) == status
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == total.read_text().strip() == str(Count(2, status))
+
+
+def test_a_name_selects_its_parts() -> None:
+    names = [
+        name for name in ("python", "python-checkpoint", "rust") if run_tests.is_named(suite("", name=name), ["python"])
+    ]
+    assert names == ["python", "python-checkpoint"]
+    assert not run_tests.is_named(suite("", name="python"), ["python-checkpoint"])
