@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from os import PathLike
 
 
+# Names in a warning.
+_NAMED_MAX = 3
 _PACKED_NAME = "packed.safetensors"
 # The header entry that says how each weight is packed.
 _PACKED_KEY = "deepnvme.packed"
@@ -189,4 +192,17 @@ def open_for_module(
                 f"{weights}: {name} is {origin.dtype} of shape {origin.shape}; the module has {state[name].dtype} of "
                 f"shape {tuple(state[name].shape)}"
             )
+    _warn_of_own_values(model, weights, files, state)
     return model, files
+
+
+def _warn_of_own_values(model: nn.Module, weights: object, files: ModelFiles, state: dict[str, torch.Tensor]) -> None:
+    """Name the parameters that keep the module's values, because the files lack them."""
+    loaded = {id(state[name]) for name in files.tensors}
+    kept = [
+        name for name, parameter in model.named_parameters() if id(parameter) not in loaded and not parameter.is_meta
+    ]
+    if kept:
+        more = f" and {len(kept) - _NAMED_MAX} others" if len(kept) > _NAMED_MAX else ""
+        names = ", ".join(kept[:_NAMED_MAX]) + more
+        warnings.warn(f"{weights} lacks {names}; the model keeps the module's own values for them", stacklevel=4)

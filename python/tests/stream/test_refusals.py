@@ -186,3 +186,18 @@ def test_a_class_of_ones_own(models: SmallModels, streamed: Callable[..., Any]) 
     with torch.no_grad():
         expected = type_of("llama").from_pretrained(models.folder("llama")).model(tokens(2, 5)).last_hidden_state
         assert torch.equal(model(tokens(2, 5)).last_hidden_state, expected)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_parameters_that_the_file_lacks_are_named(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    expected = module(torch.ones(2, 64))
+    state = module.state_dict()
+    del state["1.bias"]
+    deepnvme.save(state, tmp_path / "weights.safetensors")
+    with pytest.warns(
+        UserWarning, match=r"weights\.safetensors lacks 1\.bias; the model keeps the module's own values"
+    ):
+        streamed = deepnvme.stream(module, weights=tmp_path / "weights.safetensors", memory="1MB")
+    assert torch.equal(streamed(torch.ones(2, 64)), expected)
+    streamed.streaming.close()
