@@ -251,24 +251,20 @@ impl Engine {
     }
 
     /// Registers GPU memory with cuFile, if cuFile has the direct path. Transfers from and to this memory then need no
-    /// cuFile
-    /// buffer on the GPU. Registration pays off for memory that is used many times. All pins of a process share
+    /// cuFile buffer on the GPU. Registration pays off for memory that is used many times. All pins of a process share
     /// [`GDS_PINNED_BYTES_MAX`](crate::config::limits::GDS_PINNED_BYTES_MAX) per GPU. When that is full, a new pin
-    /// evicts the
-    /// least recently used ones.
+    /// evicts the least recently used ones.
     ///
     /// # Errors
     /// `InvalidInput` if the memory is on the host or not contiguous. `Unsupported` and `Device` if there is no such
-    /// GPU. A
-    /// refusal by cuFile is not an error; see [`GpuPin::refusal`].
+    /// GPU. A refusal by cuFile is not an error; see [`GpuPin::refusal`].
     pub fn pin_gpu_memory(&self, memory: Region) -> Result<GpuPin> {
         self.check_process()?;
         self.gds.pin(memory)
     }
 
     /// Returns the latency histogram of all blocks, from submission to completion: microseconds, rounded to two digits,
-    /// and
-    /// the number of blocks, in ascending order. The counts only grow, so the difference of two calls is also a
+    /// and the number of blocks, in ascending order. The counts only grow, so the difference of two calls is also a
     /// histogram.
     #[must_use]
     pub fn latencies_us(&self) -> Vec<(u64, u64)> {
@@ -294,8 +290,7 @@ impl Engine {
     ///
     /// # Errors
     /// `InvalidInput` if the range ends beyond 2^63. `Unsupported` and `Device` if the GPU memory is not usable.
-    /// `Closed` in a
-    /// forked child.
+    /// `Closed` in a forked child.
     pub fn read(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
         Ok(self.offer_read(file, offset, target)?)
     }
@@ -325,8 +320,7 @@ impl Engine {
     }
 
     /// Reads ahead: as [`read_batch`](Self::read_batch), but with lower priority. The batch is served once the blocks
-    /// of all
-    /// other requests are in flight, or when [`Pending::hurry`] is called.
+    /// of all other requests are in flight, or when [`Pending::hurry`] is called.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -335,8 +329,7 @@ impl Engine {
     }
 
     /// Reads as [`read_batch`](Self::read_batch), or as [`read_batch_later`](Self::read_batch_later) if it is not
-    /// urgent, but
-    /// returns the memory if the request is refused.
+    /// urgent, but returns the memory if the request is refused.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -349,8 +342,7 @@ impl Engine {
     }
 
     /// Reads as [`read`](Self::read), for a caller that waits immediately. A small request runs on the calling thread
-    /// and is
-    /// done on return, which saves two thread switches. Only the backends `Auto` and `Threads` do so.
+    /// and is done on return, which saves two thread switches. Only the backends `Auto` and `Threads` do so.
     ///
     /// # Errors
     /// As [`read`](Self::read).

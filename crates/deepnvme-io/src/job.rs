@@ -103,8 +103,7 @@ impl Memory {
 pub(crate) struct Job {
     pub(crate) plan: Plan,
     /// The files while the job runs. They are released before its completion, so a caller that has waited can rely on
-    /// them
-    /// being closed.
+    /// them being closed.
     files: RwLock<Vec<Arc<TensorFile>>>,
     /// The end of the request in each file, which is the final size with `WholeFile`.
     pub(crate) file_ends: Vec<u64>,
@@ -320,8 +319,7 @@ impl Job {
     }
 
     /// Copies between a bounce buffer with the block's `io` range and the caller's host memory. Returns the slices on
-    /// GPUs,
-    /// which are left to be copied.
+    /// GPUs, which are left to be copied.
     pub(crate) fn copy(&self, block: &Block, slot: &mut deepnvme_mem::Slot) -> Result<Vec<Slice>> {
         let segments = &self.plan.segments()[block.segments.clone()];
         self.with_memory(|memory| {

@@ -1,9 +1,8 @@
 //! The deepnvme engine: moves any byte range between a file and any memory, at the speed of the device.
 //!
 //! The path of a request: `engine` plans it (`split` divides ranges into blocks, without I/O). `queue` offers the
-//! blocks.
-//! Each `worker` moves blocks through its own `backend` and handles their completions. `pending` is the caller's
-//! handle.
+//! blocks. Each `worker` moves blocks through its own `backend` and handles their completions. `pending` is the
+//! caller's handle.
 //!
 //! ```
 //! use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions};

@@ -1,8 +1,7 @@
 //! The queue between requests and workers.
 //!
 //! Requests take turns: a worker claims one block of the first request and moves that request to the end. A small
-//! request
-//! therefore never waits for all of a large one. Read-ahead comes last, until a caller waits for it.
+//! request therefore never waits for all of a large one. Read-ahead comes last, until a caller waits for it.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -21,8 +20,8 @@ use crate::trace::{Recorder, What};
 /// Maximum number of queued requests.
 pub const REQUESTS_MAX: usize = 1 << 20;
 
-/// One work item of a job. Its holder must [end](Queue::end) it. Workers hold it as a
-/// [`Work`](crate::claim::Work), which guarantees that.
+/// One work item of a job. Its holder must [end](Queue::end) it. Workers hold it as a [`Work`](crate::claim::Work),
+/// which guarantees that.
 #[derive(Debug)]
 #[must_use = "a piece that nobody ends keeps its job for ever"]
 pub(crate) enum Piece {
@@ -122,8 +121,7 @@ impl Seat {
     }
 
     /// Starts a search for work, which will find everything notified before. All changes are exchanges, so that each
-    /// one
-    /// reads the previous value.
+    /// one reads the previous value.
     pub(crate) fn run(&self) {
         self.posture.swap(RUNNING, Ordering::SeqCst);
     }

@@ -5,9 +5,8 @@
 //!
 //! Rules for a file that is open for direct I/O:
 //! - Blocks end at multiples of the block size, counted from the start of the file or stripe, and at stripe ends. If
-//!   all
-//!   of a long range moves directly to or from the caller's memory, blocks are larger than a bounce buffer, since fewer
-//!   ops cost less CPU time.
+//!   all of a long range moves directly to or from the caller's memory, blocks are larger than a bounce buffer, since
+//!   fewer ops cost less CPU time.
 //! - A *read* block whose range or memory is not aligned widens its range and goes through a bounce buffer.
 //! - cuFile's blocks are cut like those that use the caller's memory directly.
 //! - A *write* never widens. The ragged edges of a range, up to the page that contains them, go through the page cache,
@@ -33,8 +32,7 @@ pub const GAP_BYTES_MAX: u64 = 4096;
 pub const GDS_BYTES_MIN: u64 = 64 << 10;
 
 /// Minimum blocks per range while blocks are larger than a bounce buffer, so that all workers and the device's queue
-/// have
-/// work.
+/// have work.
 const LONG_BLOCKS_MIN: u64 = 16;
 
 /// Block sizes.
@@ -144,8 +142,7 @@ struct Extent {
     units: Units,
     geometry: Geometry,
     /// The page-aligned middle between ragged edges that are separate blocks, of a direct write, or of a long read
-    /// whose
-    /// middle needs no bounce buffer. `None` if every cut is at a unit.
+    /// whose middle needs no bounce buffer. `None` if every cut is at a unit.
     middle: Option<Range<u64>>,
     blocks_before: u64,
 }
@@ -305,8 +302,7 @@ impl Plan {
     }
 
     /// Returns whether cuFile moves the block: one contiguous piece of GPU memory, aligned in the file, and large
-    /// enough. A
-    /// block below cuFile's minimum still goes to cuFile if it exceeds a bounce buffer.
+    /// enough. A block below cuFile's minimum still goes to cuFile if it exceeds a bounce buffer.
     fn is_for_gds(&self, block: &Block, direct: Option<FileAlignment>) -> bool {
         let ([segment], Some(alignment)) = (&self.segments[block.segments.clone()], direct) else { return false };
         let Range { start, end } = block.range;
