@@ -184,7 +184,7 @@ impl Gpus {
     pub(crate) fn node(&self, device: Device) -> Option<u32> {
         let id = self.get(device).ok()?.pci_bus_id()?;
         let text = crate::fs::system_text(format!("/sys/bus/pci/devices/{id}/numa_node"))?;
-        // The kernel reports -1 on machines with one node.
+        // The kernel reports -1 if the GPU has no NUMA node.
         text.trim().parse().ok()
     }
 

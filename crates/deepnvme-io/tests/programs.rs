@@ -1,5 +1,5 @@
-//! Random programs of reads and writes on an engine match a model file byte for byte: with every backend and direct I/O
-//! mode, several threads on adjacent ranges, and sizes and memory of any alignment.
+//! Random programs of reads and writes on an engine match a model file byte for byte. They cover every backend and
+//! direct I/O mode, threads on adjacent ranges, and sizes and memory of any alignment.
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail like tests")]
 
 mod common;

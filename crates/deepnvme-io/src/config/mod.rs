@@ -64,7 +64,8 @@ pub struct Config {
     pub backend: BackendChoice,
     /// Threads that submit and reap, each with its own queue. 1 to 64. Default: one per CPU, at most 4.
     pub workers: u32,
-    /// Maximum ops in flight per worker: as many as the device does in 200 ms, but at least 16. 1 to 4096, default 128.
+    /// Maximum ops in flight per worker. A slow device gets fewer: as many as complete in 200 ms, but at least 16. 1 to
+    /// 4096, default 128.
     pub queue_depth: u32,
     /// Largest op: a multiple of 4096, 4 KiB to 64 MiB, default 2 MiB. Ops through a bounce buffer are at most 512 KiB
     /// ([`slot_bytes`](Self::slot_bytes)), so that the bounce buffers stay in the CPU's caches.

@@ -9,7 +9,7 @@ use super::event::{Event, Recorded, What};
 use super::now_ns;
 use crate::sync::{Instant, Mutex, lock};
 
-/// Maximum events of one recording: about 20 MB, or 128 GiB moved through bounce buffers. Later events are only
+/// Maximum events of one recording: about 20 MB, enough for 128 GiB through bounce buffers. Later events are only
 /// counted, so that a timeline has no gaps before its end.
 pub const EVENTS_MAX: usize = 1 << 18;
 

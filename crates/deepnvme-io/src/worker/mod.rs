@@ -30,7 +30,7 @@ pub(crate) use mover::{GdsSetup, Mover, SlotSetup, gds_required};
 
 /// Maximum resubmissions of one op without progress. After that, its error is reported.
 pub const RETRIES_MAX: u32 = 100;
-/// The number of those that run immediately. Later ones are spaced by [`RETRY_PAUSE`].
+/// Retries of [`RETRIES_MAX`] that run immediately. Later ones are spaced by [`RETRY_PAUSE`].
 pub const RETRIES_AT_ONCE: u32 = 10;
 /// Pause before a late retry.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(1);
