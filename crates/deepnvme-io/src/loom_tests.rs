@@ -1,7 +1,7 @@
 //! Checks every interleaving of a request's completion. Covers work items on workers, cancellation from another thread,
 //! lost workers, an engine that closes during a submission, callers that run requests themselves, and the gate. Uses
-//! the real queue, jobs, claims, oneshot and gate, with requests that move nothing. `RUSTFLAGS="--cfg loom" cargo test
-//! -p deepnvme-io --lib loom_`
+//! the real queue, jobs, claims, oneshot and gate, with requests that move nothing:
+//! `RUSTFLAGS="--cfg loom" cargo test -p deepnvme-io --lib loom_`
 
 use std::sync::Arc;
 
