@@ -1,6 +1,5 @@
 //! Checks every interleaving of the oneshot that carries a result:
 //! `RUSTFLAGS="--cfg loom" cargo test -p deepnvme-io --release --test loom`
-
 #![cfg(loom)]
 
 use deepnvme_io::handover::Handover;
