@@ -1,7 +1,7 @@
-//! The duty to end one piece of a job's work.
+//! Claims: guards that ensure each work item of a job ends.
 //!
-//! Whoever takes work from the queue takes a claim with it. A claim that is dropped without having been ended (its worker broke
-//! down, or panicked) fails the job, so that nobody waits for ever.
+//! Each work item from the queue comes with a claim. A claim dropped before its end, because its worker failed or
+//! panicked, fails the job, so no caller waits forever.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::job::Job;
 use crate::queue::{Duty, Piece, Queue, SyncTarget};
 
-/// One thing for a worker to do.
+/// One work item.
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Give the file its final size.
     Prepare(Claim),
-    /// Move that block.
+    /// Move this block.
     Block(Claim, u64),
-    /// Sync that descriptor.
+    /// Sync this descriptor.
     Sync(Claim, SyncTarget),
 }
 
-/// One piece of a job, to be ended exactly once.
+/// Holds one work item of a job, which must end exactly once.
 #[derive(Debug)]
 pub(crate) struct Claim {
     job: Arc<Job>,
@@ -30,7 +30,7 @@ pub(crate) struct Claim {
 }
 
 impl Work {
-    /// The next thing to do, if there is one.
+    /// Takes the next work item, if any.
     pub(crate) fn next(queue: &Arc<Queue>) -> Option<Self> {
         let claim = |job, duty| Claim::new(job, Arc::clone(queue), duty);
         Some(match queue.next()? {
@@ -50,7 +50,7 @@ impl Claim {
         &self.job
     }
 
-    /// Makes several claims of one block's, each to be ended by itself. There is one at least.
+    /// Splits the claim of one block into `count` claims, each ended separately. `count` is at least one.
     pub(crate) fn split(self, count: u64) -> Vec<Self> {
         assert!(self.duty == Duty::Block && count > 0, "only blocks have parts");
         self.job.expect_parts(count - 1);
@@ -60,8 +60,8 @@ impl Claim {
         parts
     }
 
-    /// Reports how it went: the bytes that the caller got or gave, or the failure. Nothing of the job's memory may be
-    /// in use by this piece any more.
+    /// Reports the result: the bytes moved for the caller, or the failure. The work item must not use the job's memory
+    /// any more.
     pub(crate) fn end(mut self, result: Result<u64>) {
         self.report(result);
     }

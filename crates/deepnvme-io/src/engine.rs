@@ -1,4 +1,4 @@
-//! The engine: owns the workers, takes requests, adds up what they did.
+//! The engine: owns the workers, accepts requests and sums statistics.
 
 use std::sync::Arc;
 
@@ -24,36 +24,36 @@ use crate::sync::{Mutex, lock, mpsc};
 use crate::trace::{Lane, Recorder, Recording, Tape};
 use crate::worker::{GdsSetup, Hands, SlotSetup, Worker, WorkerSetup, gds_required};
 
-/// From this size on, memory that is about to be filled is worth asking huge pages for. Smaller tensors would only
-/// split the process's memory map into more pieces.
+/// Minimum bytes of a target to request huge pages for. For smaller tensors, the advice would only split the process's
+/// memory map into more pieces.
 const HUGE_ADVICE_BYTES_MIN: usize = 8 << 20;
 
-/// Makes the backend of one worker, on that worker's thread.
+/// Creates the backend of one worker, on that worker's thread.
 pub type BackendFactory = Arc<dyn Fn(&BackendSetup) -> Result<Box<dyn Backend>> + Send + Sync>;
 
 /// One tensor to read.
 #[derive(Debug)]
 pub struct ReadItem {
-    /// From which file.
+    /// The file to read.
     pub file: Arc<TensorFile>,
-    /// From where in it, in bytes.
+    /// The file offset, in bytes.
     pub offset: u64,
-    /// Into which memory; its length is how much is read.
+    /// The memory to fill. Its length is the number of bytes to read.
     pub target: RegionMut,
 }
 
 /// One tensor to write.
 #[derive(Debug)]
 pub struct WriteItem {
-    /// To which file.
+    /// The file to write.
     pub file: Arc<TensorFile>,
-    /// To where in it, in bytes.
+    /// The file offset, in bytes.
     pub offset: u64,
-    /// From which memory; its length is how much is written.
+    /// The memory to write. Its length is the number of bytes to write.
     pub source: Region,
 }
 
-/// Moves bytes between files and memory. Shared freely between threads; dropping it waits for what was submitted.
+/// Moves bytes between files and memory. Threads may share it. Dropping it waits for the submitted requests.
 #[derive(Debug)]
 pub struct Engine {
     config: Config,
@@ -64,14 +64,14 @@ pub struct Engine {
     stats: Vec<Arc<WorkerStats>>,
     crew: Arc<Crew>,
     drops_in_background: bool,
-    /// `None` over backends of the caller's making.
+    /// `None` if the caller made the backends.
     hands: Option<Hands>,
     gpus: Arc<Gpus>,
     gds: Arc<Gds>,
     recorder: Arc<Recorder>,
 }
 
-/// The threads of an engine, and what it takes to end them. Shared with whoever waits for that.
+/// The threads of an engine, and the state that ends them. Shared with the thread that waits for their end.
 #[derive(Debug)]
 struct Crew {
     queue: Arc<Queue>,
@@ -80,13 +80,13 @@ struct Crew {
 }
 
 impl Crew {
-    /// Waits until all requests are over and the threads have ended. Whoever comes second waits as long.
+    /// Waits until all requests and threads have ended. Concurrent calls wait equally long.
     fn end(&self) {
         self.gate.close();
         self.queue.close();
         let mut workers = lock(&self.workers);
         for worker in workers.drain(..) {
-            // A worker that panicked has said so on stderr; there is no one left to tell.
+            // The panic of a worker is on stderr already, and no caller is left to report it to.
             let _ = worker.join();
         }
     }
@@ -96,7 +96,7 @@ impl Engine {
     /// Starts the workers with the backend that the settings choose.
     ///
     /// # Errors
-    /// `InvalidInput` for settings out of range; `Unsupported` when the backend that was asked for does not work here.
+    /// `InvalidInput` if a setting is out of range. `Unsupported` if the requested backend does not work here.
     pub fn new(config: Config) -> Result<Self> {
         config.validate()?;
         let probe = Probe::run();
@@ -107,10 +107,10 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Starts the workers with backends of the caller's making.
+    /// Starts the workers with backends made by the caller.
     ///
     /// # Errors
-    /// `InvalidInput` for settings out of range; whatever the factory returns.
+    /// `InvalidInput` if a setting is out of range, and the errors of the factory.
     #[expect(clippy::needless_pass_by_value, reason = "every worker's thread keeps it")]
     pub fn with_backends(config: Config, factory: BackendFactory) -> Result<Self> {
         config.validate()?;
@@ -175,7 +175,7 @@ impl Engine {
             let kind = backend.kind();
             let worker = Worker::new(&setup, backend);
             drop(report.send(Ok(kind)));
-            // A panic drops the worker's claims, which fails their requests; the thread's own end is told here.
+            // A panic drops the worker's items, which fails their requests. The end of the thread is reported here.
             let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run()));
             let panicked = || Err(Error::new(ErrorKind::Io, "engine", "a worker panicked; report this as a bug"));
             if let Err(error) = ran.unwrap_or_else(|_| panicked()) {
@@ -189,59 +189,59 @@ impl Engine {
         opened.recv().map_err(|_| died())?
     }
 
-    /// Has the end of this engine wait for nobody: whoever drops it goes on, and a thread of its own finishes what was
-    /// submitted. For those who drop it where they must not wait.
+    /// Makes dropping this engine return immediately. A separate thread finishes the submitted requests. Use it if the
+    /// engine may be dropped where waiting is not allowed.
     #[must_use]
     pub fn dropped_in_background(mut self) -> Self {
         self.drops_in_background = true;
         self
     }
 
-    /// Finishes what was submitted, and ends the engine's threads: when this returns, nothing is in flight. Others may use
-    /// the engine meanwhile: what they submit from now on is refused as `Closed`. In a forked child this does nothing.
+    /// Finishes the submitted requests and ends the engine's threads. Nothing is in flight when it returns. Concurrent
+    /// submissions fail with `Closed` from now on. Does nothing in a forked child.
     pub fn close(&self) {
         if !self.queue.is_foreign() {
             self.crew.end();
         }
     }
 
-    /// The settings.
+    /// Returns the settings.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What works on this machine, found when the engine was made.
+    /// Returns the features of this machine, probed when the engine was created.
     #[must_use]
     pub fn probe(&self) -> &Probe {
         &self.probe
     }
 
-    /// What moves the bytes.
+    /// Returns the backend that moves the bytes.
     #[must_use]
     pub fn backend_kind(&self) -> BackendKind {
         self.backend
     }
 
-    /// Why that backend.
+    /// Returns the reason for the choice of backend.
     #[must_use]
     pub fn backend_reason(&self) -> &str {
         &self.backend_reason
     }
 
-    /// What copies from and to the memory of GPUs while its caller waits.
+    /// Returns access to GPU memory for callers that wait for the copy.
     #[must_use]
     pub fn gpu_access(&self) -> GpuAccess {
         GpuAccess::new(&self.gpus)
     }
 
-    /// Where loads note how much they have compared with checksums.
+    /// Returns the counters for bytes that loads compare with checksums.
     #[must_use]
     pub fn comparisons(&self) -> Comparisons {
         Comparisons(Arc::clone(&self.stats[0]))
     }
 
-    /// What the engine has done so far.
+    /// Returns the engine's counters so far.
     #[must_use]
     pub fn stats(&self) -> StatsSnapshot {
         let mut sum = stats::snapshot(self.backend, self.stats.iter().map(|worker| &**worker));
@@ -250,27 +250,28 @@ impl Engine {
         sum
     }
 
-    /// Registers memory of a GPU with cuFile, where that takes the short way: transfers from and to any part of it then need
-    /// no memory of cuFile's own on the GPU. Worth its price for memory that is used again and again. All pins of a process
-    /// have [`GDS_PINNED_BYTES_MAX`](crate::config::limits::GDS_PINNED_BYTES_MAX) of each GPU; one that finds no room takes
-    /// that of those which were used longest ago.
+    /// Registers GPU memory with cuFile, if cuFile has the direct path. Transfers from and to this memory then need no
+    /// cuFile buffer on the GPU. Registration pays off for memory that is used many times. All pins of a process share
+    /// [`GDS_PINNED_BYTES_MAX`](crate::config::limits::GDS_PINNED_BYTES_MAX) per GPU. When that is full, a new pin
+    /// evicts the least recently used ones.
     ///
     /// # Errors
-    /// `InvalidInput` for memory of the host, and for such that is not contiguous; `Unsupported` and `Device` where there is
-    /// no such GPU. What cuFile refuses is no error: [`GpuPin::refusal`] has it.
+    /// `InvalidInput` if the memory is on the host or not contiguous. `Unsupported` and `Device` if there is no such
+    /// GPU. A refusal by cuFile is not an error; see [`GpuPin::refusal`].
     pub fn pin_gpu_memory(&self, memory: Region) -> Result<GpuPin> {
         self.check_process()?;
         self.gds.pin(memory)
     }
 
-    /// Latencies of all blocks so far, from submission to completion: microseconds, to two digits, and how many blocks
-    /// took that long; the shortest first. The counts only grow, so that the difference of two calls is a histogram, too.
+    /// Returns the latency histogram of all blocks, from submission to completion: microseconds, rounded to two digits,
+    /// and the number of blocks, in ascending order. The counts only grow, so the difference of two calls is also a
+    /// histogram.
     #[must_use]
     pub fn latencies_us(&self) -> Vec<(u64, u64)> {
         stats::latencies_us(self.stats.iter().map(|worker| &**worker))
     }
 
-    /// Begins to record what the engine does, beside other recordings that may run; see [`trace`](crate::trace).
+    /// Starts a recording of the engine's work. Several recordings may run at once; see [`trace`](crate::trace).
     ///
     /// # Errors
     /// `Closed` in a forked child.
@@ -279,22 +280,22 @@ impl Engine {
         Ok(Recording::begin(&self.recorder))
     }
 
-    /// A line of that name in the recordings of this engine, for those who work beside it.
+    /// Adds a lane of this name to the engine's recordings, for work outside the engine.
     #[must_use]
     pub fn lane(&self, name: &str) -> Lane {
         Lane::new(&self.recorder, name)
     }
 
-    /// Reads `target.len()` bytes at `offset`. Returns at once, whatever the size.
+    /// Reads `target.len()` bytes at `offset`. Returns immediately, whatever the size.
     ///
     /// # Errors
-    /// `InvalidInput` for a range beyond 2^63; `Unsupported` and `Device` for memory on a GPU that cannot be used; `Closed` in
-    /// a forked child.
+    /// `InvalidInput` if the range ends beyond 2^63. `Unsupported` and `Device` if the GPU memory is not usable.
+    /// `Closed` in a forked child.
     pub fn read(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
         Ok(self.offer_read(file, offset, target)?)
     }
 
-    /// As [`read`](Self::read), for memory that the caller cannot do without: a request that is refused gives it back.
+    /// Reads as [`read`](Self::read), but returns the memory if the request is refused.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -308,8 +309,8 @@ impl Engine {
         self.offer(vec![item], Turn::Now)
     }
 
-    /// As [`read`](Self::read), for what nobody waits for yet: it is served when the blocks of all other requests are on
-    /// their way, or as soon as [`Pending::hurry`] says that somebody waits.
+    /// Reads ahead: as [`read`](Self::read), but with lower priority. The read is served once the blocks of all other
+    /// requests are in flight, or when [`Pending::hurry`] is called.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -318,8 +319,8 @@ impl Engine {
         Ok(self.offer(vec![item], Turn::Later)?)
     }
 
-    /// As [`read_batch`](Self::read_batch), for what nobody waits for yet: it is served when the blocks of all other requests
-    /// are on their way, or as soon as [`Pending::hurry`] says that somebody waits.
+    /// Reads ahead: as [`read_batch`](Self::read_batch), but with lower priority. The batch is served once the blocks
+    /// of all other requests are in flight, or when [`Pending::hurry`] is called.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -327,8 +328,8 @@ impl Engine {
         Ok(self.offer(items, Turn::Later)?)
     }
 
-    /// As [`read_batch`](Self::read_batch), or [`read_batch_later`](Self::read_batch_later) of what is not urgent, for memory
-    /// that the caller cannot do without: a request that is refused gives it back.
+    /// Reads as [`read_batch`](Self::read_batch), or as [`read_batch_later`](Self::read_batch_later) if it is not
+    /// urgent, but returns the memory if the request is refused.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -340,9 +341,8 @@ impl Engine {
         self.offer(items, if is_urgent { Turn::Now } else { Turn::Later })
     }
 
-    /// As [`read`](Self::read), for a caller that waits at once: a small request is made on the calling thread, and
-    /// is done when this returns. That saves two switches between threads; it is so with the backends `Auto` and
-    /// `Threads` only.
+    /// Reads as [`read`](Self::read), for a caller that waits immediately. A small request runs on the calling thread
+    /// and is done on return, which saves two thread switches. Only the backends `Auto` and `Threads` do so.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -352,7 +352,7 @@ impl Engine {
         self.submit_now(job)
     }
 
-    /// Reads many ranges as one request; ranges that touch become large transfers.
+    /// Reads many ranges as one request. Adjacent ranges become large transfers.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -360,7 +360,7 @@ impl Engine {
         Ok(self.offer(items, Turn::Now)?)
     }
 
-    /// Writes `source` at `offset`. Returns at once, whatever the size.
+    /// Writes `source` at `offset`. Returns immediately, whatever the size.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -375,7 +375,7 @@ impl Engine {
         self.submit(self.write_job(vec![item], options)?)
     }
 
-    /// As [`write`](Self::write), for a caller that waits at once; see [`read_now`](Self::read_now).
+    /// Writes as [`write`](Self::write), for a caller that waits immediately; see [`read_now`](Self::read_now).
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -390,23 +390,23 @@ impl Engine {
         self.submit_now(self.write_job(vec![item], options)?)
     }
 
-    /// Writes many ranges as one request; ranges that touch become large transfers.
+    /// Writes many ranges as one request. Adjacent ranges become large transfers.
     ///
     /// # Errors
-    /// As [`read`](Self::read); also `InvalidInput` when two ranges overlap.
+    /// As [`read`](Self::read), and `InvalidInput` if two ranges overlap.
     pub fn write_batch(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Pending<Vec<Region>>> {
         self.submit(self.write_job(items, options)?)
     }
 
-    /// Waits until what was written to the file is as durable as that; of `None` nothing is asked.
+    /// Waits until earlier writes to the file have this durability. Does nothing for `None`.
     ///
     /// # Errors
-    /// As [`read`](Self::read), and what the sync reports of earlier writes.
+    /// As [`read`](Self::read), and the errors that the sync reports for earlier writes.
     pub fn sync(&self, file: &Arc<TensorFile>, durability: Durability) -> Result<()> {
         if durability == Durability::None {
             return Ok(());
         }
-        // Of a write of nothing, the sync is all there is to wait for.
+        // An empty write consists of its sync only.
         let options = WriteOptions { durability, extent: WriteExtent::InPlace };
         self.write(file, 0, Region::from_vec(Vec::new()), options)?.wait().1?;
         Ok(())
@@ -419,7 +419,7 @@ impl Engine {
         submitted.map_err(|error| Refused { error, memory: pending::memory_of(&job) })
     }
 
-    /// Where it is refused, the memory comes back.
+    /// Returns the memory with an error.
     fn read_job(&self, items: Vec<ReadItem>) -> Result<Arc<Job>, (Error, Memory)> {
         let mut layout = RequestLayout::default();
         let mut targets = Vec::with_capacity(items.len());
@@ -449,7 +449,7 @@ impl Engine {
         Ok(self.planned(Direction::Write, layout)?.job(Memory::Sources(sources), options))
     }
 
-    /// Refuses calls in a process that was forked from the one that made this engine.
+    /// Refuses calls in a process that was forked from the engine's.
     ///
     /// # Errors
     /// `Closed`.
@@ -503,7 +503,7 @@ impl Engine {
         Ok(Pending::new(job, Arc::clone(&self.queue)))
     }
 
-    /// Makes a small job here and now, and offers any other to the workers.
+    /// Runs a small job on this thread, and offers any other to the workers.
     fn submit_now<T>(&self, job: Arc<Job>) -> Result<Pending<T>> {
         if let Some(hands) = &self.hands
             && hands.make(&job, &self.queue)?
@@ -515,7 +515,7 @@ impl Engine {
 }
 
 impl Engine {
-    /// Whether cuFile may move bytes between GPUs and some of these files; an error where it must with all and cannot.
+    /// Returns whether cuFile may serve some of these files. Fails if cuFile is required and cannot serve all of them.
     fn has_gds(&self, files: &[Arc<TensorFile>]) -> Result<bool> {
         if self.config.gds == DirectMode::Disabled {
             return Ok(false);
@@ -555,7 +555,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if self.queue.is_foreign() {
-            // The threads are the parent's; there is nothing to join, and their locks may be held for ever.
+            // The threads exist in the parent only, and their locks may stay held forever.
             return;
         }
         if self.drops_in_background {
@@ -569,12 +569,12 @@ impl Drop for Engine {
     }
 }
 
-/// A request that the engine did not take, and its memory.
+/// A refused request, and its memory.
 #[derive(Debug)]
 pub struct Refused<T> {
-    /// Why.
+    /// The reason.
     pub error: Error,
-    /// What it was given.
+    /// The memory of the request.
     pub memory: Option<T>,
 }
 
@@ -584,7 +584,7 @@ impl<T> From<Refused<T>> for Error {
     }
 }
 
-/// All of a request but its memory.
+/// A request without its memory.
 struct Planned {
     plan: Plan,
     files: Vec<Arc<TensorFile>>,
@@ -608,12 +608,12 @@ struct RequestLayout {
     file_ends: Vec<u64>,
     known: std::collections::HashMap<usize, u32>,
     segments: Vec<Segment>,
-    /// The streams of GPUs that the memory belongs to.
+    /// The GPU streams that the memory belongs to.
     streams: Vec<(Device, StreamHandle)>,
 }
 
 impl RequestLayout {
-    /// The address that the kernel may use, of memory that is the processor's, and whether it is contiguous on a GPU.
+    /// Returns the address for the kernel if the memory is on the host, and whether it is contiguous on a GPU.
     fn place(&mut self, device: Device, stream: StreamHandle, address: Option<usize>) -> (Option<usize>, bool) {
         if device == Device::Host {
             return (address, false);

@@ -1,4 +1,4 @@
-//! The one error type of the engine: what failed, where, and what to do about it.
+//! The engine's error type: the failure, its place, and the remedy.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,35 +7,35 @@ use std::sync::Arc;
 use crate::op::Errno;
 use crate::shown;
 
-/// The result of every call that can fail.
+/// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What kind of failure it was, for a program to decide on.
+/// The kind of failure, for programs to decide on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ErrorKind {
     /// No such file or folder.
     NotFound,
-    /// The file or folder does not allow it.
+    /// The file or folder denies access.
     PermissionDenied,
-    /// The file ended inside the range that was asked for.
+    /// The file ended inside the requested range.
     UnexpectedEof,
-    /// The disk, the quota or the file size limit is used up.
+    /// The disk, the quota or the file size limit is exhausted.
     NoSpace,
-    /// The caller's arguments contradict each other or a documented range.
+    /// The caller's arguments contradict each other or are out of a documented range.
     InvalidInput,
-    /// This kernel, file system or build does not have it.
+    /// This kernel, file system or build does not support it.
     Unsupported,
-    /// Cancelled before it was done.
+    /// Cancelled before completion.
     Cancelled,
     /// The engine is closed, or belongs to the process before a fork.
     Closed,
     /// Too many requests are in flight.
     Busy,
-    /// A GPU, or its driver, has refused.
+    /// A GPU or its driver reported an error.
     Device,
-    /// A file that says where others lie is damaged, or is something else.
+    /// A file that describes the layout of others is corrupt, or is a different kind of file.
     Corrupt,
-    /// Any other refusal of the kernel; see `errno`.
+    /// Any other error of the kernel; see `errno`.
     Io,
 }
 
@@ -51,7 +51,7 @@ impl ErrorKind {
     }
 }
 
-/// A failed call: kind, operation, path, offset, bytes that had been moved, and the remedy. Cheap to clone.
+/// A failed call: kind, operation, path, offset, bytes moved before, and remedy. Cheap to clone.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -67,14 +67,14 @@ struct Inner {
 }
 
 impl Error {
-    /// A failure of `operation` that is explained by `detail` (a clause that says what to do).
+    /// Creates an error of `operation`. `detail` explains it, and is a clause that contains the remedy.
     #[must_use]
     pub fn new(kind: ErrorKind, operation: &'static str, detail: impl Into<String>) -> Self {
         let detail = detail.into();
         Self(Arc::new(Inner { kind, operation, path: None, offset: None, bytes_done: 0, errno: None, detail }))
     }
 
-    /// A refusal of the kernel.
+    /// Creates an error from the kernel's error number.
     #[must_use]
     pub fn os(operation: &'static str, errno: Errno) -> Self {
         let mut error = Self::new(ErrorKind::of(errno), operation, remedy(errno));
@@ -82,7 +82,7 @@ impl Error {
         error
     }
 
-    /// A refusal that the standard library tells of, with the kernel's error number where it has one.
+    /// Converts an error of the standard library, with the kernel's error number if it has one.
     #[must_use]
     pub fn from_io(operation: &'static str, error: &std::io::Error) -> Self {
         match Errno::from_io_error(error) {
@@ -91,47 +91,47 @@ impl Error {
         }
     }
 
-    /// Arguments that cannot be meant.
+    /// Creates an error for invalid arguments.
     #[must_use]
     pub fn invalid(detail: impl Into<String>) -> Self {
         Self::new(ErrorKind::InvalidInput, "settings", detail)
     }
 
-    /// A name that is a symbolic link to a file that is not there.
+    /// Creates an error for a symbolic link whose target does not exist.
     #[must_use]
     pub fn dangling(operation: &'static str, path: &Path) -> Self {
         let detail = "it is a symbolic link that leads nowhere; remove the link, or make what it points to";
         Self::new(ErrorKind::NotFound, operation, detail).at_path(path)
     }
 
-    /// That of every call on an engine that was made before a fork.
+    /// Creates the error of every call on an engine that was created before a fork.
     pub(crate) fn forked() -> Self {
         let detail = "the engine belongs to the process before the fork; make a new one in this process";
         Self::new(ErrorKind::Closed, "engine", detail)
     }
 
-    /// The same error, naming the file.
+    /// Sets the file.
     #[must_use]
     pub fn at_path(mut self, path: impl Into<PathBuf>) -> Self {
         self.inner_mut().path = Some(path.into());
         self
     }
 
-    /// The same error, naming the place in the file.
+    /// Sets the offset in the file.
     #[must_use]
     pub fn at_offset(mut self, offset: u64) -> Self {
         self.inner_mut().offset = Some(offset);
         self
     }
 
-    /// The same error, saying how many bytes of the request had been moved.
+    /// Sets the bytes of the request that had been moved.
     #[must_use]
     pub fn after_bytes(mut self, bytes_done: u64) -> Self {
         self.inner_mut().bytes_done = bytes_done;
         self
     }
 
-    /// The same error with another explanation.
+    /// Replaces the explanation.
     #[must_use]
     pub fn because(mut self, detail: impl Into<String>) -> Self {
         self.inner_mut().detail = detail.into();
@@ -142,43 +142,43 @@ impl Error {
         Arc::make_mut(&mut self.0)
     }
 
-    /// What kind of failure it was.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// What was being done: `read`, `write`, `open`, ...
+    /// Returns the operation: `read`, `write`, `open`, ...
     #[must_use]
     pub fn operation(&self) -> &'static str {
         self.0.operation
     }
 
-    /// The file, where one was involved.
+    /// Returns the file, if any.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.0.path.as_deref()
     }
 
-    /// The byte offset in the file at which it failed.
+    /// Returns the byte offset in the file where it failed.
     #[must_use]
     pub fn offset(&self) -> Option<u64> {
         self.0.offset
     }
 
-    /// Bytes of the request that had been moved when it failed.
+    /// Returns the bytes of the request that had been moved before the failure.
     #[must_use]
     pub fn bytes_done(&self) -> u64 {
         self.0.bytes_done
     }
 
-    /// The kernel's error number.
+    /// Returns the kernel's error number.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         self.0.errno.map(Errno::raw_os_error)
     }
 
-    /// What happened and what to do, without the operation, the path and the offset.
+    /// Returns the explanation and remedy, without the operation, the path and the offset.
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.0.detail

@@ -1,7 +1,7 @@
-//! Requests whose memory a GPU still works on: held back until their streams have come as far as they had been given.
+//! The stream barrier: holds back requests whose GPU memory is in use, until their streams reach the recorded points.
 //!
-//! Workers never wait for somebody else's kernels: behind such a wait the requests of all others would stand. Who waits here
-//! is looked at from time to time, which works for any number of streams, and also ends when a stream fails.
+//! Workers never wait for GPU kernels: all other requests would wait behind them. Held requests are polled, which works
+//! for any number of streams and also ends when a stream fails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use crate::start::start_thread;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Instant, Mutex, lock, wait};
 
-/// Between two looks: short against the kernels that are worth waiting for, long against a look.
+/// Polling interval: short compared with GPU kernels worth waiting for, long compared with one poll.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// How long an engine that is closed waits for streams: as long as the kernel gives a disk. A stream may never come, where a
-/// kernel waits for another process, for one.
+/// How long a closed engine waits for streams. As long as the kernel's timeout for a disk. Some streams never reach
+/// their point, for instance when a GPU kernel waits for another process.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The requests of one engine that wait.
+/// The held requests of one engine.
 pub(crate) struct Gate {
     shared: Arc<Shared>,
-    /// Made with the first request that has to wait.
+    /// Created for the first held request.
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Held by whoever closes: the next one waits as long.
+    /// Held while closing, so that concurrent closers wait equally long.
     closing: Mutex<()>,
 }
 
@@ -55,10 +55,11 @@ impl Gate {
         Self { shared, thread: Mutex::new(None), closing: Mutex::new(()) }
     }
 
-    /// Hands the request to the workers when its memory is ready.
+    /// Queues the request once its memory is ready.
     pub(crate) fn hold(&self, job: &Arc<Job>, turn: Turn) -> Result<()> {
         let mut thread = lock(&self.thread);
-        // Under that lock: `close` takes the thread away under it, and one that was made later would never be joined.
+        // Checked under the thread lock: `close` takes the thread under it, and a thread created later would never be
+        // joined.
         if lock(&self.shared.state).closed.is_some() {
             return Err(closed(job));
         }
@@ -72,12 +73,12 @@ impl Gate {
         Ok(())
     }
 
-    /// Waits until nothing is held any more, and ends the thread. Requests whose streams do not come in time fail.
+    /// Waits until no request is held, and ends the thread. Requests whose streams are late fail.
     pub(crate) fn close(&self) {
         let _closing = lock(&self.closing);
         lock(&self.shared.state).closed.get_or_insert_with(Instant::now);
         self.shared.came.notify_one();
-        // Not under that lock: a request that comes meanwhile is refused, and does not wait.
+        // Joined without the thread lock, so that new requests are refused immediately instead of waiting.
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
             let _ = thread.join();
@@ -98,16 +99,16 @@ impl Shared {
             let is_late = state.closed.is_some_and(|closed| closed.elapsed() >= self.patience);
             let held = Held { shared: self, jobs: std::mem::take(&mut state.held) };
             drop(state);
-            // A panic fails the requests that were looked at, and nobody else's: those that come later need this thread as well.
+            // A panic fails only the requests being polled, since later ones need this thread.
             if catch_unwind(AssertUnwindSafe(|| held.look(is_late))).unwrap_or_default() {
                 thread::sleep(PAUSE);
             }
         }
     }
 
-    /// Lets the request go if it may, and gives it up where it is late; whether it stays.
+    /// Releases the request if it is ready, and fails it if it is late. Returns whether it stays.
     fn is_held(&self, job: &Arc<Job>, turn: Turn, is_late: bool) -> bool {
-        // Who has been cancelled is over.
+        // A cancelled request is already done.
         if job.has_failed() {
             return false;
         }
@@ -134,20 +135,20 @@ impl Shared {
         }
     }
 
-    /// Ends a request that no worker has: all of it is unclaimed, unless it has been cancelled before.
+    /// Ends a request that no worker has. All of it is unclaimed, unless it was cancelled before.
     fn give_up(&self, job: &Arc<Job>, error: Error) {
         self.queue.cancel(job, error);
     }
 }
 
-/// Requests that are being looked at. Should that break down, they fail: nobody else has them.
+/// Requests being polled. If polling panics, dropping this fails them, since nothing else holds them.
 struct Held<'a> {
     shared: &'a Shared,
     jobs: Vec<(Arc<Job>, Turn)>,
 }
 
 impl Held<'_> {
-    /// Lets those go that may; whether some have to stay, which are then held again.
+    /// Releases the ready requests. Holds the others again, and returns whether there are any.
     fn look(mut self, is_late: bool) -> bool {
         self.jobs.retain(|(job, turn)| self.shared.is_held(job, *turn, is_late));
         let jobs = std::mem::take(&mut self.jobs);
@@ -252,7 +253,7 @@ mod tests {
         while lock(&gate.shared.state).closed.is_none() {
             thread::sleep(PAUSE);
         }
-        // Who comes while the first waits is refused at once, and does not wait as well.
+        // A request that arrives while the first one waits is refused immediately.
         assert_eq!(gate.hold(&refused, Turn::Now).unwrap_err().kind(), ErrorKind::Closed);
         assert!(began.elapsed() < patience || held.outcome.get().is_some());
         closers.into_iter().for_each(|closer| closer.join().unwrap());

@@ -1,4 +1,4 @@
-//! The GPUs that requests name: points in their streams, their memory, and copies for who waits.
+//! The GPUs of requests: points in their streams, their memory, and synchronous copies.
 
 use std::sync::Arc;
 
@@ -16,34 +16,33 @@ use crate::trace::{Copied, Tape, now_ns};
 pub(crate) struct Gpus {
     opened: Arc<OpenedGpus>,
     tape: Tape,
-    /// What copies while somebody waits, and is not used now.
+    /// Fetchers that are not in use.
     resting: Mutex<Vec<(Device, Fetcher)>>,
 }
 
-/// What copies from and to the memory of GPUs while its caller waits, for what the processor has to see or make itself.
-/// Cheap to clone.
+/// Synchronous copies from and to GPU memory, for data that the CPU reads or creates. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct GpuAccess {
     gpus: Arc<Gpus>,
 }
 
-/// Memory that the driver knows, until this is dropped.
+/// Memory registered with the driver until this is dropped.
 #[derive(Debug)]
 pub struct KnownMemory {
     _registration: Box<dyn Registration>,
 }
 
-/// Points in the streams of GPUs.
+/// Points in GPU streams.
 #[derive(Debug, Default)]
 pub struct StreamPoints {
     events: Vec<Box<dyn GpuEvent>>,
 }
 
 impl StreamPoints {
-    /// Waits until the streams have come so far.
+    /// Waits until the streams have reached the points.
     ///
     /// # Errors
-    /// `Device` when something has failed there.
+    /// `Device` if work on a stream failed.
     pub fn wait(&self) -> Result<()> {
         self.events.iter().try_for_each(|event| event.wait())
     }
@@ -54,10 +53,10 @@ impl GpuAccess {
         Self { gpus: Arc::clone(gpus) }
     }
 
-    /// Points behind all that the streams of this memory have been given by now.
+    /// Records the current ends of the streams of this memory.
     ///
     /// # Errors
-    /// `Unsupported` and `Device` where there is no such GPU, or its driver refuses.
+    /// `Unsupported` and `Device` if there is no such GPU, or its driver refuses.
     pub fn points<'a>(&self, memory: impl IntoIterator<Item = &'a Region>) -> Result<StreamPoints> {
         let mut streams = Vec::new();
         for region in memory {
@@ -69,21 +68,21 @@ impl GpuAccess {
         Ok(StreamPoints { events: self.gpus.points(&streams)? })
     }
 
-    /// Has the driver know memory of the host, so that copies to it need no staging.
+    /// Registers host memory with the driver, so that copies to it need no staging.
     ///
     /// # Errors
-    /// As [`points`](Self::points); that memory cannot be locked, too.
+    /// As [`points`](Self::points), and `Device` if the memory cannot be locked.
     pub fn make_known(&self, index: u32, arena: &Region) -> Result<KnownMemory> {
         Ok(KnownMemory { _registration: self.gpus.get(Device::Cuda { index })?.register(arena)? })
     }
 
-    /// Copies parts of memory, each with where in it they begin and how long they are, to places in a slot.
+    /// Copies parts into a slot. Each part is `(offset in the slot, memory, offset in the memory, length)`.
     ///
     /// # Errors
     /// As [`points`](Self::points).
     ///
     /// # Panics
-    /// When a part is outside its memory or the slot.
+    /// If a part is outside its memory or the slot.
     pub fn gather(&self, slot: &mut Slot, parts: &[(usize, &Region, usize, usize)]) -> Result<()> {
         let mut by_gpu: Vec<(Device, Vec<Slice>)> = Vec::new();
         for (at, memory, from, len) in parts {
@@ -102,13 +101,13 @@ impl GpuAccess {
         by_gpu.iter().try_for_each(|(device, slices)| self.gpus.copy(*device, Direction::Write, &host, slices))
     }
 
-    /// Copies parts of memory, each with where it begins and how long it is, one behind the other to fill `out`.
+    /// Copies parts of memory, each `(offset, length)`, contiguously to fill `out`.
     ///
     /// # Errors
     /// As [`points`](Self::points).
     ///
     /// # Panics
-    /// When a part is outside the memory, or `out` has another length than all of them.
+    /// If a part is outside the memory, or the parts do not fill `out` exactly.
     pub fn copy_parts(&self, memory: &Region, parts: &[(usize, usize)], out: &mut [u8]) -> Result<()> {
         assert_eq!(parts.iter().map(|(_, len)| len).sum::<usize>(), out.len(), "the parts fill the slice");
         let mut at = 0;
@@ -136,18 +135,18 @@ impl GpuAccess {
     /// As [`points`](Self::points).
     ///
     /// # Panics
-    /// When the range is outside the memory.
+    /// If the range is outside the memory.
     pub fn copy_to_slice(&self, memory: &Region, from: usize, out: &mut [u8]) -> Result<()> {
         self.copy_parts(memory, &[(from, out.len())], out)
     }
 
-    /// Copies bytes over those of memory from `from` on.
+    /// Copies bytes over the memory, from `from` on.
     ///
     /// # Errors
     /// As [`points`](Self::points).
     ///
     /// # Panics
-    /// When the range is outside the memory.
+    /// If the range is outside the memory.
     pub fn copy_from_slice(&self, memory: &RegionMut, from: usize, source: &[u8]) -> Result<()> {
         if memory.device() == Device::Host {
             memory.copy_from_slice(from, source);
@@ -158,10 +157,10 @@ impl GpuAccess {
         self.gpus.copy(memory.device(), Direction::Read, &host, &[slice])
     }
 
-    /// So many bytes of a GPU, which hold whatever was there before.
+    /// Allocates uninitialised GPU memory.
     ///
     /// # Errors
-    /// As [`points`](Self::points), above all that there is not so much left.
+    /// As [`points`](Self::points), usually because too little memory is left.
     pub fn allocate(&self, index: u32, bytes: usize) -> Result<RegionMut> {
         self.gpus.get(Device::Cuda { index })?.allocate(bytes)
     }
@@ -172,7 +171,7 @@ impl Gpus {
         Self { opened, tape, resting: Mutex::default() }
     }
 
-    /// Those that are open, for what copies by itself.
+    /// Returns the opened GPUs, for asynchronous copies.
     pub(crate) fn opened(&self) -> &Arc<OpenedGpus> {
         &self.opened
     }
@@ -181,11 +180,11 @@ impl Gpus {
         self.opened.get(device)
     }
 
-    /// The NUMA node that a GPU is attached to, where the machine has several.
+    /// Returns the NUMA node that a GPU is attached to, if the machine has several.
     pub(crate) fn node(&self, device: Device) -> Option<u32> {
         let id = self.get(device).ok()?.pci_bus_id()?;
         let text = crate::fs::system_text(format!("/sys/bus/pci/devices/{id}/numa_node"))?;
-        // Minus one where it does not matter.
+        // The kernel reports -1 if the GPU has no NUMA node.
         text.trim().parse().ok()
     }
 
@@ -211,7 +210,7 @@ impl Gpus {
         Ok(())
     }
 
-    /// Points behind all that those streams have been given by now; of what is over already, none.
+    /// Records the current ends of these streams. Idle streams need no point.
     pub(crate) fn points(&self, streams: &[(Device, StreamHandle)]) -> Result<Vec<Box<dyn GpuEvent>>> {
         let mut points = Vec::new();
         for (device, stream) in streams {
@@ -219,7 +218,7 @@ impl Gpus {
                 continue;
             }
             let (gpu, stream) = (self.get(*device)?, *stream);
-            // As a rule nothing runs there, and an event that has just been recorded is not over at once even then.
+            // Most streams are idle, and even then a new event is not complete immediately.
             if !gpu.is_idle(stream)? {
                 let event = gpu.new_event()?;
                 event.record(stream)?;

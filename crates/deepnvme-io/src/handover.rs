@@ -1,13 +1,13 @@
-//! A value that one thread puts once and others wait for: how the result of a request reaches its owner.
+//! A oneshot value: set once by one thread, awaited by others. It carries the result of a request to its owner.
 //!
-//! The interleavings are checked by `tests/loom.rs`.
+//! `tests/loom.rs` checks the interleavings.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::sync::{Condvar, Instant, Mutex, lock, wait, wait_timeout};
 
-/// Empty, then full for ever.
+/// A value that is set at most once.
 #[derive(Debug)]
 pub struct Handover<T> {
     state: Mutex<State<T>>,
@@ -21,13 +21,13 @@ struct State<T> {
 }
 
 impl<T: Clone> Handover<T> {
-    /// Empty.
+    /// Creates an empty oneshot.
     #[must_use]
     pub fn new() -> Self {
         Self { state: Mutex::new(State { value: None, notify: Vec::new() }), filled: Condvar::new() }
     }
 
-    /// Fills it, and wakes all who wait. Only the first value counts.
+    /// Sets the value and wakes all waiters. Only the first call has an effect.
     pub fn put(&self, value: T) {
         let notify = {
             let mut state = lock(&self.state);
@@ -41,7 +41,7 @@ impl<T: Clone> Handover<T> {
         notify.iter().for_each(signal);
     }
 
-    /// The value, if it is there.
+    /// Returns the value, if it is set.
     pub fn get(&self) -> Option<T> {
         lock(&self.state).value.clone()
     }
@@ -57,7 +57,7 @@ impl<T: Clone> Handover<T> {
         }
     }
 
-    /// Waits for the value, at most that long.
+    /// Waits for the value, up to `timeout`.
     pub fn wait_timeout(&self, timeout: Duration) -> Option<T> {
         let deadline = Instant::now().checked_add(timeout);
         let mut state = lock(&self.state);
@@ -73,7 +73,7 @@ impl<T: Clone> Handover<T> {
         }
     }
 
-    /// Writes to that eventfd once, when the value is there (at once, if it is).
+    /// Writes to this eventfd once, when the value is set (immediately, if it is).
     pub fn notify(&self, eventfd: OwnedFd) {
         let mut state = lock(&self.state);
         if state.value.is_none() {
@@ -91,7 +91,7 @@ impl<T: Clone> Default for Handover<T> {
     }
 }
 
-/// A full counter already says what the write would; there is no one to tell of any other refusal.
+/// A full counter already signals the reader, and no caller could receive other errors.
 fn signal(eventfd: &OwnedFd) {
     let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }

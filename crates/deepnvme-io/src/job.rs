@@ -1,4 +1,4 @@
-//! A request on its way: what is left to claim, what has been done, what went wrong first.
+//! A request in progress: its unclaimed work, its counters, and its first error.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -14,11 +14,11 @@ use crate::op::Pieces;
 use crate::split::{Block, Direction, Plan};
 use crate::sync::{AtomicBool, AtomicU64, Instant, Mutex, RwLock, RwLockReadGuard, lock};
 
-/// What must be true of the file when a write is reported as done; each promises what those before it do.
+/// The durability of a write when it is reported as done. Each level includes the previous ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
-    /// The kernel has taken the bytes; a power cut may lose them.
+    /// The kernel has accepted the bytes. A power cut may lose them.
     #[default]
     None,
     /// The bytes and the size are on the device (`fdatasync`).
@@ -27,13 +27,13 @@ pub enum Durability {
     Full,
 }
 
-/// What a write means for the rest of the file.
+/// How a write affects the rest of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum WriteExtent {
-    /// Changes the range; the file grows if the range ends beyond it.
+    /// Changes the range only. The file grows if the range ends beyond it.
     #[default]
     InPlace,
-    /// Makes the file end where the write ends: longer ones are cut, shorter ones are allocated first.
+    /// Makes the file end where the write ends. Longer files are truncated, shorter ones are allocated first.
     WholeFile,
 }
 
@@ -46,32 +46,32 @@ pub struct WriteOptions {
     pub durability: Durability,
 }
 
-/// What a finished request moved.
+/// The result of a finished request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Transfer {
-    /// Bytes, as asked for.
+    /// Bytes requested.
     pub bytes: u64,
-    /// When the last of them had been moved.
+    /// When the last byte was moved.
     pub finished: Instant,
 }
 
-/// How far a request is.
+/// The progress of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Progress {
-    /// Bytes that have arrived.
+    /// Bytes moved so far.
     pub bytes_done: u64,
     /// Bytes of the request.
     pub bytes_total: u64,
 }
 
-/// What a cancellation found.
+/// The outcome of a cancellation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cancelled {
-    /// Every piece was claimed already.
+    /// Every work item was claimed already.
     Nothing,
-    /// Some pieces are claimed; whoever ends the last of them completes the job.
+    /// Some work items are claimed. The last one to end completes the job.
     Rest,
-    /// No piece is claimed: whoever cancelled completes the job.
+    /// No work item is claimed. The canceller completes the job.
     All,
 }
 
@@ -98,29 +98,29 @@ impl Memory {
     }
 }
 
-/// One request. Workers share it; the last to let go of a block reports it as done.
+/// One request, shared by its workers. The last work item to end reports it as done.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) plan: Plan,
-    /// The files while the job runs; let go of before its end is reported, so that a caller that has waited can
-    /// count on them being closed.
+    /// The files while the job runs. They are released before its completion, so a caller that has waited can rely on
+    /// them being closed.
     files: RwLock<Vec<Arc<TensorFile>>>,
-    /// Where the request ends in each file: its final size, if the request makes it whole.
+    /// The end of the request in each file, which is the final size with `WholeFile`.
     pub(crate) file_ends: Vec<u64>,
     pub(crate) options: WriteOptions,
-    /// Points in streams of GPUs that come before the first block.
+    /// Points in GPU streams that precede the first block.
     starts_after: Vec<Box<dyn GpuEvent>>,
     has_gpu_memory: bool,
     pub(crate) span: tracing::Span,
     pub(crate) submitted: Instant,
-    /// The memory while the job runs, and until `Pending` takes it home.
+    /// The memory while the job runs, and until `Pending` takes it back.
     memory: RwLock<Option<Memory>>,
-    /// Whether the files are given a size before the first block. Decided once: the files may change meanwhile.
+    /// Whether the files get a size before the first block. Decided once, since the files may change.
     needs_preparing: bool,
-    /// Whether that is to be done, and nobody has claimed it.
+    /// Whether the preparation is still to be claimed.
     is_preparing_left: AtomicBool,
     next_block: AtomicU64,
-    /// The preparation and the blocks that have not ended. Whoever ends the last of them goes on with the job.
+    /// The preparation and the blocks that have not ended. The last one to end continues the job.
     unfinished_pieces: AtomicU64,
     unfinished_syncs: AtomicU64,
     bytes_done: AtomicU64,
@@ -159,7 +159,7 @@ impl Job {
         }
     }
 
-    /// Whether the streams of GPUs that the request follows have come so far.
+    /// Returns whether the GPU streams have reached the points that the request follows.
     pub(crate) fn is_ready(&self) -> Result<bool> {
         for point in &self.starts_after {
             match point.is_over() {
@@ -176,12 +176,12 @@ impl Job {
         Ok(true)
     }
 
-    /// Whether some of its memory is on a GPU.
+    /// Returns whether some of its memory is on a GPU.
     pub(crate) fn has_gpu_memory(&self) -> bool {
         self.has_gpu_memory
     }
 
-    /// The first GPU that some of its memory is on.
+    /// Returns the first GPU that contains some of its memory.
     pub(crate) fn gpu(&self) -> Option<Device> {
         let on_gpu = |device: Device| (device != Device::Host).then_some(device);
         if !self.has_gpu_memory {
@@ -194,17 +194,17 @@ impl Job {
         self.with_memory(first).ok().flatten()
     }
 
-    /// Whether some of it has been claimed by nobody.
+    /// Returns whether some blocks are unclaimed.
     pub(crate) fn has_unclaimed(&self) -> bool {
         self.next_block.load(Ordering::Relaxed) < self.plan.block_count()
     }
 
-    /// Whether the caller is the one that prepares the files.
+    /// Claims the preparation of the files. Returns whether the caller got it.
     pub(crate) fn claim_preparation(&self) -> bool {
         self.is_preparing_left.swap(false, Ordering::AcqRel)
     }
 
-    /// The index of a block that nobody has yet.
+    /// Claims the next block and returns its index.
     pub(crate) fn claim(&self) -> Option<u64> {
         if !self.has_unclaimed() {
             return None;
@@ -214,16 +214,16 @@ impl Job {
         (index < count).then_some(index)
     }
 
-    /// Notes a failure of a claimed piece (only the first counts) and takes back what nobody has claimed.
+    /// Records a failure of a claimed work item, if it is the first, and cancels the unclaimed ones.
     pub(crate) fn fail(&self, error: Error) {
         let mut first = lock(&self.error);
         first.get_or_insert(error);
         self.give_up();
     }
 
-    /// Takes back what nobody has claimed, and notes why if that was anything.
+    /// Cancels the unclaimed work items, and records the reason if there were any.
     pub(crate) fn cancel(&self, error: Error) -> Cancelled {
-        // The lock keeps `complete` from looking for the error between the two steps.
+        // The lock keeps `complete` from reading the error between the two steps.
         let mut first = lock(&self.error);
         let (unclaimed, is_last) = self.give_up();
         if unclaimed == 0 {
@@ -233,7 +233,7 @@ impl Job {
         if is_last { Cancelled::All } else { Cancelled::Rest }
     }
 
-    /// Takes what nobody has claimed: how many pieces those were, and whether no others were left.
+    /// Claims all unclaimed work items. Returns their number, and whether no others were left.
     fn give_up(&self) -> (u64, bool) {
         let count = self.plan.block_count();
         let claimed = self.next_block.swap(count, Ordering::Relaxed).min(count);
@@ -241,7 +241,7 @@ impl Job {
         (unclaimed, unclaimed > 0 && self.finish(unclaimed))
     }
 
-    /// Counts pieces as ended. True for whoever ends the last.
+    /// Counts work items as ended. Returns true with the last one.
     fn finish(&self, pieces: u64) -> bool {
         let before = self.unfinished_pieces.fetch_sub(pieces, Ordering::AcqRel);
         debug_assert!(before >= pieces, "a piece of a request was ended twice");
@@ -252,12 +252,12 @@ impl Job {
         lock(&self.error).is_some()
     }
 
-    /// Notes that a claimed block has become so many more. Whoever has claimed it ends each of them.
+    /// Adds work items because a claimed block was divided. Its holder ends each of them.
     pub(crate) fn expect_parts(&self, count: u64) {
         self.unfinished_pieces.fetch_add(count, Ordering::AcqRel);
     }
 
-    /// Notes that the preparation, or one claimed block, is done with. True for the last piece.
+    /// Records the end of the preparation or of one block. Returns true for the last work item.
     pub(crate) fn finish_piece(&self, bytes: u64) -> bool {
         self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
         self.finish(1)
@@ -267,17 +267,17 @@ impl Job {
         self.unfinished_syncs.store(count, Ordering::Release);
     }
 
-    /// Notes that one sync is done. True for the last one.
+    /// Records the end of one sync. Returns true for the last one.
     pub(crate) fn finish_sync(&self) -> bool {
         self.unfinished_syncs.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Reports the outcome to whoever waits. The caller must hold no op of this job any more.
+    /// Reports the outcome to the waiters. The caller must hold no op of this job.
     pub(crate) fn complete(&self) {
         let error = lock(&self.error).clone();
         let bytes_done = self.bytes_done.load(Ordering::Relaxed);
         let outcome = match error {
-            // The end of a file has said itself how much was there.
+            // The end-of-file error already states the bytes read.
             Some(error) if error.kind() == ErrorKind::UnexpectedEof => Err(error),
             Some(error) => Err(error.after_bytes(bytes_done)),
             None => Ok(Transfer { bytes: self.plan.bytes_total(), finished: Instant::now() }),
@@ -293,7 +293,7 @@ impl Job {
         Progress { bytes_done: self.bytes_done.load(Ordering::Relaxed), bytes_total: self.plan.bytes_total() }
     }
 
-    /// The memory, once the job is done; `None` if it was taken already.
+    /// Returns the memory of a finished job, or `None` if it was taken already.
     pub(crate) fn take_memory(&self) -> Option<Memory> {
         self.memory.write().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -304,7 +304,7 @@ impl Job {
         memory.as_ref().map(use_it).ok_or_else(gone)
     }
 
-    /// The caller's memory of a block, as the pieces of an op.
+    /// Returns the caller's memory of a block, as the pieces of an op.
     pub(crate) fn pieces(&self, block: &Block) -> Result<Pieces> {
         let segments = &self.plan.segments()[block.segments.clone()];
         self.with_memory(|memory| {
@@ -318,8 +318,8 @@ impl Job {
         })
     }
 
-    /// Copies between a slot that holds the block's `io` range and the caller's memory, as far as that is the
-    /// processor's; what is on GPUs is left to be copied.
+    /// Copies between a bounce buffer with the block's `io` range and the caller's host memory. Returns the slices on
+    /// GPUs, which are left to be copied.
     pub(crate) fn copy(&self, block: &Block, slot: &mut deepnvme_mem::Slot) -> Result<Vec<Slice>> {
         let segments = &self.plan.segments()[block.segments.clone()];
         self.with_memory(|memory| {
@@ -342,22 +342,22 @@ impl Job {
         })
     }
 
-    /// The file of a block.
+    /// Returns the file of a block.
     pub(crate) fn file(&self, block: &Block) -> Arc<TensorFile> {
         Arc::clone(&self.files()[block.file])
     }
 
-    /// All files of the job; none once it is done.
+    /// Returns all files of the job. Empty once it is done.
     pub(crate) fn files(&self) -> RwLockReadGuard<'_, Vec<Arc<TensorFile>>> {
         self.files.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives each file the size that the request makes it, or the room that a write in place needs.
+    /// Gives each file the size that the request makes it, or the space that a write in place needs.
     pub(crate) fn set_file_sizes(&self) -> Result<()> {
         if self.options.extent == WriteExtent::WholeFile {
             return self.files().iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.set_len(*bytes));
         }
-        // Empty items, which extend nothing, are in `file_ends` but not among the segments.
+        // `file_ends` also counts empty items, which do not extend a file. The segments exclude them.
         for segments in self.plan.segments().chunk_by(|a, b| a.file == b.file) {
             let last = segments[segments.len() - 1];
             let written_bytes = segments.iter().map(|segment| segment.len).sum();
@@ -366,7 +366,7 @@ impl Job {
         Ok(())
     }
 
-    /// Whether the files must be given a size before the first block.
+    /// Returns whether the files must get a size before the first block.
     pub(crate) fn needs_preparing(&self) -> bool {
         self.needs_preparing
     }

@@ -1,11 +1,11 @@
-//! Where each byte of a striped file lies: arithmetic alone.
+//! The layout of a striped file. Pure arithmetic.
 
-/// The arithmetic of a layout: which part holds a logical byte. One part is the identity.
+/// Maps logical bytes to part files. One part is the identity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
-    /// Part files, at least 1.
+    /// The number of part files, at least 1.
     pub parts: u64,
-    /// Bytes of one stripe; `u64::MAX` where there is one part.
+    /// Bytes of one stripe. `u64::MAX` with one part.
     pub stripe_bytes: u64,
 }
 
@@ -13,7 +13,7 @@ impl Layout {
     /// A plain file.
     pub const SINGLE: Self = Self { parts: 1, stripe_bytes: u64::MAX };
 
-    /// The part of the byte at `offset`, and its offset there.
+    /// Returns the part that contains the byte at `offset`, and its offset there.
     #[must_use]
     pub fn locate(self, offset: u64) -> (usize, u64) {
         if self.parts == 1 {
@@ -24,13 +24,13 @@ impl Layout {
         ((stripe % self.parts) as usize, stripe / self.parts * self.stripe_bytes + within)
     }
 
-    /// How many bytes from `offset` on lie side by side in one part.
+    /// Returns how many bytes from `offset` on are contiguous in one part.
     #[must_use]
     pub fn together_bytes(self, offset: u64) -> u64 {
         if self.parts == 1 { u64::MAX - offset } else { self.stripe_bytes - offset % self.stripe_bytes }
     }
 
-    /// Bytes of part `part` when the logical file has `bytes`.
+    /// Returns the bytes of part `part` if the logical file has `bytes`.
     #[must_use]
     pub fn part_bytes(self, bytes: u64, part: usize) -> u64 {
         if self.parts == 1 {
@@ -42,7 +42,7 @@ impl Layout {
         bytes / row * self.stripe_bytes + rest.saturating_sub(before).min(self.stripe_bytes)
     }
 
-    /// Logical bytes of a file whose part `part` has `part_bytes`: where that part's last byte ends.
+    /// Returns the logical end of the last byte of part `part`, if that part has `part_bytes`.
     #[must_use]
     pub fn logical_end(self, part: usize, part_bytes: u64) -> u64 {
         if self.parts == 1 || part_bytes == 0 {

@@ -1,7 +1,8 @@
-//! The deepnvme engine: any byte range of a file, to or from any memory, at the speed of the device.
+//! The deepnvme engine: moves any byte range between a file and any memory, at the speed of the device.
 //!
-//! The way of a request: `engine` lays it out (`split`: ranges to blocks, purely), `queue` offers its blocks,
-//! each `worker` moves them through its own `backend` and settles what comes back, `pending` is the caller's end.
+//! The path of a request: `engine` plans it (`split` divides ranges into blocks, without I/O). `queue` offers the
+//! blocks. Each `worker` moves blocks through its own `backend` and handles their completions. `pending` is the
+//! caller's handle.
 //!
 //! ```
 //! use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions};
@@ -54,7 +55,7 @@ mod sync;
 pub mod trace;
 mod worker;
 
-/// The memory that requests move: buffers, pools and regions.
+/// Memory for requests: buffers, pools and regions.
 pub use deepnvme_mem as mem;
 
 pub use backend::gds::GpuPin;

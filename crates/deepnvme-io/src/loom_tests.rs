@@ -1,6 +1,6 @@
-//! Every interleaving of the end of a request: preparation, blocks and syncs that workers take, cancellation from another
-//! thread, workers that are lost, an engine that is closed while a request comes, callers that work themselves, and the
-//! gate before all that. The real queue, jobs, claims, hand-over and gate, over requests that move nothing.
+//! Checks every interleaving of a request's completion. Covers work items on workers, cancellation from another thread,
+//! lost workers, an engine that closes during a submission, callers that run requests themselves, and the gate. Uses
+//! the real queue, jobs, claims, oneshot and gate, with requests that move nothing:
 //! `RUSTFLAGS="--cfg loom" cargo test -p deepnvme-io --lib loom_`
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::queue::{Duty, Queue, SyncTarget, Turn};
 use crate::split::{BlockSizes, Direction, Geometry, Plan, Segment};
 use crate::trace::Recorder;
 
-/// Switches between threads that are not forced: three find what there is to find.
+/// Maximum voluntary thread switches. Three find the known kinds of races.
 const PREEMPTIONS_MAX: usize = 3;
 
 fn model(check: impl Fn() + Sync + Send + 'static) {
@@ -31,8 +31,8 @@ fn queue(workers: u32) -> Arc<Queue> {
     Arc::new(Queue::new(workers, &Arc::new(Recorder::new())))
 }
 
-/// A request of so many blocks, that has to be prepared or not. It names no file and has no memory, so that nothing but
-/// its pieces is there to go wrong.
+/// A request of `blocks` blocks, with or without a preparation. It has no file and no memory, so only its work items
+/// can fail.
 fn job(blocks: u64, is_prepared: bool, starts_after: Vec<Box<dyn GpuEvent>>) -> Arc<Job> {
     const BLOCK_BYTES: u64 = 4096;
     let segment = |n| Segment {
@@ -57,7 +57,7 @@ fn broken() -> Error {
     Error::new(ErrorKind::Io, "write", "the queue was taken away")
 }
 
-/// What a worker does: work until the queue is over, or for so many pieces, and then break down.
+/// Runs a worker until the queue is closed, or fails after `pieces_max` work items.
 fn work(queue: &Arc<Queue>, pieces_max: usize) {
     let seat = queue.seat(0);
     let mut pieces = 0;
@@ -65,7 +65,7 @@ fn work(queue: &Arc<Queue>, pieces_max: usize) {
         seat.run();
         while let Some(work) = Work::next(queue) {
             if pieces == pieces_max {
-                // Its claim is dropped as by a panic.
+                // Drops its claim, as a panic does.
                 drop(work);
                 return queue.worker_lost(&broken());
             }
@@ -104,7 +104,7 @@ fn kind(result: Option<Result<crate::job::Transfer>>) -> Option<ErrorKind> {
     result.expect("whoever has waited finds the end").err().map(|error| error.kind())
 }
 
-/// Cancelled by another thread at any moment: it ends once, and as it was told.
+/// Cancels from another thread at any moment. The request ends once, with the reported outcome.
 fn cancelled(blocks: u64, is_prepared: bool) {
     model(move || {
         let queue = queue(1);
@@ -188,7 +188,7 @@ fn loom_an_engine_is_closed_while_a_request_comes() {
     });
 }
 
-/// A caller that makes a request itself leaves something for the workers: they are there, or it is told.
+/// A caller that runs a request itself leaves work to the workers. They are alive, or it gets an error.
 #[test]
 fn loom_workers_stay_for_callers() {
     model(|| {
@@ -198,7 +198,7 @@ fn loom_workers_stay_for_callers() {
         let closer = thread::spawn(move || closing.close());
         let job = job(1, false, Vec::new());
         if let Ok(caller) = queue.enter(&job) {
-            // Its block stays unclaimed, and is offered as what follows a preparation is.
+            // Its block stays unclaimed, and is offered like the blocks after a preparation.
             queue.prepared(&job);
             drop(caller);
             assert!(job.outcome.wait().is_ok());
@@ -241,7 +241,7 @@ fn loom_a_claim_that_is_dropped_fails_its_request() {
     });
 }
 
-/// A pending that is dropped takes nothing from its request.
+/// Dropping a pending does not affect its request.
 #[test]
 fn loom_a_pending_is_dropped_while_its_request_ends() {
     model(|| {
@@ -258,7 +258,7 @@ fn loom_a_pending_is_dropped_while_its_request_ends() {
     });
 }
 
-/// A point of a stream that has come when another thread says so.
+/// A stream point that another thread completes.
 #[derive(Debug)]
 struct Point(Arc<loom::sync::atomic::AtomicBool>);
 
@@ -292,7 +292,7 @@ fn loom_the_gate_is_closed_while_a_request_is_held_and_cancelled() {
         let told = canceller.join().unwrap();
         assert!(held.is_ok());
         assert_eq!(gate.hold(&job, Turn::Now).unwrap_err().kind(), ErrorKind::Closed);
-        // What the gate let go, the queue has; nobody has begun it.
+        // Requests released by the gate are in the queue, and no worker has started them.
         queue.close();
         if !told {
             assert!(matches!(Work::next(&queue), Some(Work::Block(..))));

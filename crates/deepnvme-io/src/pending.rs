@@ -1,4 +1,4 @@
-//! The caller's end of a request in flight.
+//! The caller's handle of a request in flight.
 
 use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
@@ -11,13 +11,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::job::{Job, Memory, Progress, Transfer};
 use crate::queue::Queue;
 
-/// What comes home with the result: the memory that the request was given.
+/// Memory that returns to the caller with the result.
 pub trait Home: Sized + sealed::Sealed {
     #[doc(hidden)]
     fn from_memory(memory: MemoryHome) -> Option<Self>;
 }
 
-/// Opaque: the memory of a finished request.
+/// The memory of a finished request. Opaque.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct MemoryHome(Memory);
@@ -28,7 +28,7 @@ impl MemoryHome {
     }
 }
 
-/// The memory of a request, which comes once.
+/// Takes the memory of a request. It is available once.
 pub(crate) fn memory_of<T: Home>(job: &Job) -> Option<T> {
     job.take_memory().and_then(|memory| T::from_memory(MemoryHome(memory)))
 }
@@ -65,7 +65,8 @@ impl Home for Region {
     }
 }
 
-/// A request in flight. Dropping it changes nothing for the request: the engine keeps file and memory until it is done.
+/// A request in flight. Dropping this does not affect the request: the engine keeps the file and memory until it is
+/// done.
 #[must_use = "a request that nobody waits for fails unnoticed"]
 pub struct Pending<T> {
     job: Arc<Job>,
@@ -84,25 +85,25 @@ impl<T> Pending<T> {
         Self { job, queue, home: PhantomData }
     }
 
-    /// Whether the result is there.
+    /// Returns whether the request is done.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.job.outcome.get().is_some()
     }
 
-    /// How far the request is.
+    /// Returns the progress of the request.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.job.progress()
     }
 
-    /// The result, if it is there.
+    /// Returns the result, if the request is done.
     #[must_use]
     pub fn result(&self) -> Option<Result<Transfer>> {
         self.job.outcome.get()
     }
 
-    /// Waits at most that long; whether the request is done.
+    /// Waits up to `timeout`. Returns whether the request is done.
     #[must_use]
     pub fn wait_timeout(&self, timeout: Duration) -> bool {
         if self.queue.is_foreign() {
@@ -111,8 +112,8 @@ impl<T> Pending<T> {
         self.job.outcome.wait_timeout(timeout).is_some()
     }
 
-    /// Gives up what no worker has started. True when that was anything: the request then ends as `Cancelled`,
-    /// as soon as what had been started is done.
+    /// Cancels the work that no worker has started. Returns true if there was any: the request then ends as `Cancelled`
+    /// once the started work is done.
     pub fn cancel(&self) -> bool {
         if self.queue.is_foreign() || self.is_done() {
             return false;
@@ -122,21 +123,21 @@ impl<T> Pending<T> {
         self.queue.cancel(&self.job, error)
     }
 
-    /// Has a request that was to be served later served now, since somebody is about to wait for it.
+    /// Raises a request to normal priority, because a caller is about to wait for it.
     pub fn hurry(&self) {
         if !self.queue.is_foreign() && !self.is_done() {
             self.queue.hurry(&self.job);
         }
     }
 
-    /// Writes to that eventfd once, when the request is done.
+    /// Writes to this eventfd once, when the request is done.
     pub fn notify(&self, eventfd: OwnedFd) {
         self.job.outcome.notify(eventfd);
     }
 }
 
 impl<T: Home> Pending<T> {
-    /// The memory and the result, if they are there. The memory comes once, to the first who asks.
+    /// Returns the memory and the result, if the request is done. Only the first call returns the memory.
     pub fn finish(&self) -> Option<(Option<T>, Result<Transfer>)> {
         if self.queue.is_foreign() && !self.is_done() {
             return Some((None, Err(Error::forked())));
@@ -145,9 +146,8 @@ impl<T: Home> Pending<T> {
         Some((memory_of(&self.job), outcome))
     }
 
-    /// Waits, and returns the memory together with the result: it comes home on success and on failure.
-    /// In a process forked since the request was made, the result is an error of kind `Closed`, and the memory stays
-    /// with the parent's engine (`None`).
+    /// Waits, and returns the memory with the result, on success and on failure. In a process forked since the request
+    /// was submitted, the result is a `Closed` error, and the memory stays with the parent's engine (`None`).
     pub fn wait(self) -> (Option<T>, Result<Transfer>) {
         if self.queue.is_foreign() && !self.is_done() {
             return (None, Err(Error::forked()));

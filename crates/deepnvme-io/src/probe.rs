@@ -1,7 +1,7 @@
-//! What works on this machine: each backend is tried for real, and a refusal is explained with its remedy.
+//! Probes the backends of this machine by running each one, and explains refusals with their remedy.
 //!
-//! [`Probe::run`] tries, [`Probe::choose`] decides. Explaining is a pure function from an error number and
-//! a few facts about the process ([`Facts`]) to words.
+//! [`Probe::run`] tries them, and [`Probe::choose`] decides. The explanation is a pure function of an error number and
+//! a few facts about the process ([`Facts`]).
 #![cfg_attr(simulated, allow(dead_code, unused_imports, reason = "a simulated machine is not probed"))]
 
 mod facts;
@@ -27,41 +27,41 @@ use crate::fs::{self, OFlags};
 use crate::op::{Op, OpKind, Submit, Token};
 use crate::start::start_thread;
 
-/// Bytes of the file that each backend has to read.
+/// Bytes of the file that each backend reads.
 const SAMPLE_BYTES: usize = 4096;
-/// What is read where there are no files in memory.
+/// The file to read if the kernel has no files in memory.
 const THIS_PROGRAM: &str = "/proc/self/exe";
-/// What `getrandom` gives without being cut short by a signal.
+/// Bytes that `getrandom` returns without interruption by a signal.
 const RANDOM_BYTES_AT_ONCE: usize = 256;
 
-/// Whether a backend works here.
+/// Whether a backend works on this machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Availability {
-    /// It was set up and has read a file correctly.
+    /// It was set up and read a file correctly.
     Works {
-        /// What it was given: flags, tables, limits.
+        /// Its features: flags, tables, limits.
         detail: String,
     },
-    /// It cannot be used.
+    /// It is not usable.
     Missing {
-        /// The kernel's error number, where there was one.
+        /// The kernel's error number, if any.
         errno: Option<i32>,
-        /// Why not.
+        /// The reason.
         reason: String,
-        /// What would change that.
+        /// The remedy.
         remedy: String,
     },
 }
 
 impl Availability {
-    /// Whether it works.
+    /// Returns whether it works.
     #[must_use]
     pub fn works(&self) -> bool {
         matches!(self, Self::Works { .. })
     }
 }
 
-/// What works on this machine, backend by backend.
+/// The availability of each backend on this machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Probe {
     /// `io_uring`.
@@ -73,7 +73,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Sets each backend up, lets it read a small file in memory, and takes it down again.
+    /// Sets up each backend, reads a small file in memory with it, and closes it.
     #[must_use]
     #[cfg(not(simulated))]
     pub fn run() -> Self {
@@ -88,7 +88,7 @@ impl Probe {
         Self { uring, aio, threads }
     }
 
-    /// A simulated machine has no backend but that of its world.
+    /// A simulated machine only has the backend of its world.
     #[must_use]
     #[cfg(simulated)]
     pub fn run() -> Self {
@@ -96,7 +96,7 @@ impl Probe {
         Self { uring: missing(), aio: missing(), threads: missing() }
     }
 
-    /// What was found out about one backend; `None` for those that only tests make.
+    /// Returns the availability of one backend, or `None` for those that only tests create.
     #[must_use]
     pub fn of(&self, kind: BackendKind) -> Option<&Availability> {
         match kind {
@@ -107,10 +107,10 @@ impl Probe {
         }
     }
 
-    /// The backend to use for a choice, and why.
+    /// Returns the backend for a choice, and the reason.
     ///
     /// # Errors
-    /// `Unsupported`, with reason and remedy, when the backend that was asked for does not work here.
+    /// `Unsupported`, with reason and remedy, if the requested backend does not work here.
     pub fn choose(&self, choice: BackendChoice) -> Result<(BackendKind, String)> {
         match choice {
             BackendChoice::Auto => self.first_that_works(),
@@ -150,7 +150,7 @@ fn explicit(kind: BackendKind, availability: &Availability) -> Result<(BackendKi
     }
 }
 
-/// Sets the backend up and lets it read; says what it was given.
+/// Sets up a backend and reads with it. Returns its features.
 fn attempt(kind: BackendKind) -> Result<String> {
     let setup = BackendSetup { queue_depth: 2, submit: SubmitMode::Batch, worker_index: 0 };
     match kind {
@@ -170,8 +170,8 @@ fn attempt(kind: BackendKind) -> Result<String> {
     }
 }
 
-/// Tries native AIO on a thread of its own, which takes the queue down after it has answered: the kernel
-/// lets that wait for tens of milliseconds, and whoever starts an engine need not.
+/// Tries native AIO on a separate thread, which destroys the queue after it has reported. The kernel takes tens of
+/// milliseconds for that, and starting an engine need not wait for it.
 fn attempt_aio(setup: BackendSetup) -> Result<()> {
     let (answer, answered) = std::sync::mpsc::channel();
     let run = move || {
@@ -204,8 +204,8 @@ fn read_sample(backend: &mut dyn Backend) -> Result<()> {
     if bytes == SAMPLE_BYTES && found == content { Ok(()) } else { Err(wrong("it read other bytes than the file has")) }
 }
 
-/// A file in memory, so that the answer depends on no folder, and its random content; where there are none, this program,
-/// which every process can read.
+/// Returns a file in memory with random content, so that the result depends on no folder. Without such files, returns
+/// this program, which every process can read.
 fn sample() -> Result<(OwnedFd, Vec<u8>)> {
     in_memory().or_else(|refusal| this_program().map_err(|_| refusal))
 }

@@ -1,8 +1,7 @@
-//! Where requests wait for workers, and where workers wait for requests.
+//! The queue between requests and workers.
 //!
-//! Requests take turns: a worker claims one block of the first request and puts the request last, so that a
-//! small request never waits for the end of a large one. What is read ahead comes after all that, until somebody waits
-//! for it.
+//! Requests take turns: a worker claims one block of the first request and moves that request to the end. A small
+//! request therefore never waits for all of a large one. Read-ahead comes last, until a caller waits for it.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -18,11 +17,11 @@ use crate::sync::thread::{self, Thread};
 use crate::sync::{AtomicU8, AtomicU64, Mutex, OnceLock, lock};
 use crate::trace::{Recorder, What};
 
-/// Most requests that wait at once.
+/// Maximum number of queued requests.
 pub const REQUESTS_MAX: usize = 1 << 20;
 
-/// One piece of a job that somebody has taken, and is to [end](Queue::end): workers take it as
-/// [`Work`](crate::claim::Work), which sees to that.
+/// One work item of a job. Its holder must [end](Queue::end) it. Workers hold it as a [`Work`](crate::claim::Work),
+/// which guarantees that.
 #[derive(Debug)]
 #[must_use = "a piece that nobody ends keeps its job for ever"]
 pub(crate) enum Piece {
@@ -31,14 +30,14 @@ pub(crate) enum Piece {
     Sync(Arc<Job>, SyncTarget),
 }
 
-/// What is to be done with a piece.
+/// The kind of a work item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Duty {
-    /// To give the file its final size.
+    /// Give the file its final size.
     Prepare,
-    /// To move one block.
+    /// Move one block.
     Block,
-    /// To sync one file or folder.
+    /// Sync one file or folder.
     Sync,
 }
 
@@ -59,14 +58,14 @@ enum Entry {
 #[derive(Debug)]
 struct State {
     entries: VecDeque<Entry>,
-    /// For workers that find nothing else to do.
+    /// For workers without other work.
     later: VecDeque<Arc<Job>>,
     is_closed: bool,
-    /// Callers that are making small transfers themselves. Their syncs come to the workers.
+    /// Callers that run small transfers themselves. Their syncs go to the workers.
     callers: u32,
-    /// Workers that have left, or were lost.
+    /// Workers that have left or failed.
     workers_gone: usize,
-    /// What the last worker was lost by.
+    /// The error of the last failed worker.
     loss: Option<Error>,
 }
 
@@ -79,13 +78,13 @@ impl State {
 /// When a request is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Turn {
-    /// In turn with the others.
+    /// In turn with other requests.
     Now,
-    /// When the blocks of all those are on their way. Only for reads.
+    /// Once the blocks of all other requests are in flight. Only for reads.
     Later,
 }
 
-/// Shared by the engine, its workers and its pendings.
+/// Shared by the engine, its workers and its pending requests.
 #[derive(Debug)]
 pub(crate) struct Queue {
     state: Mutex<State>,
@@ -96,7 +95,7 @@ pub(crate) struct Queue {
     recorder: Arc<Recorder>,
 }
 
-/// Where one worker can be found.
+/// The handle that wakes one worker.
 #[derive(Default)]
 pub(crate) struct Seat {
     posture: AtomicU8,
@@ -121,13 +120,13 @@ impl Seat {
         let _ = self.waker.set(waker);
     }
 
-    /// Before looking for work: whatever was notified until here will be seen. An exchange, as all changes of it, so that
-    /// each of them reads the one before.
+    /// Starts a search for work, which will find everything notified before. All changes are exchanges, so that each
+    /// one reads the previous value.
     pub(crate) fn run(&self) {
         self.posture.swap(RUNNING, Ordering::SeqCst);
     }
 
-    /// Sleeps until notified; returns at once if that has happened since `run`.
+    /// Sleeps until notified. Returns immediately if a notification came since `run`.
     pub(crate) fn park(&self) {
         if self.posture.compare_exchange(RUNNING, PARKED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             return;
@@ -137,12 +136,12 @@ impl Seat {
         }
     }
 
-    /// Announces a blocking reap. False if there is news since `run`: then do not block.
+    /// Announces a blocking reap. Returns false if a notification came since `run`: then do not block.
     pub(crate) fn may_reap(&self) -> bool {
         self.posture.compare_exchange(RUNNING, REAPING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// True if this roused the worker.
+    /// Returns true if this woke the worker.
     fn notify(&self) -> bool {
         match self.posture.swap(NOTIFIED, Ordering::SeqCst) {
             PARKED => {
@@ -186,12 +185,12 @@ impl Queue {
         &self.seats[worker_index as usize]
     }
 
-    /// Whether this process was forked from the one that owns the threads.
+    /// Returns whether this process was forked from the one that owns the threads.
     pub(crate) fn is_foreign(&self) -> bool {
         self.pid != std::process::id()
     }
 
-    /// Takes a new request.
+    /// Queues a new request.
     pub(crate) fn push(&self, job: &Arc<Job>, turn: Turn) -> Result<()> {
         {
             let mut state = lock(&self.state);
@@ -213,13 +212,13 @@ impl Queue {
         Ok(())
     }
 
-    /// The next piece to do, if there is one.
+    /// Returns the next work item, if any.
     pub(crate) fn next(&self) -> Option<Piece> {
         let mut state = lock(&self.state);
         loop {
             let Some(entry) = state.entries.pop_front() else { break };
             match entry {
-                // A request that was cancelled before has nothing to prepare.
+                // A cancelled request has nothing to prepare.
                 Entry::Prepare(job) if !job.claim_preparation() => {}
                 Entry::Prepare(job) => return Some(Piece::Prepare(job)),
                 Entry::Sync(job, target) => return Some(Piece::Sync(job, target)),
@@ -231,7 +230,7 @@ impl Queue {
                 }
             }
         }
-        // One after the other: what is read ahead is wanted in this order.
+        // In order of submission, since read-ahead is used in that order.
         while let Some(job) = state.later.front() {
             if let Some(index) = job.claim() {
                 return Some(Piece::Block(Arc::clone(job), index));
@@ -241,7 +240,7 @@ impl Queue {
         None
     }
 
-    /// Serves a request now that was to be served later: somebody waits for it.
+    /// Moves a low-priority request to the normal queue, because a caller waits for it.
     pub(crate) fn hurry(&self, job: &Arc<Job>) {
         let mut state = lock(&self.state);
         if let Some(place) = state.later.iter().position(|other| Arc::ptr_eq(other, job)) {
@@ -250,7 +249,7 @@ impl Queue {
         }
     }
 
-    /// Whether a worker that has nothing in flight leaves: then no work comes any more that only it could do.
+    /// Returns whether an idle worker leaves. It leaves once no work can arrive.
     pub(crate) fn leave(&self) -> bool {
         let is_over = {
             let mut state = lock(&self.state);
@@ -259,19 +258,19 @@ impl Queue {
             is_over
         };
         if is_over {
-            // Others may have gone to sleep since `close`, while there was work that somebody else was roused for.
+            // Other workers may have gone to sleep since `close`, while remaining work was assigned to a woken one.
             self.rouse(u64::MAX);
         }
         is_over
     }
 
-    /// Keeps the workers while the caller makes a request itself.
+    /// Keeps the workers alive while the caller runs a request itself.
     pub(crate) fn enter(&self, job: &Job) -> Result<Caller<'_>> {
         self.check_open(job, |state| state.callers += 1)?;
         Ok(Caller { queue: self })
     }
 
-    /// Takes a request of which nothing is to be moved or prepared: it has its syncs, or its end.
+    /// Accepts a request that moves and prepares nothing. Its syncs follow, or its completion.
     pub(crate) fn push_empty(&self, job: &Arc<Job>) -> Result<()> {
         self.check_open(job, |_| ())?;
         self.blocks_done(job);
@@ -287,13 +286,13 @@ impl Queue {
         Ok(())
     }
 
-    /// No new requests; the workers leave when the queued ones are done.
+    /// Refuses new requests. The workers leave when the queued ones are done.
     pub(crate) fn close(&self) {
         lock(&self.state).is_closed = true;
         self.rouse(u64::MAX);
     }
 
-    /// Offers the blocks of a job whose files are ready, as far as nobody has claimed them.
+    /// Offers the unclaimed blocks of a job whose files are prepared.
     pub(crate) fn prepared(&self, job: &Arc<Job>) {
         if job.has_unclaimed()
             && let Err(error) = self.offer([Entry::Blocks(Arc::clone(job))], job, job.plan.block_count())
@@ -302,7 +301,7 @@ impl Queue {
         }
     }
 
-    /// Offers work on a job that has begun; an error where nobody is left to do it.
+    /// Offers work on a started job. Fails if no worker is left.
     fn offer(&self, entries: impl IntoIterator<Item = Entry>, job: &Job, hands: u64) -> Result<()> {
         {
             let mut state = lock(&self.state);
@@ -315,7 +314,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes note of how a piece went: the bytes that the caller got or gave, or the failure.
+    /// Records the result of a work item: the bytes moved for the caller, or the failure.
     pub(crate) fn end(&self, job: &Arc<Job>, duty: Duty, result: Result<u64>) {
         let bytes = result.unwrap_or_else(|error| {
             job.fail(error);
@@ -337,7 +336,7 @@ impl Queue {
         }
     }
 
-    /// After the last piece of a job: its syncs, or its end.
+    /// Starts a job's syncs after its last work item, or completes it.
     pub(crate) fn blocks_done(&self, job: &Arc<Job>) {
         let targets = if job.has_failed() { Ok(Vec::new()) } else { sync_targets(job) };
         let targets = targets.unwrap_or_else(|error| {
@@ -356,7 +355,7 @@ impl Queue {
         }
     }
 
-    /// Reports a job whose every piece has ended.
+    /// Reports a job whose work items have all ended.
     pub(crate) fn complete(&self, job: &Job) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.requests_failed.fetch_add(u64::from(job.has_failed()), Ordering::Relaxed);
@@ -366,7 +365,7 @@ impl Queue {
         job.complete();
     }
 
-    /// Has recordings know of a request that is over: before it is told, so that whoever has waited for it finds it there.
+    /// Adds the request to recordings. This precedes its completion, so a caller that has waited finds it there.
     fn note(&self, job: &Job, now: u64) {
         let files = job.files();
         self.recorder.note(self.recorder.at(job.submitted), now, |names| What::Request {
@@ -378,12 +377,12 @@ impl Queue {
         });
     }
 
-    /// Requests that have ended, and those of them that failed.
+    /// Returns the number of ended requests and of failed ones.
     pub(crate) fn ended(&self) -> (u64, u64) {
         (self.requests.load(Ordering::Relaxed), self.requests_failed.load(Ordering::Relaxed))
     }
 
-    /// Gives up what no worker has claimed of a job.
+    /// Cancels a job's unclaimed work items.
     pub(crate) fn cancel(&self, job: &Arc<Job>, error: Error) -> bool {
         match job.cancel(error) {
             Cancelled::Nothing => false,
@@ -395,7 +394,7 @@ impl Queue {
         }
     }
 
-    /// After a worker's backend broke down for good. The last one takes the waiting requests along.
+    /// Records that a worker's backend failed for good. The last worker's failure cancels the queued requests.
     pub(crate) fn worker_lost(&self, error: &Error) {
         let entries = {
             let mut state = lock(&self.state);
@@ -420,7 +419,7 @@ impl Queue {
         }
     }
 
-    /// Wakes as many workers as there is work for.
+    /// Wakes one worker per work item, as far as there are any.
     fn rouse(&self, hands: u64) {
         let mut left = hands;
         for seat in &self.seats {
@@ -432,7 +431,7 @@ impl Queue {
     }
 }
 
-/// A caller that makes a request itself; the workers stay until it is through.
+/// A caller that runs a request itself. The workers stay until it is done.
 #[derive(Debug)]
 pub(crate) struct Caller<'a> {
     queue: &'a Queue,
@@ -455,7 +454,7 @@ fn closed(job: &Job) -> Error {
     Error::new(ErrorKind::Closed, job.plan.direction().name(), "the engine is closed")
 }
 
-/// The descriptors to sync at the end of a write: each part, and for full durability each folder.
+/// Returns the descriptors to sync after a write: each part, and each folder for full durability.
 fn sync_targets(job: &Job) -> Result<Vec<SyncTarget>> {
     let kind = match job.options.durability {
         Durability::None => return Ok(Vec::new()),
@@ -496,7 +495,7 @@ mod tests {
         fn wake(&self) {}
     }
 
-    /// A request of one block, to be prepared first. It names no file and has no memory.
+    /// A request of one block, to be prepared first. It has no file and no memory.
     #[allow(clippy::unwrap_used, reason = "it is a part of the test")]
     fn job() -> Arc<Job> {
         let segment = Segment { file: 0, item: 0, offset: 0, len: 4096, address: None, is_flat_gpu: false };
@@ -519,7 +518,7 @@ mod tests {
         queue.close();
         idle.run();
         assert!(queue.next().is_none());
-        // The request goes on while its worker reaps: that worker is the one that is roused.
+        // The request continues while its worker reaps, so that worker is the one to wake.
         busy.run();
         assert!(busy.may_reap());
         preparation.end(Ok(0));

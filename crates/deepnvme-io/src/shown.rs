@@ -1,7 +1,7 @@
-//! Names and sizes as messages and tables show them: nothing in them moves a terminal's cursor, and no byte is lost.
+//! Formats names and sizes for messages and tables. The output never moves a terminal's cursor, and no byte is lost.
 //!
-//! Names of files and tensors come from whoever made them. A control character in one could clear a screen or forge a line,
-//! and a letter that reverses the text after it could hide the end of a name.
+//! Names of files and tensors are untrusted. A control character could clear a screen or forge a line, and a character
+//! that reverses text could hide the end of a name.
 
 use std::fmt::{self, Display, Formatter, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -9,27 +9,27 @@ use std::path::{Path, PathBuf};
 
 use serde::Serializer;
 
-/// A name, with escapes for bytes that are no UTF-8 and for characters that are not seen.
+/// A name, with escapes for invalid UTF-8 and for invisible characters.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a>(&'a [u8]);
 
-/// The name of a file.
+/// Formats a file name.
 #[must_use]
 pub fn path(path: &Path) -> Shown<'_> {
     Shown(path.as_os_str().as_bytes())
 }
 
-/// Any other name.
+/// Formats any other name.
 #[must_use]
 pub const fn text(text: &str) -> Shown<'_> {
     Shown(text.as_bytes())
 }
 
-/// In the largest unit of 1024 that leaves no long fraction: `512 KiB`, `1.5 GiB`, `4097 bytes`.
+/// Formats a size in the largest binary unit without a long fraction: `512 KiB`, `1.5 GiB`, `4097 bytes`.
 #[must_use]
 pub fn bytes(bytes: u64) -> String {
     for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
-        // Quarters are still read at a glance.
+        // Quarters are easy to read.
         if bytes >= 1 << shift && (bytes * 4).is_multiple_of(1 << shift) {
             return format!("{} {unit}", bytes as f64 / (1_u64 << shift) as f64);
         }
@@ -42,10 +42,10 @@ pub fn bytes(bytes: u64) -> String {
     format!("{bytes} bytes")
 }
 
-/// A path as JSON has it: as it is, or with escapes where it is no UTF-8.
+/// Serializes a path: unchanged, or with escapes if it is not UTF-8.
 ///
 /// # Errors
-/// The serializer's.
+/// Errors of the serializer.
 pub fn serialize<S: Serializer>(named: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     match named.to_str() {
         Some(text) => serializer.serialize_str(text),
@@ -53,15 +53,15 @@ pub fn serialize<S: Serializer>(named: &Path, serializer: S) -> Result<S::Ok, S:
     }
 }
 
-/// Several paths, each as [`serialize`] has it.
+/// Serializes several paths, each as [`serialize`] does.
 ///
 /// # Errors
-/// The serializer's.
+/// Errors of the serializer.
 pub fn serialize_all<S: Serializer>(named: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(named.iter().map(|one| one.to_str().map_or_else(|| path(one).to_string(), str::to_owned)))
 }
 
-/// Whether a character acts on a terminal, or on the order of the letters around it.
+/// Returns whether a character controls a terminal or the order of adjacent characters.
 #[must_use]
 pub const fn acts(character: char) -> bool {
     matches!(character, '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(shown(b"a\x1b[2Jb\r\n\x7f\t"), r"a\u{1b}[2Jb\r\n\u{7f}\t");
         assert_eq!(shown(b"\xff\xfe.pt"), r"\xff\xfe.pt");
         assert_ne!(shown(b"\xff"), shown(b"\xfe"));
-        // One byte of a control sequence in Latin-1, its UTF-8, and letters that turn text around.
+        // A byte of a control sequence in Latin-1, its UTF-8, and characters that reverse text.
         assert_eq!(shown(b"\x9b2J"), r"\x9b2J");
         assert_eq!(text("\u{9b}2J \u{202e}tp.a\u{2069}\u{2028}").to_string(), r"\u{9b}2J \u{202e}tp.a\u{2069}\u{2028}");
     }

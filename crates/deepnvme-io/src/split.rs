@@ -1,17 +1,17 @@
-//! From a request to blocks: which byte ranges become one op each, through which descriptor, from which memory.
+//! Splits a request into blocks: the byte range, the descriptor and the memory of each op.
 //!
-//! All of it is arithmetic on values. Blocks are computed one at a time, by index, so that a request of
-//! any size is accepted in the same time.
+//! This module is arithmetic on values. Blocks are computed one at a time, by index, so submitting a request takes the
+//! same time whatever its size.
 //!
 //! Rules for a file that is open for direct I/O:
-//! - Blocks end at multiples of the block size, counted from the start of the file, or of the stripe, whose end is one, too. Where all of a
-//!   long range goes straight from or to the caller's memory they are larger than a bounce slot: fewer ops cost less
-//!   processor time.
-//! - A *read* block whose range or memory is not aligned widens its range and goes through a bounce slot.
-//! - What goes by way of cuFile is cut like what goes straight from or to the caller's memory.
-//! - A *write* never widens: the ragged edges of a range, up to the page that holds them, go through the page
-//!   cache, where the kernel merges them with their neighbours under its own lock. Direct writes therefore
-//!   never share a page with an edge, so concurrent requests to adjacent ranges cannot lose each other's bytes.
+//! - Blocks end at multiples of the block size, counted from the start of the file or stripe, and at stripe ends. If
+//!   all of a long range moves directly to or from the caller's memory, blocks are larger than a bounce buffer, since
+//!   fewer ops cost less CPU time.
+//! - A *read* block whose range or memory is not aligned widens its range and goes through a bounce buffer.
+//! - cuFile's blocks are cut like those that use the caller's memory directly.
+//! - A *write* never widens. The ragged edges of a range, up to the page that contains them, go through the page cache,
+//!   where the kernel merges them with their neighbours under its own lock. Direct writes therefore never share a page
+//!   with an edge, so concurrent requests to adjacent ranges cannot lose each other's bytes.
 
 use std::ops::Range;
 
@@ -24,50 +24,51 @@ use crate::op::PIECES_MAX;
 
 pub use crate::op::Direction;
 
-/// Largest hole between two ranges of one read that is read along rather than skipped.
+/// Largest gap between two ranges of one read that is read rather than skipped.
 pub const GAP_BYTES_MAX: u64 = 4096;
 
-/// Smaller blocks go through a bounce slot: the latency of cuFile's calls would be most of their time.
+/// Minimum bytes of a block for cuFile. The latency of cuFile's calls would dominate smaller ones, so they go through a
+/// bounce buffer.
 pub const GDS_BYTES_MIN: u64 = 64 << 10;
 
-/// A range is cut into at least so many blocks, as long as these are larger than a bounce slot: with fewer, some workers
-/// and some of the device's queue would have nothing to do.
+/// Minimum blocks per range while blocks are larger than a bounce buffer, so that all workers and the device's queue
+/// have work.
 const LONG_BLOCKS_MIN: u64 = 16;
 
-/// How large blocks are.
+/// Block sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockSizes {
-    /// The largest block from or to the caller's memory.
+    /// Maximum bytes of a block that uses the caller's memory.
     pub block_bytes: u64,
-    /// The largest block that may need a bounce slot; not more than `block_bytes`.
+    /// Maximum bytes of a block that may need a bounce buffer. At most `block_bytes`.
     pub slot_bytes: u64,
-    /// The largest block that cuFile is given.
+    /// Maximum bytes of a block for cuFile.
     pub gds_bytes: u64,
 }
 
 impl BlockSizes {
-    /// One size for both.
+    /// Returns one size for all kinds of blocks.
     #[must_use]
     pub const fn same(bytes: u64) -> Self {
         Self { block_bytes: bytes, slot_bytes: bytes, gds_bytes: bytes }
     }
 }
 
-/// What direct I/O on a file asks of memory addresses, and of offsets and lengths.
+/// The alignment that direct I/O on a file requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileAlignment {
-    /// Of every memory address.
+    /// Alignment of memory addresses.
     pub memory: Alignment,
-    /// Of every file offset and length.
+    /// Alignment of file offsets and lengths.
     pub offset: Alignment,
 }
 
-/// What splitting needs to know about one file.
+/// The properties of a file that splitting depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// `None` where the file goes through the page cache.
+    /// `None` if the file goes through the page cache.
     pub direct: Option<FileAlignment>,
-    /// How the file lies over its parts.
+    /// The layout of the file over its parts.
     pub layout: Layout,
     /// Whether cuFile moves bytes between the file and GPUs.
     pub has_gds: bool,
@@ -80,13 +81,13 @@ pub struct Segment {
     pub file: u32,
     /// Index into the request's memory, in the caller's order.
     pub item: u32,
-    /// Where in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// Bytes, not 0.
+    /// Length in bytes. Not 0.
     pub len: u64,
-    /// Where in memory, or `None` where the memory is not contiguous.
+    /// Address in memory, or `None` if the memory is not contiguous.
     pub address: Option<usize>,
-    /// Whether it is contiguous memory of a GPU.
+    /// Whether the memory is contiguous on a GPU.
     pub is_flat_gpu: bool,
 }
 
@@ -99,7 +100,7 @@ impl Segment {
 /// The descriptor that an op goes through.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Channel {
-    /// Past the page cache.
+    /// Bypasses the page cache.
     Direct,
     /// Through the page cache.
     Buffered,
@@ -108,45 +109,45 @@ pub enum Channel {
 /// The memory that an op uses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Via {
-    /// The caller's own.
+    /// The caller's memory.
     Caller,
-    /// A bounce slot, with a copy.
+    /// A bounce buffer, with a copy.
     Slot,
-    /// The caller's own, on a GPU, by way of cuFile.
+    /// The caller's GPU memory, with cuFile.
     Gds,
 }
 
-/// One op's worth of a request.
+/// The part of a request that one op moves.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Block {
     /// Index into the request's files.
     pub file: usize,
-    /// The bytes that are wanted, as a range of the file.
+    /// The requested bytes, as a range of the file.
     pub range: Range<u64>,
-    /// The bytes that the op moves: `range`, widened to the alignment where a direct read needs it.
+    /// The bytes that the op moves: `range`, widened to the alignment if a direct read needs it.
     pub io: Range<u64>,
     /// The segments that overlap `range`.
     pub segments: Range<usize>,
     /// Direct or buffered.
     pub channel: Channel,
-    /// Caller's memory or slot.
+    /// Caller's memory or bounce buffer.
     pub via: Via,
 }
 
-/// A run of segments that touch (or nearly, for reads), as one range of one file.
+/// A run of adjacent segments, as one range of one file. Reads allow small gaps.
 #[derive(Clone, Debug)]
 struct Extent {
     segments: Range<usize>,
     range: Range<u64>,
     units: Units,
     geometry: Geometry,
-    /// The page-aligned middle between ragged edges that are blocks of their own: of a direct write, or of a long read
-    /// whose middle needs no slot. `None` where every cut is at a unit.
+    /// The page-aligned middle between ragged edges that are separate blocks, of a direct write, or of a long read
+    /// whose middle needs no bounce buffer. `None` if every cut is at a unit.
     middle: Option<Range<u64>>,
     blocks_before: u64,
 }
 
-/// A request, ready to be asked for its blocks.
+/// A request, divided into blocks on demand.
 #[derive(Clone, Debug)]
 pub struct Plan {
     direction: Direction,
@@ -158,10 +159,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Lays out a request: sorts its segments by place, joins those that touch.
+    /// Plans a request: sorts its segments by file and offset, and joins adjacent ones.
     ///
     /// # Errors
-    /// `InvalidInput` when a range ends beyond 2^63, two writes overlap, or a file's alignment exceeds the block size.
+    /// `InvalidInput` if a range ends beyond 2^63, two writes overlap, or a file's alignment exceeds the block size.
     pub fn new(
         direction: Direction,
         geometries: &[Geometry],
@@ -190,7 +191,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Whether the segment at `index` continues the one before it.
+    /// Returns whether the segment at `index` continues the previous one.
     fn joins(&self, index: usize) -> Result<bool> {
         let (before, this) = (&self.segments[index - 1], &self.segments[index]);
         if before.file != this.file {
@@ -244,34 +245,34 @@ impl Plan {
         Ok(())
     }
 
-    /// Which way the bytes go.
+    /// Returns the direction.
     #[must_use]
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// How many blocks there are.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn block_count(&self) -> u64 {
         self.block_count
     }
 
-    /// How many bytes the caller asked for.
+    /// Returns the number of requested bytes.
     #[must_use]
     pub fn bytes_total(&self) -> u64 {
         self.bytes_total
     }
 
-    /// The segments in file order.
+    /// Returns the segments in file order.
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// The block of that index.
+    /// Returns the block with this index.
     ///
     /// # Panics
-    /// When `index` is not below [`block_count`](Self::block_count).
+    /// If `index` is not below [`block_count`](Self::block_count).
     #[must_use]
     pub fn block(&self, index: u64) -> Block {
         assert!(index < self.block_count, "block {index} of {}", self.block_count);
@@ -289,7 +290,7 @@ impl Plan {
             channel: Channel::Buffered,
             via: Via::Caller,
         };
-        // A read may widen its edges; a write must leave the neighbouring bytes to the page cache.
+        // A read may widen its edges. A write leaves the neighbouring bytes to the page cache.
         let is_buffered = is_edge && self.direction == Direction::Write;
         let direct = extent.geometry.direct.filter(|_| !is_buffered);
         if extent.geometry.has_gds && self.is_for_gds(&block, direct) {
@@ -300,8 +301,8 @@ impl Plan {
         block
     }
 
-    /// Whether cuFile moves the block: from or to one piece of a GPU's memory, in whole units of the file, and not too few; too
-    /// few for cuFile may still be too many for a slot.
+    /// Returns whether cuFile moves the block: one contiguous piece of GPU memory, aligned in the file, and large
+    /// enough. A block below cuFile's minimum still goes to cuFile if it exceeds a bounce buffer.
     fn is_for_gds(&self, block: &Block, direct: Option<FileAlignment>) -> bool {
         let ([segment], Some(alignment)) = (&self.segments[block.segments.clone()], direct) else { return false };
         let Range { start, end } = block.range;
@@ -313,7 +314,7 @@ impl Plan {
             && alignment.offset.is_aligned(end)
     }
 
-    /// Chooses channel and memory of a block, and widens what must be.
+    /// Chooses the channel and memory of a block, and widens a read that needs it.
     fn route(&self, block: &mut Block, direct: Option<FileAlignment>) {
         let alignment = direct.unwrap_or(FileAlignment { memory: Alignment::ONE, offset: Alignment::ONE });
         if direct.is_some() {
@@ -328,7 +329,7 @@ impl Plan {
         }
     }
 
-    /// Whether the op can use the caller's memory as it lies: no hole, few pieces, each contiguous and aligned.
+    /// Returns whether the op can use the caller's memory: no gap, few pieces, each contiguous and aligned.
     fn caller_memory_fits(&self, block: &Block, alignment: FileAlignment) -> bool {
         let segments = &self.segments[block.segments.clone()];
         if segments.len() > PIECES_MAX {
@@ -367,7 +368,7 @@ impl Extent {
         }
     }
 
-    /// The range of the block of that index in this extent, and whether it is a ragged edge.
+    /// Returns the range of the extent's block with this index, and whether it is a ragged edge.
     fn block_range(&self, index: u64) -> (Range<u64>, bool) {
         let Some(middle) = &self.middle else {
             return (self.units.get(&self.range, index), false);
@@ -386,7 +387,7 @@ impl Extent {
     }
 }
 
-/// Where ranges are cut: every so many bytes of each stripe, and where it ends. A plain file is one endless stripe.
+/// The units that ranges are cut at: equal divisions of each stripe. A plain file is one endless stripe.
 #[derive(Clone, Copy, Debug)]
 struct Units {
     stripe_bytes: u64,
@@ -395,7 +396,7 @@ struct Units {
 }
 
 impl Units {
-    /// As few units of a stripe as there can be, of whole pages, and nearly as large as each other.
+    /// Divides a stripe into the fewest units of whole pages, of nearly equal size.
     fn new(block_bytes: u64, stripe_bytes: u64, page_bytes: u64) -> Self {
         if stripe_bytes == u64::MAX {
             return Self { stripe_bytes, bytes: block_bytes, per_stripe: u64::MAX.div_ceil(block_bytes) };
@@ -405,17 +406,17 @@ impl Units {
         Self { stripe_bytes, bytes, per_stripe: stripe_bytes.div_ceil(bytes) }
     }
 
-    /// Which unit of the file holds a byte.
+    /// Returns the unit of the file that contains a byte.
     fn holding(&self, offset: u64) -> u64 {
         offset / self.stripe_bytes * self.per_stripe + offset % self.stripe_bytes / self.bytes
     }
 
-    /// Units that a range touches.
+    /// Returns the number of units that a range touches.
     fn count(&self, range: &Range<u64>) -> u64 {
         if range.is_empty() { 0 } else { self.holding(range.end - 1) + 1 - self.holding(range.start) }
     }
 
-    /// What of a range is in the unit of that index, counted from its first.
+    /// Returns the intersection of a range with its unit at this index.
     fn get(&self, range: &Range<u64>, index: u64) -> Range<u64> {
         let unit = self.holding(range.start) + index;
         let stripe_start = unit / self.per_stripe * self.stripe_bytes;
@@ -425,8 +426,8 @@ impl Units {
     }
 }
 
-/// The block size for a range whose middle goes straight from or to one piece of the caller's memory; `None` where it
-/// is not larger than a slot.
+/// Returns the block size for a range whose middle uses one piece of the caller's memory directly, or `None` if that is
+/// not larger than a bounce buffer.
 fn long_block_bytes(
     segments: &[Segment],
     middle: &Range<u64>,
@@ -440,13 +441,13 @@ fn long_block_bytes(
     (bytes > sizes.slot_bytes && alignment.memory.is_aligned(address)).then_some(bytes)
 }
 
-/// The block size for a range whose middle cuFile moves; `None` where it moves none.
+/// Returns the block size for a range whose middle goes through cuFile, or `None` if it does not use cuFile.
 fn gds_block_bytes(middle: &Range<u64>, sizes: BlockSizes) -> Option<u64> {
     let len = middle.end.checked_sub(middle.start).filter(|len| *len >= GDS_BYTES_MIN)?;
     Some(share_bytes(len, sizes).max(sizes.slot_bytes).min(sizes.gds_bytes))
 }
 
-/// What each of so many blocks has as it takes to keep everybody busy, in whole slots.
+/// Returns the bytes per block that divide the range into `LONG_BLOCKS_MIN` blocks, in whole bounce buffers.
 fn share_bytes(len: u64, sizes: BlockSizes) -> u64 {
     len / LONG_BLOCKS_MIN / sizes.slot_bytes * sizes.slot_bytes
 }

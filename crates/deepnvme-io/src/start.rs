@@ -1,4 +1,4 @@
-//! Starting threads: the one place that says why there is none to be had.
+//! Starts threads, and explains why one cannot be started.
 
 use std::io;
 
@@ -8,8 +8,8 @@ use crate::op::Errno;
 const REMEDY: &str = "raise the limit on threads (`ulimit -u`, or `pids.max` of the container) or on memory (`ulimit -v`), \
                       or lower `workers`";
 
-/// Starts a thread by the `Builder` that `spawn` calls, which may be of any scope. No thread is an error, never a panic, and
-/// never the end of the process.
+/// Starts a thread with the `Builder` that `spawn` calls, scoped or not. A failure is an error. It never panics or
+/// aborts.
 ///
 /// # Errors
 /// `EAGAIN` or `ENOMEM`, with the remedy.

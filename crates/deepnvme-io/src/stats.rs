@@ -1,4 +1,4 @@
-//! What an engine has done: counters per worker, added up when asked.
+//! Counters per worker, summed on request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::backend::gds;
 use crate::split::{Channel, Direction, Via};
 use crate::sync::{Mutex, lock};
 
-/// Longest latency that the histogram tells apart; longer ones count as this.
+/// Largest latency of the histogram. Longer ones count as this.
 const LATENCY_US_MAX: u64 = 600_000_000;
 
 macro_rules! counters {
@@ -19,23 +19,23 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub(crate) struct Counters { $(pub(crate) $name: AtomicU64),* }
 
-        /// A moment's figures of an engine; they only grow.
+        /// A snapshot of an engine's counters, which only grow.
         #[derive(Clone, Debug, PartialEq)]
         pub struct StatsSnapshot {
             $($(#[$doc])* pub $name: u64,)*
-            /// What moves the bytes.
+            /// The backend that moves the bytes.
             pub backend: BackendKind,
-            /// Whether the bounce pool is page-locked, and if not, why; `None` while no transfer has needed it.
+            /// Whether the bounce pool is page-locked, and if not, why. `None` until a transfer needs it.
             pub pool_lock: Option<deepnvme_mem::LockState>,
-            /// Bounce memory that the engine holds now.
+            /// Bytes of bounce buffers that the engine holds now.
             pub pool_bytes: u64,
             /// Latency of the blocks, from submission to completion.
             pub latency: LatencySummary,
-            /// The first reason why a file's transfers were buffered although direct I/O was wanted.
+            /// The first reason why a file's transfers were buffered although direct I/O was requested.
             pub buffered_reason: Option<String>,
-            /// Why the driver stages copies to and from GPUs although the bounce slots were to be known to it.
+            /// Why the driver stages copies to and from GPUs although the bounce buffers should be registered.
             pub staged_reason: Option<String>,
-            /// The first reason why bytes of a GPU went through bounce slots although cuFile was wanted.
+            /// The first reason why GPU transfers used bounce buffers although cuFile was requested.
             pub gds_reason: Option<String>,
         }
 
@@ -59,7 +59,7 @@ macro_rules! counters {
                 }
             }
 
-            /// The counters by name, for reports.
+            /// Returns the counters by name, for reports.
             #[must_use]
             pub fn counters(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name)),*]
@@ -69,54 +69,54 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Requests that have ended, in whatever way.
+    /// Requests that have ended, successfully or not.
     requests,
     /// Requests that ended in an error.
     requests_failed,
-    /// Ops that were handed to the backend, with those submitted again.
+    /// Ops submitted to the backend, including resubmissions.
     ops,
     /// Bytes read from files.
     bytes_read,
     /// Bytes written to files.
     bytes_written,
-    /// Of both: moved past the page cache, straight from or to the caller's memory.
+    /// Bytes read and written past the page cache, directly from or to the caller's memory.
     bytes_direct,
-    /// Of both: moved past the page cache, through a bounce slot.
+    /// Bytes read and written past the page cache, through a bounce buffer.
     bytes_bounced,
-    /// Of both: moved through the page cache.
+    /// Bytes read and written through the page cache.
     bytes_buffered,
-    /// Ops that were interrupted or refused for now (EINTR, EAGAIN), and submitted again.
+    /// Ops that were interrupted or temporarily refused (EINTR, EAGAIN), and submitted again.
     retries,
-    /// Ops that moved less than asked, and were continued.
+    /// Ops that moved less than requested, and were continued.
     short_transfers,
     /// Syncs of files and folders.
     syncs,
-    /// Copies between bounce slots and GPUs.
+    /// Copies between bounce buffers and GPUs.
     gpu_copies,
     /// Bytes copied to GPUs.
     bytes_to_gpu,
     /// Bytes copied from GPUs.
     bytes_from_gpu,
-    /// Of the bytes read and written: moved between disk and GPU by cuFile.
+    /// Bytes read and written between disk and GPU by cuFile.
     bytes_gds,
-    /// Of these: from and to memory that was registered with cuFile.
+    /// Bytes of these from and to memory registered with cuFile.
     bytes_gds_pinned,
-    /// Submissions of several transfers at once to cuFile (its batch API); all others are calls that wait.
+    /// Submissions of several transfers to cuFile (its batch API). All others are blocking calls.
     gds_batches,
     /// Registrations of GPU memory with cuFile.
     gds_pins,
-    /// Those that were ended, of whatever engine, for this one's to have room.
+    /// Registrations, of any engine, that were evicted for this engine's.
     gds_pins_evicted,
-    /// Requests that waited for work that a stream of a GPU had been given before them.
+    /// Requests that waited for earlier work on a GPU stream.
     gpu_waits,
-    /// Bytes of tensors that loads of checkpoints have compared with checksums.
+    /// Bytes of tensors that checkpoint loads have compared with checksums.
     bytes_compared,
-    /// Those that loads have not compared: the file has no checksums, or it would have cost too much.
+    /// Bytes that loads have not compared, because the file has no checksums or the check would cost too much.
     bytes_not_compared,
 }
 
 impl StatsSnapshot {
-    /// Takes the figures of cuFile, which counts for the whole engine.
+    /// Sets cuFile's counters, which are per engine.
     pub(crate) fn set_gds(&mut self, counts: &gds::Counts) {
         self.gds_pins = counts.pins;
         self.gds_pins_evicted = counts.pins_evicted;
@@ -132,33 +132,33 @@ pub struct LatencySummary {
     pub count: u64,
     /// Shortest.
     pub min_us: u64,
-    /// Half were faster.
+    /// Median.
     pub p50_us: u64,
-    /// 99 of 100 were faster.
+    /// 99th percentile.
     pub p99_us: u64,
     /// Longest.
     pub max_us: u64,
 }
 
-/// The figures of one worker.
+/// The counters of one worker.
 #[derive(Debug)]
 pub(crate) struct WorkerStats {
     pub(crate) counters: Counters,
     latency: Mutex<Option<Histogram<u64>>>,
     pool: Mutex<Option<(deepnvme_mem::LockState, u64)>>,
     pub(crate) buffered_reason: Mutex<Option<String>>,
-    /// Why copies to and from GPUs are staged by the driver.
+    /// Why the driver stages copies to and from GPUs.
     pub(crate) staged_reason: Mutex<Option<String>>,
-    /// Why bytes of GPUs do not go by way of cuFile.
+    /// Why GPU transfers do not use cuFile.
     pub(crate) gds_reason: Mutex<Option<String>>,
 }
 
-/// Where a load notes how much of it was compared with checksums.
+/// Counts the bytes of loads that were compared with checksums.
 #[derive(Clone, Debug)]
 pub struct Comparisons(pub(crate) Arc<WorkerStats>);
 
 impl Comparisons {
-    /// Adds bytes that were compared, and bytes that were not.
+    /// Adds compared and not compared bytes.
     pub fn add(&self, compared: u64, not_compared: u64) {
         WorkerStats::count(&self.0.counters.bytes_compared, compared);
         WorkerStats::count(&self.0.counters.bytes_not_compared, not_compared);
@@ -178,7 +178,7 @@ impl WorkerStats {
         }
     }
 
-    /// Notes that a block is on its way between its slot and a GPU.
+    /// Counts a copy between a bounce buffer and a GPU.
     pub(crate) fn gpu_copy(&self, direction: Direction, bytes: u64) {
         let counter = match direction {
             Direction::Read => &self.counters.bytes_to_gpu,
@@ -188,7 +188,7 @@ impl WorkerStats {
         Self::count(&self.counters.gpu_copies, 1);
     }
 
-    /// Notes that bounce memory has been allocated.
+    /// Counts allocated bounce buffers.
     pub(crate) fn pool_made(&self, state: deepnvme_mem::LockState, bytes: u64) {
         let mut pool = lock(&self.pool);
         let before = pool.as_ref().map_or(0, |(_, bytes)| *bytes);
@@ -219,8 +219,7 @@ impl WorkerStats {
     }
 }
 
-/// Every latency that was counted, and how often: of all workers, the shortest first. Latencies are told apart to
-/// two digits; each is given as the longest that is taken for it.
+/// Returns the latency histogram of all workers, in ascending order. Latencies are rounded up to two digits.
 pub(crate) fn latencies_us<'a>(workers: impl Iterator<Item = &'a WorkerStats>) -> Vec<(u64, u64)> {
     let all = all_latencies(workers);
     let steps = all.iter().flat_map(Histogram::iter_recorded);
@@ -231,14 +230,14 @@ fn all_latencies<'a>(workers: impl Iterator<Item = &'a WorkerStats>) -> Option<H
     let mut all = Histogram::<u64>::new_with_bounds(1, LATENCY_US_MAX, 2).ok()?;
     for worker in workers {
         if let Some(one) = &*lock(&worker.latency) {
-            // Both have the same bounds, so that every value fits.
+            // Both have the same bounds, so every value fits.
             let _ = all.add(one);
         }
     }
     Some(all)
 }
 
-/// Adds up the workers.
+/// Sums the workers' counters.
 pub(crate) fn snapshot<'a>(
     backend: BackendKind,
     workers: impl Iterator<Item = &'a WorkerStats> + Clone,

@@ -1,5 +1,5 @@
-//! Locks, atomics, threads and clocks that `loom` or the simulation can replace. A panic elsewhere does not poison the
-//! locks: every critical section leaves its state whole.
+//! Locks, atomics, threads and clocks that `loom` or the simulation can replace. A panic does not poison the locks,
+//! since every critical section leaves its state consistent.
 
 use std::time::Duration;
 
@@ -33,8 +33,8 @@ pub(crate) use deepnvme_simulation_runtime::{
     time::Instant,
 };
 
-/// Threads of `loom`, which has no time: who sleeps lets others run. Its own `park` forgets an `unpark` that came while the
-/// thread was waiting for a lock.
+/// Threads of `loom`, which has no time: sleeping yields to other threads. `loom`'s own `park` loses an `unpark` that
+/// arrives while the thread waits for a lock.
 #[cfg(loom)]
 pub(crate) mod thread {
     use std::sync::Arc;

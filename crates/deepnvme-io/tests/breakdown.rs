@@ -1,4 +1,4 @@
-//! Backends that break down as a whole, or cannot be made: requests fail and memory comes home, and nothing hangs.
+//! Backends that fail entirely or cannot be created: requests fail, memory returns, and nothing hangs.
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -18,7 +18,7 @@ use deepnvme_testkit::watchdog;
 const TIME_MAX: Duration = Duration::from_secs(60);
 const LEN: usize = 300_000;
 
-/// A queue that the kernel takes away after so many reaps.
+/// A queue that fails after some reaps.
 struct BreakingQueue {
     inner: Box<dyn Backend>,
     reaps_left: u32,
@@ -75,7 +75,7 @@ fn queues_that_break_fail_requests_and_never_hang_them() {
                 let reads: Vec<_> =
                     (0..10).map(|at| engine.read(&target, at, RegionMut::from_vec(vec![0; 100_000]))).collect();
                 for read in reads {
-                    // Once every queue is gone, a request may also be refused at once.
+                    // Once every queue has failed, requests may be refused immediately.
                     let Ok(pending) = read else {
                         failures += 1;
                         continue;

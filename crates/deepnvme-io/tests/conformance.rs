@@ -1,4 +1,4 @@
-//! Every backend, real, simulated or decorated, keeps the same contract; only the constructors differ.
+//! Checks the contract with every backend, real, simulated or decorated. Only the constructors differ.
 
 mod common;
 
@@ -8,17 +8,17 @@ use common::{real, simulated_by};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 
-/// Late and out of order, but never wrong: the contract allows all of it.
+/// Returns delays and reordering without errors, which the contract allows.
 fn dawdling() -> FaultPlan {
     FaultPlan { seed: 7, slow: 200, slow_max: Duration::from_millis(2), reorder: true, ..FaultPlan::default() }
 }
 
-/// A real backend behind the decorator.
+/// Creates a real backend behind the decorator.
 fn decorated(kind: BackendKind, plan: FaultPlan) -> Option<common::MakeBackend> {
     common::decorated(kind, &Faults::new(plan))
 }
 
-/// A module of tests for each constructor.
+/// Defines a test module per constructor.
 macro_rules! backends {
     ($($name:ident: $make:expr;)*) => {
         $(

@@ -1,4 +1,4 @@
-//! What a durable write promises, on a disk whose power can be cut: once it is reported, its bytes survive every crash.
+//! Durable writes on a disk with simulated power cuts: once a write is reported, its bytes survive every crash.
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -26,7 +26,7 @@ fn simulated_engine(seed: u64) -> (Engine, SimDisk) {
     (engine(small_config(1 + (seed % 3) as u32, SubmitMode::Batch), make), disk)
 }
 
-/// Writes a few ranges in order, some of them durably; after each that is durable, cuts the power many times.
+/// Writes some ranges in order, some of them durably. Cuts the power many times after each durable one.
 fn run_seed(seed: u64, mode: DirectMode) {
     let (engine, disk) = simulated_engine(seed);
     let mut rng = Rng::keyed(seed, &[3]);
@@ -44,7 +44,7 @@ fn run_seed(seed: u64, mode: DirectMode) {
             expected.resize(end, 0);
         }
         expected[offset as usize..][..len as usize].copy_from_slice(&bytes);
-        // As one range, or as a batch of two that touch.
+        // As one range, or as a batch of two adjacent ones.
         let cut = if rng.chance(500) { rng.below(len + 1) } else { 0 };
         let item = |offset: u64, bytes: &[u8]| WriteItem {
             file: std::sync::Arc::clone(&target),
@@ -98,7 +98,7 @@ fn a_durable_whole_file_is_exactly_the_memory_after_a_crash() {
     }
 }
 
-/// The simulator can tell: without a sync, some crash loses or tears the write.
+/// Checks the simulator itself: without a sync, some crash loses or tears the write.
 #[test]
 fn a_write_without_a_sync_does_not_survive_every_crash() {
     let (engine, disk) = simulated_engine(1);
@@ -111,7 +111,7 @@ fn a_write_without_a_sync_does_not_survive_every_crash() {
     assert!((survived.count() as u64) < CRASHES / 2);
 }
 
-/// A file without a name has no folder whose entry could be lost: full durability is that of its bytes.
+/// An unnamed file has no directory entry to lose, so full durability only covers its bytes.
 #[test]
 fn a_file_without_a_name_can_be_written_durably() {
     use std::os::fd::AsFd;

@@ -1,5 +1,4 @@
-//! Requests that are cancelled at any moment, and engines that are closed at any moment: each request ends once, and the
-//! engine goes on, or is over.
+//! Cancels requests and closes engines at any moment. Each request ends once, and the engine continues or is closed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -18,7 +17,7 @@ use deepnvme_testkit::watchdog;
 
 const TIME_MAX: Duration = Duration::from_secs(60);
 const FILES: usize = 12;
-/// Of each file: worth making room for.
+/// Bytes of each file. Large enough to preallocate.
 const BYTES: usize = 5 << 20;
 
 fn config(workers: u32) -> Config {
@@ -40,7 +39,7 @@ const WHOLE: WriteOptions = WriteOptions { extent: WriteExtent::WholeFile, durab
 
 #[test]
 fn a_write_of_several_files_is_cancelled_at_any_moment() {
-    // Both are prepared before their first block: one is given its size, the other its room.
+    // Both have a preparation: one sets the file's size, the other preallocates.
     let in_place = WriteOptions { extent: WriteExtent::InPlace, ..WHOLE };
     for (workers, options) in [(1, WHOLE), (3, WHOLE), (1, in_place), (3, in_place)] {
         watchdog::guard(&format!("{workers} workers, {options:?}"), TIME_MAX, || {
@@ -50,7 +49,7 @@ fn a_write_of_several_files_is_cancelled_at_any_moment() {
             let mut rng = Rng::new(20261123);
             let mut cancelled = 0;
             for round in 0..80 {
-                // Grown anew each time, so that preparing takes its time.
+                // Truncated each time, so that the preparation takes time.
                 files.iter().for_each(|file| file.cut(0).unwrap());
                 let pending = engine.write_batch(items(&files, BYTES), options).unwrap();
                 std::thread::sleep(Duration::from_micros(rng.below(1000)));
@@ -107,7 +106,7 @@ fn closing_finishes_what_was_submitted_and_refuses_what_comes_later() {
                             let target = RegionMut::from_vec(vec![0; 1000]);
                             let read = match caller {
                                 0 => engine.read(file, 1, target).map(|pending| pending.wait().1),
-                                // Made by this thread itself, with a sync that is a worker's.
+                                // Run by this thread, with its sync on a worker.
                                 1 => engine.read_now(file, 4096, target).map(|pending| pending.wait().1),
                                 _ => {
                                     let in_place = WriteOptions { extent: WriteExtent::InPlace, ..options };

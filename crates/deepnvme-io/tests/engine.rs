@@ -1,4 +1,4 @@
-//! The engine as its callers see it: requests, pendings, whole files, descriptors, errors.
+//! The engine's public interface: requests, pendings, whole files, descriptors, errors.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -18,7 +18,7 @@ use deepnvme_mem::{Region, RegionMut};
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
 const WHOLE: WriteOptions = WriteOptions { extent: WriteExtent::WholeFile, durability: Durability::None };
 
-/// The choices that work on this machine.
+/// Returns the backend choices that work on this machine.
 fn choices() -> Vec<BackendChoice> {
     common::available(CHOICES.map(|backend| match Engine::new(Config { backend, ..Config::default() }) {
         Ok(_) => Ok(backend),
@@ -332,7 +332,7 @@ fn a_small_transfer_that_is_waited_for_is_made_by_its_caller() {
         for (offset, bytes) in [(0, 4096), (1, 1), (4095, 9000), (100, 0), (59_999, 1), (0, 60_000)] {
             let target = RegionMut::from_vec(vec![0; bytes]);
             let pending = engine.read_now(&file, offset, target).unwrap();
-            // The whole of the data takes more blocks than a caller makes itself.
+            // All of the data has more blocks than a caller runs itself.
             if by_caller && bytes < 60_000 {
                 assert!(pending.is_done(), "{choice:?}: when it returns");
             }

@@ -1,5 +1,5 @@
-//! An engine over backends that fail: every request either moves exactly its bytes or reports the failure that was
-//! injected, with path and offset; memory always comes home; nothing hangs. A failing seed names itself.
+//! An engine over failing backends. Every request either moves exactly its bytes or reports the injected failure with
+//! path and offset. Memory always returns, and nothing hangs. Failures print their seed.
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -20,7 +20,7 @@ const SEEDS: u64 = 100;
 const SEED_TIME_MAX: Duration = Duration::from_secs(30);
 const BLOCK_BYTES: u64 = 16 << 10;
 
-/// The faults of a seed: a quarter of the seeds has only such as an engine hides.
+/// Returns the faults of a seed. A quarter of the seeds has only faults that an engine hides.
 fn plan_of(seed: u64) -> FaultPlan {
     let mut rng = Rng::keyed(seed, &[1]);
     let mut often = |per_mille: u64| rng.below(per_mille) as u32;
@@ -79,7 +79,7 @@ fn run_seed(seed: u64) -> Option<bool> {
     Some(failures > 0)
 }
 
-/// A hundred seeds of faults, over every backend.
+/// Runs a hundred seeds of faults over every backend.
 #[test]
 fn requests_succeed_exactly_or_report_what_was_injected() {
     let (mut clean, mut failed) = (0, 0);
@@ -93,7 +93,7 @@ fn requests_succeed_exactly_or_report_what_was_injected() {
     assert!(clean >= SEEDS / 5 && failed >= SEEDS / 5, "{clean} clean and {failed} failed seeds prove little");
 }
 
-/// An engine over threads that fail like that.
+/// Creates an engine over threads with these faults.
 fn failing(plan: FaultPlan) -> (Engine, Faults) {
     let faults = Faults::new(plan);
     let make = decorated(BackendKind::Threads, &faults).expect("threads work everywhere");
@@ -176,7 +176,7 @@ fn a_full_disk_is_no_space() {
     assert_eq!((error.kind(), error.errno(), error.bytes_done()), (ErrorKind::NoSpace, Some(28), 0));
     assert_eq!(home.map(|home| home.len()), Some(LEN));
     assert!(file.bytes() == content);
-    // Reads do not care.
+    // Reads are unaffected.
     engine.read(&target, 0, region_at(0, LEN)).expect("accepted").wait().1.expect("read");
 }
 
@@ -203,7 +203,7 @@ fn short_transfers_of_any_length_are_continued() {
     });
 }
 
-/// Blocks larger than a bounce slot, with ragged edges of their own, cut short wherever it hurts.
+/// Blocks larger than a bounce buffer, with separate ragged edges, and with short transfers anywhere.
 #[test]
 fn long_requests_are_continued_too() {
     const LONG: usize = (21 << 20) + 77;
@@ -221,7 +221,7 @@ fn long_requests_are_continued_too() {
                 let place = offset..offset + LONG;
                 let bytes = random_bytes(seed + 1, LONG);
                 expected[place.clone()].copy_from_slice(&bytes);
-                // Memory and file are off by the same, so that the middle goes straight.
+                // Memory and file have the same misalignment, so the middle needs no copy.
                 let source = region_holding(offset % 4096, &bytes).region();
                 let write = engine.write(&target, offset as u64, source, WriteOptions::default()).expect("accepted");
                 write.wait().1.unwrap_or_else(|error| panic!("{kind:?} {offset}: {error}"));
@@ -254,7 +254,7 @@ fn a_device_that_dies_ends_every_request() {
         let pendings: Vec<_> = (0..300).map(|_| read()).collect();
         let outcomes: Vec<_> = pendings.into_iter().map(deepnvme_io::Pending::wait).collect();
         assert!(outcomes.iter().all(|(home, _)| home.is_some()), "memory did not come home");
-        // Each read takes several ops, and at most 100 have worked.
+        // Each read takes several ops, and at most 100 have succeeded.
         let failed = outcomes.iter().filter(|(_, result)| result.is_err()).count();
         assert!(failed >= 270, "{failed} of 300 failed: {:?}", faults.counts());
         assert_eq!(read().wait().1.expect_err("the device is dead").errno(), Some(5));

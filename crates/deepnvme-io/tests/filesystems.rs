@@ -1,5 +1,5 @@
-//! Real file systems: which of them have direct I/O and what the engine says of the others, full disks, read-only
-//! folders, file size limits. Most of it mounts file systems of its own, which takes root; it is skipped visibly.
+//! Real file systems: direct I/O support and its reporting, full disks, read-only folders, file size limits. Most tests
+//! mount file systems, which requires root. Otherwise they are skipped visibly.
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -151,7 +151,7 @@ fn a_full_disk_says_what_was_needed_and_keeps_what_was_there() {
         std::fs::write(&path, &old).expect("there is room for this");
         let file = open(&path, DirectMode::Preferred).expect("the file");
         let too_much = 400 << 20;
-        // Untouched zeros of the source cost nothing.
+        // Untouched zeros of the source use no memory.
         let source = region_at(0, too_much).region();
         let (home, result) = engine.write(&file, 0, source.clone(), WHOLE).expect("accepted").wait();
         let error = result.expect_err("the disk is too small");
@@ -162,14 +162,14 @@ fn a_full_disk_says_what_was_needed_and_keeps_what_was_there() {
         let found = std::fs::read(&path).expect("the file");
         assert_eq!(difference(&found, &old), None, "the old content is gone after: {error}");
 
-        // In place nothing is allocated first: what fits is written, and the error says how much that is.
+        // Writes in place do not allocate first: as much as fits is written, and the error reports how much.
         let (_, result) = engine.write(&file, 100_001, source, WriteOptions::default()).expect("accepted").wait();
         let error = result.expect_err("the disk is too small");
         assert_eq!((error.kind(), error.errno()), (ErrorKind::NoSpace, Some(28)), "{error}");
         assert!(error.bytes_done() < too_much as u64 && error.path() == Some(path.as_path()), "{error}");
         assert!(std::fs::read(&path).expect("the file")[..100_001] == old[..100_001]);
 
-        // A smaller whole-file write gives the space back, and works.
+        // A smaller whole-file write frees the space, and succeeds.
         let small = random_bytes(5, 70_000);
         let source = region_holding(0, &small).region();
         engine.write(&file, 0, source, WHOLE).expect("accepted").wait().1.expect("there is room for this");
@@ -215,7 +215,7 @@ fn a_folder_without_permission_refuses_new_files() {
     assert_eq!((error.kind(), error.path()), (ErrorKind::PermissionDenied, Some(path.as_path())), "{error}");
 }
 
-/// Where the child of `a_file_size_limit_is_no_space` works.
+/// The working folder of `a_file_size_limit_is_no_space`'s child.
 const CHILD_FOLDER: &str = "DEEPNVME_TEST_CHILD_FOLDER";
 const LIMIT_BYTES: u64 = 1 << 20;
 
@@ -223,7 +223,7 @@ const LIMIT_BYTES: u64 = 1 << 20;
 fn a_file_size_limit_is_no_space() {
     let dir = temp_dir();
     let test = std::env::current_exe().expect("the test's own program");
-    // The signal that comes with the limit would end the child; ignored, it stays so for the program.
+    // The signal at the limit would kill the child. Ignored signals stay ignored in the program.
     let output = Command::new("sh")
         .args(["-c", "trap '' XFSZ; exec \"$0\" --exact child_with_a_file_size_limit --ignored --nocapture"])
         .arg(test)

@@ -1,5 +1,5 @@
-//! Memory on GPUs by way of cuFile, with a fake driver: whole units directly, ragged edges and whatever it refuses
-//! through bounce slots.
+//! GPU transfers through cuFile, with a fake driver: aligned units directly, ragged edges and refused transfers through
+//! bounce buffers.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 #[allow(dead_code, reason = "the tests of bounce slots need more of it")]
@@ -31,7 +31,7 @@ fn every_size_and_place_comes_back_beside_every_backend() {
             let seed = (seed as u64) << 32;
             let memory = gpu.memory(0, bytes, seed);
             if offset == 77 {
-                // The last one: there the memory has another remainder than the file.
+                // In the last case, the memory and the file are misaligned differently.
                 assert_eq!(gpu.count("unaligned_io"), 0, "cuFile is asked for whole units only");
             }
             write(&engine, &file, offset, memory.region());
@@ -105,7 +105,7 @@ fn what_cufile_does_not_take_goes_through_slots() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let text = error.to_string();
     assert!(text.contains("no direct I/O") && text.contains("buffered") && text.contains("required"), "{text}");
-    // Edges and strides are no matter of the file: there slots are the right way.
+    // Edges and strides always use bounce buffers, independent of the file.
     write(&strict, &file, 0, memory.strided(0, again));
     drop((engine, strict, file, buffered));
     gpu.assert_clean();
@@ -180,7 +180,7 @@ fn without_cufile_the_request_says_so_or_goes_through_slots() {
     let error = engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("cuFile does not start"), "{error}");
-    // Memory of the host needs none.
+    // Host memory needs no cuFile.
     write(&engine, &file, 0, Region::from_vec(vec![1; 100_000]));
     drop(engine);
     gpu.fail("cuFileDriverOpen", 0, 5001);
@@ -223,7 +223,7 @@ fn blocks_are_as_large_as_cufile_takes_them_and_fit_slots_when_it_does_not() {
         let file = open(&path, DirectMode::Required);
         write(&engine, &file, 0, memory.region());
         assert_eq!((engine.stats().ops, engine.stats().bytes_gds), (expected, bytes as u64), "{block_bytes}");
-        // Each way of refusing, in the midst of it.
+        // Each kind of refusal, in the middle of a transfer.
         for (call, after) in [("cuFileRead", 5), ("cuFileRead", 0), ("cuFileHandleRegister", 0)] {
             let file = open(&path, DirectMode::Required);
             let target = gpu.memory(1, bytes, 4);

@@ -1,4 +1,4 @@
-//! Many blocks by way of cuFile's batches, with a fake driver: few submissions, and an end for each block by itself.
+//! Many blocks with cuFile's batches and a fake driver: few submissions, and a separate completion per block.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 #[allow(dead_code, reason = "the tests of bounce slots need more of it")]
@@ -49,7 +49,7 @@ fn each_entry_of_a_batch_ends_by_itself() {
     let (gpu, folder) = (Gpu::new(), folder());
     let bytes = 8 << 20;
     let memory = gpu.memory(0, bytes, 3);
-    // An error of the disk, a refusal, and a status that cannot be asked for the moment.
+    // A disk error, a refusal, and a status that is temporarily unavailable.
     for (place, code, ends) in [
         ("cuFileBatchIO@entry", 28, Err(28)),
         ("cuFileBatchIO@entry", 5008, Ok(true)),

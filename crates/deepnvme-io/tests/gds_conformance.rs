@@ -1,5 +1,5 @@
-//! cuFile beside a backend keeps the contract of backends, with batches and without: each op of the contract's checks is made
-//! on memory of a GPU in place of its own.
+//! cuFile combined with a backend keeps the backend contract, with and without batches. Each op of the contract's
+//! checks runs on GPU memory instead.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -21,7 +21,7 @@ use deepnvme_io::{Result, SubmitMode, mem::Region};
 use deepnvme_testkit::data::TestFile;
 use fake_driver::{Gpu, GpuMemory};
 
-/// The fake driver, for all backends of a test, which has it alone.
+/// Returns the fake driver for all backends of a test, with exclusive access.
 fn gpu() -> Rc<Gpu> {
     thread_local! {
         static GPU: RefCell<Weak<Gpu>> = const { RefCell::new(Weak::new()) };
@@ -35,7 +35,7 @@ fn gpu() -> Rc<Gpu> {
     })
 }
 
-/// A real backend with cuFile beside it, which has its batches or has not.
+/// Combines a real backend with cuFile, with or without batches.
 fn beside(kind: BackendKind, has_batches: bool) -> Option<common::MakeBackend> {
     if let Some(why) = common::unavailable(kind) {
         common::skipped(&why);
@@ -52,12 +52,12 @@ fn beside(kind: BackendKind, has_batches: bool) -> Option<common::MakeBackend> {
     }))
 }
 
-/// Has memory of a GPU stand for that of the ops.
+/// Replaces the memory of ops with GPU memory.
 struct OnGpu {
     /// `None` while it is dropped.
     inner: Option<Box<dyn Backend>>,
     access: CuFileAccess,
-    /// By the tokens that the ops have meanwhile: as they were, and what stands for their memory.
+    /// The original ops and their GPU memory, by the tokens in use.
     moved: HashMap<u64, Moved>,
     next: u64,
     gpu: Rc<Gpu>,
@@ -69,7 +69,7 @@ struct Moved {
 }
 
 impl Drop for OnGpu {
-    /// What was waited for has arrived.
+    /// Copies the bytes of reads that the drop has waited for.
     fn drop(&mut self) {
         drop(self.inner.take());
         for Moved { op, memory } in self.moved.values() {
@@ -89,7 +89,8 @@ impl OnGpu {
         self.inner.as_mut().expect("it is being dropped")
     }
 
-    /// What stands for a plain transfer, where cuFile knows its file and is asked for what engines ask for: whole pages.
+    /// Returns the GPU memory for a plain transfer, if cuFile knows its file and the transfer is in whole pages, as
+    /// engines require.
     fn stand_in(&self, op: &Op) -> Option<(GpuMemory, KnownFile)> {
         let [memory] = &op.pieces[..] else { return None };
         let is_whole = op.offset.is_multiple_of(4096) && memory.len().is_multiple_of(4096);
@@ -119,7 +120,7 @@ impl OnGpu {
 fn fill(memory: &Region, bytes: &[u8]) {
     assert_eq!(memory.len(), bytes.len());
     let start = std::ptr::with_exposed_provenance_mut(memory.addr());
-    // SAFETY: a read of this op may change its memory, and it has not been given back.
+    // SAFETY: a read of this op may change its memory, which has not been returned yet.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) }
 }
 
@@ -178,7 +179,7 @@ impl Backend for OnGpu {
     }
 }
 
-/// A module of tests for each constructor.
+/// Defines a test module per constructor.
 macro_rules! backends {
     ($($name:ident: $make:expr;)*) => {
         $(
@@ -205,9 +206,9 @@ fn an_op_never_meets_the_registration_of_another_file() {
     let mut backend = access.beside(backend::open(BackendKind::Threads, &setup).unwrap(), &setup);
     let (secret, other) = (TestFile::holding(&[0xAA; 4096]), TestFile::holding(&[0xBB; 4096]));
     let descriptor = |file: &TestFile| Arc::new(OwnedFd::from(File::open(&file.path).unwrap()));
-    // Its transfers may go on when nobody else has the file any more.
+    // Its transfers may continue after all other references to the file are gone.
     let known = access.register(&descriptor(&secret)).unwrap();
-    // One of these lies where the first was.
+    // One of these has the address of the first.
     let files: Vec<_> = (0..200).map(|_| descriptor(&other)).collect();
     for file in files {
         let memory = gpu.memory(0, 4096, 1);

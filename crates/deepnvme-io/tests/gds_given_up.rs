@@ -1,5 +1,5 @@
-//! What becomes of a batch whose end cuFile never tells: its memory is given up. A binary of its own, since others that use the
-//! fake driver look for what nobody has given back.
+//! A batch whose completion cuFile never reports: its memory is leaked. This is a separate binary, since other tests of
+//! the fake driver check for leaks.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 #[allow(dead_code, reason = "the tests of bounce slots need more of it")]

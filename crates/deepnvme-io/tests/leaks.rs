@@ -1,5 +1,5 @@
-//! Nothing is left behind: descriptors, memory and threads after a thousand opens, reads and closes, and after engines
-//! come and go. Counted in this process, so that the tests here take turns.
+//! Checks for leaks of descriptors, memory and threads after a thousand opens, reads and closes, and after engines are
+//! created and dropped. The counts are per process, so the tests take turns.
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -14,7 +14,7 @@ use deepnvme_testkit::data::{TestFile, bytes_of, own_memory_bytes, random_bytes,
 
 const OPENS: usize = 1000;
 const FILE_BYTES: usize = 40_000;
-/// What the allocator may keep; a leak of one page per open is more.
+/// Allowance for the allocator. A leak of one page per open exceeds it.
 const RSS_SLACK_BYTES: u64 = 2 << 20;
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -30,20 +30,20 @@ fn descriptors() -> usize {
     entries("/proc/self/fd")
 }
 
-/// Threads of this process whose name starts so (the kernel keeps 15 characters).
+/// Returns the number of this process's threads with this name prefix (the kernel keeps 15 characters).
 fn threads_named(start: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("a folder of /proc");
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
     tasks.flatten().map(name).filter(|name| name.starts_with(start)).count()
 }
 
-/// Resident memory, or nothing under valgrind, which keeps its own books in the same process.
+/// Returns the resident memory, or 0 under valgrind, which keeps its own data in the same process.
 fn resident_bytes() -> u64 {
     let preloaded = std::env::var("LD_PRELOAD").unwrap_or_default();
     if preloaded.contains("vgpreload") { 0 } else { own_memory_bytes("VmRSS:").expect("resident memory") }
 }
 
-/// The lowest count within a moment: requests that nobody waits for hold their file until they are done.
+/// Returns the lowest count within a moment, since requests without a waiter hold their file until they are done.
 fn at_rest(count: impl Fn() -> usize) -> usize {
     let looks = (0..20).map(|_| {
         std::thread::sleep(Duration::from_millis(5));
@@ -52,7 +52,7 @@ fn at_rest(count: impl Fn() -> usize) -> usize {
     looks.min().unwrap_or_default()
 }
 
-/// The kernel takes a ring's descriptor and a thread's entry away a moment after they are closed.
+/// Waits for a count to settle: the kernel removes a ring's descriptor and a thread's entry with a delay.
 fn settles(what: &str, most: usize, count: impl Fn() -> usize) {
     let started = Instant::now();
     while count() > most {
@@ -70,7 +70,7 @@ fn open_write_read_close(engine: &Engine, path: &Path, round: usize) {
     let (home, result) = engine.read(&file, 777, region_at(3, 5000)).expect("accepted").wait();
     result.expect("read");
     assert!(bytes_of(&home.expect("memory comes home").region()) == bytes);
-    // Failures must not leak either, nor requests that nobody waits for.
+    // Failures must not leak, and neither must requests without a waiter.
     let (_, result) = engine.read(&file, FILE_BYTES as u64, region_at(0, 10)).expect("accepted").wait();
     assert_eq!(result.expect_err("past the end").kind(), ErrorKind::UnexpectedEof);
     drop(engine.read(&file, 0, region_at(1, 9000)).expect("accepted"));

@@ -1,4 +1,4 @@
-//! Every interleaving of the hand-over of a result:
+//! Checks every interleaving of the oneshot that carries a result:
 //! `RUSTFLAGS="--cfg loom" cargo test -p deepnvme-io --release --test loom`
 #![cfg(loom)]
 

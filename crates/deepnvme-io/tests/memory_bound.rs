@@ -1,5 +1,5 @@
-//! Memory has a bound: however large a transfer, the engine holds its pool and little else beside the caller's memory.
-//! Measured as the peak of a process of its own.
+//! Memory is bounded: whatever the size of a transfer, the engine allocates its pool and little else. Measured as the
+//! peak of a separate process.
 #![allow(clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -13,11 +13,11 @@ use deepnvme_mem::Buffer;
 use deepnvme_testkit::data::{TestFile, own_memory_bytes};
 use deepnvme_testkit::rng::Rng;
 
-/// Bytes of each of the caller's tensors; there are [`REQUESTS`] of them in flight at once.
+/// Bytes of each of the caller's tensors. [`REQUESTS`] of them are in flight at once.
 const TENSOR_BYTES: usize = 48 << 20;
 const REQUESTS: usize = 4;
 const POOL_BYTES: u64 = 8 << 20;
-/// What an engine may take beside its pool: stacks of threads, queues, tables of requests, this test's own needs.
+/// Allowance besides the pool: thread stacks, queues, tables of requests, and this test itself.
 const SLACK_BYTES: u64 = 6 << 20;
 const CHILD_BACKEND: &str = "DEEPNVME_TEST_CHILD_BACKEND";
 
@@ -51,7 +51,7 @@ fn child_that_bounces() {
     assert!(config.pool_bound_bytes() <= POOL_BYTES);
     let file = TestFile::holding(&[]);
     let target = open(&file.path, mode).expect("the test file");
-    // One byte more shifts the memory off every alignment, so that all of it has to be bounced.
+    // One extra byte breaks every alignment, so that all transfers are bounced.
     let tensor = |seed: usize| {
         let mut buffer = Buffer::zeroed(TENSOR_BYTES + 1).expect("memory");
         Rng::new(seed as u64).fill(buffer.as_mut_slice());

@@ -1,4 +1,4 @@
-//! Memory of GPUs that is registered with cuFile: transfers profit, the table is bounded, and nothing is left of it.
+//! GPU memory registered with cuFile: transfers use it, the table is bounded, and nothing leaks.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 #[allow(dead_code, reason = "the tests of bounce slots need more of it")]
@@ -24,7 +24,7 @@ fn open(folder: &Path) -> Arc<TensorFile> {
     TensorFile::open(&folder.join("file"), options).unwrap()
 }
 
-/// Real files with direct I/O, which a file system in memory does not have.
+/// Returns a folder on a disk, since file systems in memory have no direct I/O.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -84,7 +84,7 @@ fn a_thousand_cycles_leave_nothing() {
         assert_eq!(gpu.live("cufile_buffers"), 1);
     }
     assert_eq!(engine.stats().gds_pins, 1000);
-    // A GPU's own memory is given back, too, as soon as nobody has it.
+    // GPU memory is also freed once its last reference is dropped.
     let before = gpu.live("device_allocations");
     let memory = gpu.memory(0, MIB, 4);
     let pin = engine.pin_gpu_memory(memory.region()).unwrap();
@@ -114,12 +114,12 @@ fn what_was_used_longest_ago_gives_way() {
     assert!(pins[2].refusal().unwrap().contains("later pins"));
     assert_eq!(engine.stats().gds_pins_evicted, 1);
     there_and_back(&gpu, &engine, &file, &memories[1]);
-    // The one that was evicted may be pinned again; the end of its first pin is not the end of that.
+    // Evicted memory may be pinned again. Dropping its first pin does not end the second.
     let again = engine.pin_gpu_memory(memories[1].region()).unwrap();
     pins.remove(2);
     assert_eq!((again.refusal(), gpu.live("cufile_buffers")), (None, 5));
 
-    // With no room at all, all of them go, and the pin says so.
+    // Without any room, all pins are evicted, and the new pin reports the reason.
     gpu.fail_always("cuFileBufRegister", WINDOW_FULL);
     drop(again);
     let none = engine.pin_gpu_memory(memories[1].region()).unwrap();

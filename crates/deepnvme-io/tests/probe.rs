@@ -1,6 +1,6 @@
-//! What the probe finds here, and what it finds where system calls are really forbidden.
+//! The probe's results here, and with system calls that are really forbidden.
 //!
-//! A test about something forbidden runs itself again in a child process, which gives up the right first.
+//! Tests of forbidden calls run themselves again in a child process, which gives up the right first.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -14,17 +14,17 @@ use deepnvme_io::{
 };
 use deepnvme_mem::{Buffer, Region};
 
-/// Set in a child: the name of the test that it is to run.
+/// Set in a child: the name of the test to run.
 const CHILD: &str = "DEEPNVME_TEST_CHILD";
 const URING: [libc::c_long; 3] = [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
 
-/// Makes `calls` fail with `errno` on this thread and on those that it starts, for good.
+/// Makes `calls` fail with `errno` on this thread and the threads it starts, permanently.
 fn forbid(calls: &[libc::c_long], errno: libc::c_int) {
     const LOAD_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const SKIP_UNLESS_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
     let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
-    // The number of the call is the first field of what a filter sees.
+    // The call number is the first field of a filter's input.
     let mut program = vec![step(LOAD_NUMBER, 0, 0)];
     for &call in calls {
         program.push(step(SKIP_UNLESS_EQUAL, 1, call as u32));
@@ -32,7 +32,7 @@ fn forbid(calls: &[libc::c_long], errno: libc::c_int) {
     }
     program.push(step(RETURN, 0, libc::SECCOMP_RET_ALLOW));
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: both calls read their arguments only; the filter's steps live until they return.
+    // SAFETY: both calls only read their arguments, and the filter's steps live until they return.
     let results = unsafe {
         [
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
@@ -42,7 +42,7 @@ fn forbid(calls: &[libc::c_long], errno: libc::c_int) {
     assert_eq!(results, [0, 0], "no filter: {}", std::io::Error::last_os_error());
 }
 
-/// Runs `body` in a child process that has gone through `prepare` first.
+/// Runs `body` in a child process, after `prepare`.
 fn in_child(test: &str, prepare: impl FnOnce(), body: impl FnOnce()) {
     if std::env::var(CHILD).is_ok_and(|name| name == test) {
         prepare();
@@ -62,7 +62,7 @@ fn behind_filter(test: &str, calls: &[libc::c_long], errno: libc::c_int, body: f
     in_child(test, || forbid(calls, errno), body);
 }
 
-/// Writes and reads a file of odd size with an engine of the given choice; which backend did it.
+/// Writes and reads a file of odd size with an engine of the given choice. Returns the backend that ran.
 fn engine_round_trip(backend: BackendChoice) -> BackendKind {
     let data: Vec<u8> = (0..3_000_001u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -79,7 +79,7 @@ fn engine_round_trip(backend: BackendChoice) -> BackendKind {
     engine.backend_kind()
 }
 
-/// Reason and remedy of something that must not work.
+/// Returns the reason and remedy of a feature that must not work.
 fn refusal(availability: &Availability) -> (Option<i32>, &str, &str) {
     match availability {
         Availability::Missing { errno, reason, remedy } => (*errno, reason, remedy),
@@ -202,13 +202,13 @@ fn io_uring_works_without_registration() {
                 assert!(detail.contains("files: no") && detail.contains("buffers: no"), "{detail}");
                 assert_eq!(engine_round_trip(BackendChoice::Uring), BackendKind::Uring);
             }
-            // The machine itself may have no io_uring; then there is nothing to register with.
+            // Without io_uring on this machine, there is nothing to register with.
             Availability::Missing { reason, .. } => println!("SKIPPED: {reason}"),
         }
     });
 }
 
-/// Lets this thread (and those that it starts) lock no more than `limit_bytes` of memory.
+/// Limits the locked memory of this thread and the threads it starts.
 fn limit_locked_memory(limit_bytes: u64) {
     #[repr(C)]
     struct Header {
@@ -221,7 +221,7 @@ fn limit_locked_memory(limit_bytes: u64) {
     // Effective, permitted and inheritable capabilities, the first 32 and the others.
     let mut sets = [0u32; 6];
     let limit = libc::rlimit { rlim_cur: limit_bytes, rlim_max: limit_bytes };
-    // SAFETY: the calls read and write the structures that they are given, which have the kernel's layout.
+    // SAFETY: the calls read and write their structures only, which have the kernel's layout.
     let results = unsafe {
         let got = libc::syscall(libc::SYS_capget, &raw const header, sets.as_mut_ptr());
         sets[0] &= !(1 << CAP_IPC_LOCK);

@@ -1,5 +1,5 @@
-//! Random programs of reads and writes on an engine agree with a model file, byte for byte: over every backend and
-//! every mode of direct I/O, several threads on neighbouring ranges, sizes and memory of any alignment.
+//! Random programs of reads and writes on an engine match a model file byte for byte. They cover every backend and
+//! direct I/O mode, threads on adjacent ranges, and sizes and memory of any alignment.
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -25,13 +25,13 @@ use deepnvme_testkit::watchdog;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-/// Random cases per test; each is a program on every thread.
+/// Random cases per test. Each is a program on every thread.
 const CASES: u32 = 30;
-/// How far the last thread may go beyond the end of the file.
+/// Maximum bytes that the last thread may go beyond the end of the file.
 const GROWTH_BYTES: u64 = 200_000;
 const TIME_MAX: Duration = Duration::from_secs(120);
 
-/// One program per thread, each on a range of its own of one file; ranges begin and end anywhere.
+/// Runs one program per thread, each on its own range of one file. Ranges begin and end anywhere.
 fn run_case(engine: &Engine, place: Place, mode: DirectMode, seed: u64, length: usize, threads: usize) {
     let block_bytes = engine.config().block_bytes;
     let mut rng = Rng::new(seed);
@@ -72,7 +72,7 @@ fn run_programs(name: &str, make: Option<MakeBackend>, config: Config, place: Pl
         return;
     }
     let engine = engine(config, make);
-    // The variable PROPTEST_CASES can ask for fewer.
+    // The variable PROPTEST_CASES can request fewer.
     let cases = CASES.min(ProptestConfig::default().cases);
     let config = ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 60, ..Default::default() };
     let cases = (any::<u64>(), 1..40_usize, 1..4_usize);
@@ -87,7 +87,7 @@ fn run_programs(name: &str, make: Option<MakeBackend>, config: Config, place: Pl
     });
 }
 
-/// A test for each backend and mode.
+/// Defines a test per backend and mode.
 macro_rules! program_tests {
     ($($name:ident: $make:expr, $submit:ident, $mode:ident;)*) => {
         $(
@@ -116,7 +116,7 @@ program_tests! {
     faulty_buffered: decorated(BackendKind::Threads, &Faults::new(hidden_faults(3))), Batch, Disabled;
 }
 
-/// Stripe sets are files, whether the stripe is smaller than a block, larger, or not a multiple of it.
+/// Stripe sets behave like files, whether the stripe is smaller than a block, larger, or not a multiple of it.
 macro_rules! stripe_tests {
     ($($name:ident: $make:expr, $parts:literal of $stripe_bytes:expr, $mode:ident;)*) => {
         $(
@@ -136,7 +136,7 @@ stripe_tests! {
     faulty_stripes: decorated(BackendKind::Uring, &Faults::new(hidden_faults(4))), 3 of 64 << 10, Preferred;
 }
 
-/// The settings at their limits, and unlike each other.
+/// Settings at their limits, in different combinations.
 macro_rules! settings_tests {
     ($($name:ident: $workers:literal x $depth:literal x $block_bytes:expr, pool $pool_bytes:expr;)*) => {
         $(
@@ -162,7 +162,7 @@ settings_tests! {
     blocks_larger_than_most_requests: 2 x 4 x (2 << 20), pool None;
 }
 
-/// A write of the whole file makes it exactly the memory, whatever was there before.
+/// A whole-file write makes the file equal to the memory, whatever its earlier content.
 #[test]
 fn whole_files_become_exactly_the_memory() {
     let engine = Engine::new(small_config(2, SubmitMode::Batch)).expect("some backend works");
@@ -183,7 +183,7 @@ fn whole_files_become_exactly_the_memory() {
     }
 }
 
-/// Many threads write adjacent slivers of the same blocks over and over; no byte of a neighbour is lost.
+/// Many threads write adjacent slivers of the same blocks repeatedly. No neighbour loses a byte.
 #[test]
 fn adjacent_slivers_of_one_block_do_not_disturb_each_other() {
     const SLIVERS: usize = 64;
@@ -226,7 +226,7 @@ fn adjacent_slivers_of_one_block_do_not_disturb_each_other() {
     }
 }
 
-/// One call moves more than the kernel does in one (2 GiB less a page).
+/// One request moves more than one system call can (2 GiB minus a page).
 #[test]
 fn one_call_reads_more_than_two_gibibytes() {
     const BYTES: u64 = (2 << 30) + (64 << 20) + 4097;

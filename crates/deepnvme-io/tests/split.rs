@@ -1,4 +1,4 @@
-//! The laws of splitting, over random requests: every wanted byte in exactly one block, every direct op aligned.
+//! Properties of splitting, over random requests: every wanted byte in exactly one block, every direct op aligned.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 use deepnvme_io::Layout;
@@ -22,7 +22,7 @@ fn geometries() -> impl Strategy<Value = Geometry> {
     (proptest::option::of(alignment), layout).prop_map(|(direct, layout)| Geometry { direct, layout, has_gds: false })
 }
 
-/// Ranges in file order with gaps between them; some touch.
+/// Generates ranges in file order with gaps between them. Some are adjacent.
 fn segments() -> impl Strategy<Value = Vec<Segment>> {
     let lengths = prop_oneof![Just(512u64), Just(4096), 1u64..10_000, 1u64..200];
     let gaps = prop_oneof![4 => Just(0u64), 1 => 1u64..20_000, 1 => Just(4096)];
@@ -122,7 +122,7 @@ proptest! {
         check(direction, geometry, &[segment], sizes)?;
     }
 
-    /// Whatever is not for cuFile fits a slot, and what is for it is whole pages of one tensor.
+    /// Blocks for cuFile are whole pages of one tensor. All others fit a bounce buffer.
     #[test]
     fn what_goes_to_cufile_obeys_the_laws(
         geometry in geometries(), is_read: bool, offset in 0u64..20_000, len in 1u64..9_000_000,
@@ -151,7 +151,7 @@ proptest! {
         }
     }
 
-    /// What makes concurrent writes to adjacent ranges safe: pages that hold an edge are never written directly.
+    /// Pages with an edge are never written directly, which makes concurrent writes to adjacent ranges safe.
     #[test]
     fn direct_writes_are_whole_pages(geometry in geometries(), segments in segments(), pages in 1u64..9) {
         let plan = Plan::new(Direction::Write, &[geometry], segments, BlockSizes::same(pages * PAGE)).unwrap();
@@ -173,7 +173,7 @@ proptest! {
     }
 }
 
-/// What a gigabyte costs: the fewer ops the better, but enough of them for every worker and for the device.
+/// Large ranges have few ops, but enough for every worker and the device.
 #[test]
 fn a_long_range_that_needs_no_slot_has_large_blocks() {
     let alignment = Alignment::new(512).unwrap();

@@ -1,4 +1,4 @@
-//! Recordings: all that an engine did is there exactly once, as its counters say, whatever went wrong on the way.
+//! Recordings contain all of the engine's work exactly once and match its counters, despite failures.
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -21,7 +21,7 @@ use deepnvme_testkit::rng::Rng;
 
 const FILE_BYTES: u64 = 400_000;
 
-/// Reads and writes of any size and place, by themselves and as batches, some of them durable; some before the recording.
+/// Reads and writes of any size and offset, alone and in batches, some of them durable. Some precede the recording.
 fn work(engine: &Engine, path: &Path, mode: DirectMode, seed: u64, rounds: u64) {
     let file = open(path, mode).expect("the test file");
     let mut rng = Rng::keyed(seed, &[1]);
@@ -47,7 +47,7 @@ fn work(engine: &Engine, path: &Path, mode: DirectMode, seed: u64, rounds: u64) 
     }
 }
 
-/// What the events add up to, by the names of the counters.
+/// Sums of the events, by the names of the counters.
 #[derive(Default, PartialEq, Eq, Debug)]
 struct Sums {
     requests: u64,
@@ -177,7 +177,7 @@ fn what_fails_is_there_as_failed() {
     let file = TestFile::holding(&random_bytes(3, FILE_BYTES as usize));
     let target = open(&file.path, DirectMode::Preferred).unwrap();
     let recording = engine.record().unwrap();
-    // Whether one succeeds is the faults' matter.
+    // Success depends on the injected faults.
     (0..20).for_each(|_| drop(engine.read(&target, 0, region_at(0, 100_000)).unwrap().wait()));
     let recorded = recording.stop().unwrap();
     let stats = engine.stats();
@@ -232,14 +232,14 @@ fn a_forked_child_is_refused_and_the_parent_goes_on() {
     let engine = Engine::new(deepnvme_io::Config { workers: 1, ..deepnvme_io::Config::default() }).unwrap();
     let recording = engine.record().unwrap();
     let lane = engine.lane("compute");
-    // SAFETY: the child calls nothing that another thread's locks could keep from it, and ends without unwinding.
+    // SAFETY: the child calls nothing that needs another thread's locks, and ends without unwinding.
     let child = unsafe { libc::fork() };
     if child == 0 {
         lane.span("of the child", now_ns(), now_ns());
         let begun = engine.record().err().map(|error| error.kind());
         let stopped = recording.stop().err().map(|error| error.kind());
         let is_right = (begun, stopped) == (Some(ErrorKind::Closed), Some(ErrorKind::Closed));
-        // SAFETY: it ends the process, here and now.
+        // SAFETY: it ends the process immediately.
         unsafe { libc::_exit(i32::from(!is_right)) };
     }
     let child = rustix::process::Pid::from_raw(child).expect("a child");

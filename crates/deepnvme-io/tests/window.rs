@@ -1,4 +1,4 @@
-//! When a worker fills its queue again: at once, or when all of it has come home. And how far.
+//! When a worker refills its queue: after each completion, or once all ops are complete. And its depth.
 #![allow(clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 mod common;
@@ -65,7 +65,7 @@ fn a_window_slides_and_a_wave_comes_home_first() {
         (WindowMode::Wave, DirectMode::Preferred),
         (WindowMode::Wave, DirectMode::Disabled),
     ] {
-        // Ops of unequal times, so that completions come one by one.
+        // Ops of unequal times, so that completions arrive one by one.
         let slow = FaultPlan { seed: 7, slow: 700, slow_max: Duration::from_millis(3), ..FaultPlan::default() };
         let faults = Faults::new(slow);
         let refills = Arc::new(AtomicU32::new(0));
@@ -88,7 +88,7 @@ fn a_window_slides_and_a_wave_comes_home_first() {
     }
 }
 
-/// A device that does one op after the other, and writes down how many it had at each submission.
+/// A device that does one op at a time, and records the queue depth at each submission.
 struct OneByOne {
     inner: Box<dyn Backend>,
     per_op: Duration,
@@ -153,11 +153,11 @@ fn a_slow_device_is_not_given_more_than_it_does_in_a_moment() {
         result.expect("read");
         assert_eq!(difference(&bytes_of(&home.expect("memory comes home").region()), &content), None);
         let depths = depths.lock().expect("nobody panics with it");
-        // Of the later half: by then it is known how fast the device is.
+        // Of the later half, when the device's speed is known.
         depths[75..].iter().copied().max().expect("half of the ops")
     };
     assert_eq!(deepest(Duration::ZERO, WindowMode::Sliding), 64);
-    // A loaded machine makes it slower still.
+    // A loaded machine makes it even slower.
     let slow = deepest(Duration::from_millis(8), WindowMode::Sliding);
     assert!((16..=48).contains(&slow), "about 25 of 8 ms each: {slow}");
     assert_eq!(deepest(Duration::from_millis(2), WindowMode::Wave), 64, "waves are as deep as the queue");

@@ -1,10 +1,10 @@
-//! How much of a file is in the page cache.
+//! Counts the pages of a file in the page cache.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// `cachestat`, since Linux 6.5; the number is the same on every architecture.
+/// `cachestat`, since Linux 6.5. The number is the same on every architecture.
 const SYS_CACHESTAT: libc::c_long = 451;
 
 #[repr(C)]
@@ -23,15 +23,15 @@ struct Cachestat {
     nr_recently_evicted: u64,
 }
 
-/// Pages of that range of bytes that are in the page cache. `None` where the kernel does not tell: before Linux 6.5,
-/// in a sandbox, and for files that somebody else owns.
+/// Returns the number of pages of a byte range in the page cache. `None` if the kernel does not report it: before Linux
+/// 6.5, in a sandbox, or for another user's files.
 pub(crate) fn cached_pages(fd: BorrowedFd<'_>, range: &Range<u64>) -> Option<u64> {
     if range.is_empty() {
         return Some(0);
     }
     let mut range = CachestatRange { off: range.start, len: range.end - range.start };
     let mut found = Cachestat::default();
-    // SAFETY: both structs are the kernel's, and live for the call.
+    // SAFETY: both structs have the kernel's layout and live for the call.
     let answer = unsafe { libc::syscall(SYS_CACHESTAT, fd.as_raw_fd(), &raw mut range, &raw mut found, 0_u32) };
     (answer == 0).then_some(found.nr_cache)
 }

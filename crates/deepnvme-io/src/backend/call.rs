@@ -1,4 +1,4 @@
-//! The system call of one op.
+//! Performs one op with one system call.
 #![allow(unsafe_code)]
 
 use std::os::fd::AsRawFd;
@@ -8,13 +8,13 @@ use smallvec::SmallVec;
 use super::inflight::result_of;
 use crate::op::{Errno, Op, OpKind};
 
-/// Files are larger than 32 bits can say, so this crate is for systems where offsets have 64.
+/// Files can exceed 32-bit offsets, so this crate requires 64-bit ones.
 const _: () = assert!(size_of::<libc::off_t>() == 8);
 
-/// Pieces up to which the list for the kernel lies on the stack.
+/// Maximum pieces whose iovecs fit on the stack.
 const IOVECS_INLINE: usize = 16;
 
-/// Does the op with one call and says what that returned; EINTR and short transfers are results like others.
+/// Performs the op with one call and returns its result. EINTR and short transfers are ordinary results.
 pub(crate) fn perform(op: &Op) -> Result<usize, Errno> {
     match op.kind {
         OpKind::SyncData => rustix::fs::fdatasync(&op.file).map(|()| 0),
@@ -31,7 +31,7 @@ fn transfer(op: &Op) -> Result<usize, Errno> {
         .collect();
     let (fd, offset) = (op.file.as_raw_fd(), op.offset as libc::off_t);
     let count = iovecs.len() as libc::c_int;
-    // SAFETY: the op keeps its file open and its memory alive; for a read it holds the right to change it.
+    // SAFETY: the op keeps its file open and its memory alive. For a read, it has the right to change that memory.
     let moved = unsafe {
         match op.kind {
             OpKind::Read => libc::preadv(fd, iovecs.as_ptr(), count, offset),

@@ -1,16 +1,17 @@
-//! Bytes that two files share instead of having a copy each.
+//! Shares bytes between two files without a copy.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
 
-/// Makes `len` bytes of `target` share the blocks of `source` (`FICLONERANGE`): XFS and Btrfs can, within one file system,
-/// where both offsets and the length are multiples of its blocks. A change to either file later is that file's alone.
+/// Makes `len` bytes of `target` share the blocks of `source` (`FICLONERANGE`). XFS and Btrfs support it within one
+/// file system, if both offsets and the length are multiples of its block size. Later changes to either file do not
+/// affect the other.
 ///
 /// # Errors
-/// `OPNOTSUPP` and `XDEV` where the file system cannot, `INVAL` where the range is not made of whole blocks, or the kernel's
-/// other refusals.
+/// `OPNOTSUPP` and `XDEV` if the file system does not support it. `INVAL` if the range is not in whole blocks. Other
+/// refusals of the kernel.
 pub fn clone_range(
     source: BorrowedFd<'_>,
     source_offset: u64,
@@ -19,7 +20,7 @@ pub fn clone_range(
     len: u64,
 ) -> Result<(), Errno> {
     if len == 0 {
-        // For the kernel that would mean all of the file.
+        // The kernel interprets 0 as the whole file.
         return Ok(());
     }
     let range = libc::file_clone_range {
@@ -28,7 +29,8 @@ pub fn clone_range(
         src_length: len,
         dest_offset: target_offset,
     };
-    // SAFETY: the struct is the kernel's and lives for the call, which changes no memory; both descriptors are open.
+    // SAFETY: the struct has the kernel's layout and lives for the call, which changes no memory. Both descriptors are
+    // open.
     let answer = unsafe { libc::ioctl(target.as_raw_fd(), libc::FICLONERANGE, &raw const range) };
     if answer == 0 {
         return Ok(());

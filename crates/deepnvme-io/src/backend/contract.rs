@@ -1,4 +1,4 @@
-//! The contract of a backend: the trait that every way of moving bytes implements, and the values that it speaks in.
+//! The backend interface: the trait that every backend implements, and its values.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::config::SubmitMode;
 use crate::error::Result;
 use crate::op::{Completion, Op, Submit};
 
-/// Which implementation moves the bytes.
+/// The implementation that moves the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum BackendKind {
     /// `io_uring`.
@@ -17,12 +17,12 @@ pub enum BackendKind {
     Aio,
     /// `preadv`/`pwritev` on threads.
     Threads,
-    /// Something that a test made.
+    /// Created by a test.
     Simulated,
 }
 
 impl BackendKind {
-    /// The name that settings, stats and reports use.
+    /// Returns the name for settings, stats and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -37,15 +37,15 @@ impl BackendKind {
 /// The settings of a backend.
 #[derive(Clone, Debug)]
 pub struct BackendSetup {
-    /// Ops in flight at once, at the most.
+    /// Maximum ops in flight.
     pub queue_depth: u32,
-    /// Whether `submit` collects ops for the next `reap` or hands each to the kernel at once.
+    /// Whether `submit` collects ops for the next `reap` or submits each to the kernel immediately.
     pub submit: SubmitMode,
-    /// Which worker of the engine it serves, from 0.
+    /// The worker that it serves, from 0.
     pub worker_index: u32,
 }
 
-/// Ends a `reap` of another thread's backend early. Cheap to clone; harmless after the backend is gone.
+/// Ends a blocking `reap` of another thread's backend. Cheap to clone, and harmless after the backend is dropped.
 pub trait Wake: Send + Sync {
     /// Makes the current or the next blocking `reap` return, with or without completions.
     fn wake(&self);
@@ -53,45 +53,44 @@ pub trait Wake: Send + Sync {
 
 /// One thread's queue of file operations.
 ///
-/// An op accepted by `submit` comes back from `reap` exactly once; until then the backend owns it.
-/// Dropping the backend waits for every op in flight (and leaks their memory if it cannot).
-/// It is made, used and dropped on one thread.
+/// An op accepted by `submit` comes back from `reap` exactly once. Until then the backend owns it. Dropping the backend
+/// waits for every op in flight, or leaks their memory if it cannot. It is created, used and dropped on one thread.
 pub trait Backend {
-    /// Which implementation this is.
+    /// Returns the implementation's kind.
     fn kind(&self) -> BackendKind;
 
-    /// Ops in flight at once, at the most.
+    /// Returns the maximum number of ops in flight.
     fn depth(&self) -> u32;
 
-    /// Ops accepted and not yet reaped.
+    /// Returns the number of accepted ops that are not yet reaped.
     fn in_flight(&self) -> u32;
 
-    /// Takes the op, or hands it back when `depth` ops are in flight.
+    /// Accepts the op, or returns it if `depth` ops are in flight.
     fn submit(&mut self, op: Op) -> Submit;
 
-    /// Gives all that `submit` has collected to the kernel, without waiting for anything.
+    /// Submits all collected ops to the kernel, without waiting.
     ///
     /// # Errors
-    /// When the kernel refuses the queue itself (never for a single op: that is its completion's result).
+    /// If the kernel refuses the queue itself. The failure of a single op is its completion's result.
     fn flush(&mut self) -> Result<()>;
 
-    /// Flushes, then waits until at least `min` ops have completed (or a wake), and appends all that have.
-    /// `min` 0 only looks. `min` above `in_flight` waits for a wake.
+    /// Flushes, then waits until at least `min` ops have completed or a wake arrives, and appends all completed ops.
+    /// With `min` 0 it does not wait. With `min` above `in_flight` it waits for a wake.
     ///
     /// # Errors
-    /// When the kernel refuses the queue itself.
+    /// If the kernel refuses the queue itself.
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()>;
 
-    /// A handle by which other threads end a blocking `reap`.
+    /// Returns a handle that ends a blocking `reap` from other threads.
     fn waker(&self) -> Arc<dyn Wake>;
 
-    /// Tells the backend that much I/O will use this memory, so that it can pin it once (`io_uring`'s
-    /// registered buffers). True when it did. The region stays registered until `unregister` or drop.
+    /// Announces memory that many ops will use, so that the backend can pin it once (`io_uring`'s registered buffers).
+    /// Returns true if it did. The region stays registered until `unregister` or drop.
     fn register(&mut self, _memory: &Region) -> bool {
         false
     }
 
-    /// Forgets memory that `register` took, once no op in flight uses it.
+    /// Unregisters memory, once no op in flight uses it.
     fn unregister(&mut self, _memory: &Region) {}
 }
 

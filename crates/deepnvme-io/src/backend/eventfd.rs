@@ -1,7 +1,7 @@
-//! The waker of the backends that wait in the kernel: an eventfd that their queue polls.
+//! The waker of backends that wait in the kernel: an eventfd that their queue polls.
 //!
-//! `pending` keeps two things cheap: many wakes before the queue's thread looks cost one system call,
-//! and the kernel never holds more than one event of it, so wakes cannot flood a completion queue.
+//! `pending` bounds two costs. Many wakes before the queue's thread runs cost one system call. The kernel never has
+//! more than one of its events, so wakes cannot flood a completion queue.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -20,31 +20,31 @@ pub(super) struct WakeEvent {
 }
 
 impl WakeEvent {
-    /// Makes one that is not readable yet.
+    /// Creates an event that is not readable yet.
     pub(super) fn new() -> Result<Arc<Self>> {
         let event =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| Error::os("eventfd", errno))?;
         Ok(Arc::new(Self { event, pending: AtomicBool::new(false) }))
     }
 
-    /// The descriptor to poll for reading.
+    /// Returns the descriptor to poll for reading.
     pub(super) fn raw_fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }
 
-    /// Whether a wake is waiting for `drain`.
+    /// Returns whether a wake waits for `drain`.
     pub(super) fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// Forgets the wakes so far. Called by the queue's thread before it looks at what it was woken for.
+    /// Clears the wakes so far. The queue's thread calls this before it looks for work.
     ///
-    /// The counter is read first: a wake that comes between the two steps still finds `pending` set and
-    /// writes nothing, and the swap makes what it announced visible. The other order would lose an event
-    /// while leaving `pending` set, and with it every later wake.
+    /// The counter is read first: a wake between the two steps still finds `pending` set and writes nothing, and the
+    /// swap makes its work visible. The other order would lose an event while `pending` stays set, and with it every
+    /// later wake.
     pub(super) fn drain(&self) {
         let mut count = [0u8; 8];
-        // An empty counter (EAGAIN) is what a stale event looks like; nothing is owed then.
+        // A stale event leaves an empty counter (EAGAIN), and needs no action.
         let _ = rustix::io::read(&self.event, &mut count);
         self.pending.swap(false, Ordering::AcqRel);
     }
@@ -53,7 +53,7 @@ impl WakeEvent {
 impl Wake for WakeEvent {
     fn wake(&self) {
         if !self.pending.swap(true, Ordering::AcqRel) {
-            // Cannot fail: at most one count is ever in the eventfd.
+            // Cannot fail: the eventfd contains at most one count.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }

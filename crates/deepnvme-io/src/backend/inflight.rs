@@ -1,8 +1,8 @@
-//! The ops that a kernel queue holds, by slot number, with the memory that the kernel reads from their slots.
+//! The ops in a kernel queue, by slot number, with the memory that the kernel reads from their slots.
 
 use crate::op::{Completion, Errno, Op};
 
-/// The most bytes that Linux moves in one call (`MAX_RW_COUNT`); a longer piece is a short transfer.
+/// Maximum bytes that Linux moves in one call (`MAX_RW_COUNT`). A longer piece is a short transfer.
 pub(super) const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
 /// A fixed number of slots, each for one op in flight.
@@ -15,43 +15,43 @@ pub(super) struct InFlight {
 #[derive(Debug, Default)]
 struct Slot {
     op: Option<Op>,
-    /// Where the pieces of a vectored op lie. Filled before the op goes to the kernel and not touched
-    /// before it is back, so that the heap memory behind it stays put; kept to be used again.
+    /// The pieces of a vectored op. Filled before the op goes to the kernel and unchanged until it is back, so that the
+    /// heap memory stays in place. Kept for reuse.
     iovecs: Vec<libc::iovec>,
 }
 
-/// The memory of one op in the form in which the kernel takes it.
+/// The memory of one op, in the kernel's form.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Memory {
     /// No memory: a sync.
     None,
-    /// One piece, cut to what one call can move.
+    /// One piece, truncated to the maximum of one call.
     Piece { addr: usize, len: usize },
-    /// Several, described by `count` iovecs that live as long as the op is in flight.
+    /// Several pieces, described by `count` iovecs that live while the op is in flight.
     Pieces { iovecs: *const libc::iovec, count: usize },
 }
 
 impl InFlight {
-    /// Room for `depth` ops.
+    /// Allocates slots for `depth` ops.
     pub(super) fn new(depth: u32) -> Self {
         let slots = (0..depth).map(|_| Slot::default()).collect();
         Self { slots, free: (0..depth).rev().collect() }
     }
 
-    /// Ops held.
+    /// Returns the number of ops.
     pub(super) fn len(&self) -> u32 {
         (self.slots.len() - self.free.len()) as u32
     }
 
-    /// Whether no further op fits.
+    /// Returns whether all slots are in use.
     pub(super) fn is_full(&self) -> bool {
         self.free.is_empty()
     }
 
-    /// Takes an op and says under which slot number, and where its memory is.
+    /// Inserts an op. Returns its slot number and its memory.
     ///
     /// # Panics
-    /// When it is full; the caller looks first.
+    /// If it is full. The caller checks that.
     pub(super) fn insert(&mut self, op: Op) -> (u32, Memory) {
         assert!(!self.free.is_empty(), "no slot is free; check is_full first");
         let index = self.free.pop().unwrap_or_default();
@@ -73,12 +73,12 @@ impl InFlight {
         (index, memory)
     }
 
-    /// The op in a slot, if there is one.
+    /// Returns the op in a slot, if any.
     pub(super) fn get(&self, index: u32) -> Option<&Op> {
         self.slots.get(index as usize)?.op.as_ref()
     }
 
-    /// Gives the op of a slot back, with what the kernel said (bytes, or a negative error number).
+    /// Returns the op of a slot, with the kernel's result (bytes, or a negative error number).
     pub(super) fn complete(&mut self, index: u32, kernel_result: i64) -> Option<Completion> {
         let op = self.slots.get_mut(index as usize)?.op.take()?;
         self.free.push(index);
@@ -86,7 +86,7 @@ impl InFlight {
     }
 }
 
-/// What the kernel's number means: bytes, or a refusal.
+/// Converts the kernel's number to bytes or an error.
 pub(super) fn result_of(kernel_result: i64) -> Result<usize, Errno> {
     match usize::try_from(kernel_result) {
         Ok(bytes) => Ok(bytes),

@@ -1,7 +1,6 @@
-//! Ops that the thread which submits them performs itself, one system call each.
+//! Performs ops on the submitting thread, one system call each.
 //!
-//! For a single small transfer that somebody waits for, handing it to another thread and being woken again costs
-//! more than the transfer.
+//! For a single small transfer with a waiting caller, two thread switches cost more than the transfer.
 
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use super::contract::{Backend, BackendKind, Wake};
 use crate::error::Result;
 use crate::op::{Completion, Op, Submit};
 
-/// Performs each op in `submit`; `reap` only hands out what has been done.
+/// Performs each op in `submit`. `reap` only returns the results.
 #[derive(Debug, Default)]
 pub struct InlineBackend {
     done: Option<Completion>,
@@ -48,7 +47,7 @@ impl Backend for InlineBackend {
         Ok(())
     }
 
-    /// Never blocks: what was submitted is done.
+    /// Never blocks: submitted ops are already done.
     fn reap(&mut self, _min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         completions.extend(self.done.take());
         Ok(())

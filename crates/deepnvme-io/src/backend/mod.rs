@@ -1,9 +1,9 @@
-//! The ways of moving bytes: one contract, and its three implementations on Linux.
+//! Backends: one contract, and its three implementations on Linux.
 //!
-//! A backend is one thread's queue and nothing more: it does not split, retry or align; `worker` does.
-//! `contract` says what each of them keeps; `uring` and `aio` share a slab of ops (`inflight`) and a waker (`eventfd`). `copies`
-//! moves bytes between bounce slots and GPUs, which it has from `device`, and `gds` puts cuFile beside a backend. This folder is
-//! the crate's only home of unsafe code.
+//! A backend is the queue of one thread. It does not split, retry or align; `worker` does. `contract` is the interface.
+//! `uring` and `aio` share a slab of ops (`inflight`) and a waker (`eventfd`). `copies` moves bytes between bounce
+//! buffers and GPUs, which `device` opens. `gds` adds cuFile to a backend. All unsafe code of the crate is in this
+//! folder.
 
 use crate::error::{Error, Result};
 
@@ -28,7 +28,7 @@ pub use contract::{Backend, BackendKind, BackendSetup, Wake};
 /// Opens a backend of the given kind, on the thread that will use it.
 ///
 /// # Errors
-/// What the kernel said to it; of the kinds that only tests make, `InvalidInput`.
+/// The kernel's error. `InvalidInput` for kinds that only tests create.
 pub fn open(kind: BackendKind, setup: &BackendSetup) -> Result<Box<dyn Backend>> {
     Ok(match kind {
         BackendKind::Uring => Box::new(uring::UringBackend::open(setup)?),

@@ -1,22 +1,22 @@
-//! The settings of an engine: what each means, its default, its range, and one place that checks them.
+//! The settings of an engine: meaning, default, range, and validation.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Which backend moves the bytes.
+/// The choice of backend.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BackendChoice {
-    /// The first that works here of `io_uring`, native AIO, threads.
+    /// The first that works here: `io_uring`, native AIO, threads.
     #[default]
     Auto,
-    /// `io_uring`, or an error that says why not.
+    /// `io_uring`, or an error with the reason.
     #[serde(rename = "io_uring")]
     Uring,
-    /// Linux native AIO, or an error that says why not.
+    /// Linux native AIO, or an error with the reason.
     Aio,
-    /// `preadv`/`pwritev` on threads; works everywhere.
+    /// `preadv`/`pwritev` on threads. Works everywhere.
     Threads,
 }
 
@@ -31,15 +31,15 @@ pub enum SubmitMode {
     Single,
 }
 
-/// When the queue is filled again.
+/// When the queue is refilled.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WindowMode {
-    /// As soon as an op has completed: the device always has work.
+    /// After each completion, so that the device always has work.
     #[default]
     Sliding,
-    /// When all of its ops have completed, as DeepSpeed does with `overlap_events=False`. Slower wherever ops take unequal
-    /// times; for comparisons.
+    /// After all of its ops have completed, as DeepSpeed does with `overlap_events=False`. Slower if ops take unequal
+    /// times. For comparisons.
     Wave,
 }
 
@@ -49,7 +49,7 @@ pub enum WindowMode {
 pub enum DirectMode {
     /// Direct I/O, or an error.
     Required,
-    /// Direct I/O where the file system has it, otherwise buffered; `stats` and `direct()` say which.
+    /// Direct I/O if the file system supports it, otherwise buffered. `stats` and `direct()` report which.
     #[default]
     Preferred,
     /// Always through the page cache.
@@ -62,56 +62,57 @@ pub enum DirectMode {
 pub struct Config {
     /// Default `Auto`.
     pub backend: BackendChoice,
-    /// Threads that submit and reap, each with a queue of its own. 1 to 64; default: one per CPU, 4 at the most.
+    /// Threads that submit and reap, each with its own queue. 1 to 64. Default: one per CPU, at most 4.
     pub workers: u32,
-    /// Ops in flight per worker, at the most: no more than the device does in 200 ms, but 16 always. 1 to 4096; default 128.
+    /// Maximum ops in flight per worker. A slow device gets fewer: as many as complete in 200 ms, but at least 16. 1 to
+    /// 4096, default 128.
     pub queue_depth: u32,
-    /// Largest single op; a multiple of 4096, 4 KiB to 64 MiB; default 2 MiB. Ops that go through a bounce slot are at
-    /// most 512 KiB large ([`slot_bytes`](Self::slot_bytes)): the slots then stay in the processor's caches.
+    /// Largest op: a multiple of 4096, 4 KiB to 64 MiB, default 2 MiB. Ops through a bounce buffer are at most 512 KiB
+    /// ([`slot_bytes`](Self::slot_bytes)), so that the bounce buffers stay in the CPU's caches.
     pub block_bytes: u64,
     /// Default `Batch`.
     pub submit: SubmitMode,
     /// Default `Sliding`.
     pub window: WindowMode,
-    /// Default `Preferred`; a file may ask for another mode when it is opened.
+    /// Default `Preferred`. A file may request another mode when it is opened.
     pub direct: DirectMode,
-    /// Whether bytes of GPUs go past the host's memory, by way of cuFile (GPUDirect Storage). Default `Disabled`.
+    /// Whether GPU transfers bypass host memory with cuFile (GPUDirect Storage). Default `Disabled`.
     pub gds: DirectMode,
-    /// Upper bound of all bounce memory of the engine together; at least one slot per worker.
-    /// `None` (default): 8 MiB per worker, 256 MiB at the most, and 1 MiB for small calls.
+    /// Maximum bytes of the engine's bounce buffers. At least one bounce buffer per worker. `None` (default): 8 MiB per
+    /// worker, at most 256 MiB, plus 1 MiB for small calls.
     pub pool_bytes: Option<u64>,
-    /// Page-lock the pool where `RLIMIT_MEMLOCK` allows it. Default true.
+    /// Page-lock the pool if `RLIMIT_MEMLOCK` allows it. Default true.
     pub lock_pool: bool,
-    /// Register the pool with the ring, so that the kernel need not look up its pages for every op. `io_uring` only. Default
-    /// true.
+    /// Register the pool with the ring, so that the kernel need not look up its pages for every op. `io_uring` only.
+    /// Default true.
     pub register_pool: bool,
 }
 
-/// The named limits of [`Config`].
+/// The limits of [`Config`].
 pub mod limits {
-    /// Most workers.
+    /// Maximum workers.
     pub const WORKERS_MAX: u32 = 64;
-    /// Deepest queue of a worker.
+    /// Maximum queue depth of a worker.
     pub const QUEUE_DEPTH_MAX: u32 = 4096;
-    /// Smallest block, and what every block size is a multiple of.
+    /// Smallest block. Every block size is a multiple of it.
     pub const BLOCK_BYTES_MIN: u64 = 4096;
     /// Largest block.
     pub const BLOCK_BYTES_MAX: u64 = 64 << 20;
-    /// Largest bounce slot.
+    /// Largest bounce buffer.
     pub const SLOT_BYTES_MAX: u64 = 512 << 10;
-    /// Bound of a worker's slots where none is given: sixteen of the largest, or more small ones.
+    /// Default bound of a worker's bounce buffers: sixteen of the largest, or more small ones.
     pub const POOL_BYTES_PER_WORKER: u64 = 8 << 20;
-    /// Bound of all of them together.
+    /// Default bound of all of them.
     pub const POOL_BYTES_DEFAULT_MAX: u64 = 256 << 20;
-    /// Bound of one GPU's memory that a process has registered with cuFile: small beside the window of a GPU for data centres, and
-    /// what cuFile says of its own bound, or of a smaller window, comes first.
+    /// Maximum bytes per GPU that a process registers with cuFile. Small compared with the window of a data-centre GPU.
+    /// cuFile's own limit or a smaller window takes precedence.
     pub const GDS_PINNED_BYTES_MAX: u64 = 8 << 30;
-    /// Largest request that a waiting caller makes itself; larger ones gain more from a deep queue than they lose by
-    /// waking its worker.
+    /// Largest request that a waiting caller runs itself. Larger ones gain more from a deep queue than they lose by
+    /// waking a worker.
     pub const HAND_BYTES_MAX: u64 = 64 << 10;
-    /// Most callers at once that do so; the requests of the others go to the workers.
+    /// Maximum concurrent callers that do so. Other requests go to the workers.
     pub const HANDS_MAX: u64 = 16;
-    /// Bounce memory of one of them: such a request, widened at both ends by the largest usual alignment.
+    /// Bounce buffer of one of them: its largest request, widened at both ends by the largest usual alignment.
     pub const HAND_SLOT_BYTES: u64 = HAND_BYTES_MAX + 2 * 4096;
 }
 
@@ -135,10 +136,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Checks every field and what they mean together.
+    /// Validates every field and their combination.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), naming the field, its value and its range.
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput), with the field, its value and its range.
     pub fn validate(&self) -> Result<()> {
         use limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, QUEUE_DEPTH_MAX, WORKERS_MAX};
         in_range("workers", u64::from(self.workers), 1, u64::from(WORKERS_MAX))?;
@@ -162,13 +163,13 @@ impl Config {
         Ok(())
     }
 
-    /// Bytes of one bounce slot: a block, 512 KiB at the most.
+    /// Returns the bytes of one bounce buffer: a block, at most 512 KiB.
     #[must_use]
     pub fn slot_bytes(&self) -> u64 {
         self.block_bytes.min(limits::SLOT_BYTES_MAX)
     }
 
-    /// Bounce slots of one worker: the pool's bound shared out, never more than its queue is deep.
+    /// Returns the bounce buffers of one worker: its share of the bound, at most its queue depth.
     #[must_use]
     pub fn slots_per_worker(&self) -> u32 {
         let bound = match self.pool_bytes {
@@ -179,8 +180,8 @@ impl Config {
         slots.clamp(1, u64::from(self.queue_depth)) as u32
     }
 
-    /// Bounce slots for small transfers that callers make themselves: none where a queue was chosen for every
-    /// transfer, and never at the price of a worker's last slot.
+    /// Returns the bounce buffers for small transfers that callers run themselves. None if a queue was chosen for every
+    /// transfer, and never at the cost of a worker's last bounce buffer.
     pub(crate) fn hand_slots(&self) -> u64 {
         if !matches!(self.backend, BackendChoice::Auto | BackendChoice::Threads) {
             return 0;
@@ -192,7 +193,7 @@ impl Config {
         (spare_bytes / limits::HAND_SLOT_BYTES).min(limits::HANDS_MAX)
     }
 
-    /// The most bounce memory that the engine ever holds, in bytes.
+    /// Returns the maximum bytes of bounce buffers that the engine ever holds.
     #[must_use]
     pub fn pool_bound_bytes(&self) -> u64 {
         let slots = u64::from(self.workers) * u64::from(self.slots_per_worker());

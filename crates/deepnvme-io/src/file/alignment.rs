@@ -1,4 +1,4 @@
-//! What direct I/O needs on one file: the kernel's word (`statx`), else a try.
+//! The alignment that direct I/O on a file requires: from the kernel (`statx`), or by trial.
 
 use std::os::fd::BorrowedFd;
 
@@ -7,24 +7,24 @@ use crate::op::Errno;
 use crate::split::FileAlignment;
 use deepnvme_mem::{Alignment, Buffer};
 
-/// Alignments that a file system without `STATX_DIOALIGN` is tried with, smallest first.
+/// Alignments to try on a file system without `STATX_DIOALIGN`, in ascending order.
 const CANDIDATES: [u64; 4] = [512, 1024, 2048, 4096];
 
-/// Assumed where neither `statx` nor a try can tell: every direct file system in use takes a page.
+/// Assumed if neither `statx` nor a trial can tell. Every direct file system in use accepts a page.
 const ASSUMED: Alignment = Alignment::PAGE;
 
-/// `tmpfs` and `ramfs` keep files in the page cache and nowhere else: they take the flag for direct I/O, which
-/// nothing can keep, and say nothing of it in `statx`.
+/// `tmpfs` and `ramfs` keep files in the page cache only. They accept the flag for direct I/O without effect, and
+/// report nothing in `statx`.
 const MEMORY_FILE_SYSTEMS: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// What is known about direct I/O on a file.
+/// The alignment of direct I/O on a file.
 pub(super) enum Found {
     Aligned(FileAlignment),
-    /// There is none, because of this.
+    /// Not supported, for this reason.
     None(&'static str),
 }
 
-/// What the kernel says of a descriptor open for direct I/O, else what small reads on it show.
+/// Returns the alignment that the kernel reports for a direct descriptor, or the result of small trial reads.
 pub(super) fn find(fd: BorrowedFd<'_>, stat: &Stat) -> Found {
     if let Some((memory, offset)) = stat.direct_alignment {
         return match (Alignment::new(memory.into()), Alignment::new(offset.into())) {
@@ -39,13 +39,13 @@ pub(super) fn find(fd: BorrowedFd<'_>, stat: &Stat) -> Found {
     Found::Aligned(FileAlignment { memory: alignment, offset: alignment })
 }
 
-/// The smallest alignment with which a read is not refused. A file that cannot be read, or is empty, says nothing.
+/// Returns the smallest alignment that a read succeeds with. An unreadable or empty file cannot tell.
 fn try_reads(fd: BorrowedFd<'_>) -> Alignment {
     let Ok(mut page) = Buffer::zeroed(Alignment::PAGE.bytes() as usize * 2) else {
         return ASSUMED;
     };
     for bytes in CANDIDATES {
-        // The address is aligned to the candidate and no better, so that a pass proves it for memory as well.
+        // The address is aligned to exactly the candidate, so a success also proves the memory alignment.
         let at = bytes as usize;
         match fs::read_at(fd, &mut page.as_mut_slice()[at..at + at.min(4096)], 0) {
             Ok(0) => return ASSUMED,

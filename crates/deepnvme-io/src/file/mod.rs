@@ -1,7 +1,7 @@
-//! An open file (or stripe set) with a direct and a buffered descriptor for each part.
+//! An open file or stripe set, with a direct and a buffered descriptor per part.
 //!
-//! `open` finds a file by name, `adopt` takes over a descriptor, `part` holds the two descriptors of one
-//! part, `alignment` asks the kernel what direct I/O needs.
+//! `open` opens a file by name, and `adopt` takes a descriptor. `part` has the two descriptors of one part. `alignment`
+//! finds the alignment for direct I/O.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,10 +26,10 @@ mod part;
 
 pub(crate) use part::Part;
 
-/// Smallest write in place that is worth asking for the file's size first.
+/// Smallest write in place that preallocates.
 const ROOM_BYTES_MIN: u64 = 4 << 20;
 
-/// What a file is opened for.
+/// The access of an open file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
     /// Reads only.
@@ -53,17 +53,17 @@ impl Access {
 /// How to open a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenOptions {
-    /// What for.
+    /// The access.
     pub access: Access,
-    /// Make the file where it is missing (mode 0666, less the umask).
+    /// Create the file if it is missing (mode 0666, minus the umask).
     pub create: bool,
     /// Whether to bypass the page cache.
     pub direct: DirectMode,
 }
 
 impl OpenOptions {
-    /// For a file that is there, and is to be written whole. Its end is ragged, and goes through the page cache also where
-    /// direct I/O is `Required`.
+    /// Returns the options for an existing file that is to be written entirely. Its ragged end goes through the page
+    /// cache even if direct I/O is `Required`.
     #[must_use]
     pub fn to_fill(direct: DirectMode) -> Self {
         let direct = match direct {
@@ -77,21 +77,22 @@ impl OpenOptions {
 /// Whether a file's transfers bypass the page cache, and if not, why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DirectState {
-    /// They do.
+    /// They bypass it.
     Direct {
-        /// What every memory address must be a multiple of, to go without a copy.
+        /// Alignment of memory addresses for transfers without a copy.
         memory_alignment_bytes: u64,
-        /// What every offset and length is made a multiple of.
+        /// Alignment of every offset and length.
         offset_alignment_bytes: u64,
     },
     /// They go through the page cache.
     Buffered {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// An open file, or the parts of an open stripe set. Shared by the requests in flight on it; closed with the last.
+/// An open file, or the parts of an open stripe set. Shared by its requests in flight, and closed with the last
+/// reference.
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
@@ -103,40 +104,40 @@ impl TensorFile {
     /// Opens a file.
     ///
     /// # Errors
-    /// The kernel's refusal, with the path; `Unsupported` when direct I/O is required and not available.
+    /// The kernel's error, with the path. `Unsupported` if direct I/O is required and not available.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Arc<Self>> {
         Self::open_parts(path, &[path.to_path_buf()], Layout::SINGLE, options)
     }
 
-    /// Opens the parts of one logical file. `path` is the name that errors give.
+    /// Opens the parts of one logical file. Errors contain `path`.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     ///
     /// # Panics
-    /// When the layout is for another number of parts.
+    /// If the layout has a different number of parts.
     pub fn open_parts(path: &Path, parts: &[PathBuf], layout: Layout, options: OpenOptions) -> Result<Arc<Self>> {
         assert_eq!(layout.parts, parts.len() as u64, "a layout is for as many parts as there are");
         let parts = parts.iter().map(|part| Part::open(part, options)).collect::<Result<Vec<_>>>()?;
         Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
 
-    /// Takes a duplicate of an open descriptor; the caller's own stays as it is, and stays the caller's to close.
+    /// Duplicates an open descriptor. The caller keeps and closes the original, which is unchanged.
     ///
     /// # Errors
-    /// `InvalidInput` when it is no regular file or block device, or not open for `access`.
+    /// `InvalidInput` if it is not a regular file or block device, or not open for `access`.
     pub fn from_fd(fd: BorrowedFd<'_>, path: Option<&Path>, access: Access, direct: DirectMode) -> Result<Arc<Self>> {
         let part = Part::adopt(fd, path, access, direct)?;
         Ok(Arc::new(Self { path: part.path().to_path_buf(), parts: vec![part], layout: Layout::SINGLE }))
     }
 
-    /// As [`from_fd`](Self::from_fd), for the parts of one logical file. `path` is the name that errors give.
+    /// Duplicates the descriptors of one logical file's parts, as [`from_fd`](Self::from_fd). Errors contain `path`.
     ///
     /// # Errors
     /// As [`from_fd`](Self::from_fd).
     ///
     /// # Panics
-    /// When the layout is for another number of parts.
+    /// If the layout has a different number of parts.
     pub fn from_part_fds(
         path: &Path,
         parts: &[(BorrowedFd<'_>, &Path)],
@@ -150,23 +151,23 @@ impl TensorFile {
         Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
 
-    /// The path that errors name.
+    /// Returns the path for errors.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the byte at `offset` is: the part's descriptor through the page cache and its path, the offset there, and how many
-    /// bytes from it on lie side by side.
+    /// Locates the byte at `offset`. Returns the part's buffered descriptor and path, the offset there, and how many
+    /// bytes from there on are contiguous.
     ///
     /// # Errors
-    /// Where that descriptor has yet to be opened, and cannot be.
+    /// If that descriptor is not open yet, and cannot be opened.
     pub fn locate(&self, offset: u64) -> Result<(Arc<OwnedFd>, &Path, u64, u64)> {
         let (part, at) = self.part_at(offset);
         Ok((part.descriptor(Channel::Buffered)?, part.path(), at, self.layout.together_bytes(offset)))
     }
 
-    /// Whether transfers bypass the page cache; of a stripe set, the first part that does not decides.
+    /// Returns whether transfers bypass the page cache. For a stripe set, returns the first part that does not, if any.
     #[must_use]
     pub fn direct(&self) -> DirectState {
         let states = self.parts.iter().map(Part::direct_state);
@@ -180,10 +181,10 @@ impl TensorFile {
         last.unwrap_or(DirectState::Buffered { reason: "the set has no parts".into() })
     }
 
-    /// Bytes in the file now.
+    /// Returns the current length in bytes.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn len(&self) -> Result<u64> {
         let mut bytes = 0;
         for (index, part) in self.parts.iter().enumerate() {
@@ -192,34 +193,34 @@ impl TensorFile {
         Ok(bytes)
     }
 
-    /// What the kernel knows of the file, or of each part of a stripe set.
+    /// Returns the metadata of the file, or of each part of a stripe set.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn stats(&self) -> Result<Vec<Stat>> {
         self.parts.iter().map(Part::stat).collect()
     }
 
-    /// The permission bits that the file has, or that all parts of a stripe set have.
+    /// Returns the permission bits of the file, or the bits common to all parts of a stripe set.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn permissions(&self) -> Result<u32> {
         Ok(self.stats()?.iter().fold(0o777, |common, stat| common & stat.mode))
     }
 
-    /// Whether the file has no bytes now.
+    /// Returns whether the file is empty now.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)
     }
 
-    /// Makes the file that long: cuts what is beyond, allocates what is missing where the file system can.
+    /// Sets the length: truncates a longer file, and allocates the missing bytes if the file system supports it.
     ///
     /// # Errors
-    /// `NoSpace`, saying how much was needed and how much is free, or another refusal.
+    /// `NoSpace`, with the needed and free bytes, or another error.
     pub fn set_len(&self, bytes: u64) -> Result<()> {
         for (index, part) in self.parts.iter().enumerate() {
             part.set_len(self.layout.part_bytes(bytes, index))?;
@@ -227,10 +228,9 @@ impl TensorFile {
         Ok(())
     }
 
-    /// Before a write of `written_bytes` that ends at `end`. A plain file is allocated that far if much is written:
-    /// file systems run writes inside a file side by side, and extending ones one by one. Of a stripe set, every part
-    /// becomes as long as its share, so that the gap before a write beyond the end is there to be read; a plain file
-    /// does that by itself.
+    /// Prepares a write of `written_bytes` that ends at `end`. A large write preallocates a plain file: file systems
+    /// run writes inside a file concurrently, and extending ones one by one. In a stripe set, every part is extended to
+    /// its share, so that the gap before a write beyond the end is readable. A plain file does that by itself.
     pub(crate) fn make_room(&self, end: u64, written_bytes: u64) -> Result<()> {
         if let [part] = &self.parts[..] {
             return if written_bytes >= ROOM_BYTES_MIN { part.grow(end, written_bytes) } else { Ok(()) };
@@ -241,15 +241,15 @@ impl TensorFile {
         Ok(())
     }
 
-    /// Whether a write of that size wants [`make_room`](Self::make_room) first.
+    /// Returns whether a write of this size needs [`make_room`](Self::make_room) first.
     pub(crate) fn wants_room(&self, written_bytes: u64) -> bool {
         self.parts.len() > 1 || written_bytes >= ROOM_BYTES_MIN
     }
 
-    /// Cuts what is beyond `bytes`; allocates nothing.
+    /// Truncates the file to `bytes` if it is longer. Allocates nothing.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The kernel's error.
     pub fn cut(&self, bytes: u64) -> Result<()> {
         for (index, part) in self.parts.iter().enumerate() {
             part.cut(self.layout.part_bytes(bytes, index))?;
@@ -257,8 +257,8 @@ impl TensorFile {
         Ok(())
     }
 
-    /// How much of that range of a plain file is in the page cache, and how much that is of, in pages. `None` of a
-    /// stripe set, and where the kernel does not tell.
+    /// Returns how many pages of a plain file's range are in the page cache, and its total pages. `None` for a stripe
+    /// set, or if the kernel does not report it.
     #[must_use]
     pub fn cached_pages(&self, range: &Range<u64>) -> Option<(u64, u64)> {
         let [part] = &self.parts[..] else { return None };
@@ -270,11 +270,11 @@ impl TensorFile {
         Some((cached_pages(part.any().as_fd(), range)?, pages))
     }
 
-    /// Reads through the page cache on the calling thread, with one system call. Returns the bytes read: fewer than asked
-    /// for at the end of the file or of a stripe, none behind the end.
+    /// Reads through the page cache on the calling thread, with one system call. Returns the bytes read: fewer than
+    /// requested at the end of the file or of a stripe, and none beyond the end.
     ///
     /// # Errors
-    /// The kernel's refusal, with path and offset.
+    /// The kernel's error, with path and offset.
     pub fn read_through_cache(&self, offset: u64, memory: &Region) -> Result<usize> {
         let together = usize::try_from(self.layout.together_bytes(offset)).unwrap_or(usize::MAX);
         let memory = memory.slice(0..memory.len().min(together));
@@ -290,16 +290,17 @@ impl TensorFile {
         }
     }
 
-    /// The same open file, with every transfer through the page cache; [`direct`](Self::direct) gives the reason.
+    /// Returns the same open file with all transfers through the page cache. [`direct`](Self::direct) returns the
+    /// reason.
     ///
     /// # Errors
-    /// Where the descriptor through the page cache has yet to be opened, and cannot be.
+    /// If the buffered descriptor is not open yet, and cannot be opened.
     pub fn buffered_twin(&self, reason: &str) -> Result<Arc<Self>> {
         let parts = self.parts.iter().map(|part| part.buffered_twin(reason)).collect::<Result<Vec<_>>>()?;
         Ok(Arc::new(Self { path: self.path.clone(), parts, layout: self.layout }))
     }
 
-    /// A descriptor of the first part, for those who lock or stat it.
+    /// Returns a descriptor of the first part, to lock or stat it.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.parts[0].any().as_fd()

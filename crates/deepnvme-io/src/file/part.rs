@@ -1,4 +1,4 @@
-//! One part file: a direct and a buffered descriptor, each opened when first needed.
+//! One part file: a direct and a buffered descriptor, each opened on first use.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,26 +20,27 @@ const DISABLED: &str = "direct I/O was disabled";
 #[derive(Debug)]
 pub(crate) struct Part {
     path: PathBuf,
-    /// Where it lies, also when the process has changed its folder since: to be synced. `None` of what is only read.
+    /// Its absolute folder, to sync it even after the process has changed its working directory. `None` for files that
+    /// are only read.
     folder: Option<PathBuf>,
     access: Access,
     /// Open for direct I/O, with its alignment.
     direct: Option<(Arc<OwnedFd>, FileAlignment)>,
-    /// Open through the page cache; reopened from the direct one when an edge first needs it.
+    /// Open through the page cache. Reopened from the direct one when an edge first needs it.
     buffered: OnceLock<Arc<OwnedFd>>,
     required: bool,
-    /// Why transfers are buffered, decided at the opening or at the first refusal of a direct one.
+    /// Why transfers are buffered. Set when opening or at the first refusal of a direct one.
     buffered_reason: OnceLock<String>,
-    /// What cuFile knows it by, or why it does not.
+    /// Its registration with cuFile, or the reason why there is none.
     gds: OnceLock<Result<KnownFile, String>>,
     gds_refusal: OnceLock<String>,
 }
 
 impl Part {
     pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Self> {
-        // Linux makes the file before the file system refuses O_DIRECT: what was refused should leave none.
+        // Linux creates the file before the file system refuses O_DIRECT. A refused open must not leave a file.
         let may_be_refused = options.create && options.direct == DirectMode::Required;
-        // Made here and not by anybody else: any other way to tell could take away somebody's file.
+        // EXCL proves that this call created the file. Otherwise the cleanup could remove another process's file.
         let made =
             may_be_refused.then(|| fs::open(path, options.access.flags() | OFlags::CREATE | OFlags::EXCL, 0o666));
         let made = made.and_then(Result::ok).and_then(|file| fs::stat_of(file.as_fd()).ok());
@@ -58,7 +59,7 @@ impl Part {
         if options.create {
             flags |= OFlags::CREATE;
         }
-        // Without NONBLOCK, the opening of a pipe would wait for its other end.
+        // Without NONBLOCK, opening a pipe would wait for its other end.
         let open = |extra: OFlags| {
             let fd = fs::open(path, flags | extra | OFlags::NONBLOCK, 0o666)?;
             fs::set_open_flags(fd.as_fd(), extra)?;
@@ -89,7 +90,7 @@ impl Part {
         check_type(&fs::stat_of(own.as_fd()).map_err(fail)?, &path)?;
         check_access(flags, access).map_err(|error| error.at_path(&path))?;
         let mut part = Self::empty(path.clone(), access, direct);
-        // Linux appends every write to an O_APPEND descriptor, whatever its offset: through either kind of descriptor.
+        // Linux appends every write to an O_APPEND descriptor, whatever its offset, direct or not.
         let own = if flags.contains(OFlags::APPEND) && access != Access::Read {
             fs::reopen(own.as_fd(), access.flags() | (flags & OFlags::DIRECT)).map_err(fail)?
         } else {
@@ -150,7 +151,7 @@ impl Part {
         Ok(())
     }
 
-    /// Notes that direct I/O does not work on this file; an error where it is required.
+    /// Records that direct I/O does not work on this file. Fails if direct I/O is required.
     pub(crate) fn refuse_direct(&self, reason: &str) -> Result<()> {
         if self.required {
             let detail = format!("{reason}, and direct I/O is required; use direct=\"preferred\" or another folder");
@@ -160,7 +161,7 @@ impl Part {
         Ok(())
     }
 
-    /// Has cuFile know the file, once; why not, where it refuses or has refused a transfer.
+    /// Registers the file with cuFile, once. Returns the reason if cuFile refuses, or has refused a transfer.
     pub(crate) fn check_gds(&self, gds: &Gds) -> Result<(), String> {
         if let Some(reason) = self.gds_refusal.get() {
             return Err(reason.clone());
@@ -174,12 +175,12 @@ impl Part {
         known.as_ref().map(drop).map_err(Clone::clone)
     }
 
-    /// What cuFile knows the file by, if it does.
+    /// Returns the file's registration with cuFile, if any.
     pub(crate) fn known_to_cufile(&self) -> Option<KnownFile> {
         self.gds.get()?.as_ref().ok().cloned()
     }
 
-    /// Notes that cuFile has refused a transfer: those that follow go through bounce slots.
+    /// Records that cuFile has refused a transfer. Later ones use bounce buffers.
     pub(crate) fn refuse_gds(&self, reason: &str) {
         let _ = self.gds_refusal.set(reason.into());
     }
@@ -203,7 +204,7 @@ impl Part {
         }
     }
 
-    /// The descriptor of a channel. The buffered one is opened here when it is first needed.
+    /// Returns the descriptor of a channel. Opens the buffered one on first use.
     pub(crate) fn descriptor(&self, channel: Channel) -> Result<Arc<OwnedFd>> {
         if let (Channel::Direct, Some((fd, _))) = (channel, &self.direct) {
             return Ok(Arc::clone(fd));
@@ -220,14 +221,14 @@ impl Part {
         Ok(Arc::clone(self.buffered.get_or_init(|| Arc::new(fd))))
     }
 
-    /// Opens the file by its name, if that is still this file's.
+    /// Opens the file by its name, if the name still refers to this file.
     fn reopen_by_name(&self) -> Result<OwnedFd, Errno> {
         let file = fs::open(&self.path, self.access.flags() | OFlags::NONBLOCK, 0)?;
         let (own, found) = (fs::stat_of(self.any().as_fd())?, fs::stat_of(file.as_fd())?);
         if own.identity == found.identity { Ok(file) } else { Err(Errno::NOENT) }
     }
 
-    /// Whichever descriptor there is.
+    /// Returns any open descriptor.
     pub(crate) fn any(&self) -> &Arc<OwnedFd> {
         match (&self.direct, self.buffered.get()) {
             (Some((fd, _)), _) | (None, Some(fd)) => fd,
@@ -243,12 +244,12 @@ impl Part {
         self.stat().map(|stat| stat.bytes)
     }
 
-    /// The folder of its name.
+    /// Returns the folder of its name.
     pub(crate) fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// Whether the file has a name in some folder: one that was deleted, or never had any, has none.
+    /// Returns whether the file has a name. Deleted and unnamed files have none.
     pub(crate) fn has_name(&self) -> bool {
         fs::stat_of(self.any().as_fd()).is_ok_and(|stat| stat.links > 0)
     }
@@ -274,28 +275,28 @@ impl Part {
         }
         match fs::allocate(self.any().as_fd(), 0, bytes) {
             Ok(()) => Ok(()),
-            // Not every file system can; then the writes extend the file as they land.
+            // Some file systems cannot allocate. Writes then extend the file.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
             Err(errno) => Err(self.no_space(fail("allocate", errno), stat.bytes, bytes)),
         }
     }
 
-    /// Extends the part to `bytes`, if it is shorter. Never cuts it, and changes no byte, whoever writes at the same time:
-    /// that is why this allocates the last byte rather than truncates.
+    /// Extends the part to `bytes`, if it is shorter. It never truncates and changes no byte, even with concurrent
+    /// writers: that is why it allocates the last byte rather than truncates.
     pub(super) fn reach(&self, bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         if stat.bytes >= bytes || stat.kind == Kind::BlockDevice {
             return Ok(());
         }
         match fs::allocate(self.any().as_fd(), bytes - 1, 1) {
-            // Where the file system cannot, a gap in the set reads as an early end until it is written.
+            // If the file system cannot allocate, a gap in the set reads as an early end until it is written.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
             Err(errno) => Err(Error::os("allocate", errno).at_path(&self.path)),
         }
     }
 
-    /// Allocates what a write of `written_bytes` that ends at `end` adds to the part. The write itself reports a full
-    /// disk: it knows what has been written by then.
+    /// Allocates the bytes that a write of `written_bytes` that ends at `end` adds to the part. Errors are ignored: the
+    /// write itself reports a full disk, with the bytes written so far.
     pub(super) fn grow(&self, end: u64, written_bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         let start = stat.bytes.max(end.saturating_sub(written_bytes));
@@ -305,7 +306,7 @@ impl Part {
         Ok(())
     }
 
-    /// Adds to a refusal what was needed and what is free, and takes back what the attempt may have added.
+    /// Adds the needed and free bytes to an error, and undoes the partial allocation.
     fn no_space(&self, error: Error, bytes_before: u64, bytes: u64) -> Error {
         let _ = fs::truncate(self.any().as_fd(), bytes_before);
         if error.kind() != ErrorKind::NoSpace {

@@ -1,4 +1,4 @@
-//! For tests: a process that stops at a chosen step. From then on nothing of this thread reaches the file system.
+//! Simulates a crash at a chosen step, for tests. After that, this thread changes nothing in the file system.
 
 use std::cell::{Cell, RefCell};
 
@@ -9,7 +9,7 @@ thread_local! {
     static STEPS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `work` and stops it after so many changes to the file system; the changes that it made, in order.
+/// Runs `work` and stops it after `steps` changes to the file system. Returns the changes in order.
 pub fn after<T>(steps: usize, work: impl FnOnce() -> T) -> (T, Vec<String>) {
     STEPS_LEFT.set(Some(steps));
     STEPS.with_borrow_mut(Vec::clear);
@@ -18,7 +18,7 @@ pub fn after<T>(steps: usize, work: impl FnOnce() -> T) -> (T, Vec<String>) {
     (result, STEPS.with_borrow_mut(std::mem::take))
 }
 
-/// One change is about to be made.
+/// Announces one change.
 pub(super) fn step(what: &str, path: impl FnOnce() -> std::path::PathBuf) -> Result<(), Errno> {
     match STEPS_LEFT.get() {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! The real file system, call by call.
+//! The real file system, one function per call.
 
 use std::ffi::OsString;
 use std::mem::MaybeUninit;
@@ -16,13 +16,13 @@ use super::stat::{Identity, Kind, Space, Stat};
 use crate::backend::close::close;
 use crate::op::Errno;
 
-/// Bytes of folder entries that are asked for at once.
+/// Bytes of directory entries per request.
 const ENTRIES_BYTES: usize = 32 << 10;
 
-/// Opens a path; the descriptor does not pass to programs that are started. `mode` is for a file that is created.
+/// Opens a path, close-on-exec. `mode` is for a file that is created.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn open(path: &Path, flags: OFlags, mode: u32) -> Result<OwnedFd, Errno> {
     if flags.intersects(OFlags::CREATE | OFlags::TMPFILE.difference(OFlags::DIRECTORY)) {
         step("create", || path.to_path_buf())?;
@@ -30,103 +30,103 @@ pub fn open(path: &Path, flags: OFlags, mode: u32) -> Result<OwnedFd, Errno> {
     beyond_standard(repeat(|| calls::open(path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(mode)))?)
 }
 
-/// The same file under a number beyond those of the standard streams. A process may have closed these; what libraries
-/// print to them would land in the file.
+/// Returns the same file with a descriptor above the standard streams. A process may have closed those, and libraries
+/// that print to them would write into the file.
 fn beyond_standard(file: OwnedFd) -> Result<OwnedFd, Errno> {
     const FIRST: i32 = 3;
     if file.as_raw_fd() >= FIRST { Ok(file) } else { rustix::io::fcntl_dupfd_cloexec(&file, FIRST) }
 }
 
-/// A new file in a folder, readable and writable by its owner, without a name.
+/// Creates an unnamed file in a folder, readable and writable by its owner.
 ///
 /// # Errors
-/// `OPNOTSUPP`, `ISDIR` or `NOENT` where the file system or kernel has no such files, or the kernel's other refusals.
+/// `OPNOTSUPP`, `ISDIR` or `NOENT` if the file system or kernel has no unnamed files, or other errors of the kernel.
 pub fn open_unnamed(folder: &Path) -> Result<OwnedFd, Errno> {
     open(folder, OFlags::TMPFILE | OFlags::RDWR, 0o600)
 }
 
-/// A second, independent open file description of the same file.
+/// Opens a second, independent open file description of the same file.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn reopen(file: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
     open(&descriptor_path(file), flags, 0)
 }
 
-/// Gives an open file without a name the name `path`, which must be free.
+/// Links an unnamed open file to `path`, which must be free.
 ///
 /// # Errors
-/// `EXIST` where it is taken, or the kernel's other refusals.
+/// `EXIST` if the name is taken, or other errors of the kernel.
 pub fn link(file: BorrowedFd<'_>, path: &Path) -> Result<(), Errno> {
     step("link", || path.to_path_buf())?;
     calls::linkat(CWD, descriptor_path(file), CWD, path, AtFlags::SYMLINK_FOLLOW)
 }
 
-/// Gives a file a second name, which must be free.
+/// Adds a second name to a file. The name must be free.
 ///
 /// # Errors
-/// `EXIST` where it is taken; `PERM` or `OPNOTSUPP` where files have one name each.
+/// `EXIST` if the name is taken. `PERM` or `OPNOTSUPP` if files can only have one name.
 pub fn link_path(from: &Path, to: &Path) -> Result<(), Errno> {
     step("link", || to.to_path_buf())?;
     calls::link(from, to)
 }
 
-/// The name under which the kernel knows an open file.
+/// Returns the kernel's path of an open file.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn resolved_path(file: BorrowedFd<'_>) -> Result<PathBuf, Errno> {
     let name = calls::readlink(descriptor_path(file), Vec::new())?;
     Ok(OsString::from_vec(name.into_bytes()).into())
 }
 
-/// A new file in memory, without a name in any folder.
+/// Creates an unnamed file in memory.
 ///
 /// # Errors
-/// The kernel's refusal, as where a filter of a container has no such call.
+/// The kernel's error, for instance if a container's filter refuses the call.
 pub fn open_in_memory(name: &str) -> Result<OwnedFd, Errno> {
     beyond_standard(calls::memfd_create(name, calls::MemfdFlags::CLOEXEC)?)
 }
 
-/// What a path is called without `.`, `..` and links.
+/// Resolves a path without `.`, `..` and links.
 ///
 /// # Errors
-/// The kernel's refusal, as where there is nothing of that name.
+/// The kernel's error, for instance if the path does not exist.
 pub fn real_path(path: &Path) -> Result<PathBuf, Errno> {
     std::fs::canonicalize(path).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
-/// Gives a file another name, and takes that name from whatever has it.
+/// Renames a file, and replaces any existing file of the new name.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn rename(from: &Path, to: &Path) -> Result<(), Errno> {
     step("rename", || to.to_path_buf())?;
     calls::rename(from, to)
 }
 
-/// Gives a file another name, which must be free.
+/// Renames a file. The new name must be free.
 ///
 /// # Errors
-/// `EXIST` where it is taken; `INVAL` or `NOSYS` where the file system or kernel has no such call.
+/// `EXIST` if the name is taken. `INVAL` or `NOSYS` if the file system or kernel does not support it.
 pub fn rename_new(from: &Path, to: &Path) -> Result<(), Errno> {
     step("rename", || to.to_path_buf())?;
     calls::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)
 }
 
-/// Removes a name of what is no folder.
+/// Removes a name of a file that is not a folder.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn unlink(path: &Path) -> Result<(), Errno> {
     step("unlink", || path.to_path_buf())?;
     calls::unlink(path)
 }
 
-/// Makes a folder.
+/// Creates a folder.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn make_folder(path: &Path, mode: u32) -> Result<(), Errno> {
     step("make", || path.to_path_buf())?;
     calls::mkdir(path, Mode::from_raw_mode(mode))
@@ -135,16 +135,16 @@ pub fn make_folder(path: &Path, mode: u32) -> Result<(), Errno> {
 /// Removes an empty folder.
 ///
 /// # Errors
-/// `NOTEMPTY` where it is not, or the kernel's other refusals.
+/// `NOTEMPTY` if it is not empty, or other errors of the kernel.
 pub fn remove_folder(path: &Path) -> Result<(), Errno> {
     step("remove", || path.to_path_buf())?;
     calls::rmdir(path)
 }
 
-/// The names in a folder, without `.` and `..`, in no particular order.
+/// Returns the names in a folder, without `.` and `..`, in any order.
 ///
 /// # Errors
-/// The kernel's refusal, also that of the closing: the names may then be incomplete.
+/// The kernel's error, also of the close: the names may then be incomplete.
 pub fn entries(folder: &Path) -> Result<Vec<OsString>, Errno> {
     let opened = open(folder, OFlags::RDONLY | OFlags::DIRECTORY, 0)?;
     let mut buffer = vec![MaybeUninit::uninit(); ENTRIES_BYTES];
@@ -164,39 +164,39 @@ pub fn entries(folder: &Path) -> Result<Vec<OsString>, Errno> {
     Ok(names)
 }
 
-/// What a path leads to.
+/// Returns the metadata of a path's target.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn stat(path: &Path) -> Result<Stat, Errno> {
     described(CWD, path, AtFlags::empty())
 }
 
-/// What a path is, without following a link at its end.
+/// Returns the metadata of a path, without following a link at its end.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn stat_link(path: &Path) -> Result<Stat, Errno> {
     described(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// What is open.
+/// Returns the metadata of an open file.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn stat_of(file: BorrowedFd<'_>) -> Result<Stat, Errno> {
     described(file, Path::new(""), AtFlags::EMPTY_PATH)
 }
 
-/// Takes the lock of an open file (`flock`), after waiting for whoever has it.
+/// Locks an open file (`flock`). Waits until the lock is free.
 ///
 /// # Errors
-/// The kernel's refusal, as where the file system has no locks.
+/// The kernel's error, for instance if the file system has no locks.
 pub fn lock(file: BorrowedFd<'_>) -> Result<(), Errno> {
     repeat(|| calls::flock(file, FlockOperation::LockExclusive))
 }
 
-/// The same without waiting: whether it was free.
+/// Locks an open file without waiting. Returns whether the lock was free.
 ///
 /// # Errors
 /// As [`lock`].
@@ -208,7 +208,7 @@ pub fn try_lock(file: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
 }
 
-/// Gives the lock back, also for those who have a duplicate of the descriptor.
+/// Releases the lock, also for duplicates of the descriptor.
 ///
 /// # Errors
 /// As [`lock`].
@@ -219,16 +219,16 @@ pub fn unlock(file: BorrowedFd<'_>) -> Result<(), Errno> {
 /// Sets the permission bits.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn set_mode(file: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     step("mode", || resolved_path(file).unwrap_or_default())?;
     calls::fchmod(file, Mode::from_raw_mode(mode))
 }
 
-/// Makes a file that long, whatever it was.
+/// Sets the length of a file.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn truncate(file: BorrowedFd<'_>, bytes: u64) -> Result<(), Errno> {
     step("truncate", || resolved_path(file).unwrap_or_default())?;
     repeat(|| calls::ftruncate(file, bytes))
@@ -237,49 +237,49 @@ pub fn truncate(file: BorrowedFd<'_>, bytes: u64) -> Result<(), Errno> {
 /// Allocates a range, and extends the file to its end.
 ///
 /// # Errors
-/// `OPNOTSUPP`, `NOSYS` or `INVAL` where the file system cannot; `NOSPC`; or the kernel's other refusals.
+/// `OPNOTSUPP`, `NOSYS` or `INVAL` if the file system does not support it, `NOSPC`, or other errors of the kernel.
 pub fn allocate(file: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<(), Errno> {
     calls::fallocate(file, FallocateFlags::empty(), offset, bytes)
 }
 
-/// Waits until a file or a folder is on the disk.
+/// Waits until a file or folder is on the disk.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn sync(file: BorrowedFd<'_>) -> Result<(), Errno> {
     step("sync", || resolved_path(file).unwrap_or_default())?;
     repeat(|| calls::fsync(file))
 }
 
-/// Room of the file system of an open file.
+/// Returns the space of an open file's file system.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn space(file: BorrowedFd<'_>) -> Result<Space, Errno> {
     let stat = calls::fstatvfs(file)?;
     Ok(Space { free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize), block_bytes: stat.f_bsize })
 }
 
-/// The number that says which kind of file system an open file is in.
+/// Returns the type number of an open file's file system.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn file_system(file: BorrowedFd<'_>) -> Result<u32, Errno> {
     Ok(calls::fstatfs(file)?.f_type as u32)
 }
 
-/// How a descriptor was opened.
+/// Returns the flags of a descriptor.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn open_flags(file: BorrowedFd<'_>) -> Result<OFlags, Errno> {
     calls::fcntl_getfl(file)
 }
 
-/// Changes how a descriptor is open.
+/// Sets the flags of a descriptor.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn set_open_flags(file: BorrowedFd<'_>, flags: OFlags) -> Result<(), Errno> {
     calls::fcntl_setfl(file, flags)
 }
@@ -287,24 +287,24 @@ pub fn set_open_flags(file: BorrowedFd<'_>, flags: OFlags) -> Result<(), Errno> 
 /// Reads a few bytes of metadata.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn read_at(file: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
     repeat(|| rustix::io::pread(file, &mut *bytes, offset))
 }
 
-/// Writes a few bytes of metadata; how many it took.
+/// Writes a few bytes of metadata. Returns the bytes written.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn write_at(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     step("write", || resolved_path(file).unwrap_or_default())?;
     repeat(|| rustix::io::pwrite(file, bytes, offset))
 }
 
-/// Has the kernel copy bytes between two files, each with an offset; how many it copied.
+/// Copies bytes between two files in the kernel, each from its offset. Returns the bytes copied.
 ///
 /// # Errors
-/// The kernel's refusal; many file systems cannot.
+/// The kernel's error. Many file systems do not support it.
 pub fn copy_between(
     (source, mut source_offset): (BorrowedFd<'_>, u64),
     (target, mut target_offset): (BorrowedFd<'_>, u64),
@@ -313,10 +313,10 @@ pub fn copy_between(
     calls::copy_file_range(source, Some(&mut source_offset), target, Some(&mut target_offset), bytes)
 }
 
-/// Bits that nobody can guess, for names.
+/// Returns unpredictable bits, for names.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn random_bits() -> Result<u128, Errno> {
     let mut bytes = [0; 16];
     let mut done = 0;
@@ -329,7 +329,7 @@ pub fn random_bits() -> Result<u128, Errno> {
 #[cfg(feature = "crash-steps")]
 use super::crash::step;
 
-/// Tests stop a process here.
+/// Tests simulate a crash here.
 #[cfg(not(feature = "crash-steps"))]
 #[inline]
 #[expect(clippy::unnecessary_wraps, reason = "in tests it fails")]
@@ -354,14 +354,14 @@ fn described(at: BorrowedFd<'_>, path: &Path, flags: AtFlags) -> Result<Stat, Er
     let mask = StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::DIOALIGN;
     match calls::statx(at, path, flags, mask) {
         Ok(found) => Ok(of_statx(&found)),
-        // Old kernels have no such call, and filters of containers refuse it.
+        // Old kernels lack the call, and filters of containers refuse it.
         Err(Errno::NOSYS | Errno::PERM) if flags.contains(AtFlags::EMPTY_PATH) => by_fstat(at),
         Err(Errno::NOSYS | Errno::PERM) => calls::statat(at, path, flags).map(of_stat),
         Err(errno) => Err(errno),
     }
 }
 
-/// The older way to ask, which knows no time of creation and no alignment.
+/// Uses the older call, which has no creation time and no alignment.
 pub(super) fn by_fstat(file: BorrowedFd<'_>) -> Result<Stat, Errno> {
     calls::fstat(file).map(of_stat)
 }

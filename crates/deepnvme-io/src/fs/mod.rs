@@ -1,11 +1,10 @@
-//! Names and metadata of the file system: the one place that asks the kernel for them.
+//! Names and metadata of files. Only this module accesses them in the kernel.
 //!
-//! Every other module of this crate, and the crates above it, open, create, rename, link, remove, lock and describe files
-//! through these functions. They decide nothing: policy is the callers'. The bytes of tensors do not pass here, they go
-//! through a [`backend`](crate::backend). `stat` has what files are known by. `kernel` is the real file system; a test world
-//! can stand in for it, because nothing else knows how a name becomes a file.
+//! Every other module, and the crates above, open, create, rename, link, remove, lock and stat files through these
+//! functions. They contain no policy, which is the callers'. Tensor bytes go through a [`backend`](crate::backend)
+//! instead. `stat` has the metadata types. `kernel` is the real file system, and a simulated one can replace it.
 //!
-//! Calls return the kernel's [`Errno`]; callers add the path and what they were doing. Interrupted calls are repeated here.
+//! Calls return the kernel's [`Errno`]. Callers add the path and the operation. Interrupted calls are repeated here.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -14,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::op::Errno;
 use crate::shown;
 
-/// Times that a file may come and go while it is being read.
+/// Maximum times that a file may disappear and reappear during a read.
 const REPLACEMENTS_MAX: usize = 100;
 
 #[cfg(not(simulated))]
@@ -38,10 +37,10 @@ pub use world::{
     set_open_flags, space, stat, stat_link, stat_of, sync, truncate, try_lock, unlink, unlock, write_at,
 };
 
-/// Whether a name exists; a link that leads nowhere does not.
+/// Returns whether a name exists. A dangling link does not.
 ///
 /// # Errors
-/// Any refusal other than "no such file": a name that may not be looked at is not one that is free.
+/// Any error other than "no such file": a name that cannot be checked may be taken.
 pub fn exists(path: &Path) -> Result<bool, Errno> {
     match stat(path) {
         Ok(_) => Ok(true),
@@ -50,16 +49,16 @@ pub fn exists(path: &Path) -> Result<bool, Errno> {
     }
 }
 
-/// Whether the path leads to a folder.
+/// Returns whether the path leads to a folder.
 #[must_use]
 pub fn is_folder(path: &Path) -> bool {
     stat(path).is_ok_and(|stat| stat.kind == Kind::Folder)
 }
 
-/// Makes a folder and those above it that are missing.
+/// Creates a folder and its missing parents.
 ///
 /// # Errors
-/// The kernel's refusal; `EXIST` where the name is taken by something else.
+/// The kernel's error. `EXIST` if the name is taken by another kind of file.
 pub fn make_folders(path: &Path) -> Result<(), Errno> {
     match make_folder(path, 0o777) {
         Ok(()) => Ok(()),
@@ -76,7 +75,7 @@ pub fn make_folders(path: &Path) -> Result<(), Errno> {
     }
 }
 
-/// The folder of a path, `.` for a bare name.
+/// Returns the folder of a path, `.` for a bare name.
 #[must_use]
 pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
@@ -89,7 +88,7 @@ pub fn folder_of(path: &Path) -> &Path {
 /// Opens a folder, to sync it.
 ///
 /// # Errors
-/// The kernel's refusal.
+/// The kernel's error.
 pub fn open_folder(folder: &Path) -> Result<OwnedFd, Errno> {
     open(folder, OFlags::RDONLY | OFlags::DIRECTORY, 0)
 }
@@ -97,12 +96,12 @@ pub fn open_folder(folder: &Path) -> Result<OwnedFd, Errno> {
 /// Waits until the names in a folder are on the disk.
 ///
 /// # Errors
-/// The kernel's refusal, with the path.
+/// The kernel's error, with the path.
 pub fn sync_folder(folder: &Path) -> Result<()> {
     OpenedFolder::new(folder)?.sync()
 }
 
-/// A folder that is open before its names change, so that no descriptor can be missing when they have to be synced.
+/// A folder opened before its names change, so that the sync cannot fail for lack of a descriptor.
 #[derive(Debug)]
 pub struct OpenedFolder {
     path: PathBuf,
@@ -110,10 +109,10 @@ pub struct OpenedFolder {
 }
 
 impl OpenedFolder {
-    /// Opens it.
+    /// Opens the folder.
     ///
     /// # Errors
-    /// The kernel's refusal, with the path.
+    /// The kernel's error, with the path.
     pub fn new(folder: &Path) -> Result<Self> {
         let file = open_folder(folder).map_err(|errno| Error::os("sync folder", errno).at_path(folder))?;
         Ok(Self { path: folder.to_path_buf(), file })
@@ -122,16 +121,16 @@ impl OpenedFolder {
     /// Waits until its names are on the disk.
     ///
     /// # Errors
-    /// The kernel's refusal, with the path.
+    /// The kernel's error, with the path.
     pub fn sync(&self) -> Result<()> {
         use std::os::fd::AsFd as _;
         sync(self.file.as_fd()).map_err(|errno| Error::os("sync folder", errno).at_path(&self.path))
     }
 
-    /// The same for a name that has changed already.
+    /// Waits until its names are on the disk, after a name has changed.
     ///
     /// # Errors
-    /// The kernel's refusal, which says that the change was made.
+    /// The kernel's error, which states that the change was made.
     pub fn sync_change(&self, of: &Path) -> Result<()> {
         self.sync().map_err(|error| {
             let change = format!("{} is the new one, but a power cut may bring back the old one", shown::path(of));
@@ -141,19 +140,20 @@ impl OpenedFolder {
     }
 }
 
-/// All bytes of a small regular file, such as a manifest. Anything else is refused at once: a pipe is not waited for, a
-/// device is not read.
+/// Reads a small regular file, such as a manifest. Anything else fails immediately: it neither waits for a pipe nor
+/// reads a device.
 ///
 /// # Errors
-/// `InvalidInput` for what is no regular file, or has more than `bytes_max` bytes; the kernel's refusal. All name the path.
+/// `InvalidInput` if it is not a regular file, or has more than `bytes_max` bytes. The kernel's error. All contain the
+/// path.
 pub fn read_small(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     read_small_of(&open_to_read(path)?, path, bytes_max)
 }
 
-/// Opens a regular file for reading. Anything else is refused at once, as by [`read_small`].
+/// Opens a regular file for reading. Anything else fails immediately, as in [`read_small`].
 ///
 /// # Errors
-/// `InvalidInput` for what is no regular file; the kernel's refusal. All name the path.
+/// `InvalidInput` if it is not a regular file. The kernel's error. All contain the path.
 pub fn open_regular(path: &Path) -> Result<OwnedFd> {
     let file = open_to_read(path)?;
     check_regular(&file, path)?;
@@ -183,10 +183,10 @@ fn odd(path: &Path, detail: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidInput, "read", detail).at_path(path)
 }
 
-/// As [`read_small`]; nothing where there is no such name.
+/// Reads as [`read_small`], or returns `None` if the name does not exist.
 ///
 /// # Errors
-/// As [`read_small`]. A symbolic link that leads nowhere is `NotFound`: the name is there, so that its file may have been.
+/// As [`read_small`]. A dangling symbolic link is `NotFound`: the name exists, so its file may have existed.
 pub fn read_small_if_there(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
     for _ in 0..REPLACEMENTS_MAX {
         match read_small(path, bytes_max) {
@@ -197,7 +197,7 @@ pub fn read_small_if_there(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>
         match stat_link(path) {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
             Ok(stat) if stat.kind == Kind::Link => return Err(Error::dangling("read", path)),
-            // It has been made since.
+            // It has been created since.
             Ok(_) => {}
             Err(errno) => return Err(Error::os("read", errno).at_path(path)),
         }
@@ -211,7 +211,7 @@ fn is_no_such_file(error: &Error) -> bool {
     errno.is_some_and(|errno| [Errno::NOENT, Errno::NOTDIR].contains(&errno))
 }
 
-/// As [`read_small`], of a file that is open; `path` is for errors.
+/// Reads an open file as [`read_small`]. `path` is for errors.
 ///
 /// # Errors
 /// As [`read_small`].
@@ -224,7 +224,7 @@ pub fn read_small_of(file: &OwnedFd, path: &Path, bytes_max: u64) -> Result<Vec<
     if stat.bytes > bytes_max {
         return Err(too_long(stat.bytes));
     }
-    // Files of /proc say that they have no bytes, and a file may grow meanwhile: the bound is on what is read.
+    // Files in /proc report no bytes, and a file may grow meanwhile, so the bound applies to the bytes read.
     let mut bytes = Vec::new();
     let mut done = 0;
     grown(&mut bytes, stat.bytes as usize + 1).map_err(refused)?;
@@ -245,17 +245,17 @@ pub fn read_small_of(file: &OwnedFd, path: &Path, bytes_max: u64) -> Result<Vec<
     Ok(bytes)
 }
 
-/// Makes a vector that long, if there is memory.
+/// Extends a vector to a length, if there is memory.
 fn grown(bytes: &mut Vec<u8>, len: usize) -> Result<(), Errno> {
     bytes.try_reserve_exact(len.saturating_sub(bytes.len())).map_err(|_| Errno::NOMEM)?;
     bytes.resize(len, 0);
     Ok(())
 }
 
-/// Writes all of `bytes` from the start of an open file.
+/// Writes all of `bytes` to the start of an open file.
 ///
 /// # Errors
-/// The kernel's refusal; `NOSPC` where it takes nothing more.
+/// The kernel's error. `NOSPC` if it accepts no more bytes.
 pub fn write_all(file: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
@@ -267,7 +267,7 @@ pub fn write_all(file: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What a path is called without `.`, `..` and links, or the path itself where that cannot be found out.
+/// Resolves a path without `.`, `..` and links, or returns the path itself if that fails.
 #[must_use]
 pub fn real_path_or(path: &Path) -> PathBuf {
     real_path(path).unwrap_or_else(|_| path.to_path_buf())

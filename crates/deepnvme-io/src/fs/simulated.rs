@@ -1,4 +1,4 @@
-//! A simulated file system in the place of the kernel's: each call goes to the world that the calling thread has entered.
+//! A simulated file system instead of the kernel's. Each call goes to the world that the calling thread has entered.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,13 +17,13 @@ thread_local! {
     static WORLDS: RefCell<BTreeMap<WorldId, Arc<dyn Calls>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Has the calls that threads of this operating system thread make in the world of that number go to this one.
+/// Routes the calls of this OS thread's simulated threads in world `number` to `world`.
 pub fn enter(number: WorldId, world: Arc<dyn Calls>) {
     let before = WORLDS.with_borrow_mut(|worlds| worlds.insert(number, world));
     drop(before);
 }
 
-/// Forgets a world.
+/// Removes a world.
 pub fn leave(number: WorldId) {
     let before = WORLDS.with_borrow_mut(|worlds| worlds.remove(&number));
     drop(before);
@@ -33,27 +33,27 @@ fn current() -> Option<Arc<dyn Calls>> {
     WORLDS.with_borrow(|worlds| worlds.get(&thread::world()).cloned())
 }
 
-/// A pair of an open file and an offset in it.
+/// An open file and an offset in it.
 pub type At<'a> = (BorrowedFd<'a>, u64);
 
 macro_rules! calls {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {
-        /// What a world answers; `kernel` says what each call means.
+        /// The calls of a world. `kernel` documents them.
         pub trait Calls {
             $(
-                /// As the call of that name.
+                /// See the function of the same name.
                 ///
                 /// # Errors
-                /// As that.
+                /// As that function.
                 fn $name(&self $(, $argument: $type)*) -> Result<$answer, Errno>;
             )*
         }
 
         $(
-            /// The call of the world that was entered.
+            /// Calls the world that was entered.
             ///
             /// # Errors
-            /// What that world says; `NOSYS` outside of all worlds.
+            /// The world's error, or `NOSYS` outside of all worlds.
             pub fn $name($($argument: $type),*) -> Result<$answer, Errno> {
                 match current() {
                     Some(world) => world.$name($($argument),*),

@@ -1,13 +1,13 @@
-//! What the kernel says of files and file systems: plain values.
+//! Metadata of files and file systems: plain values.
 
-/// What a name refers to.
+/// The type of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// A regular file.
     File,
     /// A folder.
     Folder,
-    /// A symbolic link, where it was not followed.
+    /// A symbolic link that was not followed.
     Link,
     /// A block device.
     BlockDevice,
@@ -22,7 +22,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// With its article, for errors.
+    /// Returns the name with its article, for errors.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -38,43 +38,43 @@ impl Kind {
     }
 }
 
-/// Which file it is: no two files have the same identity while both exist.
+/// Identifies a file: two existing files never have the same identity.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Identity {
     /// The file system.
     pub device: u64,
-    /// The file in it.
+    /// The file in the file system.
     pub inode: u64,
 }
 
-/// What the kernel knows of a file.
+/// The metadata of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stat {
-    /// What it is.
+    /// The type.
     pub kind: Kind,
-    /// Which one it is.
+    /// The identity.
     pub identity: Identity,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// How many names it has.
+    /// Number of names.
     pub links: u64,
     /// Permission bits, with setuid, setgid and sticky.
     pub mode: u32,
-    /// Who owns it.
+    /// The owner.
     pub user: u32,
-    /// When its bytes last changed, in nanoseconds since 1970.
+    /// Last modification, in nanoseconds since 1970.
     pub modified_ns: i128,
-    /// When it was created, in nanoseconds since 1970, where the file system keeps that.
+    /// Creation, in nanoseconds since 1970, if the file system records it.
     pub born_ns: Option<u64>,
-    /// Alignment of memory and of offsets for direct I/O, in bytes, where the kernel tells. Zeros: there is none.
+    /// Alignment of memory and offsets for direct I/O, in bytes, if the kernel reports it. Zeros mean no direct I/O.
     pub direct_alignment: Option<(u32, u32)>,
 }
 
-/// How much room a file system has.
+/// The space of a file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Space {
-    /// Bytes that an ordinary user may still take.
+    /// Bytes available to an ordinary user.
     pub free_bytes: u64,
-    /// Bytes of a block.
+    /// Bytes per block.
     pub block_bytes: u64,
 }

@@ -1,20 +1,20 @@
-//! What the running system says of itself in `/proc` and `/sys`. It is never simulated.
+//! System information from `/proc` and `/sys`. It is never simulated.
 
 use std::fs;
 use std::path::Path;
 
-/// The text of a file in `/proc` or `/sys`; `None` where there is none, or it may not be read.
+/// Returns the text of a file in `/proc` or `/sys`, or `None` if it is missing or not readable.
 pub fn system_text(path: impl AsRef<Path>) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// The user whose files this process makes.
+/// Returns the user that owns the files this process creates.
 #[must_use]
 pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The process's umask, without changing it.
+/// Returns the process's umask, without changing it.
 #[must_use]
 pub fn umask() -> u32 {
     let status = system_text("/proc/self/status").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the file system is asked, and what it answers.
+//! Tests of the file system calls.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;

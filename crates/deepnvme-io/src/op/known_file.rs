@@ -1,23 +1,23 @@
-//! A file that cuFile knows. Ops carry it, so that an op can never meet the registration of another file.
+//! A file registered with cuFile. Ops carry it, so an op cannot use the registration of another file.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use deepnvme_cuda::{CuFile, FileHandle};
 
-/// A file that cuFile knows, until the last copy of this is dropped.
+/// A file registered with cuFile until the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct KnownFile(Arc<Known>);
 
 #[derive(Debug)]
 struct Known {
-    // Given up before the descriptor is closed.
+    // Released before the descriptor is closed.
     handle: FileHandle,
     _file: Arc<OwnedFd>,
 }
 
 impl KnownFile {
-    /// Has cuFile know a file.
+    /// Registers a file with cuFile.
     pub(crate) fn register(cufile: &CuFile, file: &Arc<OwnedFd>) -> Result<Self, String> {
         let handle = FileHandle::new(cufile, file.as_fd()).map_err(|error| error.to_string())?;
         Ok(Self(Arc::new(Known { handle, _file: Arc::clone(file) })))

@@ -1,4 +1,4 @@
-//! What a backend is asked to do and what it answers: plain values, no policy.
+//! Requests to a backend and their completions: plain values, no policy.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ mod known_file;
 
 pub use self::known_file::KnownFile;
 
-/// Names one accepted op until it comes back; chosen by whoever submits.
+/// Identifies an accepted op until its completion. Chosen by the submitter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Token(pub u64);
 
-/// The error number of a failed op, as the kernel gave it (positive).
+/// The error number of a failed op, as the kernel returned it (positive).
 pub use rustix::io::Errno;
 
-/// The pieces of memory of one op, in file order. One piece is a plain transfer, more are a vectored one.
+/// The pieces of memory of one op, in file order. One piece is a plain transfer, several are a vectored one.
 pub type Pieces = SmallVec<[Region; 1]>;
 
-/// The most pieces that one op may carry (the kernel's `IOV_MAX`).
+/// The maximum pieces of one op (the kernel's `IOV_MAX`).
 pub const PIECES_MAX: usize = 1024;
 
-/// File to memory, or memory to file.
+/// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
     /// File to memory.
@@ -33,7 +33,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The verb that errors and spans use.
+    /// Returns the verb for errors and spans.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -43,50 +43,50 @@ impl Direction {
     }
 }
 
-/// The verb of an op.
+/// The kind of an op.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum OpKind {
     /// File to memory.
     Read,
     /// Memory to file.
     Write,
-    /// `fdatasync`: the data and the size, no times.
+    /// `fdatasync`: the data and the size, without timestamps.
     SyncData,
-    /// `fsync`: everything about the file (of a directory: its names).
+    /// `fsync`: everything about the file (for a directory: its names).
     SyncAll,
 }
 
-/// One transfer between a contiguous range of a file and a few pieces of contiguous host memory.
+/// One transfer between a contiguous range of a file and some contiguous pieces of host memory.
 ///
-/// The op owns its memory (each `Region` keeps its owner alive) and its file, so that whoever holds
-/// the op holds all that the kernel will touch.
+/// The op owns its memory (each `Region` keeps its owner alive) and its file. Its holder therefore holds everything
+/// that the kernel accesses.
 #[derive(Debug)]
 pub struct Op {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub token: Token,
-    /// What to do.
+    /// The kind.
     pub kind: OpKind,
-    /// The open file, direct or buffered; the backend does not care.
+    /// The open file, direct or buffered. Backends treat both equally.
     pub file: Arc<OwnedFd>,
-    /// Where in the file, in bytes. Unused by the sync kinds.
+    /// The file offset, in bytes. Unused by the sync kinds.
     pub offset: u64,
-    /// Where in memory. Contiguous host regions, none empty. Empty for the sync kinds.
+    /// The memory: contiguous host regions, none empty. No regions for the sync kinds.
     pub pieces: Pieces,
-    /// What cuFile knows the file by, of an op that it is to move.
+    /// The file's registration with cuFile, if cuFile moves the op.
     pub cufile: Option<KnownFile>,
 }
 
 impl Op {
-    /// Bytes that a full transfer moves.
+    /// Returns the bytes of a full transfer.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.pieces.iter().map(Region::len).sum()
     }
 
-    /// Drops the first `bytes` of the transfer, so that what is left can be submitted again after a short one.
+    /// Drops the first `bytes` of the transfer, so that the rest can be submitted again after a short one.
     ///
     /// # Panics
-    /// When `bytes` is more than the op carries.
+    /// If `bytes` is more than the op contains.
     pub fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.bytes(), "an op cannot advance past its end");
         self.offset += bytes as u64;
@@ -104,21 +104,21 @@ impl Op {
     }
 }
 
-/// Whether a backend took an op.
+/// The outcome of a submission.
 #[must_use = "a busy backend hands the op back"]
 #[derive(Debug)]
 pub enum Submit {
-    /// The backend owns the op until `reap` hands it back.
+    /// The backend owns the op until `reap` returns it.
     Queued,
     /// The queue is full; reap first.
     Busy(Op),
 }
 
-/// An op that has come home.
+/// A completed op.
 #[derive(Debug)]
 pub struct Completion {
     /// The op as it was submitted, with its memory.
     pub op: Op,
-    /// Bytes moved (0 for the sync kinds), or the kernel's refusal.
+    /// Bytes moved (0 for the sync kinds), or the kernel's error.
     pub result: Result<usize, Errno>,
 }

@@ -1,4 +1,4 @@
-//! From a refusal and a few facts about the process to a reason and a remedy.
+//! Explains a refusal with a reason and a remedy, from a few facts about the process.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -7,23 +7,23 @@ use crate::backend::BackendKind;
 use crate::error::Error;
 use crate::fs::system_text;
 
-/// The bit of `CAP_SYS_ADMIN` in a capability set.
+/// The bit number of `CAP_SYS_ADMIN` in a capability set.
 const CAP_SYS_ADMIN: u32 = 21;
 
-/// What can stand behind a refusal.
+/// Possible causes of a refusal.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Facts {
-    /// The sysctl `kernel.io_uring_disabled`: 0 allows, 1 allows a group, 2 allows nobody.
+    /// The sysctl `kernel.io_uring_disabled`: 0 allows all, 1 allows one group, 2 forbids all.
     uring_disabled: Option<u32>,
-    /// Whether a seccomp filter watches this process.
+    /// Whether a seccomp filter applies to this process.
     has_seccomp: bool,
-    /// Whether this process may administer the system, which level 1 of that sysctl lets pass.
+    /// Whether this process has `CAP_SYS_ADMIN`, which level 1 of that sysctl allows.
     is_admin: bool,
-    /// `RLIMIT_MEMLOCK` in bytes; `None` without a limit.
+    /// `RLIMIT_MEMLOCK` in bytes. `None` without a limit.
     memlock_bytes: Option<u64>,
 }
 
-/// Why something does not work, and what would change that.
+/// A reason and a remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Explanation {
     pub(super) reason: String,
@@ -31,7 +31,8 @@ pub(super) struct Explanation {
 }
 
 impl Facts {
-    /// Asks `/proc` about the calling thread, since filters are per thread; what cannot be read is taken for the harmless value.
+    /// Reads the facts of the calling thread from `/proc`, since filters are per thread. Unreadable facts get the
+    /// harmless value.
     pub(super) fn gather() -> Self {
         let status = system_text("/proc/thread-self/status").unwrap_or_default();
         let field = |name: &str| {
@@ -48,7 +49,7 @@ impl Facts {
     }
 }
 
-/// How much of the system's AIO is used, and how much there is.
+/// Returns the used and total AIO ops of the system.
 pub(super) fn aio_use() -> String {
     format!("{} of {} system-wide ops in use", read("/proc/sys/fs/aio-nr"), read("/proc/sys/fs/aio-max-nr"))
 }
@@ -57,7 +58,7 @@ fn read(path: &str) -> String {
     system_text(path).map_or("?".into(), |text| text.trim().to_owned())
 }
 
-/// Explains why `kind` does not work, given what the kernel said.
+/// Explains why `kind` does not work, from the kernel's error.
 pub(super) fn explain(kind: BackendKind, error: &Error, facts: &Facts) -> Explanation {
     let errno = error.errno().map(Errno::from_raw_os_error);
     let call = error.operation();

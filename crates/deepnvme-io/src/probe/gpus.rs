@@ -1,4 +1,4 @@
-//! The GPUs of this machine, as their driver says them.
+//! The GPUs of this machine, as reported by their driver.
 
 use deepnvme_cuda::Driver;
 use serde::Serialize;
@@ -6,29 +6,29 @@ use serde::Serialize;
 /// A GPU that CUDA shows to this process.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct GpuFacts {
-    /// Its number: `cuda:0` is the first.
+    /// Its index: `cuda:0` is the first.
     pub index: u32,
-    /// Such as "NVIDIA H100 80GB HBM3".
+    /// For instance "NVIDIA H100 80GB HBM3".
     pub name: String,
-    /// Bytes of memory that it has.
+    /// Bytes of its memory.
     pub memory_bytes: u64,
-    /// Such as "0000:65:00.0", as in `/sys/bus/pci/devices`.
+    /// For instance "0000:65:00.0", as in `/sys/bus/pci/devices`.
     pub pci_bus_id: String,
 }
 
-/// Which GPUs there are, and if none, why.
+/// The GPUs, or the reason why there are none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct GpuProbe {
-    /// The version of CUDA that the driver is for, such as "13.0".
+    /// The CUDA version of the driver, for instance "13.0".
     pub cuda_version: Option<String>,
-    /// Those that this process may see, in CUDA's order.
+    /// The GPUs visible to this process, in CUDA's order.
     pub devices: Vec<GpuFacts>,
-    /// Why there are none, or not all: what was looked for, and what the loader or the driver said.
+    /// Why GPUs are missing: the libraries searched for, and the message of the loader or driver.
     pub reason: Option<String>,
 }
 
 impl GpuProbe {
-    /// Asks the driver, which is loaded and initialised for that. No context is made, so that nothing of a GPU is taken.
+    /// Loads and initialises the driver, and asks it. Creates no context, so it takes no GPU resources.
     #[must_use]
     pub fn run() -> Self {
         let driver = match Driver::get() {

@@ -1,68 +1,69 @@
-//! What can happen: plain values.
+//! The events of a recording: plain values.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::split::{Channel, Direction, Via};
 
-/// One thing that an engine did, from when to when: nanoseconds of [`now_ns`](super::now_ns).
+/// One event of an engine. Times are nanoseconds of [`now_ns`](super::now_ns).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Event {
-    /// When it began; not before the recording did.
+    /// Start, at the earliest the start of the recording.
     pub start_ns: u64,
-    /// When it was over, as the host has seen it.
+    /// End, as seen by the host.
     pub end_ns: u64,
-    /// What it was.
+    /// The event.
     pub what: What,
 }
 
 /// The kinds of events.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum What {
-    /// A request, from being accepted to being told as done, with its syncs.
+    /// A request, from submission to reported completion, with its syncs.
     Request {
         /// Read or write.
         direction: Direction,
-        /// The first of its files; `None` where all were closed already.
+        /// The first file. `None` if all were closed already.
         file: Option<Arc<Path>>,
-        /// How many files it is about.
+        /// Number of files.
         files: u32,
-        /// Bytes that were asked for.
+        /// Bytes requested.
         bytes: u64,
-        /// Whether it ended in an error.
+        /// Whether it failed.
         failed: bool,
     },
-    /// One transfer, from being given to the backend to coming back. What is continued or tried again is another one.
+    /// One transfer, from submission to the backend to its completion. Continuations and retries are separate
+    /// transfers.
     Transfer {
-        /// Whose it was; `None` for a caller's own thread.
+        /// The worker. `None` for a caller's own thread.
         worker: Option<u32>,
         /// Read or write.
         direction: Direction,
         /// The file, or the part of a stripe set.
         file: Arc<Path>,
-        /// Where in that file, in bytes.
+        /// Offset in that file, in bytes.
         offset: u64,
-        /// Bytes that it moved, with those that were read only because the disk has no smaller pieces.
+        /// Bytes moved, including those read only because of the disk's alignment.
         bytes: u64,
-        /// By which way.
+        /// The path of the bytes.
         way: Way,
-        /// Whether it was refused.
+        /// Whether it failed.
         failed: bool,
     },
     /// A sync of a file or folder.
     Sync {
-        /// Whose it was.
+        /// The worker.
         worker: Option<u32>,
-        /// Of what.
+        /// The file or folder.
         file: Arc<Path>,
-        /// Whether it was refused.
+        /// Whether it failed.
         failed: bool,
     },
-    /// A copy between memory of the engine and GPUs, from when it was the first in its stream to when its end was seen.
+    /// A copy between the engine's memory and GPUs, from when it became the first in its stream until its end was seen.
     Copy {
-        /// Whose it was; `None` where somebody waited for it, as who saves tensors does.
+        /// The worker. `None` for a synchronous copy, for instance when saving tensors.
         worker: Option<u32>,
-        /// The GPU, by the number that CUDA gives it; the first of several.
+        /// The GPU's CUDA index. The first of several.
         gpu: u32,
         /// To the GPU for a read, from it for a write.
         direction: Direction,
@@ -71,34 +72,34 @@ pub enum What {
         /// Whether it failed.
         failed: bool,
     },
-    /// Something that others did, in a lane of theirs.
+    /// An event added by a program, in its own lane.
     Span {
         /// The lane.
         lane: Arc<str>,
-        /// What it is called.
+        /// The name of the event.
         name: Arc<str>,
     },
 }
 
-/// All that happened between the beginning and the end of a recording.
+/// All events between the start and the end of a recording.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Recorded {
-    /// When it began, by [`now_ns`](super::now_ns).
+    /// Start, by [`now_ns`](super::now_ns).
     pub start_ns: u64,
-    /// When it was ended.
+    /// End.
     pub end_ns: u64,
-    /// What was over by then, in the order of its end; what was still on its way is missing. At most [`EVENTS_MAX`](super::EVENTS_MAX).
+    /// The events completed by then, ordered by their end. At most [`EVENTS_MAX`](super::EVENTS_MAX).
     pub events: Vec<Event>,
-    /// How many more there were.
+    /// The number of dropped events.
     pub dropped: u64,
 }
 
-/// How bytes go between a file and memory.
+/// The path of bytes between a file and memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Way {
-    /// Past the page cache, from or to the caller's memory.
+    /// Past the page cache, directly from or to the caller's memory.
     Direct,
-    /// Past the page cache, by way of a bounce slot.
+    /// Past the page cache, through a bounce buffer.
     Bounced,
     /// Through the page cache.
     Buffered,
@@ -107,7 +108,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// The word for it in stats and timelines.
+    /// Returns the name for stats and timelines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -118,7 +119,7 @@ impl Way {
         }
     }
 
-    /// Of a block.
+    /// Returns the path of a block.
     pub(crate) const fn of(channel: Channel, via: Via) -> Self {
         match (channel, via) {
             (_, Via::Gds) => Self::Gds,

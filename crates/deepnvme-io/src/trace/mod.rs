@@ -1,11 +1,11 @@
-//! What an engine did, and when: for a timeline.
+//! Timelines: records the engine's work over time.
 //!
-//! [`Engine::record`](crate::Engine::record) begins a [`Recording`]; whoever ends it has all that happened in between as
-//! [`Event`]s: requests, each transfer that a worker gave to its backend, each copy to or from a GPU. Others that work
-//! beside the engine add [`Lane`]s of their own. What is made of it (a file for Perfetto, a page) is not decided here.
+//! [`Engine::record`](crate::Engine::record) starts a [`Recording`]. Stopping it returns all [`Event`]s in between:
+//! requests, transfers of each worker, and copies to or from GPUs. Programs can add [`Lane`]s for their own work.
+//! Output formats, such as files for Perfetto, are up to the caller.
 //!
-//! While nobody records, all of this costs a load of one number per event. Recordings are bounded by [`EVENTS_MAX`]; what
-//! came after that is counted. Several may run at once, and each has everything.
+//! Without a recording, each event costs one atomic load. A recording has at most [`EVENTS_MAX`] events, and counts the
+//! rest. Several may run at once, and each has all events.
 
 mod event;
 mod recorder;
@@ -18,7 +18,7 @@ pub(crate) use recorder::Recorder;
 pub use recording::{Lane, Recording};
 pub(crate) use tape::{Copied, Moved, Tape};
 
-/// The time of every event: nanoseconds of `CLOCK_MONOTONIC`, which Python calls `time.monotonic_ns()`.
+/// Returns the time of events: nanoseconds of `CLOCK_MONOTONIC`, which is Python's `time.monotonic_ns()`.
 #[must_use]
 pub fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

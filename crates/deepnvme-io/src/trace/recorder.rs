@@ -1,4 +1,4 @@
-//! Who keeps the events: one recorder for each engine, one book for each recording.
+//! Stores the events: one recorder per engine, one trace buffer per recording.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -9,18 +9,18 @@ use super::event::{Event, Recorded, What};
 use super::now_ns;
 use crate::sync::{Instant, Mutex, lock};
 
-/// The most events of one recording: about 20 MB, and 128 GiB that went through bounce slots. Those that come later are counted,
-/// so that a timeline has no holes before its end.
+/// Maximum events of one recording: about 20 MB, enough for 128 GiB through bounce buffers. Later events are only
+/// counted, so that a timeline has no gaps before its end.
 pub const EVENTS_MAX: usize = 1 << 18;
 
-/// Where the parts of an engine tell what they do.
+/// Collects the events of an engine.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    /// Recordings that run. Nothing but this is looked at while there are none.
+    /// The number of running recordings. Without any, nothing else is read.
     running: AtomicUsize,
     books: Mutex<Books>,
     pid: u32,
-    /// One moment by both clocks, which are the same to the kernel.
+    /// One moment in both clocks, which are the same clock in the kernel.
     moment: (Instant, u64),
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Recorder {
 struct Books {
     open: Vec<Book>,
     next: u64,
-    /// Events share what they name.
+    /// Events share their names.
     files: HashSet<Arc<Path>>,
     names: HashSet<Arc<str>>,
 }
@@ -49,23 +49,23 @@ impl Recorder {
         }
     }
 
-    /// Whether anybody wants to know.
+    /// Returns whether a recording runs.
     pub(crate) fn is_on(&self) -> bool {
         self.running.load(Ordering::Relaxed) > 0
     }
 
-    /// The time, if anybody wants to know.
+    /// Returns the time, if a recording runs.
     pub(crate) fn now(&self) -> Option<u64> {
         self.is_on().then(now_ns)
     }
 
-    /// The time of a moment since the recorder was made.
+    /// Converts a moment since the recorder's creation to its time.
     pub(crate) fn at(&self, moment: Instant) -> u64 {
         let (then, ns) = self.moment;
         ns + u64::try_from(moment.saturating_duration_since(then).as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Begins a recording, and gives its number.
+    /// Starts a recording and returns its number.
     pub(super) fn open(&self) -> u64 {
         let mut books = lock(&self.books);
         let number = books.next;
@@ -77,10 +77,9 @@ impl Recorder {
         number
     }
 
-    /// Notes what is over, in every recording that had begun by then. `what` is made from the recorder's own copies of
-    /// names.
+    /// Adds a completed event to every recording that had started by its end. `what` uses the recorder's shared names.
     pub(crate) fn note(&self, start_ns: u64, end_ns: u64, what: impl FnOnce(&mut Names<'_>) -> What) {
-        // In a forked child somebody may have held the lock for ever, and the recordings are the parent's.
+        // In a forked child, the lock may stay held forever, and the recordings belong to the parent.
         if !self.is_on() || self.is_foreign() {
             return;
         }
@@ -118,7 +117,7 @@ impl Recorder {
     }
 }
 
-/// Names that events share.
+/// The names that events share.
 pub(crate) struct Names<'a> {
     files: &'a mut HashSet<Arc<Path>>,
     names: &'a mut HashSet<Arc<str>>,
@@ -213,7 +212,7 @@ mod tests {
     fn moments_and_times_are_of_one_clock() {
         let recorder = Recorder::new();
         let (before, moment, after) = (now_ns(), Instant::now(), now_ns());
-        // The two readings of `new` are not made at once; a thread may even be put aside between them.
+        // `new` reads the clocks one after the other, and the thread may even be preempted in between.
         let between = recorder.moment.1.saturating_sub(before).max(50_000_000);
         assert!((before.saturating_sub(between)..=after + between).contains(&recorder.at(moment)));
     }

@@ -1,4 +1,4 @@
-//! What others hold of a recorder: a recording that runs, and lanes of their own.
+//! The public handles of a recorder: running recordings, and lanes.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::event::{Recorded, What};
 use super::recorder::Recorder;
 use crate::error::{Error, Result};
 
-/// A recording that runs; dropping it forgets what it has.
+/// A running recording. Dropping it discards its events.
 #[derive(Debug)]
 #[must_use = "a recording that nobody stops is lost"]
 pub struct Recording {
@@ -14,7 +14,7 @@ pub struct Recording {
     number: u64,
 }
 
-/// A line in the timelines of an engine for those who work beside it: what computes, or waits. Cheap to clone.
+/// A line in an engine's timelines for work outside the engine, such as computation or waits. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Lane {
     recorder: Arc<Recorder>,
@@ -22,26 +22,26 @@ pub struct Lane {
 }
 
 impl Recording {
-    /// Begins one.
+    /// Starts a recording.
     pub(crate) fn begin(recorder: &Arc<Recorder>) -> Self {
         Self { recorder: Arc::clone(recorder), number: recorder.open() }
     }
 
-    /// A line of that name, as [`Engine::lane`](crate::Engine::lane) gives it.
+    /// Adds a lane of this name, as [`Engine::lane`](crate::Engine::lane) does.
     #[must_use]
     pub fn lane(&self, name: &str) -> Lane {
         Lane::new(&self.recorder, name)
     }
 
-    /// Ends it, and says what happened.
+    /// Stops the recording and returns its events.
     ///
     /// # Errors
-    /// `Closed` in a process that was forked since it began: the recording is the parent's.
+    /// `Closed` in a process that was forked since its start: the recording belongs to the parent.
     pub fn stop(self) -> Result<Recorded> {
         if self.recorder.is_foreign() {
             return Err(Error::forked());
         }
-        // Only this and `drop` close it, and both have it to themselves.
+        // Only this and `drop` close it, with exclusive access.
         self.recorder.close(self.number).ok_or_else(Error::forked)
     }
 }
@@ -59,14 +59,14 @@ impl Lane {
         Self { recorder: Arc::clone(recorder), name: Arc::from(name) }
     }
 
-    /// Whether anybody records: if not, there is no need to look at the clock.
+    /// Returns whether a recording runs. If not, reading the clock is unnecessary.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.recorder.is_on()
     }
 
-    /// Adds something that is over to the recordings that run; times are those of [`now_ns`](super::now_ns). Without any, and in a forked
-    /// child, nothing happens. An end before the start is taken for the start.
+    /// Adds a completed event to the running recordings. Times are those of [`now_ns`](super::now_ns). Does nothing
+    /// without a recording or in a forked child. An end before the start becomes the start.
     pub fn span(&self, name: &str, start_ns: u64, end_ns: u64) {
         let lane = &self.name;
         self.recorder.note(start_ns, end_ns.max(start_ns), |names| What::Span {

@@ -1,4 +1,4 @@
-//! The recorder as one worker sees it.
+//! Records the events of one worker.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,37 +9,37 @@ use super::recorder::Recorder;
 use crate::split::Direction;
 use crate::sync::Instant;
 
-/// Notes what one worker does.
+/// Records the events of one worker.
 #[derive(Clone, Debug)]
 pub(crate) struct Tape {
     recorder: Arc<Recorder>,
     worker: Option<u32>,
 }
 
-/// A transfer that has come back.
+/// A completed transfer.
 pub(crate) struct Moved<'a> {
     pub(crate) direction: Direction,
     pub(crate) file: &'a Path,
     pub(crate) offset: u64,
-    /// `None` where it was refused.
+    /// `None` if it failed.
     pub(crate) bytes: Option<u64>,
     pub(crate) way: Way,
 }
 
-/// A copy that is over.
+/// A completed copy.
 #[derive(Clone, Copy)]
 pub(crate) struct Copied {
     pub(crate) gpu: u32,
     pub(crate) direction: Direction,
     pub(crate) bytes: u64,
-    /// 0 where nobody recorded when it began, or ended.
+    /// 0 if the start or end was not recorded.
     pub(crate) start_ns: u64,
     pub(crate) end_ns: u64,
     pub(crate) failed: bool,
 }
 
 impl Tape {
-    /// Of a worker; of callers that do small transfers themselves, `None`.
+    /// Creates the tape of a worker, or with `None` that of callers that run small transfers themselves.
     pub(crate) fn new(recorder: &Arc<Recorder>, worker: Option<u32>) -> Self {
         Self { recorder: Arc::clone(recorder), worker }
     }

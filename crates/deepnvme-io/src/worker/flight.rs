@@ -1,4 +1,4 @@
-//! One block (or sync) on its way, and the table of all that a worker has in the air.
+//! One block or sync in flight, and the table of a worker's flights.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,9 +18,9 @@ use crate::sync::{Instant, thread};
 pub(super) enum Task {
     Block {
         block: Block,
-        /// As planned, or buffered after the file refused a direct transfer.
+        /// The block's channel, or buffered after the file refused a direct transfer.
         channel: Channel,
-        /// The op's offset in its part file when it began.
+        /// The initial offset of the op in its part file.
         base: u64,
         step_bytes: usize,
     },
@@ -35,18 +35,18 @@ pub(super) struct Flight {
     pub(super) task: Task,
     pub(super) slot: Option<Slot>,
     pub(super) started: Instant,
-    /// When its present op was given to the backend: later than that where it is continued, or tried again.
+    /// When the current op was submitted. Later than `started` if it is a continuation or a retry.
     pub(super) submitted: Instant,
-    /// How many were in the air when it started, with it.
+    /// The number of ops in flight at its start, including itself.
     pub(super) in_flight: u32,
     headway: Headway,
 }
 
-/// A bounced read whose bytes are in its slot.
+/// A bounced read whose bytes are in its bounce buffer.
 #[derive(Debug)]
 pub(super) struct Landed {
     pub(super) flight: Flight,
-    /// From submission to completion.
+    /// Time from submission to completion.
     pub(super) took: Duration,
 }
 
@@ -60,7 +60,7 @@ impl Flight {
         Self::new(claim, Task::Block { block, channel, base: 0, step_bytes: 1 }, slot)
     }
 
-    /// Begins to count its time, with so many in the air.
+    /// Starts the clock, with this many ops in flight.
     pub(super) fn start(&mut self, in_flight: u32) {
         let now = Instant::now();
         (self.started, self.submitted, self.in_flight) = (now, now, in_flight);
@@ -71,7 +71,7 @@ impl Flight {
         Self { claim, task, slot, started: now, submitted: now, in_flight: 1, headway }
     }
 
-    /// Fills the slot of a write, as far as the processor can.
+    /// Fills the bounce buffer of a write from host memory. Returns the slices on GPUs.
     pub(super) fn fill(&mut self) -> Result<Vec<Slice>> {
         match (&self.task, &mut self.slot) {
             (Task::Block { block, .. }, Some(slot)) if self.claim.job().plan.direction() == Direction::Write => {
@@ -81,7 +81,7 @@ impl Flight {
         }
     }
 
-    /// The block's op (its token is yet to be set). The slot of a write is full.
+    /// Returns the block's op, with an unset token. The bounce buffer of a write is full.
     pub(super) fn first_op(&mut self) -> Result<Op> {
         let Task::Block { block, channel, base, step_bytes } = &mut self.task else {
             return Err(Error::new(ErrorKind::Io, "read", "a sync has no blocks"));
@@ -111,7 +111,7 @@ impl Flight {
         Ok(Op { token: Token(0), kind, file: part.descriptor(*channel)?, offset, pieces, cufile })
     }
 
-    /// Decides what a completion of this block's op means.
+    /// Classifies a completion of this block's op.
     pub(super) fn judge(&mut self, op: &Op, result: Result<usize, Errno>) -> Verdict {
         let Task::Block { block, channel, base, step_bytes } = &self.task else {
             return Verdict::Done;
@@ -130,7 +130,7 @@ impl Flight {
                 self.pause_if_late();
                 Verdict::Retry
             }
-            // Two short transfers in a row can end at the same place; only the file's length tells its end.
+            // Two consecutive short transfers can end at the same offset, so only the file's length proves its end.
             Verdict::EndOfFile if self.file_goes_on() && self.headway.retries < RETRIES_MAX => {
                 self.headway.retries += 1;
                 self.pause_if_late();
@@ -146,7 +146,7 @@ impl Flight {
         }
     }
 
-    /// Whether the file has bytes beyond those that this block has reached.
+    /// Returns whether the file has bytes beyond the ones this block has reached.
     fn file_goes_on(&self) -> bool {
         let Task::Block { block, base, .. } = &self.task else {
             return false;
@@ -156,7 +156,7 @@ impl Flight {
         part.len().is_ok_and(|bytes| bytes > base + self.headway.reached as u64)
     }
 
-    /// Whether a refused sync is tried again.
+    /// Returns whether to retry a refused sync.
     pub(super) fn may_retry(&mut self, errno: Errno) -> bool {
         self.headway.retries += 1;
         let may = matches!(errno, Errno::INTR | Errno::AGAIN) && self.headway.retries <= RETRIES_MAX;
@@ -172,7 +172,7 @@ impl Flight {
         }
     }
 
-    /// Turns a refused direct op into a buffered one; an error where direct I/O is required.
+    /// Turns a refused direct op into a buffered one. Fails if direct I/O is required.
     pub(super) fn go_buffered(&mut self, mut op: Op, reason: &str) -> Result<Op> {
         let Task::Block { block, channel, step_bytes, .. } = &mut self.task else {
             return Ok(op);
@@ -186,17 +186,17 @@ impl Flight {
         Ok(op)
     }
 
-    /// Whether cuFile moves it.
+    /// Returns whether cuFile moves it.
     pub(super) fn is_gds(&self) -> bool {
         matches!(&self.task, Task::Block { block, .. } if block.via == Via::Gds)
     }
 
-    /// Whether its bytes lie in a slot and belong into the caller's memory.
+    /// Returns whether its bytes are in a bounce buffer and must be copied to the caller's memory.
     pub(super) fn is_bounced_read(&self) -> bool {
         self.slot.is_some() && self.claim.job().plan.direction() == Direction::Read
     }
 
-    /// Hands the bytes of a bounced read to the caller's memory, as far as the processor can.
+    /// Copies the bytes of a bounced read to the caller's host memory. Returns the slices on GPUs.
     pub(super) fn copy_home(&mut self) -> Result<Vec<Slice>> {
         match (&self.task, &mut self.slot) {
             (Task::Block { block, .. }, Some(slot)) => self.claim.job().copy(block, slot),
@@ -204,13 +204,13 @@ impl Flight {
         }
     }
 
-    /// Names the file and the place in it.
+    /// Adds the file and the offset to an error.
     pub(super) fn named(&self, error: Error) -> Error {
         let Task::Block { block, .. } = &self.task else { return error };
         error.at_path(self.claim.job().file(block).path()).at_offset(block.range.start)
     }
 
-    /// Names the range that the file does not have, and how much of it is there.
+    /// Returns the error for a range beyond the end of the file, with the number of bytes available.
     pub(super) fn end_of_file(&self) -> Error {
         let Task::Block { block, .. } = &self.task else {
             return Error::new(ErrorKind::UnexpectedEof, "read", "");
@@ -250,7 +250,7 @@ impl Flights {
         self.len() == 0
     }
 
-    /// Only called while there is room: the worker never has more flights than its queue is deep.
+    /// Inserts a flight. The caller checks for room: a worker never has more flights than its queue depth.
     pub(super) fn insert(&mut self, flight: Flight) -> Token {
         let place = self.free.pop().unwrap_or_else(|| {
             self.places.push(None);

@@ -1,4 +1,4 @@
-//! Small transfers that their caller waits for, made on the caller's own thread: no hand-over, no waking.
+//! Small transfers run on the waiting caller's own thread, without a thread switch.
 
 use std::sync::Arc;
 
@@ -46,10 +46,10 @@ impl Hands {
         Self { resting: Mutex::new((0..config.hand_slots()).map(|_| mover()).collect()) }
     }
 
-    /// Makes the whole request now, if it is small and a mover is free; whether it did. Its syncs, if it has any,
-    /// go to the workers.
+    /// Runs the whole request now if it is small and a mover is free. Returns whether it did. Its syncs go to the
+    /// workers.
     pub(crate) fn make(&self, job: &Arc<Job>, queue: &Arc<Queue>) -> Result<bool> {
-        // Whoever has a GPU's memory has a thread of ours wait for the GPU.
+        // With GPU memory, a worker waits for the GPU instead of the caller.
         if job.has_gpu_memory() || !is_small(&job.plan) {
             return Ok(false);
         }
@@ -57,7 +57,7 @@ impl Hands {
         let caller = queue.enter(job)?;
         let claim = |duty| Claim::new(Arc::clone(job), Arc::clone(queue), duty);
         let preparation = job.claim_preparation().then(|| claim(Duty::Prepare));
-        // All of them, before the preparation ends: it would offer the rest to the workers.
+        // Claims all blocks before the preparation ends, which would offer the rest to the workers.
         let blocks: SmallVec<[_; BLOCKS_MAX as usize]> =
             std::iter::from_fn(|| job.claim().map(|index| (index, claim(Duty::Block)))).collect();
         if let Some(claim) = preparation {
@@ -68,7 +68,7 @@ impl Hands {
                 claim.end(Ok(0));
                 continue;
             }
-            // The one slot is free: the block before has landed.
+            // The only bounce buffer is free: the previous block has completed.
             mover.start_block(claim, index)?;
             while !mover.is_idle() {
                 mover.reap(true)?;

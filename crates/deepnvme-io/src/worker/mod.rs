@@ -1,10 +1,9 @@
-//! One thread, one backend, one loop: fill the queue to its depth, reap at least one, go on.
+//! The worker loop: one thread and one backend. It fills the queue to its depth, reaps at least one op, and repeats.
 //!
-//! Here live the rules that no backend knows: continuing short transfers, retrying what was interrupted, the fall
-//! back from direct to buffered, the copies to and from bounce slots. `mover` has the backend and all that is in the
-//! air, `flight` is one block of that, `window` says how much it may be, `verdict` what a completion means (both purely),
-//! `settle` acts on it.
-//! `hands` makes small transfers on the caller's own thread, by the same rules.
+//! Workers implement the rules above the backends: they continue short transfers, retry interrupted ones, fall back
+//! from direct to buffered I/O, and copy to and from bounce buffers. `mover` has the backend and everything in flight.
+//! `flight` is one block of it. `window` limits the ops in flight, and `verdict` classifies completions; both are pure.
+//! `settle` handles completions. `hands` runs small transfers on the caller's own thread, by the same rules.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,17 +28,17 @@ mod window;
 pub(crate) use hands::Hands;
 pub(crate) use mover::{GdsSetup, Mover, SlotSetup, gds_required};
 
-/// Resubmissions of one op that made no progress, before its error is believed.
+/// Maximum resubmissions of one op without progress. After that, its error is reported.
 pub const RETRIES_MAX: u32 = 100;
-/// Of those, how many go at once; the later ones are spaced by [`RETRY_PAUSE`].
+/// Retries of [`RETRIES_MAX`] that run immediately. Later ones are spaced by [`RETRY_PAUSE`].
 pub const RETRIES_AT_ONCE: u32 = 10;
 /// Pause before a late retry.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(1);
-/// Bytes collected before they are handed to the kernel although more could follow. Small: what is collected is what the
-/// disk does not know of yet. 64 KiB bring the latency of 4 KiB blocks to that of a program which submits each at once.
+/// Collected bytes that trigger a flush to the kernel although more ops could follow. It is small because the disk does
+/// not know of collected ops. With 64 KiB, the latency of 4 KiB blocks equals that of submitting each one immediately.
 const FLUSH_BYTES: u64 = 64 << 10;
 
-/// What a worker is made from.
+/// The parameters of a worker.
 pub(crate) struct WorkerSetup {
     pub(crate) queue: Arc<Queue>,
     pub(crate) stats: Arc<WorkerStats>,
@@ -51,13 +50,13 @@ pub(crate) struct WorkerSetup {
     pub(crate) tape: Tape,
 }
 
-/// The loop's state.
+/// The state of the loop.
 pub(crate) struct Worker<'a> {
     queue: &'a Arc<Queue>,
     seat: &'a Seat,
     mover: Mover<Box<dyn Backend>>,
     window: WindowMode,
-    /// A claimed block that waits for a slot.
+    /// A claimed block that waits for a bounce buffer.
     waiting: Option<(Claim, u64)>,
 }
 
@@ -76,8 +75,8 @@ impl<'a> Worker<'a> {
         Self { queue: &setup.queue, seat, mover, window: setup.window, waiting: None }
     }
 
-    /// Works until the queue is closed and all is done. An error means that the backend itself has broken down;
-    /// every request that this worker holds has then been failed with it.
+    /// Works until the queue is closed and empty. An error means that the backend itself failed. Every request that
+    /// this worker holds has then failed with it.
     pub(crate) fn run(mut self) -> Result<()> {
         loop {
             self.seat.run();
@@ -123,18 +122,19 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// In waves, only when the last one has come home.
+    /// Returns whether to take new work. In wave mode, the last wave must be complete.
     fn may_take_work(&self) -> bool {
         self.window == WindowMode::Sliding || self.mover.is_idle() || self.mover.has_refused()
     }
 
-    /// Copies, sleeps or reaps. False when there is nothing left to live for.
+    /// Copies, sleeps or reaps. Returns false if the worker must end.
     fn rest_or_reap(&mut self) -> Result<bool> {
-        // One block, and then back to `fill`: its slot carries the next block while the one after it is copied.
+        // Copies one block and returns to `fill`. Its bounce buffer then carries the next block while the following one
+        // is copied.
         if self.mover.unload()? || self.mover.settle_copies()? {
             return Ok(true);
         }
-        // A GPU takes shorter for a block than a disk, which has all that it can be given by now.
+        // A GPU copies a block faster than a disk reads one, and the disk already has all the work it can get.
         if self.mover.is_copying() {
             self.mover.reap(false)?;
             if !self.mover.has_landed() {
@@ -149,7 +149,7 @@ impl<'a> Worker<'a> {
             self.seat.park();
             return Ok(true);
         }
-        // With a full queue, or no slot, only a completion can make room: nobody needs to wake us.
+        // With a full queue or no free bounce buffer, only a completion can make room, so no wake is needed.
         let is_held_up = self.waiting.is_some() || self.mover.has_refused();
         let can_take_more = self.mover.has_room() && !is_held_up && self.may_take_work();
         let may_block = !self.mover.has_news() && (!can_take_more || self.seat.may_reap());

@@ -1,5 +1,5 @@
-//! What moves blocks: a backend, the flights on it and the slots for those that must be copied. No waiting for work,
-//! no threads: a worker's loop has one, and so has whoever makes a small transfer with its own hands.
+//! Moves blocks: a backend, its flights, and the bounce buffers of blocks that need a copy. It does not wait for work
+//! and has no threads: a worker's loop drives it, or the caller of a small transfer.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::split::{Block, Direction, Via};
 use crate::stats::WorkerStats;
 use crate::trace::Tape;
 
-/// The bounce memory that a mover may make.
+/// The bounce buffers that a mover may allocate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotSetup {
     pub(crate) slot_bytes: usize,
@@ -32,64 +32,65 @@ pub(crate) struct SlotSetup {
 }
 
 impl SlotSetup {
-    /// A third of the slots are being filled while the others are copied out. Devices often report what they have done
-    /// in bursts: with every slot in the air, all come home together, and the device has nothing to do until the
-    /// first of them has been copied. And what is in use at once should stay in the processor's caches.
+    /// Returns the maximum number of bounced reads in flight: a third of the bounce buffers, while the others are
+    /// copied out. Devices often report completions in bursts. If all bounce buffers are in flight, they complete
+    /// together, and the device idles until the first is copied. The buffers in use should also fit in the CPU's
+    /// caches.
     ///
-    /// To a GPU they are copied by its own engine, which keeps up with any disk: then the device gets two thirds.
+    /// A GPU's copy engine keeps up with any disk, so reads to a GPU get two thirds.
     fn bounced_reads_max(self, to_gpu: bool) -> usize {
         let third = self.slots.div_ceil(3);
         if to_gpu { (2 * third).min(self.slots) } else { third }
     }
 }
 
-/// Whether bytes of GPUs go by way of cuFile.
+/// Whether GPU transfers use cuFile.
 #[derive(Clone, Debug)]
 pub(crate) struct GdsSetup {
     pub(crate) gds: Arc<Gds>,
     pub(crate) mode: DirectMode,
 }
 
-/// Why a request ends that must have GPUDirect Storage.
+/// Returns the error of a request that requires GPUDirect Storage.
 pub(crate) fn gds_required(reason: &str) -> Error {
     let detail = format!("{reason}; GPUDirect Storage is required: use gds=\"preferred\", or mend that");
     Error::new(ErrorKind::Unsupported, "use GPU memory", detail)
 }
 
-/// What happens when a copy between a slot and a GPU is over.
+/// The next step after a copy between a bounce buffer and a GPU.
 pub(super) enum Copying {
-    /// The slot of a write is full: its op can be submitted.
+    /// The bounce buffer of a write is full, so its op can be submitted.
     Out(Flight),
-    /// A read has come home.
+    /// A read is complete.
     Home(Landed),
 }
 
-/// Claims on their way through one backend.
+/// The claims in progress on one backend.
 pub(crate) struct Mover<B: Backend> {
-    // Dropped before the flights, also when a panic unwinds: it waits for what the kernel still has, so that no
-    // memory goes home while something may write to it.
+    // Dropped before the flights, even when a panic unwinds: it waits for the kernel's ops, so no memory is released
+    // while the kernel may write to it.
     pub(super) backend: B,
-    // As the backend, for GPUs. Made when the first block needs it.
+    // Dropped before the flights for the same reason, for GPUs. Created for the first block that needs it.
     pub(super) copies: Option<Copies>,
     pub(super) flights: Flights,
     /// By the numbers of their copies.
     pub(super) copying: HashMap<u64, Copying>,
     gpus: Arc<Gpus>,
-    /// `None` where nobody wants it.
+    /// `None` if cuFile is disabled.
     pub(super) gds: Option<GdsSetup>,
-    /// Blocks that cuFile has refused, on their way to a slot.
+    /// Blocks that cuFile has refused, waiting for a bounce buffer.
     pub(super) refused: VecDeque<(Claim, Block)>,
     pub(super) window: Window,
-    /// Bounced reads in the air.
+    /// Bounced reads in flight.
     pub(super) bounced_reads: usize,
-    /// Those that have come home to their slots, and are still to be copied.
+    /// Completed bounced reads that are still to be copied.
     pub(super) landed: VecDeque<Landed>,
     pub(super) stats: Arc<WorkerStats>,
     pub(super) tape: Tape,
     slot_setup: SlotSetup,
-    /// Made when the first block needs it.
+    /// Created for the first block that needs it.
     pool: Option<Pool>,
-    /// Whether the driver of the GPUs has been told of it.
+    /// Whether the pool is registered with the GPU driver.
     is_pool_known: bool,
     unflushed_bytes: u64,
     completions: Vec<Completion>,
@@ -156,12 +157,12 @@ impl<B: Backend> Mover<B> {
         self.flights.is_empty() && self.landed.is_empty() && self.copying.is_empty() && self.refused.is_empty()
     }
 
-    /// Whether blocks that cuFile has refused wait for a slot.
+    /// Returns whether blocks that cuFile has refused wait for a bounce buffer.
     pub(crate) fn has_refused(&self) -> bool {
         !self.refused.is_empty()
     }
 
-    /// Starts the blocks that cuFile has refused, by way of slots; false while there is no slot for them.
+    /// Starts the blocks that cuFile has refused, through bounce buffers. Returns false if none is free for them.
     pub(crate) fn start_refused(&mut self) -> Result<bool> {
         while self.has_room()
             && let Some((claim, block)) = self.refused.pop_front()
@@ -174,7 +175,7 @@ impl<B: Backend> Mover<B> {
         Ok(self.refused.is_empty())
     }
 
-    /// Has a block that cuFile does not take go through slots, in as many parts as that takes.
+    /// Queues a block that cuFile does not take for bounce buffers, split as needed.
     pub(super) fn send_through_slots(&mut self, claim: Claim, block: &Block) {
         let slot_bytes = self.slot_setup.slot_bytes as u64;
         let starts = (block.range.start..block.range.end).step_by(self.slot_setup.slot_bytes);
@@ -185,17 +186,17 @@ impl<B: Backend> Mover<B> {
         }
     }
 
-    /// Whether GPUs are at work for it.
+    /// Returns whether copies to or from GPUs are in progress.
     pub(crate) fn is_copying(&self) -> bool {
         !self.copying.is_empty()
     }
 
-    /// Whether blocks have come home to their slots that are still to be copied.
+    /// Returns whether completed bounced reads are still to be copied.
     pub(crate) fn has_landed(&self) -> bool {
         !self.landed.is_empty()
     }
 
-    /// Whether completions have come home that nobody has looked at.
+    /// Returns whether completions are unhandled.
     pub(crate) fn has_news(&self) -> bool {
         !self.completions.is_empty()
     }
@@ -207,7 +208,7 @@ impl<B: Backend> Mover<B> {
         self.submit(Op { token, kind, file, offset: 0, pieces: Pieces::new(), cufile: None })
     }
 
-    /// Starts a block; hands its claim back when it has to wait for a slot.
+    /// Starts a block. Returns its claim if it must wait for a bounce buffer.
     pub(crate) fn start_block(&mut self, claim: Claim, index: u64) -> Result<Option<Claim>> {
         let block = claim.job().plan.block(index);
         if block.via == Via::Gds
@@ -228,14 +229,14 @@ impl<B: Backend> Mover<B> {
         self.start(claim, block)
     }
 
-    /// Has cuFile know the file of a block.
+    /// Registers the file of a block with cuFile.
     fn check_gds(&self, claim: &Claim, block: &Block) -> std::result::Result<(), String> {
         let Some(setup) = &self.gds else { return Err("this engine does without cuFile".into()) };
         let file = claim.job().file(block);
         file.part_at(block.io.start).0.check_gds(&setup.gds)
     }
 
-    /// Notes that cuFile cannot do something; an error where it must.
+    /// Records why cuFile is unavailable. Fails if cuFile is required.
     pub(super) fn do_without_gds(&self, reason: &str) -> Result<()> {
         if self.gds.as_ref().is_some_and(|setup| setup.mode == DirectMode::Required) {
             return Err(gds_required(reason));
@@ -244,7 +245,7 @@ impl<B: Backend> Mover<B> {
         Ok(())
     }
 
-    /// Starts a block as it is; hands its claim back when it has to wait for a slot.
+    /// Starts a block as it is. Returns its claim if it must wait for a bounce buffer.
     fn start(&mut self, claim: Claim, block: Block) -> Result<Option<Claim>> {
         let mut slot = None;
         if block.via == Via::Slot {
@@ -288,7 +289,7 @@ impl<B: Backend> Mover<B> {
         }
     }
 
-    /// Starts to copy what of a slot belongs to memory on GPUs.
+    /// Starts to copy the slices of a bounce buffer that belong to GPU memory.
     pub(super) fn copy(&mut self, copying: Copying, slices: Vec<Slice>) {
         let flight = copying.flight();
         let started = match &flight.slot {
@@ -320,8 +321,8 @@ impl<B: Backend> Mover<B> {
         }
     }
 
-    /// A bounce slot, or `None` while all are in use. The pool is made when first needed: most movers never do. Where that is
-    /// for a GPU, it lies in the memory that is nearest to it.
+    /// Takes a bounce buffer, or `None` while all are in use. The pool is created on first use, since most movers never
+    /// need it. For a GPU, it is on the nearest NUMA node.
     fn take_slot(&mut self, claim: &Claim) -> Result<Option<Slot>> {
         if self.pool.is_none() {
             let SlotSetup { slot_bytes, slots, lock_pool, register } = self.slot_setup;
@@ -345,7 +346,7 @@ impl<B: Backend> Mover<B> {
     pub(super) fn submit(&mut self, mut op: Op) -> Result<()> {
         WorkerStats::count(&self.stats.counters.ops, 1);
         self.unflushed_bytes += op.bytes() as u64;
-        // There is room for every flight, so that a busy backend only has completions to hand out first.
+        // There is room for every flight, so a busy backend only needs its completions reaped first.
         while let Submit::Busy(back) = self.backend.submit(op) {
             op = back;
             self.backend.reap(1, &mut self.completions)?;
@@ -356,7 +357,7 @@ impl<B: Backend> Mover<B> {
         Ok(())
     }
 
-    /// Gives the kernel what was collected.
+    /// Submits the collected ops to the kernel.
     pub(super) fn flush(&mut self) -> Result<()> {
         if std::mem::take(&mut self.unflushed_bytes) > 0 {
             self.backend.flush()?;
@@ -364,7 +365,7 @@ impl<B: Backend> Mover<B> {
         Ok(())
     }
 
-    /// Gives the kernel what was collected, and settles what has come home; waits for something if `may_block`.
+    /// Submits the collected ops to the kernel and handles completions. Waits for one if `may_block`.
     pub(crate) fn reap(&mut self, may_block: bool) -> Result<()> {
         self.unflushed_bytes = 0;
         let mut completions = std::mem::take(&mut self.completions);
@@ -378,7 +379,7 @@ impl<B: Backend> Mover<B> {
         Ok(())
     }
 
-    /// Fails all that is in the air, after the backend broke down.
+    /// Fails everything in flight, after the backend failed.
     pub(crate) fn abandon(self, error: &Error) {
         let Self { backend, copies, mut flights, copying, landed, refused, .. } = self;
         refused.into_iter().for_each(|(claim, _)| claim.end(Err(error.clone())));

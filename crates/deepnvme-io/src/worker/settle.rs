@@ -1,4 +1,4 @@
-//! What happens to an op that has come home.
+//! Handles completions.
 
 use super::flight::{Flight, Landed, Task};
 use super::mover::{Copying, Mover};
@@ -14,7 +14,7 @@ use crate::sync::Instant;
 use crate::trace::{Copied, Moved, Way};
 
 impl<B: Backend> Mover<B> {
-    /// Acts on one completion.
+    /// Handles one completion.
     pub(super) fn settle(&mut self, completion: Completion) -> Result<()> {
         let Completion { op, result } = completion;
         let token = op.token;
@@ -28,7 +28,7 @@ impl<B: Backend> Mover<B> {
         }
     }
 
-    /// Has recordings know of an op that has come home.
+    /// Adds a completed op to recordings.
     fn note(&mut self, op: &Op, result: Result<usize, Errno>) {
         let Some(flight) = self.flights.get_mut(op.token) else { return };
         match &flight.task {
@@ -43,7 +43,7 @@ impl<B: Backend> Mover<B> {
         }
     }
 
-    /// Gives an op to the backend once more.
+    /// Submits an op again.
     fn submit_again(&mut self, op: Op) -> Result<()> {
         if let Some(flight) = self.flights.get_mut(op.token) {
             flight.submitted = Instant::now();
@@ -107,7 +107,7 @@ impl<B: Backend> Mover<B> {
         self.land(token, error)
     }
 
-    /// Sends a block that cuFile has refused through a slot, and those of the same file that follow.
+    /// Sends a block that cuFile has refused through a bounce buffer, and later blocks of the same file.
     fn go_by_slot(&mut self, token: Token) -> Result<()> {
         let Some(flight) = self.flights.remove(token) else { return Ok(()) };
         let reason = self.gds.as_ref().and_then(|setup| setup.gds.take_refusal());
@@ -122,8 +122,8 @@ impl<B: Backend> Mover<B> {
         Ok(())
     }
 
-    /// Takes a flight whose op has come home out of the air. What was read into a slot is copied later, by
-    /// [`Mover::unload`], so that whoever has other blocks to submit can do that first.
+    /// Removes a completed flight. A bounced read is copied later, by [`Mover::unload`], so that other blocks can be
+    /// submitted first.
     fn land(&mut self, token: Token, error: Option<Error>) -> Result<()> {
         let Some(flight) = self.flights.remove(token) else { return Ok(()) };
         self.bounced_reads -= usize::from(flight.is_bounced_read());
@@ -137,8 +137,8 @@ impl<B: Backend> Mover<B> {
         Ok(())
     }
 
-    /// Copies one block that has landed to the caller's memory, which frees its slot; whether there was one. What was
-    /// submitted goes to the kernel first, so that the device works meanwhile.
+    /// Copies one completed bounced read to the caller's memory, which frees its bounce buffer. Returns whether there
+    /// was one. Submitted ops go to the kernel first, so that the device works meanwhile.
     pub(crate) fn unload(&mut self) -> Result<bool> {
         if self.landed.is_empty() {
             return Ok(false);
@@ -154,7 +154,7 @@ impl<B: Backend> Mover<B> {
         Ok(true)
     }
 
-    /// Goes on with those blocks whose copies to or from a GPU are over; whether there were any.
+    /// Continues the blocks whose GPU copies are done. Returns whether there were any.
     pub(crate) fn settle_copies(&mut self) -> Result<bool> {
         let finished = self.copies.as_mut().map(Copies::take_finished).unwrap_or_default();
         let any = !finished.is_empty();
@@ -177,14 +177,14 @@ impl<B: Backend> Mover<B> {
         Ok(any)
     }
 
-    /// Sleeps until a copy to or from a GPU is over.
+    /// Sleeps until a copy to or from a GPU is done.
     pub(crate) fn wait_for_copy(&self) {
         if let Some(copies) = &self.copies {
             copies.wait_for_one();
         }
     }
 
-    /// Gives the slot back and tells the job.
+    /// Returns the bounce buffer and ends the claim.
     fn finish(&self, landed: Landed) {
         let Landed { flight: Flight { claim, task, slot, .. }, took } = landed;
         drop(slot);
@@ -195,7 +195,7 @@ impl<B: Backend> Mover<B> {
     }
 }
 
-/// Bytes of the block that belong to the caller; holes that were read along do not count.
+/// Returns the bytes of the block that belong to the caller, without gaps that were read.
 fn wanted_bytes(job: &Job, block: &Block) -> u64 {
     job.plan.segments()[block.segments.clone()]
         .iter()

@@ -1,44 +1,44 @@
-//! What a completion means for its block: a pure decision.
+//! Classifies completions. Pure.
 
 use crate::error::Error;
 use crate::op::Errno;
 
 use super::RETRIES_MAX;
 
-/// What to do with an op that has come home.
+/// The next step after a completion.
 #[derive(Debug)]
 pub(crate) enum Verdict {
-    /// Every wanted byte is there.
+    /// Every wanted byte is present.
     Done,
-    /// Submit again what is left after that many bytes (a multiple of the alignment, possibly 0).
+    /// Submit the rest after this many bytes (a multiple of the alignment, possibly 0).
     Continue { bytes: usize },
-    /// Submit the same again.
+    /// Submit the same op again.
     Retry,
-    /// The file takes no direct I/O after all, for this reason: submit the same through the page cache.
+    /// The file does not support direct I/O, for this reason: submit the same op through the page cache.
     GoBuffered(String),
-    /// The file ended first.
+    /// The file ended early.
     EndOfFile,
-    /// The block cannot be done.
+    /// The block failed.
     Fail(Error),
 }
 
-/// How far a block is.
+/// The progress of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Headway {
-    /// Bytes from the start of the op that have ever been moved.
+    /// Bytes moved so far, from the start of the op.
     pub(crate) reached: usize,
-    /// Completions since then that moved nothing more.
+    /// Completions since then without progress.
     pub(crate) retries: u32,
 }
 
-/// What the completed op was.
+/// The op that completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Attempt {
-    /// Bytes of the block before this op began.
+    /// Bytes of the block before this op.
     pub(crate) before: usize,
-    /// Bytes from the start of the block that make it done.
+    /// Bytes from the start of the block that complete it.
     pub(crate) needed: usize,
-    /// What a continued op's start must be a multiple of.
+    /// The alignment of a continuation's start.
     pub(crate) step_bytes: usize,
     /// Whether it bypassed the page cache.
     pub(crate) is_direct: bool,
@@ -48,7 +48,7 @@ pub(crate) struct Attempt {
     pub(crate) operation: &'static str,
 }
 
-/// Judges one completion and notes the headway.
+/// Classifies one completion and updates the progress.
 pub(crate) fn judge(headway: &mut Headway, attempt: Attempt, result: Result<usize, Errno>) -> Verdict {
     match result {
         Ok(bytes) => judge_transfer(headway, attempt, bytes),
@@ -75,7 +75,7 @@ fn judge_transfer(headway: &mut Headway, attempt: Attempt, bytes: usize) -> Verd
     }
     if reached > headway.reached {
         *headway = Headway { reached, retries: 0 };
-        // A direct op continues at an aligned place, so that some bytes may be moved twice.
+        // A direct op continues at an aligned offset, so it may move some bytes twice.
         return Verdict::Continue { bytes: bytes / attempt.step_bytes * attempt.step_bytes };
     }
     if attempt.is_read {

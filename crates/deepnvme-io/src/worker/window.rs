@@ -1,20 +1,19 @@
-//! How many ops may be in the air: pure.
+//! Limits the ops in flight. Pure.
 //!
-//! Devices of virtual machines take what there is, and report all of it at once when it is done; the deeper the queue,
-//! the rarer they wait for us. On a slow device the same queue holds many seconds of work, which other programs
-//! wait for, and whoever cancels. So the window is as deep as what the device does within [`PATIENCE`], between
-//! [`OPS_MIN`] and the queue depth.
+//! Virtual machines' devices take all available ops and report them together when all are done, so a deep queue keeps
+//! them busy. On a slow device, the same queue is many seconds of work, which delays other programs and cancellation.
+//! The window therefore covers the work of a device within [`PATIENCE`], between [`OPS_MIN`] and the queue depth.
 
 use std::time::Duration;
 
-/// What is submitted comes home within about that time.
+/// Target latency of submitted ops.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Never smaller than that, unless the queue is.
+/// Minimum window, unless the queue depth is smaller.
 const OPS_MIN: u32 = 16;
-/// Where it begins, until an op has come home.
+/// Initial window, until an op has completed.
 const OPS_AT_FIRST: u32 = 32;
 
-/// The bound of what one backend has in the air.
+/// The maximum number of ops in flight at one backend.
 #[derive(Debug)]
 pub(super) struct Window {
     ops: u32,
@@ -23,12 +22,12 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Follows the device.
+    /// Adapts to the device.
     pub(super) fn adapting(queue_depth: u32) -> Self {
         Self { ops: OPS_AT_FIRST.min(queue_depth), ops_min: OPS_MIN.min(queue_depth), ops_max: queue_depth }
     }
 
-    /// As deep as the queue, always.
+    /// Always equals the queue depth.
     pub(super) fn fixed(queue_depth: u32) -> Self {
         Self { ops: queue_depth, ops_min: queue_depth, ops_max: queue_depth }
     }
@@ -37,8 +36,8 @@ impl Window {
         in_flight < self.ops
     }
 
-    /// Learns from an op that has come home: how many were in the air with it when it was submitted, and how long it
-    /// took. So many in so long make the device's rate.
+    /// Learns from a completed op: the ops in flight at its submission and its latency. Their ratio is the device's
+    /// rate.
     pub(super) fn learn(&mut self, in_flight: u32, took: Duration) {
         let ops = u128::from(in_flight) * PATIENCE.as_nanos() / took.as_nanos().max(1);
         self.ops = ops.clamp(self.ops_min.into(), self.ops_max.into()) as u32;
@@ -53,7 +52,7 @@ mod tests {
 
     use super::*;
 
-    /// What is in the air at a device that takes so long for one op, one after the other, when so many are done.
+    /// Returns the ops in flight after `done` completions, on a device that does one op at a time.
     fn in_flight(mut window: Window, per_op: Duration, done: u32) -> u32 {
         let mut now = Duration::ZERO;
         let mut queue = VecDeque::new();

@@ -1,4 +1,4 @@
-//! What is held, for how long: ops, files, registered memory.
+//! Lifetimes of ops, files and registered memory.
 
 use std::fs::OpenOptions;
 use std::sync::Arc;
@@ -58,10 +58,10 @@ fn a_file_that_was_used_much_is_closed_with_its_last_owner() {
         completions.append(&mut reap_all(backend));
         assert!(completions.iter().all(|completion| completion.result == Ok(4096)));
         drop(completions);
-        // A lease is refused while another open file description exists, wherever it is kept.
+        // A lease is refused while another open file description exists anywhere.
         drop((file, other));
         let only = OpenOptions::new().read(true).write(true).open(&scratch.path).unwrap();
-        // SAFETY: a command without pointers on a descriptor that is open.
+        // SAFETY: a command without pointers on an open descriptor.
         let lease = unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&only), libc::F_SETLEASE, libc::F_WRLCK) };
         assert_eq!(lease, 0, "{}: something keeps the file open", backend.kind().name());
     });

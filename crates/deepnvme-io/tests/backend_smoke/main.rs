@@ -1,4 +1,4 @@
-//! Each real backend against a real file on disk: the first thing to look at when one of them breaks.
+//! Runs each real backend on a real file on disk. Look here first if a backend fails.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "helpers of tests fail like tests")]
 
 mod lifetime;

@@ -1,4 +1,4 @@
-//! What the queue promises: its depth, its waits, its wakes.
+//! The queue's guarantees: depth, waits and wakes.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn a_wake_ends_a_wait_early() {
     on_each(4, SubmitMode::Batch, |backend| {
         let mut completions = Vec::new();
         let waker = backend.waker();
-        // Before the wait, twice, and from another thread during it; also with `min` above what is in flight.
+        // Before the wait, twice, and from another thread during it. Also with `min` above the ops in flight.
         waker.wake();
         waker.wake();
         backend.reap(1, &mut completions).unwrap();
@@ -67,12 +67,12 @@ fn a_wake_ends_a_wait_early() {
             backend.reap(3, &mut completions).unwrap();
             thread.join().unwrap();
         }
-        // Only looking neither waits nor uses the wake up.
+        // A reap with `min` 0 neither waits nor consumes the wake.
         waker.wake();
         backend.reap(0, &mut completions).unwrap();
         backend.reap(1, &mut completions).unwrap();
         assert!(completions.is_empty() && backend.in_flight() == 0);
-        // A wake that is not needed does no harm to what follows.
+        // An unneeded wake does not affect later ops.
         waker.wake();
         let scratch = scratch(&random(11, 4096));
         let read = op(0, OpKind::Read, &scratch.open(false), 0, smallvec![memory(4096)]);

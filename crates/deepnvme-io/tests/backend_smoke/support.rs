@@ -1,4 +1,4 @@
-//! What the tests have in common: a file on disk, memory, and every backend that works here.
+//! Shared helpers: a file on disk, memory, and every backend that works here.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -15,7 +15,7 @@ use deepnvme_mem::{Buffer, Region};
 pub(crate) const KINDS: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 pub(crate) const KIB: usize = 1024;
 
-/// Runs `test` on each backend that works here; what does not work is said, and is `probe`'s business.
+/// Runs `test` on each backend that works here. Reports the others, which `probe`'s tests cover.
 pub(crate) fn on_each(queue_depth: u32, submit: SubmitMode, test: impl Fn(&mut dyn Backend)) {
     let mut ran = 0;
     for kind in KINDS {
@@ -32,7 +32,7 @@ pub(crate) fn on_each(queue_depth: u32, submit: SubmitMode, test: impl Fn(&mut d
     assert!(ran > 0, "threads work everywhere");
 }
 
-/// Bytes that do not repeat and do not compress.
+/// Returns bytes that neither repeat nor compress.
 pub(crate) fn random(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! What moves: directions, pieces, the end of the file, syncs, refusals.
+//! Transfers: directions, pieces, the end of the file, syncs, refusals.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use smallvec::smallvec;
 
 use crate::support::{KIB, bytes_of, memory, memory_of, on_each, one, op, random, reap_all, scratch, submit};
 
-/// Writes a file block by block through the backend and reads it back, more ops than the queue is deep.
+/// Writes a file block by block through the backend and reads it back, with more ops than the queue depth.
 fn round_trip(backend: &mut dyn Backend, direct: bool, registered: bool) {
     const BLOCK: usize = 16 * KIB;
     const BLOCKS: usize = 200;
@@ -63,11 +63,11 @@ fn single_submission_reaches_the_kernel_at_once() {
         submit(backend, op(0, OpKind::Read, &scratch.open(false), 0, smallvec![memory.clone()]));
         let deadline = Instant::now() + Duration::from_secs(20);
         while bytes_of(&memory) != random(1, 4096) {
-            // `reap` with 0 only looks, which is all that a backend needs here that was told `Single`.
+            // `reap` with 0 does not wait. A `Single` backend needs nothing else here.
             assert!(Instant::now() < deadline, "the op did not start without a flush");
             backend.reap(0, &mut Vec::new()).unwrap();
-            // A checker that runs one thread at a time may never turn to the thread that transfers,
-            // as long as this one has something to do.
+            // A checker that runs one thread at a time may never schedule the transferring thread while this one is
+            // busy.
             std::thread::sleep(Duration::from_millis(1));
         }
         reap_all(backend);

@@ -12,17 +12,17 @@ use deepnvme_testkit::data::{bytes_of, difference, random_bytes, region_at, regi
 use deepnvme_testkit::model::{Model, Program, Step, overlap};
 use deepnvme_testkit::rng::Rng;
 
-/// Most requests of one lane in flight.
+/// Maximum requests of one lane in flight.
 const FLIGHTS_MAX: usize = 6;
-/// Most steps in one batch.
+/// Maximum steps in one batch.
 const BATCH_MAX: usize = 5;
 
-/// A lane and what it has in flight.
+/// A lane and its requests in flight.
 pub(crate) struct Lane<'a> {
     engine: &'a Engine,
     file: Arc<TensorFile>,
     pub(crate) model: Model,
-    /// Where the file ended when the lane began. Only the last lane goes beyond it.
+    /// The end of the file when the lane began. Only the last lane goes beyond it.
     end: u64,
     label: String,
     flights: Vec<Flight>,
@@ -41,13 +41,14 @@ enum Waiting {
 }
 
 impl<'a> Lane<'a> {
-    /// A lane over the part of the file that the model knows. `label` goes in front of what failed.
+    /// Creates a lane over the model's part of the file. Failures start with `label`.
     pub(crate) fn new(engine: &'a Engine, file: Arc<TensorFile>, model: Model, label: String) -> Self {
         let end = model.range().end;
         Self { engine, file, model, end, label, flights: Vec::new() }
     }
 
-    /// Runs the program, several requests in flight, some of them batches. Requests that overlap wait for another.
+    /// Runs the program with several requests in flight, some of them batches. Overlapping requests wait for each
+    /// other.
     pub(crate) fn run(&mut self, program: &Program) {
         let mut rng = Rng::keyed(program.seed, &[5]);
         let mut steps = program.steps.as_slice();
@@ -69,7 +70,7 @@ impl<'a> Lane<'a> {
         self.settle_all();
     }
 
-    /// How many of the steps can be one batch: of one kind, apart from each other, and inside the file.
+    /// Returns how many of the steps can form one batch: of one kind, disjoint, and inside the file.
     fn batch_len(&self, steps: &[Step]) -> usize {
         let fits = |count: usize| {
             let (last, before) = steps[..count].split_last().expect("at least one step");
@@ -80,7 +81,7 @@ impl<'a> Lane<'a> {
         (2..=steps.len()).take_while(|count| fits(1) && fits(*count)).last().unwrap_or(1)
     }
 
-    /// Whether the outcome depends on which comes first: they share bytes, or the end of the file.
+    /// Returns whether their order matters: they share bytes or the end of the file.
     fn clash(&self, one: &Step, other: &Step) -> bool {
         let share_end = one.range().end.min(other.range().end) > self.end;
         (one.is_write() || other.is_write()) && (share_end || overlap(one.range(), other.range()))
@@ -103,7 +104,7 @@ impl<'a> Lane<'a> {
         }
         if items.len() == 1 {
             let WriteItem { file, offset, source } = items.swap_remove(0);
-            // Small ones of those whose caller waits take another way through the engine.
+            // Small requests with a waiting caller take a different path through the engine.
             let pending = match rng.chance(300) {
                 true => self.engine.write_now(&file, offset, source, options),
                 false => self.engine.write(&file, offset, source, options),

@@ -1,4 +1,4 @@
-//! What the integration tests of the engine share: backends by name, lanes of a program, a visible way to skip.
+//! Shared helpers of the engine's integration tests: backends by name, lanes of a program, and visible skips.
 #![allow(dead_code, reason = "every test binary uses its own part")]
 #![allow(clippy::expect_used, clippy::panic, reason = "these are tests")]
 
@@ -18,19 +18,18 @@ use deepnvme_io::{
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use deepnvme_testkit::simulated::SimDisk;
 
-/// The backends that move bytes for users.
+/// The backends of production use.
 pub(crate) const REAL_BACKENDS: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 
 /// A constructor of backends.
 pub(crate) type MakeBackend = Box<dyn Fn(&BackendSetup) -> Box<dyn Backend> + Send + Sync>;
 
-/// Says that the calling test could not run here, and why: past the capture of the test harness, where whoever counts
-/// tests can see it.
+/// Reports that the calling test is skipped, and why. Bypasses the test harness's capture, so that skips are counted.
 pub(crate) fn skipped(why: &str) {
     say("skipped", why);
 }
 
-/// Of what a test would like to try, that which is to be had here. Says what is missing; the test is skipped when all is.
+/// Returns the available items of a list and reports the missing ones. The test is skipped if all are missing.
 pub(crate) fn available<T>(wanted: impl IntoIterator<Item = Result<T, String>>) -> Vec<T> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for one in wanted {
@@ -48,19 +47,19 @@ pub(crate) fn available<T>(wanted: impl IntoIterator<Item = Result<T, String>>) 
 }
 
 fn say(what: &str, why: &str) {
-    // The harness captures the printing macros, not the stream.
+    // The harness captures the printing macros, but not the stream.
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");
     let _ = writeln!(std::io::stderr(), "{what}: {test}: {}", why.replace('\n', " "));
 }
 
-/// Why a real backend does not work on this machine, if it does not.
+/// Returns why a real backend does not work on this machine, if so.
 pub(crate) fn unavailable(kind: BackendKind) -> Option<String> {
     let setup = BackendSetup { queue_depth: 1, submit: SubmitMode::Batch, worker_index: 0 };
     backend::open(kind, &setup).err().map(|error| error.to_string())
 }
 
-/// The constructor of a real backend, or why it does not work here.
+/// Returns the constructor of a real backend, or why it does not work here.
 pub(crate) fn try_real(kind: BackendKind) -> Result<MakeBackend, String> {
     match unavailable(kind) {
         Some(reason) => Err(format!("{} does not work here: {reason}", kind.name())),
@@ -68,53 +67,53 @@ pub(crate) fn try_real(kind: BackendKind) -> Result<MakeBackend, String> {
     }
 }
 
-/// The constructor of a real backend, or `None` after saying that the test is skipped, and why.
+/// Returns the constructor of a real backend, or reports the skip and returns `None`.
 pub(crate) fn real(kind: BackendKind) -> Option<MakeBackend> {
     try_real(kind).map_err(|why| skipped(&why)).ok()
 }
 
-/// The real backends that work here, by kind.
+/// Returns the real backends that work here, by kind.
 pub(crate) fn all_real() -> Vec<(BackendKind, MakeBackend)> {
     available(REAL_BACKENDS.map(|kind| try_real(kind).map(|make| (kind, make))))
 }
 
-/// A simulated backend whose schedule is that seed's.
+/// Creates a simulated backend with the schedule of a seed.
 pub(crate) fn simulated_by(seed: u64) -> Option<MakeBackend> {
     let carrier = real(BackendKind::Threads)?;
     let disk = SimDisk::new(seed);
     Some(Box::new(move |setup| Box::new(disk.backend(setup, carrier(setup)))))
 }
 
-/// A real backend with faults.
+/// Creates a real backend with faults.
 pub(crate) fn decorated(kind: BackendKind, faults: &Faults) -> Option<MakeBackend> {
     let (inner, faults) = (real(kind)?, faults.clone());
     Some(Box::new(move |setup| Box::new(faults.wrap(inner(setup)))))
 }
 
-/// Faults that an engine hides: transfers cut short, interruptions, refusals for now, completions out of order.
+/// Returns faults that an engine hides: short transfers, interruptions, temporary refusals, reordered completions.
 pub(crate) fn hidden_faults(seed: u64) -> FaultPlan {
     FaultPlan { seed, short: 200, eintr: 50, eagain: 50, reorder: true, ..FaultPlan::default() }
 }
 
-/// An engine over backends of the test's making.
+/// Creates an engine over the test's backends.
 pub(crate) fn engine(config: Config, make: MakeBackend) -> Engine {
     let factory: BackendFactory = Arc::new(move |setup| Ok(make(setup)));
     Engine::with_backends(config, factory).expect("an engine over a backend that works")
 }
 
-/// An engine small enough that short programs fill its queues and use up its slots.
+/// Settings small enough that short programs fill the queues and use all bounce buffers.
 pub(crate) fn small_config(workers: u32, submit: SubmitMode) -> Config {
     let block_bytes = 32 << 10;
     let pool_bytes = Some(u64::from(workers) * block_bytes * 3);
     Config { workers, queue_depth: 8, block_bytes, submit, pool_bytes, ..Config::default() }
 }
 
-/// Opens a file for both directions, making it where it is missing.
+/// Opens a file for both directions, and creates it if it is missing.
 pub(crate) fn open(path: &Path, direct: DirectMode) -> deepnvme_io::Result<Arc<TensorFile>> {
     TensorFile::open(path, OpenOptions { access: Access::ReadWrite, create: true, direct })
 }
 
-/// Whether files of the test folder can bypass the page cache.
+/// Returns whether files of the test folder support direct I/O.
 pub(crate) fn direct_works() -> bool {
     let file = deepnvme_testkit::data::TestFile::holding(&[7; 4096]);
     match open(&file.path, DirectMode::Preferred).expect("the test file").direct() {

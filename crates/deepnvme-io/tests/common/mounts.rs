@@ -1,4 +1,4 @@
-//! Small file systems of the test's own, on loop devices; skipped visibly where this needs rights or tools we lack.
+//! Small file systems on loop devices, mounted by the test. Skipped visibly without the necessary rights or tools.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,7 @@ pub(crate) struct LoopDevice {
 }
 
 impl Mounted {
-    /// Makes a file system of that size with `mkfs.<kind>` and mounts it.
+    /// Creates a file system of this size with `mkfs.<kind>` and mounts it.
     pub(crate) fn image(kind: &str, image_mib: u64, sector_bytes: u64, options: &str) -> Result<Self, String> {
         let dir = temp_dir();
         let made = attach(&dir, image_mib, sector_bytes).and_then(|device| {
@@ -34,7 +34,7 @@ impl Mounted {
         made.map_err(|why| format!("no {kind} of our own: {why}"))
     }
 
-    /// A tmpfs of that size.
+    /// Mounts a tmpfs of this size.
     pub(crate) fn tmpfs(size_mib: u64) -> Result<Self, String> {
         let dir = temp_dir();
         let mut mounted = Self { folder: dir.path().to_path_buf(), device: None, dir };
@@ -43,7 +43,7 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// An overlay whose changes go to that folder.
+    /// Mounts an overlay whose changes go to this folder.
     pub(crate) fn overlay(upper_base: &Path) -> Result<Self, String> {
         let dir = temp_dir();
         let [lower, upper, work] = ["lower", "upper", "work"].map(|name| upper_base.join(name));
@@ -57,12 +57,12 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Makes it read-only from now on.
+    /// Remounts it read-only.
     pub(crate) fn make_read_only(&self) {
         run(Command::new("mount").args(["-o", "remount,ro"]).arg(&self.folder)).expect("a mount of ours");
     }
@@ -88,7 +88,7 @@ impl Drop for Mounted {
 }
 
 impl LoopDevice {
-    /// A block device of that size.
+    /// Creates a block device of this size.
     pub(crate) fn new(image_mib: u64, sector_bytes: u64) -> Result<Self, String> {
         let dir = temp_dir();
         let device = attach(&dir, image_mib, sector_bytes);
@@ -103,8 +103,8 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A process that another test is just starting holds our descriptors for a moment; after that, whoever uses the
-/// folder keeps it to itself.
+/// Unmounts with retries: a process that another test is starting inherits our descriptors for a moment. After that,
+/// the folder is no longer in use.
 fn unmount(folder: &Path) {
     for _ in 0..50 {
         if run(Command::new("umount").arg(folder)).is_ok() {
@@ -122,7 +122,7 @@ fn attach(dir: &TempDir, image_mib: u64, sector_bytes: u64) -> Result<String, St
     run(Command::new("losetup").args(["-f", "--show", "-b", &sector_bytes.to_string()]).arg(&image))
 }
 
-/// What the command printed, or why it failed.
+/// Returns the command's output, or why it failed.
 fn run(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|error| format!("{name}: {error}"))?;

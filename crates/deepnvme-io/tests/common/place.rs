@@ -1,4 +1,4 @@
-//! Where a program's file lies: in one file, or striped over several.
+//! The storage of a program's file: one file, or stripes over several.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use deepnvme_io::{Access, DirectMode, Durability, Engine, Layout, OpenOptions, T
 use deepnvme_testkit::data::{bytes_of, region_at, region_holding, temp_dir};
 use tempfile::TempDir;
 
-/// A kind of file.
+/// A kind of storage.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
-    /// One file of the file system.
+    /// One file.
     File,
-    /// Several, as one.
+    /// Several files, striped.
     Stripes { parts: usize, stripe_bytes: u64 },
 }
 
-/// A file of that kind.
+/// A file of this kind.
 pub(crate) struct Placed {
     parts: Vec<PathBuf>,
     layout: Layout,
@@ -24,7 +24,7 @@ pub(crate) struct Placed {
 }
 
 impl Place {
-    /// A new file that holds the bytes.
+    /// Creates a file with this content.
     pub(crate) fn make(self, engine: &Engine, content: &[u8]) -> Placed {
         let dir = temp_dir();
         let layout = match self {
@@ -53,7 +53,7 @@ impl Placed {
         TensorFile::open_parts(&self.parts[0], &self.parts, self.layout, options).expect("the test file")
     }
 
-    /// Its content.
+    /// Returns its content.
     pub(crate) fn bytes(&self, engine: &Engine) -> Vec<u8> {
         if let [path] = &self.parts[..] {
             return std::fs::read(path).expect("the test file");

@@ -1,4 +1,4 @@
-//! Many requests at once on an engine that may fail them: each outcome is checked, whatever it is.
+//! Many concurrent requests on an engine that may fail them. Every outcome is checked.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use deepnvme_mem::RegionMut;
 use deepnvme_testkit::data::{TestFile, bytes_of, difference, random_bytes, region_at, region_holding};
 use deepnvme_testkit::rng::Rng;
 
-/// Cuts a file into ranges of odd sizes, most of which are used; the others must not change.
+/// Cuts a file into ranges of odd sizes. Most are used, and the others must not change.
 fn ranges(rng: &mut Rng, file_bytes: u64) -> Vec<(Range<u64>, bool)> {
     let mut cuts: Vec<u64> = (0..16).map(|_| rng.below(file_bytes)).collect();
     cuts.extend([0, file_bytes]);
@@ -19,7 +19,7 @@ fn ranges(rng: &mut Rng, file_bytes: u64) -> Vec<(Range<u64>, bool)> {
     cuts.windows(2).map(|pair| (pair[0]..pair[1], rng.chance(750))).collect()
 }
 
-/// What a failed request must say: the injected errno, the file, and a place in it.
+/// Checks that an error contains the injected errno, the file, and an offset in it.
 fn check_error(seed: u64, error: &Error, file: &TensorFile, range: &Range<u64>) {
     let what = format!("seed {seed}, {range:?}: {error}");
     let errno = error.errno().unwrap_or_else(|| panic!("no errno: {what}"));
@@ -42,7 +42,7 @@ fn check_error(seed: u64, error: &Error, file: &TensorFile, range: &Range<u64>) 
     assert!(error.to_string().contains("data.bin"), "the message names no file: {what}");
 }
 
-/// Writes many ranges at once; gives how many requests failed.
+/// Writes many ranges concurrently. Returns the number of failed requests.
 pub(crate) fn storm_of_writes(
     seed: u64,
     engine: &Engine,
@@ -86,7 +86,7 @@ pub(crate) fn storm_of_writes(
     if settle_sum(seed, target, &whole, batch_ranges.iter().map(|r| r.end - r.start).sum(), result) {
         failed.push(batch_ranges);
     }
-    // What failed may be old, new or in between; everything else must be as expected.
+    // Failed ranges may be old, new or mixed. Everything else must be as expected.
     let mut found = file.bytes();
     assert_eq!(found.len(), expected.len(), "seed {seed}: the file has another length");
     for range in failed.iter().flatten() {
@@ -100,7 +100,7 @@ pub(crate) fn storm_of_writes(
     failed.len() as u64
 }
 
-/// Reads many ranges at once; gives how many requests failed.
+/// Reads many ranges concurrently. Returns the number of failed requests.
 pub(crate) fn storm_of_reads(
     seed: u64,
     engine: &Engine,
@@ -154,7 +154,7 @@ fn pick_durability(rng: &mut Rng) -> Durability {
     rng.pick(&[Durability::None, Durability::None, Durability::None, Durability::Data, Durability::Full])
 }
 
-/// Whether it failed; both outcomes are checked.
+/// Checks an outcome and returns whether it is a failure.
 fn settle(seed: u64, file: &TensorFile, range: &Range<u64>, result: Result<Transfer, Error>) -> bool {
     settle_sum(seed, file, range, range.end - range.start, result)
 }

@@ -1,4 +1,4 @@
-//! The fake driver for a GPU, as the engine finds it, and memory on it.
+//! The fake GPU driver, and memory on its GPUs.
 
 use std::any::Any;
 use std::ffi::{c_int, c_uint};
@@ -10,7 +10,7 @@ use deepnvme_io::mem::{Device, Region, RegionMut, StreamHandle, Strided};
 
 pub(crate) use deepnvme_fake_driver::pattern;
 
-/// The fake driver, with a context of the test's own on each of its GPUs, as torch has.
+/// The fake driver, with the test's own context on each GPU, as torch has.
 pub(crate) struct Gpu(Loaded);
 
 impl Deref for Gpu {
@@ -30,7 +30,7 @@ impl Gpu {
         gpu
     }
 
-    /// Makes the device's context current here. The test keeps it, as torch does.
+    /// Makes the device's context current on this thread. The test keeps it, as torch does.
     fn enter(&self, device: i32) -> u64 {
         static CONTEXTS: Mutex<[u64; 2]> = Mutex::new([0; 2]);
         let context = &mut CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)[device as usize];
@@ -46,13 +46,13 @@ impl Gpu {
         *context
     }
 
-    /// So many bytes on a device, of a known pattern.
+    /// Allocates bytes with a known pattern on a device.
     pub(crate) fn memory(&self, device: u32, bytes: usize, seed: u64) -> GpuMemory {
         self.enter(device as i32);
         let mut at = 0;
         // SAFETY: the functions have these types.
         let alloc = unsafe { self.function::<unsafe extern "C" fn(*mut u64, usize) -> c_int>("cuMemAlloc_v2") };
-        // SAFETY: the pointer is to a number of ours.
+        // SAFETY: the pointer is to a local number.
         assert_eq!(unsafe { alloc(&raw mut at, bytes.max(1)) }, 0);
         // SAFETY: as above.
         let free = unsafe { self.function::<unsafe extern "C" fn(u64) -> c_int>("cuMemFree_v2") };
@@ -65,21 +65,21 @@ impl Gpu {
         self.0.poke(memory.at, bytes);
     }
 
-    /// What the memory holds now.
+    /// Returns the current content of the memory.
     pub(crate) fn peek(&self, memory: &GpuMemory) -> Vec<u8> {
         self.0.peek(memory.at, memory.bytes)
     }
 
-    /// A stream that does not care for the default one.
+    /// Creates a stream that does not synchronize with the default one.
     pub(crate) fn stream(&self, device: u32) -> StreamHandle {
         self.enter(device as i32);
         let mut stream = 0usize;
-        // SAFETY: the function has this type, and the pointer is to a number of ours.
+        // SAFETY: the function has this type, and the pointer is to a local number.
         let code = unsafe {
             self.function::<unsafe extern "C" fn(*mut usize, c_uint) -> c_int>("cuStreamCreate")(&raw mut stream, 1)
         };
         assert_eq!(code, 0);
-        // SAFETY: the tests end a stream when no request needs it any more.
+        // SAFETY: the tests destroy a stream only after the last request that uses it.
         unsafe { StreamHandle::from_raw(stream) }
     }
 
@@ -91,7 +91,7 @@ impl Gpu {
         }
     }
 
-    /// A kernel that fills the memory with a pattern, so long after it was launched.
+    /// Launches a kernel that fills the memory with a pattern after a delay.
     pub(crate) fn fill(&self, stream: StreamHandle, memory: &GpuMemory, seed: u64, delay_us: u64) {
         self.enter(memory.device as i32);
         type Fill = unsafe extern "C" fn(usize, u64, usize, u64, u64) -> c_int;
@@ -102,7 +102,7 @@ impl Gpu {
         assert_eq!(code, 0);
     }
 
-    /// A kernel that copies one memory to another, so long after it was launched.
+    /// Launches a kernel that copies memory after a delay.
     pub(crate) fn copy(&self, stream: StreamHandle, target: &GpuMemory, source: &GpuMemory, delay_us: u64) {
         self.enter(source.device as i32);
         type Copy = unsafe extern "C" fn(usize, u64, u64, usize, u64) -> c_int;
@@ -119,7 +119,7 @@ impl Gpu {
         assert_eq!(code, 0);
     }
 
-    /// Nothing of the engine is left, and nothing was done that a real GPU would have suffered from.
+    /// Checks that the engine has released everything and never misused the GPU.
     pub(crate) fn assert_clean(&self) {
         assert_eq!(self.violations(), "");
         for kind in [
@@ -145,7 +145,7 @@ struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: it was allocated, and is freed once. A context is current, or the driver says so.
+        // SAFETY: it was allocated, and is freed once. If no context is current, the driver returns an error.
         let _ = unsafe { (self.free)(self.at) };
     }
 }
@@ -168,23 +168,23 @@ impl GpuMemory {
     }
 
     pub(crate) fn region(&self) -> Region {
-        // SAFETY: it is memory of that device, which the owner keeps.
+        // SAFETY: it is memory of that device, which the owner keeps alive.
         unsafe { Region::from_raw(self.start(), self.bytes, self.on(), Arc::clone(&self.owner)) }
     }
 
     pub(crate) fn region_mut(&self) -> RegionMut {
-        // SAFETY: as above; the test looks at it only between requests.
+        // SAFETY: as above. The test only reads it between requests.
         unsafe { RegionMut::from_raw(self.start(), self.bytes, self.on(), Arc::clone(&self.owner)) }
     }
 
-    /// As if it were on another device.
+    /// Returns the memory as if it were on another device.
     pub(crate) fn on_device(&self, index: u32) -> Region {
-        // SAFETY: nobody looks at it: there is no such device.
+        // SAFETY: it is never accessed, since there is no such device.
         unsafe { Region::from_raw(self.start(), self.bytes, Device::Cuda { index }, Arc::clone(&self.owner)) }
     }
 
     pub(crate) fn strided(&self, at: usize, layout: Strided) -> Region {
-        // SAFETY: as above; the tests give layouts that stay inside.
+        // SAFETY: as above. The tests' layouts stay inside.
         unsafe { Region::from_strided(self.start().wrapping_add(at), layout, self.on(), Arc::clone(&self.owner)) }
     }
 

@@ -1,4 +1,4 @@
-//! What tests of cuFile do with engines and files.
+//! Helpers of the cuFile tests for engines and files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ pub(crate) fn config(gds: DirectMode) -> Config {
     Config { gds, workers: 2, queue_depth: 8, block_bytes: 128 << 10, ..Config::default() }
 }
 
-/// Real files with direct I/O, which a file system in memory does not have.
+/// Returns a folder on a disk, since file systems in memory have no direct I/O.
 pub(crate) fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }

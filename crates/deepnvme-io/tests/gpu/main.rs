@@ -1,5 +1,5 @@
-//! Memory on GPUs, by way of bounce slots: the same bytes, in the order of streams, also when the driver refuses. Run with a
-//! fake driver for the driver, which copies late and keeps what it must not be asked.
+//! GPU memory through bounce buffers: correct bytes, in stream order, also with driver failures. The fake driver copies
+//! late and records misuse.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 mod fake_driver;
@@ -76,7 +76,7 @@ fn every_size_and_place_comes_back_under_every_backend() {
     gpu.assert_clean();
 }
 
-/// Rows and columns of a matrix, a transposed one, and one with a step.
+/// Returns rows and columns of a matrix, a transposed one, and one with a step.
 fn layouts() -> Vec<(usize, Strided)> {
     let layout = |shape: &[usize], stride_bytes: &[isize], item_bytes| Strided {
         shape: shape.to_vec(),
@@ -100,7 +100,7 @@ fn strided_tensors() {
     let file = open(&folder.path().join("file"), DirectMode::Preferred);
     for (seed, (at, layout)) in layouts().into_iter().enumerate() {
         let memory = gpu.memory(0, 1_000_000, seed as u64);
-        // What it ought to be, by the same layout in the processor's memory.
+        // The expected bytes, by the same layout in host memory.
         let mut host = gpu.peek(&memory);
         let flat = Region::from_vec(host.clone()).view(at, &layout).unwrap();
         let mut expected = vec![0; flat.len()];
@@ -119,7 +119,7 @@ fn strided_tensors() {
         let again = Region::from_vec(after.clone()).view(at, &layout).unwrap();
         again.copy_to_slice(0, &mut seen);
         assert!(seen == fresh, "read: {layout:?}");
-        // Between the elements nothing has changed.
+        // Bytes between the elements are unchanged.
         let mut marks = vec![false; host.len()];
         memory.strided(at, layout.clone()).visit_rows(0, seen.len(), |address, bytes, count, pitch| {
             for row in 0..count as isize {
@@ -147,7 +147,7 @@ fn a_write_waits_for_what_its_stream_had_been_given() {
     let began = Instant::now();
     let pending = engine.write(&file, 0, memory.region().after(stream), WriteOptions::default()).unwrap();
     assert!(began.elapsed() < Duration::from_millis(30), "who submits does not wait");
-    // Another request, of memory that is ready, goes first.
+    // Another request whose memory is ready goes first.
     engine
         .write(&file, 1 << 20, Region::from_vec(vec![7; 100_000]), WriteOptions::default())
         .unwrap()
@@ -181,7 +181,7 @@ fn a_read_does_not_overwrite_what_a_kernel_still_reads() {
     engine.read(&file, 0, memory.region_mut().after(stream)).unwrap().wait().1.unwrap();
     assert!(gpu.peek(&memory) == bytes);
     assert!(gpu.peek(&other) == pattern(1, 150_000), "what was there before the read");
-    // What is launched now sees what was read, on whatever stream.
+    // Work launched now sees the bytes of the read, on any stream.
     let second = gpu.stream(0);
     gpu.copy(second, &other, &memory, 0);
     gpu.end_stream(0, second);
@@ -206,7 +206,7 @@ fn a_request_that_waits_for_its_stream_can_be_cancelled_and_an_engine_dropped() 
     let (home, outcome) = cancelled.wait();
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Cancelled);
     assert!(home.is_some());
-    // Dropping the engine does what it has accepted.
+    // Dropping the engine finishes accepted requests.
     drop(engine);
     assert_eq!(kept.wait().1.unwrap().bytes, 50_000);
     assert!(std::fs::read(folder.path().join("file")).unwrap() == pattern(2, 50_000));
@@ -257,7 +257,7 @@ fn one_batch_over_the_host_and_two_gpus() {
     gpu.assert_clean();
 }
 
-/// Every call that the engine makes, refused at its first, second and fifth time.
+/// Fails every driver call of the engine at its first, second and fifth use.
 #[test]
 fn whatever_the_driver_refuses_is_an_error_and_leaves_nothing() {
     const CALLS: [&str; 12] = [
@@ -306,7 +306,7 @@ fn whatever_the_driver_refuses_is_an_error_and_leaves_nothing() {
                 }
             }
             gpu.clear();
-            // The engine goes on.
+            // The engine continues to work.
             gpu.poke(&memory, &pattern(6, 150_000));
             engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap().wait().1.unwrap();
             let seen = std::fs::read(folder.path().join("file")).unwrap();
@@ -343,7 +343,7 @@ fn a_recording_has_every_copy_once_and_each_after_or_before_its_transfer() {
         }
         assert_eq!((copies, bytes), (stats.gpu_copies, [stats.bytes_to_gpu, stats.bytes_from_gpu]), "{backend:?}");
         assert!(copies >= 2 * (1 << 20) / 16384, "{backend:?}: a copy for each block");
-        // A stream does one after the other.
+        // A stream runs its copies in order.
         for worker in [Some(0), Some(1)] {
             let of_worker = recorded
                 .events

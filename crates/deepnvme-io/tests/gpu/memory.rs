@@ -1,4 +1,4 @@
-//! Memory of a GPU that a program asks the engine for, and what the driver says about its GPUs.
+//! GPU memory allocated through the engine, and the driver's GPU information.
 
 use deepnvme_io::mem::{Device, RegionMut};
 use deepnvme_io::probe::{GpuFacts, GpuProbe};
@@ -29,7 +29,7 @@ fn memory_is_allocated_filled_moved_and_given_back_with_its_last_part() {
     let mut seen = vec![0; 60_001];
     access.copy_to_slice(&home.unwrap().region(), 0, &mut seen).unwrap();
     assert!(seen == bytes[40_000..]);
-    // The engine may go first.
+    // The engine may be dropped first.
     drop((engine, file));
     assert_eq!(gpu.live("device_allocations"), 1, "the first part is still there");
     drop((first, access));

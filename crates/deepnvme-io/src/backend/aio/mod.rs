@@ -1,9 +1,9 @@
-//! Linux native AIO: ops are handed to the kernel in arrays and fetched as events.
+//! Linux native AIO: ops go to the kernel in arrays and return as events.
 //!
-//! `sys` has the system calls, `request` words one op for them, `waker` is the poll by which other threads
-//! end a wait. This file is the queue: what was collected, what is in flight, and what to do when the
-//! kernel takes only some of it. The kernel looks at each op when it is submitted, so an op can fail
-//! there; that failure becomes the op's own completion and the others go on.
+//! `sys` has the system calls, `request` encodes ops for them, and `waker` is the poll that lets other threads end a
+//! wait. This file is the queue: collected ops, ops in flight, and partial acceptance by the kernel. The kernel checks
+//! each op at submission, so an op can fail there. That failure becomes the op's own completion, and the other ops
+//! continue.
 #![allow(unsafe_code)]
 
 mod request;
@@ -25,14 +25,14 @@ use crate::config::SubmitMode;
 use crate::error::{Error, Result};
 use crate::op::{Completion, Errno, Op, Submit};
 
-/// The deepest queue that we ask for; well under what the kernel's counter can hold.
+/// Maximum queue depth, well below the limit of the kernel's counter.
 const DEPTH_MAX: u32 = 32 * 1024;
-/// How long to leave the kernel alone when it has no room although nothing of ours is in flight.
+/// Pause when the kernel has no room although nothing of ours is in flight.
 const STALL_PAUSE: Duration = Duration::from_millis(1);
 
 /// The native AIO backend.
 pub struct AioBackend {
-    // Declared first, so that the queue is gone before anything that it may use.
+    // Declared first, so that the queue is destroyed before anything that it may use.
     context: Context,
     ops: InFlight,
     /// Ops that wait for the next `io_submit`, oldest first.
@@ -46,10 +46,10 @@ pub struct AioBackend {
 }
 
 impl AioBackend {
-    /// Sets a queue up in the kernel.
+    /// Sets up a queue in the kernel.
     ///
     /// # Errors
-    /// What `io_setup` said: not in this kernel, forbidden, or the system's limit of AIO ops is used up.
+    /// The error of `io_setup`: not in this kernel, forbidden, or the system's limit of AIO ops is reached.
     pub fn open(setup: &BackendSetup) -> Result<Self> {
         // One more than the ops, for the poll of the waker.
         Self::open_with_room(setup, setup.queue_depth.clamp(1, DEPTH_MAX) + 1)
@@ -70,12 +70,12 @@ impl AioBackend {
         })
     }
 
-    /// Ops that the kernel has.
+    /// Returns the number of ops in the kernel.
     fn in_kernel(&self) -> usize {
         self.ops.len() as usize - self.collected.len()
     }
 
-    /// Gives the collected ops to the kernel. Returns when all are gone, or when it has no more room.
+    /// Submits the collected ops to the kernel, until none is left or the kernel has no more room.
     fn submit_collected(&mut self) -> Result<()> {
         while !self.collected.is_empty() {
             let blocks = self.collected.make_contiguous();
@@ -91,14 +91,14 @@ impl AioBackend {
         Ok(())
     }
 
-    /// The kernel refused the first collected op.
+    /// Handles the kernel's refusal of the first collected op.
     fn refused(&mut self, errno: Errno) {
         let Some(block) = self.collected.pop_front() else {
             return;
         };
         let index = block.data() as u32;
         let result = match self.ops.get(index) {
-            // Some file systems have no asynchronous sync; a plain one is as good, it only takes this thread.
+            // Some file systems have no asynchronous sync. A plain one has the same effect, but blocks this thread.
             Some(op) if errno == Errno::INVAL => sync_inline(op).unwrap_or(Err(errno)),
             _ => Err(errno),
         };
@@ -106,7 +106,7 @@ impl AioBackend {
         self.ended.extend(self.ops.complete(index, kernel_result));
     }
 
-    /// Fetches events, waiting for the first if `wait`.
+    /// Fetches events. Waits for the first if `wait`.
     fn fetch(&mut self, wait: bool, completions: &mut Vec<Completion>) -> Result<()> {
         let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let timeout = if wait { self.waker.patience() } else { Some(zero) };
@@ -126,8 +126,8 @@ impl AioBackend {
         Ok(())
     }
 
-    /// The kernel has no room although it holds nothing of ours: pauses, and once that has not helped
-    /// lets the first op fail with it, so that the policy above decides how often to try again.
+    /// Handles a kernel without room although nothing of ours is in flight. Pauses once, then fails the first op with
+    /// it, so that the policy above decides how often to retry.
     fn stalled(&mut self) -> Result<()> {
         std::thread::sleep(STALL_PAUSE);
         let before = self.collected.len();
@@ -176,7 +176,7 @@ impl Backend for AioBackend {
             self.collected.push_back(block_of(op, memory).carrying(u64::from(index)));
         }
         if self.submit == SubmitMode::Single {
-            // What the kernel does not take now stays collected and goes with the next flush or reap.
+            // Ops that the kernel does not accept now stay collected until the next flush or reap.
             let _ = self.submit_collected();
         }
         Submit::Queued
@@ -202,7 +202,7 @@ impl Backend for AioBackend {
                 break;
             }
         }
-        // Events have made room for what the kernel had left.
+        // Events have made room for the ops that the kernel had left.
         self.submit_collected()?;
         completions.append(&mut self.ended);
         if min > 0 {

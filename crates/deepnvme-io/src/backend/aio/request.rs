@@ -1,4 +1,4 @@
-//! One op in the words of native AIO, and what a refusal of the queue itself means.
+//! Encodes one op for native AIO, and explains a refusal of the queue itself.
 
 use std::os::fd::AsRawFd;
 
@@ -7,7 +7,7 @@ use crate::backend::inflight::Memory;
 use crate::error::Error;
 use crate::op::{Errno, Op, OpKind};
 
-/// Words `op`, whose memory is `memory`, for the kernel.
+/// Encodes `op`, whose memory is `memory`, for the kernel.
 pub(super) fn block_of(op: &Op, memory: Memory) -> ControlBlock {
     let fd = op.file.as_raw_fd();
     let (addr, len, is_vectored) = match memory {
@@ -26,7 +26,7 @@ pub(super) fn block_of(op: &Op, memory: Memory) -> ControlBlock {
     ControlBlock::new(command, fd, addr, len, op.offset)
 }
 
-/// Does a sync here and now; `None` when the op is not one.
+/// Runs a sync on this thread. Returns `None` if the op is not a sync.
 pub(super) fn sync_inline(op: &Op) -> Option<Result<(), Errno>> {
     match op.kind {
         OpKind::SyncData => Some(rustix::fs::fdatasync(&op.file)),
@@ -35,7 +35,7 @@ pub(super) fn sync_inline(op: &Op) -> Option<Result<(), Errno>> {
     }
 }
 
-/// Says what a refusal of `io_setup` means.
+/// Explains a refusal of `io_setup`.
 pub(super) fn set_up_error(errno: Errno, depth: u32) -> Error {
     let error = Error::os("io_setup", errno);
     if errno != Errno::AGAIN {

@@ -1,4 +1,4 @@
-//! Linux native AIO as the kernel has it: five system calls and two structures. No library wraps them here.
+//! The kernel interface of Linux native AIO: five system calls and two structures. No library here wraps them.
 #![allow(unsafe_code)]
 
 use std::mem;
@@ -7,7 +7,7 @@ use std::ptr;
 
 use crate::op::Errno;
 
-/// What a control block asks for (`IOCB_CMD_*`).
+/// The command of a control block (`IOCB_CMD_*`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
 pub(super) enum Command {
@@ -45,7 +45,7 @@ pub(super) struct ControlBlock {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Event {
-    /// What the control block carried.
+    /// The data of the control block.
     pub(super) data: u64,
     object: u64,
     /// Bytes moved, or a negative error number.
@@ -56,7 +56,7 @@ pub(super) struct Event {
 const _: () = assert!(mem::size_of::<ControlBlock>() == 64 && mem::size_of::<Event>() == 32);
 
 impl ControlBlock {
-    /// A transfer between `fd` at `offset` and `bytes` bytes (or that many iovecs) at `buffer`.
+    /// Creates a transfer between `fd` at `offset` and `bytes` bytes (or that many iovecs) at `buffer`.
     pub(super) fn new(command: Command, fd: RawFd, buffer: usize, bytes: usize, offset: u64) -> Self {
         Self {
             command: command as u16,
@@ -68,12 +68,12 @@ impl ControlBlock {
         }
     }
 
-    /// A poll of `fd` for reading, once.
+    /// Creates a one-shot poll of `fd` for reading.
     pub(super) fn poll(fd: RawFd) -> Self {
         Self::new(Command::Poll, fd, libc::POLLIN as usize, 0, 0)
     }
 
-    /// The same, carrying `data` to its event.
+    /// Sets the `data` that its event returns.
     pub(super) fn carrying(mut self, data: u64) -> Self {
         self.data = data;
         self
@@ -84,12 +84,12 @@ impl ControlBlock {
     }
 }
 
-/// A queue in the kernel; destroyed on drop, which waits for what is in flight.
+/// A queue in the kernel. Dropping it destroys the queue, which waits for the ops in flight.
 #[derive(Debug)]
 pub(super) struct Context(libc::c_ulong);
 
 impl Context {
-    /// `io_setup`: room for `events` ops in flight.
+    /// `io_setup`: creates a queue with room for `events` ops in flight.
     pub(super) fn new(events: u32) -> Result<Self, Errno> {
         let mut id: libc::c_ulong = 0;
         // SAFETY: the kernel writes the new queue's number through a pointer that is valid for it.
@@ -97,12 +97,12 @@ impl Context {
         Ok(Self(id))
     }
 
-    /// `io_submit`: how many of the blocks, from the first, the kernel took. An error is about the first.
+    /// `io_submit`: returns how many of the blocks, from the first, the kernel accepted. An error is about the first.
     ///
     /// # Safety
-    /// The memory that the blocks name, and the iovecs, stay valid until their events have been fetched.
+    /// The memory that the blocks refer to, and the iovecs, stay valid until their events have been fetched.
     pub(super) unsafe fn submit(&self, blocks: &mut [*mut ControlBlock]) -> Result<usize, Errno> {
-        // SAFETY: the array of pointers is valid for the call; the rest is promised by the caller.
+        // SAFETY: the array of pointers is valid for the call. The caller guarantees the rest.
         let taken =
             unsafe { libc::syscall(libc::SYS_io_submit, self.0, blocks.len() as libc::c_long, blocks.as_mut_ptr()) };
         checked(taken)
@@ -116,7 +116,7 @@ impl Context {
         timeout: Option<libc::timespec>,
     ) -> Result<usize, Errno> {
         let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
-        // SAFETY: the kernel writes at most `events.len()` events; the timeout is null or outlives the call.
+        // SAFETY: the kernel writes at most `events.len()` events. The timeout is null or outlives the call.
         let fetched = unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
@@ -130,10 +130,10 @@ impl Context {
         checked(fetched)
     }
 
-    /// `io_cancel`: withdraws a submitted block; its event still comes.
+    /// `io_cancel`: cancels a submitted block. Its event still arrives.
     pub(super) fn cancel(&self, block: &mut ControlBlock) -> Result<(), Errno> {
         let mut event = Event::default();
-        // SAFETY: both structures are valid for the call; the kernel only reads the block to find its op.
+        // SAFETY: both structures are valid for the call. The kernel only reads the block to find its op.
         checked(unsafe { libc::syscall(libc::SYS_io_cancel, self.0, ptr::from_mut(block), &raw mut event) })?;
         Ok(())
     }
@@ -141,7 +141,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the number names a queue that `new` made and nobody else destroys.
+        // SAFETY: the number refers to a queue that `new` created, and only this drop destroys it.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
     }
 }

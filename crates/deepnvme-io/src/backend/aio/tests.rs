@@ -1,4 +1,4 @@
-//! What a kernel rarely does: taking only some of what it is given.
+//! Tests rare kernel behaviour: partial acceptance of submissions.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -32,12 +32,12 @@ fn cramped() -> Option<AioBackend> {
 #[test]
 fn what_the_kernel_has_no_room_for_goes_later() {
     let Some(mut backend) = cramped() else { return };
-    // Beside the test's own program: on a disk, where the folder for temporary files may be memory.
+    // The folder of the test's own program is on a disk. The folder for temporary files may be in memory.
     let program = std::env::current_exe().unwrap();
     let mut file = tempfile::NamedTempFile::new_in(program.parent().unwrap()).unwrap();
     let content: Vec<u8> = (0..BLOCK_BYTES * DEPTH as usize).map(|at| (at / 4096 * 13 + at) as u8).collect();
     file.write_all(&content).unwrap();
-    // Direct, so that the ops stay in the kernel for a while instead of ending inside `io_submit`.
+    // Direct I/O, so that the ops stay in the kernel for a while instead of ending inside `io_submit`.
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(file.path());
     let file = Arc::new(direct.unwrap_or_else(|_| File::open(file.path()).unwrap()).into());
     let target = Buffer::zeroed(content.len()).unwrap().into_region();
@@ -87,7 +87,7 @@ fn a_system_without_room_says_which_limit_to_raise() {
     let text = set_up_error(Errno::AGAIN, 32).to_string();
     assert!(text.contains("/proc/sys/fs/aio-max-nr") && text.contains("io_setup"), "{text}");
     let max: u64 = std::fs::read_to_string("/proc/sys/fs/aio-max-nr").unwrap().trim().parse().unwrap();
-    // The kernel's own answer to more than it has; far beyond that it says EINVAL.
+    // The kernel's own refusal of more ops than the limit. Far beyond the limit, it returns EINVAL.
     if max < 4 << 20 {
         assert_eq!(Context::new(max as u32 * 2).unwrap_err(), Errno::AGAIN);
     }

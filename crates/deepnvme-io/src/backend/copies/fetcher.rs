@@ -1,4 +1,4 @@
-//! Copies from and to one GPU while somebody waits.
+//! Synchronous copies from and to one GPU.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::backend::device::{Gpu, GpuEvent, GpuStream};
 use crate::error::Result;
 use crate::op::Direction;
 
-/// Copies from and to one GPU for somebody who waits.
+/// Copies from and to one GPU and waits for the end.
 #[derive(Debug)]
 pub(crate) struct Fetcher {
     gpu: Arc<dyn Gpu>,
@@ -24,18 +24,18 @@ impl Fetcher {
         Ok(Self { gpu, stream, event })
     }
 
-    /// The number of its GPU.
+    /// Returns the index of its GPU.
     pub(crate) fn index(&self) -> u32 {
         self.gpu.index()
     }
 
-    /// Copies slices to the host's memory, which is this call's alone, for a write, from there for a read, and waits for
-    /// that.
+    /// Copies slices to host memory for a write, or from it for a read, and waits for the end. The host memory belongs
+    /// to this call alone.
     pub(crate) fn copy(&self, direction: Direction, host: &Region, slices: &[Slice]) -> Result<()> {
         let mut outcome = Ok(());
         for slice in slices {
             if outcome.is_ok() {
-                // SAFETY: both ends are borrowed for this call, which waits for the event, or for the whole stream.
+                // SAFETY: both ends are borrowed for this call, which waits for the event or for the whole stream.
                 outcome = unsafe { launch(&*self.stream, direction, host, slice) };
             }
         }

@@ -1,8 +1,8 @@
-//! Copies between bounce slots and GPUs: one stream for each GPU that a worker has to do with.
+//! Copies between bounce buffers and GPUs: one stream per GPU of a worker.
 //!
-//! A copy holds the slot and the GPU's memory until its event is over, and whoever drops this waits for all of them, so that
-//! neither is given to somebody else while the GPU works on it. `slice` is a part of such a copy; `fetcher` copies while somebody
-//! waits.
+//! A copy keeps the bounce buffer and the GPU memory until its event is complete, and dropping this waits for all
+//! copies. Neither memory is therefore reused while the GPU works on it. `slice` is a part of such a copy. `fetcher`
+//! copies synchronously.
 #![allow(unsafe_code)]
 
 mod fetcher;
@@ -22,22 +22,22 @@ use super::device::{Gpu, GpuEvent, GpuStream, OpenedGpus, Registration};
 use crate::error::Result;
 use crate::op::Direction;
 
-/// The time in nanoseconds, if anybody wants to know.
+/// Returns the time in nanoseconds, if it is recorded.
 pub(crate) type Clock = Box<dyn Fn() -> Option<u64> + Send>;
 
-/// A copy that is over.
+/// A completed copy.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) number: u64,
-    /// What went wrong first.
+    /// The first error.
     pub(crate) outcome: Result<()>,
     /// The first of its GPUs.
     pub(crate) gpu: u32,
     pub(crate) direction: Direction,
     pub(crate) bytes: u64,
-    /// When it was the first in its stream; the largest number where nobody wanted to know.
+    /// When it became the first in its stream, or the largest number if not recorded.
     pub(crate) start_ns: u64,
-    /// When it was seen to be over; 0 where nobody wanted to know.
+    /// When its completion was seen, or 0 if not recorded.
     pub(crate) end_ns: u64,
 }
 
@@ -53,26 +53,26 @@ pub(crate) struct Copies {
 }
 
 struct Unfinished {
-    /// How many are still at it.
+    /// The number of lanes that are still copying.
     lanes: usize,
     finished: Finished,
 }
 
-/// What goes through one stream, in its order.
+/// One stream and its copies, in order.
 struct Lane {
     device: Device,
     gpu: Arc<dyn Gpu>,
     stream: Box<dyn GpuStream>,
     in_flight: VecDeque<InFlight>,
     idle: Vec<Box<dyn GpuEvent>>,
-    /// When the copy that was last seen to be over began, and when it was seen, if that was recorded.
+    /// When the last completed copy began, and when its completion was seen, if recorded.
     began_ns: u64,
     free_since_ns: u64,
 }
 
 struct InFlight {
     number: u64,
-    /// When it was given to the stream, if that was recorded.
+    /// When it was submitted to the stream, if recorded.
     given_ns: u64,
     event: Box<dyn GpuEvent>,
     /// Both ends.
@@ -85,14 +85,15 @@ impl Copies {
         Self { gpus, lanes: Vec::new(), unfinished: HashMap::new(), next: 0, clock, registration: None }
     }
 
-    /// Has the driver know the arena of the slots, so that copies from and to it need no staging. Why not, where it refuses.
+    /// Registers the arena of the bounce buffers with the driver, so that their copies need no staging. Returns the
+    /// driver's reason if it refuses.
     pub(crate) fn register(&mut self, device: Device, arena: &Region) -> Result<()> {
         self.registration = Some(self.gpus.get(device)?.register(arena)?);
         Ok(())
     }
 
-    /// Starts to copy the slices of a slot: into it for a write, out of it for a read. The number is told again when all
-    /// of them are over.
+    /// Starts to copy the slices of a bounce buffer: into it for a write, out of it for a read. Returns the number of
+    /// the copy, which [`Finished`] reports once all slices are complete.
     pub(crate) fn start(&mut self, direction: Direction, slot: &Region, slices: Vec<Slice>) -> Result<u64> {
         let number = self.next;
         self.next += 1;
@@ -110,7 +111,7 @@ impl Copies {
         let given_ns = (self.clock)().unwrap_or(0);
         for (lane, slices) in by_lane {
             if let Err(error) = self.lanes[lane].start((number, given_ns), direction, slot, slices) {
-                // What has begun must not go on behind the back of who is told that it has failed.
+                // The caller gets an error, so nothing of this copy may stay in flight.
                 for lane in &mut self.lanes {
                     lane.end(number);
                 }
@@ -122,7 +123,7 @@ impl Copies {
         Ok(number)
     }
 
-    /// The copies that are over.
+    /// Returns the completed copies.
     pub(crate) fn take_finished(&mut self) -> Vec<Finished> {
         let mut finished = Vec::new();
         for lane in &mut self.lanes {
@@ -145,10 +146,10 @@ impl Copies {
         finished
     }
 
-    /// Sleeps until the oldest copy of some lane is over.
+    /// Sleeps until the oldest copy of some lane is complete.
     pub(crate) fn wait_for_one(&self) {
         if let Some(copy) = self.lanes.iter().find_map(|lane| lane.in_flight.front()) {
-            // What it says is said again to whoever asks whether the copy is over.
+            // The next check of the copy reports the same error.
             let _ = copy.event.wait();
         }
     }
@@ -181,22 +182,22 @@ impl Lane {
         let mut outcome = Ok(());
         for slice in slices {
             if outcome.is_ok() {
-                // SAFETY: both ends are held until the event is over. Blocks have slots of their own, and requests that
-                // use the same memory at the same time are their caller's to order.
+                // SAFETY: both ends are kept until the event is complete. Blocks have separate bounce buffers, and
+                // callers order the requests that use the same memory.
                 outcome = unsafe { launch(&*self.stream, direction, slot, &slice) };
             }
             memory.push(slice.memory);
         }
         let recorded = event.record(self.stream.raw());
-        // Also where a call was refused, others before it may be on their way.
+        // Even after a refused call, earlier calls may be in flight.
         self.in_flight.push_back(InFlight { number, given_ns, event, _memory: memory });
         outcome.and(recorded)
     }
 
-    /// Drops a copy that nobody asks for any more, when it is over.
+    /// Waits for a cancelled copy and drops it.
     fn end(&mut self, number: u64) {
         if self.in_flight.iter().any(|copy| copy.number == number) {
-            // Where a stream cannot even be waited for, its context is dead, and nothing runs there any more.
+            // If the stream cannot even be waited for, its context is dead and nothing runs there any more.
             let _ = self.stream.synchronize();
             self.in_flight.retain(|copy| copy.number != number);
         }
@@ -214,7 +215,7 @@ impl Lane {
         };
         let InFlight { number, given_ns, event, .. } = self.in_flight.pop_front()?;
         self.idle.push(event);
-        // A stream does one after the other: until then, this one was behind that before it.
+        // A stream runs its copies in order, so this one was behind the previous one until then.
         self.began_ns = given_ns.max(self.free_since_ns);
         Some((number, result))
     }
@@ -224,7 +225,7 @@ impl Drop for Copies {
     fn drop(&mut self) {
         for lane in &mut self.lanes {
             if !lane.in_flight.is_empty() && lane.stream.synchronize().is_err() {
-                // Nobody waits for it, so that it may as well be lost rather than be given to somebody else.
+                // The GPU may still access the memory, so it is leaked rather than reused.
                 std::mem::forget(std::mem::take(&mut lane.in_flight));
             }
         }

@@ -1,4 +1,4 @@
-//! A part of a slot that belongs to memory on a GPU, and how its copy is launched.
+//! A part of a bounce buffer that belongs to GPU memory, and the launch of its copy.
 #![allow(unsafe_code)]
 
 use deepnvme_mem::Region;
@@ -7,23 +7,22 @@ use crate::backend::device::{GpuStream, Rows};
 use crate::error::Result;
 use crate::op::Direction;
 
-/// A part of a slot that belongs to memory on a GPU.
+/// A part of a bounce buffer that belongs to GPU memory.
 #[derive(Debug)]
 pub(crate) struct Slice {
-    /// Where in the slot it begins.
+    /// The offset in the bounce buffer.
     pub(crate) at: usize,
     /// The memory on the GPU.
     pub(crate) memory: Region,
-    /// Where in that.
+    /// The offset in that memory.
     pub(crate) from: usize,
     pub(crate) len: usize,
 }
 
-/// Starts to copy a slice: from the host's memory to the GPU for a read, the other way for a write.
+/// Starts to copy a slice: from host memory to the GPU for a read, the other way for a write.
 ///
 /// # Safety
-/// Until an event behind this is over, both ends are alive, and nothing else changes what is copied or uses what it is
-/// copied to.
+/// Until a later event is complete, both ends stay alive. Nothing else changes the source or uses the target.
 pub(super) unsafe fn launch(stream: &dyn GpuStream, direction: Direction, host: &Region, slice: &Slice) -> Result<()> {
     let Slice { at, memory, from, len } = slice;
     assert!(at.checked_add(*len).is_some_and(|end| end <= host.len()), "a slice lies in its slot");
@@ -32,8 +31,8 @@ pub(super) unsafe fn launch(stream: &dyn GpuStream, direction: Direction, host: 
     memory.visit_rows(*from, *len, |address, bytes, count, pitch| {
         let rows = Rows { address, bytes, count, pitch };
         if outcome.is_ok() {
-            // SAFETY: the host's memory has these bytes, as was checked, and the GPU's its rows; the rest is the caller's
-            // word.
+            // SAFETY: the check above bounds the host memory, and the rows are in the GPU's. The caller guarantees the
+            // rest.
             outcome = unsafe {
                 match direction {
                     Direction::Read => stream.copy_to_gpu(rows, start),

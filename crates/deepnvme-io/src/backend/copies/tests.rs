@@ -1,4 +1,4 @@
-//! Copies by way of a GPU that no driver has: all that is needed of one is in the traits, and its promises are relied upon.
+//! Copies with a simulated GPU behind the traits. It relies on the traits' guarantees.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,23 +12,23 @@ use crate::gpus::Gpus;
 use crate::sync::{Mutex, lock};
 use crate::trace::{Recorder, Tape};
 
-// SAFETY: no driver is asked for it.
+// SAFETY: no driver uses this handle.
 const SEVENTH: StreamHandle = unsafe { StreamHandle::from_raw(7) };
 
 const ON: Device = Device::Cuda { index: 3 };
-/// So often it is asked in vain whether a copy is over.
+/// Number of checks that report a copy as incomplete.
 const PATIENCE: usize = 3;
 
-/// A GPU with one stream, which copies when somebody has waited, or asked often enough.
+/// A GPU with one stream, which copies after a wait or enough checks.
 #[derive(Clone, Debug, Default)]
 struct Slow(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Copies that were given and are still to be made: to where, from where, how many bytes.
+    /// Copies that are submitted and not yet performed: target, source, bytes.
     given: Mutex<Vec<(usize, usize, usize)>>,
     asked: AtomicUsize,
-    /// Launches that are still taken; all by default.
+    /// Launches that are still accepted. All by default.
     refuses_after: Option<AtomicUsize>,
     known: Arc<AtomicUsize>,
 }
@@ -57,7 +57,7 @@ impl Slow {
         for (target, source, bytes) in lock(&self.0.given).drain(..) {
             let (target, source) =
                 (std::ptr::with_exposed_provenance_mut::<u8>(target), std::ptr::with_exposed_provenance(source));
-            // SAFETY: whoever gave the copy answers for both ends until it is made.
+            // SAFETY: the copy's caller keeps both ends valid until it is performed.
             unsafe { std::ptr::copy_nonoverlapping(source, target, bytes) };
         }
     }
@@ -99,7 +99,7 @@ impl GpuStream for Slow {
         SEVENTH
     }
 
-    // SAFETY: the copy is made later, and the caller answers for both ends until then.
+    // SAFETY: the copy is performed later, and the caller keeps both ends valid until then.
     unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()> {
         self.give(target.address, source.expose_provenance(), target)
     }
@@ -144,10 +144,10 @@ impl Drop for Known {
     }
 }
 
-/// The same memory, as if it were that GPU's.
+/// Returns the same memory, as if it were on that GPU.
 fn on_gpu(host: &Region) -> RegionMut {
     let start = std::ptr::with_exposed_provenance_mut(host.addr());
-    // SAFETY: the region keeps its bytes, all of them initialised, for as long as it lives.
+    // SAFETY: the region keeps its bytes, all of them initialised, alive for as long as it lives.
     unsafe { RegionMut::from_raw(start, host.len(), ON, Arc::new(host.clone())) }
 }
 
@@ -165,7 +165,7 @@ fn content(region: &Region) -> Vec<u8> {
     bytes
 }
 
-/// The two halves of a GPU's memory, to or from a slot that has them the other way round.
+/// Returns the two halves of GPU memory, in swapped order in a bounce buffer.
 fn crossed(gpu: &Region) -> Vec<Slice> {
     let half = gpu.len() / 2;
     let slice = |at, from| Slice { at, memory: gpu.clone(), from, len: half };

@@ -1,4 +1,4 @@
-//! GPUs by way of the CUDA driver.
+//! GPUs of the CUDA driver.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -10,7 +10,7 @@ use deepnvme_mem::{Device, Region, RegionMut, StreamHandle};
 use super::gpu::{Gpu, GpuEvent, GpuStream, Registration, Rows};
 use crate::error::{Error, ErrorKind, Result};
 
-/// A GPU that the CUDA driver has.
+/// A GPU of the CUDA driver.
 #[derive(Debug)]
 pub(crate) struct CudaGpu(Arc<cuda::Device>);
 
@@ -22,14 +22,14 @@ struct CudaEvent(cuda::Event);
 
 impl Registration for cuda::HostRegistration {}
 
-/// The device of a GPU for cuFile, which knows no others than CUDA's; `None` for those.
+/// Returns the CUDA device of a GPU, for cuFile, or `None` for other GPUs.
 pub(crate) fn device_of(gpu: &dyn Gpu) -> Option<&Arc<cuda::Device>> {
     (gpu as &dyn Any).downcast_ref().map(|CudaGpu(device)| device)
 }
 
-/// The driver's name of a stream.
+/// Returns the driver's handle of a stream.
 fn named(stream: StreamHandle) -> cuda::RawStream {
-    // SAFETY: whoever made the handle has promised that there is such a stream until its last use.
+    // SAFETY: the creator of the handle guarantees that the stream exists until its last use.
     unsafe { cuda::RawStream::from_handle(stream.as_raw()) }
 }
 
@@ -45,8 +45,8 @@ impl CudaGpu {
     fn allocated(&self, memory: cuda::DeviceMemory, bytes: usize) -> RegionMut {
         let start = std::ptr::without_provenance_mut(memory.address());
         let on = Device::Cuda { index: self.index() };
-        // SAFETY: the driver has given as many bytes to nobody else, and the owner keeps them. Any bytes are bytes, also
-        // those that were there before, and no reference to a GPU's memory is ever made.
+        // SAFETY: the driver allocated these bytes exclusively, and the owner keeps them. Any byte value is valid, and
+        // no reference to GPU memory is ever created.
         unsafe { RegionMut::from_raw(start, bytes, on, Arc::new(memory)) }
     }
 }
@@ -86,7 +86,7 @@ impl Gpu for CudaGpu {
 
     fn register(&self, arena: &Region) -> Result<Box<dyn Registration>> {
         let owner = Box::new(arena.clone());
-        // SAFETY: a region's memory stays what it is for as long as a clone of it lives.
+        // SAFETY: a region's memory stays valid for as long as a clone of it lives.
         let made = unsafe { cuda::HostRegistration::new(&self.0, arena.addr(), arena.len(), owner) };
         Ok(Box::new(said(made)?))
     }
@@ -94,19 +94,19 @@ impl Gpu for CudaGpu {
 
 impl GpuStream for CudaStream {
     fn raw(&self) -> StreamHandle {
-        // SAFETY: the stream is there until this value is dropped, and the engine names it no longer than that.
+        // SAFETY: the stream exists until this value is dropped, and the engine does not use the handle after that.
         unsafe { StreamHandle::from_raw(self.0.raw().as_handle()) }
     }
 
-    // SAFETY: the driver's stream asks of its callers what this one asks of them.
+    // SAFETY: the driver's stream has the same requirements as this trait.
     unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller guarantees them.
         said(unsafe { self.0.copy_to_device(&target.into(), source) })
     }
 
     // SAFETY: as above.
     unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller guarantees them.
         said(unsafe { self.0.copy_to_host(target, &source.into()) })
     }
 
@@ -135,12 +135,12 @@ impl From<Rows> for cuda::Rows {
     }
 }
 
-/// What the driver said, in the engine's words.
+/// Converts a driver's result to the engine's.
 fn said<T>(answer: cuda::Result<T>) -> Result<T> {
     answer.map_err(|error| refused(&error))
 }
 
-/// What the driver refused, with what can be done about it.
+/// Converts a driver's error and adds a remedy.
 fn refused(error: &cuda::Error) -> Error {
     let remedy = if error.is_out_of_memory() {
         "there is no memory that it could lock; lower the engine's pool (`workers`, `block_bytes`), or free some"

@@ -1,7 +1,7 @@
-//! GPUs, whoever makes them. `gpu` has the traits of one, `opened` those that an engine has opened.
+//! GPUs of any vendor. `gpu` has the traits, and `opened` the GPUs that an engine has opened.
 //!
-//! Everything that moves bytes to and from GPUs (`copies`, `gpus`, the gate, the workers) knows these traits only; [`open`] alone
-//! knows which implementations there are. `cuda` is the first. `gds` and `probe` speak of NVIDIA's own libraries, and go past this.
+//! Everything that moves bytes to and from GPUs (`copies`, `gpus`, the gate, the workers) uses these traits only. Only
+//! [`open`] knows the implementations. `cuda` is the first. `gds` and `probe` use NVIDIA's own libraries directly.
 
 pub(crate) mod cuda;
 mod gpu;
@@ -15,10 +15,10 @@ pub(crate) use self::gpu::{Gpu, GpuEvent, GpuStream, Registration, Rows};
 pub(crate) use self::opened::OpenedGpus;
 use crate::error::{Error, Result};
 
-/// The GPU with that memory, by way of the library of its maker.
+/// Opens the GPU of a device, with its vendor's library.
 ///
 /// # Errors
-/// `Unsupported` where there is no such library, `Device` where it refuses, above all since there is no such GPU.
+/// `Unsupported` if there is no such library. `Device` if it refuses, usually because there is no such GPU.
 pub(crate) fn open(device: Device) -> Result<Arc<dyn Gpu>> {
     match device {
         Device::Host => Err(Error::invalid("the host's memory is on no GPU; report this as a bug")),

@@ -1,4 +1,4 @@
-//! GPUs that are open: each is opened when it is first asked for.
+//! Opened GPUs. Each is opened on first use.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use super::gpu::Gpu;
 use crate::error::Result;
 use crate::sync::{Mutex, lock};
 
-/// The GPUs that an engine has open.
+/// The GPUs that an engine has opened.
 #[derive(Debug, Default)]
 pub(crate) struct OpenedGpus {
     gpus: Mutex<HashMap<Device, Arc<dyn Gpu>>>,
 }
 
 impl OpenedGpus {
-    /// With a GPU that is open already.
+    /// Creates a table with an opened GPU.
     #[cfg(test)]
     pub(crate) fn with(device: Device, gpu: Arc<dyn Gpu>) -> Self {
         Self { gpus: Mutex::new(HashMap::from([(device, gpu)])) }
     }
 
-    /// The GPU with that memory.
+    /// Returns the GPU of a device.
     pub(crate) fn get(&self, device: Device) -> Result<Arc<dyn Gpu>> {
         let mut gpus = lock(&self.gpus);
         if let Some(gpu) = gpus.get(&device) {

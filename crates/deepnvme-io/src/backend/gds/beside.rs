@@ -1,5 +1,5 @@
-//! A backend with cuFile beside it: ops whose memory is a GPU's go to cuFile, on threads of their own, since its calls block;
-//! all others go where they always go.
+//! Combines a backend with cuFile. Ops with GPU memory go to cuFile, on separate threads, since its calls block. All
+//! others go to the main backend.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +14,14 @@ use crate::backend::threads::pool::{Perform, Pool};
 use crate::error::Result;
 use crate::op::{Completion, Op, Submit};
 
-/// Transfers of one worker at the same moment, where each takes a thread.
+/// Maximum concurrent transfers of one worker, if each takes a thread.
 const THREADS_MAX: u32 = 8;
-/// Batches of one worker at the same moment: while one is reported, the others keep the device busy.
+/// Maximum concurrent batches of one worker. While one completes, the others keep the device busy.
 const LANES_MAX: u32 = 4;
 
-/// Another backend, and cuFile beside it.
+/// A main backend and cuFile.
 pub(crate) struct GdsBackend {
-    // Dropped first: it waits for what cuFile still does. Made with the first op, when it is known what cuFile can.
+    // Dropped first: it waits for cuFile's work. Created for the first op, when cuFile's features are known.
     pool: Option<Pool>,
     main: Box<dyn Backend>,
     wake: Arc<Waker>,
@@ -31,7 +31,7 @@ pub(crate) struct GdsBackend {
     in_flight: u32,
 }
 
-/// Tells a wake that somebody wants from those of transfers that have ended.
+/// Distinguishes requested wakes from those of completed transfers.
 struct Waker {
     main: Arc<dyn Wake>,
     is_wanted: AtomicBool,
@@ -51,7 +51,7 @@ impl GdsBackend {
         Self { pool: None, main, wake, gds, setup, collected: Vec::new(), in_flight: 0 }
     }
 
-    /// Hands what was collected to the threads.
+    /// Passes the collected ops to the threads.
     fn run(&mut self) {
         if self.collected.is_empty() {
             return;
@@ -110,12 +110,12 @@ impl Backend for GdsBackend {
         let (before, min) = (completions.len(), min as usize);
         loop {
             self.take_done(completions);
-            // A transfer that ends from here on wakes the other backend, also before it has begun to wait.
+            // From here on, a completed transfer wakes the main backend, even before it has begun to wait.
             let missing = min.saturating_sub(completions.len() - before);
             self.main.reap(missing as u32, completions)?;
             self.take_done(completions);
             let is_over = completions.len() - before >= min;
-            // Somebody else's wake ends it, too, and counts for one reap.
+            // A requested wake also ends it, and counts for one reap.
             if is_over || self.wake.is_wanted.swap(false, Ordering::AcqRel) {
                 return Ok(());
             }

@@ -1,5 +1,4 @@
-//! cuFile as one engine has it: opened when a request first could use it, its devices, the files and the memory that it is told
-//! of, and a transfer by one call.
+//! An engine's cuFile: the lazily opened library, its devices, the registered files and memory, and single transfers.
 #![allow(unsafe_code)]
 
 use std::os::fd::OwnedFd;
@@ -22,11 +21,11 @@ use crate::sync::{Mutex, lock};
 pub(crate) struct Gds {
     gpus: Arc<OpenedGpus>,
     opened: OnceLock<std::result::Result<CuFile, String>>,
-    /// What cuFile said last of a transfer that it refused.
+    /// cuFile's last refusal of a transfer.
     refusal: Mutex<Option<String>>,
     pub(super) batches: Batches,
     pub(super) pins: Arc<Pins>,
-    /// Registrations, those of them that gave way to later ones, and bytes that profited.
+    /// Registrations, evictions among them, and bytes moved from and to registered memory.
     pinned: AtomicU64,
     evicted: AtomicU64,
     bytes_pinned: AtomicU64,
@@ -36,9 +35,9 @@ pub(crate) struct Gds {
 pub(crate) struct Counts {
     /// Registrations of memory.
     pub(crate) pins: u64,
-    /// Those that were ended for this engine's to have room.
+    /// Registrations that were evicted for this engine's.
     pub(crate) pins_evicted: u64,
-    /// Submissions of several transfers at once.
+    /// Submissions of several transfers.
     pub(crate) batches: u64,
     /// Bytes from and to registered memory.
     pub(crate) bytes_pinned: u64,
@@ -58,7 +57,7 @@ impl Gds {
         }
     }
 
-    /// Has cuFile know memory of a GPU, or notes why it does not.
+    /// Registers GPU memory with cuFile, or records why it is not registered.
     pub(crate) fn pin(&self, memory: Region) -> Result<GpuPin> {
         let Device::Cuda { index } = memory.device() else {
             return Err(Error::invalid("only memory of a GPU is pinned for cuFile; this is the host's"));
@@ -77,14 +76,14 @@ impl Gds {
         Ok(pin)
     }
 
-    /// The GPU of that number, as cuFile knows it.
+    /// Returns the GPU with this index, for cuFile.
     pub(super) fn device(&self, index: u32) -> Result<Arc<deepnvme_cuda::Device>> {
         let gpu = self.gpus.get(Device::Cuda { index })?;
         let none = || Error::new(ErrorKind::Unsupported, "use cuFile", "it has transfers for CUDA's GPUs only");
         cuda::device_of(&*gpu).cloned().ok_or_else(none)
     }
 
-    /// What was counted until now.
+    /// Returns the counters so far.
     pub(crate) fn counts(&self) -> Counts {
         Counts {
             pins: self.pinned.load(Ordering::Relaxed),
@@ -94,7 +93,7 @@ impl Gds {
         }
     }
 
-    /// cuFile, or why it is no better than a bounce slot.
+    /// Returns cuFile, or the reason why it is no better than a bounce buffer.
     pub(crate) fn cufile(&self) -> std::result::Result<&CuFile, &str> {
         let open = || {
             let cufile = CuFile::open().map_err(|absent| absent.to_string())?;
@@ -103,30 +102,30 @@ impl Gds {
         self.opened.get_or_init(open).as_ref().map_err(String::as_str)
     }
 
-    /// Has cuFile know a file, for as long as the answer lives.
+    /// Registers a file with cuFile until the result is dropped.
     pub(crate) fn register(&self, file: &Arc<OwnedFd>) -> std::result::Result<KnownFile, String> {
         KnownFile::register(self.cufile()?, file)
     }
 
-    /// The largest block that cuFile takes as one, of so many bytes at the most.
+    /// Returns the largest block that cuFile moves in one transfer, up to `most`.
     pub(crate) fn block_bytes(&self, most: u64) -> u64 {
         let limit = self.cufile().map_or(most, CuFile::transfer_bytes_max) / BLOCK_BYTES_MIN * BLOCK_BYTES_MIN;
         most.min(limit.max(BLOCK_BYTES_MIN))
     }
 
-    /// What cuFile said last, in words.
+    /// Takes cuFile's last refusal.
     pub(crate) fn take_refusal(&self) -> Option<String> {
         lock(&self.refusal).take()
     }
 
-    /// Makes one op with one call.
+    /// Performs one op with one call.
     pub(super) fn perform(&self, op: &Op) -> std::result::Result<usize, Errno> {
         let (Some(file), [memory]) = (&op.cufile, &op.pieces[..]) else { return Err(Errno::BADF) };
         let Device::Cuda { index } = memory.device() else { return Err(Errno::INVAL) };
         let device = self.device(index).map_err(|_| Errno::NODEV)?;
         let (span, is_pinned, touched) = self.pins.touch(index, memory.addr(), memory.len());
-        // SAFETY: the op holds the memory, which is contiguous on that device; requests that use the same memory at the
-        // same time are their caller's to order.
+        // SAFETY: the op keeps the memory, which is contiguous on that device. Callers order the requests that use the
+        // same memory.
         let moved = unsafe {
             match op.kind {
                 OpKind::Read => file.handle().read(&device, span, op.offset),
@@ -137,7 +136,7 @@ impl Gds {
         self.outcome(moved, is_pinned)
     }
 
-    /// What a transfer came to, counted, and its refusal noted.
+    /// Counts the result of a transfer and records a refusal.
     pub(super) fn outcome(
         &self,
         moved: std::result::Result<usize, IoError>,
@@ -155,13 +154,13 @@ impl Gds {
         }
     }
 
-    /// Notes what cuFile said of a transfer that it refused.
+    /// Records cuFile's refusal of a transfer.
     pub(super) fn refuse(&self, said: String) {
         *lock(&self.refusal) = Some(said);
     }
 }
 
-/// The kernel's own number, or one that says whether the same could go another way.
+/// Returns the kernel's error number, or one that tells whether another path may work.
 fn errno_of(error: &IoError) -> Errno {
     match error {
         IoError::Kernel(errno) => Errno::from_raw_os_error(*errno),

@@ -1,8 +1,8 @@
-//! GPUDirect Storage: what an engine has of cuFile, and how its ops become transfers.
+//! GPUDirect Storage: an engine's use of cuFile.
 //!
-//! `cufile` has the library, and makes one op with one call; `submission` makes many at once, by way of the `batches` that an
-//! engine keeps; `beside` puts all that beside another backend. `pins` is the memory that cuFile knows in this process (`recency`
-//! decides purely what goes first), `alone` is for those who drive backends without an engine.
+//! `cufile` has the library and performs one op per call. `submission` performs many at once, with the engine's
+//! `batches`. `beside` combines cuFile with another backend. `pins` is the process's memory registered with cuFile, and
+//! `recency` is its eviction order. `alone` is for programs that drive backends without an engine.
 
 pub mod alone;
 mod batches;

@@ -1,8 +1,7 @@
-//! Memory of GPUs that is registered with cuFile: a bounded table, in which later pins take the place of those that were used
-//! longest ago.
+//! GPU memory registered with cuFile: a bounded table, in which new pins evict the least recently used ones.
 //!
-//! Registered memory is mapped into the window through which devices reach the GPU, which is small on many of them. cuFile
-//! has one table for the process, and takes no range twice; so there is one here, for all engines.
+//! Registered memory is mapped into the window through which devices reach the GPU, and that is small on many GPUs.
+//! cuFile has one table per process and rejects overlapping ranges, so all engines share this one.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -16,17 +15,17 @@ use super::recency::Recency;
 use crate::config::limits::GDS_PINNED_BYTES_MAX;
 use crate::sync::{Mutex, lock};
 
-/// The table of this process, for as long as somebody has it.
+/// The table of this process, while anything uses it.
 static OF_PROCESS: std::sync::Mutex<Weak<Pins>> = std::sync::Mutex::new(Weak::new());
 
-/// What is registered, by GPU: cuFile's limit is one for each.
+/// Registrations by GPU, since cuFile's limit is per GPU.
 ///
-/// A registration ends when no transfer touches its memory, and no transfer begins meanwhile: that is why it ends under the
-/// lock of the table.
+/// A registration ends while no transfer touches its memory. It ends under the table's lock, so that no transfer can
+/// start meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
     by_gpu: Mutex<HashMap<u32, Recency<Known>>>,
-    /// Held by whoever registers, so that two who need room do not evict for each other.
+    /// Held while registering, so that two threads that need room do not evict for each other.
     registering: Mutex<()>,
 }
 
@@ -34,15 +33,15 @@ pub(crate) struct Pins {
 #[derive(Debug)]
 struct Known {
     _registration: BufferRegistration,
-    /// Whose it is: a later pin of the same memory is another one.
+    /// Identifies its pin: a later pin of the same memory is a different one.
     token: Arc<()>,
-    /// Transfers that touch its memory now.
+    /// Transfers in progress on its memory.
     transfers: u32,
-    /// Whether its pin is gone, so that it ends with the last transfer.
+    /// Whether its pin is dropped, so that it ends with the last transfer.
     is_over: bool,
 }
 
-/// Registrations that a transfer touches: they stay until this is dropped.
+/// Keeps the registrations of a transfer until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Touched {
     pins: Arc<Pins>,
@@ -50,27 +49,27 @@ pub(crate) struct Touched {
     starts: SmallVec<[usize; 1]>,
 }
 
-/// Memory of a GPU that cuFile knows, or why it does not: until this is dropped, or later pins need the room. Transfers are
-/// right either way.
+/// GPU memory registered with cuFile, or the reason why it is not. The registration lasts until this is dropped or a
+/// later pin evicts it. Transfers are correct either way.
 #[derive(Debug)]
 pub struct GpuPin {
     pins: Arc<Pins>,
     gpu: u32,
     start: usize,
-    /// Weak, since the table decides how long it stays.
+    /// Weak, since the table decides how long the registration lasts.
     token: std::result::Result<Weak<()>, String>,
     // Dropped last: the memory outlives its registration.
     _memory: Region,
 }
 
-/// What pinning came to.
+/// The result of pinning.
 pub(crate) struct Pinned {
     pub(crate) pin: GpuPin,
     pub(crate) evicted: u64,
 }
 
 impl Pins {
-    /// The table of the process.
+    /// Returns the table of the process.
     pub(crate) fn of_process() -> Arc<Self> {
         let mut known = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
         known.upgrade().unwrap_or_else(|| {
@@ -80,7 +79,8 @@ impl Pins {
         })
     }
 
-    /// How cuFile knows memory, and what keeps that so; by its own address where not all of it is registered.
+    /// Returns cuFile's address of memory, and the guard that keeps it registered. Memory that is not entirely
+    /// registered uses its own address.
     pub(crate) fn touch(self: &Arc<Self>, gpu: u32, start: usize, bytes: usize) -> (DeviceSpan, bool, Touched) {
         let mut touched = Touched { pins: Arc::clone(self), gpu, starts: SmallVec::new() };
         let mut by_gpu = lock(&self.by_gpu);
@@ -100,7 +100,7 @@ impl Pins {
         (unregistered, false, touched)
     }
 
-    /// Registers contiguous memory of a device, at the cost of what was used longest ago.
+    /// Registers contiguous GPU memory, and evicts the least recently used if needed.
     pub(crate) fn pin(self: &Arc<Self>, cufile: &CuFile, device: &Arc<Device>, memory: Region) -> Pinned {
         let (gpu, start) = (device.index(), memory.addr());
         let (token, evicted) = self.register(cufile, device, &memory);
@@ -130,8 +130,8 @@ impl Pins {
             evicted += 1;
         }
         loop {
-            // SAFETY: the pin keeps the memory until it has taken the registration out of the table, and transfers that still
-            // touch it then keep the memory themselves.
+            // SAFETY: the pin keeps the memory until it has removed the registration from the table. Transfers that
+            // still touch the memory then keep it themselves.
             match unsafe { BufferRegistration::new(cufile, device, start, bytes, Box::new(())) } {
                 Ok(registration) => {
                     let token = Arc::new(());
@@ -140,7 +140,7 @@ impl Pins {
                     lock(&self.by_gpu).entry(gpu).or_default().insert(start, bytes, known);
                     return (Ok(weak), evicted);
                 }
-                // The window may be smaller than the bound, and others may have some of it.
+                // The window may be smaller than the bound, and other processes may use some of it.
                 Err(error) if error.is_pinning_failed() && self.evict(gpu) => evicted += 1,
                 Err(error) => return (Err(error.to_string()), evicted),
             }
@@ -171,7 +171,7 @@ impl Drop for Touched {
 }
 
 impl GpuPin {
-    /// Memory that cuFile is not told of, and why.
+    /// Returns a pin of memory that is not registered, with the reason.
     pub(crate) fn without(reason: String, memory: Region) -> Self {
         let gpu = match memory.device() {
             Place::Cuda { index } => index,
@@ -181,7 +181,7 @@ impl GpuPin {
         Self { pins, gpu, start, token: Err(reason), _memory: memory }
     }
 
-    /// Why cuFile does not know the memory; `None` while it does.
+    /// Returns why the memory is not registered with cuFile, or `None` while it is.
     #[must_use]
     pub fn refusal(&self) -> Option<String> {
         match &self.token {

@@ -1,11 +1,11 @@
-//! Ranges of addresses with a bound on their bytes: who is in, and who goes first. Pure.
+//! Address ranges in least-recently-used order, with their total bytes. Pure.
 
 use std::collections::BTreeMap;
 
-/// Ranges that do not overlap, each with a value.
+/// Disjoint ranges, each with a value.
 #[derive(Debug)]
 pub(crate) struct Recency<V> {
-    /// By their first addresses.
+    /// By start address.
     entries: BTreeMap<usize, Entry<V>>,
     bytes: u64,
     uses: u64,
@@ -25,7 +25,7 @@ impl<V> Default for Recency<V> {
 }
 
 impl<V> Recency<V> {
-    /// The range that holds all of these bytes: where it begins, and its value. That is a use of it.
+    /// Returns the start and value of the range that contains all of these bytes, and marks it as used.
     pub(crate) fn holding(&mut self, start: usize, bytes: usize) -> Option<(usize, &mut V)> {
         let (first, entry) = self.entries.range_mut(..=start).next_back()?;
         if start - first > entry.bytes || bytes > entry.bytes - (start - first) {
@@ -36,23 +36,23 @@ impl<V> Recency<V> {
         Some((*first, &mut entry.value))
     }
 
-    /// Where the ranges begin that have some of these bytes; the last one first.
+    /// Returns the starts of the ranges that overlap these bytes, the last first.
     pub(crate) fn overlapping(&self, start: usize, bytes: usize) -> impl Iterator<Item = usize> {
         let before = self.entries.range(..start.saturating_add(bytes)).rev();
         before.take_while(move |(first, entry)| *first + entry.bytes > start).map(|(first, _)| *first)
     }
 
-    /// Whether there is one.
+    /// Returns whether a range overlaps these bytes.
     pub(crate) fn overlaps(&self, start: usize, bytes: usize) -> bool {
         self.overlapping(start, bytes).next().is_some()
     }
 
-    /// The value of the range that begins there; no use of it.
+    /// Returns the value of the range with this start, without marking it as used.
     pub(crate) fn at(&mut self, start: usize) -> Option<&mut V> {
         self.entries.get_mut(&start).map(|entry| &mut entry.value)
     }
 
-    /// Adds a range, as the latest use. It must overlap none.
+    /// Adds a range, as the most recently used. It must not overlap another.
     pub(crate) fn insert(&mut self, start: usize, bytes: usize, value: V) {
         assert!(!self.overlaps(start, bytes), "ranges do not overlap");
         self.uses += 1;
@@ -60,19 +60,19 @@ impl<V> Recency<V> {
         self.entries.insert(start, Entry { bytes, value, used: self.uses });
     }
 
-    /// Takes out what was used longest ago, of those that may go.
+    /// Removes the least recently used of the ranges that may go.
     pub(crate) fn evict(&mut self, may_go: impl Fn(&V) -> bool) -> Option<V> {
         let those = self.entries.iter().filter(|(_, entry)| may_go(&entry.value));
         let oldest = those.min_by_key(|(_, entry)| entry.used).map(|(start, _)| *start);
         self.remove(oldest?)
     }
 
-    /// Bytes of all ranges.
+    /// Returns the bytes of all ranges.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Takes out the range that begins there.
+    /// Removes the range with this start.
     pub(crate) fn remove(&mut self, start: usize) -> Option<V> {
         let entry = self.entries.remove(&start)?;
         self.bytes -= entry.bytes as u64;
@@ -106,7 +106,7 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a list in which the latest use comes last.
+        /// Compared with a list in order of use.
         #[test]
         fn it_does_what_a_list_would(steps in prop::collection::vec(step(), 1..80)) {
             let mut ranges = Recency::default();
@@ -124,7 +124,7 @@ mod tests {
                         }
                     }
                     Step::Use(start, bytes) => {
-                        // The end of one range may be the start of the next, which has an empty range then.
+                        // The end of one range may be the start of the next, which then contains the empty range.
                         let place = list.iter().rposition(|(at, len, _)| *at <= start && start + bytes <= at + len
                             && (bytes > 0 || list.iter().all(|(other, _, _)| *other <= *at || *other > start)));
                         let expected = place.map(|place| list.remove(place));

@@ -1,4 +1,5 @@
-//! Several ops by way of one submission to cuFile, where it has batches; else, and for a single one, call by call.
+//! Performs several ops with one submission to cuFile, if it supports batches. Otherwise, and for a single op, one by
+//! one.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -13,12 +14,13 @@ use super::cufile::Gds;
 use super::pins::Touched;
 use crate::op::{Completion, Errno, KnownFile, Op, OpKind};
 
-/// Transfers of one batch, at the most.
+/// Maximum transfers of one batch.
 pub(super) const ENTRIES_MAX: usize = 64;
-/// How long a batch may be silent before it is taken back, and then given up: as long as the kernel gives a disk.
+/// How long a batch may be silent before it is cancelled, and then abandoned. As long as the kernel's timeout for a
+/// disk.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An op on its way to a batch, with all that it needs.
+/// An op for a batch, with everything that it needs.
 struct Ready {
     op: Op,
     file: KnownFile,
@@ -37,7 +39,7 @@ impl Ready {
 type Finish<'a> = &'a mut dyn FnMut(Completion);
 
 impl Gds {
-    /// Makes all these ops, in whatever order.
+    /// Performs all these ops, in any order.
     pub(super) fn perform_all(&self, ops: Vec<Op>, finish: Finish<'_>) {
         let mut by_gpu: BTreeMap<Option<u32>, Vec<Op>> = BTreeMap::new();
         for op in ops {
@@ -59,7 +61,7 @@ impl Gds {
         }
     }
 
-    /// Makes ops on one GPU by way of a batch; hands back those that were not begun.
+    /// Performs ops on one GPU with a batch. Returns the ones that were not started.
     fn submit(&self, index: u32, ops: Vec<Op>, finish: Finish<'_>) -> Vec<Op> {
         let Some(mut batch) = self.batch(index) else { return ops };
         let mut ready: Vec<Option<Ready>> =
@@ -74,8 +76,8 @@ impl Gds {
             self.batches.put_back(index, batch);
             return left;
         }
-        // SAFETY: each op holds its memory, which is contiguous on that GPU, and `ready` the file's registration, until its
-        // end was reported; where that never comes, they are forgotten below.
+        // SAFETY: each op keeps its memory, which is contiguous on that GPU, and `ready` keeps the file's registration,
+        // until its completion is reported. If that never arrives, both are leaked below.
         if let Err(error) = unsafe { batch.submit(&entries) } {
             self.batches.are_refused.store(true, Ordering::Relaxed);
             self.refuse(error.to_string());
@@ -84,11 +86,11 @@ impl Gds {
         }
         self.batches.submissions.fetch_add(1, Ordering::Relaxed);
         if self.reap(&mut batch, &mut ready, finish).is_err() {
-            // Perhaps it does better when nothing is left to begin. What was taken back goes another way.
+            // The cancelled batch may complete with nothing left to start. Cancelled transfers take another path.
             let _ = batch.cancel();
             let _ = self.reap(&mut batch, &mut ready, finish);
         }
-        // What was never reported is not known to be over.
+        // Transfers that were never reported may still be running.
         for lost in ready.into_iter().flatten() {
             give_up(lost, finish);
         }
@@ -98,7 +100,7 @@ impl Gds {
         left
     }
 
-    /// Hands out what a batch reports, until that is all.
+    /// Reports the completions of a batch until all have arrived.
     fn reap(
         &self,
         batch: &mut Batch,
@@ -112,7 +114,7 @@ impl Gds {
         Ok(())
     }
 
-    /// What an op needs; one that lacks some of it ends here.
+    /// Collects everything that an op needs. Completes the op with an error if something is missing.
     fn ready(&self, index: u32, op: Op, finish: Finish<'_>) -> Option<Ready> {
         let Some(file) = op.cufile.clone() else {
             finish(Completion { op, result: Err(Errno::BADF) });
@@ -134,7 +136,7 @@ impl Gds {
         }
     }
 
-    /// A batch for that GPU; `None` where there are none.
+    /// Returns a batch for this GPU, or `None` if batches are unsupported.
     fn batch(&self, index: u32) -> Option<Batch> {
         if self.batches.are_refused.load(Ordering::Relaxed) {
             return None;
@@ -158,8 +160,8 @@ impl Gds {
     }
 }
 
-/// Reports an op of which nobody knows whether it is over. Its memory, its file and what cuFile knows of both are never given
-/// back, since they may still be in use.
+/// Reports an op whose completion is unknown. Its memory, file and registrations are leaked, since they may still be in
+/// use.
 fn give_up(lost: Ready, finish: Finish<'_>) {
     let Ready { op, file, touched, .. } = lost;
     std::mem::forget((op.pieces.clone(), Arc::clone(&op.file), file, touched));

@@ -1,8 +1,7 @@
-//! Ordinary system calls on a few threads: the backend that works everywhere.
+//! Ordinary system calls on a few threads. This backend works everywhere.
 //!
-//! `pool` is the threads and the two queues between them and us, `call` makes the call of one op.
-//! This file is the queue as the worker sees it. Ops in flight are bounded by the depth, those that
-//! are in a call at the same moment by [`THREADS_MAX`].
+//! `pool` has the threads and the queues to and from them, and `call` performs one op. This file is the worker's view
+//! of the queue. The depth bounds the ops in flight, and [`THREADS_MAX`] bounds the concurrent calls.
 
 pub(super) mod pool;
 
@@ -15,7 +14,7 @@ use crate::config::SubmitMode;
 use crate::error::Result;
 use crate::op::{Completion, Op, Submit};
 
-/// The most threads of one backend.
+/// Maximum threads of one backend.
 pub const THREADS_MAX: u32 = 16;
 
 /// The threads backend.
@@ -29,10 +28,10 @@ pub struct ThreadsBackend {
 }
 
 impl ThreadsBackend {
-    /// Makes the queue; its threads start when there is something for them to do.
+    /// Creates the queue. Threads start when there is work.
     ///
     /// # Errors
-    /// None today; the other backends have some.
+    /// None today, unlike other backends.
     pub fn open(setup: &BackendSetup) -> Result<Self> {
         let depth = setup.queue_depth.max(1);
         let pool = Pool::new(setup.worker_index, depth.min(THREADS_MAX), 1, pool::one_by_one(call::perform), None);
@@ -85,7 +84,7 @@ impl Backend for ThreadsBackend {
 
 impl Drop for ThreadsBackend {
     fn drop(&mut self) {
-        // What was collected is done as well; the pool's own drop waits for its threads.
+        // Performs the collected ops. The pool's own drop waits for its threads.
         self.pool.run(&mut self.collected);
     }
 }

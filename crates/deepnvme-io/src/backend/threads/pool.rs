@@ -1,4 +1,4 @@
-//! The threads, and the two queues between them and the backend: jobs out, completions back.
+//! The threads, and the queues between them and the backend: jobs out, completions back.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,13 +8,13 @@ use crate::backend::contract::Wake;
 use crate::op::{Completion, Errno, Op};
 use crate::start::start_thread;
 
-/// A thread only makes system calls; its stack can be small.
+/// Stack size of a thread. Small, since it only makes system calls.
 const STACK_BYTES: usize = 128 << 10;
 
-/// Makes the calls of some ops, and hands out each completion as soon as there is one.
+/// Performs some ops, and passes each completion on as soon as it exists.
 pub(in crate::backend) type Perform = Box<dyn Fn(Vec<Op>, &mut dyn FnMut(Completion)) + Send + Sync>;
 
-/// A way to make the calls of one op, for each of several.
+/// Extends a call for one op to several ops.
 pub(in crate::backend) fn one_by_one(perform: fn(&Op) -> Result<usize, Errno>) -> Perform {
     Box::new(move |ops, finish| {
         for op in ops {
@@ -24,7 +24,7 @@ pub(in crate::backend) fn one_by_one(perform: fn(&Op) -> Result<usize, Errno>) -
     })
 }
 
-/// Threads that start when needed and end with the pool, after everything that it was given is done.
+/// Threads that start on demand and end with the pool, after all its work is done.
 pub(in crate::backend) struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -32,13 +32,13 @@ pub(in crate::backend) struct Pool {
     worker_index: u32,
 }
 
-/// What the threads and the backend share.
+/// The state shared by the threads and the backend.
 pub(in crate::backend) struct Shared {
     perform: Perform,
-    /// Ops that a thread takes at once, at the most, and threads that share what waits.
+    /// Maximum ops that a thread takes at once, and the threads that share the queue.
     most: usize,
     threads_max: usize,
-    /// Told of everything that is done, where somebody else than `take_done` waits for it.
+    /// Woken by every completion, for a waiter other than `take_done`.
     listener: Option<Arc<dyn Wake>>,
     jobs: Mutex<Jobs>,
     job_came: Condvar,
@@ -57,13 +57,13 @@ struct Jobs {
 #[derive(Default)]
 struct Done {
     completions: Vec<Completion>,
-    /// How many the backend waits for; threads do not disturb it before.
+    /// The number of completions that the backend waits for. Threads do not wake it before.
     wanted: usize,
     woken: bool,
 }
 
 impl Pool {
-    /// A pool without threads yet.
+    /// Creates a pool without threads.
     pub(in crate::backend) fn new(
         worker_index: u32,
         threads_max: u32,
@@ -85,12 +85,12 @@ impl Pool {
         Self { shared: Arc::new(shared), threads: Vec::new(), threads_max, worker_index }
     }
 
-    /// The queues, for waiting and for waking.
+    /// Returns the queues, for waiting and waking.
     pub(in crate::backend) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Hands ops to the threads, starting some where there are too few. Empties `ops`.
+    /// Passes ops to the threads, and starts threads if there are too few. Empties `ops`.
     pub(in crate::backend) fn run(&mut self, ops: &mut Vec<Op>) {
         if ops.is_empty() {
             return;
@@ -109,7 +109,7 @@ impl Pool {
             }
         }
         if self.threads.is_empty() {
-            // Not even one thread could be started, and nobody else would ever do these.
+            // No thread could be started, and nothing else would perform these ops.
             self.shared.run_queue();
         }
     }
@@ -130,17 +130,17 @@ impl Drop for Pool {
         lock(&self.shared.jobs).closed = true;
         self.shared.job_came.notify_all();
         for thread in self.threads.drain(..) {
-            // An error would mean that the thread panicked; its op went with it.
+            // An error means that the thread panicked. Its op is lost with it.
             let _ = thread.join();
         }
-        // A waker may outlive the pool; the memory of ops that nobody reaped must not.
+        // A waker may outlive the pool, but the memory of unreaped ops must not.
         let unreaped = std::mem::take(&mut lock(&self.shared.done).completions);
         drop(unreaped);
     }
 }
 
 impl Shared {
-    /// The life of a thread: takes jobs until the queue is closed and empty.
+    /// Runs a thread: takes jobs until the queue is closed and empty.
     fn serve(&self) {
         let mut jobs = lock(&self.jobs);
         loop {
@@ -159,7 +159,7 @@ impl Shared {
         }
     }
 
-    /// Does everything in the queue on the calling thread.
+    /// Performs everything in the queue on the calling thread.
     fn run_queue(&self) {
         loop {
             let ops = self.share(&mut lock(&self.jobs));
@@ -170,7 +170,7 @@ impl Shared {
         }
     }
 
-    /// What one thread takes of the queue: its share, so that the others have something to do, too.
+    /// Takes one thread's share of the queue, so that the other threads have work.
     fn share(&self, jobs: &mut Jobs) -> Vec<Op> {
         let count = jobs.queue.len().div_ceil(self.threads_max).min(self.most);
         jobs.queue.drain(..count).collect()
@@ -193,7 +193,7 @@ impl Shared {
         }
     }
 
-    /// Waits until `min` completions are there (or a wake), and moves all that are.
+    /// Waits for `min` completions or a wake, and moves all completions.
     pub(in crate::backend) fn take_done(&self, min: u32, completions: &mut Vec<Completion>) {
         let mut done = lock(&self.done);
         done.wanted = min as usize;
@@ -215,7 +215,7 @@ impl Wake for Shared {
     }
 }
 
-/// Locks; a thread that panicked while it held the lock left nothing half done.
+/// Locks, ignoring poison: a thread that panicked with the lock left no partial change.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

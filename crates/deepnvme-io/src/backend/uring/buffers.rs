@@ -1,8 +1,7 @@
 //! Registered buffers: memory that the kernel has pinned and mapped once, instead of for every op.
 //!
-//! The kernel's table is sparse and its entries hold up to 1 GiB; a longer region takes several.
-//! A refusal (old kernel, `RLIMIT_MEMLOCK`, memory that cannot be pinned) is no error: the ops
-//! then name their memory the ordinary way.
+//! The kernel's table is sparse, and an entry covers up to 1 GiB. A longer region takes several. A refusal (old kernel,
+//! `RLIMIT_MEMLOCK`, memory that cannot be pinned) is not an error: the ops then use plain addresses.
 #![allow(unsafe_code)]
 
 use deepnvme_mem::{Device, Region};
@@ -11,22 +10,22 @@ use smallvec::SmallVec;
 
 /// Entries of the table.
 const BUFFERS_MAX: u16 = 256;
-/// The most that the kernel takes as one entry.
+/// Maximum bytes of one kernel entry.
 const BUFFER_BYTES_MAX: usize = 1 << 30;
 
 /// The ring's table of pinned memory.
 pub(super) struct BufferTable {
     regions: Vec<Registered>,
-    /// The stretches of all regions by address, for the look-up that every op makes.
+    /// The byte ranges of all regions by address, for the look-up of every op.
     stretches: Vec<Stretch>,
     free: Vec<u16>,
     enabled: bool,
-    /// The most that one entry holds.
+    /// Maximum bytes of one entry.
     entry_bytes: usize,
 }
 
 struct Registered {
-    /// Keeps the memory alive for as long as the kernel has it pinned under this address.
+    /// Keeps the memory alive while the kernel has it pinned at this address.
     region: Region,
     uses: u32,
     entries: SmallVec<[u16; 4]>,
@@ -40,27 +39,27 @@ struct Stretch {
 }
 
 impl BufferTable {
-    /// An empty table.
+    /// Creates an empty table.
     pub(super) fn new(submitter: &Submitter<'_>) -> Self {
         let enabled = submitter.register_buffers_sparse(u32::from(BUFFERS_MAX)).is_ok();
         let free = if enabled { (0..BUFFERS_MAX).rev().collect() } else { Vec::new() };
         Self { regions: Vec::new(), stretches: Vec::new(), free, enabled, entry_bytes: BUFFER_BYTES_MAX }
     }
 
-    /// Whether the kernel gave us a table.
+    /// Returns whether the kernel supports the table.
     pub(super) fn is_enabled(&self) -> bool {
         self.enabled
     }
 
-    /// The entry that holds all of this memory, if one does.
+    /// Returns the entry that covers all of this memory, if any.
     pub(super) fn find(&self, addr: usize, len: usize) -> Option<u16> {
         let after = self.stretches.partition_point(|stretch| stretch.start <= addr);
         let stretch = self.stretches[..after].last()?;
         (addr + len <= stretch.end).then_some(stretch.entry)
     }
 
-    /// Pins a region; false when the kernel does not want to. Memory that overlaps with a registered
-    /// region (other than being the same) is refused: each address has one entry.
+    /// Pins a region. Returns false if the kernel refuses. A region that overlaps a different registered one is
+    /// refused, since each address has one entry.
     pub(super) fn register(&mut self, submitter: &Submitter<'_>, region: &Region) -> bool {
         if let Some(known) = self.position(region) {
             self.regions[known].uses += 1;
@@ -89,7 +88,7 @@ impl BufferTable {
         true
     }
 
-    /// Unpins a region when it has been unregistered as often as registered.
+    /// Unpins a region once it has been unregistered as often as registered.
     pub(super) fn unregister(&mut self, submitter: &Submitter<'_>, region: &Region) {
         let Some(known) = self.position(region) else {
             return;
@@ -120,7 +119,7 @@ impl BufferTable {
 
     fn release(&mut self, submitter: &Submitter<'_>, registered: &Registered) {
         for &entry in &registered.entries {
-            // An entry that cannot be emptied is not used again; the ring's end frees it.
+            // An entry that cannot be emptied is not used again. Closing the ring frees it.
             if update(submitter, entry, 0, 0) {
                 self.free.push(entry);
             }
@@ -132,8 +131,8 @@ impl BufferTable {
 /// Fills one entry of the kernel's table, or empties it (address and length 0).
 fn update(submitter: &Submitter<'_>, entry: u16, addr: usize, len: usize) -> bool {
     let iovec = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len };
-    // SAFETY: the memory is alive: `Registered` holds its region until after the entry has been emptied,
-    // and the kernel pins the pages, so they stay even if an op in flight outlives the entry.
+    // SAFETY: the memory is alive: `Registered` keeps its region until after the entry is emptied. The kernel pins the
+    // pages, so they stay even if an op in flight outlives the entry.
     unsafe { submitter.register_buffers_update(u32::from(entry), &[iovec], None).is_ok() }
 }
 
@@ -148,7 +147,7 @@ mod tests {
 
     const ENTRY_BYTES: usize = 64 << 10;
 
-    /// A table whose entries hold 64 KiB, so that long regions are cheap; `None` where there is no `io_uring`.
+    /// Creates a table whose entries cover 64 KiB, so that long regions are cheap. `None` without `io_uring`.
     fn small_table() -> Option<(IoUring, BufferTable)> {
         let ring = IoUring::new(4).inspect_err(|error| eprintln!("SKIPPED: {error}")).ok()?;
         let mut table = BufferTable::new(&ring.submitter());
@@ -178,13 +177,13 @@ mod tests {
     #[test]
     fn a_region_that_is_refused_halfway_leaves_nothing_behind() {
         let Some((ring, mut table)) = small_table() else { return };
-        // SAFETY: a new mapping of its own, which the test never unmaps.
+        // SAFETY: a new mapping, which the test never unmaps.
         let start = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             libc::mmap(std::ptr::null_mut(), 2 * ENTRY_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
         };
         assert_ne!(start, libc::MAP_FAILED);
-        // SAFETY: the second half of that mapping; nothing accesses it.
+        // SAFETY: the second half of that mapping, which nothing accesses.
         let result = unsafe { libc::mprotect(start.add(ENTRY_BYTES), ENTRY_BYTES, libc::PROT_NONE) };
         assert_eq!(result, 0);
         // SAFETY: the test never touches the bytes, and the kernel may not.

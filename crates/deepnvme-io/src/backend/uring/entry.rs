@@ -1,4 +1,4 @@
-//! One op in the words of `io_uring`: the kind of entry, its memory and its file.
+//! Encodes one op for `io_uring`: the kind of entry, its memory and its file.
 
 use std::os::fd::AsRawFd;
 use std::ptr;
@@ -12,9 +12,9 @@ use super::files::Lease;
 use crate::backend::inflight::Memory;
 use crate::op::{Op, OpKind};
 
-/// Words `op`, whose memory is `memory` and whose file is named as `lease` says.
+/// Encodes `op`, with its `memory`, and with its file as in `lease`.
 pub(super) fn of(op: &Op, memory: Memory, lease: Lease, buffers: &BufferTable) -> Entry {
-    // The two ways of naming a file are two types to `io_uring`, and its trait over them is sealed.
+    // `io_uring` has two types for the two kinds of file reference, and its trait over them is sealed.
     macro_rules! with_file {
         ($file:ident => $entry:expr) => {
             match lease.entry {

@@ -1,8 +1,8 @@
-//! Registered files: an open file that is used much gets an entry in the ring's own table, which
-//! saves the kernel two atomic steps on the shared file for every op.
+//! Registered files: a frequently used file gets an entry in the ring's table, which saves the kernel two atomic
+//! operations on the shared file per op.
 //!
-//! The table keeps a file open that its owner has closed, so an entry lives only while ops of the file
-//! keep coming: it goes when the queue runs empty, when its owner is gone, or when another file needs it.
+//! The table keeps a file open that its owner has closed, so an entry lives only while ops of the file keep coming. It
+//! is cleared when the queue is empty, when its owner is gone, or when another file needs it.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
@@ -11,12 +11,12 @@ use io_uring::Submitter;
 
 /// Entries of the table.
 const FILES_MAX: usize = 64;
-/// Ops of one file without a pause of the queue after which the two calls of registering pay.
+/// Ops of one file, without an empty queue between them, after which the two calls of registering pay off.
 const OPS_BEFORE_REGISTERING: u32 = 64;
 /// An empty entry.
 const NO_FILE: RawFd = -1;
 
-/// The ring's table of files, and the files that may be on their way into it.
+/// The ring's table of files, and the candidates for it.
 pub(super) struct FileTable {
     entries: Vec<Entry>,
     recent: usize,
@@ -25,31 +25,31 @@ pub(super) struct FileTable {
 
 #[derive(Default)]
 struct Entry {
-    /// `Weak`, so that an entry neither keeps a file open nor lets its address be used for another one.
+    /// `Weak`, so that an entry neither keeps a file open nor lets its address be reused.
     file: Weak<OwnedFd>,
     ops_seen: u32,
     in_flight: u32,
     registered: bool,
 }
 
-/// How an op names its file to the kernel, and the entry to give back when it is done.
+/// An op's reference to its file, and the entry to release when it is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Lease {
     /// The entry that counts this op.
     pub(super) entry: Option<u16>,
-    /// Whether the op is to use the entry instead of the descriptor.
+    /// Whether the op uses the entry instead of the descriptor.
     pub(super) registered: bool,
 }
 
 impl FileTable {
-    /// An empty table; without kernel support every file goes by its descriptor.
+    /// Creates an empty table. Without kernel support, every op uses the descriptor.
     pub(super) fn new(submitter: &Submitter<'_>) -> Self {
         let enabled = submitter.register_files_sparse(FILES_MAX as u32).is_ok();
         let entries = if enabled { (0..FILES_MAX).map(|_| Entry::default()).collect() } else { Vec::new() };
         Self { entries, recent: 0, enabled }
     }
 
-    /// Whether the kernel gave us a table.
+    /// Returns whether the kernel supports the table.
     pub(super) fn is_enabled(&self) -> bool {
         self.enabled
     }
@@ -63,14 +63,14 @@ impl FileTable {
         let entry = &mut self.entries[index];
         entry.ops_seen = entry.ops_seen.saturating_add(1);
         entry.in_flight += 1;
-        // Exactly at the threshold, so that a refusal is not asked for again with every op.
+        // Exactly at the threshold, so that a refused request is not repeated for every op.
         if !entry.registered && entry.ops_seen == OPS_BEFORE_REGISTERING {
             entry.registered = submitter.register_files_update(index as u32, &[file.as_raw_fd()]).is_ok();
         }
         Lease { entry: Some(index as u16), registered: entry.registered }
     }
 
-    /// Takes back the lease of an op that is done.
+    /// Releases the lease of a completed op.
     pub(super) fn give_back(&mut self, lease: Lease) {
         if let Some(index) = lease.entry {
             let entry = &mut self.entries[usize::from(index)];
@@ -79,8 +79,8 @@ impl FileTable {
         }
     }
 
-    /// Unregisters the files that nothing is in flight for: all of them when the queue is `idle`,
-    /// otherwise those that their owner has dropped.
+    /// Unregisters files without ops in flight: all of them if the queue is `idle`, otherwise those that their owner
+    /// has dropped.
     pub(super) fn sweep(&mut self, submitter: &Submitter<'_>, idle: bool) {
         for index in 0..self.entries.len() {
             let entry = &self.entries[index];
@@ -98,7 +98,7 @@ impl FileTable {
         self.entries.iter().position(is_same)
     }
 
-    /// An entry for a new file: a free one, or one that nothing is in flight for.
+    /// Returns an entry for a new file: a free one, or one without ops in flight.
     fn claim(&mut self, submitter: &Submitter<'_>, file: &Arc<OwnedFd>) -> Option<usize> {
         let free = self.entries.iter().position(|entry| entry.ops_seen == 0);
         let index = free.or_else(|| self.entries.iter().position(|entry| entry.in_flight == 0))?;
@@ -109,7 +109,7 @@ impl FileTable {
 
     fn clear(&mut self, submitter: &Submitter<'_>, index: usize) {
         if self.entries[index].registered {
-            // Emptying an entry allocates nothing and can only be refused for a table that is not there.
+            // Emptying an entry allocates nothing, and is only refused without a table.
             let _ = submitter.register_files_update(index as u32, &[NO_FILE]);
         }
         self.entries[index] = Entry::default();

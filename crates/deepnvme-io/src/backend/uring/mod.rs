@@ -1,7 +1,7 @@
-//! `io_uring`: ops are written into a ring that is shared with the kernel, many of them cost one system call.
+//! `io_uring`: ops are written into a ring shared with the kernel. Many ops cost one system call.
 //!
-//! `ring` opens the ring and enters the kernel, `files` and `buffers` are the kernel's tables of what is
-//! used much, `entry` words an op for the kernel. This file is the queue: what is in flight, and the waker.
+//! `ring` opens the ring and enters the kernel. `files` and `buffers` are the kernel's tables of frequently used files
+//! and memory. `entry` encodes an op. This file is the queue: the ops in flight, and the waker.
 #![allow(unsafe_code)]
 
 mod buffers;
@@ -26,14 +26,14 @@ use crate::config::SubmitMode;
 use crate::error::Result;
 use crate::op::{Completion, Op, Submit};
 
-/// The deepest queue: the kernel's largest ring, less the entry that polls the waker.
+/// Maximum queue depth: the kernel's largest ring, minus the entry that polls the waker.
 const DEPTH_MAX: u32 = 32 * 1024 - 1;
 
 /// The `io_uring` backend.
 pub struct UringBackend {
     ring: Ring,
     ops: InFlight,
-    /// By slot, how the op there names its file.
+    /// File reference of each op, by slot.
     leases: Vec<Lease>,
     files: FileTable,
     buffers: BufferTable,
@@ -42,10 +42,10 @@ pub struct UringBackend {
 }
 
 impl UringBackend {
-    /// Opens a ring with the best flags that this kernel has.
+    /// Opens a ring with the best flags of this kernel.
     ///
     /// # Errors
-    /// What `io_uring_setup` said: not in this kernel, forbidden, no memory.
+    /// The error of `io_uring_setup`: not in this kernel, forbidden, or no memory.
     pub fn open(setup: &BackendSetup) -> Result<Self> {
         Self::open_in(setup, &Mode::ALL)
     }
@@ -61,7 +61,7 @@ impl UringBackend {
         Ok(Self { ring, ops, leases, files, buffers, submit: setup.submit, waker })
     }
 
-    /// What this ring was given, in words.
+    /// Describes the features of this ring.
     #[must_use]
     pub fn describe(&self) -> String {
         let has = |enabled: bool| if enabled { "yes" } else { "no" };
@@ -80,7 +80,7 @@ impl UringBackend {
         self.ring.enter(wait, self.ops.len().saturating_sub(queued))
     }
 
-    /// Takes the completions that are in view.
+    /// Takes the visible completions.
     fn harvest(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
         let Self { ring, ops, leases, files, waker, .. } = self;
         for entry in ring.completions() {
@@ -111,8 +111,8 @@ impl Drop for UringBackend {
             }
             completions.clear();
         }
-        // The ring is taken apart in the background after its descriptor is closed; what others could
-        // notice (open files, locked memory) is given back here and now.
+        // The kernel destroys the ring in the background after its descriptor is closed. Externally visible resources
+        // (open files, locked memory) are released here.
         self.files.sweep(&self.ring.submitter(), true);
         self.buffers.clear(&self.ring.submitter());
     }
@@ -145,7 +145,7 @@ impl Backend for UringBackend {
             assert!(pushed, "the ring has a free entry: it was looked at above");
         }
         if self.submit == SubmitMode::Single {
-            // What goes wrong here leaves the entry in the queue, and the next flush or reap reports it.
+            // After an error, the entry stays in the queue, and the next flush or reap reports it.
             let _ = self.enter(false);
         }
         Submit::Queued
@@ -159,7 +159,7 @@ impl Backend for UringBackend {
             }
             self.enter(false)?;
             if self.ring.queued() >= queued {
-                // The kernel takes no more now; the rest goes with the next reap, which can wait.
+                // The kernel accepts no more now. The next reap submits the rest, and can wait.
                 return Ok(());
             }
         }

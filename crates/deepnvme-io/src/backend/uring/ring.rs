@@ -1,4 +1,4 @@
-//! The ring itself: opening it with the best flags that this kernel has, and entering the kernel.
+//! The ring: opens it with the best flags of this kernel, and enters the kernel.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -9,15 +9,15 @@ use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Errno;
 
-/// How often the kernel may refuse to take submissions (no memory) while nothing is in flight.
+/// Maximum refusals of submissions (no memory) while nothing is in flight.
 const STALLS_MAX: u32 = 200;
-/// How long to leave the kernel alone after such a refusal.
+/// Pause after such a refusal.
 const STALL_PAUSE: Duration = Duration::from_millis(1);
 
-/// One way to set a ring up, best first.
+/// One way to set up a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mode {
-    /// Linux 6.1: completions are worked on only when this thread asks, without interrupting it.
+    /// Linux 6.1: completions run only when this thread asks, without interrupting it.
     DeferTaskrun,
     /// Linux 5.19: completions do not interrupt this thread while it runs.
     CoopTaskrun,
@@ -54,14 +54,14 @@ impl Mode {
 pub(super) struct Ring {
     inner: IoUring,
     mode: Mode,
-    /// Refusals in a row while nothing was in flight.
+    /// Consecutive refusals while nothing was in flight.
     stalls: u32,
-    /// Whether the kernel has ever taken an entry.
+    /// Whether the kernel has ever accepted an entry.
     has_taken: bool,
 }
 
 impl Ring {
-    /// Opens a ring of at least `entries` submissions in the first of `modes` that this kernel has.
+    /// Opens a ring of at least `entries` submissions in the first of `modes` that this kernel supports.
     pub(super) fn open(entries: u32, modes: &[Mode]) -> Result<Self> {
         let mut refusal = Errno::INVAL;
         for &mode in modes {
@@ -72,7 +72,7 @@ impl Ring {
                 }
                 Err(error) => refusal = errno_of(&error),
             }
-            // EINVAL is how a kernel says that it does not know a flag; anything else meets every mode.
+            // A kernel returns EINVAL for an unknown flag. Any other error applies to every mode.
             if refusal != Errno::INVAL {
                 break;
             }
@@ -80,53 +80,53 @@ impl Ring {
         Err(Error::os("io_uring_setup", refusal))
     }
 
-    /// The set-up flags in words.
+    /// Returns the set-up flags as text.
     pub(super) fn flags(&self) -> &'static str {
         self.mode.flags()
     }
 
-    /// For registering buffers and files.
+    /// Returns the submitter, to register buffers and files.
     pub(super) fn submitter(&self) -> io_uring::Submitter<'_> {
         self.inner.submitter()
     }
 
-    /// Puts an entry into the submission queue; false when the queue is full.
+    /// Adds an entry to the submission queue. Returns false if the queue is full.
     ///
     /// # Safety
-    /// What the entry names (memory, iovecs, descriptor) stays valid until its completion has been seen.
+    /// The entry's memory, iovecs and descriptor stay valid until its completion has been seen.
     pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller guarantees it.
         unsafe { self.inner.submission().push(entry).is_ok() }
     }
 
-    /// Entries that the kernel has not taken yet.
+    /// Returns the number of entries that the kernel has not accepted yet.
     pub(super) fn queued(&mut self) -> usize {
         self.inner.submission().len()
     }
 
-    /// Whether `push` would be refused.
+    /// Returns whether `push` would be refused.
     pub(super) fn is_full(&mut self) -> bool {
         self.inner.submission().is_full()
     }
 
-    /// Whether the kernel has taken any entry, ever; before that it cannot know of any memory.
+    /// Returns whether the kernel has ever accepted an entry. Before that it cannot access any memory.
     pub(super) fn has_taken(&self) -> bool {
         self.has_taken
     }
 
-    /// Whether a visit to the kernel would do something: submit, or bring completions into view.
+    /// Returns whether entering the kernel would submit ops or make completions visible.
     pub(super) fn has_work(&mut self) -> bool {
         let submission = self.inner.submission();
         !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
     }
 
-    /// The completions that are in view.
+    /// Returns the visible completions.
     pub(super) fn completions(&mut self) -> cqueue::CompletionQueue<'_> {
         self.inner.completion()
     }
 
-    /// Submits what is queued and, if `wait`, waits for one completion. `kernel_ops` ops are in the kernel
-    /// already. May return early (a signal, a partial submission); the caller looks and comes again.
+    /// Submits the queued entries and, if `wait`, waits for one completion. `kernel_ops` ops are in the kernel already.
+    /// May return early (a signal, a partial submission): the caller checks and repeats.
     pub(super) fn enter(&mut self, wait: bool, kernel_ops: u32) -> Result<()> {
         let queued = self.queued();
         let taken = match self.enter_once(queued, wait) {
@@ -144,7 +144,7 @@ impl Ring {
         self.stalled(wait, kernel_ops)
     }
 
-    /// The kernel took nothing: waits for what is in flight to end, or a little, before the next attempt.
+    /// Handles a kernel that accepted nothing: waits for ops in flight, or briefly, before the next attempt.
     fn stalled(&mut self, wait: bool, kernel_ops: u32) -> Result<()> {
         if kernel_ops > 0 {
             return match self.enter_once(0, wait) {
@@ -166,23 +166,23 @@ impl Ring {
     }
 
     fn enter_once(&self, to_submit: usize, wait: bool) -> Result<usize, Errno> {
-        // GETEVENTS also makes the kernel run deferred completions and show overflown ones.
+        // GETEVENTS also makes the kernel run deferred completions and flush overflown ones.
         let flags = EnterFlags::GETEVENTS.bits();
-        // SAFETY: the argument pointer is null (no signal mask); the queue's entries are valid by `push`.
+        // SAFETY: the argument pointer is null (no signal mask). The queue's entries are valid by `push`.
         let result =
             unsafe { self.inner.submitter().enter::<libc::sigset_t>(to_submit as u32, u32::from(wait), flags, None) };
         result.map_err(|error| errno_of(&error))
     }
 }
 
-/// Checks that the kernel knows every kind of entry that we submit.
+/// Checks that the kernel supports every kind of entry that this backend submits.
 fn check_ops(ring: &IoUring) -> Result<()> {
     let mut probe = Probe::new();
     match ring.submitter().register_probe(&mut probe).map_err(|error| errno_of(&error)) {
         Ok(()) => {}
-        // Before Linux 5.6 there was neither this question nor plain reads and writes.
+        // Before Linux 5.6, neither this probe nor plain reads and writes existed.
         Err(Errno::INVAL) => return Err(too_old()),
-        // A filter that refuses registration leaves the question open; the first transfer answers it.
+        // A filter refuses registration, so support is unknown until the first transfer.
         Err(_) => return Ok(()),
     }
     let needed = [
@@ -206,7 +206,7 @@ fn too_old() -> Error {
     )
 }
 
-/// The error number inside an `io::Error` that came from a system call.
+/// Returns the error number of an `io::Error` from a system call.
 pub(super) fn errno_of(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }

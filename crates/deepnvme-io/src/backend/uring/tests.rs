@@ -1,4 +1,4 @@
-//! What only some kernels would show: every mode of the ring on this one.
+//! Runs every ring mode on this kernel.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use crate::op::{OpKind, Token};
 const OPS: usize = 100;
 const BLOCK_BYTES: usize = 4096;
 
-/// A file in memory whose blocks are all different.
+/// Creates a file in memory whose blocks all differ.
 fn file_of_blocks() -> (Arc<OwnedFd>, Vec<u8>) {
     let content: Vec<u8> = (0..OPS * BLOCK_BYTES).map(|at| (at / BLOCK_BYTES * 31 + at * 7) as u8).collect();
     let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();

@@ -1,4 +1,4 @@
-//! The poll of the waker's eventfd that is always in the ring, and in no one's count of ops.
+//! The poll of the waker's eventfd. It is always in the ring, and does not count as an op.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use crate::backend::eventfd::WakeEvent;
 use crate::error::{Error, Result};
 use crate::op::Errno;
 
-/// What completions of the poll carry where those of ops carry their slot.
+/// The `user_data` of the poll's completions. Those of ops have a slot number there.
 pub(super) const WAKE_DATA: u64 = u64::MAX;
 
 /// The eventfd, its poll, and whether it has fired.
 pub(super) struct Waker {
     event: Arc<WakeEvent>,
     armed: bool,
-    /// One poll for many wakes; off on kernels before 5.13.
+    /// One poll for many wakes. Off on kernels before 5.13.
     multishot: bool,
-    /// A wake has been seen and no blocking `reap` has ended by it yet.
+    /// A wake arrived, and no blocking `reap` has returned for it yet.
     woken: bool,
 }
 
@@ -28,17 +28,17 @@ impl Waker {
         Ok(Self { event: WakeEvent::new()?, armed: false, multishot: true, woken: false })
     }
 
-    /// What other threads wake with.
+    /// Returns the event that other threads wake with.
     pub(super) fn event(&self) -> &Arc<WakeEvent> {
         &self.event
     }
 
-    /// Whether a blocking `reap` is to end.
+    /// Returns whether a blocking `reap` must return.
     pub(super) fn is_woken(&self) -> bool {
         self.woken
     }
 
-    /// A blocking `reap` ends by the wakes so far.
+    /// Clears the wakes so far, when a blocking `reap` returns for them.
     pub(super) fn clear(&mut self) {
         if self.woken {
             self.woken = false;
@@ -46,7 +46,7 @@ impl Waker {
         }
     }
 
-    /// Puts the poll into the ring if it is not there.
+    /// Adds the poll to the ring if it is not there.
     pub(super) fn arm(&mut self, ring: &mut Ring) {
         if self.armed {
             return;
@@ -59,7 +59,7 @@ impl Waker {
         self.armed = unsafe { ring.push(&poll) };
     }
 
-    /// Takes note of a completion of the poll.
+    /// Records a completion of the poll.
     pub(super) fn note(&mut self, entry: &cqueue::Entry) -> Result<()> {
         if !cqueue::more(entry.flags()) {
             self.armed = false;
