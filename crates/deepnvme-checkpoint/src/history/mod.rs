@@ -326,8 +326,7 @@ impl History {
     /// Makes a checkpoint count by replacing the manifest. Its files are on disk and may have private names.
     ///
     /// # Errors
-    /// `Io` for errors of the folder, or `Locked`. After an error, [`counts`](Self::counts) tells whether it counts
-    /// anyway.
+    /// `Io` for errors of the folder, or `Locked`. [`counts`](Self::counts) then tells whether it counts anyway.
     pub fn publish(&self, entry: &Entry) -> Result<()> {
         let _turn = locked(&self.turn);
         self.make_sure()?;
