@@ -1,5 +1,4 @@
-//! Reading a byte range. The memory offset within a page equals the file offset within a block, so direct I/O needs no
-//! copy.
+//! Reading a byte range to the same offset within a page as within a block, so that direct I/O needs no copy.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -285,7 +285,7 @@ impl FileReader {
     }
 
     /// Copies from the page cache on this thread. Returns the number of bytes. At the end of the file it is 0, and the
-    /// engine reports the error.
+    /// engine reports that.
     fn read_cached(&mut self, offset: u64, memory: &Region) -> Result<usize> {
         self.through_cache()?.read_through_cache(offset, memory)
     }

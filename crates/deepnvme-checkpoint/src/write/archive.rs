@@ -80,8 +80,7 @@ impl Layout for ArchiveLayout {
         let frame = Frame { file_bytes, index_offset, index_bytes: file_bytes - index_offset };
         let cells = sums.iter().enumerate().map(|(record, sums)| (self.plan.name(record), sums.chunks.as_slice()));
         let mut text = checksums::encode(cells, frame).into_bytes();
-        // The sidecar's checksum covers this index, which contains the sidecar's CRC-32. Both are excluded from that
-        // checksum.
+        // The sidecar's checksum covers this index, which contains the sidecar's CRC-32: both are excluded.
         let record = &self.plan.records()[self.records];
         let text_at = (record.data_offset - index_offset) as usize;
         let digits = INDEX_DIGITS.start + text_at..INDEX_DIGITS.end + text_at;

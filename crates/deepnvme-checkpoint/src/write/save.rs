@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// Options of a save.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
-    /// What survives a power cut once the save returns.
+    /// Guarantees after a power cut, once the save returns.
     pub durability: Durability,
     /// Whether to store checksums of each tensor.
     pub has_sums: bool,

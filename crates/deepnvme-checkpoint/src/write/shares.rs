@@ -1,8 +1,8 @@
 //! Dividing a file among several writers. Pure.
 //!
-//! All shares but the last have one size and start on blocks, so that no writer reads before it writes. The part files
-//! of writers without a shared file system form a stripe set of one row: read through its manifest, or joined with
-//! `cat`, they are the file.
+//! All shares but the last have one size, a multiple of the block, so that no writer reads before it writes. The part
+//! files of writers without a shared file system form a stripe set of one row: read through its manifest, or joined
+//! with `cat`, they are the file.
 
 use std::ops::Range;
 

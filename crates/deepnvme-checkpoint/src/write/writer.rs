@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::progress::Progress;
 use crate::sync::{Mutex, MutexGuard, OnceLock};
 
-/// Writes in flight per thread. Virtual devices complete all writes at once, so as many more pieces are assembled
+/// Writes in flight per thread. Virtual devices report completions in bulk, so as many more pieces are assembled
 /// meanwhile to keep the device busy.
 const IN_AIR: usize = 6;
 /// Slots per thread, within [`POOL_BYTES_MAX`].

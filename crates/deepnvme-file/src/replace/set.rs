@@ -133,8 +133,7 @@ impl SetReplacement {
         }
     }
 
-    /// Creates the members. A file without a name vanishes with this process, so the list may follow before it is
-    /// named.
+    /// Creates the members. A nameless file vanishes with this process, so it is listed only before it gets its name.
     fn make_unnamed(&mut self) -> Result<()> {
         let unnamed = |path: &PathBuf| match fs::open_unnamed(fs::folder_of(path)) {
             Ok(file) => Ok(Unplaced::Unnamed(file)),
@@ -441,7 +440,7 @@ impl Owned {
         self.all().map(|(path, _)| path.as_path())
     }
 
-    /// Removes all files except those in `kept`. Returns whether none of its own is left.
+    /// Removes all files except those in `kept`. Returns false if one may be left.
     fn remove(&self, kept: &HashSet<Identity>) -> bool {
         let mut are_gone = true;
         for (path, stated) in self.all() {
@@ -514,7 +513,7 @@ fn remove_listed<'a>(
     are_gone && sync_folders_of(listed.map(|(path, _)| path))
 }
 
-/// Removes an unlisted member if its identity matches the list. Returns whether this set's file is gone.
+/// Removes an unlisted member if its identity matches the list. Returns false if it may be left.
 fn remove_member(path: &Path, stated: &str, live: &HashSet<Identity>) -> bool {
     let is_ours = |stat: &Stat| {
         stat.kind == Kind::File && stat.user == fs::user() && stated == mark(stat) && !live.contains(&stat.identity)
