@@ -127,7 +127,7 @@ impl FileWriter {
     /// Writes the rest, syncs as the durability requires, and gives the file its name.
     ///
     /// # Errors
-    /// The first failure. The old file of that name is then intact, and the temporary is removed.
+    /// The first failure. The old file is then intact, and the temporary is removed.
     pub fn commit(self) -> Result<()> {
         self.commit_unless(&AtomicBool::new(false))
     }

@@ -74,7 +74,7 @@ fn is_pending(path: &Path, stat: &Stat, private: &str, name: &str, entry: &Entry
     }
 }
 
-/// Returns whether a file's content matches the manifest's record of that name.
+/// Returns whether a file's content matches the manifest's record under `name`.
 pub(super) fn is_as_listed(path: &Path, name: &str, entry: &Entry) -> Result<bool, Errno> {
     let index = if entry.is_folder() { path.join(SHARDS_LIST) } else { path.to_path_buf() };
     let file = match fs::open(&index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY, 0) {

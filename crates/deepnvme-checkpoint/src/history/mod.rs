@@ -294,7 +294,7 @@ impl History {
             .collect())
     }
 
-    /// Reserves a name for a checkpoint of that step. No file here or in `taken` has it. It stays reserved until
+    /// Reserves a name for a checkpoint of this step. No file here or in `taken` has it. It stays reserved until
     /// [`free`](Self::free).
     ///
     /// # Errors

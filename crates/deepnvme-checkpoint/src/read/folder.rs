@@ -22,7 +22,7 @@ pub const SHARDS_LIST: &str = "deepnvme.json";
 const INDEX_BYTES_MAX: u64 = 256 << 20;
 /// How often a set may be replaced while its files are being opened.
 const REPLACEMENTS_MAX: usize = 100;
-/// Names to search for in a folder, in order of preference: one file of that name, or its index.
+/// Names to search for in a folder, in order of preference: a file, or its index.
 const IN_FOLDER: [&str; 3] = ["model.safetensors", "pytorch_model.bin", "diffusion_pytorch_model.safetensors"];
 
 /// One of the files that a path refers to.

@@ -21,7 +21,7 @@ pub struct Share {
 }
 
 impl Save {
-    /// Writes the independent parts of that range of the file, one of [`shares`](super::shares), into a file whose
+    /// Writes the independent parts of this range of the file, one of [`shares`](super::shares), into a file whose
     /// first byte is the byte `base`. [`Share::finish`] writes the rest.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ impl Save {
     }
 }
 
-/// Creates a private file of that length, which replaces the target later. A full disk fails before any write, and no
+/// Creates a private file of this length, which replaces the target later. A full disk fails before any write, and no
 /// write extends the file.
 ///
 /// # Errors

@@ -108,7 +108,7 @@ impl Temporary {
         self.is_kept = true;
     }
 
-    /// Renames the file to `target`, replacing any file of that name.
+    /// Renames the file to `target`, replacing any existing file.
     ///
     /// # Errors
     /// The error of the kernel.
