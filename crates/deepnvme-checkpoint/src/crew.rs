@@ -1,4 +1,4 @@
-//! Work that several threads share, until it is done or one of them fails.
+//! A thread pool: several threads share work until it is done or one of them fails.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,23 +9,23 @@ use crate::sync::{AtomicBool, AtomicUsize, Mutex, thread};
 use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::start_thread;
 
-/// Threads at most: each copies and hashes several gigabytes a second.
+/// Maximum number of threads. Each copies and hashes several gigabytes a second.
 pub(crate) const THREADS_MAX: usize = 8;
 
-/// How many threads so many items are worth.
+/// Returns how many threads to use for `items` items.
 pub(crate) fn threads(items: usize) -> usize {
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     cores.min(THREADS_MAX).min(items).max(1)
 }
 
-/// How many beside those of the engine: half of the processors. A device of a virtual machine has nothing to do while a
-/// worker of the engine waits for a processor, and one thread fills buffers faster than most disks empty them.
+/// Returns how many threads to use next to the engine's workers: half of the cores. A virtual device idles while a
+/// worker waits for a core, and one thread fills buffers faster than most disks empty them.
 pub(crate) fn threads_beside_workers(items: usize) -> usize {
     (threads(usize::MAX) / 2).min(items).max(1)
 }
 
-/// Has `threads` threads, this one among them, take the items in their order. Each has a `scratch` of its own. The
-/// first failure is returned, and nothing new is begun after it. Where no more threads are to be had, fewer do it all.
+/// Runs `work` for each item, in order, on `threads` threads including this one. Each thread has its own `scratch`.
+/// After the first failure, which is returned, no new item starts. If threads cannot be started, fewer do all the work.
 pub(crate) fn each<T: Sync, S>(
     threads: usize,
     items: &[T],
@@ -40,7 +40,7 @@ pub(crate) fn each<T: Sync, S>(
             if is_over.load(Ordering::Relaxed) {
                 return;
             }
-            // A panic is an error as any other: the other threads end, and whoever waits for all of them is told.
+            // Handle a panic as an error: the other threads stop, and the caller gets it.
             let done = catch_unwind(AssertUnwindSafe(|| work(&mut scratch, item)));
             if let Err(error) = done.unwrap_or_else(|panic| Err(panicked(&*panic))) {
                 is_over.store(true, Ordering::Relaxed);

@@ -1,27 +1,27 @@
-//! What can go wrong with a checkpoint.
+//! The errors of this crate.
 
 use std::path::PathBuf;
 
 use deepnvme_io::shown;
 
-/// The result of every call that can fail.
+/// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failed save or load.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The engine, the file system or the disk.
+    /// An error of the engine, the file system or the disk.
     #[error(transparent)]
     Io(#[from] deepnvme_io::Error),
-    /// The file is not what it says it is, or not what this crate reads; or what is to be saved has no such format.
+    /// The file is malformed or of an unsupported format, or the data to save does not fit the format.
     #[error("{}: {source}", shown::path(path))]
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: deepnvme_format::Error,
     },
-    /// The bytes are not those that were saved.
+    /// The data differs from the saved data.
     #[error(
         "{}: the bytes of {name:?} at offset {offset} are not those that were saved ({bytes} bytes, {sums}); \
              restore the file from a copy, or load it with verify='off' to have what is there",
@@ -32,14 +32,14 @@ pub enum Error {
         path: PathBuf,
         /// The record or tensor.
         name: String,
-        /// Where the damaged stretch begins.
+        /// Offset of the damaged range.
         offset: u64,
-        /// How long it is.
+        /// Size of the damaged range.
         bytes: u64,
-        /// Which sums differ.
+        /// The checksums that differ.
         sums: &'static str,
     },
-    /// The list of a checkpoint in several files is not the one that was saved.
+    /// The file list of a checkpoint differs from the saved one.
     #[error(
         "{}: this list of files is not the one that was saved: its checksum does not match; restore it from a copy, or \
          remove it where a newer file has taken its place. If another program has edited it on purpose, remove {:?} and \
@@ -52,7 +52,7 @@ pub enum Error {
         /// The list.
         path: PathBuf,
     },
-    /// A record's header stands elsewhere than the directory of the archive lets one expect: read all headers first.
+    /// A record's header has another length than the archive's directory implies. Read all headers first.
     #[error("{}: the header of {name:?} has an unusual length", shown::path(path))]
     Moved {
         /// The file.
@@ -60,17 +60,17 @@ pub enum Error {
         /// The record.
         name: String,
     },
-    /// Full verification was asked for, and the file has nothing to verify with.
+    /// Full verification was requested, but the file contains no checksums.
     #[error("{}: {}; files that deepnvme saves have them, for this one use verify='sample'", shown::path(path),
             if *is_stale { "the checksums in the file were made for another file, and copied into this one" }
             else { "the file has no checksums" })]
     NoSums {
         /// The file.
         path: PathBuf,
-        /// Whether it has checksums that were made for another file.
+        /// Whether the file's checksums were made for another file.
         is_stale: bool,
     },
-    /// Somebody else saves into the folder.
+    /// Another process saves into the folder.
     #[error(
         "{}: {holder} saves into this folder; close its Checkpointer, or save into another folder. Reading needs no lock",
         shown::path(path)
@@ -81,7 +81,7 @@ pub enum Error {
         /// Process, machine and time.
         holder: String,
     },
-    /// The list of a folder's checkpoints is damaged.
+    /// The manifest of a folder is damaged.
     #[error(
         "{}: this is no manifest of checkpoints ({detail}); move it away, and name a checkpoint's file",
         shown::path(path)
@@ -89,13 +89,13 @@ pub enum Error {
     Manifest {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         detail: String,
     },
-    /// A bug: a thread that worked on it has panicked.
+    /// A bug: a worker thread panicked.
     #[error("a thread of deepnvme has panicked ({0}); report this as a bug")]
     Panicked(String),
-    /// Somebody asked to stop.
+    /// The caller requested a stop.
     #[error("interrupted")]
     Interrupted,
 }

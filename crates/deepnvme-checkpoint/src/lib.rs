@@ -1,15 +1,16 @@
-//! Checkpoints: state dicts to and from torch archives and safetensors files, at the speed of the disk.
+//! Checkpoints: save and load state dicts as torch archives and safetensors files, at disk speed.
 //!
-//! Writing: `deepnvme_format` lays the file out; `write::spans` cuts it into pieces, purely; threads fill pooled slots with
-//! what belongs there (`image`), hash it while it is in the cache, and have the engine write it directly (`writer`).
-//! Headers that hold sums come last. The file is synced and gets its name at once, or nothing is left of it.
+//! Writing: `deepnvme_format` lays out the file, and `write::spans` cuts it into pieces. Threads copy each piece into a
+//! pooled slot (`image`) and hash it while it is in the CPU cache, and the engine writes it with direct I/O (`writer`).
+//! Headers that contain checksums are written last. The file is synced and then gets its name, or nothing is left of
+//! it.
 //!
-//! Reading: `read::open` learns what a file holds; `read::arena` decides which stretches of it are mirrored in memory;
-//! the engine fills those directly, and `read::verify` compares what came with the sums.
+//! Reading: `read::open` parses the metadata of a file, and `read::arena` decides which byte ranges to mirror in
+//! memory. The engine reads them directly, and `read::verify` compares the data with the checksums.
 //!
-//! A folder of them: `history` knows which checkpoints count, who may write, and what goes.
+//! `history` manages a folder of checkpoints: which of them count, the writer's lock, and retention.
 //!
-//! Converting: `convert` plans the new file, whose records are read out of the old one when their turn comes.
+//! `convert` plans the new file and reads each record from the old file when it is due.
 //!
 //! ```
 //! use std::sync::Arc;

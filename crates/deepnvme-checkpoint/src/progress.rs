@@ -1,4 +1,4 @@
-//! How far a save or a load is, for somebody who looks on, and may have it stopped.
+//! The progress of a save or load, for an observer that may stop it.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
 use deepnvme_io::mem::sync::ignore_poison;
 
-/// Shared between who works and who looks on.
+/// Shared between the worker and the observer.
 #[derive(Debug, Default)]
 pub struct Progress {
     bytes_done: AtomicU64,
@@ -18,24 +18,25 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Bytes moved so far, and in all.
+    /// Bytes moved so far, and the expected total.
     #[must_use]
     pub fn bytes(&self) -> (u64, u64) {
         (self.bytes_done.load(Ordering::Relaxed), self.bytes_total.load(Ordering::Relaxed))
     }
 
-    /// Has the work end soon, with [`Error::Interrupted`].
+    /// Stops the work soon, with [`Error::Interrupted`].
     pub fn stop(&self) {
         self.is_stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it should.
+    /// Returns whether a stop was requested.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::Relaxed)
     }
 
-    /// Waits at most that long; whether a save has taken all bytes out of the caller's memory, which may change from then on.
+    /// Waits up to `timeout`. Returns whether a save has copied all data from the caller's memory, which may then
+    /// change.
     #[must_use]
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let is_filled = ignore_poison(self.is_filled.lock());
@@ -43,23 +44,23 @@ impl Progress {
         *ignore_poison(waited).0
     }
 
-    /// Also of a save that has failed: nobody looks at the memory any more.
+    /// Marks the memory as no longer read. Failed saves do this as well.
     pub fn mark_filled(&self) {
         *ignore_poison(self.is_filled.lock()) = true;
         self.filled.notify_all();
     }
 
-    /// So many bytes more will be moved.
+    /// Adds to the expected total.
     pub fn expect(&self, bytes: u64) {
         self.bytes_total.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// So many have been.
+    /// Adds to the bytes moved.
     pub fn advance(&self, bytes: u64) {
         self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Ends the work of who was asked to stop.
+    /// Fails if a stop was requested.
     ///
     /// # Errors
     /// [`Error::Interrupted`].

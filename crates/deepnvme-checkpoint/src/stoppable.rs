@@ -1,17 +1,17 @@
-//! Work that looks at no request to stop: it is left to a thread of its own when one comes.
+//! Work that does not poll for interruption: a thread of its own runs it, and is abandoned on request.
 
 use crate::error::Result;
 use crate::progress::Progress;
 
-/// How often the request is looked for.
+/// How often to poll for a stop request.
 #[cfg(not(simulated))]
 const LOOK: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Runs `work`, which changes nothing, until it is done or somebody asks to stop. Then the thread ends by itself, and
-/// what it found is dropped there.
+/// Runs `work`, which changes nothing, until it is done or a stop is requested. An abandoned thread ends by itself and
+/// drops its result.
 ///
 /// # Errors
-/// `Interrupted`, and what `work` fails with.
+/// `Interrupted`, and the errors of `work`.
 #[cfg(not(simulated))]
 pub fn until_stopped<T: Send + 'static>(
     progress: &Progress,
@@ -34,10 +34,10 @@ pub fn until_stopped<T: Send + 'static>(
     }
 }
 
-/// In a simulation nothing takes time.
+/// In a simulation, work takes no time.
 ///
 /// # Errors
-/// What `work` fails with.
+/// The errors of `work`.
 #[cfg(simulated)]
 pub fn until_stopped<T: Send + 'static>(
     progress: &Progress,

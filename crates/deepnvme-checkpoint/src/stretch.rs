@@ -1,4 +1,4 @@
-//! A part of a file, read into memory that is as far from a page as it is from a block: then most goes without a copy.
+//! Reading a byte range to the same offset within a page as within a block, so that direct I/O needs no copy.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::error::Result;
 
 const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
-/// The bytes of that range, when they have come.
+/// Reads a byte range and waits for it.
 pub(crate) fn read(engine: &Engine, file: &Arc<TensorFile>, range: &Range<u64>) -> Result<Region> {
     let (lead, bytes) = (range.start % BLOCK_BYTES, range.end - range.start);
     let buffer = Buffer::zeroed((lead + bytes) as usize);

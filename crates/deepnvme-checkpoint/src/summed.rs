@@ -1,4 +1,4 @@
-//! The checksum of a stretch of a small file, or of a file's index: what tells one file from another.
+//! The checksum of byte ranges of a file, such as its index. It identifies the file.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -9,21 +9,21 @@ use deepnvme_io::{Error as IoError, Result as IoResult, fs};
 
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// A stretch of a file.
+/// A byte range of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stretch {
-    /// The file, which is a regular one.
+    /// Path of the file, which must be a regular file.
     pub path: PathBuf,
-    /// Where it begins.
+    /// Offset of the range.
     pub offset: u64,
-    /// How long it is.
+    /// Size of the range.
     pub bytes: u64,
 }
 
-/// The CRC-64/NVME of stretches, one after the other; `None` where a file ends before its stretch does.
+/// Computes the CRC-64/NVME of concatenated byte ranges. Returns `None` if a file ends before its range.
 ///
 /// # Errors
-/// The kernel's refusal; `InvalidInput` for what is no regular file. A pipe is not waited for.
+/// The error of the kernel, or `InvalidInput` if it is not a regular file. Never waits for a pipe.
 pub fn crc64_of(stretches: &[Stretch]) -> IoResult<Option<u64>> {
     let mut hasher = Hasher::of_chunks();
     for Stretch { path, offset, bytes } in stretches {
@@ -36,14 +36,14 @@ pub fn crc64_of(stretches: &[Stretch]) -> IoResult<Option<u64>> {
     Ok(Some(hasher.finish().crc64))
 }
 
-/// The same of a stretch of a file that is open.
+/// Like [`crc64_of`], for one byte range of an open file.
 pub(crate) fn crc64(file: &OwnedFd, offset: u64, bytes: u64) -> Result<Option<u64>, Errno> {
     let mut hasher = Hasher::of_chunks();
     let is_whole = feed(&mut hasher, file, offset, bytes)?;
     Ok(is_whole.then(|| hasher.finish().crc64))
 }
 
-/// Whether the file has the whole stretch.
+/// Hashes a byte range. Returns whether the file contains all of it.
 fn feed(hasher: &mut Hasher, file: &OwnedFd, offset: u64, bytes: u64) -> Result<bool, Errno> {
     let mut chunk = vec![0; CHUNK_BYTES.min(bytes as usize)];
     let mut done = 0;

@@ -1,4 +1,4 @@
-//! Locks, atomics, threads and clocks: the standard library's, or those of the simulation.
+//! Locks, atomics, threads and clocks: from the standard library, or simulated.
 
 #[cfg(simulated)]
 pub(crate) use deepnvme_simulation_runtime::{

@@ -1,4 +1,4 @@
-//! A save over a disk that fails, stutters and dawdles: the file is right, or there is an error and the old file.
+//! Saving to a disk that fails, stutters and delays: the file is correct, or the save fails and keeps the old file.
 
 #![allow(clippy::unwrap_used)]
 
@@ -37,7 +37,7 @@ fn states(seed: u64) -> Vec<Vec<u8>> {
     ]
 }
 
-/// Saves over an old file; the new one is exactly as from a disk without faults, or the old one is there.
+/// Saves over an old file. Either the new file equals one from a faultless disk, or the old file is intact.
 fn save_over(path: &Path, save: Save, plan: FaultPlan) -> Result<u64, Error> {
     let (engine, faults) = faulty(plan);
     let old = std::fs::read(path).unwrap();

@@ -1,5 +1,4 @@
-//! States on GPUs: the file that one in the processor's memory makes, and loads that fill a GPU. Run with a fake driver for
-//! the driver.
+//! States on GPUs: saves equal those from host memory, and loads fill GPU memory. Uses a fake driver.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -25,7 +24,7 @@ use crate::fake_driver::{Gpu, GpuMemory, pattern};
 
 const SIZES: [usize; 8] = [0, 1, 5000, 70_000, 300_000, 1 << 20, (3 << 20) + 17, 900];
 
-/// What is on the GPUs and what is not, in turns; the streams that are to be waited for are those of the memory.
+/// Alternates between GPU and host memory. Saves must wait for the streams of the GPU memory.
 fn states(gpu: &Gpu) -> (Vec<Vec<u8>>, Vec<Option<GpuMemory>>) {
     let plain: Vec<_> = SIZES.iter().enumerate().map(|(i, bytes)| pattern((i as u64) << 32, *bytes)).collect();
     let on_gpu = |(i, bytes): (usize, &usize)| (i % 3 != 2).then(|| gpu.memory(i as u32 % 2, *bytes, (i as u64) << 32));
@@ -94,7 +93,7 @@ fn a_save_waits_for_the_streams_and_copies_no_tensor_as_a_whole() {
         bytes: Origin::memory(&engine, memory.region().after(stream)),
     };
     let save = Save::safetensors(&path, vec![tensor], Vec::new(), SaveOptions::default()).unwrap();
-    // What is launched after the save has been planned is not waited for: it must not touch the tensor, as on the CPU.
+    // Work launched after the save was planned is not waited for. It must not touch the tensor, as on the CPU.
     run(save, &engine, &path).unwrap();
     let bytes = std::fs::read(&path).unwrap();
     assert!(bytes[bytes.len() - (5 << 20)..] == pattern(2, 5 << 20), "what the kernel made");

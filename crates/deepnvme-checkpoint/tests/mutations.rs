@@ -1,6 +1,5 @@
-//! Thousands of mutations of what files say of themselves, the same ones every time. Each changes what a field means: a
-//! number, a name, a type, how often something is there, how deep it lies. A full verification then gives the same tensors
-//! or a typed error.
+//! Thousands of reproducible mutations of metadata. Each changes a meaning: a number, a name, a type, a count or a
+//! depth. A full verify then gives the same tensors or a typed error.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -30,9 +29,9 @@ const NUMBERS: [u64; 9] = [0, 1, 7, 255, 4096, 1 << 32, i64::MAX as u64, u64::MA
 const TEXTS: [&str; 8] =
     ["", "F64", "I32", "../x", "/etc/passwd", "__metadata__", "deepnvme.checksums", "\u{0}\u{1f600}"];
 
-/// Changes one thing somewhere in a document.
+/// Changes one thing in a document.
 fn mutate(value: &mut Value, dice: &mut fastrand::Rng) {
-    // Downwards, more often than not.
+    // Descend three times out of four.
     if dice.u8(..4) > 0 {
         match value {
             Value::Object(entries) if !entries.is_empty() => {
@@ -43,7 +42,7 @@ fn mutate(value: &mut Value, dice: &mut fastrand::Rng) {
                 let at = dice.usize(..items.len());
                 return mutate(&mut items[at], dice);
             }
-            // What is said in JSON within JSON.
+            // JSON inside a JSON string.
             Value::String(text) => {
                 if let Ok(mut inner) = serde_json::from_str::<Value>(text)
                     && !inner.is_number()
@@ -142,7 +141,7 @@ fn saved(folder: &Path, name: &str, sizes: &[usize]) -> PathBuf {
     path
 }
 
-/// Writes a mutation after the other, and loads what is there then.
+/// Writes one mutation after the other and loads each.
 fn attack(guard: &Guard, before: &Value, write: impl Fn(&Value), load: impl Fn() -> Result<Tensors>) {
     let sound = load().unwrap();
     let (mut refused, mut dice) = (0, fastrand::Rng::with_seed(7));
@@ -167,7 +166,7 @@ fn header_of(path: &Path) -> (Value, Vec<u8>) {
     (serde_json::from_slice(&bytes[8..8 + json_bytes]).unwrap(), bytes[8 + json_bytes..].to_vec())
 }
 
-/// The header as we write it, so that nothing but its meaning is another.
+/// Writes the header in our form, so that only its meaning differs.
 fn write_header(path: &Path, header: &Value, data: &[u8]) {
     let mut text = header.to_string().into_bytes();
     text.resize((text.len() + 16).next_multiple_of(4096) - 8, b' ');
@@ -219,14 +218,14 @@ fn lists_of_shards() {
         let list = folder.join("model.safetensors.index.json");
         let metadata = json!({ set::CHECKSUM_KEY: set::BLANK, set::FILES_KEY: files });
         let text = json!({ "metadata": metadata, "weight_map": weight_map });
-        // A space behind each colon, as Python writes it.
+        // A space after each colon, as Python writes it.
         let sealed = |text: &str| set::seal(&text.replace("\":\"", "\": \"")).unwrap();
         let text = sealed(&text.to_string());
         std::fs::write(&list, &text).unwrap();
         let load = || {
             let set = find_set(&list)?;
             set.check()?;
-            // A list without a sum may say anything.
+            // A list without a checksum may claim anything.
             if set.list.as_ref().is_none_or(|list| list.state != set::State::Sound) {
                 return Err(Error::Interrupted);
             }
@@ -255,7 +254,7 @@ fn lists_of_parts() {
         let load = || load(&engine, Reader::open(&engine, &Target::Stripes(StripeSet::from_manifest(&list)?))?);
         let mut before: Value = serde_json::from_slice(&std::fs::read(&list).unwrap()).unwrap();
         before[set::CHECKSUM_KEY] = set::BLANK.into();
-        // With the right checksum, wherever there is a place for one.
+        // With a valid checksum, if the document has a place for one.
         let write = |document: &Value| {
             let text = serde_json::to_string_pretty(document).unwrap();
             std::fs::write(&list, set::seal(&text).unwrap_or(text)).unwrap();
@@ -265,7 +264,7 @@ fn lists_of_parts() {
     });
 }
 
-/// Where the fields of a structure lie behind its mark, and how wide they are.
+/// Offsets after a structure's signature, and widths, of its fields.
 type Fields = (&'static [u8], &'static [(usize, usize)]);
 
 const ZIP_FIELDS: [Fields; 5] = [
@@ -279,14 +278,14 @@ const ZIP_FIELDS: [Fields; 5] = [
     (b"PK\x05\x06", &[(4, 2), (6, 2), (8, 2), (10, 2), (12, 4), (16, 4), (20, 2)]),
 ];
 
-/// Where each structure of a ZIP file begins, by its mark.
+/// Finds the structures of a ZIP file by their signatures.
 fn structures(file: &[u8]) -> Vec<(usize, &'static [(usize, usize)])> {
     let known =
         |at: usize| ZIP_FIELDS.iter().find(|(mark, _)| file[at..].starts_with(mark)).map(|(_, fields)| (at, *fields));
     (0..file.len()).filter_map(known).collect()
 }
 
-/// Changes a field of a ZIP file, the order or the number of its structures, or its end.
+/// Mutates a ZIP file: a field, the order or number of its structures, or its end.
 fn mutate_zip(file: &mut Vec<u8>, dice: &mut fastrand::Rng) {
     let there = structures(file);
     let Some(&(at, fields)) = there.get(dice.usize(..there.len().max(1))) else { return file.clear() };
@@ -307,7 +306,7 @@ fn mutate_zip(file: &mut Vec<u8>, dice: &mut fastrand::Rng) {
             field.copy_from_slice(&number.to_le_bytes()[..width]);
         }
         5 => file.truncate(dice.usize(..=file.len())),
-        // A section twice, gone, or in the place of another.
+        // Duplicates, removes or swaps a section.
         6 => {
             let section = file[at..end_of(at)].to_vec();
             drop(file.splice(at..at, section));
@@ -322,7 +321,7 @@ fn mutate_zip(file: &mut Vec<u8>, dice: &mut fastrand::Rng) {
                 drop(file.splice(first..first + one.len(), two));
             }
         }
-        // A letter of a name, or of what follows it.
+        // Changes a byte of a name or of the data after it.
         _ => {
             let place = (at + 30 + dice.usize(..40)).min(file.len() - 1);
             file[place] = dice.u8(..);
@@ -330,7 +329,7 @@ fn mutate_zip(file: &mut Vec<u8>, dice: &mut fastrand::Rng) {
     }
 }
 
-/// Whatever bytes are there: the same tensors, or an error.
+/// Any bytes give the same tensors or an error.
 fn attack_bytes(
     guard: &Guard,
     path: &Path,
@@ -370,7 +369,7 @@ fn archives() {
     });
 }
 
-/// Instructions, arguments that count, and beginnings of both.
+/// Instructions, counted arguments, and prefixes of both.
 const INSTRUCTIONS: [&[u8]; 28] = [
     b"(",
     b"t",
@@ -421,7 +420,7 @@ fn mutate_pickle(pickle: &mut Vec<u8>, dice: &mut fastrand::Rng) {
     }
 }
 
-/// An archive with these records, whose directory and sums are right.
+/// Builds an archive of these records, with a valid directory and checksums.
 fn zipped(records: &[(&str, &[u8])]) -> Vec<u8> {
     let specs: Vec<RecordSpec<'_>> =
         records.iter().map(|(name, bytes)| RecordSpec { name, bytes: bytes.len() as u64 }).collect();
@@ -477,7 +476,7 @@ fn pickles() {
     });
 }
 
-/// Whatever a manifest says, no file goes that is not a checkpoint which it retires, and what fails names the manifest.
+/// No manifest removes a file other than a checkpoint that it retires, and errors name the manifest.
 #[test]
 fn manifests() {
     guarded("manifests", |guard| {
@@ -534,7 +533,7 @@ fn manifests() {
     });
 }
 
-/// The body of the fuzz target over its seeds, and over mutations of them.
+/// Runs the fuzz body over its seeds and mutations of them.
 #[test]
 fn manifest_texts() {
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/history");

@@ -1,4 +1,4 @@
-//! Power cuts: a file that has its name is on the disk, whole, whatever of its writes came last.
+//! Power cuts: a file with its final name is complete on disk, regardless of the order of its writes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -33,7 +33,7 @@ fn inode(path: &Path) -> u64 {
     fs::metadata(path).unwrap().ino()
 }
 
-/// Spins until the name belongs to another file, and draws what power cuts at that moment could leave of it.
+/// Spins until the name refers to another file, then samples the states that a power cut could leave of it.
 fn watch(path: &Path, before: u64, disk: &SimDisk) -> Vec<Vec<u8>> {
     while inode(path) == before {
         std::hint::spin_loop();
@@ -55,7 +55,7 @@ fn save_and_watch(seed: u64, durability: Durability) -> (Vec<Vec<u8>>, Vec<u8>) 
         let watcher = scope.spawn(|| watch(&path, before, &disk));
         let saved = save.run(on_disk(&disk), &Target::from(&path), Arc::default());
         if saved.is_err() {
-            // Or the watcher would wait for ever.
+            // Otherwise the watcher would hang.
             fs::remove_file(&path).unwrap();
         }
         saved.unwrap();
@@ -75,7 +75,7 @@ fn a_name_is_given_to_what_is_on_the_disk() {
     }
 }
 
-/// That the test above can fail: without durability, a power cut may leave anything.
+/// Shows that the test above can fail: without durability, a power cut may leave any state.
 #[test]
 fn what_was_not_asked_to_be_durable_can_be_torn() {
     let torn = (0..SEEDS).any(|seed| {

@@ -1,4 +1,4 @@
-//! What was saved is what is loaded: any sizes, both formats, every check on.
+//! Loads return the saved data: any sizes, both formats, full verification.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -27,7 +27,7 @@ fn safetensors(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Resul
     plan_safetensors(path, storages, options).run(engine(), &Target::from(path), Arc::default())
 }
 
-/// All extents of a file, by their names.
+/// Loads all extents of a file, by name.
 fn load(path: &Path, verify: Verify) -> Result<Vec<(String, Vec<u8>)>, Error> {
     let engine = engine();
     let mut reader = Arc::new(Reader::open(&engine, &Target::from(&path.to_path_buf()))?);

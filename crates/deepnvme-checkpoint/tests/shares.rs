@@ -1,4 +1,4 @@
-//! A file that several writers write is the file that one would have written.
+//! Several writers produce the same file as one writer.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,10 +18,10 @@ use crate::common::{engine, plan_archive, plan_safetensors, random};
 
 type PlanOf = fn(&Path, &[Vec<u8>], SaveOptions) -> Save;
 
-/// Where a share goes: the file, and which byte of the whole is its first.
+/// Returns the file of a share, and the offset in the whole file of its first byte.
 type Place = Box<dyn Fn(usize) -> (Arc<TensorFile>, u64) + Sync>;
 
-/// Each share by a thread, as if it were a process with the same state.
+/// Writes each share on a thread, as a process with the same state would.
 fn write_together(save: &(dyn Fn() -> Save + Sync), ranges: &[Range<u64>], place: &Place) {
     let (tallies, barrier) = (Mutex::new(vec![Vec::new(); ranges.len()]), Barrier::new(ranges.len()));
     std::thread::scope(|scope| {

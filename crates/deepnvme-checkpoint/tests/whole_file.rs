@@ -1,4 +1,4 @@
-//! What a full verification vouches for is every byte of a file: each is changed in turn, and each change is reported.
+//! A full verify covers every byte of a file: each is changed in turn, and each change is reported.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -21,7 +21,7 @@ use crate::common::{engine, plan_archive, plan_safetensors, random};
 
 type Metadata = Vec<(String, String)>;
 
-/// A load of all there is, and the audit of `deepnvme verify`.
+/// Loads the file with full verification, then runs a full verify like `deepnvme verify`.
 fn check(engine: &Engine, path: &Path) -> Result<()> {
     let open = || Reader::open(engine, &Target::from(&path.to_path_buf()));
     load(engine, &Arc::new(open()?), Verify::Full)?;
@@ -79,7 +79,7 @@ fn every_changed_byte_is_reported() {
             plan_archive(path, &[random(9, 1), long, random(9, 2)], SaveOptions::default())
         }),
     ];
-    // The pages that were just written are read from memory.
+    // Recently written pages are read from the page cache.
     let engine = Engine::new(Config { direct: DirectMode::Disabled, workers: 1, ..Config::default() }).unwrap();
     for path in files {
         check(&engine, &path).unwrap();
@@ -87,11 +87,11 @@ fn every_changed_byte_is_reported() {
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         let long = bytes.len() > 100_000;
         for (at, byte) in bytes.iter().enumerate() {
-            // Of much data every thousandth byte will do.
+            // In long data, test every thousandth byte only.
             if long && (8192..bytes.len() - 12_000).contains(&at) && at % 1000 > 0 {
                 continue;
             }
-            // Other white space, the other case of a letter, any other byte.
+            // Other white space, the other case of a letter, or any other byte.
             let others = [if *byte == b' ' { b'\n' } else { byte ^ 0x20 }, byte ^ (1 + (at * 37 % 255) as u8)];
             for (index, other) in others.into_iter().enumerate() {
                 file.write_all_at(&[other], at as u64).unwrap();
@@ -150,7 +150,7 @@ fn every_byte_more_or_less_is_reported() {
     }
 }
 
-/// The file as other writers write it: the same metadata, in another header, which is padded to eight bytes.
+/// Rewrites a file as other writers do: the same metadata in a header that is padded to eight bytes.
 fn rewritten(path: &Path, data: &[u8], shape: &[u64], extra: usize) {
     let bytes = std::fs::read(path).unwrap();
     let json_bytes = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -174,7 +174,7 @@ fn rewritten(path: &Path, data: &[u8], shape: &[u64], extra: usize) {
 #[test]
 fn checksums_of_another_file_are_known_as_such() {
     let (folder, engine) = (tempfile::tempdir().unwrap(), engine());
-    // Among these lengths is one that puts the first tensor where ours begins.
+    // One of these lengths places the first tensor at our offset.
     for extra in (0..4096).step_by(8) {
         let path = save(folder.path(), "a.safetensors", |path| {
             safetensors(path, vec![tensor("w", Dtype::U8, &[100])], Vec::new())
@@ -229,7 +229,7 @@ fn stats_say_how_much_was_compared() {
     }
     assert_eq!((compared[0], compared[1], compared[3]), (0, 2 << 20, all));
     assert!((compared[1]..=all).contains(&compared[2]), "{compared:?}");
-    // A little is always compared whole.
+    // A small file is always compared completely.
     let path = save(folder.path(), "b.pt", |path| plan_archive(path, &[random(100, 1)], SaveOptions::default()));
     let reader = Arc::new(Reader::open(&engine, &Target::from(&path)).unwrap());
     let before = engine.stats();
@@ -242,7 +242,7 @@ fn no_memory_is_asked_for_an_index_that_a_sparse_file_claims() {
     let (folder, engine) = (tempfile::tempdir().unwrap(), engine());
     let path = save(folder.path(), "a.pt", |path| plan_archive(path, &[random(100, 1)], SaveOptions::default()));
     let sound = std::fs::read(&path).unwrap();
-    // The directory at the end of a terabyte of nothing, as a hostile file has it.
+    // A malicious file: its directory claims to lie at the end of an empty terabyte.
     let far: u64 = 1 << 40;
     let end = sound.len() - 98;
     let directory = u64::from_le_bytes(sound[end + 48..end + 56].try_into().unwrap());

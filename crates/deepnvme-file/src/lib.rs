@@ -1,10 +1,10 @@
-//! Files by name, above the engine of `deepnvme-io`.
+//! Named files, above the engine of `deepnvme-io`.
 //!
-//! - `open` finds the file or stripe set that a path names, and opens it for the engine.
-//! - `stripe_set` is one logical file over several disks, and its manifest.
-//! - `replace` changes a file, a set of files or a folder atomically, and cleans up after killed processes. No other code
-//!   of the workspace removes a file by its name.
-//! - `reader` and `writer` are files as streams: what `open(path, "rb")` and `open(path, "wb")` are made of.
+//! - `open` resolves a path to a file or a stripe set, and opens it for the engine.
+//! - `stripe_set` is one logical file over several disks, with its manifest.
+//! - `replace` replaces a file, a set of files or a folder atomically, and cleans up after killed processes. No other
+//!   code of the workspace removes a file by its name.
+//! - `reader` and `writer` are file streams. `open(path, "rb")` and `open(path, "wb")` are built on them.
 //!
 //! ```
 //! use deepnvme_file::{FileReader, FileWriter, Target};
@@ -43,7 +43,7 @@ pub use replace::{Replacement, Temporary};
 pub use stripe_set::StripeSet;
 pub use writer::FileWriter;
 
-/// Bytes of one buffer of a reader or writer.
+/// Size of one buffer of a reader or writer.
 pub const BUFFER_BYTES: usize = if cfg!(simulated) { 16 << 10 } else { 4 << 20 };
-/// Most buffers of a reader or writer.
+/// Maximum number of buffers of a reader or writer.
 pub const BUFFERS: usize = 4;

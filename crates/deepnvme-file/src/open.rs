@@ -1,4 +1,4 @@
-//! Opening the file or stripe set that a path names.
+//! Opening a path: a file or a stripe set.
 
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use deepnvme_io::{Access, DirectMode, Error, ErrorKind, OpenOptions, Result, Ten
 
 use crate::stripe_set::{MANIFEST_SUFFIX, StripeSet};
 
-/// Times that a stripe set may be replaced while it is being opened.
+/// How often a stripe set may be replaced while it is being opened.
 const REPLACEMENTS_MAX: usize = 100;
 
 /// The file or stripe set that a path argument names.
@@ -17,12 +17,12 @@ const REPLACEMENTS_MAX: usize = 100;
 pub enum Target {
     /// One file.
     Path(PathBuf),
-    /// One logical file over several.
+    /// One logical file over several files.
     Stripes(StripeSet),
 }
 
 impl Target {
-    /// The path that errors name: the file, or the manifest of the set.
+    /// The path for error messages: the file, or the manifest of the set.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         match self {
@@ -31,7 +31,7 @@ impl Target {
         }
     }
 
-    /// The same target by absolute paths, which stay right when the process changes its folder.
+    /// The same target by absolute paths, which stay valid when the process changes its folder.
     #[must_use]
     pub fn absolute(&self) -> Self {
         match self {
@@ -47,10 +47,10 @@ impl<P: Into<PathBuf>> From<P> for Target {
     }
 }
 
-/// Opens a path or a stripe set. A path that ends in `.stripes.json` and holds a manifest is a stripe set.
+/// Opens a path or a stripe set. A path that ends in `.stripes.json` and refers to a file is a stripe set.
 ///
 /// # Errors
-/// The kernel's refusal, with the path; `Unsupported` when direct I/O is required and not available.
+/// The error of the kernel, with the path; `Unsupported` if direct I/O is required and not available.
 pub fn open(target: &Target, options: OpenOptions) -> Result<Arc<TensorFile>> {
     match target {
         Target::Path(path) if is_manifest(path) => open_manifest(path, options),
@@ -59,7 +59,7 @@ pub fn open(target: &Target, options: OpenOptions) -> Result<Arc<TensorFile>> {
     }
 }
 
-/// Duplicates the descriptors of a stripe set's parts, which no manifest lists. One part is a plain file.
+/// Duplicates the descriptors of a stripe set's parts, without a manifest. One part is a plain file.
 ///
 /// # Errors
 /// As [`TensorFile::from_fd`] and [`StripeSet::new`].
@@ -73,7 +73,7 @@ pub fn from_descriptors(
     TensorFile::from_part_fds(&set.parts()[0], parts, set.layout(), access, direct)
 }
 
-/// Opens a set by the files that its caller named, and by its manifest where there is one.
+/// Opens a set by the parts that the caller named, or by its manifest if there is one.
 fn open_stripes(named: &StripeSet, options: OpenOptions) -> Result<Arc<TensorFile>> {
     let manifest = named.manifest_path();
     open_listed(&manifest, options, || match StripeSet::find(&manifest)? {
@@ -82,19 +82,19 @@ fn open_stripes(named: &StripeSet, options: OpenOptions) -> Result<Arc<TensorFil
             let detail = format!("the set was written over {was} parts, and is opened with {is}; name all of them");
             Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(&manifest))
         }
-        // The manifest knows which files hold the parts and how they were striped.
+        // The manifest states the actual files and their striping.
         Some(stored) => Ok((stored, true)),
         None => Ok((named.clone(), false)),
     })
 }
 
-/// Opens a set by its manifest, which may lie anywhere.
+/// Opens a set by its manifest, wherever it lies.
 fn open_manifest(manifest: &Path, options: OpenOptions) -> Result<Arc<TensorFile>> {
     open_listed(manifest, options, || Ok((StripeSet::from_manifest(manifest)?, true)))
 }
 
-/// Opens the parts of the set that `list` returns, with whether a manifest lists them. A listed part that is missing may
-/// mean that the set was replaced after the manifest was read: the manifest is read again.
+/// Opens the parts of the set that `list` returns, with whether a manifest lists them. If a listed part is missing, the
+/// set may have been replaced after the manifest was read. The manifest is then read again.
 fn open_listed(
     manifest: &Path,
     options: OpenOptions,

@@ -1,11 +1,11 @@
-//! One buffer of a reader: on its way from the disk, or full.
+//! One buffer of a reader: being read, or full.
 
 use deepnvme_io::mem::{Buffer, RegionMut};
 
 use deepnvme_io::Pending;
 use deepnvme_io::{Error, ErrorKind, Result};
 
-/// A range of the file that has been asked for.
+/// A requested range of the file.
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) offset: u64,
@@ -19,7 +19,7 @@ pub(super) enum Filling {
     Full(Buffer),
 }
 
-/// A range of the file that is here.
+/// A completed range of the file.
 #[derive(Debug)]
 pub(super) struct Held {
     offset: u64,
@@ -36,19 +36,19 @@ impl Window {
         (self.offset..self.end()).contains(&offset)
     }
 
-    /// Whether it came from the page cache, so that there is no disk to keep busy.
+    /// Returns whether it came from the page cache. The disk is then idle anyway.
     pub(super) fn is_full(&self) -> bool {
         matches!(self.filling, Filling::Full(_))
     }
 
-    /// Nobody will want it: what has not begun never does.
+    /// Cancels the read if it has not begun.
     pub(super) fn give_up(self) {
         if let Filling::Flying(pending) = &self.filling {
             pending.cancel();
         }
     }
 
-    /// Waits for it.
+    /// Waits for the read.
     pub(super) fn land(self) -> Result<Held> {
         let buffer = match self.filling {
             Filling::Full(buffer) => buffer,
@@ -69,7 +69,7 @@ impl Held {
         self.offset + self.bytes as u64
     }
 
-    /// The bytes from `offset` on; `None` where it is not inside.
+    /// The bytes from `offset` on, or `None` if it is outside.
     pub(super) fn from(&self, offset: u64) -> Option<&[u8]> {
         let at = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
         self.buffer.as_slice().get(at..self.bytes).filter(|bytes| !bytes.is_empty())

@@ -1,5 +1,5 @@
-//! A reader with a position: small reads come from windows that are filled ahead, large ones go straight to the
-//! caller's memory, and what the page cache has is taken from there.
+//! A file reader. Small reads come from windows that are read ahead. Large reads go straight to the caller's memory.
+//! Cached data is copied from the page cache.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,21 +17,21 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, OpenOptions, TensorFile};
 use deepnvme_io::{Error, Result};
 
-/// Bytes of the first window after a jump; it doubles while the reading goes on in order.
+/// Size of the first window after a jump. It doubles while the access is sequential.
 const FIRST_BYTES: usize = if cfg!(simulated) { 4 << 10 } else { 64 << 10 };
-/// Bytes of the largest window.
+/// Maximum size of a window.
 const WINDOW_BYTES_MAX: usize = if cfg!(simulated) { 8 << 10 } else { 2 << 20 };
-/// Most windows beside the current one: together they are what a stream may hold.
+/// Maximum number of windows besides the current one. Together they are the memory limit of a stream.
 const AHEAD_MAX: usize = BUFFERS * BUFFER_BYTES / WINDOW_BYTES_MAX - 1;
-/// Bytes of the largest window that comes from the page cache: it should still be in the processor's.
+/// Maximum size of a window from the page cache, so that it stays in the CPU cache.
 const CACHED_BYTES_MAX: usize = 256 << 10;
-/// Smallest read that goes from the page cache to the caller without a window between.
+/// Smallest read that is copied from the page cache without a window.
 const UNWINDOWED_BYTES_MIN: usize = 16 << 10;
-/// What windows start at multiples of, so that they need no bounce slot on any usual device.
+/// Windows start at multiples of this, so that they need no bounce buffer on common devices.
 const WINDOW_ALIGNMENT_BYTES: u64 = 4096;
 const CACHED_REASON: &str = "most of the bytes were in the page cache";
 
-/// Reads a file in any order, best from start to end.
+/// Reads a file in any order. Fastest from start to end.
 #[derive(Debug)]
 pub struct FileReader {
     // Dropped first: the requests in flight end before the file closes.
@@ -39,7 +39,7 @@ pub struct FileReader {
     current: Option<Held>,
     engine: Arc<Engine>,
     file: Arc<TensorFile>,
-    /// The same file through the page cache; made when first needed.
+    /// The same file through the page cache, opened when first needed.
     twin: Option<Arc<TensorFile>>,
     may_use_cache: bool,
     file_bytes: u64,
@@ -47,14 +47,14 @@ pub struct FileReader {
     read_ahead: bool,
 }
 
-/// What small and ragged reads to a GPU are copied in.
+/// Size of the host buffer for small or misaligned reads to a GPU.
 const GPU_STEP_BYTES: usize = 8 << 20;
 
 impl FileReader {
-    /// Opens a file or stripe set; its length is taken now.
+    /// Opens a file or stripe set and records its length.
     ///
     /// # Errors
-    /// The kernel's refusal, with the path.
+    /// The error of the kernel, with the path.
     pub fn open(engine: Arc<Engine>, target: &Target) -> Result<Self> {
         engine.check_process()?;
         let direct = engine.config().direct;
@@ -73,28 +73,28 @@ impl FileReader {
         })
     }
 
-    /// Bytes in the file when it was opened.
+    /// Length of the file when it was opened.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.file_bytes
     }
 
-    /// Whether the file had no bytes when it was opened.
+    /// Returns whether the file was empty when it was opened.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.file_bytes == 0
     }
 
-    /// Fills `out` from `offset` on, as far as the file goes; how many bytes that were.
+    /// Reads from `offset` into `out`, up to the end of the file. Returns the number of bytes.
     ///
     /// # Errors
-    /// The first failure of a read, or a file that has become shorter.
+    /// The first failed read, or an error if the file was truncated.
     pub fn read_at(&mut self, offset: u64, out: &mut [u8]) -> Result<usize> {
         let wanted = out.len();
         self.gather(offset, wanted, None, &mut |at, bytes| out[at..at + bytes.len()].copy_from_slice(bytes))
     }
 
-    /// The same for memory of the engine's kind, of any layout.
+    /// Like [`read_at`](Self::read_at), into memory of the engine's kind, of any layout.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).
@@ -103,10 +103,10 @@ impl FileReader {
         self.gather(offset, target.len(), memory.as_ref(), &mut |at, bytes| target.copy_from_slice(at, bytes))
     }
 
-    /// Fills the beginning of memory on a GPU as far as the file goes; how many bytes that were.
+    /// Reads into the start of GPU memory, up to the end of the file. Returns the number of bytes.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at), and `Device` or `Unsupported` where the GPU cannot be given bytes.
+    /// As [`read_at`](Self::read_at), and `Device` or `Unsupported` if copying to the GPU fails.
     pub fn read_to_gpu(&mut self, offset: u64, target: &RegionMut) -> Result<usize> {
         let bytes = self.file_bytes.saturating_sub(offset).min(target.len() as u64) as usize;
         let mut step = vec![0; bytes.min(GPU_STEP_BYTES)];
@@ -125,7 +125,7 @@ impl FileReader {
         Ok(done)
     }
 
-    /// Fills `target` if all of it is in the current window; whether it was. Never waits for anything.
+    /// Fills `target` if the current window contains all of it. Returns whether it did. Never waits.
     #[must_use]
     pub fn read_held(&self, offset: u64, target: &RegionMut) -> bool {
         let held = self.current.as_ref().and_then(|held| held.from(offset));
@@ -134,8 +134,8 @@ impl FileReader {
         true
     }
 
-    /// Starts a read of all of `target` from `offset`, past the windows and the page cache, but for what a window
-    /// already has: what comes home is the rest. The header of the record that may follow is fetched along.
+    /// Starts a read of all of `target` from `offset`, bypassing the page cache. Bytes that a window already contains
+    /// are copied, and only the rest is returned. Also prefetches the header of a record that may follow.
     ///
     /// # Errors
     /// As [`Engine::read`].
@@ -175,7 +175,7 @@ impl FileReader {
         self.ahead.drain(..).for_each(Window::give_up);
     }
 
-    /// Bytes from `offset` on that are in windows, or on their way to them.
+    /// Bytes from `offset` on that are in windows or in flight to them.
     fn fetched_bytes(&self, offset: u64) -> usize {
         let mut end = self.current.as_ref().and_then(|held| held.from(offset).map(|_| held.end()));
         for window in &self.ahead {
@@ -217,12 +217,12 @@ impl FileReader {
         Ok(done)
     }
 
-    /// Makes the window that holds `offset` the current one, and while the reading goes on in order keeps others
-    /// coming.
+    /// Makes the window that contains `offset` the current one. Reads further windows ahead while the access is
+    /// sequential.
     fn go_to(&mut self, offset: u64) -> Result<()> {
         let before = self.current.as_ref().map(Held::end);
         let spare = self.current.take().map(Held::into_buffer);
-        // A short jump may have passed over the end of a window.
+        // A short jump may have passed the end of a window.
         while self.ahead.front().is_some_and(|window| window.end() <= offset) {
             self.ahead.pop_front();
         }
@@ -247,8 +247,8 @@ impl FileReader {
         Ok(())
     }
 
-    /// Starts to fill a window that begins at `offset` or a little before. Returns where it ends: at `offset` where the
-    /// file does.
+    /// Starts to fill a window that begins at `offset`, rounded down for alignment. Returns the end of the window, or
+    /// `offset` at the end of the file.
     fn request(&mut self, offset: u64, spare: Option<Buffer>) -> Result<u64> {
         if offset >= self.file_bytes {
             return Ok(offset);
@@ -277,15 +277,15 @@ impl FileReader {
         Ok(offset + bytes as u64)
     }
 
-    /// Whether copying the range out of the page cache, as [`read_into`](Self::read_into) does then, beats fetching it
-    /// from the device again. What little may be missing is fetched by the kernel. Never where direct I/O is required.
+    /// Returns whether copying the range from the page cache, as [`read_into`](Self::read_into) does, beats reading the
+    /// device. The kernel reads the few missing pages. Always false if direct I/O is required.
     #[must_use]
     pub fn is_cached(&self, range: &Range<u64>) -> bool {
         self.may_use_cache && self.file.cached_pages(range).is_some_and(|(cached, asked)| mostly(cached, asked))
     }
 
-    /// Copies out of the page cache, on this thread; how many bytes that were. At the end of the file none, and it is
-    /// for the engine to say so.
+    /// Copies from the page cache on this thread. Returns the number of bytes. At the end of the file it is 0, and the
+    /// engine reports that.
     fn read_cached(&mut self, offset: u64, memory: &Region) -> Result<usize> {
         self.through_cache()?.read_through_cache(offset, memory)
     }
@@ -299,7 +299,7 @@ impl FileReader {
     }
 }
 
-/// Seven eighths, since a page that is missing costs far more than one that is there saves.
+/// Seven eighths: a missing page costs far more than a cached one saves.
 fn mostly(cached: u64, asked: u64) -> bool {
     cached >= asked - asked / 8
 }

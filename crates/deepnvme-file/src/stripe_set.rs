@@ -1,7 +1,7 @@
-//! One logical file over several part files, as RAID-0 lays out disks: its parts, and the manifest that lists them.
+//! One logical file over several part files, striped as in RAID-0. A manifest lists the parts.
 //!
-//! A manifest has a checksum of itself ([`deepnvme_format::set`]). One without it, of version 1, is for those who write it by
-//! hand, or have edited it because a disk is mounted elsewhere now.
+//! A manifest contains a checksum of itself ([`deepnvme_format::set`]). Version 1 may omit it: such manifests are
+//! written by hand, or edited after a disk was mounted elsewhere.
 
 use std::path::{Path, PathBuf};
 
@@ -14,28 +14,28 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::shown;
 use deepnvme_io::{Error, ErrorKind, Layout, Result};
 
-/// Most parts of a stripe set.
+/// Maximum number of parts of a stripe set.
 pub const PARTS_MAX: usize = 4096;
-/// Smallest stripe, and what every stripe size is a multiple of: parts keep the alignment of the whole.
+/// Smallest stripe. Every stripe size is a multiple of it, so that parts keep the alignment of the whole.
 pub const STRIPE_BYTES_MIN: u64 = 4096;
-/// Largest stripe: a set of one row has in each part what one process wrote.
+/// Largest stripe. In a set of one row, each part contains the data of one process.
 pub const STRIPE_BYTES_MAX: u64 = 1 << 44;
-/// Stripe size where none is given: large enough for one op, small enough that a tensor uses every disk.
+/// Default stripe size: large enough for one op, small enough that a tensor uses every disk.
 pub const STRIPE_BYTES_DEFAULT: u64 = 1 << 20;
-/// Largest manifest that is read.
+/// Maximum size of a manifest.
 pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
-/// What the manifest's name ends with; it lies beside the first part.
+/// Suffix of a manifest's name. The manifest lies next to the first part.
 pub const MANIFEST_SUFFIX: &str = ".stripes.json";
 
 const FORMAT: &str = "deepnvme-stripes";
-/// Of a manifest without a checksum.
+/// Version of a manifest that may omit its checksum.
 const VERSION_UNSEALED: u32 = 1;
-/// Of one that has to have a checksum.
+/// Version of a manifest that requires a checksum.
 const VERSION: u32 = 2;
-/// Where in a manifest that record is.
+/// Key of the ownership record in a manifest.
 pub(crate) const RECORD_KEY: &str = "files";
 
-/// The parts of one logical file, in order, and the size of a stripe.
+/// The parts of one logical file, in order, and the stripe size.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct StripeSet {
     parts: Vec<PathBuf>,
@@ -49,7 +49,7 @@ struct Manifest {
     version: u32,
     stripe_bytes: u64,
     parts: Vec<PathBuf>,
-    /// For whoever replaces the set.
+    /// The ownership record, for replacing the set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     files: Option<serde_json::Value>,
     #[serde(rename = "deepnvme.checksum", default, skip_serializing_if = "Option::is_none")]
@@ -57,10 +57,10 @@ struct Manifest {
 }
 
 impl StripeSet {
-    /// A set of part files, one per disk.
+    /// Creates a set of part files, one per disk.
     ///
     /// # Errors
-    /// `InvalidInput` when there is no part, more than [`PARTS_MAX`], one twice, or the stripe size is out of range.
+    /// `InvalidInput` for no parts, more than [`PARTS_MAX`], a duplicate part, or a stripe size out of range.
     pub fn new(parts: Vec<PathBuf>, stripe_bytes: u64) -> Result<Self> {
         if parts.is_empty() || parts.len() > PARTS_MAX {
             return Err(invalid(format!("a stripe set has 1 to {PARTS_MAX} parts, not {}", parts.len())));
@@ -87,13 +87,13 @@ impl StripeSet {
         &self.parts
     }
 
-    /// Bytes of one stripe.
+    /// The stripe size.
     #[must_use]
     pub fn stripe_bytes(&self) -> u64 {
         self.stripe_bytes
     }
 
-    /// Which part holds which byte.
+    /// The mapping from bytes to parts.
     #[must_use]
     pub fn layout(&self) -> Layout {
         match self.parts.len() {
@@ -102,7 +102,7 @@ impl StripeSet {
         }
     }
 
-    /// Where the manifest lies: beside the first part.
+    /// The path of the manifest: next to the first part.
     #[must_use]
     pub fn manifest_path(&self) -> PathBuf {
         let mut name = self.parts[0].clone().into_os_string();
@@ -110,15 +110,15 @@ impl StripeSet {
         name.into()
     }
 
-    /// Reads the set that a manifest names.
+    /// Reads a stripe set from its manifest.
     ///
     /// # Errors
-    /// When the manifest is missing, larger than [`MANIFEST_BYTES_MAX`], or not one.
+    /// If the manifest is missing, larger than [`MANIFEST_BYTES_MAX`], or invalid.
     pub fn from_manifest(path: &Path) -> Result<Self> {
         Self::parse(&fs::read_small(path, MANIFEST_BYTES_MAX)?, path)
     }
 
-    /// As [`from_manifest`](Self::from_manifest); nothing where there is no such name.
+    /// Like [`from_manifest`](Self::from_manifest). Returns `None` if the manifest does not exist.
     ///
     /// # Errors
     /// As [`from_manifest`](Self::from_manifest).
@@ -126,10 +126,10 @@ impl StripeSet {
         fs::read_small_if_there(path, MANIFEST_BYTES_MAX)?.map(|text| Self::parse(&text, path)).transpose()
     }
 
-    /// The set that a manifest's text names; `path` is where it lies, and what its parts are named from.
+    /// Parses a manifest. `path` is the manifest's path: relative part names start in its folder.
     ///
     /// # Errors
-    /// `Corrupt` for text that is no manifest, or differs from its checksum.
+    /// `Corrupt` if the text is not a manifest, or differs from its checksum.
     pub fn parse(text: &[u8], path: &Path) -> Result<Self> {
         Self::parsed(text, path).map_err(|detail| Error::new(ErrorKind::Corrupt, "stripe set", detail).at_path(path))
     }
@@ -160,21 +160,22 @@ impl StripeSet {
         Self::new(parts, manifest.stripe_bytes).map_err(|error| error.detail().to_owned())
     }
 
-    /// The manifest as JSON, ready for the record of the files that are its own, and for [`seal`].
+    /// Returns the manifest as JSON, ready for the ownership record and for [`seal`].
     pub(crate) fn to_manifest(&self) -> Result<serde_json::Value> {
         self.absolute().manifest()
     }
 
-    /// The text of a manifest that names the parts as this set does: relative names begin in the folder that it will lie in.
+    /// Returns the text of a manifest that names the parts as this set does. Relative names start in the manifest's
+    /// folder.
     ///
     /// # Errors
-    /// `InvalidInput` for names that are not UTF-8.
+    /// `InvalidInput` if a name is not UTF-8.
     pub fn to_list(&self) -> Result<String> {
         let refused = |error: serde_json::Error| invalid(format!("cannot be written: {error}"));
         seal(&(serde_json::to_string_pretty(&self.manifest()?).map_err(refused)? + "\n"))
     }
 
-    /// The same parts, by names that stay right when the process changes its folder.
+    /// The same parts by absolute paths, which stay valid when the process changes its folder.
     pub(crate) fn absolute(&self) -> Self {
         let parts = self.parts.iter().map(|part| std::path::absolute(part).unwrap_or_else(|_| part.clone()));
         Self { parts: parts.collect(), stripe_bytes: self.stripe_bytes }
@@ -188,16 +189,16 @@ impl StripeSet {
             .map_err(|error| invalid(format!("a part's name is not UTF-8: {error}")).at_path(self.manifest_path()))
     }
 
-    /// Writes the manifest beside the first part, where there is none: privately first, then under its name at once.
+    /// Writes the manifest next to the first part unless one exists: first privately, then renamed.
     ///
     /// # Errors
-    /// When the folder refuses it; `InvalidInput` where there is the manifest of another set.
+    /// The error of the folder, or `InvalidInput` if the manifest of another set exists.
     pub fn write_manifest(&self) -> Result<()> {
         let path = self.manifest_path();
         let mut file = self.private_manifest(&path)?;
         match file.rename_new(&path) {
             Ok(()) => Ok(()),
-            // Somebody else was faster; that is well if both meant the same.
+            // Another process was faster. This is fine if both wrote the same set.
             Err(Errno::EXIST) => {
                 let absolute =
                     |set: &Self| set.parts.iter().map(std::path::absolute).collect::<std::io::Result<Vec<_>>>();
@@ -220,7 +221,7 @@ impl StripeSet {
     }
 }
 
-/// Puts the checksum into the text of a manifest.
+/// Inserts the checksum into the text of a manifest.
 pub(crate) fn seal(text: &str) -> Result<String> {
     set::seal(text).map_err(|error| invalid(error.to_string()))
 }

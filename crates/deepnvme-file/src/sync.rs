@@ -1,4 +1,4 @@
-//! Threads and clocks: the standard library's, or those of the simulation.
+//! Threads and clocks: from the standard library, or simulated.
 
 #[cfg(simulated)]
 pub(crate) use deepnvme_simulation_runtime::{thread, time::Instant};

@@ -1,4 +1,4 @@
-//! A sequential writer: the caller's bytes are copied into a buffer while full buffers are on their way to disk.
+//! A sequential writer. It copies the caller's bytes into one buffer while full buffers are being written.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,16 +15,15 @@ use deepnvme_io::TensorFile;
 use deepnvme_io::{Durability, WriteOptions};
 use deepnvme_io::{Error, ErrorKind, Result};
 
-/// First allocation ahead of the writer; it doubles up to [`AHEAD_BYTES_MAX`].
+/// First preallocation. It doubles up to [`AHEAD_BYTES_MAX`].
 const AHEAD_BYTES_MIN: u64 = if cfg!(simulated) { 32 << 10 } else { 64 << 20 };
-/// Largest allocation ahead of the writer.
+/// Largest preallocation.
 const AHEAD_BYTES_MAX: u64 = if cfg!(simulated) { 128 << 10 } else { 4 << 30 };
 
-/// Writes a file from its start; it appears under its name, whole, when committed. Dropping it before leaves
-/// nothing behind.
+/// Writes a file from its start. The complete file gets its name on commit. Dropping the writer before leaves nothing.
 #[derive(Debug)]
 pub struct FileWriter {
-    // Dropped first to last: the requests in flight are waited for before the temporary is removed.
+    // Fields drop in order: the requests in flight end before the temporary is removed.
     in_flight: VecDeque<(Pending<Region>, RegionMut)>,
     current: Option<Buffer>,
     current_bytes: usize,
@@ -40,18 +39,18 @@ pub struct FileWriter {
 }
 
 impl FileWriter {
-    /// Opens a private temporary beside the target.
+    /// Creates a private temporary next to the target.
     ///
     /// # Errors
-    /// The folder's refusal.
+    /// The error of the folder.
     pub fn create(engine: Arc<Engine>, target: &Target, durability: Durability) -> Result<Self> {
         Self::replacing(engine, Replacement::new(target)?, durability)
     }
 
-    /// Writes what a replacement puts in place.
+    /// Writes the private files of a replacement.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The error of the kernel.
     pub fn replacing(engine: Arc<Engine>, replacement: Replacement, durability: Durability) -> Result<Self> {
         let file = replacement.open(engine.config().direct)?;
         Ok(Self {
@@ -76,10 +75,10 @@ impl FileWriter {
         self.submitted_bytes + self.current_bytes as u64
     }
 
-    /// Takes all of `bytes`; waits only while every buffer is on its way to disk.
+    /// Writes all of `bytes`. Waits only while every buffer is being written.
     ///
     /// # Errors
-    /// The first failure of any earlier part; the writer is of no use after that.
+    /// The first failure of any earlier write. The writer is unusable after that.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.fill(bytes.len(), |from, out| {
             out.copy_from_slice(&bytes[from..from + out.len()]);
@@ -87,18 +86,18 @@ impl FileWriter {
         })
     }
 
-    /// The same of memory of the engine's kind, of any layout, on the host or on a GPU: there, when the work that its stream
-    /// has been given is done.
+    /// Like [`write`](Self::write), from memory of the engine's kind, of any layout, on the host or a GPU. GPU memory
+    /// is read after the work already queued on its stream.
     ///
     /// # Errors
-    /// As [`write`](Self::write), and `Device` or `Unsupported` where the GPU cannot be asked for its bytes.
+    /// As [`write`](Self::write), and `Device` or `Unsupported` if copying from the GPU fails.
     pub fn write_region(&mut self, source: &Region) -> Result<()> {
         let gpus = self.engine.gpu_access();
         gpus.points([source])?.wait()?;
         self.fill(source.len(), |from, out| gpus.copy_to_slice(source, from, out))
     }
 
-    /// Takes so many bytes, which `put` writes into buffers piece by piece: from where on, and where to.
+    /// Writes `bytes` bytes. `put(offset, out)` fills the buffers piece by piece.
     fn fill(&mut self, bytes: usize, put: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<()> {
         self.check()?;
         let mut done = 0;
@@ -110,7 +109,7 @@ impl FileWriter {
             let now = (buffer.len() - self.current_bytes).min(bytes - done);
             let put = put(done, &mut buffer.as_mut_slice()[self.current_bytes..self.current_bytes + now]);
             if let Err(error) = put {
-                // What follows in the file would stand at another place.
+                // Later data would land at the wrong offset.
                 self.failed.get_or_insert_with(|| error.clone());
                 return Err(error);
             }
@@ -125,16 +124,16 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Writes the rest, makes it as durable as asked, and gives the file its name.
+    /// Writes the rest, syncs as the durability requires, and gives the file its name.
     ///
     /// # Errors
-    /// The first failure; the file that had the name before is then intact, and the temporary is gone.
+    /// The first failure. The old file is then intact, and the temporary is removed.
     pub fn commit(self) -> Result<()> {
         self.commit_unless(&AtomicBool::new(false))
     }
 
-    /// The same, unless `given_up` is true when the file would get its name: for those who let another thread wait
-    /// for the sync, and may have to stop waiting.
+    /// Like [`commit`](Self::commit), but cancels if `given_up` is true just before the rename. For callers that wait
+    /// for the sync on another thread and may stop waiting.
     ///
     /// # Errors
     /// As [`commit`](Self::commit), and `Cancelled`.
@@ -147,7 +146,7 @@ impl FileWriter {
         while !self.in_flight.is_empty() {
             self.reclaim()?;
         }
-        // What was allocated ahead.
+        // Drop the preallocated space.
         self.file.cut(bytes)?;
         self.engine.sync(&self.file, self.durability.min(Durability::Data))?;
         if given_up.load(Ordering::SeqCst) {
@@ -187,8 +186,8 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Allocates in large steps, so that writes land inside the file: file systems run those side by side, and
-    /// extending ones one by one. A full disk is left to the write that really needs the space.
+    /// Preallocates in large steps so that writes land inside the file. File systems run such writes in parallel, but
+    /// extending writes one by one. On a full disk, the write that needs the space reports the error.
     fn allocate_ahead(&mut self, needed_bytes: u64) {
         if needed_bytes <= self.allocated_bytes || (self.allocated_bytes == 0 && needed_bytes < BUFFER_BYTES as u64) {
             return;
@@ -198,7 +197,7 @@ impl FileWriter {
         self.allocated_bytes = if self.file.set_len(target).is_ok() { target } else { u64::MAX };
     }
 
-    /// Waits for the oldest buffer.
+    /// Waits for the oldest write.
     fn reclaim(&mut self) -> Result<()> {
         let Some((pending, memory)) = self.in_flight.pop_front() else {
             return Ok(());

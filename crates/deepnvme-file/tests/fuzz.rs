@@ -1,4 +1,4 @@
-//! The bodies of the fuzz targets over their seeds, and over thousands of mutations of each, the same ones every time.
+//! Runs the fuzz bodies over their seeds and thousands of reproducible mutations of each.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod fuzz_bodies;
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 const MUTATIONS: u64 = 20_000;
-/// What fields hold, and what they should not.
+/// Valid and invalid field contents.
 const PIECES: [&str; 20] = [
     "0",
     "1",
@@ -33,7 +33,7 @@ const PIECES: [&str; 20] = [
 
 fn mutate(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
     let piece = PIECES[random.usize(..PIECES.len())].as_bytes();
-    // A number, a text or a name as a whole, or any stretch.
+    // Replaces a whole number, string or name, or an arbitrary range.
     let is_edge = |byte: &u8| b"\"[]{},:= \n".contains(byte);
     let edges: Vec<usize> = (0..input.len()).filter(|at| is_edge(&input[*at])).collect();
     let at = if edges.is_empty() { random.usize(..=input.len()) } else { edges[random.usize(..edges.len())] + 1 };

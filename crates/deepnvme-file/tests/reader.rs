@@ -1,4 +1,4 @@
-//! Reading streams in every order, from the disk and from the page cache.
+//! Reading in any order, from the disk and from the page cache.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 use std::fs::{self, File};
@@ -41,7 +41,7 @@ impl Scratch {
         Self { _folder: folder, path, data }
     }
 
-    /// Drops a range from the page cache (0 bytes: all from `start` on), where the file system lets go of it.
+    /// Drops a range from the page cache if the file system allows. 0 bytes: everything from `start` on.
     fn forget(&self, start: u64, bytes: u64) {
         let bytes = std::num::NonZeroU64::new(bytes);
         rustix::fs::fadvise(File::open(&self.path).unwrap(), start, bytes, rustix::fs::Advice::DontNeed).unwrap();
@@ -66,15 +66,15 @@ fn bytes_of(region: &RegionMut) -> Vec<u8> {
 enum Step {
     /// Into a slice, or into memory of the engine's kind.
     Small { jump: Jump, bytes: usize, is_region: bool },
-    /// Past the windows.
+    /// Bypassing the windows.
     Large { jump: Jump, bytes: usize },
-    /// Some of the file leaves the page cache, or comes to it.
+    /// Drops a range from the page cache, or loads it.
     Cache { start: usize, bytes: usize, is_forgotten: bool },
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Jump {
-    /// A few bytes on, as over a record's header.
+    /// A short jump, as over a record's header.
     On(usize),
     To(usize),
 }
@@ -130,7 +130,7 @@ fn run(reader: &mut FileReader, scratch: &Scratch, steps: &[Step]) {
                 let bytes = bytes.min(FILE_BYTES - at);
                 let (target, result) = reader.start_read(at as u64, zeroed(bytes)).unwrap().wait();
                 assert!(result.is_ok(), "{result:?}");
-                // What a window had was split off, so that only the rest comes home.
+                // Bytes from a window were split off, so only the rest is returned.
                 let rest = bytes_of(&target.unwrap());
                 let at = at + bytes - rest.len();
                 (at, rest.clone(), rest.len())
@@ -160,7 +160,7 @@ proptest! {
     }
 }
 
-/// The bytes of a large record are all there, those that a window had fetched along included.
+/// A large record is complete, including bytes that a window had prefetched.
 #[test]
 fn records_in_a_row_come_whole() {
     let scratch = Scratch::new(FILE_BYTES, 6);
@@ -192,7 +192,7 @@ fn what_the_page_cache_has_is_not_fetched_again() {
     let engine = engine(Config::default());
     let mut reader = FileReader::open(Arc::clone(&engine), &Target::from(&scratch.path)).unwrap();
     if !reader.is_cached(&(0..FILE_BYTES as u64)) {
-        // Before Linux 6.5 nobody can tell.
+        // Unknown before Linux 6.5.
         return;
     }
     let target = zeroed(FILE_BYTES);
@@ -212,7 +212,7 @@ fn where_direct_reads_are_required_the_page_cache_is_left_alone() {
     let scratch = Scratch::new(100_000, 8);
     let engine = engine(Config { direct: DirectMode::Required, ..Config::default() });
     let Ok(mut reader) = FileReader::open(Arc::clone(&engine), &Target::from(&scratch.path)) else {
-        // The file system has no direct I/O.
+        // The file system lacks direct I/O.
         return;
     };
     assert!(!reader.is_cached(&(0..100_000)));
@@ -247,7 +247,7 @@ fn a_reader_holds_no_more_than_its_windows() {
     let mut out = vec![0; 30_000];
     for at in (0..BUFFER_BYTES * 3).step_by(out.len()) {
         reader.read_at(at as u64, &mut out).unwrap();
-        // The window that this read ended in may be the first of those that are held.
+        // The window in which this read ended may be the first of the held ones.
         let end = at + out.len();
         let ahead = engine.stats().bytes_read.saturating_sub(end as u64);
         assert!(ahead <= (BUFFERS * BUFFER_BYTES) as u64, "{ahead} bytes were fetched ahead of {end}");

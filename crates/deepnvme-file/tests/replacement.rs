@@ -1,4 +1,4 @@
-//! Files and stripe sets that are replaced: what is left alone, what is refused, and what many do at once.
+//! Replacing files and stripe sets: foreign files, refusals and concurrency.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ fn a_save_that_only_begins_leaves_the_committed_stripes() {
     symlink(&one, &link).unwrap();
     let committed = set(&[&one, &two]);
     save(&engine, &Target::Stripes(committed.clone()), &data).unwrap();
-    // As they would be after a killed writer that had other habits, and as the shards of other libraries are called.
+    // Leftovers of a writer with other naming, and shards of other libraries.
     for name in ["model.part-1-1", "model.part-00001-of-00002.safetensors", ".model.stripes.json.deepnvme-tmp-1-1"] {
         fs::write(one.join(name), name).unwrap();
     }
@@ -60,7 +60,7 @@ fn a_save_that_only_begins_leaves_the_committed_stripes() {
         assert!((files(&one), files(&two)) == before, "{folders:?}");
     }
     assert!(load(&engine, &Target::Stripes(committed.clone())).unwrap() == data);
-    // With a manifest of a later version nothing is known of any file: nothing is changed at all.
+    // A manifest of a later version tells nothing about its files, so nothing changes.
     let manifest = committed.manifest_path();
     let text = fs::read_to_string(&manifest).unwrap();
     fs::write(&manifest, text.replace("\"version\": ", "\"version\": 9")).unwrap();
@@ -217,7 +217,7 @@ fn the_kernel_decides_whose_links_are_followed() {
     symlink(&victim, &link).unwrap();
     fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o1777)).unwrap();
     let owned = |path: &Path| std::os::unix::fs::lchown(path, Some(65_534), None);
-    // The link and its folder belong to different users, and neither to this one.
+    // The link and its folder belong to two different other users.
     if !is_protected || owned(&link).is_err() {
         println!("left out: needs the administrator, and fs.protected_symlinks");
         return;
@@ -245,7 +245,7 @@ fn foreign_files_of_every_name_keep_every_byte() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let (file, stripes) = (Target::from(at("model")), Target::Stripes(set(&[folder.path()])));
-    // Names as real saves use them, each of another file.
+    // Names of real saves, each on another file.
     let mut observed = Vec::new();
     for target in [&file, &stripes] {
         let replacement = Replacement::new(target).unwrap();

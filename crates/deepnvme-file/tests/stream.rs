@@ -1,4 +1,4 @@
-//! Files as streams: whole or not at all, and readable in any order.
+//! File streams: complete or absent, and readable in any order.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 use std::fs;
@@ -100,7 +100,7 @@ fn a_stale_temporary_is_removed_and_a_living_one_is_not() {
     let (engine, folder) = (engine(), tempfile::tempdir().unwrap());
     let path = folder.path().join("file");
     let target = Target::from(&path);
-    // As a killed process leaves it: with its name, and without a lock.
+    // As a killed process leaves it: named and unlocked.
     let stale = Temporary::new(&path).unwrap();
     deepnvme_io::fs::unlock(stale.file()).unwrap();
     std::mem::forget(stale);

@@ -1,4 +1,4 @@
-//! What there is to convert: the tensors of all files of the source.
+//! The tensors to convert, from all files of the source.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(super) struct Entry {
     pub(super) offset: u64,
     pub(super) reader: usize,
     pub(super) extent: usize,
-    /// Which of its signs are the opposite of those in the extent.
+    /// The sign bits that are inverted relative to the extent.
     pub(super) signs: Signs,
 }
 
@@ -28,7 +28,7 @@ impl Entry {
         self.shape.iter().product::<u64>() * self.dtype.bytes()
     }
 
-    /// Whether its elements lie side by side, in order.
+    /// Returns whether its elements are contiguous and in order.
     pub(super) fn is_contiguous(&self) -> bool {
         let expected = contiguous(&self.shape);
         let mut dims = self.shape.iter().zip(&self.strides).zip(&expected);
@@ -36,18 +36,18 @@ impl Entry {
     }
 }
 
-/// The strides of elements that lie side by side.
+/// Returns the strides of contiguous elements.
 pub(super) fn contiguous(shape: &[u64]) -> Vec<u64> {
     let mut strides = vec![1; shape.len()];
     for dim in (1..shape.len()).rev() {
-        // Of an empty tensor they are what torch has: those of one that has an element.
+        // For an empty tensor, as torch does: count an empty dimension as one element.
         strides[dim - 1] = strides[dim] * shape[dim].max(1);
     }
     strides
 }
 
-/// The tensors, in the order of the files and what is in them; of a file of which an index lists names, those. One that is
-/// in several places of an archive is there under each name.
+/// Collects the tensors, in the order of the files and their contents. If an index lists names for a file, only those.
+/// A tensor stored several times in an archive appears under each name.
 pub(super) fn of(readers: &[Arc<Reader>], listed: &[Option<Vec<String>>]) -> Vec<Entry> {
     let mut entries = Vec::new();
     for (index, (reader, names)) in readers.iter().zip(listed).enumerate() {
@@ -89,7 +89,7 @@ fn in_file(reader: usize, file: &Reader) -> Vec<Entry> {
     }
 }
 
-/// What is no tensor, by its name.
+/// Returns the names and kinds of all non-tensors.
 pub(super) fn others(readers: &[Arc<Reader>]) -> Vec<(String, &'static str)> {
     let others = readers.iter().filter_map(|reader| match reader.contents() {
         Contents::Archive { graph, .. } => Some(deepnvme_format::state::non_tensors(graph)),

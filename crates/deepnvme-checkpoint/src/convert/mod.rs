@@ -1,8 +1,8 @@
-//! From one format to the other, without the model in memory: every piece of the new file is put together out of what is
-//! read of the old one when the piece's turn comes.
+//! Conversion between formats without holding the model in memory. Each piece of the new file is read from the old file
+//! when it is due.
 //!
-//! What is read is compared with the old file's checksums on the way, as the pieces are hashed anyway: a damaged file is
-//! never given new sums that are right.
+//! The data read is compared with the old file's checksums on the way, since the pieces are hashed anyway. So a damaged
+//! file never gets valid new checksums.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -22,25 +22,25 @@ mod target;
 
 use self::target::Copied;
 
-/// What a conversion made.
+/// The result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversion {
     /// The new file.
     pub saved: Saved,
-    /// How many tensors it has.
+    /// Number of tensors in the new file.
     pub tensors: usize,
-    /// What the old one has that is no tensor, and is not in the new one: the names, with what each is.
+    /// Omitted non-tensors of the old file: their names and kinds.
     pub left_out: Vec<(String, &'static str)>,
 }
 
-/// Writes the tensors of `source`, a file, an index or a folder, as the file `target`: safetensors if it is called so, and
-/// a torch archive of a flat dict otherwise. Memory: a few MiB for each thread, and, for tensors whose elements do not lie
-/// side by side in a torch archive, the largest storage of one.
+/// Converts `source`, a file, an index or a folder, to the file `target`. The suffix `.safetensors` selects
+/// safetensors. Otherwise writes a torch archive of a flat dict. Memory: a few MiB per thread. Non-contiguous tensors
+/// of a torch archive also need the largest of their storages.
 ///
 /// # Errors
-/// `Io`; `Format` for what either format cannot hold, and for two tensors of one name; `Damaged` where the old file is not
-/// what its checksums say, and `InvalidInput` where `target` is one of the files that are read, under whatever name. Then
-/// nothing is left of the new file.
+/// `Io`; `Format` if either format cannot hold the data, or for two tensors of the same name; `Damaged` if the old file
+/// does not match its checksums; `InvalidInput` if `target` is one of the source files, under any name. The new file is
+/// then removed.
 pub fn convert(
     engine: &Arc<Engine>,
     source: &Path,
@@ -49,7 +49,7 @@ pub fn convert(
     progress: &Arc<Progress>,
 ) -> Result<Conversion> {
     let (opening, named) = (Arc::clone(engine), source.to_path_buf());
-    // Names of millions of tensors take their time.
+    // Parsing millions of tensor names takes a while.
     let opened = until_stopped(progress, move || {
         open_all(&named, |file| {
             let mut reader = file.open(&opening)?;
@@ -92,7 +92,7 @@ fn write(
     let save = Arc::new(save);
     let share = Arc::clone(&save).share(Arc::clone(engine), file, 0..bytes, 0, Arc::clone(progress));
     let saved = share.and_then(|share| share.finish(&[])).map_err(|error| match error {
-        // What the old file refused is said of the old file.
+        // Report errors of the old file with its own path.
         Error::Io(io) if readers.iter().any(|reader| io.path() == Some(reader.path())) => Error::Io(io),
         error => named(error, replacement.target(), bytes),
     })?;
@@ -104,7 +104,7 @@ fn write(
     Ok(saved)
 }
 
-/// Of what is not copied as it is, the old sums are not computed on the way: it is read for them beforehand.
+/// Verifies extents that are not copied unchanged: their old checksums are not computed on the way.
 fn audit_others(readers: &[Arc<Reader>], copied: &[Copied], engine: &Engine, progress: &Progress) -> Result<()> {
     for (index, reader) in readers.iter().enumerate() {
         let mut is_copied = vec![false; reader.extents().len()];
@@ -117,7 +117,7 @@ fn audit_others(readers: &[Arc<Reader>], copied: &[Copied], engine: &Engine, pro
     Ok(())
 }
 
-/// A source that was replaced would be gone, with all that the new file cannot hold.
+/// Refuses to replace a source file: data that the new file cannot hold would be lost.
 fn refuse_source(source: &Path, target: &Path, readers: &[Arc<Reader>]) -> Result<()> {
     let Ok(new) = fs::stat(target) else { return Ok(()) };
     let is_read = |path: &Path| fs::stat(path).is_ok_and(|stat| stat.identity == new.identity);

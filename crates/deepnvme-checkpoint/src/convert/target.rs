@@ -1,4 +1,4 @@
-//! The plan of the new file, and which of its records are copied as they are.
+//! The plan of the new file, and its records that are copied unchanged.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,18 +16,18 @@ use crate::error::{Error, Result};
 use crate::read::{Contents, Reader};
 use crate::write::{FileBytes, FileView, Flips, LastStorage, Origin, Record, Save, SaveOptions, Tensor};
 
-/// The least that torch wants to find beside the objects and their storages.
+/// The minimum that torch requires besides the objects and their storages.
 const VERSION: (&str, &[u8]) = ("version", b"3\n");
 const BYTE_ORDER: (&str, &[u8]) = ("byteorder", b"little");
 
-/// A record of the new file whose bytes are all of a record of the old one, in their order.
+/// A record of the new file that equals a whole record of the old one.
 pub(super) struct Copied {
     pub(super) record: usize,
     pub(super) reader: usize,
     pub(super) extent: usize,
 }
 
-/// A safetensors file: every tensor by itself, those that share memory, too.
+/// Plans a safetensors file. Tensors that share memory are stored separately.
 pub(super) fn safetensors(
     engine: &Arc<Engine>,
     path: &Path,
@@ -67,7 +67,7 @@ pub(super) fn safetensors(
     Ok((save, copied))
 }
 
-/// What Hugging Face's loaders look for, and what the old files say.
+/// The metadata that Hugging Face's loaders expect, and the metadata of the old files.
 fn metadata(readers: &[Arc<Reader>]) -> Vec<(String, String)> {
     let mut metadata = vec![("format".to_owned(), "pt".to_owned())];
     for reader in readers {
@@ -82,7 +82,7 @@ fn metadata(readers: &[Arc<Reader>]) -> Vec<(String, String)> {
     metadata
 }
 
-/// A torch archive of a flat dict; tensors that share a storage share it there, too.
+/// Plans a torch archive of a flat dict. Tensors that share a storage keep sharing it.
 pub(super) fn archive(
     engine: &Arc<Engine>,
     path: &Path,
@@ -91,7 +91,7 @@ pub(super) fn archive(
     options: SaveOptions,
 ) -> Result<(Save, Vec<Copied>)> {
     let mut pickle = PickleWriter::default();
-    // The storages by file and place in it; the first type that was met is the one that the archive has for it.
+    // Storages by file and extent. The first tensor's type becomes the storage's type.
     let mut keys: HashMap<(usize, usize), (usize, deepnvme_format::Dtype)> = HashMap::new();
     let mut order = Vec::new();
     pickle.raw(b"}(");
@@ -132,7 +132,7 @@ pub(super) fn archive(
     Ok((Save::archive(path, records, options)?, copied))
 }
 
-/// All bytes of an extent.
+/// Returns all data of an extent.
 fn whole(engine: &Arc<Engine>, readers: &[Arc<Reader>], reader: usize, extent: usize) -> FileBytes {
     let extent = &readers[reader].extents()[extent];
     let (engine, file) = (Arc::clone(engine), Arc::clone(readers[reader].file()));
@@ -142,7 +142,7 @@ fn whole(engine: &Arc<Engine>, readers: &[Arc<Reader>], reader: usize, extent: u
 fn layout(entry: &Entry) -> std::io::Result<Strided> {
     let item_bytes = entry.dtype.bytes();
     let shape = entry.shape.iter().map(|size| *size as usize).collect();
-    // The stride of a dimension with one element is never gone, and may be any number.
+    // The stride of a one-element dimension is unused and may be any number.
     let stride = |(size, stride): (&u64, &u64)| if *size > 1 { (stride * item_bytes) as isize } else { 0 };
     let strides = entry.shape.iter().zip(&entry.strides).map(stride).collect();
     Strided::new(shape, strides, item_bytes as usize)

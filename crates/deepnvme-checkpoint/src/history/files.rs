@@ -1,4 +1,4 @@
-//! The files of a folder: they get their names, and those that were retired are removed if they verify.
+//! The files of a folder: renaming new ones, and removing retired ones if they verify.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,26 +16,26 @@ use super::names::SHARDS_LIST;
 use super::private::Stated;
 use crate::summed::crc64;
 
-/// Bytes at the beginning of a part that its checksum covers.
+/// Bytes at the start of a part that its checksum covers.
 pub const HEAD_BYTES: u64 = 64 << 10;
-/// The longest list of parts, or index of shards, that is read.
+/// Maximum size of a list of parts or an index of shards.
 const LIST_BYTES_MAX: u64 = 1 << 30;
 
-/// What became of a retired checkpoint's files in one folder.
+/// The outcome of removing a retired checkpoint's files from one folder.
 #[derive(Debug, Default)]
 pub(super) struct Removal {
-    /// Names that are something else than what was recorded: they stay.
+    /// Names of files that differ from the manifest's record. They stay.
     pub foreign: Vec<String>,
-    /// What could not be looked at or removed: it is tried again.
+    /// Files that could not be examined or removed. They are retried.
     pub failures: Vec<String>,
-    /// Open files without a name. Their room is given back when these are closed, which may take long.
+    /// Open files without a name. Closing them frees their space, which may take long.
     pub held: Vec<OwnedFd>,
 }
 
-/// Whether any file of a checkpoint is in the folder, under its name or its private one. What cannot be looked at is
-/// taken to be there.
+/// Returns whether any file of a checkpoint is in the folder, under its final or private name. A file that cannot be
+/// examined counts as present.
 ///
-/// The private name first: a file that gets its name in between would otherwise be missed under both.
+/// Checks the private name first: a file that is renamed in between would otherwise be missed under both.
 #[must_use]
 pub(super) fn is_there(folder: &Path, entry: &Entry) -> bool {
     let private = entry.pending.get(&entry.file);
@@ -45,18 +45,18 @@ pub(super) fn is_there(folder: &Path, entry: &Entry) -> bool {
         .any(|name| !matches!(fs::stat_link(&folder.join(name)), Err(Errno::NOENT | Errno::NOTDIR)))
 }
 
-/// Gives the files of a checkpoint that lie in this folder their names. Doing it again changes nothing, so that anybody
-/// may do it who has read the manifest.
+/// Renames the files of a checkpoint in this folder to their final names. Idempotent, so any process that has read the
+/// manifest may call it.
 ///
 /// # Errors
-/// The kernel's refusal. The names that something else has are returned.
+/// The error of the kernel. Returns the names that are taken by other files.
 pub(super) fn place(folder: &Path, entry: &Entry) -> IoResult<Vec<String>> {
     let mut in_the_way = Vec::new();
     for (name, private) in &entry.pending {
         let (from, to) = (folder.join(private), folder.join(name));
         let is_ours = fs::stat_link(&from).and_then(|stat| is_pending(&from, &stat, private, name, entry));
         match is_ours.and_then(|is_ours| if is_ours { rename_new(&from, &to) } else { Err(Errno::NOENT) }) {
-            // It has its name, or lies on another machine.
+            // It has its final name already, or lies on another machine.
             Ok(()) | Err(Errno::NOENT) => {}
             Err(Errno::EXIST) => in_the_way.push(name.clone()),
             Err(errno) => return Err(IoError::os("rename", errno).at_path(to)),
@@ -65,8 +65,8 @@ pub(super) fn place(folder: &Path, entry: &Entry) -> IoResult<Vec<String>> {
     Ok(in_the_way)
 }
 
-/// Whether a file of a private name is the one that the manifest recorded: that name is free, and may be somebody else's,
-/// from the moment in which the file has its own. A copy of the folder has other files of the same contents.
+/// Returns whether the file with a private name is the recorded one. Once the file has its final name, its private name
+/// is free and may be taken by another file. A copy of the folder contains other files with the same content.
 fn is_pending(path: &Path, stat: &Stat, private: &str, name: &str, entry: &Entry) -> Result<bool, Errno> {
     match Stated::by(private, stat) {
         Stated::This | Stated::Nothing => Ok(true),
@@ -74,7 +74,7 @@ fn is_pending(path: &Path, stat: &Stat, private: &str, name: &str, entry: &Entry
     }
 }
 
-/// Whether a file, by its contents, is the one of that name that the manifest recorded.
+/// Returns whether a file's content matches the manifest's record under `name`.
 pub(super) fn is_as_listed(path: &Path, name: &str, entry: &Entry) -> Result<bool, Errno> {
     let index = if entry.is_folder() { path.join(SHARDS_LIST) } else { path.to_path_buf() };
     let file = match fs::open(&index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY, 0) {
@@ -93,7 +93,7 @@ pub(super) fn is_as_listed(path: &Path, name: &str, entry: &Entry) -> Result<boo
     }
 }
 
-/// Renames to a name that must be free, also in file systems that have no such call.
+/// Renames without replacing, also on file systems without such a call.
 fn rename_new(from: &Path, to: &Path) -> Result<(), Errno> {
     match fs::rename_new(from, to) {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
@@ -119,7 +119,7 @@ fn rename_new(from: &Path, to: &Path) -> Result<(), Errno> {
     }
 }
 
-/// Removes what is in this folder of a retired checkpoint, each file only if it is what the manifest recorded.
+/// Removes a retired checkpoint's files from this folder, each only if it matches the manifest's record.
 #[must_use]
 pub(super) fn remove(folder: &Path, entry: &Entry) -> Removal {
     let mut removal = Removal::default();
@@ -170,7 +170,7 @@ impl Removal {
         self.note(name, removed);
     }
 
-    /// Removes the files that the folder's own index lists, then the index, then the folder if nothing else is in it.
+    /// Removes the files that the folder's index lists, then the index, then the folder if it is empty.
     fn remove_folder(&mut self, parent: &Path, name: &str, entry: &Entry) {
         let folder = parent.join(name);
         match fs::stat_link(&folder) {
@@ -184,7 +184,7 @@ impl Removal {
         let found = (|| {
             let file = match fs::open(&index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {
                 Ok(file) => file,
-                // Removed by an earlier try, which may have been stopped before the folder was.
+                // Removed by an earlier attempt that stopped before it removed the folder.
                 Err(Errno::NOENT) => return Ok(true),
                 Err(Errno::LOOP) => return Ok(false),
                 Err(errno) => return Err(errno),
@@ -241,13 +241,13 @@ fn is_part(file: &OwnedFd, stat: &Stat, part: &Part) -> Result<bool, Errno> {
     Ok(found.is_some_and(|crc64| &format!("{crc64:016x}") == expected))
 }
 
-/// The shards that an index names, with what it says of each: no other file is that one. `None`: it does not say.
+/// The shards in an index, with their recorded identities. `None` if an identity is missing.
 fn identified(text: &[u8]) -> Option<Vec<(String, Identity)>> {
     let identities: HashMap<String, Identity> = set::files(text).ok()?.into_iter().collect();
     members::shards(text)?.into_iter().map(|name| identities.get(&name).map(|found| (name, *found))).collect()
 }
 
-/// Whether it is the file of that size whose header has that sum.
+/// Returns whether the file has that size and a header with that checksum.
 fn is_shard(file: &OwnedFd, stat: &Stat, identity: Identity) -> Result<bool, Errno> {
     let mut length = [0; LENGTH_BYTES as usize];
     if stat.bytes != identity.bytes || fs::read_at(file.as_fd(), &mut length, 0)? < length.len() {

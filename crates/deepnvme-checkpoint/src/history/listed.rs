@@ -1,4 +1,4 @@
-//! The checkpoints of a folder, for whoever only looks: no lock is taken, and no file gets its name.
+//! Listing the checkpoints of a folder for readers: takes no lock and renames no file.
 
 use std::path::{Path, PathBuf};
 
@@ -10,27 +10,27 @@ use super::files;
 use super::manifest::{Entry, MANIFEST, MANIFEST_BYTES_MAX, Manifest};
 use crate::error::{Error, Result};
 
-/// What a manifest takes in memory for each byte of it.
+/// Memory per byte of a parsed manifest.
 const JSON_ROOM: usize = 24;
 
-/// A manifest, and where its checkpoints are.
+/// A manifest, and the paths of its checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// The manifest.
+    /// Path of the manifest.
     pub path: PathBuf,
-    /// Its bytes.
+    /// Size of the manifest.
     pub bytes: u64,
-    /// Whether it has a checksum; manifests of earlier versions have none.
+    /// Whether it contains a checksum. Manifests of earlier versions do not.
     pub is_sealed: bool,
-    /// The checkpoints that count, the oldest step first, each with its path: its name, or the private name that a killed
-    /// writer left.
+    /// The current checkpoints, lowest step first, each with its path: the final name, or the private name that a
+    /// killed writer left.
     pub checkpoints: Vec<(Entry, PathBuf)>,
 }
 
-/// The manifest of a folder; nothing where it has none.
+/// Reads the manifest of a folder. Returns `None` if there is none.
 ///
 /// # Errors
-/// `Manifest` for one that is damaged, `Io` for what the folder refuses.
+/// `Manifest` if it is damaged, `Io` for errors of the folder.
 pub fn listed(folder: &Path) -> Result<Option<Listed>> {
     let path = folder.join(MANIFEST);
     let Some((text, manifest)) = read(&path)? else { return Ok(None) };
@@ -43,8 +43,8 @@ pub fn listed(folder: &Path) -> Result<Option<Listed>> {
     Ok(Some(Listed { path, bytes: text.len() as u64, is_sealed, checkpoints }))
 }
 
-/// Where a file of a checkpoint is: under its name, or under the private one that a killed writer left. Somebody else may
-/// have made a file of either name.
+/// Finds a file of a checkpoint, under its final name or the private name that a killed writer left. Another program
+/// may have taken either name.
 #[must_use]
 pub fn place_of(folder: &Path, name: &str, entry: &Entry) -> PathBuf {
     let own = folder.join(name);
@@ -53,20 +53,20 @@ pub fn place_of(folder: &Path, name: &str, entry: &Entry) -> PathBuf {
     if !is_there(&private) || (is_there(&own) && files::is_as_listed(&own, name, entry) == Ok(true)) {
         return own;
     }
-    // It may have got its name in between.
+    // It may have been renamed in between.
     if is_there(&private) { private } else { own }
 }
 
-/// Whether what lies at a path is the file of that name that the manifest recorded.
+/// Returns whether the file at a path is the one that the manifest recorded under that name.
 ///
 /// # Errors
-/// The kernel's refusal, but for a path at which there is nothing.
+/// The error of the kernel, unless nothing exists at the path.
 pub fn is_as_listed(path: &Path, name: &str, entry: &Entry) -> Result<bool> {
     let refused = |errno| IoError::os("open", errno).at_path(path);
     Ok(files::is_as_listed(path, name, entry).map_err(refused)?)
 }
 
-/// A manifest and its text.
+/// Reads a manifest and its text.
 pub(super) fn read(path: &Path) -> Result<Option<(Vec<u8>, Manifest)>> {
     let unlike = |detail: String| Error::Manifest { path: path.to_path_buf(), detail };
     let text = match fs::read_small_if_there(path, MANIFEST_BYTES_MAX) {
@@ -74,7 +74,7 @@ pub(super) fn read(path: &Path) -> Result<Option<(Vec<u8>, Manifest)>> {
         Ok(None) => return Ok(None),
         Err(failure) => return Err(odd(&failure).map_or_else(|| failure.into(), unlike)),
     };
-    // Parsing ends the process where there is no memory, so it is asked for before.
+    // Reserve first: running out of memory while parsing would abort the process.
     let mut room: Vec<u8> = Vec::new();
     if room.try_reserve_exact(text.len().saturating_mul(JSON_ROOM)).is_err() {
         return Err(IoError::os("read", Errno::NOMEM).at_path(path).into());
@@ -84,7 +84,7 @@ pub(super) fn read(path: &Path) -> Result<Option<(Vec<u8>, Manifest)>> {
     Ok(Some((text, manifest)))
 }
 
-/// What has the name, where it is no file: a folder, a pipe, a symbolic link that leads to no file.
+/// Describes a manifest path that is not a file: a folder, a pipe, or a dangling link.
 fn odd(failure: &IoError) -> Option<String> {
     match failure.errno().map(Errno::from_raw_os_error) {
         Some(Errno::ISDIR) => Some("it is a folder".into()),

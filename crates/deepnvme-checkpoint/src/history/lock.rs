@@ -1,6 +1,6 @@
-//! The lock of whoever writes into a folder: `flock` on a small file, so that it is free when its holder dies.
+//! The writer's lock of a folder: `flock` on a small file, so that the kernel releases it when the holder dies.
 //!
-//! The file says who holds it. One that somebody else made is locked too, but never written to or removed.
+//! The file names its holder. A foreign file is locked as well, but never written to or removed.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -12,25 +12,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The file's name.
+/// The name of the lock file.
 pub const LOCK: &str = ".deepnvme-lock";
 const FORMAT: &str = "deepnvme-lock";
 const BYTES_MAX: u64 = 4096;
-/// How often the file may be taken away while it is being locked.
+/// How often the file may be removed while it is being locked.
 const TRIES_MAX: u32 = 1000;
 
-/// Who holds a lock, as its file says.
+/// The holder of a lock, as written in its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     format: String,
-    /// Process, machine and time, for people.
+    /// Process, machine and time, for error messages.
     pub name: String,
-    /// The same for all processes that write together.
+    /// Equal for all processes that write together.
     pub token: String,
 }
 
 impl Holder {
-    /// A holder of that name.
+    /// Creates a holder with that name.
     #[must_use]
     pub fn new(name: String, token: String) -> Self {
         Self { format: FORMAT.into(), name, token }
@@ -45,33 +45,33 @@ impl Holder {
     }
 }
 
-/// What came of taking a lock.
+/// The outcome of taking a lock.
 #[derive(Debug)]
 pub(super) enum Taken {
-    /// It is held from here on.
+    /// This process holds it now.
     Held(Lock),
     /// Another process with the same token holds it.
     Shared,
-    /// The file system has no locks.
+    /// The file system lacks locks.
     Unsupported,
 }
 
-/// A lock that is held until this is dropped.
+/// A lock, held until dropped.
 #[derive(Debug)]
 pub(super) struct Lock {
     path: PathBuf,
     file: OwnedFd,
-    /// What the file says, where it is ours.
+    /// The content of the file, if it is ours.
     text: Option<String>,
-    /// A forked child has the descriptor, and not the lock.
+    /// A forked child inherits the descriptor, but not the lock.
     creator: deepnvme_io::mem::CreatorProcess,
 }
 
 impl Lock {
-    /// Takes the lock of a folder, without waiting.
+    /// Takes the lock of a folder without waiting.
     ///
     /// # Errors
-    /// `Locked` where somebody else has it; `Io` for what the folder refuses.
+    /// `Locked` if another process holds it, or `Io` for errors of the folder.
     pub(super) fn take(folder: &Path, holder: &Holder) -> Result<Taken> {
         let path = folder.join(LOCK);
         let refused = |errno| Error::from(IoError::os("lock", errno).at_path(&path));
@@ -89,14 +89,14 @@ impl Lock {
                 }
                 Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::BADF) => {
                     if is_new && is_at(&file, &path) {
-                        // Nobody else can have locked it; without locks, it would say nothing.
+                        // No other process can have locked it. Without locks, the file is meaningless.
                         let _ = fs::unlink(&path);
                     }
                     return Ok(Taken::Unsupported);
                 }
                 Err(errno) => return Err(refused(errno)),
             }
-            // The previous holder may have removed the file, and another process may have made a new one.
+            // The previous holder may have removed the file, and another process may have created a new one.
             if !is_at(&file, &path) {
                 continue;
             }
@@ -107,13 +107,13 @@ impl Lock {
         Err(refused(Errno::AGAIN))
     }
 
-    /// Whether the file of the lock has its name still: otherwise another process can lock another one.
+    /// Returns whether the lock file still has its name. Otherwise another process can lock a new file.
     #[must_use]
     pub(super) fn is_there(&self) -> bool {
         is_at(&self.file, &self.path)
     }
 
-    /// Writes down who holds it, where the file is ours.
+    /// Writes the holder into the file if it is ours.
     fn sign(&mut self, holder: &Holder, is_new: bool) {
         let old = fs::read_small_of(&self.file, &self.path, BYTES_MAX).unwrap_or_default();
         if !is_new && Holder::parse(&old).is_none() {
@@ -122,7 +122,7 @@ impl Lock {
         let text = holder.text();
         let written =
             fs::truncate(self.file.as_fd(), 0).and_then(|()| fs::write_all(self.file.as_fd(), text.as_bytes()));
-        // A full disk does not keep anybody from the lock: only its holder is not named.
+        // A full disk does not prevent locking. The file then names no holder.
         self.text = Some(if written.is_ok() { text } else { String::new() });
     }
 }
@@ -134,13 +134,13 @@ impl Drop for Lock {
         }
         let now = fs::read_small_of(&self.file, &self.path, BYTES_MAX).ok();
         if now.as_deref() == self.text.as_deref().map(str::as_bytes) {
-            // Removed while it is locked: whoever has it open notices that it lost its name.
+            // Remove it while it is locked: a process that has it open then notices the lost name.
             let _ = fs::unlink(&self.path);
         }
     }
 }
 
-/// Opens the file, or makes it; whether it is new. `None`: it was taken away meanwhile.
+/// Opens or creates the file. Returns whether it is new. `None`: it was removed meanwhile.
 fn open(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<(OwnedFd, bool)>> {
     let refused = |errno| Error::from(IoError::os("lock", errno).at_path(path));
     let odd = |what: &str| {
@@ -149,7 +149,7 @@ fn open(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<(OwnedFd, 
     };
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = match fs::open(path, OFlags::RDWR | flags, 0) {
-        // A lock needs no right to write.
+        // A lock needs no write permission.
         Err(Errno::ACCESS | Errno::ROFS) => fs::open(path, OFlags::RDONLY | flags, 0),
         opened => opened,
     };
@@ -167,12 +167,12 @@ fn open(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<(OwnedFd, 
     }
 }
 
-/// Makes the file with what it says in it already, so that nobody sees an empty one. `None`: somebody else was first.
+/// Creates the file with its content, so that no process sees it empty. `None`: another process was first.
 fn make(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<OwnedFd>> {
     let refused = |errno| Error::from(IoError::os("lock", errno).at_path(path));
     let mode = 0o666 & !fs::umask();
     if let Ok(file) = fs::open_unnamed(folder) {
-        // Locked before it has a name: nobody else can be first.
+        // Locked before it has a name, so no other process can be first.
         let linked = fs::try_lock(file.as_fd())
             .and_then(|_| fs::write_all(file.as_fd(), holder.text().as_bytes()))
             .and_then(|()| fs::set_mode(file.as_fd(), mode))
@@ -180,7 +180,7 @@ fn make(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<OwnedFd>> 
         match linked {
             Ok(()) => return Ok(Some(file)),
             Err(Errno::EXIST) => return Ok(None),
-            // Not every file system has names for such files; the usual way says what is wrong.
+            // Some file systems cannot link such files. The fallback reports any other error.
             Err(_) => {}
         }
     }

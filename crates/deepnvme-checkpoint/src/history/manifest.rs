@@ -1,4 +1,4 @@
-//! `manifest.json`: the checkpoints that count, and the files that stopped counting but may not be gone yet.
+//! `manifest.json`: the current checkpoints, and retired ones whose files may still exist.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,21 @@ use serde::{Deserialize, Serialize};
 
 use super::names;
 
-/// The file's name.
+/// The name of the manifest.
 pub const MANIFEST: &str = "manifest.json";
-/// The largest manifest that is read.
+/// Maximum size of a manifest.
 pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 const VERSION: u32 = 2;
-/// Versions that are read. The first one had neither private names nor retired checkpoints.
+/// Supported versions. Version 1 lacks private names and retired checkpoints.
 const VERSIONS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 
-/// One of the files of a checkpoint that several processes wrote, each one of its own.
+/// One file of a checkpoint that several processes wrote, one file each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
     /// Its name.
     pub file: String,
-    /// Bytes of it.
+    /// Its size.
     pub nbytes: u64,
     /// The machine that wrote it.
     pub host: String,
@@ -34,17 +34,17 @@ pub struct Part {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// Its file, the list of its parts, or its folder.
+    /// The file, the list of parts, or the folder.
     pub file: String,
-    /// The step that it was saved at.
+    /// The step of the save.
     pub step: u64,
-    /// Bytes of the file, or of all.
+    /// Size of the file, or of all files.
     pub nbytes: u64,
-    /// When it was saved.
+    /// Time of the save.
     pub time: String,
-    /// Where its index begins.
+    /// Offset of the index.
     pub index_offset: u64,
-    /// Bytes of the index.
+    /// Size of the index.
     pub index_nbytes: u64,
     /// CRC-64/NVME of the index, in hexadecimal.
     pub index_crc64: String,
@@ -52,22 +52,22 @@ pub struct Entry {
     pub torch: String,
     /// The version of deepnvme that saved it.
     pub deepnvme: String,
-    /// The files of one in parts, in their order.
+    /// The part files, in order, if it consists of parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,
-    /// Final names, and the private names that the files have until they get them.
+    /// Final names, mapped to the private names until the files are renamed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pending: BTreeMap<String, String>,
 }
 
 impl Entry {
-    /// Whether it is a folder.
+    /// Returns whether it is a folder.
     #[must_use]
     pub fn is_folder(&self) -> bool {
         !self.file.contains('.')
     }
 
-    /// All names that it has or will have: final ones, then private ones.
+    /// All current and future names: final ones, then private ones.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let parts = self.parts.iter().map(|part| part.file.as_str());
         std::iter::once(self.file.as_str()).chain(parts).chain(self.pending.values().map(String::as_str))
@@ -83,34 +83,34 @@ impl Entry {
     }
 }
 
-/// What a manifest says.
+/// The content of a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// The sum of the text, in the text only.
+    /// The checksum of the text. Set only while rendering.
     #[serde(rename = "deepnvme.checksum", default, skip_serializing_if = "String::is_empty")]
     pub(super) checksum: String,
     /// The version of the format.
     pub version: u32,
-    /// The checkpoints that count, the oldest step first.
+    /// The current checkpoints, lowest step first.
     pub checkpoints: Vec<Entry>,
-    /// Checkpoints that stopped counting, as long as their removal is not known to be complete.
+    /// Retired checkpoints, until their removal is known to be complete.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub retired: Vec<Entry>,
 }
 
 impl Manifest {
-    /// One that lists nothing.
+    /// Creates a manifest without checkpoints.
     #[must_use]
     pub fn empty() -> Self {
         Self { version: VERSION, ..Self::default() }
     }
 
-    /// Understands its text. Names that no checkpoint of this library has are refused: nothing else may be moved or
-    /// removed because a manifest says so.
+    /// Parses a manifest. Refuses names that this library does not give to checkpoints: a manifest must never cause
+    /// other files to be moved or removed.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A description of the problem.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -137,16 +137,16 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Its text.
+    /// Renders the manifest.
     #[must_use]
     pub fn text(&self) -> String {
         let sealed = Self { checksum: set::BLANK.into(), ..self.clone() };
-        // Strings, numbers and lists of them cannot fail to be written, and the text has a blank.
+        // Strings, numbers and lists of them always serialize, and the text contains a blank checksum.
         let text = serde_json::to_string_pretty(&sealed).unwrap_or_default() + "\n";
         set::seal(&text).unwrap_or(text)
     }
 
-    /// Whether any checkpoint has that name, or had it and may have it still.
+    /// Returns whether a current or retired checkpoint has that name.
     #[must_use]
     pub fn knows(&self, name: &str) -> bool {
         self.checkpoints.iter().chain(&self.retired).any(|entry| entry.names().any(|known| known == name))

@@ -1,18 +1,18 @@
-//! Which files a list of parts or an index of shards names. Pure.
+//! The files that a list of parts or an index of shards names. Pure.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// The files that a list of parts names, in their order; `None` where it is no such list.
+/// The files in a list of parts, in order. `None` if it is not such a list.
 #[must_use]
 pub(super) fn parts(text: &[u8]) -> Option<Vec<String>> {
     let list: Value = serde_json::from_slice(text).ok()?;
     list.get("parts")?.as_array()?.iter().map(|part| part.as_str().map(str::to_owned)).collect()
 }
 
-/// The files that the index of a folder of shards names; `None` where it is no such index, or names files that are not
-/// called like shards. Each entry has a list of chunks, `[offsets, sizes, [file, tensor]]`, or bytes, `[file, tensor]`.
+/// The files in the index of a sharded folder. `None` if it is not such an index, or a name is not a shard's. Each
+/// entry has a list of chunks, `[offsets, sizes, [file, tensor]]`, or bytes, `[file, tensor]`.
 #[must_use]
 pub(super) fn shards(text: &[u8]) -> Option<BTreeSet<String>> {
     let index: Value = serde_json::from_slice(text).ok()?;

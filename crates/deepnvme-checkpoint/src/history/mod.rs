@@ -1,23 +1,23 @@
-//! The folder of a `Checkpointer`: which checkpoints count, who may write, and what goes.
+//! The folder of a `Checkpointer`: which checkpoints count, who may write, and retention.
 //!
 //! ```text
-//! manifest    manifest.json: what counts, what was retired      (pure)
-//! names       what checkpoints are called                       (pure)
-//! plan        what a list becomes                               (pure)
-//! members     which files a list or an index names              (pure)
-//! files       files get their names; retired ones are removed, if they verify
-//! listed      which checkpoints count, for whoever only looks
+//! manifest    manifest.json: current and retired checkpoints    (pure)
+//! names       names of checkpoints                              (pure)
+//! plan        transitions of the manifest                       (pure)
+//! members     files that a list or an index names               (pure)
+//! files       renames files; removes retired ones if they verify
+//! listed      current checkpoints, for readers
 //! lock        one writer at a time
-//! private     what killed writers left; folders that have no name yet
+//! private     cleanup after killed writers; unnamed folders
 //! ```
 //!
-//! One moment changes everything: the replacement of the manifest. It lists a new checkpoint while its files have
-//! private names; they get their own names afterwards, from whoever opens the folder next if the writer dies. A
-//! checkpoint that stops counting moves to a second list in the same write, and its files are removed after that, each
-//! only if it is what the manifest recorded of it. Nothing is removed because of its name.
+//! Replacing the manifest is the one moment of change. It lists a new checkpoint while its files still have private
+//! names. The writer renames them afterwards. If it dies, the next process that opens the folder does. A checkpoint
+//! that stops counting moves to the retired list in the same write. Its files are removed after that, each only if it
+//! matches the manifest's record. No file is removed because of its name.
 //!
-//! A replacement that fails may have been made nevertheless, and may not be on the disk. Then nothing follows from the
-//! manifest until it has been read again and is on the disk, and no name is given out twice.
+//! A failed replacement may have happened nevertheless, and may not be on disk. Then the manifest is not acted on until
+//! it was read again and synced, and no name is assigned twice.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -53,28 +53,28 @@ pub use private::PrivateFolder;
 use deepnvme_io::start_thread;
 use lock::{Lock, Taken};
 
-/// How often a reader follows a writer that replaces the manifest again and again.
+/// How often a reader retries while a writer keeps replacing the manifest.
 const READS_MAX: u32 = 100;
 
 /// The result of taking the lock.
 #[derive(Debug, Default)]
 pub struct Claim {
-    /// Checkpoints in the folder that no list has. They stay.
+    /// Checkpoints in the folder that the manifest does not list. They stay.
     pub unlisted: Vec<String>,
-    /// Whether the file system has no locks.
+    /// Whether the file system lacks locks.
     pub is_unlocked: bool,
 }
 
-/// What became of names and of retired files in this folder.
+/// The outcome of renaming new files and removing retired ones in this folder.
 #[derive(Debug, Default)]
 pub struct Settled {
-    /// Names of which something else was found than what was recorded: those files stay.
+    /// Names of files that differ from the manifest's record. They stay.
     pub foreign: Vec<String>,
-    /// What could not be looked at, named or removed; it is tried again.
+    /// Files that could not be examined, renamed or removed. They are retried.
     pub failures: Vec<String>,
-    /// Checkpoints whose files have their names, here.
+    /// Checkpoints whose files have their final names here.
     pub placed: Vec<String>,
-    /// Retired checkpoints of which nothing is left here that is ours.
+    /// Retired checkpoints with no files of ours left here.
     pub gone: Vec<String>,
 }
 
@@ -83,11 +83,11 @@ pub struct Settled {
 pub struct History {
     folder: PathBuf,
     keep: Option<usize>,
-    /// Whether names are on the disk before `settle` returns. What is listed never depends on it.
+    /// Whether `settle` syncs names. The list of checkpoints never depends on it.
     is_synced: bool,
-    /// Held while files are changed, so that commits take turns. Nothing waits for it but other commits.
+    /// Held while files change, so that commits take turns. Only commits wait for it.
     turn: Mutex<()>,
-    /// Held for a moment only.
+    /// Held briefly only.
     state: Mutex<State>,
     lock: Mutex<Option<Lock>>,
 }
@@ -95,34 +95,34 @@ pub struct History {
 #[derive(Debug)]
 struct State {
     manifest: Manifest,
-    /// The manifest in the folder, as this process last read or wrote it. `manifest` may already say more.
+    /// The manifest on disk, as this process last read or wrote it. `manifest` may be newer.
     on_disk: Manifest,
-    /// Names of saves that are under way, and of those of which nobody knows yet whether they count.
+    /// Names of saves in progress, and of saves with unknown outcome.
     reserved: BTreeSet<String>,
-    /// The latter: they were given back while the manifest was in doubt.
+    /// Names of saves with unknown outcome: freed while the manifest was in doubt.
     doubtful: BTreeSet<String>,
-    /// Checkpoints that the manifest listed when it was last read, and of which no file was there.
+    /// Checkpoints in the manifest, when it was last read, that have no file.
     missing: Vec<Missing>,
     known: Known,
 }
 
-/// A checkpoint that the manifest lists, and of which no file is there: step and name.
+/// A checkpoint in the manifest that has no file: step and name.
 pub type Missing = (u64, String);
 
-/// How well the manifest on the disk is known.
+/// How well the manifest on disk is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Known {
-    /// It is this one, and a power cut leaves it.
+    /// It is this one, and survives a power cut.
     Durable,
-    /// It is this one, as far as it was read: a power cut may bring back the one before.
+    /// It is this one, but a power cut may bring back its predecessor.
     Read,
-    /// It may be the one whose writing failed.
+    /// It may be the one whose write failed.
     Doubtful,
 }
 
 impl History {
-    /// The history of a folder, of which the last `keep` checkpoints stay, or all; with `is_synced` the final names of
-    /// files are on the disk when they are settled. Nothing is looked at yet.
+    /// Creates the history of a folder. Retention keeps the last `keep` checkpoints, or all. With `is_synced`, settling
+    /// syncs the final names. Does no I/O.
     #[must_use]
     pub fn new(folder: PathBuf, keep: Option<usize>, is_synced: bool) -> Self {
         let [reserved, doubtful] = [BTreeSet::new(), BTreeSet::new()];
@@ -139,13 +139,13 @@ impl History {
         &self.folder
     }
 
-    /// What counts, as far as this process knows.
+    /// The manifest, as far as this process knows.
     #[must_use]
     pub fn manifest(&self) -> Manifest {
         locked(&self.state).manifest.clone()
     }
 
-    /// Makes the folder.
+    /// Creates the folder.
     ///
     /// # Errors
     /// `Io` with the folder's path.
@@ -153,11 +153,11 @@ impl History {
         fs::make_folders(&self.folder).map_err(|errno| IoError::os("make folder", errno).at_path(&self.folder).into())
     }
 
-    /// Reads the manifest, and gives files their names that a killed writer had no time for. Checkpoints of which no
-    /// file is here any more do not count. The holder of the lock knows what is in the manifest already.
+    /// Reads the manifest and renames files that a killed writer could not rename. Checkpoints without any file here do
+    /// not count. The holder of the lock knows the manifest already.
     ///
     /// # Errors
-    /// `Manifest` for one that is damaged, `Io` for what the folder refuses.
+    /// `Manifest` if it is damaged, `Io` for errors of the folder.
     pub fn read(&self) -> Result<Manifest> {
         let _turn = locked(&self.turn);
         if locked(&self.lock).is_some() {
@@ -170,12 +170,12 @@ impl History {
         let mut shown = manifest.clone();
         for _ in 0..READS_MAX {
             for entry in manifest.checkpoints.iter().filter(|entry| !entry.pending.is_empty()) {
-                // Where this process may not rename, the file is found under its private name.
+                // If this process may not rename the file, it is found under its private name.
                 let _ = files::place(&self.folder, entry);
             }
             let present = self.present(&manifest);
-            // A writer replaces the manifest before it removes a file. If the manifest is another one now, a missing
-            // file means that this list is old, and not that there is no checkpoint.
+            // A writer replaces the manifest before it removes a file. If the manifest has changed, a missing file
+            // means that this list is outdated, not that the checkpoint is lost.
             let now = if present == manifest { manifest.clone() } else { self.read_file()? };
             if now == manifest {
                 shown = present;
@@ -188,7 +188,7 @@ impl History {
         Ok(shown)
     }
 
-    /// The checkpoints that [`read`](Self::read) left out because no file of them is there.
+    /// The checkpoints that [`read`](Self::read) omitted because they have no file.
     #[must_use]
     pub fn missing(&self) -> Vec<Missing> {
         locked(&self.state).missing.clone()
@@ -200,31 +200,31 @@ impl History {
         locked(&self.state).missing = missing.map(|entry| (entry.step, entry.file.clone())).collect();
     }
 
-    /// A manifest without the checkpoints of which no file is here.
+    /// Returns the manifest without the checkpoints that have no file here.
     fn present(&self, manifest: &Manifest) -> Manifest {
         let mut present = manifest.clone();
         present.checkpoints.retain(|entry| files::is_there(&self.folder, entry));
         present
     }
 
-    /// Takes over what another process, which shares this history, knows of it.
+    /// Adopts the manifest of another process that shares this history.
     pub fn follow(&self, manifest: Manifest) {
         let mut state = locked(&self.state);
         (state.manifest, state.known) = (manifest, Known::Read);
     }
 
-    /// Takes the lock, if this process does not hold it yet; the leader of several processes reads the manifest again
-    /// then, and all clear away what killed writers left here.
+    /// Takes the lock unless this process holds it. The leader of several processes then reads the manifest again. All
+    /// processes clean up after killed writers here.
     ///
     /// # Errors
-    /// `Locked` where somebody else saves into the folder.
+    /// `Locked` if another process saves into the folder.
     pub fn claim(&self, holder: &Holder, is_leader: bool) -> Result<Claim> {
         let _turn = locked(&self.turn);
         self.refuse_link()?;
         if locked(&self.lock).as_ref().is_some_and(Lock::is_there) {
             return Ok(Claim::default());
         }
-        // The file was removed: only who can lock the new one goes on.
+        // The lock file was removed, so this process must lock the new one.
         drop(locked(&self.lock).take());
         let mut claim = Claim::default();
         match Lock::take(&self.folder, holder)? {
@@ -242,14 +242,14 @@ impl History {
         let manifest = self.manifest();
         let names = fs::entries(&self.folder).map_err(|errno| self.refused("list", errno))?;
         claim.unlisted = plan::unlisted(&manifest, names.iter().filter_map(|name| name.to_str()));
-        // Without a lock, what looks left may be another writer's.
+        // Without a lock, private files may be in use by another writer.
         if !claim.is_unlocked {
             private::remove_stale(&self.folder, &names, |name| manifest.knows(name));
         }
         Ok(claim)
     }
 
-    /// Refuses a manifest that is a symbolic link: two folders would have one history and two locks.
+    /// Refuses a manifest that is a symbolic link: two folders would share one history but have two locks.
     fn refuse_link(&self) -> Result<()> {
         let path = self.folder.join(MANIFEST);
         if fs::stat_link(&path).is_ok_and(|stat| stat.kind == Kind::Link) {
@@ -260,29 +260,29 @@ impl History {
         Ok(())
     }
 
-    /// Whether this process holds the lock.
+    /// Returns whether this process holds the lock.
     #[must_use]
     pub fn is_claimed(&self) -> bool {
         locked(&self.lock).is_some()
     }
 
-    /// Lets go of the lock.
+    /// Releases the lock.
     pub fn release(&self) {
         let _turn = locked(&self.turn);
         drop(locked(&self.lock).take());
     }
 
-    /// In a forked child: closes the lock's file, which the parent goes on to hold. Never waits.
+    /// In a forked child: closes the lock file, which the parent still holds. Never waits.
     pub fn abandon(&self) {
         if let Ok(mut lock) = self.lock.try_lock() {
             drop(lock.take());
         }
     }
 
-    /// Names in the folder that belong to that step.
+    /// Names in the folder that belong to a step.
     ///
     /// # Errors
-    /// `Io` for what the folder refuses.
+    /// `Io` for errors of the folder.
     pub fn names_of(&self, step: u64) -> Result<Vec<String>> {
         let prefix = names::name(step, "", 0);
         let names = fs::entries(&self.folder).map_err(|errno| self.refused("list", errno))?;
@@ -294,11 +294,11 @@ impl History {
             .collect())
     }
 
-    /// A name for a checkpoint of that step that no file has, here or among `taken`; nobody gets it again until
+    /// Reserves a name for a checkpoint of this step. No file here or in `taken` has it. It stays reserved until
     /// [`free`](Self::free).
     ///
     /// # Errors
-    /// `Io` for what the folder refuses.
+    /// `Io` for errors of the folder.
     pub fn reserve(&self, step: u64, suffix: &str, taken: &[String]) -> Result<String> {
         let here = self.names_of(step)?;
         let mut state = locked(&self.state);
@@ -313,7 +313,7 @@ impl History {
         Ok(name)
     }
 
-    /// Gives a reserved name back. While nobody knows whether the checkpoint of that name counts, it stays reserved.
+    /// Frees a reserved name. It stays reserved while it is unknown whether its checkpoint counts.
     pub fn free(&self, name: &str) {
         let mut state = locked(&self.state);
         if state.known == Known::Doubtful {
@@ -323,10 +323,10 @@ impl History {
         }
     }
 
-    /// Has a checkpoint count whose files are on the disk: replaces the manifest. The files may have private names.
+    /// Makes a checkpoint count by replacing the manifest. Its files are on disk and may have private names.
     ///
     /// # Errors
-    /// `Io` for what the folder refuses; [`counts`](Self::counts) says whether it counts nevertheless, and `Locked`.
+    /// `Io` for errors of the folder, or `Locked`. [`counts`](Self::counts) then tells whether it counts anyway.
     pub fn publish(&self, entry: &Entry) -> Result<()> {
         let _turn = locked(&self.turn);
         self.make_sure()?;
@@ -334,12 +334,12 @@ impl History {
         self.check_manifest()?;
         let now = self.manifest();
         let next = plan::next(&now, entry, self.keep, |entry| files::is_there(&self.folder, entry));
-        // The manifest must not be on the disk before the names that it lists.
+        // Sync the names before the manifest that lists them.
         fs::sync_folder(&self.folder)?;
         self.write(&next)
     }
 
-    /// Refuses to replace a manifest that somebody else put into the folder since this process last read or wrote it.
+    /// Refuses to replace a manifest that another program changed since this process last read or wrote it.
     fn check_manifest(&self) -> Result<()> {
         if self.read_file()? == locked(&self.state).on_disk {
             return Ok(());
@@ -349,7 +349,7 @@ impl History {
         Err(IoError::new(ErrorKind::Busy, "save a checkpoint", detail).at_path(self.folder.join(MANIFEST)).into())
     }
 
-    /// Refuses a checkpoint whose file lies in another folder: one that had this folder's name when the file was made.
+    /// Refuses a checkpoint whose file lies in another folder: the folder was renamed or replaced while it was written.
     fn check_written(&self, entry: &Entry) -> Result<()> {
         let Some(private) = entry.pending.get(&entry.file) else { return Ok(()) };
         match fs::stat_link(&self.folder.join(private)) {
@@ -362,11 +362,11 @@ impl History {
         }
     }
 
-    /// Whether the manifest on the disk lists that file, whatever went wrong while it was written. `None`: it cannot be
+    /// Returns whether the manifest on disk lists that file, whatever failed while it was written. `None`: it cannot be
     /// read.
     #[must_use]
     pub fn counts(&self, file: &str) -> Option<bool> {
-        // Between reading and adopting it, nobody may replace it.
+        // No commit may replace the manifest between reading and adopting it.
         let _turn = locked(&self.turn);
         let manifest = self.read_file().ok()?;
         let is_listed = manifest.checkpoints.iter().any(|entry| entry.file == file);
@@ -376,7 +376,7 @@ impl History {
         Some(is_listed)
     }
 
-    /// Takes what was read from the disk for what the folder holds.
+    /// Adopts a manifest that was read from disk.
     fn adopt(&self, manifest: Manifest) {
         let mut state = locked(&self.state);
         for name in std::mem::take(&mut state.doubtful) {
@@ -386,8 +386,7 @@ impl History {
         (state.manifest, state.known) = (manifest, Known::Read);
     }
 
-    /// Sees to it that what follows from the manifest, such as the removal of files, follows from the one that a power cut
-    /// leaves.
+    /// Ensures that the manifest survives a power cut before acting on it, for example by removing files.
     fn make_sure(&self) -> Result<()> {
         let known = locked(&self.state).known;
         if known == Known::Doubtful {
@@ -400,7 +399,7 @@ impl History {
         Ok(())
     }
 
-    /// Gives files here their names, and removes retired ones. The manifest is on disk by now.
+    /// Renames files here and removes retired ones. The manifest is on disk by now.
     pub fn settle(&self) -> Settled {
         let _turn = locked(&self.turn);
         let mut settled = Settled::default();
@@ -419,7 +418,7 @@ impl History {
         for entry in self.manifest().checkpoints.iter().filter(|entry| !entry.pending.is_empty()) {
             match files::place(&self.folder, entry) {
                 Ok(in_the_way) if in_the_way.is_empty() => settled.placed.push(entry.file.clone()),
-                // Somebody made a file of that name since it was found free. One of one file can have another name.
+                // Another program took the name after it was found free. A checkpoint of one file can get another name.
                 Ok(_) if entry.parts.is_empty() && self.is_claimed() => match self.rename(entry) {
                     Ok(()) => settled.placed.push(entry.file.clone()),
                     Err(failure) => settled.failures.push(failure.to_string()),
@@ -452,17 +451,17 @@ impl History {
         settled
     }
 
-    /// Takes note of what all who share the history have settled; the next manifest says so.
+    /// Records what all processes that share the history have settled. The next manifest states it.
     pub fn note(&self, placed: &[String], gone: &[String]) {
         let mut state = locked(&self.state);
         state.manifest = plan::forgotten(&plan::placed(&state.manifest, placed), gone);
     }
 
-    /// [`publish`](Self::publish), [`settle`](Self::settle) and [`note`](Self::note) for a process alone: `new` is the
-    /// file, or nothing for a folder, which has been kept. Whether it counts, and what became of the rest.
+    /// Runs [`publish`](Self::publish), [`settle`](Self::settle) and [`note`](Self::note) for a single process. `new`
+    /// is the file, or `None` for a folder, which was kept already.
     ///
     /// # Errors
-    /// As [`publish`](Self::publish). The file is gone, unless the checkpoint counts or that cannot be found out.
+    /// As [`publish`](Self::publish). The file is then removed, unless the checkpoint counts or this is unknown.
     pub fn commit(&self, mut entry: Entry, new: Option<Replacement>) -> Result<Settled> {
         let mode = new.as_ref().map_or(Ok(()), Replacement::take_mode);
         if let Some(private) = new.as_ref().and_then(private_name) {
@@ -481,7 +480,7 @@ impl History {
         Ok(settled)
     }
 
-    /// Gives a checkpoint of one file, whose name was taken meanwhile, another one.
+    /// Renames a checkpoint of one file whose name was taken meanwhile.
     fn rename(&self, entry: &Entry) -> Result<()> {
         let name = self.reserve(entry.step, names::suffix_of(&entry.file), &[])?;
         let next = plan::renamed(&self.manifest(), &entry.file, &name);
@@ -500,8 +499,8 @@ impl History {
         Ok(found.map_or_else(Manifest::empty, |(_, manifest)| manifest))
     }
 
-    /// Replaces the manifest. Its bytes and its name are on the disk when this returns, whatever else need not be:
-    /// files are removed because it does not list them any more.
+    /// Replaces the manifest. Always syncs its data and name, at any durability: files are removed because it no longer
+    /// lists them.
     fn write(&self, next: &Manifest) -> Result<()> {
         self.refuse_link()?;
         let path = self.folder.join(MANIFEST);
@@ -511,7 +510,7 @@ impl History {
         fs::write_all(file.as_fd(), next.text().as_bytes()).map_err(refused)?;
         fs::sync(file.as_fd()).map_err(refused)?;
         drop(file);
-        // From here on it may be the manifest, whatever a failure says.
+        // From here on it may be the manifest, even after an error.
         locked(&self.state).known = Known::Doubtful;
         replacement.commit(true)?;
         let mut state = locked(&self.state);
@@ -525,16 +524,16 @@ impl History {
     }
 }
 
-/// The name that the private file of a replacement has now.
+/// The current, private name of a replacement's file.
 #[must_use]
 pub fn private_name(new: &Replacement) -> Option<String> {
     new.temporary().path().file_name().and_then(|name| name.to_str()).map(str::to_owned)
 }
 
-/// Closes files without names on a thread of its own: to free a large file takes some file systems long.
+/// Closes nameless files on a thread of its own: some file systems take long to free a large file.
 fn release(held: Vec<std::os::fd::OwnedFd>) {
     if !held.is_empty() {
-        // Where no thread is to be had, the closure is dropped here, and with it the files.
+        // If no thread can be started, dropping the closure closes the files here.
         let _ = start_thread(|| thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(held)));
     }
 }

@@ -1,18 +1,18 @@
-//! The names of checkpoints: pure functions.
+//! The names of checkpoints. Pure.
 //!
-//! `step-00000010.pt` is the first of its step, `step-00000010-1.pt` the next one. A sharded one is a folder without a
-//! suffix; one in parts has `.part-03-of-16` files and a list of them.
+//! `step-00000010.pt` is the first save of its step, `step-00000010-1.pt` the next one. A sharded checkpoint is a
+//! folder without a suffix. A checkpoint in parts consists of `.part-03-of-16` files and a list of them.
 
 use deepnvme_file::replace::TEMPORARY_MARK;
 
-/// What the list of the parts ends with.
+/// Suffix of a list of parts.
 pub const PARTS_LIST: &str = ".stripes.json";
-/// The name of a folder's list of its shards.
+/// The name of a folder's list of shards.
 pub const SHARDS_LIST: &str = "deepnvme.json";
-/// Where in that list the record of its own files is.
+/// Key of the ownership record in that list.
 pub const SHARDS_RECORD: &str = "deepnvme.owned";
 
-/// The name of a step's checkpoint: the first, or one of a step that was saved again.
+/// Builds a checkpoint's name. `again` counts the repeated saves of a step.
 #[must_use]
 pub(super) fn name(step: u64, suffix: &str, again: u64) -> String {
     match again {
@@ -21,7 +21,7 @@ pub(super) fn name(step: u64, suffix: &str, again: u64) -> String {
     }
 }
 
-/// Whether checkpoints, their lists and their parts have such names.
+/// Returns whether the name fits a checkpoint, its list or one of its parts.
 #[must_use]
 pub fn is_checkpoint(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("step-") else { return false };
@@ -44,7 +44,7 @@ fn is_number(text: &str, digits: usize) -> bool {
     text.len() >= digits && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Whether a file that will be called `name` has such a private name.
+/// Returns whether `private` is a private name of a file that will be called `name`.
 #[must_use]
 pub(super) fn is_private_of(private: &str, name: &str) -> bool {
     let rest = private.strip_prefix('.').and_then(|rest| rest.strip_prefix(name));
@@ -52,7 +52,7 @@ pub(super) fn is_private_of(private: &str, name: &str) -> bool {
         .is_some_and(|mark| !mark.is_empty() && mark.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
 }
 
-/// The first name of the step that is free: none of its files has a name in `taken`.
+/// Finds the first free name of a step: none of its files' names is `taken`.
 #[must_use]
 pub(super) fn free(step: u64, suffix: &str, taken: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> String {
     let mut again = 0;
@@ -71,7 +71,7 @@ pub(super) fn free(step: u64, suffix: &str, taken: impl Fn(&dyn Fn(&str) -> bool
     }
 }
 
-/// What follows the step in a checkpoint's name, without the number of a step that was saved again.
+/// The suffix of a checkpoint's name, from the first dot on.
 #[must_use]
 pub(super) fn suffix_of(name: &str) -> &str {
     &name[name.find('.').unwrap_or(name.len())..]

@@ -1,11 +1,11 @@
-//! What stays, what is retired, and what a list becomes. Pure: nothing here looks at a disk.
+//! Transitions of the manifest: retention and retirement. Pure.
 
 use super::manifest::{Entry, Manifest};
 
-/// The manifest after a new checkpoint: of its step only the new one stays, and of the others the `keep - 1` of the
-/// highest steps; the new one stays also where its step is not among them. The same manifest records the removed entries
-/// as retired. `is_there` says of a listed one whether any file of it is left. One that is missing is forgotten: were it
-/// retired, its file would be removed when somebody brings it back.
+/// The manifest after a new checkpoint. The new one replaces others of its step. Of the other steps, the highest `keep
+/// - 1` stay. The new one stays even if its step is lower. Removed entries become retired in the same manifest.
+/// `is_there` tells whether a listed checkpoint has any file left. A missing one is forgotten: if it were retired, its
+/// file would be removed when restored.
 #[must_use]
 pub(super) fn next(now: &Manifest, new: &Entry, keep: Option<usize>, is_there: impl Fn(&Entry) -> bool) -> Manifest {
     let there = now.checkpoints.iter().filter(|entry| is_there(entry)).cloned();
@@ -18,12 +18,12 @@ pub(super) fn next(now: &Manifest, new: &Entry, keep: Option<usize>, is_there: i
     staying.sort_by_key(|entry| entry.step);
     let mut all_retired = now.retired.clone();
     all_retired.extend(retired);
-    // A name that counts is never one that is to be removed.
+    // A current name must never be removed.
     all_retired.retain(|entry| entry.file != new.file);
     Manifest { checkpoints: staying, retired: all_retired, ..Manifest::empty() }
 }
 
-/// The manifest without the private names of files that have their own now.
+/// The manifest without the private names of files that have their final names.
 #[must_use]
 pub(super) fn placed(now: &Manifest, files: &[String]) -> Manifest {
     let mut next = now.clone();
@@ -35,7 +35,7 @@ pub(super) fn placed(now: &Manifest, files: &[String]) -> Manifest {
     next
 }
 
-/// The manifest without retired checkpoints of which nothing is left that is ours.
+/// The manifest without retired checkpoints that have no files of ours left.
 #[must_use]
 pub(super) fn forgotten(now: &Manifest, files: &[String]) -> Manifest {
     let mut next = now.clone();
@@ -43,7 +43,7 @@ pub(super) fn forgotten(now: &Manifest, files: &[String]) -> Manifest {
     next
 }
 
-/// The manifest with another name for a checkpoint of one file, which waits for its name still.
+/// The manifest with another name for a checkpoint of one file that still has a private name.
 #[must_use]
 pub(super) fn renamed(now: &Manifest, file: &str, to: &str) -> Manifest {
     let mut next = now.clone();
@@ -56,7 +56,7 @@ pub(super) fn renamed(now: &Manifest, file: &str, to: &str) -> Manifest {
     next
 }
 
-/// Those of the names that look like checkpoints and are in no list.
+/// The names that look like checkpoints but are not listed.
 #[must_use]
 pub(super) fn unlisted<'a>(now: &Manifest, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut found: Vec<String> =

@@ -1,7 +1,7 @@
-//! Private names: what killed writers left, and folders that have no name of their own yet.
+//! Private names: cleanup after killed writers, and folders without a final name.
 //!
-//! A private name states the inode and the time of creation of the file that it belongs to, so that no other file is
-//! ever taken for one of ours, and a living writer holds its lock.
+//! A private name states its file's inode and creation time, so that no other file is taken for it. A running writer
+//! holds the file's lock.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -15,28 +15,28 @@ use deepnvme_io::{Error as IoError, Result as IoResult};
 
 use super::names::{self, SHARDS_LIST, SHARDS_RECORD};
 
-/// How often a random name may be taken already.
+/// How many random names to try.
 const TRIES_MAX: u32 = 100;
 
-/// The private name of a file.
+/// Builds the private name of a file.
 fn name_of(target: &str, stat: &Stat) -> Result<String, Errno> {
     let random = fs::random_bits()? as u64;
     Ok(format!(".{target}{TEMPORARY_MARK}{:x}-{:x}-{random:016x}", stat.identity.inode, stat.born_ns.unwrap_or(0)))
 }
 
-/// What a private name says of a file that has it.
+/// The claim of a private name about the file that has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stated {
     /// It was made for this file.
     This,
-    /// It was made for another one.
+    /// It was made for another file.
     Another,
-    /// It says nothing: there were no locks, or no second names.
+    /// It claims nothing: locks or hard links were unavailable.
     Nothing,
 }
 
 impl Stated {
-    /// What that name says of that file.
+    /// Compares a name with the file that has it.
     pub(super) fn by(name: &str, stat: &Stat) -> Self {
         let mark = name.split_once(TEMPORARY_MARK).map_or("", |(_, mark)| mark);
         match states(name, stat) {
@@ -47,7 +47,7 @@ impl Stated {
     }
 }
 
-/// Whether such a name is that file's own.
+/// Returns whether the name states this very file.
 fn states(name: &str, stat: &Stat) -> bool {
     let Some((_, mark)) = name.split_once(TEMPORARY_MARK) else { return false };
     let stated = format!("{:x}-{:x}-", stat.identity.inode, stat.born_ns.unwrap_or(0));
@@ -55,7 +55,7 @@ fn states(name: &str, stat: &Stat) -> bool {
         .is_some_and(|random| random.len() == 16 && random.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// Removes private files and folders of checkpoints that no living writer holds, except those that are `listed`.
+/// Removes private files and folders of checkpoints that no running writer holds, except `listed` ones.
 pub(super) fn remove_stale(folder: &Path, entries: &[OsString], listed: impl Fn(&str) -> bool) {
     let mut targets = BTreeSet::new();
     for name in entries.iter().filter_map(|name| name.to_str()) {
@@ -70,11 +70,11 @@ pub(super) fn remove_stale(folder: &Path, entries: &[OsString], listed: impl Fn(
         if target.contains('.') {
             targets.insert(target);
         } else if !listed(name) {
-            // What vanishes meanwhile, or may not be opened, is somebody else's.
+            // An entry that vanishes or cannot be opened belongs to another process.
             let _ = remove_unheld(&folder.join(name), name);
         }
     }
-    // A file that waits for its name looks left, too.
+    // A file that waits for its final name looks stale as well.
     let is_waiting = |target: &str| {
         let mut names = entries.iter().filter_map(|name| name.to_str());
         names.any(|name| names::is_private_of(name, target) && listed(name))
@@ -86,7 +86,7 @@ pub(super) fn remove_stale(folder: &Path, entries: &[OsString], listed: impl Fn(
 
 fn remove_unheld(path: &Path, name: &str) -> Result<(), Errno> {
     let is_stale = |stat: &Stat| {
-        // Somebody else's folder could say anything.
+        // Another user's folder may claim anything.
         stat.kind == Kind::Folder && stat.user == fs::user() && states(name, stat)
     };
     if !is_stale(&fs::stat_link(path)?) {
@@ -100,29 +100,29 @@ fn remove_unheld(path: &Path, name: &str) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Removes a folder that is ours, with the set of shards in it: what its index recorded, and what the list of a save that
-/// did not end says. Anything else in it is nobody's that this library knows: then it stays, and the folder.
+/// Removes our folder with its set of shards: the files that its index recorded, and those that the list of an
+/// unfinished save names. Any other file stays, and the folder with it.
 fn remove_folder(path: &Path) -> Result<(), Errno> {
     replace::remove_whole_set(&path.join(SHARDS_LIST), &[SHARDS_RECORD]);
     fs::remove_folder(path)
 }
 
-/// A folder that has a private name, and vanishes with the shards in it unless it is kept.
+/// A folder under a private name. It is removed with its shards unless kept.
 #[derive(Debug)]
 pub struct PrivateFolder {
     path: PathBuf,
     is_kept: bool,
-    /// Open, and locked, while this process lives.
+    /// Open and locked while this process lives.
     _held: OwnedFd,
 }
 
 impl PrivateFolder {
-    /// Makes one, for a folder that will be called `name`.
+    /// Creates a folder that will be called `name`.
     ///
     /// # Errors
-    /// The refusal of the parent.
+    /// The error of the parent folder.
     pub fn new(parent: &Path, name: &str) -> IoResult<Self> {
-        // It is removed by its name, perhaps when the process has changed its folder.
+        // Absolute, because the process may change its folder before the removal by name.
         let parent = &std::path::absolute(parent).unwrap_or_else(|_| parent.to_path_buf());
         let refused = |errno| IoError::os("make folder", errno).at_path(parent.join(name));
         for _ in 0..TRIES_MAX {
@@ -135,11 +135,11 @@ impl PrivateFolder {
             }
             let made = (|| {
                 let held = fs::open(&first, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW, 0)?;
-                // A file system without locks only loses the clearing of stale folders.
+                // Without locks, only the cleanup of stale folders is lost.
                 let _ = fs::try_lock(held.as_fd());
                 let path = parent.join(name_of(name, &fs::stat_of(held.as_fd())?)?);
                 match fs::rename_new(&first, &path) {
-                    // An empty folder can only take the place of an empty one.
+                    // A folder can only replace an empty folder.
                     Err(Errno::INVAL | Errno::NOSYS) => fs::rename(&first, &path)?,
                     renamed => renamed?,
                 }
@@ -153,13 +153,13 @@ impl PrivateFolder {
         Err(refused(Errno::EXIST))
     }
 
-    /// Where it is.
+    /// The current path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// From here on it stays, under whatever name it has.
+    /// Keeps the folder from now on, under any name.
     pub fn keep(mut self) {
         self.is_kept = true;
     }
@@ -168,7 +168,7 @@ impl PrivateFolder {
 impl Drop for PrivateFolder {
     fn drop(&mut self) {
         if !self.is_kept {
-            // The caller already knows of the failure that led here.
+            // The failure that led here was reported already.
             let _ = remove_folder(&self.path);
         }
     }

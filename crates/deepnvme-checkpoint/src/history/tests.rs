@@ -1,4 +1,4 @@
-//! A folder that is saved into, killed at any step and opened again, with files of everybody's in it.
+//! A folder of checkpoints that is saved into, killed at any step and reopened, among foreign files.
 
 use std::collections::BTreeMap;
 use std::fs as real;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A checkpoint's file: what it is does not matter, as long as its index can be compared.
+/// The content of a checkpoint's file: arbitrary, as long as its index can be compared.
 fn bytes_of(save: u64) -> Vec<u8> {
     format!("checkpoint number {save} {}", "x".repeat(save as usize % 50)).into_bytes()
 }
@@ -35,7 +35,7 @@ fn holder() -> Holder {
     Holder::new("a test".into(), "token".into())
 }
 
-/// A file under a private name, and the entry that lists it.
+/// Writes a file under a private name, with the entry that lists it.
 fn written(history: &History, step: u64, save: u64) -> (Entry, Replacement) {
     let name = history.reserve(step, ".pt", &[]).unwrap();
     let new = Replacement::new(&Target::Path(history.folder().join(&name))).unwrap();
@@ -43,16 +43,16 @@ fn written(history: &History, step: u64, save: u64) -> (Entry, Replacement) {
     (entry(&name, step, &bytes_of(save)), new)
 }
 
-/// One thing that happens to a folder.
+/// An event in a folder.
 #[derive(Clone, Debug)]
 enum Event {
     /// A save that dies after this many of its four steps.
     Save { step: u64, steps: u8 },
-    /// Somebody makes a file of a checkpoint's name.
+    /// A foreign file takes a checkpoint's name.
     Foreign { step: u64, again: u64 },
-    /// Somebody replaces a checkpoint by a file of their own.
+    /// A foreign file replaces a checkpoint.
     Replaced { which: usize },
-    /// The program ends, and another one begins.
+    /// The program ends and restarts.
     Reopen,
 }
 
@@ -92,7 +92,7 @@ proptest! {
                     if steps == 4 {
                         history.commit(new_entry.clone(), Some(new)).unwrap();
                     } else {
-                        // Killed: what has been done stays, and nothing else happens.
+                        // Killed: only the steps so far took place.
                         if steps >= 1 {
                             new.take_mode().unwrap();
                             new_entry.pending.insert(new_entry.file.clone(), private_name(&new).unwrap());
@@ -100,7 +100,7 @@ proptest! {
                         if steps >= 2 {
                             history.publish(&new_entry).unwrap();
                         }
-                        // The lock of its file goes with it.
+                        // Releases the lock of its file.
                         new.keep();
                         if steps >= 3 {
                             let _ = files::place(folder.path(), &new_entry);
@@ -133,7 +133,7 @@ proptest! {
                 }
                 Event::Reopen => history = open(),
             }
-            // Whoever reads now finds the last one that counts, whole; also without a lock.
+            // Any reader now finds the latest checkpoint, complete, without a lock.
             let reader = History::new(folder.path().to_path_buf(), None, false);
             let shown = reader.read().unwrap();
             if let Some((step, bytes)) = &expected {
@@ -147,7 +147,7 @@ proptest! {
                 prop_assert_eq!(&real::read(folder.path().join(name)).unwrap(), bytes, "{} was touched", name);
             }
         }
-        // After one more save, nothing is left that nobody owns.
+        // After one more save, no stale file is left.
         drop(history);
         let history = open();
         history.claim(&holder(), true).unwrap();
@@ -174,7 +174,7 @@ fn a_second_holder_is_refused_until_the_first_lets_go() {
         Err(Error::Locked { holder, .. }) => assert_eq!(holder, "a test"),
         claimed => panic!("{claimed:?}"),
     }
-    // Processes that save together share it.
+    // Processes that save together share the lock.
     second.claim(&holder(), false).unwrap();
     assert!(!second.is_claimed());
     first.release();
@@ -211,7 +211,7 @@ fn a_private_name_that_somebody_took_is_not_given_another() {
     real::write(&own, b"mine").unwrap();
     assert_eq!(place(), private_path, "somebody has its name");
     real::remove_file(&own).unwrap();
-    // The file gets its name, which the next manifest would say; then the process dies.
+    // The file is renamed, but the process dies before the next manifest states it.
     files::place(folder.path(), &new_entry).unwrap();
     assert_eq!(place(), own);
     drop(history);
@@ -224,7 +224,7 @@ fn a_private_name_that_somebody_took_is_not_given_another() {
     assert_eq!(real::read(folder.path().join(&private)).unwrap(), b"mine");
     assert_eq!(real::read(folder.path().join(&new_entry.file)).unwrap(), bytes_of(7));
     assert_eq!(history.read().unwrap().checkpoints[0].file, "step-00000003.pt");
-    // A copy of the folder has other files under the same names.
+    // A copy of the folder contains other files under the same names.
     let copy = tempfile::tempdir().unwrap();
     for name in [private.as_str(), MANIFEST] {
         real::copy(folder.path().join(name), copy.path().join(name)).unwrap();
@@ -272,7 +272,7 @@ fn manifests_that_name_other_files_are_refused() {
     }
 }
 
-/// Says that it is over, also where a test fails.
+/// Signals the end, even if the test fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -335,7 +335,7 @@ fn any_changed_byte_of_a_manifest_is_reported() {
             assert!(Manifest::parse(&with).is_err(), "with {byte} at {place}");
         }
     }
-    // One without a checksum was made by hand, or by an older version.
+    // A manifest without a checksum was written by hand or by an older version.
     let mut value: serde_json::Value = serde_json::from_slice(&text).unwrap();
     value.as_object_mut().unwrap().remove("deepnvme.checksum").unwrap();
     assert_eq!(Manifest::parse(value.to_string().as_bytes()).unwrap(), sound);

@@ -1,52 +1,52 @@
-//! Which stretches of a file are mirrored in memory: pure.
+//! Planning which byte ranges of a file to mirror in memory. Pure.
 //!
-//! A stretch of memory that begins at a page and holds what a file holds from a block on can be filled directly, without
-//! a copy, and each tensor in it is as aligned as in the file. Neighbouring small tensors share a stretch; a large one
-//! has its own, so that its memory is free when it is dropped.
+//! Memory that begins at a page and mirrors a file from a block on can be read directly, without a copy. Each tensor
+//! keeps the alignment that it has in the file. Small adjacent tensors share an arena. A large tensor gets its own, so
+//! that its memory is freed when it is dropped.
 
 use super::extent::Extent;
 
-/// Where mirrored stretches begin: at a page of memory, and at a block of the file.
+/// Alignment of an arena, in memory and in the file.
 const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
-/// Neighbours share a stretch up to that size.
+/// Maximum size of an arena that several extents share.
 const SHARED_BYTES_MAX: u64 = 32 << 20;
-/// What nobody wants is read along if it is no longer than that.
+/// Maximum gap of unwanted bytes that is read along.
 const GAP_BYTES_MAX: u64 = 64 << 10;
-/// Bytes that begin at such a place can be used where they are, whatever their type.
+/// Alignment that suits every element type.
 pub(super) const ELEMENT_ALIGNMENT: u64 = 16;
 
-/// One extent in an arena.
+/// An extent in an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Which extent.
+    /// Index of the extent.
     pub extent: usize,
-    /// Where in the arena its bytes begin.
+    /// Start of its data in the arena.
     pub at: u64,
 }
 
-/// A stretch of the file that is mirrored in memory.
+/// A byte range of the file that is mirrored in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arena {
-    /// Where in the file it begins.
+    /// Offset in the file.
     pub offset: u64,
-    /// How long it is.
+    /// Size of the range.
     pub bytes: u64,
-    /// What is in it.
+    /// The extents inside.
     pub members: Vec<Member>,
 }
 
-/// Whether an extent's bytes can be used where they come to lie.
+/// Returns whether an extent is aligned for use in place.
 pub(super) fn is_mirrored(extent: &Extent) -> bool {
     extent.data_offset.is_multiple_of(extent.alignment)
 }
 
-/// The arenas of the wanted extents, in the order of the file. Extents without bytes are in none.
+/// Plans the arenas of the wanted extents, in file order. Empty extents are in none.
 pub(super) fn plan(extents: &[Extent], wanted: &[usize], file_bytes: u64) -> Vec<Arena> {
     let mut order: Vec<usize> = wanted.iter().copied().filter(|index| extents[*index].bytes > 0).collect();
     order.sort_unstable_by_key(|index| (extents[*index].data_offset, *index));
     order.dedup();
     let mut arenas: Vec<Arena> = Vec::new();
-    // Where the last wanted byte of the arena at hand ends.
+    // End of the last wanted byte in the current arena.
     let mut end = 0;
     for index in order {
         let extent = &extents[index];
@@ -77,7 +77,7 @@ pub(super) fn plan(extents: &[Extent], wanted: &[usize], file_bytes: u64) -> Vec
     arenas
 }
 
-/// Up to the end of the block, or of the file.
+/// Rounds up to the end of the block or the file.
 fn rounded(end: u64, file_bytes: u64) -> u64 {
     end.next_multiple_of(BLOCK_BYTES).min(file_bytes)
 }

@@ -1,4 +1,4 @@
-//! Reading a whole file to compare it with its sums, in little memory: what `deepnvme verify` does.
+//! Full verify: reading a whole file to compare it with its checksums, in little memory. `deepnvme verify` uses it.
 
 use deepnvme_format::checksums::CHUNK_BYTES;
 use deepnvme_io::Engine;
@@ -11,23 +11,23 @@ use crate::error::Result;
 use crate::progress::Progress;
 use crate::stretch;
 
-/// What one thread reads at once: whole cells.
+/// Bytes per read of a thread: whole chunks.
 const WINDOW_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
 
-/// A stretch of an extent, or of several that lie together.
+/// A byte range of one extent, or of several adjacent extents.
 struct Window {
     offset: u64,
     bytes: u64,
-    /// Extent, index of its cell, where the cell begins in the window, its bytes.
+    /// Extent, chunk index, start of the chunk in the window, size of the chunk.
     cells: Vec<(usize, u64, u64, u64)>,
 }
 
 impl Reader {
-    /// Compares every byte that the file's checksums cover, and returns how many bytes of tensors those were:
-    /// [`coverage`](Self::coverage) tells whether names, types and shapes are covered, too.
+    /// Compares every byte that the file's checksums cover. Returns the size of all tensors.
+    /// [`coverage`](Self::coverage) tells whether names, types and shapes are covered as well.
     ///
     /// # Errors
-    /// `Damaged` with the first difference that was found; `NoSums` where there is nothing to compare with.
+    /// `Damaged` with the first difference found, or `NoSums` if there are no checksums.
     pub fn audit(&mut self, engine: &Engine, progress: &Progress) -> Result<u64> {
         self.check()?;
         let all: Vec<usize> = (0..self.records.len()).collect();
@@ -36,8 +36,8 @@ impl Reader {
         Ok(self.extents().iter().map(|extent| extent.bytes).sum())
     }
 
-    /// Compares the index and the tensors with their checksums: all cells, or one in 32 (at least one), chosen at random.
-    /// A sample of a file without checksums compares nothing. The records of an archive must have been
+    /// Compares the index and the tensors with their checksums: all chunks, or a random sample of one in 32 (at least
+    /// one). A sample of a file without checksums compares nothing. The records of an archive must be
     /// [resolved](Self::resolve).
     ///
     /// # Errors
@@ -67,8 +67,8 @@ impl Reader {
         self.audit_windows(&windows, engine, progress)
     }
 
-    /// Compares bytes of an extent with the checksums, after a read of the range from `start` on into `memory`. Whole cells
-    /// are compared in memory. A cell that the range cuts is read again from the file. Without sums nothing is compared.
+    /// Compares bytes of an extent with the checksums, after the range from `start` was read into `memory`. Whole
+    /// chunks are compared in memory. Chunks that the range cuts are read again. Without checksums nothing is compared.
     ///
     /// # Errors
     /// As [`audit`](Self::audit).
@@ -96,7 +96,7 @@ impl Reader {
         self.audit_windows(&cut, engine, &Progress::default())
     }
 
-    /// The same of some extents, whose headers have been read.
+    /// Like [`audit`](Self::audit), for some extents whose headers have been read.
     pub(crate) fn audit_these(&self, wanted: &[usize], engine: &Engine, progress: &Progress) -> Result<()> {
         self.audit_windows(&self.windows(wanted), engine, progress)
     }
@@ -104,7 +104,7 @@ impl Reader {
     fn audit_windows(&self, windows: &[Window], engine: &Engine, progress: &Progress) -> Result<()> {
         let comparison = Comparison::new(self)?;
         progress.expect(windows.iter().map(|window| window.bytes).sum());
-        // One more than hashes at a time: somebody is always reading.
+        // One thread more than can hash at a time, so that one is always reading.
         crew::each(crew::threads(windows.len()) + 1, windows, scratch, |scratch, window| {
             progress.check()?;
             self.compare(window, engine, &comparison, scratch)?;

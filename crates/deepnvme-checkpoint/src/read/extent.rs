@@ -1,4 +1,4 @@
-//! A stretch of a file that belongs to one storage or one tensor, and the header in front of it.
+//! The byte range of one storage or tensor in a file, and the header before it.
 
 use std::path::Path;
 
@@ -7,50 +7,50 @@ use deepnvme_format::archive::{Header, LOCAL_BYTES};
 
 use crate::error::{Error, Result};
 
-/// The longest header: name and extra field have 16-bit lengths.
+/// Maximum size of a header: the name and the extra field have 16-bit lengths.
 pub(super) const HEADER_BYTES_MAX: u64 = LOCAL_BYTES + 2 * 65_535;
-/// More than deepnvme pads a header with.
+/// Upper bound of the padding in headers that deepnvme writes.
 const PADDING_BYTES_MAX: u64 = 4 * deepnvme_io::mem::PAGE_BYTES;
 
-/// A stretch of the file that belongs to one storage, or one tensor.
+/// The byte range of one storage or tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The record's name below the root; the tensor's name in safetensors.
+    /// The record's name below the root, or the tensor's name in safetensors.
     pub name: String,
-    /// Where its header begins; in safetensors the same as `data_offset`.
+    /// Offset of its header. Equal to `data_offset` in safetensors.
     pub header_offset: u64,
-    /// Where its bytes begin.
+    /// Offset of its data.
     pub data_offset: u64,
-    /// How many those are.
+    /// Size of its data.
     pub bytes: u64,
-    /// The CRC-32 that the archive's directory has for it.
+    /// The CRC-32 in the archive's directory.
     pub crc32: Option<u32>,
-    /// Whole name in its header, where there is one.
+    /// The full name in its header, if there is one.
     pub(super) record_name: String,
-    /// What the place of its elements in memory must be a multiple of.
+    /// Required alignment of its elements in memory.
     pub(super) alignment: u64,
 }
 
 impl Extent {
-    /// Where its bytes end.
+    /// End offset of its data.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.data_offset + self.bytes
     }
 }
 
-/// As many bytes as tell a header.
+/// Bytes needed to recognize a header.
 pub(super) fn header_room(extent: &Extent) -> usize {
     LOCAL_BYTES as usize + extent.record_name.len()
 }
 
-/// The bytes of an extent's header, as deepnvme writes it. A header that claims more is not read to its end.
+/// Size of an extent's header as deepnvme writes it. Bounded, so that a header that claims more is not read to its end.
 pub(super) fn sealed_room(extent: &Extent) -> usize {
     let claimed = extent.data_offset.saturating_sub(extent.header_offset);
     claimed.min(header_room(extent) as u64 + PADDING_BYTES_MAX) as usize
 }
 
-/// The header in front of an extent, which must be its own, out of its first bytes.
+/// Parses the header before an extent from its first bytes. The name must match.
 pub(super) fn header_of(path: &Path, extent: &Extent, bytes: &[u8]) -> Result<Header> {
     let header = Header::parse(bytes, extent.header_offset).map_err(|error| Error::format(path, error))?;
     header.filter(|header| header.name == extent.record_name.as_bytes()).ok_or_else(|| {

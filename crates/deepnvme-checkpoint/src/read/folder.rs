@@ -1,4 +1,4 @@
-//! A model in several files, as Hugging Face lays it out: a folder, or its index.
+//! A model in several files in the layout of Hugging Face: a folder, or its index.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,36 +14,36 @@ use deepnvme_io::{Engine, Error as IoError, ErrorKind, fs};
 use super::Reader;
 use crate::error::{Error, Result};
 
-/// What the names of indexes end with.
+/// Suffix of an index's name.
 pub const INDEX_SUFFIX: &str = ".index.json";
-/// The list of a distributed checkpoint's files.
+/// The name of the file list of a distributed checkpoint.
 pub const SHARDS_LIST: &str = "deepnvme.json";
-/// The longest index that is read.
+/// Maximum size of an index.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
-/// Times that a set may be replaced while its files are being opened.
+/// How often a set may be replaced while its files are being opened.
 const REPLACEMENTS_MAX: usize = 100;
-/// What a folder is searched for, the best first: one file of that name, or several with an index.
+/// Names to search for in a folder, in order of preference: a file, or its index.
 const IN_FOLDER: [&str; 3] = ["model.safetensors", "pytorch_model.bin", "diffusion_pytorch_model.safetensors"];
 
-/// One of the files that a path means.
+/// One of the files that a path refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The tensors that an index says are in it (`None`: all).
+    /// The tensors that the index assigns to the file (`None`: all).
     pub names: Option<Vec<String>>,
-    /// Which file the index means.
+    /// The identity of the file according to the index.
     pub identity: Option<Identity>,
 }
 
 impl Located {
-    /// A file that no index names.
+    /// Creates a file that no index lists.
     #[must_use]
     pub fn alone(path: PathBuf) -> Self {
         Self { path, names: None, identity: None }
     }
 
-    /// Opens the file and checks everything that the index claims about it.
+    /// Opens the file and checks every claim of the index about it.
     ///
     /// # Errors
     /// As [`Reader::open`] and [`compare`](Self::compare).
@@ -53,10 +53,10 @@ impl Located {
         Ok(reader)
     }
 
-    /// The file itself, or the stripe set whose manifest it is.
+    /// Returns the file itself, or the stripe set if the path is a manifest.
     ///
     /// # Errors
-    /// `Io` for a manifest that cannot be read.
+    /// `Io` if the manifest cannot be read.
     pub fn target(&self) -> Result<Target> {
         if self.path.as_os_str().as_encoded_bytes().ends_with(MANIFEST_SUFFIX.as_bytes()) {
             return Ok(Target::Stripes(StripeSet::from_manifest(&self.path)?));
@@ -64,33 +64,33 @@ impl Located {
         Ok(Target::Path(self.path.clone()))
     }
 
-    /// Checks everything that the index claims about the open file: its tensors, its size and its own index.
+    /// Checks every claim of the index about the open file: its tensors, its size and its own index.
     ///
     /// # Errors
-    /// `Format` where a tensor is missing, `Damaged` where it is another file, `Io`.
+    /// `Format` if a tensor is missing, `Damaged` if it is another file, or `Io`.
     pub fn compare(&self, engine: &Engine, reader: &Reader) -> Result<()> {
         reader.require(self.names.as_deref().unwrap_or_default())?;
         self.identity.map_or(Ok(()), |identity| reader.compare_identity(engine, identity))
     }
 }
 
-/// The list of a set's files.
+/// The file list of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List {
-    /// Where it is.
+    /// Path of the list.
     pub path: PathBuf,
-    /// Its bytes.
+    /// Size of the list.
     pub bytes: u64,
-    /// What its checksum says of it.
+    /// Whether the list matches its checksum.
     pub state: State,
 }
 
-/// The files that a path means, and their list.
+/// The files that a path refers to, and their list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// The files, by their names.
+    /// The files, sorted by name.
     pub files: Vec<Located>,
-    /// The list, where there is one.
+    /// The list, if there is one.
     pub list: Option<List>,
 }
 
@@ -107,19 +107,19 @@ impl Set {
     }
 }
 
-/// What a name was found to mean.
+/// The files found for a name.
 enum Found {
     /// One file.
     File(PathBuf),
-    /// An index of several, and its text.
+    /// An index of several files, and its text.
     Index(PathBuf, Vec<u8>),
 }
 
-/// The files that a path means: a file, an index, or a folder with one of these. What was saved last under a file's name
-/// counts, one file or several with an index.
+/// Finds the files that a path refers to: a file, an index, or a folder that contains one. Under a file's name, the
+/// latest save counts, whether it is one file or several with an index.
 ///
 /// # Errors
-/// `Io` when there is nothing, `Format` for a damaged index.
+/// `Io` if nothing is found, or `Format` for a damaged index.
 pub fn find_set(path: &Path) -> Result<Set> {
     let found = if fs::is_folder(path) {
         in_folder(path)?
@@ -134,45 +134,46 @@ pub fn find_set(path: &Path) -> Result<Set> {
     }
 }
 
-/// What was saved last under a file's name; nothing where there is neither the file nor an index of its name.
+/// Finds the latest save under a file's name. Returns `None` if neither the file nor its index exists.
 ///
-/// One file comes before an index, as Hugging Face's loaders have it, unless the index states that it replaces that very
-/// file. A save of one file removes the index of an earlier save; a save of several leaves the one file where it is. An
-/// index that is damaged or cannot be read may have stated that: then it is an error, and never the older file.
+/// A single file takes precedence over an index, as in Hugging Face's loaders, unless the index states that it replaces
+/// that very file. A save of one file removes the index of an earlier save. A save of several files keeps the single
+/// file. A damaged or unreadable index may have replaced the file, so it is an error, never a reason to load the older
+/// file.
 fn newest(file: &Path) -> Result<Option<Found>> {
     let mut index = file.to_path_buf().into_os_string();
     index.push(INDEX_SUFFIX);
     let index = PathBuf::from(index);
-    // The index first: when it has gone, the one file that took its place is there already.
+    // Read the index first: if it is gone, the single file that replaced it already exists.
     let text = match fs::read_small_if_there(&index, INDEX_BYTES_MAX) {
         Ok(text) => text,
         // No index can have that name.
         Err(error) if error.errno() == Some(Errno::NAMETOOLONG.raw_os_error()) => None,
         Err(error) => return Err(error.into()),
     };
-    // A link that leads nowhere is there: what it led to may have been saved last.
+    // A dangling link counts as present: its target may be the latest save.
     let is_absent = matches!(fs::stat_link(file), Err(Errno::NOENT | Errno::NOTDIR));
     let stat = fs::stat(file);
     Ok(match (stat, text) {
         (Ok(stat), Some(text)) if is_replaced_by(&stat, &text) => Some(Found::Index(index, text)),
         (_, Some(text)) if is_absent => Some(Found::Index(index, text)),
         (_, None) if is_absent => None,
-        // Opening it says what is wrong, if anything is.
+        // Opening the file reports any error.
         (_, _) => Some(Found::File(file.to_path_buf())),
     })
 }
 
-/// Whether an index counts, and not the one file of its name. One that is damaged does: reading it says so.
+/// Returns whether an index takes precedence over the single file. A damaged index does, so that reading it fails.
 fn is_replaced_by(stat: &Stat, text: &[u8]) -> bool {
     match set::state(text) {
         State::Sound => set::replaces(text).is_some_and(|replaced| is_that(stat, replaced)),
         State::Damaged => true,
-        // Another program's. A power cut may leave nothing, or zeros, of one that was not saved durably.
+        // Another program's index. If it was not saved durably, a power cut may leave it empty or zeroed.
         State::Unsealed => serde_json::from_slice::<serde::de::IgnoredAny>(text).is_err(),
     }
 }
 
-/// Whether a file is still the one that an index states to replace. Archives keep times in whole seconds.
+/// Returns whether this is still the file that the index replaced. Some archivers round times to whole seconds.
 fn is_that(file: &Stat, replaced: Replaced) -> bool {
     const SECOND: i128 = 1_000_000_000;
     let then = i128::from(replaced.modified_ns);
@@ -198,10 +199,10 @@ fn of_index(path: PathBuf, text: &[u8]) -> Result<Set> {
     Ok(Set { files, list: Some(List { path, bytes, state }) })
 }
 
-/// The files of a distributed checkpoint's folder; nothing if it is none that says which files it has.
+/// Finds the files of a distributed checkpoint's folder. Returns `None` if the folder has no list of its files.
 ///
 /// # Errors
-/// `Io`, `Format` for a damaged list.
+/// `Io`, or `Format` for a damaged list.
 pub fn find_shards(folder: &Path) -> Result<Option<Set>> {
     let path = folder.join(SHARDS_LIST);
     let Some(text) = fs::read_small_if_there(&path, INDEX_BYTES_MAX)? else { return Ok(None) };
@@ -216,7 +217,7 @@ pub fn find_shards(folder: &Path) -> Result<Option<Set>> {
     Ok(is_known.then_some(Set { files, list: Some(List { path, bytes, state }) }))
 }
 
-/// What a list says of its files. One that was changed says nothing of them.
+/// Reads the identities of files from a list. A damaged list yields none.
 fn identities(path: &Path, text: &[u8]) -> Result<(State, HashMap<String, Identity>)> {
     let state = set::state(text);
     let files = match state {
@@ -226,8 +227,8 @@ fn identities(path: &Path, text: &[u8]) -> Result<(State, HashMap<String, Identi
     Ok((state, files.into_iter().collect()))
 }
 
-/// Works on the files that `find` finds for a path. A file that is missing or differs may mean that the set was replaced
-/// after its list was read. The work then starts again with the files that `find` finds now.
+/// Calls `work` with the files that `find` finds for a path. If a file is missing or differs, the set may have been
+/// replaced after its list was read. Then retries with the files that `find` finds now.
 ///
 /// # Errors
 /// As `find`, and the error of `work` when the set has not changed.
@@ -261,7 +262,7 @@ fn may_be_replaced(error: &Error) -> bool {
     }
 }
 
-/// Opens the files of [`find_set`], one after the other, as [`follow`] does. The list is compared with its checksum.
+/// Opens the files of [`find_set`] one after the other, retrying like [`follow`]. Verifies the list's checksum.
 ///
 /// # Errors
 /// As [`follow`]; `ChangedList`.
@@ -269,7 +270,7 @@ pub fn open_all<T>(path: &Path, open: impl FnMut(&Located) -> Result<T>) -> Resu
     open_all_of(path, find_set, open)
 }
 
-/// As [`open_all`], with another way to find the files.
+/// Like [`open_all`], with a custom `find`.
 ///
 /// # Errors
 /// As [`open_all`].

@@ -1,4 +1,4 @@
-//! Arenas that are being filled.
+//! Loads in flight.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::progress::Progress;
 use crate::read::Verify;
 use crate::sync::Instant;
 
-/// A request's bytes at the most: what has come can be hashed while the rest is on its way.
+/// Maximum size of a request. Finished requests are hashed while others are in flight.
 const CHUNK_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
-/// How often somebody who waits looks whether to go on.
+/// How often a waiting thread polls for interruption.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A load in flight. Dropping it gives up what has not been started, and waits for the rest: the memory is the caller's.
+/// A load in flight. Dropping it cancels unstarted requests and waits for the others: the memory belongs to the caller.
 #[derive(Debug)]
 pub struct Loading {
     reader: Arc<Reader>,
@@ -29,7 +29,7 @@ pub struct Loading {
     comparisons: Comparisons,
 }
 
-/// One request: a part of an arena.
+/// One request for a part of an arena.
 #[derive(Debug)]
 struct Chunk {
     arena: usize,
@@ -63,16 +63,16 @@ impl Loading {
         Ok(loading)
     }
 
-    /// Whether nothing of it is on its way any more; what has come may have failed.
+    /// Returns whether all requests have completed, successfully or not.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.chunks.iter().filter_map(|chunk| chunk.pending.as_ref()).all(Pending::is_done)
     }
 
-    /// Waits until all has come, and compares it: the headers of all records, and of their bytes as much as `verify` says.
+    /// Waits for the load and verifies it: the headers of all records, and as much of the data as `verify` says.
     ///
     /// # Errors
-    /// `Io`; `Damaged` with the place; `Moved` when headers have to be read first; `Interrupted`.
+    /// `Io`, `Damaged` with the offset, `Moved` if headers must be read first, or `Interrupted`.
     pub fn finish(mut self, verify: Verify, progress: &Progress) -> Result<()> {
         progress.expect(self.chunks.iter().map(|chunk| chunk.end - chunk.start).sum());
         if verify != Verify::Off {
@@ -82,14 +82,14 @@ impl Loading {
         let this = &self;
         let verified = plan.run(&|arena, start, end| this.wait_for(arena, start, end, progress), progress);
         self.land(progress)?;
-        // Bytes that were looked for at the wrong place have the wrong sums.
+        // Check headers first: data from a wrong offset fails its checksums as well.
         self.check_headers(verify)?;
         let compared = verified?;
         self.comparisons.add(compared.compared, compared.skipped);
         Ok(())
     }
 
-    /// Waits until that part of an arena has come.
+    /// Waits for a range of an arena.
     fn wait_for(&self, arena: usize, start: u64, end: u64, progress: &Progress) -> Result<()> {
         let first = self.chunks.partition_point(|chunk| (chunk.arena, chunk.end) <= (arena, start));
         let overlapping = self.chunks[first..].iter().take_while(|chunk| chunk.arena == arena && chunk.start < end);
@@ -104,7 +104,7 @@ impl Loading {
         Ok(())
     }
 
-    /// Takes all results; an interruption gives up what has not been started.
+    /// Collects all results. An interruption cancels unstarted requests.
     fn land(&mut self, progress: &Progress) -> Result<()> {
         let mut outcome = Ok(());
         for chunk in &mut self.chunks {
@@ -125,14 +125,14 @@ impl Loading {
         outcome
     }
 
-    /// Each record's own header stands in front of its bytes, in the arena. Where the seal covers it, all of it is compared.
+    /// Checks the header that precedes each record in the arena. Compares all of it if the seal covers it.
     fn check_headers(&self, verify: Verify) -> Result<()> {
         if !matches!(self.reader.contents(), Contents::Archive { .. }) {
             return Ok(());
         }
         let is_compared = verify != Verify::Off && self.reader.seal.covers_headers();
         for (arena, memory) in &self.arenas {
-            // All of an arena at once: of a GPU's memory each copy would be waited for.
+            // Copy all headers of an arena at once: each copy from GPU memory waits.
             let mut members = Vec::with_capacity(arena.members.len());
             let mut parts = Vec::with_capacity(arena.members.len());
             for member in &arena.members {

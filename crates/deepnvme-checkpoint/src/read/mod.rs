@@ -1,10 +1,10 @@
-//! Loading: what a file holds, and the stretches of it that somebody wants, straight into memory.
+//! Loading: parse a file's metadata, then read the wanted byte ranges straight into memory.
 //!
 //! ```text
-//! Reader::open -> what there is        (open: head, tail, directory, pickle or header)
-//! arena::plan  -> which stretches      (pure)
-//! Reader::start -> Loading             (the engine reads; the caller makes its objects meanwhile)
-//! Loading::finish                      (headers and sums are compared with what has come)
+//! Reader::open -> contents             (open: head, tail, directory, pickle or header)
+//! arena::plan  -> byte ranges          (pure)
+//! Reader::start -> Loading             (the engine reads; the caller creates its objects meanwhile)
+//! Loading::finish                      (compares headers and checksums with the data)
 //! ```
 
 use std::collections::HashSet;
@@ -38,47 +38,47 @@ pub use loading::Loading;
 pub use seal::Coverage;
 pub use verify::Verify;
 
-/// What kind of file it is, and what that kind knows.
+/// The file format, with its metadata.
 #[derive(Debug)]
 pub enum Contents {
-    /// A torch archive: the objects, and their tensors by name. The extents are the storages of `state`, in its order.
+    /// A torch archive: the objects, and their tensors by name. The extents are the storages of `state`, in order.
     Archive {
         /// The objects.
         graph: Graph,
         /// Their tensors.
         state: State,
     },
-    /// A safetensors file. The extents are its tensors, in their order.
+    /// A safetensors file. The extents are its tensors, in order.
     Safetensors {
         /// Its header.
         header: safetensors::Header,
     },
 }
 
-/// The longest index that is compared: side-car and directory have bounds of their own.
+/// Maximum size of a verified index. Sidecar and directory have limits of their own.
 const INDEX_BYTES_MAX: u64 = 1 << 30;
 
-/// A checkpoint file that is open.
+/// An open checkpoint file.
 #[derive(Debug)]
 pub struct Reader {
     path: PathBuf,
     file: Arc<TensorFile>,
     file_bytes: u64,
     contents: Contents,
-    /// The extents of the contents, and behind them what else an archive has.
+    /// The extents of the contents, followed by an archive's other records.
     records: Vec<Extent>,
     extents: usize,
     seal: Seal,
 }
 
 impl Reader {
-    /// The file.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes of the file.
+    /// The size of the file.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
@@ -90,46 +90,46 @@ impl Reader {
         &self.file
     }
 
-    /// What it holds.
+    /// The file format, with its metadata.
     #[must_use]
     pub fn contents(&self) -> &Contents {
         &self.contents
     }
 
-    /// The stretches that storages or tensors have.
+    /// The byte ranges of the storages or tensors.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
         &self.records[..self.extents]
     }
 
-    /// The sums of an extent's cells, if the file has them.
+    /// The checksums of an extent's chunks, if the file contains them.
     #[must_use]
     pub fn sums(&self, extent: usize) -> Option<&[u64]> {
         self.seal.sums.as_ref()?.get(&self.records[extent].name).map(Vec::as_slice)
     }
 
-    /// Whether the file has sums for its cells.
+    /// Returns whether the file contains checksums of its chunks.
     #[must_use]
     pub fn has_sums(&self) -> bool {
         self.seal.sums.is_some() || self.seal.refused.is_some()
     }
 
-    /// What the checksums cover.
+    /// Returns the coverage of the checksums.
     #[must_use]
     pub fn coverage(&self) -> Coverage {
         self.seal.coverage
     }
 
-    /// Compares what has been read of the file so far, its names, types, shapes and sums among it, with its checksums.
+    /// Compares the metadata read so far, including names, types, shapes and checksums, with the file's checksums.
     ///
     /// # Errors
-    /// `Damaged`, `Format` for sums that are damaged themselves.
+    /// `Damaged`, or `Format` if the checksums themselves are damaged.
     pub fn check(&self) -> Result<()> {
         self.seal.refused.clone().map_or(Ok(()), Err)
     }
 
-    /// The CRC-64/NVME of the file's index: the header of a safetensors file, the side-car of an archive and all that
-    /// follows it. With the file's size it tells the file from any other, as a save's `index_crc64` does.
+    /// The CRC-64/NVME of the file's index: the header of a safetensors file, or an archive from its sidecar to the
+    /// end. Together with the file's size it identifies the file, as a save's `index_crc64` does.
     ///
     /// # Errors
     /// `Io`.
@@ -144,22 +144,21 @@ impl Reader {
         Ok(deepnvme_format::checksums::covered_sum(&bytes, &[]))
     }
 
-    /// Which stretches of the file are mirrored in memory so that these extents are there, each at a place as aligned as
-    /// its own.
+    /// Plans the byte ranges to mirror in memory for these extents. Each keeps the alignment that it has in the file.
     #[must_use]
     pub fn arenas(&self, wanted: &[usize]) -> Vec<Arena> {
         arena::plan(&self.records, wanted, self.file_bytes)
     }
 
-    /// Reads the headers of these extents, so that where their bytes begin is certain.
+    /// Reads the headers of these extents to find where their data begins.
     ///
     /// # Errors
-    /// `Io`, and `Format` where a header contradicts the directory.
+    /// `Io`, and `Format` if a header contradicts the directory.
     pub fn resolve(&mut self, engine: &Engine, wanted: &[usize]) -> Result<()> {
         if !matches!(self.contents, Contents::Archive { .. }) {
             return Ok(());
         }
-        // A header that a seal covers is as long as the directory lets one expect, and all of it is compared.
+        // A sealed header is as long as the directory implies, and all of it is compared.
         let room = |extent: &Extent| match self.seal.covers_headers() {
             true => sealed_room(extent),
             false => header_room(extent),
@@ -184,7 +183,7 @@ impl Reader {
             }
             let header = header_of(&self.path, extent, &bytes)?;
             let (data_offset, limit) = (extent.header_offset + header.header_bytes, extent.end());
-            // The directory's guess leaves as much room behind it as there can be.
+            // The directory's estimate leaves the maximum room after it.
             if data_offset + extent.bytes > limit {
                 let what =
                     format!("the record {:?} of {} bytes reaches into what follows it", extent.name, extent.bytes);
@@ -196,10 +195,10 @@ impl Reader {
         Ok(())
     }
 
-    /// Checks that the file has all these tensors.
+    /// Checks that the file contains all these tensors.
     ///
     /// # Errors
-    /// `Format` with the first name that is missing.
+    /// `Format` with the first missing name.
     pub fn require(&self, names: &[String]) -> Result<()> {
         if names.is_empty() {
             return Ok(());
@@ -218,10 +217,10 @@ impl Reader {
         })
     }
 
-    /// Compares the file with what a list says of it.
+    /// Checks that this is the file that a list identifies.
     ///
     /// # Errors
-    /// `Damaged` when it is another one, `Io`.
+    /// `Damaged` if it is another file, or `Io`.
     pub fn compare_identity(&self, engine: &Engine, identity: Identity) -> Result<()> {
         let Identity { bytes, index_crc64 } = identity;
         if self.file_bytes == bytes && self.index_crc64(engine)? == index_crc64 {
@@ -235,13 +234,13 @@ impl Reader {
         ))
     }
 
-    /// Starts to fill memory with stretches of the file; each target has the length of its arena.
+    /// Starts to read byte ranges of the file into memory. Each target is as long as its arena.
     ///
     /// # Errors
-    /// What the engine refused at once.
+    /// The error of a request that the engine rejects at once.
     ///
     /// # Panics
-    /// When a target has another length than its arena.
+    /// If a target's length differs from its arena's.
     pub fn start(self: &Arc<Self>, engine: &Engine, targets: Vec<(Arena, RegionMut)>) -> Result<Loading> {
         Loading::start(Arc::clone(self), engine, targets)
     }

@@ -1,4 +1,4 @@
-//! Finding out what a file holds, in two reads where the file allows it.
+//! Parsing a file's metadata, in two reads if possible.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -22,26 +22,26 @@ use super::seal::{self, Coverage, Seal};
 use super::{Contents, INDEX_BYTES_MAX, Reader, arena};
 use crate::error::{Error, Result};
 
-/// What is read of the beginning before anything is known.
+/// Bytes to read from the start before the format is known.
 const HEAD_BYTES: u64 = 128 << 10;
-/// What is read of the end.
+/// Bytes to read from the end.
 const TAIL_BYTES: u64 = 512 << 10;
-/// What a side-car has at most: 16 digits for each MiB of a file of many terabytes.
+/// Maximum size of a sidecar: 16 digits for each MiB of a file of many terabytes.
 const SIDE_CAR_BYTES_MAX: u64 = 256 << 20;
 
-/// Other records than storages are compared when a file is opened, if they are no longer.
+/// Maximum size of a non-storage record that is verified on open.
 const OTHER_BYTES_MAX: u64 = 1 << 20;
-/// And as long as they are no more together; the rest is compared by whoever reads the whole file.
+/// Maximum total size of these records. A full verify compares the rest.
 const OTHERS_BYTES_MAX: u64 = 64 << 20;
 
 const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
 
 impl Reader {
-    /// Opens a file and reads what it says of itself.
+    /// Opens a file and reads its metadata.
     ///
     /// # Errors
-    /// `Io` for what the file system refused; `Format` for a file that is damaged, or of another format: the text says
-    /// which one, and what to do.
+    /// `Io` for errors of the file system. `Format` for a damaged file or another format. The text names the format and
+    /// the remedy.
     pub fn open(engine: &Engine, target: &Target) -> Result<Self> {
         let options = OpenOptions { access: Access::Read, create: false, direct: engine.config().direct };
         let file = deepnvme_file::open(target, options)?;
@@ -52,7 +52,8 @@ impl Reader {
             Failure::Format(error) => Error::format(&path, error),
             Failure::Other(error) => error,
         })?;
-        // Where no writer would put a record's bytes, its header has to be asked. Those are rare, or one at the end.
+        // A record at an unusual offset: read its header to find its data. Such records are rare, or a single one at
+        // the end.
         let odd = reader.extents().iter().enumerate().filter(|(_, extent)| !arena::is_mirrored(extent));
         let odd: Vec<usize> = odd.map(|(index, _)| index).collect();
         if !odd.is_empty() {
@@ -62,10 +63,10 @@ impl Reader {
     }
 }
 
-/// What a file says of itself.
+/// The parsed metadata of a file.
 struct Known {
     contents: Contents,
-    /// The extents of the contents, so many, and what else there is.
+    /// The extents of the contents, followed by an archive's other records.
     records: Vec<Extent>,
     extents: usize,
     seal: Seal,
@@ -88,7 +89,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// A file whose ends have been read.
+/// A file of which both ends have been read.
 struct Source<'a> {
     engine: &'a Engine,
     file: Arc<TensorFile>,
@@ -118,7 +119,7 @@ impl<'a> Source<'a> {
         Ok(Reader { path, file: self.file, file_bytes: self.file_bytes, contents, records, extents, seal })
     }
 
-    /// Bytes of the file, out of what is there already if they are.
+    /// Returns bytes of the file, from the ends read already if possible.
     fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>> {
         let tail_offset = self.file_bytes - self.tail.len() as u64;
         if range.end <= self.head.len() as u64 {
@@ -130,7 +131,7 @@ impl<'a> Source<'a> {
         Ok(read_ranges(self.engine, &self.file, &[range])?.pop().unwrap_or_default())
     }
 
-    /// Several stretches, in one batch where they have to be read.
+    /// Returns several byte ranges. Reads the missing ones in one batch.
     fn all_bytes(&self, ranges: &[Range<u64>]) -> Result<Vec<Vec<u8>>> {
         let tail_offset = self.file_bytes - self.tail.len() as u64;
         let is_there = |range: &Range<u64>| range.end <= self.head.len() as u64 || range.start >= tail_offset;
@@ -174,7 +175,7 @@ impl<'a> Source<'a> {
         Ok(Known { contents: Contents::Archive { graph, state }, records, extents, seal })
     }
 
-    /// The side-car is the last record of an archive: one that lost its name in the directory has it in its header.
+    /// Checks the header of the last record: a sidecar whose name in the directory is damaged is still named there.
     fn without_side_car(&self, records: &[Extent], index: Range<u64>) -> Result<Seal, Failure> {
         let Some(last) = records.iter().max_by_key(|record| record.header_offset) else {
             return Ok(Seal::none(Coverage::Data, index));
@@ -187,7 +188,8 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// What the side-car of an archive covers, compared as far as it has been read: the index, and all but the storages.
+    /// Verifies the parts of an archive that the sidecar covers and that are read by now: the index and all
+    /// non-storages.
     fn archive_seal(&self, record: &Record, records: &[Extent], extents: usize) -> Result<Seal, Failure> {
         let path = self.file.path();
         let index = record.header_offset..self.file_bytes;
@@ -205,7 +207,7 @@ impl<'a> Source<'a> {
             && sealed.frame.index_offset == frame.index_offset
             && is_last
         {
-            // Another program that writes the archive anew moves the record, or puts others behind it.
+            // Rewriting by another program moves the record or appends others, so this is damage.
             return Ok(Seal::refused(seal::damaged(path, "the index", index.clone(), "the size of the file"), index));
         }
         let check = |saved| self.compare_index(record, index.clone(), saved);
@@ -220,7 +222,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Compares the side-car, the directory and all that is between them with their sum.
+    /// Compares the sidecar, the directory and the bytes between with their checksum.
     fn compare_index(&self, record: &Record, index: Range<u64>, saved: u64) -> Result<()> {
         let path = self.file.path();
         let damaged = || seal::damaged(path, "the directory of the archive", index.clone(), "CRC-64");
@@ -230,7 +232,7 @@ impl<'a> Source<'a> {
         let bytes = self.bytes(index.clone())?;
         let header = Header::parse(&bytes, index.start).ok().flatten().ok_or_else(damaged)?;
         let header_bytes = header.header_bytes as usize;
-        // The CRC-32 of the side-car is no part of the sum: it has been compared with the text.
+        // The sum excludes the sidecar's CRC-32, which was compared with the text.
         let is_header = archive::local_header(&record.name, record.bytes, record.crc32, header.header_bytes)
             .is_some_and(|written| bytes.starts_with(&written));
         let entry_at = record.entry_offset.checked_sub(index.start).ok_or_else(damaged)? as usize;
@@ -242,15 +244,15 @@ impl<'a> Source<'a> {
         Err(damaged())
     }
 
-    /// Compares the records that are no storages, and the headers of storages without bytes, which no load reads.
+    /// Compares the non-storage records, and the headers of empty storages, which no load reads.
     fn compare_others(&self, records: &[Extent], extents: usize, seal: &Seal) -> Result<()> {
         let path = self.file.path();
         if records.iter().all(|record| record.header_offset > 0) {
             return Err(seal::damaged(path, "the beginning of the archive", 0..LOCAL_BYTES, "no record begins there"));
         }
-        // The pickle has been compared with its CRC-32, and what is long is left to whoever reads the whole file.
+        // The pickle was compared with its CRC-32. Long records are left to a full verify.
         let is_read = |record: &Extent| record.bytes <= OTHER_BYTES_MAX && record.name != PICKLE;
-        // No file has memory asked for as much as it claims.
+        // Bounds the memory that a malicious file can request.
         let mut left = OTHERS_BYTES_MAX;
         let wanted: Vec<&Extent> = records[..extents]
             .iter()
@@ -277,13 +279,13 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// The bytes of a small record, compared with its CRC-32.
+    /// Reads a small record and compares it with its CRC-32.
     fn record(&self, record: &Record, bytes_max: u64) -> Result<Vec<u8>, Failure> {
         if record.bytes > bytes_max {
             let text = format!("the record {:?} has {} bytes; at most {bytes_max} are read", record.name, record.bytes);
             return Err(FormatError::Unsupported(text).into());
         }
-        // One read takes the header along: its padding is short, but for what the first guess says.
+        // One read includes the header: its padding is short, unless the first estimate is off.
         let header_room = (record.data_offset - record.header_offset).min(HEADER_BYTES_MAX);
         let range = record.header_offset..(record.header_offset + header_room + record.bytes).min(self.file_bytes);
         let mut bytes = self.bytes(range)?;
@@ -333,7 +335,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The storages' records, in the order of the state.
+/// The records of the storages, in the order of the state.
 fn storages(directory: &Directory, state: &State) -> FormatResult<Vec<Extent>> {
     let extent = |storage: &deepnvme_format::state::Storage| {
         let name = format!("{STORAGES}{}", storage.key);
@@ -358,7 +360,7 @@ fn storages(directory: &Directory, state: &State) -> FormatResult<Vec<Extent>> {
     state.storages.iter().map(extent).collect()
 }
 
-/// The records that are no storages of the state. The side-car is none of them: the seal covers it.
+/// The records that are not storages of the state, except the sidecar, which the seal covers.
 fn others(directory: &Directory, storages: &[Extent]) -> Vec<Extent> {
     let known: HashSet<&str> = storages.iter().map(|storage| storage.record_name.as_str()).collect();
     let side_car = directory.find(SIDECAR).map(|record| record.name.as_str());
@@ -379,7 +381,7 @@ fn others(directory: &Directory, storages: &[Extent]) -> Vec<Extent> {
     others.map(extent).collect()
 }
 
-/// What a ZIP file without objects is.
+/// Describes a ZIP file that contains no objects.
 fn other_zip(directory: &Directory) -> FormatError {
     let names: HashSet<&str> = directory.records().iter().filter_map(|record| record.name.rsplit('/').next()).collect();
     let text = if names.iter().any(|name| name.ends_with(".npy")) {
@@ -390,7 +392,7 @@ fn other_zip(directory: &Directory) -> FormatError {
     FormatError::Unsupported(text.into())
 }
 
-/// What a file is that is neither an archive nor safetensors.
+/// Describes a file that is neither an archive nor safetensors.
 fn foreign(head: &[u8], file_bytes: u64) -> FormatError {
     let text = if file_bytes == 0 {
         "the file is empty: whoever wrote it was interrupted"
@@ -424,7 +426,7 @@ fn read_ranges(engine: &Engine, file: &Arc<TensorFile>, ranges: &[Range<u64>]) -
     regions.unwrap_or_default().into_iter().map(bytes).collect()
 }
 
-/// Memory for that much of a file's metadata.
+/// Allocates memory for metadata. Returns an error if memory is short.
 fn zeroed(file: &TensorFile, bytes: usize) -> Result<Vec<u8>> {
     let mut memory = Vec::new();
     let refused = |_| Error::Io(deepnvme_io::Error::os("read", Errno::NOMEM).at_path(file.path()));

@@ -1,8 +1,8 @@
-//! What the checksums of a file cover, and whether the part of it that is read first is what they were made for.
+//! The coverage of a file's checksums, and whether the metadata matches them.
 //!
-//! A seal is the sum of the file's index: names, types, shapes, the sums of all cells. It names the file that it was made
-//! for, by its size and the place of the index, and has a sum of its own. Checksums that somebody copied into another file
-//! are sound themselves and name a file that this one is not: they are stale. Anything else that differs is damage.
+//! A seal is the checksum of the file's index: names, types, shapes and all chunk checksums. It identifies its file by
+//! size and index offset, and contains a checksum of itself. Checksums copied into another file are valid but identify
+//! a different file: they are stale. Any other difference is damage.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,44 +16,44 @@ use deepnvme_format::{ALIGNMENT_LARGE, Error as FormatError, Result as FormatRes
 use super::extent::Extent;
 use crate::error::{Error, Result};
 
-/// What the checksums of a file cover.
+/// The coverage of a file's checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coverage {
-    /// Every byte of it.
+    /// Every byte of the file.
     File,
-    /// The bytes of tensors and records. Names, types and shapes are not covered: an earlier version of deepnvme, or
-    /// another program, wrote the file.
+    /// The data of tensors and records, but not names, types and shapes. An earlier version of deepnvme, or another
+    /// program, wrote the file.
     Data,
     /// Nothing: there are no checksums.
     Nothing,
-    /// Nothing: the checksums were made for another file, and copied into this one.
+    /// Nothing: the checksums were copied from another file.
     Stale,
 }
 
-/// What is known of a file's checksums.
+/// The state of a file's checksums.
 #[derive(Debug)]
 pub(super) struct Seal {
-    /// The sums of each record's cells, by its name.
+    /// The chunk checksums of each record, by name.
     pub(super) sums: Option<HashMap<String, Vec<u64>>>,
     pub(super) coverage: Coverage,
-    /// Why nothing of the file can be vouched for.
+    /// Set if nothing in the file can be verified, with the reason.
     pub(super) refused: Option<Error>,
-    /// Where the index is.
+    /// The byte range of the index.
     pub(super) index: Range<u64>,
 }
 
 impl Seal {
-    /// Of a file without checksums of ours.
+    /// For a file without checksums of ours.
     pub(super) fn none(coverage: Coverage, index: Range<u64>) -> Self {
         Self { sums: None, coverage, refused: None, index }
     }
 
-    /// Of a file whose checksums are damaged, or those of a later version.
+    /// For a file whose checksums are damaged or of a later version.
     pub(super) fn refused(error: Error, index: Range<u64>) -> Self {
         Self { sums: None, coverage: Coverage::File, refused: Some(error), index }
     }
 
-    /// Of checksums for these records; `check` compares the index with its sum.
+    /// Creates the seal of these records. `check` compares the index with its checksum.
     pub(super) fn new(
         path: &Path,
         side_car: FormatResult<Sidecar>,
@@ -80,13 +80,13 @@ impl Seal {
         }
     }
 
-    /// Whether the headers in an archive are those that deepnvme writes.
+    /// Returns whether an archive's headers must be those that deepnvme writes.
     pub(super) fn covers_headers(&self) -> bool {
         self.coverage == Coverage::File && self.refused.is_none()
     }
 }
 
-/// The sums of a side-car by name, with as many cells as each record has.
+/// Maps names to the chunk checksums of a sidecar. Each record must have one per chunk.
 fn by_name(sums: Vec<SidecarRecord>, records: &[Extent]) -> FormatResult<HashMap<String, Vec<u64>>> {
     let sums: HashMap<String, Vec<u64>> = sums.into_iter().map(|record| (record.name, record.chunks)).collect();
     for record in records {
@@ -99,13 +99,14 @@ fn by_name(sums: Vec<SidecarRecord>, records: &[Extent]) -> FormatResult<HashMap
     Ok(sums)
 }
 
-/// The seal of a safetensors file, whose `header` reaches up to the first tensor.
+/// Reads the seal of a safetensors file. `header` is everything before the first tensor.
 pub(super) fn of_header(path: &Path, text: &str, header: &[u8], file_bytes: u64, tensors: &[Extent]) -> Seal {
     let index_bytes = header.len() as u64;
     let spaces = header.iter().rev().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count() as u64;
     let side_car = checksums::decode(text.as_bytes());
     let is_sealed = side_car.as_ref().is_ok_and(|side_car| side_car.seal.is_some());
-    // No damage to one of our headers makes one like these: its length would contradict the file, its spaces be no spaces.
+    // Damage cannot turn our headers into such ones: the length would contradict the file, or the padding would not be
+    // spaces.
     let is_foreign = !index_bytes.is_multiple_of(ALIGNMENT_LARGE) || (is_sealed && spaces < PADDING_BYTES_MIN);
     if is_foreign {
         return Seal::none(Coverage::Stale, 0..index_bytes);

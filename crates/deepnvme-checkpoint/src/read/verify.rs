@@ -1,4 +1,4 @@
-//! Comparing what has come with what was saved, on all processors, while the rest is on its way.
+//! Comparing loaded data with its checksums on all cores, while the rest is still being read.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -15,37 +15,37 @@ use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::sync::{AtomicU64, Instant, Mutex, thread};
 
-/// How much of what is loaded is compared with its sums.
+/// How much of the loaded data to compare with checksums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
     /// Nothing.
     Off,
-    /// One cell in [`SAMPLE`], chosen at random, and one at least. Without sums nothing.
+    /// One chunk in [`SAMPLE`], chosen at random, and at least one. Without checksums nothing.
     Sample,
-    /// As much as [`LOAD_SHARE`] of the load's time allows, and a sample at least: everything, where processors are
-    /// faster than the disk. Without sums nothing.
+    /// At least a sample, and as much as [`LOAD_SHARE`] of the load's time allows: everything if the processors are
+    /// faster than the disk. Without checksums nothing.
     #[default]
     Auto,
-    /// Everything. A file without sums is refused; archives of torch have a CRC-32 for each record.
+    /// Everything. A file without checksums is refused. Torch archives have a CRC-32 for each record.
     Full,
 }
 
-/// What a comparison may cost of a load: of the processors' time while bytes arrive, and of the load's own time when they
-/// have come.
+/// The share of a load's cost that verification may use: of the CPU time while data arrives, and of the load's own time
+/// afterwards.
 const LOAD_SHARE: f64 = 0.03;
-/// What nobody notices, however short a load is.
+/// Always allowed: too short to notice.
 const FREE: Duration = Duration::from_micros(100);
 
-/// How many bytes a load has compared with sums, and how many it has not.
+/// The bytes of a load that were compared with checksums, and those that were not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Compared {
-    /// Those that were.
+    /// Bytes compared.
     pub(super) compared: u64,
-    /// Those that were not.
+    /// Bytes skipped.
     pub(super) skipped: u64,
 }
 
-/// What comparing has cost so far, and what it may.
+/// The time that verification has used, and its limit.
 struct Budget {
     began: Instant,
     spent_ns: AtomicU64,
@@ -58,13 +58,13 @@ impl Budget {
         Self { began, spent_ns: AtomicU64::new(0), processors }
     }
 
-    /// While bytes arrive: whether there is time left of the processors' share.
+    /// Returns whether CPU time is left while data arrives.
     fn is_left(&self) -> bool {
         let allowed = self.began.elapsed().mul_f64(LOAD_SHARE * self.processors).max(FREE);
         u128::from(self.spent_ns.load(Ordering::Relaxed)) < allowed.as_nanos()
     }
 
-    /// Until when what is left may be compared, once all bytes have come.
+    /// The deadline for the remaining chunks once all data has arrived.
     fn deadline(&self) -> Instant {
         Instant::now() + self.began.elapsed().mul_f64(LOAD_SHARE)
     }
@@ -77,33 +77,33 @@ impl Budget {
     }
 }
 
-/// What is copied before it is hashed: it stays in the cache of one core.
+/// Bytes copied and then hashed at a time, small enough for the cache of one core.
 pub(super) const STEP_BYTES: u64 = 128 << 10;
-/// Of so many cells one is compared in a sample.
+/// A sample compares one chunk in this many.
 pub(super) const SAMPLE: usize = 32;
 
-/// Room for what is hashed at once.
+/// Allocates the buffer of one hashing thread.
 pub(super) fn scratch() -> Vec<u8> {
     vec![0; STEP_BYTES as usize]
 }
 
-/// Waits until that part of an arena has come: arena, begin, end.
+/// Waits for a range of an arena: arena, start, end.
 type Wait<'a> = &'a (dyn Fn(usize, u64, u64) -> Result<()> + Sync);
 
-/// Cells and records compared with their sums, in any order, by any thread.
+/// Compares chunks and records with their checksums, in any order, on any thread.
 pub(super) struct Comparison<'a> {
     reader: &'a Reader,
-    /// By extent, the sums of its cells, where the whole record has one only.
+    /// The checksums of each extent's chunks, if only the whole record has one.
     parts: Vec<Mutex<Vec<(u64, PartChecksums)>>>,
 }
 
 impl Reader {
-    /// Whether there is something to compare with.
+    /// Returns whether the file contains checksums to compare with.
     pub(crate) fn can_be_audited(&self) -> bool {
         self.has_sums() || self.coverage() == Coverage::Data
     }
 
-    /// Compares the sums of a copy of an extent with what the file says.
+    /// Compares the checksums of a copied extent with those of the file.
     pub(crate) fn compare_sums(&self, index: usize, copy: &RecordChecksums) -> Result<()> {
         let extent = &self.extents()[index];
         let Some(cells) = self.sums(index) else {
@@ -118,11 +118,11 @@ impl Reader {
     }
 }
 
-/// What is said of a record's one sum.
+/// Description of a record's CRC-32 in errors.
 const CRC32: &str = "CRC-32; torch.serialization.set_crc32_options(False) leaves wrong ones";
 
 impl<'a> Comparison<'a> {
-    /// Of a file that has something to compare with.
+    /// Creates a comparison for a file that contains checksums.
     pub(super) fn new(reader: &'a Reader) -> Result<Self> {
         reader.check()?;
         if !reader.can_be_audited() {
@@ -134,8 +134,8 @@ impl<'a> Comparison<'a> {
         Ok(Self { reader, parts })
     }
 
-    /// Compares a cell of so many bytes, or notes its sum where only the whole record has one. `step` gives the bytes from
-    /// one place of the cell on, as many as fit: they are hashed while they are in the processor's cache.
+    /// Compares one chunk, or notes its checksum if only the whole record has one. `step(from, out)` fills `out` with
+    /// the chunk's bytes from `from` on. They are hashed while they are in the CPU cache.
     pub(super) fn compare(
         &self,
         extent: usize,
@@ -165,7 +165,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Compares records that have one sum for all.
+    /// Compares records that have a single checksum.
     pub(super) fn finish(&self) -> Result<()> {
         for (extent, parts) in self.reader.records.iter().zip(&self.parts) {
             let parts = std::mem::take(&mut *ignore_poison(parts.lock()));
@@ -181,15 +181,15 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// What is to be compared of arenas that are being filled.
+/// The chunks to compare of arenas that are being read.
 pub(super) struct Plan<'a> {
     reader: &'a Reader,
     arenas: &'a [(Arena, Region)],
     access: &'a GpuAccess,
-    /// In the order in which they come.
+    /// In order of arrival.
     cells: Vec<Cell>,
     comparison: Option<Comparison<'a>>,
-    /// For cells that are compared if there is time.
+    /// Limits the chunks that are optional.
     budget: Option<Budget>,
     bytes: u64,
 }
@@ -198,15 +198,15 @@ pub(super) struct Plan<'a> {
 struct Cell {
     arena: usize,
     extent: usize,
-    /// Where in the arena the extent begins.
+    /// Start of the extent in the arena.
     at: u64,
     index: u64,
-    /// Whether it is compared whatever that costs.
+    /// Compared at any cost.
     is_due: bool,
 }
 
 impl<'a> Plan<'a> {
-    /// Of a load that began then.
+    /// Plans the verification of a load that began at `began`.
     pub(super) fn new(
         reader: &'a Reader,
         arenas: &'a [(Arena, Region)],
@@ -243,7 +243,7 @@ impl<'a> Plan<'a> {
         Ok(Self { reader, arenas, access, cells, comparison, budget, bytes })
     }
 
-    /// Compares what is to be compared; how much that was.
+    /// Compares the planned chunks. Returns how many bytes were compared.
     pub(super) fn run(&self, wait: Wait<'_>, progress: &Progress) -> Result<Compared> {
         let compared = AtomicU64::new(0);
         if let Some(comparison) = &self.comparison {
@@ -292,7 +292,7 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// Where a cell is in its arena.
+    /// Returns the range of a chunk in its arena.
     fn range(&self, cell: Cell) -> Range<u64> {
         let start = cell.index * CHUNK_BYTES;
         let bytes = CHUNK_BYTES.min(self.reader.records[cell.extent].bytes - start);

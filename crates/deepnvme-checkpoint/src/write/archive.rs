@@ -1,4 +1,4 @@
-//! What a torch archive is made of.
+//! The layout of a torch archive.
 
 use std::path::Path;
 
@@ -15,14 +15,14 @@ use super::spans::{Content, Spans};
 pub struct Record {
     /// Its name below the archive's root.
     pub name: String,
-    /// Its bytes.
+    /// Its data.
     pub bytes: Origin,
 }
 
-/// The plan of an archive, whose last record is the side-car, if it has one.
+/// The plan of an archive. Its last record is the sidecar, if it has one.
 pub(super) struct ArchiveLayout {
     plan: Plan,
-    /// How many records there are, without the side-car.
+    /// Number of records without the sidecar.
     records: usize,
     has_sums: bool,
 }
@@ -55,7 +55,7 @@ impl ArchiveLayout {
         spans
     }
 
-    /// Where what depends on all sums begins.
+    /// Start of the part that depends on all checksums.
     fn late_offset(&self) -> u64 {
         let side_car = self.plan.records().get(self.records);
         side_car.map_or(self.plan.index_offset(), |record| record.header_offset)
@@ -80,7 +80,7 @@ impl Layout for ArchiveLayout {
         let frame = Frame { file_bytes, index_offset, index_bytes: file_bytes - index_offset };
         let cells = sums.iter().enumerate().map(|(record, sums)| (self.plan.name(record), sums.chunks.as_slice()));
         let mut text = checksums::encode(cells, frame).into_bytes();
-        // The side-car has the sum of all this, and this the sum of the side-car: both are left out of the former.
+        // The sidecar's checksum covers this index, which contains the sidecar's CRC-32: both are excluded.
         let record = &self.plan.records()[self.records];
         let text_at = (record.data_offset - index_offset) as usize;
         let digits = INDEX_DIGITS.start + text_at..INDEX_DIGITS.end + text_at;
@@ -94,7 +94,7 @@ impl Layout for ArchiveLayout {
 }
 
 impl ArchiveLayout {
-    /// The side-car with its header, the gap, the directory.
+    /// Renders the sidecar with its header, the gap, and the directory.
     fn index_of(&self, text: &[u8], crc32: &[u32], text_crc32: u32) -> Vec<u8> {
         let mut bytes = self.plan.header(self.records, text_crc32);
         bytes.extend(text);

@@ -1,23 +1,23 @@
-//! Signs of elements that torch flips lazily: complex conjugates and negatives.
+//! The sign bits that torch flips lazily: complex conjugates and negatives.
 
 use deepnvme_format::Dtype;
 use deepnvme_format::state::Signs;
 
-/// Which sign bits of a tensor's bytes are the opposite of those in its storage. Numbers are little-endian floats, so that a
-/// sign is the highest bit of the last byte of each.
+/// The sign bits of a tensor that are inverted relative to its storage. Numbers are little-endian floats, so a sign is
+/// the highest bit of a number's last byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Flips {
-    /// Bytes of one number: of a complex element, those of its real part.
+    /// Size of one number: for a complex element, of its real part.
     number_bytes: u64,
     is_complex: bool,
     signs: Signs,
 }
 
 impl Flips {
-    /// The flips of a tensor's elements; `None` where there are none.
+    /// Returns the flips of a tensor's elements, or `None` if there are none.
     ///
     /// # Errors
-    /// What is wrong, for types whose sign is not a bit.
+    /// The reason, for types whose sign is not a single bit.
     pub(crate) fn of(dtype: Dtype, signs: Signs) -> Result<Option<Self>, &'static str> {
         let is_complex = match dtype {
             _ if signs.are_plain() => return Ok(None),
@@ -29,7 +29,7 @@ impl Flips {
         Ok(Some(Self { number_bytes, is_complex, signs }))
     }
 
-    /// Flips signs of the bytes of a record from `start` on.
+    /// Flips the signs in a part of a record. `bytes` begins at offset `start` of the record.
     pub(crate) fn apply(self, start: u64, bytes: &mut [u8]) {
         let last = self.number_bytes - 1;
         let first = (last + self.number_bytes - start % self.number_bytes) % self.number_bytes;
@@ -49,7 +49,7 @@ mod tests {
     fn flipped(dtype: Dtype, is_conj: bool, is_neg: bool, numbers: &[f32]) -> Vec<f32> {
         let flips = Flips::of(dtype, Signs { is_conj, is_neg }).unwrap().unwrap();
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        // Piece by piece, wherever these begin and end.
+        // In pieces of odd sizes and offsets.
         let mut out = Vec::new();
         for start in (0..bytes.len()).step_by(3) {
             let mut piece = bytes[start..(start + 3).min(bytes.len())].to_vec();

@@ -1,5 +1,5 @@
-//! The file that is to be, of which each piece can be put together by itself, in a slot, where it is hashed while it is
-//! in the processor's cache.
+//! The layout and data of a file to write. Each piece is assembled independently in a slot and hashed while it is in
+//! the CPU cache.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -15,32 +15,32 @@ use super::{PIECE_BYTES, tally};
 use crate::error::{Error, Result};
 use crate::sync::OnceLock;
 
-/// What is copied before it is hashed: it stays in the cache of one core.
+/// Bytes copied and then hashed at a time, small enough for the cache of one core.
 const STEP_BYTES: u64 = 128 << 10;
 
-/// What a file's headers say when the sums are known.
+/// Renders the headers of a file format once the checksums are known.
 pub(super) trait Layout: Send + Sync {
     /// The name of a record.
     fn name(&self, record: usize) -> &str;
     /// The header of a record.
     fn header(&self, record: usize, crc32: u32) -> Vec<u8>;
-    /// What holds all sums.
+    /// Renders the index, which contains all checksums.
     fn index(&self, sums: &[RecordChecksums]) -> Vec<u8>;
 }
 
-/// All that the file's bytes are made of.
+/// The layout of a file, with the sources of its data.
 pub(super) struct Image {
     spans: Spans,
     sources: Vec<Source>,
     layout: Box<dyn Layout>,
-    /// When all is known but what it holds itself.
+    /// The rendered index, once all checksums are known.
     index: OnceLock<Vec<u8>>,
     /// The file, for errors.
     path: PathBuf,
 }
 
 impl Image {
-    /// Of records in the order of their spans.
+    /// Creates an image of records in the order of their spans.
     pub(super) fn new(path: &Path, spans: Spans, records: Vec<Origin>, layout: Box<dyn Layout>) -> Self {
         let sources = records.into_iter().map(Source::new).collect();
         Self { spans, sources, layout, index: OnceLock::new(), path: path.to_path_buf() }
@@ -50,12 +50,12 @@ impl Image {
         self.spans.file_bytes()
     }
 
-    /// Whether bytes have to be waited for.
+    /// Returns whether some data must be read from a file.
     pub(super) fn is_on_disk(&self) -> bool {
         self.sources.iter().any(|source| source.origin.is_on_disk())
     }
 
-    /// What copies out of GPUs, and the first of them, where there is one.
+    /// Returns the access to GPUs and the index of the first one, if any data is on a GPU.
     pub(super) fn gpu(&self) -> Option<(&GpuAccess, u32)> {
         self.sources.iter().find_map(|source| match &source.origin {
             Origin::Gpu(gpu) => match gpu.memory.device() {
@@ -66,7 +66,7 @@ impl Image {
         })
     }
 
-    /// Points in the streams of GPUs behind which their memory may be looked at.
+    /// Records the points in GPU streams after which their memory may be read.
     pub(super) fn points(&self) -> Result<StreamPoints> {
         let memory = self.sources.iter().filter_map(|source| match &source.origin {
             Origin::Gpu(gpu) => Some(&gpu.memory),
@@ -75,24 +75,24 @@ impl Image {
         self.gpu().map_or_else(|| Ok(StreamPoints::default()), |(access, _)| Ok(access.points(memory)?))
     }
 
-    /// Where the index is, and its bytes, once the sums are finished.
+    /// Returns the offset and the bytes of the index, once the checksums are finished.
     pub(super) fn index(&self) -> (u64, &[u8]) {
         (self.spans.offset_of_index().unwrap_or(0), self.index.get().map_or(&[][..], Vec::as_slice))
     }
 
-    /// The names of its records, in their order in the file.
+    /// The names of the records, in file order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         (0..self.sources.len()).map(|record| self.layout.name(record))
     }
 
-    /// The CRC-64 of all names, sizes and places: of two images with the same one, each can write a part of the file.
+    /// The CRC-64 of all names, sizes and offsets. Writers with equal fingerprints may each write a part of the file.
     pub(super) fn fingerprint(&self) -> u64 {
         let blank = |source: &Source| RecordChecksums { crc32: 0, chunks: vec![0; chunk_count(source.bytes())] };
         let blank: Vec<RecordChecksums> = self.sources.iter().map(blank).collect();
         checksums_of(&self.layout.index(&blank)).crc64
     }
 
-    /// What can be written at once of that range of the file, and what waits for the sums of large records.
+    /// Splits a range of the file into pieces to write at once and pieces that need the checksums of large records.
     pub(super) fn pieces(&self, range: &Range<u64>) -> Pieces {
         let is_late = |content| match content {
             Content::Header(record) => !self.sources[record].is_small(),
@@ -102,11 +102,11 @@ impl Image {
         self.spans.pieces(PIECE_BYTES, is_late).within(range)
     }
 
-    /// Puts a piece together at the beginning of a slot.
+    /// Assembles a piece at the start of a slot.
     pub(super) fn fill(&self, piece: &Range<u64>, slot: &mut Slot) -> Result<()> {
         let spans = self.spans.within(piece);
         self.fetch(spans, piece, slot)?;
-        // Records first: a small record is hashed where it has just been copied to, and its header follows.
+        // Records first: a small record is hashed in the slot, and its header needs the checksum.
         for span in spans {
             let (range, at) = overlap(span.offset..span.end(), piece);
             match span.content {
@@ -134,7 +134,7 @@ impl Image {
         Ok(())
     }
 
-    /// Copies what GPUs have of a piece into its slot, all of it at once.
+    /// Copies the GPU data of a piece into its slot, in one batch.
     fn fetch(&self, spans: &[Span], piece: &Range<u64>, slot: &mut Slot) -> Result<()> {
         let mut parts = Vec::new();
         let mut access = None;
@@ -149,7 +149,7 @@ impl Image {
         access.map_or(Ok(()), |access| Ok(access.gather(slot, &parts)?))
     }
 
-    /// Copies a part of a record into the slot, and hashes it there. What GPUs have is in the slot by then.
+    /// Copies a part of a record into the slot and hashes it there. GPU data is in the slot already.
     fn copy(&self, source: &Source, range: Range<u64>, at: usize, slot: &mut Slot) -> Result<()> {
         let window = match &source.origin {
             Origin::Gpu(_) => None,
@@ -172,7 +172,7 @@ impl Image {
         Ok(())
     }
 
-    /// Hashes what late pieces hold of large records: headers need the sums before those pieces are put together.
+    /// Hashes the large records in late pieces. Headers need these checksums before the pieces are assembled.
     pub(super) fn hash_late(&self, pieces: &[Range<u64>]) -> Result<()> {
         let mut scratch = Vec::new();
         for piece in pieces {
@@ -195,7 +195,7 @@ impl Image {
         Ok(())
     }
 
-    /// The sums that are known so far, for the writers of the other shares.
+    /// Encodes the checksums known so far, for the writers of the other shares.
     pub(super) fn tally(&self) -> Vec<u8> {
         let noted = |(record, source): (usize, &Source)| {
             source.noted().into_iter().map(move |(offset, part)| tally::Entry { record, offset, part })
@@ -203,7 +203,7 @@ impl Image {
         tally::encode(self.sources.iter().enumerate().flat_map(noted))
     }
 
-    /// Takes over what another writer knows.
+    /// Adds the checksums of another writer.
     pub(super) fn add(&self, tally: &[u8]) -> Result<()> {
         let refused = |error| Error::format(&self.path, error);
         for tally::Entry { record, offset, part } in tally::decode(tally).map_err(refused)? {
@@ -220,12 +220,12 @@ impl Image {
         Ok(())
     }
 
-    /// The sums of a record, once they are finished.
+    /// Returns the checksums of a record, once they are finished.
     pub(super) fn sums(&self, record: usize) -> Result<&RecordChecksums> {
         self.sources[record].finish(&self.path)
     }
 
-    /// Joins all sums, and makes the index of them.
+    /// Combines all checksums and renders the index.
     pub(super) fn finish_sums(&self) -> Result<()> {
         let sums: Vec<RecordChecksums> =
             (0..self.sources.len()).map(|record| self.sums(record).cloned()).collect::<Result<_>>()?;
@@ -234,14 +234,14 @@ impl Image {
     }
 }
 
-/// What two ranges have in common, and where that begins in the piece.
+/// Returns the intersection of a span and a piece, and its offset in the piece.
 fn overlap(span: Range<u64>, piece: &Range<u64>) -> (Range<u64>, u64) {
     let range = span.start.max(piece.start)..span.end.min(piece.end);
     let at = range.start - piece.start;
     (range, at)
 }
 
-/// Cuts a range at the multiples of `every`.
+/// Splits a range at multiples of `every`.
 fn cut(range: &Range<u64>, every: u64) -> impl Iterator<Item = Range<u64>> + use<> {
     let (mut at, end) = (range.start, range.end);
     std::iter::from_fn(move || {

@@ -1,14 +1,14 @@
-//! Saving: a whole file, in one pass, at once under its name.
+//! Saving: writing a whole file in one pass, then renaming it.
 //!
 //! ```text
-//! Save                       what the file is, to the last byte         (save, archive, safetensors)
-//! spans, shares              how it is cut                              (pure)
-//! image, source, origin      any piece of it, put together and hashed
-//! flips                      signs that torch flips lazily
+//! Save                       the file, planned to the last byte         (save, archive, safetensors)
+//! spans, shares              how it is split                            (pure)
+//! image, source, origin      assembles and hashes any piece of it
+//! flips                      sign bits that torch flips lazily
 //! writer                     threads that fill slots, and the engine that writes them
-//! whole                      all of it by one writer, under a private name
-//! share, tally               one writer's part of it, and what it tells the others
-//! placed                     a file whose tensors somebody else puts there
+//! whole                      one writer writes all of it, under a private name
+//! share, tally               one writer's part, and the checksums it sends to the others
+//! placed                     a file whose tensors are placed by others, such as the kernel
 //! ```
 
 mod archive;
@@ -38,5 +38,5 @@ pub use shares::{SHARE_BYTES_MIN, shares};
 pub use whole::{create, named};
 pub use writer::{POOL_BYTES_MAX, Staging};
 
-/// Bytes of a piece: one request to the disk.
+/// Size of a piece: one request to the disk.
 pub(crate) const PIECE_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 1 << 20 };

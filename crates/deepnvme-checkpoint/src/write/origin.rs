@@ -1,4 +1,4 @@
-//! Where the bytes of a record come from: memory, or a file that is being converted.
+//! The data source of a record: memory, or a file that is being converted.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,61 +12,61 @@ use crate::error::Result;
 use crate::stretch;
 use crate::sync::Mutex;
 
-/// Bytes that are to be saved.
+/// The data source of a record.
 #[derive(Clone, Debug)]
 pub enum Origin {
-    /// Those of memory, in row-major order where it has strides.
+    /// Memory, in row-major order if it is strided.
     Memory(Region),
-    /// Those of memory on a GPU.
+    /// Memory on a GPU.
     Gpu(GpuBytes),
-    /// Those of a stretch of a file, read when their turn comes.
+    /// A byte range of a file, read when it is due.
     File(FileBytes),
-    /// Elements of such a stretch, which do not lie side by side in it.
+    /// A strided view into a byte range of a file.
     View(FileView),
 }
 
-/// Memory on a GPU, and what copies out of it.
+/// Memory on a GPU, and the access that copies from it.
 #[derive(Clone, Debug)]
 pub struct GpuBytes {
     pub(crate) memory: Region,
     pub(crate) access: GpuAccess,
 }
 
-/// A stretch of an open file.
+/// A byte range of an open file.
 #[derive(Clone, Debug)]
 pub struct FileBytes {
-    /// What reads it.
+    /// The engine that reads it.
     pub engine: Arc<Engine>,
     /// The file.
     pub file: Arc<TensorFile>,
-    /// Where it begins, and ends.
+    /// The byte range.
     pub range: Range<u64>,
 }
 
-/// Elements of a stretch. It is read as a whole: few views are of more than a part of memory, and those that are read one
-/// after the other are often of the same one.
+/// A strided view of a byte range. The range is read as a whole: most views cover most of it, and consecutive views
+/// often share it.
 #[derive(Clone, Debug)]
 pub struct FileView {
     pub(crate) storage: FileBytes,
-    /// Where the first element begins.
+    /// Offset of the first element.
     pub(crate) at: usize,
     pub(crate) layout: Strided,
     pub(crate) flips: Option<Flips>,
     pub(crate) last: Arc<LastStorage>,
 }
 
-/// The storage that a view was last taken of: one at a time stays in memory.
+/// The storage that was read last. Only one stays in memory.
 #[derive(Debug, Default)]
 pub(crate) struct LastStorage(Mutex<Option<(FileBytes, Region)>>);
 
-/// A part of a record in memory: which of its bytes is the first there.
+/// A part of a record in memory. `start` is the offset of its first byte in the record.
 pub(super) struct Window {
     pub(super) memory: Region,
     pub(super) start: u64,
 }
 
 impl Origin {
-    /// The bytes of memory, wherever it is; the engine copies those of a GPU.
+    /// Creates a source for memory on any device. The engine copies from a GPU.
     #[must_use]
     pub fn memory(engine: &Engine, memory: Region) -> Self {
         match memory.device() {
@@ -83,7 +83,7 @@ impl From<Region> for Origin {
 }
 
 impl Origin {
-    /// Bytes of the record.
+    /// Size of the record.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match self {
@@ -93,12 +93,12 @@ impl Origin {
         }
     }
 
-    /// Whether they have to be waited for.
+    /// Returns whether the data must be read from a file.
     pub(super) fn is_on_disk(&self) -> bool {
         matches!(self, Self::File(_) | Self::View(_))
     }
 
-    /// Memory that has at least that part of the record.
+    /// Returns memory that contains at least this part of the record.
     pub(super) fn window(&self, range: &Range<u64>) -> Result<Window> {
         match self {
             Self::Memory(memory) => Ok(Window { memory: memory.clone(), start: 0 }),
@@ -137,7 +137,7 @@ impl FileView {
         let storage = match &*last {
             Some((of, memory)) if of.is(&self.storage) => memory.clone(),
             _ => {
-                // The old one goes before the new one comes.
+                // Free the old storage before reading the new one.
                 *last = None;
                 let memory = self.storage.read(&(0..self.storage.range.end - self.storage.range.start))?;
                 *last = Some((self.storage.clone(), memory.clone()));

@@ -1,5 +1,5 @@
-//! A safetensors file whose tensors somebody else puts in their places, such as the kernel, by sharing blocks. The file is
-//! then read once for its checksums, and its header is written last.
+//! A safetensors file whose tensors are placed by others, such as the kernel, by sharing blocks. The file is then read
+//! once for its checksums, and its header is written last.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -18,13 +18,13 @@ use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::stretch;
 
-/// Whole cells that one thread reads at once. A process that saves its state may have little memory left, and this is
-/// taken once a thread.
+/// Size of a thread's reads: whole chunks. Small, since a saving process may have little memory left and each thread
+/// allocates one.
 const WINDOW_BYTES: u64 = 2 << 20;
-/// Bytes are copied in steps of this size, and hashed while one core's cache has them.
+/// Bytes copied and then hashed at a time, small enough for the cache of one core.
 const STEP_BYTES: u64 = 128 << 10;
 
-/// A new file under a private name, which vanishes unless it is committed.
+/// A new file under a private name. It is removed unless committed.
 pub struct Placed {
     engine: Arc<Engine>,
     plan: Plan,
@@ -35,11 +35,11 @@ pub struct Placed {
 }
 
 impl Placed {
-    /// Makes the file, as long as it will be, with these tensors in their order. No room is allocated: shared blocks need
+    /// Creates the file at its final length, with these tensors in order. Allocates no space, since shared blocks need
     /// none.
     ///
     /// # Errors
-    /// `Format` for tensors that no such file can hold; `Io` as [`Replacement::new`].
+    /// `Format` if the format cannot hold the tensors, or `Io` as for [`Replacement::new`].
     pub fn new(
         engine: Arc<Engine>,
         target: &Target,
@@ -57,22 +57,22 @@ impl Placed {
         Ok(Self { engine, plan, has_sums, replacement, file, descriptor })
     }
 
-    /// The open file, into which the tensors go.
+    /// The open file to place the tensors in.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 
-    /// Where the first tensor begins.
+    /// Offset of the first tensor.
     #[must_use]
     pub fn data_offset(&self) -> u64 {
         self.plan.data_offset()
     }
 
-    /// Reads the tensors for their checksums, writes the header, waits until all is on the disk, and gives the file its name.
+    /// Reads the tensors for their checksums, writes the header, syncs, and gives the file its name.
     ///
     /// # Errors
-    /// `Io` for what the disk refused, `Interrupted` when `progress` was stopped: then nothing is left of the new file.
+    /// `Io` for errors of the disk, or `Interrupted` if `progress` was stopped. The new file is then removed.
     pub fn commit(self, progress: &Progress) -> Result<()> {
         let target: PathBuf = self.replacement.target().to_path_buf();
         let named = |error: IoError| Error::from(error.at_path(&target));
@@ -89,7 +89,7 @@ impl Placed {
         Ok(())
     }
 
-    /// The sums of the cells of each tensor.
+    /// Computes the chunk checksums of each tensor.
     fn sums(&self, progress: &Progress) -> Result<Vec<Vec<u64>>> {
         let windows = windows(&self.plan);
         progress.expect(windows.iter().map(|window| window.bytes).sum());
@@ -100,7 +100,7 @@ impl Placed {
             .map(|tensor| (0..chunk_count(tensor.bytes)).map(|_| AtomicU64::new(0)).collect())
             .collect();
         let scratch = || vec![0; STEP_BYTES as usize];
-        // One more than hashes at a time: somebody is always reading.
+        // One thread more than can hash at a time, so that one is always reading.
         crew::each(crew::threads(windows.len()) + 1, &windows, scratch, |scratch, window| {
             progress.check()?;
             let view = stretch::read(&self.engine, &self.file, &(window.offset..window.offset + window.bytes))?;
@@ -129,7 +129,7 @@ fn rename(error: Error, named: &impl Fn(IoError) -> Error) -> Error {
     }
 }
 
-/// A stretch of the file: tensor, cell of it, bytes of the cell, one behind the other.
+/// A byte range of the file, as adjacent chunks: tensor, chunk index, size.
 struct Window {
     offset: u64,
     bytes: u64,

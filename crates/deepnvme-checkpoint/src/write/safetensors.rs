@@ -1,4 +1,4 @@
-//! What a safetensors file is made of.
+//! The layout of a safetensors file.
 
 use deepnvme_format::Result;
 use deepnvme_format::checksums::RecordChecksums;
@@ -11,19 +11,19 @@ use super::spans::{Content, Spans};
 /// A tensor of a safetensors file.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// Name, type and sizes.
+    /// Its name, type and shape.
     pub spec: TensorSpec,
     /// Its elements in row-major order.
     pub bytes: Origin,
 }
 
-/// The plan of a file: its header holds all sums.
+/// The plan of a file. Its header contains all checksums.
 pub(super) struct SafetensorsLayout {
     plan: Plan,
 }
 
 impl SafetensorsLayout {
-    /// With the tensors' memory in the plan's order.
+    /// Plans the file. Returns the tensors' data sources in the plan's order.
     pub(super) fn new(
         tensors: Vec<Tensor>,
         metadata: Vec<(String, String)>,
@@ -33,7 +33,7 @@ impl SafetensorsLayout {
             tensors.into_iter().map(|tensor| (tensor.spec, Some(tensor.bytes))).unzip();
         let plan = Plan::new(specs, metadata, has_sums)?;
         let ordered: Vec<Origin> = plan.order().iter().filter_map(|index| origins[*index].take()).collect();
-        // The plan knows the sizes from type and shape; the memory must have as many bytes.
+        // The plan derives sizes from type and shape. The memory must match them.
         for (planned, origin) in plan.tensors().iter().zip(&ordered) {
             let bytes = origin.bytes();
             if planned.bytes != bytes {

@@ -1,4 +1,4 @@
-//! A save that is planned to the last byte. It is written as a whole by one process, or in shares by several.
+//! A save planned to the last byte. One process writes all of it, or several write a share each.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use super::safetensors::{SafetensorsLayout, Tensor};
 use super::writer::Staging;
 use crate::error::{Error, Result};
 
-/// How a file is saved.
+/// Options of a save.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
-    /// What survives a power cut when the save returns.
+    /// Guarantees after a power cut, once the save returns.
     pub durability: Durability,
-    /// Whether each tensor's checksums are kept beside it.
+    /// Whether to store checksums of each tensor.
     pub has_sums: bool,
-    /// Memory that takes the bytes first. `None`: a little that the save has for itself.
+    /// Memory that the data is copied to first. `None`: a small pool of the save's own.
     pub staging: Option<Staging>,
 }
 
@@ -28,34 +28,34 @@ impl Default for SaveOptions {
     }
 }
 
-/// A file that was saved.
+/// A saved file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Saved {
-    /// Bytes of the file.
+    /// Size of the file.
     pub bytes: u64,
-    /// Where in it the index of all its records is.
+    /// Offset of the index of all records.
     pub index_offset: u64,
-    /// How many bytes that has.
+    /// Size of the index.
     pub index_bytes: u64,
-    /// Its CRC-64/NVME. The index has the names, the sizes and the sums of all records, so that it pins down every byte
-    /// of the file; without sums it pins down the CRC-32 of an archive's records, and of a safetensors file only names,
-    /// types and sizes.
+    /// CRC-64/NVME of the index. The index contains the names, sizes and checksums of all records, so it identifies
+    /// every byte of the file. Without checksums, it covers the CRC-32 of an archive's records, but only names, types
+    /// and sizes of a safetensors file.
     pub index_crc64: u64,
 }
 
 /// A file that is planned to the last byte.
 pub struct Save {
     pub(super) image: Image,
-    /// Nothing of the memory is looked at before these.
+    /// Stream points to wait for before reading any memory.
     pub(super) starts_after: StreamPoints,
     pub(super) options: SaveOptions,
 }
 
 impl Save {
-    /// A torch archive of these records, in their order.
+    /// Plans a torch archive of these records, in order.
     ///
     /// # Errors
-    /// `Format` for records that no archive can hold.
+    /// `Format` if an archive cannot hold the records.
     pub fn archive(path: &Path, records: Vec<Record>, options: SaveOptions) -> Result<Self> {
         let layout = ArchiveLayout::new(path, &records, options.has_sums);
         let layout = layout.map_err(|error| Error::format(path, error))?;
@@ -64,10 +64,10 @@ impl Save {
         Ok(Self { starts_after: image.points()?, image, options })
     }
 
-    /// A safetensors file of these tensors. Those of wide elements come first in it.
+    /// Plans a safetensors file of these tensors. Those with wide elements come first.
     ///
     /// # Errors
-    /// `Format` for tensors that no such file can hold.
+    /// `Format` if the format cannot hold the tensors.
     pub fn safetensors(
         path: &Path,
         tensors: Vec<Tensor>,
@@ -80,24 +80,24 @@ impl Save {
         Ok(Self { starts_after: image.points()?, image, options })
     }
 
-    /// Bytes of the file.
+    /// Size of the file.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.image.bytes()
     }
 
-    /// The names of its records or tensors, in their order in the file.
+    /// The names of the records or tensors, in file order.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.image.names()
     }
 
-    /// The sums of one of them, when all have been written.
+    /// Returns the checksums of a record, once all are written.
     pub(crate) fn sums(&self, record: usize) -> Result<&RecordChecksums> {
         self.image.sums(record)
     }
 
-    /// The same for saves that are to be the same file, whatever their tensors hold: writers compare it before each
-    /// writes a share.
+    /// Equal for saves that describe the same file, regardless of the tensors' values. Writers compare fingerprints
+    /// before they write their shares.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         self.image.fingerprint()

@@ -1,4 +1,5 @@
-//! One writer's share of a file, in two steps: what can be written at once, and what needs the sums of the other shares.
+//! One writer's share of a file, written in two steps: first the independent parts, then those that need other shares'
+//! checksums.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::crew::{self, THREADS_MAX};
 use crate::error::Result;
 use crate::progress::Progress;
 
-/// A share whose first step is done. Dropping it waits for what is on its way.
+/// A share after its first step. Dropping it waits for writes in flight.
 pub struct Share {
     save: Arc<Save>,
     writer: Writer,
@@ -20,8 +21,8 @@ pub struct Share {
 }
 
 impl Save {
-    /// Writes what can be written at once of that range of the file, one of [`shares`](super::shares), into a file whose
-    /// first byte is the byte `base`. The rest follows with [`Share::finish`].
+    /// Writes the independent parts of this range of the file, one of [`shares`](super::shares), into a file whose
+    /// first byte is the byte `base`. [`Share::finish`] writes the rest.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -38,7 +39,7 @@ impl Save {
         let pieces = self.image.pieces(&range);
         let early = pieces.early.len();
         let threads = if self.image.is_on_disk() {
-            // Threads that wait for a disk do not need a processor each.
+            // Threads that wait for a disk need no core each.
             THREADS_MAX.min(early).max(1)
         } else if matches!(file.direct(), DirectState::Direct { .. }) {
             crew::threads_beside_workers(early)
@@ -49,7 +50,7 @@ impl Save {
         if let Some((access, index)) = self.image.gpu() {
             writer.make_known(access, index);
         }
-        // The sums of the late pieces' records are complete when the early pieces have been hashed.
+        // Hashing the early pieces completes the checksums of the records in late pieces.
         self.image.hash_late(&pieces.late)?;
         let written = writer.write(&self.image, &pieces.early);
         let share = Share { save: self, writer, late: pieces.late };
@@ -58,23 +59,22 @@ impl Save {
 }
 
 impl Share {
-    /// The sums of what it has read, for the writers of the other shares.
+    /// The checksums of the data it has read, for the writers of the other shares.
     #[must_use]
     pub fn tally(&self) -> Vec<u8> {
         self.save.image.tally()
     }
 
-    /// Writes the rest, with what the writers of the other shares know, and syncs. What the file is, when all have
-    /// done so.
+    /// Writes the rest, using the checksums of the other writers, and syncs. Returns the description of the whole file.
     ///
     /// # Errors
-    /// `Io` for what the disk refused of any piece; `Format` where the sums of the others do not fit.
+    /// `Io` for an error of any write, or `Format` if the others' checksums do not fit.
     pub fn finish(self, others: &[Vec<u8>]) -> Result<Saved> {
         let image = &self.save.image;
         others.iter().try_for_each(|tally| image.add(tally))?;
         image.finish_sums()?;
         let written = self.writer.write(image, &self.late);
-        // Nobody looks at the caller's memory any more.
+        // The caller's memory is no longer read.
         self.writer.progress().mark_filled();
         written.and(self.writer.land_all())?;
         self.writer.engine().sync(self.writer.file(), self.save.options.durability.min(Durability::Data))?;

@@ -1,20 +1,20 @@
-//! Which writer writes which bytes of a file that several write together: pure.
+//! Dividing a file among several writers. Pure.
 //!
-//! The file is cut into stretches of one size, on blocks, so that nobody reads before writing, and so that the part files
-//! of writers without a common file system are a stripe set of one row: read through its manifest, or joined with `cat`,
-//! they are the file.
+//! All shares but the last have one size, a multiple of the block, so that no writer reads before it writes. The part
+//! files of writers without a shared file system form a stripe set of one row: read through its manifest, or joined
+//! with `cat`, they are the file.
 
 use std::ops::Range;
 
 use super::spans::BLOCK_BYTES;
 
-/// No writer has less than this, but the only one: below it, a file costs more than its bytes.
+/// Minimum size of a share unless it is the only one. Below it, the cost of a file dominates.
 pub const SHARE_BYTES_MIN: u64 = 16 << 20;
-/// Blocks of a share for each writer: the last one, which gets what is left, lacks at most one part in so many.
+/// Minimum blocks of a share, per writer. Bounds how much smaller the last share is.
 const BLOCKS_PER_WRITER: u64 = 20;
 
-/// The shares of at most `writers` writers in a file of so many bytes, in its order. There are fewer where they would be
-/// smaller than [`SHARE_BYTES_MIN`], or so small that whole blocks could not be shared out evenly within 5%.
+/// Divides a file of `bytes` bytes among at most `writers` writers, in file order. Uses fewer writers if shares would
+/// be smaller than [`SHARE_BYTES_MIN`], or too small for an even split within 5%.
 #[must_use]
 pub fn shares(bytes: u64, writers: usize) -> Vec<Range<u64>> {
     let blocks = bytes.div_ceil(BLOCK_BYTES);
@@ -22,7 +22,7 @@ pub fn shares(bytes: u64, writers: usize) -> Vec<Range<u64>> {
         let share = blocks / writers;
         share * BLOCK_BYTES / 20 * 19 >= SHARE_BYTES_MIN && share >= writers * BLOCKS_PER_WRITER
     };
-    // The larger the number, the smaller the share and the more it is asked for: the first one that fits not ends it.
+    // More writers mean smaller shares and stricter limits, so a binary search finds the most that fit.
     let (mut writers, mut beyond) = (1, writers as u64 + 1);
     while beyond - writers > 1 {
         let middle = writers.midpoint(beyond);

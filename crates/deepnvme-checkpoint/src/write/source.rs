@@ -1,4 +1,4 @@
-//! A record's bytes, and their sums as they become known.
+//! A record's data, and its checksums as they become known.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::sync::{Mutex, OnceLock};
 pub(super) struct Source {
     pub(super) origin: Origin,
     parts: Mutex<Vec<(u64, PartChecksums)>>,
-    /// Of a record that is small, or has been finished.
+    /// The checksums of a record that is small or finished.
     sums: OnceLock<RecordChecksums>,
 }
 
@@ -26,12 +26,12 @@ impl Source {
         self.origin.bytes()
     }
 
-    /// Whether its sum is not computed in parts.
+    /// Returns whether its checksum is computed in one go.
     pub(super) fn is_small(&self) -> bool {
         self.bytes() < LARGE_BYTES
     }
 
-    /// The sums of a part, which begins there.
+    /// Notes the checksums of the part at `offset`.
     pub(super) fn note(&self, offset: u64, part: PartChecksums) {
         if !self.is_small() {
             ignore_poison(self.parts.lock()).push((offset, part));
@@ -40,7 +40,7 @@ impl Source {
         }
     }
 
-    /// What is known so far.
+    /// Returns the checksums known so far.
     pub(super) fn noted(&self) -> Vec<(u64, PartChecksums)> {
         if !self.is_small() {
             return ignore_poison(self.parts.lock()).clone();
@@ -53,7 +53,7 @@ impl Source {
         self.sums.get().map(|sums| (0, part(sums))).into_iter().collect()
     }
 
-    /// The CRC-32 that the record's header says; of a large record that has not been finished none yet.
+    /// Returns the CRC-32 for the record's header, or 0 for a large record that is not finished.
     pub(super) fn crc32(&self) -> Result<u32> {
         if self.is_small() {
             return Ok(self.small_sums()?.crc32);
@@ -61,7 +61,7 @@ impl Source {
         Ok(self.sums.get().map_or(0, |sums| sums.crc32))
     }
 
-    /// The sums of a small record, whose bytes are read for that where nobody has done it yet.
+    /// Returns the checksums of a small record. Reads its data unless it was hashed already.
     fn small_sums(&self) -> Result<&RecordChecksums> {
         if let Some(sums) = self.sums.get() {
             return Ok(sums);
@@ -72,7 +72,7 @@ impl Source {
         Ok(self.sums.get_or_init(|| one_part(checksums_of(&bytes))))
     }
 
-    /// Joins the parts, all of which are there. `path` is the file that is to be.
+    /// Combines the checksums of all parts. `path` names the file in errors.
     pub(super) fn finish(&self, path: &Path) -> Result<&RecordChecksums> {
         if self.is_small() {
             return self.small_sums();
@@ -91,7 +91,7 @@ impl Source {
     }
 }
 
-/// A small record has one cell, or none if it has no bytes.
+/// A small record has one chunk, or none if it is empty.
 fn one_part(sums: PartChecksums) -> RecordChecksums {
     RecordChecksums { crc32: sums.crc32, chunks: if sums.bytes > 0 { vec![sums.crc64] } else { Vec::new() } }
 }

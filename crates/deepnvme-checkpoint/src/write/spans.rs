@@ -1,18 +1,18 @@
-//! A file as a row of spans, cut into pieces that can be written by themselves: pure.
+//! A file as a sequence of spans, split into pieces that can be written independently. Pure.
 //!
-//! Most pieces hold only what is known from the start. Those with a header that holds the sum of a large record are
-//! late: they are written when the record has been hashed. All cuts lie on blocks, so that no piece has a ragged edge.
+//! Most pieces are known from the start. A piece with a header that contains the checksum of a large record is late: it
+//! is written after the record was hashed. All cuts lie on blocks, so no piece needs a read-modify-write.
 
 use std::ops::Range;
 
-/// What stands in a part of the file.
+/// The content of a span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Content {
-    /// The bytes of a record.
+    /// The data of a record.
     Record(usize),
-    /// The header of a record, which holds its sum.
+    /// The header of a record, which contains its checksum.
     Header(usize),
-    /// What holds all sums.
+    /// The index, which contains all checksums.
     Index,
     /// Zeros.
     Gap,
@@ -32,23 +32,23 @@ impl Span {
     }
 }
 
-/// The spans of a file, in order and without a hole.
+/// The spans of a file, in order and without holes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spans {
     spans: Vec<Span>,
 }
 
-/// What is written when.
+/// The pieces of a file, by the time of writing.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pieces {
-    /// At once.
+    /// Written at once.
     pub(crate) early: Vec<Range<u64>>,
-    /// When all records have been hashed.
+    /// Written when all records have been hashed.
     pub(crate) late: Vec<Range<u64>>,
 }
 
 impl Pieces {
-    /// What of them lies in that range, whose ends are cuts or blocks.
+    /// Clips the pieces to a range, whose ends are cuts or blocks.
     pub(crate) fn within(self, range: &Range<u64>) -> Self {
         let clip = |pieces: Vec<Range<u64>>| {
             let clipped = pieces.into_iter().map(|piece| piece.start.max(range.start)..piece.end.min(range.end));
@@ -58,11 +58,11 @@ impl Pieces {
     }
 }
 
-/// Cuts are multiples of it: the largest block that direct I/O asks for.
+/// Cuts are multiples of this: the largest block that direct I/O requires.
 pub(crate) const BLOCK_BYTES: u64 = deepnvme_format::ALIGNMENT_LARGE;
 
 impl Spans {
-    /// The next span; a hole in front of it becomes a gap.
+    /// Appends a span. A hole before it becomes a gap.
     pub(crate) fn push(&mut self, offset: u64, bytes: u64, content: Content) {
         let end = self.file_bytes();
         debug_assert!(offset >= end, "spans come in order");
@@ -78,19 +78,19 @@ impl Spans {
         self.spans.last().map_or(0, Span::end)
     }
 
-    /// Where the index begins.
+    /// Offset of the index.
     pub(crate) fn offset_of_index(&self) -> Option<u64> {
         self.spans.iter().find(|span| span.content == Content::Index).map(|span| span.offset)
     }
 
-    /// The spans that have bytes in that range.
+    /// The spans that overlap a range.
     pub(crate) fn within(&self, range: &Range<u64>) -> &[Span] {
         let from = self.spans.partition_point(|span| span.end() <= range.start);
         let to = self.spans.partition_point(|span| span.offset < range.end);
         &self.spans[from..to]
     }
 
-    /// Cuts the file into pieces of at most `piece_bytes`, a multiple of the block.
+    /// Splits the file into pieces of at most `piece_bytes`, a multiple of the block.
     pub(crate) fn pieces(&self, piece_bytes: u64, is_late: impl Fn(Content) -> bool) -> Pieces {
         let file_bytes = self.file_bytes();
         let mut late: Vec<Range<u64>> = Vec::new();
@@ -113,7 +113,7 @@ impl Spans {
     }
 }
 
-/// Cuts a range at multiples of `piece_bytes`.
+/// Splits a range at multiples of `piece_bytes`.
 fn cut(range: Range<u64>, piece_bytes: u64, pieces: &mut Vec<Range<u64>>) {
     let mut at = range.start;
     while at < range.end {

@@ -1,12 +1,12 @@
-//! The sums that one writer of a file knows, as bytes for the writers of its other shares.
+//! The encoding of one writer's checksums for the writers of the other shares.
 
 use deepnvme_format::checksums::PartChecksums;
 use deepnvme_format::{Error, Result};
 
-/// Bytes of an entry: five numbers of 64 bits, the least significant byte first.
+/// Size of an entry: five little-endian 64-bit numbers.
 const ENTRY_BYTES: usize = 40;
 
-/// The sums of a part of a record.
+/// The checksums of a part of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) record: usize,

@@ -1,4 +1,4 @@
-//! A whole file, written by one process: under a private name until it is whole, or into a file that nobody reads yet.
+//! Writing a whole file from one process, under a private name or into a file that is not read yet.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::error::{Error, Result};
 use crate::progress::Progress;
 
 impl Save {
-    /// Writes the whole file under a private name, and gives it its own.
+    /// Writes the whole file under a private name, then renames it.
     ///
     /// # Errors
-    /// `Io` for what the disk refused: then nothing is left of the new file, and the old one is untouched.
-    /// `Interrupted` when `progress` was stopped.
+    /// `Io` for errors of the disk. The new file is then removed, and the old one is untouched. `Interrupted` if
+    /// `progress` was stopped.
     pub fn run(self, engine: Arc<Engine>, target: &Target, progress: Arc<Progress>) -> Result<Saved> {
         let durability = self.options.durability;
         let (saved, replacement) = self.write(engine, target, progress)?;
@@ -23,7 +23,7 @@ impl Save {
         Ok(saved)
     }
 
-    /// Writes the whole file under a private name, and leaves it to the caller to give it another one.
+    /// Writes the whole file under a private name and leaves the rename to the caller.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -38,8 +38,8 @@ impl Save {
         Ok((saved, replacement))
     }
 
-    /// Writes the whole file into one that is there already, and that nobody reads yet: a member of a set that will be
-    /// replaced at once. Its bytes are synced as far as the options say; its name is the caller's to sync.
+    /// Writes the whole file into an existing file that is not read yet, such as a member of a set replacement. Syncs
+    /// the data as the options require. The caller syncs the name.
     ///
     /// # Errors
     /// As [`run`](Self::run). The file is then incomplete.
@@ -58,11 +58,11 @@ impl Save {
     }
 }
 
-/// Makes a private file of that length, which replaces the target later. A full disk is an error before any write, and no
+/// Creates a private file of this length, which replaces the target later. A full disk fails before any write, and no
 /// write extends the file.
 ///
 /// # Errors
-/// The refusal of the folder or the disk.
+/// The error of the folder or the disk.
 pub fn create(engine: &Engine, target: &Target, bytes: u64) -> Result<(Replacement, Arc<TensorFile>)> {
     let replacement = Replacement::new(target)?;
     let file = replacement.open(engine.config().direct)?;
@@ -70,7 +70,7 @@ pub fn create(engine: &Engine, target: &Target, bytes: u64) -> Result<(Replaceme
     Ok((replacement, file))
 }
 
-/// An error of the temporary, as one of the file that was to be; a full disk with what was needed.
+/// Converts an error of the temporary into one of the target. If the disk is full, adds the space needed.
 pub fn named(error: Error, target: &Path, file_bytes: u64) -> Error {
     let Error::Io(error) = error else { return error };
     let error = error.at_path(target);

@@ -1,7 +1,7 @@
-//! The threads of a save: put pieces together while the engine writes earlier ones.
+//! The write pipeline of a save: threads assemble pieces while the engine writes earlier ones.
 //!
-//! Bounce memory is bounded by [`POOL_BYTES_MAX`]. It is small on purpose: a slot that is written while it is still in the
-//! processor's cache costs the memory bus one trip less.
+//! [`POOL_BYTES_MAX`] bounds the buffers. It is small on purpose: a slot that is written while it is still in the CPU
+//! cache saves the memory bus one trip.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,37 +21,38 @@ use crate::error::Result;
 use crate::progress::Progress;
 use crate::sync::{Mutex, MutexGuard, OnceLock};
 
-/// Pieces on their way, for each thread. Devices of virtual machines report all that they have at once, so that as many
-/// more are put together meanwhile, for the device to have something to do at that moment.
+/// Writes in flight per thread. Virtual devices report completions in bulk, so as many more pieces are assembled
+/// meanwhile to keep the device busy.
 const IN_AIR: usize = 6;
-/// Slots for each thread, as far as [`POOL_BYTES_MAX`] goes.
+/// Slots per thread, within [`POOL_BYTES_MAX`].
 const SLOTS: usize = 2 * IN_AIR;
-/// The most memory that a save uses for itself, unless it is given a [`Staging`].
+/// Maximum memory of a save without a [`Staging`].
 pub const POOL_BYTES_MAX: u64 = (THREADS_MAX / 2 * SLOTS) as u64 * PIECE_BYTES;
 const SLOTS_MAX: usize = (POOL_BYTES_MAX / PIECE_BYTES) as usize;
-/// How often a thread that waits for a slot looks again.
+/// How often a thread that waits for a slot polls.
 const SLOT_WAIT: Duration = Duration::from_millis(20);
 
-/// Memory that takes the bytes of a save before the disk does, to be used again and again: so much of a state can be
-/// changed while the rest of the save goes on.
+/// Reusable memory that a save copies its data to before it reaches the disk. The copied part of a state may change
+/// while the save goes on.
 #[derive(Debug, Clone)]
 pub struct Staging {
     pool: Arc<Pool>,
-    /// That the drivers of GPUs know it: made with the first save that needs it, since it takes long.
+    /// The registration with the GPU driver, created by the first save that needs it because it is slow.
     known: Arc<OnceLock<Option<KnownMemory>>>,
 }
 
 impl Staging {
-    /// Page-locked memory of so many bytes, where `RLIMIT_MEMLOCK` allows; what a save needs at least if that is more.
+    /// Allocates `bytes` bytes, but at least the minimum of a save. The memory is page-locked if `RLIMIT_MEMLOCK`
+    /// allows.
     ///
     /// # Errors
-    /// `Io` when there is no such memory.
+    /// `Io` if the memory cannot be allocated.
     pub fn new(bytes: u64) -> Result<Self> {
         let slots = (bytes.div_ceil(PIECE_BYTES) as usize).max(crew::threads_beside_workers(usize::MAX) * 2);
         Ok(Self { pool: pool(slots)?, known: Arc::default() })
     }
 
-    /// Its bytes.
+    /// Size of the memory.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.pool.bound_bytes() as u64
@@ -68,10 +69,10 @@ fn pool(slots: usize) -> Result<Arc<Pool>> {
 pub(super) struct Writer {
     engine: Arc<Engine>,
     file: Arc<TensorFile>,
-    /// Which byte of the image is the file's first.
+    /// Offset in the image of the file's first byte.
     base: u64,
     pool: Arc<Pool>,
-    /// That the drivers of GPUs know the pool.
+    /// The registration of the pool with the GPU driver.
     known: Arc<OnceLock<Option<KnownMemory>>>,
     threads: usize,
     progress: Arc<Progress>,
@@ -79,14 +80,14 @@ pub(super) struct Writer {
     in_air_max: usize,
 }
 
-/// Pieces that are put together, the oldest first.
+/// The pieces in the pipeline, oldest first.
 #[derive(Default)]
 struct Line {
-    /// What the engine has, and nobody has waited for.
+    /// Submitted to the engine and not yet waited for.
     started: VecDeque<Pending<Region>>,
-    /// How many have been started and have not landed.
+    /// Number of writes started but not completed.
     in_air: usize,
-    /// With their places in the file.
+    /// Assembled pieces with their offsets in the file.
     ready: VecDeque<(u64, Region)>,
 }
 
@@ -108,7 +109,7 @@ impl Writer {
         Ok(Self { engine, file, base, pool, known, threads, progress, line: Mutex::default(), in_air_max })
     }
 
-    /// Has the driver of a GPU know the pool. Where it refuses, it stages copies, which is slower and as right.
+    /// Registers the pool with a GPU's driver. If that fails, copies are staged, which is slower but correct.
     pub(super) fn make_known(&self, access: &GpuAccess, index: u32) {
         self.known.get_or_init(|| access.make_known(index, &self.pool.arena()).ok());
     }
@@ -125,7 +126,7 @@ impl Writer {
         &self.progress
     }
 
-    /// Puts the pieces together and starts to write them. When it returns, the image's memory has been read.
+    /// Assembles the pieces and starts to write them. The image's memory has been read when it returns.
     pub(super) fn write(&self, image: &Image, pieces: &[Range<u64>]) -> Result<()> {
         let threads = self.threads.min(pieces.len()).max(1);
         crew::each(
@@ -141,11 +142,11 @@ impl Writer {
                 self.start(&mut line, self.in_air_max)
             },
         )?;
-        // Nobody puts anything together now, who would start them one after the other.
+        // No thread will assemble more and start the rest, so start all of it now.
         self.start(&mut lock(&self.line), usize::MAX)
     }
 
-    /// Hands over what is ready, until so many are in the air.
+    /// Submits ready pieces up to `in_air_max` in flight.
     fn start(&self, line: &mut Line, in_air_max: usize) -> Result<()> {
         while line.in_air < in_air_max
             && let Some((offset, source)) = line.ready.pop_front()
@@ -154,7 +155,7 @@ impl Writer {
             match self.engine.write(&self.file, offset, source, options) {
                 Ok(pending) => line.started.push_back(pending),
                 Err(error) => {
-                    // Nobody will start the others. Threads that wait for a slot would wait for theirs for ever.
+                    // The other pieces will never start, and threads that wait for their slots would hang.
                     line.ready.clear();
                     return Err(error.into());
                 }
@@ -164,7 +165,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A slot; when all are in use, the oldest piece is waited for.
+    /// Takes a slot. If all are in use, waits for the oldest write.
     fn take_slot(&self) -> Result<Slot> {
         loop {
             self.progress.check()?;
@@ -183,8 +184,7 @@ impl Writer {
         }
     }
 
-    /// Waits for all that was started; the first failure. After a failure there may be pieces that nobody has started, and
-    /// nobody will.
+    /// Waits for all started writes. Returns the first failure. After a failure, unstarted pieces are dropped.
     pub(super) fn land_all(&self) -> Result<()> {
         let started = {
             let mut line = lock(&self.line);
@@ -194,7 +194,7 @@ impl Writer {
         self.land(started)
     }
 
-    /// Waits for these, and starts as many others; the first failure.
+    /// Waits for these writes and starts as many others. Returns the first failure.
     fn land(&self, started: impl IntoIterator<Item = Pending<Region>>) -> Result<()> {
         let mut outcome = Ok(());
         for pending in started {
@@ -216,7 +216,7 @@ impl Writer {
 }
 
 impl Drop for Writer {
-    /// The slots belong to the kernel until then, whatever happened.
+    /// The kernel uses the slots until every write has completed.
     fn drop(&mut self) {
         let _ = self.land_all();
     }

@@ -1,4 +1,4 @@
-//! States to save, made of random bytes.
+//! States of random bytes to save.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test takes what it needs")]
 
@@ -22,7 +22,7 @@ pub fn random(bytes: usize, seed: u64) -> Vec<u8> {
     data
 }
 
-/// The pickle of a dict of one-dimensional uint8 tensors, each with a storage of its own.
+/// Pickles a dict of one-dimensional uint8 tensors, each with its own storage.
 pub fn pickle(storages: &[Vec<u8>]) -> Vec<u8> {
     let text = |text: &str| {
         let mut bytes = vec![b'X'];

@@ -1,4 +1,4 @@
-//! What is tried with any bytes, and what must hold of what is accepted: the manifest of a folder of checkpoints.
+//! Properties of a checkpoint manifest that hold for any bytes.
 #![allow(dead_code, unreachable_pub, reason = "every target uses its own")]
 #![allow(clippy::unwrap_used, reason = "a panic is a finding")]
 
@@ -6,13 +6,13 @@ use std::path::{Component, Path};
 
 use deepnvme_checkpoint::history::Manifest;
 
-/// `manifest.json`.
+/// Parses `manifest.json`.
 pub fn history(text: &[u8]) {
     let Ok(manifest) = Manifest::parse(text) else { return };
     assert!(manifest.checkpoints.is_sorted_by_key(|entry| entry.step));
     for entry in manifest.checkpoints.iter().chain(&manifest.retired) {
         for name in entry.names() {
-            // A file of the folder itself, and one that only checkpoints are called.
+            // A file in the folder itself, with a checkpoint's name.
             let parts: Vec<Component<'_>> = Path::new(name).components().collect();
             assert!(matches!(parts[..], [Component::Normal(part)] if part == name) && !name.contains('\0'), "{name:?}");
             assert!(name.starts_with("step-") || name.starts_with(".step-"), "{name:?}");

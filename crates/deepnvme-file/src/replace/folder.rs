@@ -1,8 +1,8 @@
-//! A folder that appears under its name when all is in it, and that leaves nothing behind otherwise.
+//! A folder that gets its name when it is complete, and is removed otherwise.
 //!
-//! Its name is private and proves what it is, as that of a [`Temporary`](super::Temporary) does. Each file that goes into it
-//! is written down before it is made. What is left of a killed process is removed by that list: a file that somebody else
-//! put there stays, and the folder with it. With a manifest of stripes goes what it recorded as its own, wherever that lies.
+//! Its private name proves its identity, as that of a [`Temporary`](super::Temporary) does. Each file is listed before
+//! it is created. After a killed process, exactly the listed files are removed. A foreign file stays, and the folder
+//! with it. A stripe manifest is removed together with the files that it recorded as its own, wherever they lie.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -15,12 +15,12 @@ use deepnvme_io::fs::{self, Identity, Kind, OFlags};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 
-/// The list, in the folder.
+/// The name of the list, inside the folder.
 const CONTENTS: &str = ".deepnvme-contents";
-/// Largest list that is read.
+/// Maximum size of a list.
 const CONTENTS_BYTES_MAX: u64 = 64 << 20;
 
-/// A new folder under a private name; dropped before [`commit`](Self::commit), it goes with what was put into it.
+/// A new folder under a private name. Dropping it before [`commit`](Self::commit) removes it with its files.
 #[derive(Debug)]
 pub struct PrivateFolder {
     target: PathBuf,
@@ -34,10 +34,10 @@ pub struct PrivateFolder {
 }
 
 impl PrivateFolder {
-    /// Makes one beside `target`, whose name it will get, after removing what killed processes have left of others.
+    /// Creates a folder next to `target`, whose name it will get. First removes those of killed processes.
     ///
     /// # Errors
-    /// The refusal of the folder above, with the path.
+    /// The error of the parent folder, with the path.
     pub fn new(target: &Path) -> Result<Self> {
         const OPERATION: &str = "make a folder";
         let target = std::path::absolute(target).map_err(|error| Error::from_io(OPERATION, &error).at_path(target))?;
@@ -55,22 +55,22 @@ impl PrivateFolder {
         })?;
         let process = std::process::id();
         let new = Self { target, path, identity, folder, contents, contents_bytes: 0, is_kept: false, process };
-        // Before anything else is in it: after a power cut, files could be there of which nothing says that they are ours.
+        // Sync before adding files: after a power cut, files could exist without a list that states they are ours.
         fs::sync_folder(&new.path)?;
         fs::sync_folder(fs::folder_of(&new.target))?;
         Ok(new)
     }
 
-    /// Its name for now.
+    /// The current, private name.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes down that a file, or a folder in the folder, will be made under this relative path; the whole path.
+    /// Lists a file or subfolder that will be created under this relative path. Returns its full path.
     ///
     /// # Errors
-    /// `InvalidInput` for a path that leads out of the folder; the kernel's refusal.
+    /// `InvalidInput` for a path that leads out of the folder, or the error of the kernel.
     pub fn add(&mut self, name: &Path) -> Result<PathBuf> {
         if !is_inside(name) {
             let detail = "a file of a new folder lies in it; name it relative to the folder";
@@ -92,11 +92,11 @@ impl PrivateFolder {
         Ok(self.path.join(name))
     }
 
-    /// Gives the folder its name, which nothing but an empty folder may have: its permissions pass to the new one. The
+    /// Gives the folder its final name. Only an empty folder may exist there: its permissions pass to the new one. The
     /// caller has synced the files in it.
     ///
     /// # Errors
-    /// The refusal of the file system: then the folder is gone, unless only a sync after the renaming failed.
+    /// The error of the file system. The folder is then removed, unless only a sync after the rename failed.
     pub fn commit(mut self) -> Result<()> {
         let refused = |errno| Error::os("rename", errno).at_path(&self.target);
         fs::sync_folder(&self.path)?;
@@ -107,10 +107,10 @@ impl PrivateFolder {
         };
         fs::set_mode(self.folder.as_fd(), mode).map_err(refused)?;
         let above = fs::OpenedFolder::new(fs::folder_of(&self.target))?;
-        // The kernel puts a folder in the place of an empty folder, and of nothing else that has a name.
+        // The kernel replaces an empty folder by a folder, and nothing else.
         fs::rename(&self.path, &self.target).map_err(refused)?;
         self.is_kept = true;
-        // Not before the name is on the disk: until then this list is what finds the files again.
+        // Sync the name first: until then, cleanup needs this list to find the files.
         above.sync_change(&self.target)?;
         let unlisted = fs::unlink(&self.target.join(CONTENTS));
         unlisted.map_err(|errno| Error::os("remove", errno).at_path(&self.target))?;
@@ -130,21 +130,21 @@ impl Drop for PrivateFolder {
     }
 }
 
-/// Removes what killed processes have left of new folders of that name: the files that each lists, and then the folder, if
-/// nothing else is in it.
+/// Removes the new folders of this name that killed processes left. Removes the listed files, then the folder if it is
+/// empty.
 pub fn remove_stale_folders(target: &Path) {
     for Proof { path, file, .. } in temporary::stale_of(target, Kind::Folder) {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         match fs::open(&path.join(CONTENTS), flags, 0) {
             Ok(contents) => empty(&path, &contents),
-            // Killed before it had a list, or after the list was removed with all of it.
+            // Killed before the list existed, or after the list and all files were removed.
             Err(_) => drop(fs::remove_folder(&path)),
         }
         drop(file);
     }
 }
 
-/// Removes what is listed, the list and the folder.
+/// Removes the listed files, the list and the folder.
 fn empty(folder: &Path, contents: &OwnedFd) {
     let Ok(stat) = fs::stat_of(contents.as_fd()) else { return };
     if stat.kind != Kind::File || stat.user != fs::user() {
@@ -152,14 +152,14 @@ fn empty(folder: &Path, contents: &OwnedFd) {
     }
     let list = folder.join(CONTENTS);
     let Ok(text) = fs::read_small_of(contents, &list, CONTENTS_BYTES_MAX) else { return };
-    // The last line may be half of one.
+    // The last line may be incomplete.
     let whole = text.iter().rposition(|byte| *byte == 0).map_or(&[][..], |end| &text[..end]);
     for name in whole.split(|byte| *byte == 0).rev() {
         let name = PathBuf::from(std::ffi::OsString::from_vec(name.to_vec()));
         if !is_inside(&name) || has_link(folder, &name) {
             continue;
         }
-        // While files elsewhere are left that a manifest lists, so is the manifest.
+        // Keep a manifest while any file elsewhere that it lists exists.
         let is_manifest = name.as_os_str().as_bytes().ends_with(MANIFEST_SUFFIX.as_bytes());
         let path = folder.join(name);
         if is_manifest && !set::remove_stripes(&path) {
@@ -172,7 +172,7 @@ fn empty(folder: &Path, contents: &OwnedFd) {
             Err(_) => {}
         }
     }
-    // While anything is left, also on the disk, the list of it stays.
+    // Keep the list until every removal is on disk.
     let is_empty = fs::entries(folder).is_ok_and(|names| names.iter().all(|name| name == CONTENTS));
     if is_empty && fs::sync_folder(folder).is_ok() {
         unlink_if(&list, stat.identity);
@@ -180,7 +180,7 @@ fn empty(folder: &Path, contents: &OwnedFd) {
     }
 }
 
-/// Whether one of the folders on the way to a file has become a link, which leads to somebody else's.
+/// Returns whether a folder on the way to a file has become a link, which may lead to a foreign folder.
 fn has_link(folder: &Path, name: &Path) -> bool {
     let between = name.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
     between.into_iter().any(|above| fs::stat_link(&folder.join(above)).is_ok_and(|stat| stat.kind == Kind::Link))

@@ -1,9 +1,9 @@
 //! Atomic replacement: a name refers to the old content or to the new one, also after a crash.
 //!
-//! - `replacement` is one file or stripe set.
-//! - `set` is several files and the index that lists them.
-//! - `folder` is a folder that gets its name when it is complete.
-//! - `temporary` is a private file whose name proves what it is. It is the one rule for deletion: a leftover is removed
+//! - `replacement` replaces one file or stripe set.
+//! - `set` replaces several files and the index that lists them.
+//! - `folder` is a folder that gets its name once it is complete.
+//! - `temporary` is a private file whose name proves its identity. The one rule for deletion: a stale file is removed
 //!   only if its name states its own inode and creation time, and no process holds its lock.
 
 mod folder;

@@ -1,7 +1,7 @@
-//! Replacing a file, or a stripe set, at once: private files first, then one rename.
+//! Replacing a file or a stripe set at once: private files first, then one rename.
 //!
-//! A single file gets the name itself. The parts of a stripe set cannot all be renamed at once, so new parts keep
-//! names of their own and the replacement of the manifest, which lists them, is the one moment of change ([`SetReplacement`]).
+//! A single file is renamed to its target. The parts of a stripe set cannot all be renamed at once, so new parts keep
+//! names of their own. Replacing the manifest, which lists them, is the moment of change ([`SetReplacement`]).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 use deepnvme_io::{OpenOptions, TensorFile};
 
-/// What the names of a stripe set's rewritten parts contain, after the name of the part as the caller gave it.
+/// The marker in the names of a stripe set's rewritten parts, after the name that the caller gave.
 pub const PART_MARK: &str = ".part-";
 
-/// Replaces a small file with these bytes, at once and durably. A link is followed as [`Replacement::new`] does.
+/// Replaces a small file with these bytes, at once and durably. Follows a link as [`Replacement::new`] does.
 ///
 /// # Errors
-/// As [`Replacement::new`], and the refusal of a write, a sync or the rename. The old file is what it was then.
+/// As [`Replacement::new`], and the error of a write, a sync or the rename. The old file is then intact.
 pub fn replace_small(path: &Path, bytes: &[u8]) -> Result<()> {
     let replacement = Replacement::single(path)?;
     if let New::File(file) = &replacement.new {
@@ -31,7 +31,7 @@ pub fn replace_small(path: &Path, bytes: &[u8]) -> Result<()> {
     replacement.commit(true)
 }
 
-/// Refuses names that something else has: the caller named the parts, and never the manifest beside the first of them.
+/// Refuses names that are taken: the caller named the parts, but not the manifest next to the first part.
 fn check_names(set: &StripeSet) -> Result<()> {
     let refused = |path: &Path, detail: &str| {
         let detail = format!("{detail}; move it away, or name other parts");
@@ -54,12 +54,12 @@ fn check_names(set: &StripeSet) -> Result<()> {
     }
 }
 
-/// Private files that become the target when committed, and vanish otherwise.
+/// Private files that replace the target when committed. Otherwise they are removed.
 #[derive(Debug)]
 pub struct Replacement {
     target: PathBuf,
     new: New,
-    /// Whom a file is for at most that replaces none.
+    /// Widest permissions of a file that replaces none.
     most: u32,
 }
 
@@ -70,12 +70,12 @@ enum New {
 }
 
 impl Replacement {
-    /// Makes the private files, and removes stale ones of the same target. A symbolic link is followed by the kernel, under
-    /// its rules: what it points to is replaced, not the link.
+    /// Creates the private files and removes stale ones of the same target. The kernel follows a symbolic link, under
+    /// its rules. The file that it points to is replaced, not the link.
     ///
     /// # Errors
-    /// The refusal of the folder, with the path; `InvalidInput` where the path has no file name, or is a device, a pipe or
-    /// a socket; `NotFound` for a link that leads nowhere.
+    /// The error of the folder, with the path; `InvalidInput` if the path has no file name, or is a device, a pipe or a
+    /// socket; `NotFound` for a dangling link.
     pub fn new(target: &Target) -> Result<Self> {
         match target {
             Target::Path(path) => Self::single(path),
@@ -95,7 +95,7 @@ impl Replacement {
         Self::listed(set, &set.manifest_path())
     }
 
-    /// A new set whose manifest does not lie beside its first part: such a one shares no names with any other.
+    /// Replaces a set whose manifest does not lie next to its first part. Such a set shares no names with any other.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -111,18 +111,18 @@ impl Replacement {
         Ok(Self { target: new.index().to_path_buf(), new: New::Stripes(stripes, new), most: EVERYBODY })
     }
 
-    /// Has it be for those at most whom `most`, permission bits of another file, names, if it replaces nothing.
+    /// Limits the permissions of a file that replaces none to `most`, the permission bits of another file.
     pub fn limit_mode(&mut self, most: u32) {
         self.most &= most;
     }
 
-    /// What will be replaced: the file, or the manifest of the set.
+    /// The path to replace: the file, or the manifest of the set.
     #[must_use]
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// Where the bytes go until then.
+    /// The private files to write to until the commit.
     #[must_use]
     pub fn temporary(&self) -> Target {
         match &self.new {
@@ -131,39 +131,39 @@ impl Replacement {
         }
     }
 
-    /// Opens them for that.
+    /// Opens the private files for writing.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The error of the kernel.
     pub fn open(&self, direct: DirectMode) -> Result<Arc<TensorFile>> {
         open(&self.temporary(), OpenOptions::to_fill(direct))
     }
 
-    /// Gives the private files the permissions that the target has, or that a new file there would get.
+    /// Gives the private files the permissions of the target, or those that a new file there would get.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The error of the kernel.
     pub fn take_mode(&self) -> Result<()> {
         match &self.new {
             New::File(file) => file.take_mode_within(self.most, &self.target),
-            // Its members get theirs when it is committed.
+            // The commit sets those of the members.
             New::Stripes(..) => Ok(()),
         }
     }
 
-    /// Leaves the private file to the caller, who has recorded its name: it is not removed any more. Those of a stripe set
-    /// go, as nothing names them yet.
+    /// Leaves the private file to the caller, which has recorded its name. Removes the files of a stripe set, since
+    /// nothing names them yet.
     pub fn keep(self) {
         if let New::File(file) = self.new {
             file.leave();
         }
     }
 
-    /// Makes the change. What must be on disk before that, the caller has synced; with `sync_folders` the names are
-    /// on disk when this returns. Of a stripe set they always are: the old parts are removed.
+    /// Commits the change. The caller has synced the data as required. With `sync_folders`, the names are on disk when
+    /// this returns. The names of a stripe set always are, since the old parts are removed.
     ///
     /// # Errors
-    /// The refusal of the rename or of the sync; `InvalidInput` where the target is no regular file any more.
+    /// The error of the rename or the sync; `InvalidInput` if the target is no longer a regular file.
     pub fn commit(self, sync_folders: bool) -> Result<()> {
         let Self { target, new, most } = self;
         match new {
@@ -175,7 +175,8 @@ impl Replacement {
                 }
                 file.take_mode_within(most, &target)?;
                 let folder = sync_folders.then(|| fs::OpenedFolder::new(fs::folder_of(&target))).transpose()?;
-                // Held beyond the rename: to free a large file takes some file systems longer than to write one.
+                // Keep the old file open beyond the rename: some file systems take longer to free a large file than to
+                // write one.
                 let old = temporary::held(&target);
                 let renamed = file.rename(&target);
                 temporary::release(old);

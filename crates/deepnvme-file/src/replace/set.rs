@@ -1,24 +1,23 @@
-//! Replacing several files that one index lists, at once: the parts of a stripe set, the shards of a model.
+//! Replacing several files and the index that lists them, at once: the parts of a stripe set, or the shards of a model.
 //!
-//! The members of each save have names of their own, with a token that nobody can guess. The moment of change is the
-//! replacement of the index.
+//! The members of each save have names of their own, with a random token. Replacing the index is the moment of change.
 //!
 //! ```text
-//! begin    the members are made without names; an intent (a temporary of the index) lists their names and which files
-//!          they are, and is on the disk before the first of them gets its name
-//! write    the caller fills the members
-//! commit   lock the index; a new temporary holds its text; rename; sync; the old members go, and the intent
-//! retire   lock the index; a temporary lists its members; the index goes; sync; the members go, and the list
+//! begin    create the members without names; an intent (a temporary of the index) lists their names and identities,
+//!          and is on disk before the first member gets its name
+//! write    the caller writes the members
+//! commit   lock the index; write its text to a new temporary; rename; sync; remove the old members and the intent
+//! retire   lock the index; list its members in a temporary; remove the index; sync; remove the members and the list
 //! ```
 //!
-//! Each list of the members is locked until the members are gone, or the index lists them. Whoever can lock one, and then
-//! reads the index, knows which of them are in use.
+//! Each list of members is locked until the members are removed or the index lists them. A process that locks a list
+//! and then reads the index knows which members are in use.
 //!
-//! Nothing is found by searching a folder. A member is removed only if this object made it, if an intent lists it that
-//! proves to be one ([`Temporary`]), or if the index recorded it as its own: the record states which file the index is, so
-//! that a copy of an index, or one from elsewhere, owns nothing. Both state which file each member is: a file that somebody
-//! makes of a name that has become free again is not that one. Members in the index's own folder are recorded by their
-//! names: the folder may be moved, or be seen from a container under another path.
+//! No file is found by searching a folder. A member is removed only in one of three cases: this object created it, a
+//! proven intent ([`Temporary`]) lists it, or the index recorded it as its own. The record states the identity of its
+//! index, so a copy or a foreign index owns nothing. Intent and record also state the identity of each member, so a new
+//! file under a reused name stays. Members in the index's own folder are recorded by name only: the folder may be
+//! moved, or appear under another path in a container.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
@@ -37,27 +36,27 @@ use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 
-/// Largest index that is read.
+/// Maximum size of an index.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
-/// How long a commit waits for another one of the same set.
+/// How long a commit waits for another commit of the same set.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
 const LOCK_STEP: Duration = Duration::from_millis(2);
-/// Times that an index may change between being opened and being locked.
+/// How often an index may change between open and lock.
 const RACES_MAX: usize = 1000;
 const INTENT: &str = "deepnvme-intent";
-/// Digits of a token.
+/// Hexadecimal digits of a token.
 const TOKEN_DIGITS: usize = 32;
 
-/// How a member's name begins and ends; the token of the save goes between.
+/// The start and end of a member's name. The token of the save goes between.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Member {
-    /// The folder, and the beginning of the name.
+    /// The folder, and the start of the name.
     pub before: PathBuf,
     /// The end of the name.
     pub after: OsString,
 }
 
-/// The files that will be members, and which files they are.
+/// The names and identities of future members.
 #[derive(Serialize, Deserialize, Default, Debug)]
 struct Intent {
     format: String,
@@ -65,44 +64,44 @@ struct Intent {
     members: Vec<Intended>,
 }
 
-/// A member that will have this name. Without the file, only its temporaries are told: they prove what they are.
+/// A future member's name, and its identity. Without one, only its temporaries can be removed: they prove theirs.
 type Intended = (PathBuf, Option<String>);
 
-/// What an index records of the files that are its own.
+/// The record in an index of the files that it owns.
 #[derive(Serialize, Deserialize, Default, Debug)]
 struct Record {
-    /// Which file this index is.
+    /// The identity of the index itself.
     index: String,
-    /// In the names of all members.
+    /// Contained in the names of all members.
     token: String,
     members: Vec<(PathBuf, String)>,
-    /// Members of the index that this one replaced. They are removed, unless that failed.
+    /// Members of the replaced index. They are removed unless that failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     replaces: Vec<(PathBuf, String)>,
 }
 
-/// New files of a set, and its new index; they vanish unless committed.
+/// The new files of a set and its new index. They are removed unless committed.
 #[derive(Debug)]
 pub struct SetReplacement {
     index: PathBuf,
     record_at: Vec<String>,
     token: String,
-    /// The names of all.
+    /// The final names of all members.
     paths: Vec<PathBuf>,
-    /// Which file each is, of those that have their names.
+    /// The identities of the members that have their names.
     marks: Vec<String>,
-    /// Lists the members until the index does. `None` once that has happened.
+    /// Lists the members until the index does, then `None`.
     intent: Option<Temporary>,
     process: u32,
 }
 
 impl SetReplacement {
-    /// Removes what killed saves of the same set have left, and makes the new members, empty. `record_at` says where in the
-    /// index, which is a JSON object, the record of its own files goes: the keys to follow.
+    /// Cleans up after killed saves of the same set and creates the new members, empty. `record_at` is the path of
+    /// keys, in the JSON object of the index, where the record of its own files goes.
     ///
     /// # Errors
-    /// The refusal of a folder, with the path; as [`Replacement::new`](super::Replacement::new) for the index;
-    /// `InvalidInput` for an index that is a symbolic link.
+    /// The error of a folder, with the path. For the index: as [`Replacement::new`](super::Replacement::new), and
+    /// `InvalidInput` for a symbolic link.
     pub fn begin(index: &Path, members: &[Member], record_at: &[&str]) -> Result<Self> {
         let index = index_path(index)?;
         let record_at: Vec<String> = record_at.iter().map(|key| (*key).to_owned()).collect();
@@ -112,7 +111,7 @@ impl SetReplacement {
         let paths = members.iter().map(|member| member_path(member, &token)).collect::<Result<Vec<_>>>()?;
         let mut new = Self::unlisted(&index, &record_at, &token, &paths);
         match new.make_unnamed() {
-            // Neither every file system nor every kernel has files without names, and links to them need /proc.
+            // Some file systems and kernels lack files without names, and linking such files needs /proc.
             Err(error) if !is_full(&error) => {}
             made => return made.map(|()| new),
         }
@@ -134,7 +133,7 @@ impl SetReplacement {
         }
     }
 
-    /// Makes the members. A file without a name goes with this process: what matters of it is listed before it has one.
+    /// Creates the members. A nameless file vanishes with this process, so it is listed only before it gets its name.
     fn make_unnamed(&mut self) -> Result<()> {
         let unnamed = |path: &PathBuf| match fs::open_unnamed(fs::folder_of(path)) {
             Ok(file) => Ok(Unplaced::Unnamed(file)),
@@ -144,8 +143,8 @@ impl SetReplacement {
         self.place(made)
     }
 
-    /// The same with files that have private names first, which prove what they are. A list of the names that they will
-    /// have leads to them.
+    /// Like [`make_unnamed`](Self::make_unnamed), with files that first have private names, which prove their identity.
+    /// A list of the future names leads to them.
     fn make_private(&mut self) -> Result<()> {
         self.list(self.paths.iter().map(|path| (path.clone(), None)).collect())?;
         let made = self.paths.iter().map(|path| Temporary::new(path).map(Unplaced::Private));
@@ -162,14 +161,14 @@ impl SetReplacement {
         }
         self.list(self.paths.iter().cloned().zip(marks.iter().cloned().map(Some)).collect())?;
         for ((new, path), mark) in made.into_iter().zip(&self.paths).zip(marks) {
-            // It may have its name although the call failed.
+            // Recorded first: the file may get its name although the call fails.
             self.marks.push(mark);
             new.place(path).map_err(|errno| refused(errno, path))?;
         }
         Ok(())
     }
 
-    /// Writes down what will be made; that is on the disk when this returns.
+    /// Writes the intent. It is on disk when this returns.
     fn list(&mut self, members: Vec<Intended>) -> Result<()> {
         let members = members.into_iter().map(|(path, mark)| (recorded(&path, &self.index), mark)).collect();
         let intent = Intent { format: INTENT.into(), version: 1, members };
@@ -181,26 +180,26 @@ impl SetReplacement {
         Ok(())
     }
 
-    /// The index that will be replaced.
+    /// The index to replace.
     #[must_use]
     pub fn index(&self) -> &Path {
         &self.index
     }
 
-    /// The new members, in their order: files that are there and empty, to be written to. One that is replaced instead is
-    /// committed like the others, but if this save is not, nobody removes it.
+    /// The new members in order: empty files to write to. A member may be replaced instead of written. It is committed
+    /// like the others, but is not removed if this save fails.
     pub fn members(&self) -> impl Iterator<Item = &Path> {
         self.paths.iter().map(PathBuf::as_path)
     }
 
-    /// Makes the change: the index becomes this JSON object, with the record of its own files added. The caller has synced
-    /// the members' bytes as far as they must last; their names, and the index, are on the disk when this returns. Then the
-    /// members of the old index are removed, as far as that one recorded them as its own. The others are the answer: the old
-    /// index listed them, and they stay.
+    /// Commits: the index becomes this JSON object, plus the record of its own files. The caller has synced the
+    /// members' bytes as far as required. The members' names and the index are on disk when this returns. Then the
+    /// members that the old index recorded as its own are removed. Returns the other files that the old index listed:
+    /// they stay.
     ///
     /// # Errors
-    /// The refusal of the file system; `Busy` where another commit of the set holds the index for longer than a minute. The
-    /// old set is what it was, unless only the last sync was refused.
+    /// The error of the file system, or `Busy` if another commit of the set holds the index for over a minute. The old
+    /// set is intact, unless only the last sync failed.
     pub fn commit(self, index: Value) -> Result<Vec<PathBuf>> {
         self.commit_with(index, false, EVERYBODY, Ok)
     }
@@ -225,7 +224,7 @@ impl SetReplacement {
                 fs::sync_folder(fs::folder_of(path))?;
             }
         }
-        // An unlocked list of the members is taken for one that a killed save left: all stay locked until the change is made.
+        // Keep every list locked until the change: an unlocked one is taken for that of a killed save.
         let mut tried = Vec::new();
         for _ in 0..RACES_MAX {
             let Some(current) = lock_current(&self.index)? else { continue };
@@ -255,12 +254,12 @@ impl SetReplacement {
                 renamed => renamed.map_err(|errno| self.refused(errno))?,
             }
             let intent = self.intent.take();
-            // Before the names of the old members go, also where less was asked for: they may lie on other disks, which
-            // may lose less than this one.
+            // Sync before removing the old members, at any durability: they may lie on other disks, which may lose less
+            // than this one.
             let synced = folder.sync_change(&self.index);
             match synced {
                 Ok(()) => self.remove_old(&old, &identities),
-                // The old index may come back: then this still lists the members.
+                // The old index may come back after a crash, so keep the list of the new members.
                 Err(_) => intent.into_iter().for_each(Temporary::leave),
             }
             return synced.map(|()| old.foreign);
@@ -269,11 +268,11 @@ impl SetReplacement {
             .at_path(&self.index))
     }
 
-    /// The same with an index that is text so far; one of a single line stays one. `finish` has the last word on the text
-    /// with the record in it: it may put in a checksum.
+    /// Like [`commit`](Self::commit), with the index as text. A one-line text stays one line. `finish` makes the final
+    /// edit of the text, including the record, for example to insert a checksum.
     ///
     /// # Errors
-    /// As [`commit`](Self::commit); `InvalidInput` for what is no JSON; what `finish` says.
+    /// As [`commit`](Self::commit), `InvalidInput` if the text is not JSON, and the errors of `finish`.
     pub fn commit_text(self, index: &str, finish: impl Fn(String) -> Result<String>) -> Result<Vec<PathBuf>> {
         match serde_json::from_str(index) {
             Ok(value) => self.commit_with(value, !index.trim_end().contains('\n'), EVERYBODY, finish),
@@ -300,8 +299,8 @@ impl SetReplacement {
 impl Drop for SetReplacement {
     fn drop(&mut self) {
         if self.intent.is_some() && self.process == std::process::id() {
-            // The members before the list of them, also on the disk. A list of what could not be removed stays for the next
-            // save of the set.
+            // Remove the members before the list, also on disk. If a removal fails, the list stays for the next save of
+            // the set.
             let marks = self.marks.iter().map(Some).chain(std::iter::repeat(None));
             let listed = self.paths.iter().zip(marks).map(|(path, mark)| (path.as_path(), mark.map(String::as_str)));
             let is_gone = remove_listed(listed, &HashSet::new());
@@ -312,8 +311,8 @@ impl Drop for SetReplacement {
     }
 }
 
-/// The index by its absolute path. A symbolic link is refused: the index would lie in one folder and its members in
-/// another, and a save through the link would remove the members of the set that the link leads to.
+/// Resolves the index to its absolute path. Refuses a symbolic link: the index would lie in one folder and its members
+/// in another, and a save through the link would remove the members of the linked set.
 fn index_path(index: &Path) -> Result<PathBuf> {
     if is_link(index) {
         let detail = "it is a symbolic link, and its set lies elsewhere: save into the folder that it leads to, or remove \
@@ -327,7 +326,7 @@ fn is_link(path: &Path) -> bool {
     fs::stat_link(path).is_ok_and(|stat| stat.kind == Kind::Link)
 }
 
-/// A new member that has no name yet, or a private one.
+/// A new member without its final name.
 enum Unplaced {
     Unnamed(OwnedFd),
     Private(Temporary),
@@ -341,7 +340,7 @@ impl Unplaced {
         }
     }
 
-    /// Gives it its name, which is free.
+    /// Gives the member its name, which is free.
     fn place(self, path: &Path) -> Result<(), Errno> {
         match self {
             Self::Unnamed(file) => fs::link(file.as_fd(), path),
@@ -354,7 +353,7 @@ fn is_full(error: &Error) -> bool {
     [Errno::NOSPC, Errno::DQUOT].iter().any(|errno| error.errno() == Some(errno.raw_os_error()))
 }
 
-/// A member as it will stay: its permissions, and which file it is.
+/// Sets the final permissions of a member. Returns its identity.
 fn settle_member(path: &Path, mode: u32) -> Result<Stat> {
     let refused = |errno| Error::os("open for writing", errno).at_path(path);
     let file = fs::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0).map_err(refused)?;
@@ -367,7 +366,7 @@ fn settle_member(path: &Path, mode: u32) -> Result<Stat> {
     Ok(stat)
 }
 
-/// The index that is there, locked; `Some(None)`: there is none; `None`: it changed meanwhile.
+/// Opens and locks the current index. `Some(None)`: there is none. `None`: it changed meanwhile.
 fn lock_current(index: &Path) -> Result<Option<Option<Locked>>> {
     let refused = |errno| Error::os("replace", errno).at_path(index);
     let file = match fs::open(index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {
@@ -376,7 +375,7 @@ fn lock_current(index: &Path) -> Result<Option<Option<Locked>>> {
     };
     let file = Locked(file);
     let began = Instant::now();
-    // Without locks the later of two commits wins, and leaves the members of the other.
+    // Without locks the later of two commits wins, and the other's members stay.
     while fs::try_lock(file.0.as_fd()) == Ok(false) {
         if began.elapsed() > LOCK_WAIT_MAX {
             let detail = "another process is replacing this set, and does not finish; end it, or wait for it";
@@ -388,7 +387,7 @@ fn lock_current(index: &Path) -> Result<Option<Option<Locked>>> {
     Ok(fs::stat_link(index).is_ok_and(|stat| stat.identity == identity).then_some(Some(file)))
 }
 
-/// An index that is locked. A child of a fork has the same lock: it is given back, not left to the closing.
+/// A locked index. Unlocks explicitly: after a fork the child shares the lock, so closing would not release it.
 struct Locked(OwnedFd);
 
 impl Drop for Locked {
@@ -397,23 +396,23 @@ impl Drop for Locked {
     }
 }
 
-/// The files that an index owns, as it is there now.
+/// The files that the current index owns.
 #[derive(Default)]
 struct Owned {
     members: Vec<(PathBuf, String)>,
     replaced: Vec<(PathBuf, String)>,
-    /// What it lists beside those.
+    /// Files that it lists but does not own.
     foreign: Vec<PathBuf>,
 }
 
 impl Owned {
-    /// `None` for an index that is damaged, or no index at all: it may list anything.
+    /// Returns `None` if the index is damaged or not an index: it may list anything.
     fn of(index: &OwnedFd, path: &Path, record_at: &[String]) -> Result<Option<Self>> {
         let stat = fs::stat_of(index.as_fd()).map_err(|errno| Error::os("read", errno).at_path(path))?;
         let Some(value) = read(index, path)? else { return Ok(None) };
         let listed = listed(&value, path);
         let record = take(&value, record_at).and_then(|record| Record::deserialize(record).ok());
-        // Somebody else's index, a copy, and one that came over a network own nothing here.
+        // A foreign index, a copy or one from a network owns nothing here.
         let Some(record) = record.filter(|record| record.index == mark(&stat) && stat.user == fs::user()) else {
             return Ok(Some(Self { foreign: listed, ..Self::default() }));
         };
@@ -426,14 +425,13 @@ impl Owned {
         Ok(Some(Self { members, replaced, foreign }))
     }
 
-    /// What the index that takes the place of this one records: all that goes with this one, and what should have gone
-    /// before.
+    /// The `replaces` of the next index: this index's members, and earlier ones whose removal is still due.
     fn replaced_by(&self, index: &Path) -> Vec<(PathBuf, String)> {
         let all = self.members.iter().cloned().chain(lingering(&self.replaced));
         all.map(|(path, stated)| (recorded(&path, index), stated)).collect()
     }
 
-    /// Its members, and those of earlier indexes that could not be removed.
+    /// Its members, and members of earlier indexes whose removal failed.
     fn all(&self) -> impl Iterator<Item = &(PathBuf, String)> {
         self.members.iter().chain(&self.replaced)
     }
@@ -442,7 +440,7 @@ impl Owned {
         self.all().map(|(path, _)| path.as_path())
     }
 
-    /// Removes all, but none of the files in `kept`; whether all are gone, or somebody else's.
+    /// Removes all files except those in `kept`. Returns false if one may be left.
     fn remove(&self, kept: &HashSet<Identity>) -> bool {
         let mut are_gone = true;
         for (path, stated) in self.all() {
@@ -460,10 +458,10 @@ impl Owned {
     }
 }
 
-/// Removes what saves of this set have left that were killed: members that an intent lists, and those that the index says
-/// it replaced.
+/// Cleans up after killed saves of this set: removes members that an intent lists, and members that the index records
+/// as replaced.
 fn clean_up(index: &Path, record_at: &[String]) {
-    // The lists before the index: from now on nothing that one of these lists comes into use.
+    // Lock the lists before reading the index: a member listed by them can no longer come into use.
     let lists = temporary::stale_of(index, Kind::File);
     let current = fs::open(index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0);
     let owned = match &current {
@@ -471,7 +469,7 @@ fn clean_up(index: &Path, record_at: &[String]) {
         Err(Errno::NOENT) => Some(Owned::default()),
         Err(_) => None,
     };
-    // Without it nobody can tell what is in use.
+    // Without the index, the members in use are unknown.
     let Some(Owned { members, replaced, foreign }) = owned else { return };
     let mut live = HashSet::new();
     for path in members.iter().map(|(path, _)| path).chain(&foreign) {
@@ -483,17 +481,17 @@ fn clean_up(index: &Path, record_at: &[String]) {
     }
     let is_there = |path: &Path| !matches!(fs::stat_link(path), Err(Errno::NOENT | Errno::NOTDIR));
     let left: Vec<_> = replaced.into_iter().filter(|(path, _)| is_there(path)).collect();
-    // Whoever put the index there may have died before it was on the disk: the one before, which a power cut brings back,
-    // may need what this one does not.
+    // The process that renamed the index may have died before the sync. A power cut would bring back the older index,
+    // which may need members that this one does not.
     if (lists.is_empty() && left.is_empty()) || fs::sync_folder(fs::folder_of(index)).is_err() {
         return;
     }
     for stale in lists {
-        // An intent is on the disk before its members are made: one that says nothing has none. After a power cut, the
-        // intent of a set that was committed may be back.
+        // An intent is on disk before its members are created, so an unreadable text has none. After a power cut, the
+        // intent of a committed set may reappear.
         let Ok(said) = read(&stale.file, &stale.path) else { continue };
         let listed = said.map(|value| intended(&value, record_at, index)).unwrap_or_default();
-        // The list goes when what it lists is gone for good.
+        // Remove the list only once its members are gone from the disk.
         if remove_listed(listed.iter().map(|(path, stated)| (path.as_path(), stated.as_deref())), &live) {
             stale.remove();
         }
@@ -501,21 +499,21 @@ fn clean_up(index: &Path, record_at: &[String]) {
     Owned { members: left, ..Owned::default() }.remove(&live);
 }
 
-/// Removes members that a list names, and their temporaries; whether all are gone for good.
+/// Removes listed members and their temporaries. Returns whether all removals are on disk.
 fn remove_listed<'a>(
     listed: impl Iterator<Item = (&'a Path, Option<&'a str>)> + Clone,
     live: &HashSet<Identity>,
 ) -> bool {
     let mut are_gone = true;
     for (path, stated) in listed.clone() {
-        // A member may not have had its name yet, or may have been about to be replaced itself.
+        // The member may not have its name yet, or may itself have been about to be replaced.
         are_gone &= temporary::remove_all_stale(path);
         are_gone &= stated.is_none_or(|stated| remove_member(path, stated, live));
     }
     are_gone && sync_folders_of(listed.map(|(path, _)| path))
 }
 
-/// Removes a member that no index lists, if it is the one that was recorded; whether it is gone, or somebody else's.
+/// Removes an unlisted member if its identity matches the list. Returns false if it may be left.
 fn remove_member(path: &Path, stated: &str, live: &HashSet<Identity>) -> bool {
     let is_ours = |stat: &Stat| {
         stat.kind == Kind::File && stat.user == fs::user() && stated == mark(stat) && !live.contains(&stat.identity)
@@ -527,22 +525,22 @@ fn remove_member(path: &Path, stated: &str, live: &HashSet<Identity>) -> bool {
     }
 }
 
-/// Those of the files whose removal may not have reached the disk: they are recorded until it has.
+/// Filters the files whose removal may not be on disk yet. They stay recorded until it is.
 fn lingering(replaced: &[(PathBuf, String)]) -> Vec<(PathBuf, String)> {
     let is_gone = |path: &Path| matches!(fs::stat_link(path), Err(Errno::NOENT | Errno::NOTDIR));
     replaced.iter().filter(|(path, _)| !is_gone(path) || !sync_folders_of([path.as_path()])).cloned().collect()
 }
 
-/// Waits until the removal of these names is on the disk; whether it is.
+/// Syncs the folders of these names. Returns whether it succeeded.
 fn sync_folders_of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> bool {
     let folders: BTreeSet<&Path> = paths.into_iter().map(fs::folder_of).collect();
-    // In a folder that is gone there is nothing left.
+    // A removed folder contains nothing.
     folders
         .into_iter()
         .all(|folder| fs::sync_folder(folder).map_or_else(|error| error.kind() == ErrorKind::NotFound, |()| true))
 }
 
-/// The members that a stale temporary lists: an intent, or an index that did not get its name.
+/// The members that a stale temporary lists. It is an intent, or an index that did not get its name.
 fn intended(value: &Value, record_at: &[String], index: &Path) -> Vec<Intended> {
     if let Some(record) = take(value, record_at).and_then(|record| Record::deserialize(record).ok()) {
         return placed(record.members, index).into_iter().map(|(path, stated)| (path, Some(stated))).collect();
@@ -556,7 +554,7 @@ fn intended(value: &Value, record_at: &[String], index: &Path) -> Vec<Intended> 
     }
 }
 
-/// A file as the records of an index name it.
+/// The form of a path in the records of an index.
 fn recorded(path: &Path, index: &Path) -> PathBuf {
     match path.file_name() {
         Some(name) if fs::folder_of(path) == fs::folder_of(index) => name.into(),
@@ -564,12 +562,12 @@ fn recorded(path: &Path, index: &Path) -> PathBuf {
     }
 }
 
-/// Where the files are that the records of an index name.
+/// Resolves the paths in the records of an index.
 fn placed(members: Vec<(PathBuf, String)>, index: &Path) -> Vec<(PathBuf, String)> {
     members.into_iter().map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
 }
 
-/// All files that an index lists, its own or not: a stripe manifest's parts, or the values of a weight map.
+/// All files that an index lists, owned or not: the parts of a stripe manifest, or the values of a weight map.
 fn listed(index: &Value, path: &Path) -> Vec<PathBuf> {
     let names = match (index.get("parts"), index.get("weight_map")) {
         (Some(Value::Array(parts)), _) => parts.iter().filter_map(Value::as_str).collect::<HashSet<_>>(),
@@ -589,7 +587,7 @@ fn member_path(member: &Member, token: &str) -> Result<PathBuf> {
     std::path::absolute(&path).map_err(|error| Error::from_io("open for writing", &error).at_path(path))
 }
 
-/// The text of an index: indented, or in one line with spaces, as Python writes it.
+/// Renders an index: indented, or on one line with spaces as Python does.
 fn render(index: &Value, is_one_line: bool) -> serde_json::Result<String> {
     if !is_one_line {
         return Ok(serde_json::to_string_pretty(index)? + "\n");
@@ -616,7 +614,8 @@ impl Formatter for OneLine {
     }
 }
 
-/// What an index or an intent says; `None` for what is neither. What cannot be read may say anything: an error.
+/// Parses an index or intent. Returns `None` if it is neither. A read failure is an error, since the content is
+/// unknown.
 fn read(file: &OwnedFd, path: &Path) -> Result<Option<Value>> {
     match fs::read_small_of(file, path, INDEX_BYTES_MAX) {
         Ok(text) => Ok(serde_json::from_slice(&text).ok()),
@@ -625,7 +624,7 @@ fn read(file: &OwnedFd, path: &Path) -> Result<Option<Value>> {
     }
 }
 
-/// Which file it is, as records state it. Device numbers change when disks are mounted again.
+/// The identity of a file, as records state it. Omits the device number, which changes when disks are remounted.
 fn mark(stat: &Stat) -> String {
     format!("{:x}-{:x}", stat.identity.inode, stat.born_ns.unwrap_or(0))
 }
@@ -642,7 +641,7 @@ fn is_token(text: &str) -> bool {
     text.len() == TOKEN_DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Whether a name could be of a member at all.
+/// Returns whether this may be a member's name.
 fn has_any_token(path: &Path) -> bool {
     let name = name_of(path);
     name.windows(TOKEN_DIGITS).any(|part| std::str::from_utf8(part).is_ok_and(is_token))

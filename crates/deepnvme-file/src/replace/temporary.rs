@@ -1,9 +1,9 @@
-//! Private files that vanish unless they are kept, under names that prove what they are.
+//! Private files that are removed unless kept. Their names prove their identity.
 //!
-//! A temporary is called `.{target}.deepnvme-tmp-{inode}-{born}-{random}`: its name states which file it is. Whoever finds
-//! one can tell it from a copy, from a name that somebody planted and from any other file, and removes it only if that is
-//! so, nobody has it locked, and it belongs to the user. A writer locks its temporary (`flock`) before it has that name, and
-//! the lock goes with the process, however it ends.
+//! A temporary is called `.{target}.deepnvme-tmp-{inode}-{born}-{random}`: its name states the file's inode and
+//! creation time. This tells a temporary from a copy, a planted name and any other file. A temporary is removed only if
+//! its name matches, no process holds its lock, and it belongs to this user. A writer locks its temporary (`flock`)
+//! before giving it that name. The kernel releases the lock when the process ends, for any reason.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,13 +16,13 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::start_thread;
 use deepnvme_io::{Error, ErrorKind, Result};
 
-/// What the names of temporaries contain, after the name of the file that they will replace.
+/// The marker in the names of temporaries, after the target's name.
 pub const TEMPORARY_MARK: &str = ".deepnvme-tmp-";
-/// What follows the mark before a file's name states which file it is, where no file can be made without a name.
+/// Follows the marker while the name does not state the file yet. Used where files cannot be created without a name.
 const UNPROVEN: &str = "new-";
-/// Bytes of a file's name that the names of its temporaries keep: the whole stays within the 255 of file systems.
+/// Bytes of the target's name that a temporary's name keeps, so that the whole stays within the usual limit of 255.
 const NAME_BYTES_MAX: usize = 180;
-/// Names that are tried before it is an error that all of them are taken.
+/// Names to try before all being taken is an error.
 const NAMES_MAX: usize = 64;
 
 /// A private file, removed when dropped unless it was kept.
@@ -32,27 +32,27 @@ pub struct Temporary {
     file: OwnedFd,
     identity: Identity,
     is_kept: bool,
-    /// After a fork it is the parent's to remove.
+    /// The process that created it. After a fork, only the parent removes the file.
     process: u32,
 }
 
-/// Whom a new file is for at most: everybody whom the umask lets.
+/// Widest permissions of a new file, before the umask.
 pub(super) const EVERYBODY: u32 = 0o666;
 
 impl Temporary {
-    /// Makes a new file, readable by its owner alone, in the folder of `target`, which it may replace later.
+    /// Creates a new file, readable by its owner only, in the folder of `target`. It may replace `target` later.
     ///
     /// # Errors
-    /// The folder's refusal, with the path.
+    /// The error of the folder, with the path.
     pub fn new(target: &Path) -> Result<Self> {
-        // It is removed by its name, perhaps when the process has changed its folder.
+        // Absolute, because the process may change its folder before the file is removed by name.
         let absolute =
             std::path::absolute(target).map_err(|error| Error::from_io("open for writing", &error).at_path(target))?;
         let target = absolute.as_path();
         let folder = fs::folder_of(target);
         let prefix = prefix(target);
         let made = match unnamed(folder, &prefix) {
-            // Neither every file system nor every kernel has files without names, and links to them need /proc.
+            // Some file systems and kernels lack files without names, and linking such files needs /proc.
             Err(errno) if errno != Errno::NOSPC && errno != Errno::DQUOT => named(folder, &prefix),
             made => made,
         };
@@ -60,7 +60,7 @@ impl Temporary {
         Ok(Self { path, file, identity, is_kept: false, process: std::process::id() })
     }
 
-    /// Its name for now.
+    /// The current, private name.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -72,59 +72,60 @@ impl Temporary {
         self.file.as_fd()
     }
 
-    /// Which file it is.
+    /// The identity of the file.
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Writes all of it and waits until that is on the disk.
+    /// Writes all bytes and syncs them to disk.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The error of the kernel.
     pub fn fill(&self, bytes: &[u8]) -> Result<()> {
         let written = fs::write_all(self.file(), bytes).and_then(|()| fs::sync(self.file()));
         written.map_err(|errno| Error::os("write", errno).at_path(&self.path))
     }
 
-    /// Gives it the permissions that `target` has, or that a new file there would get. Bits that lend the owner's rights to
-    /// whoever runs a file are not passed on.
+    /// Copies the permissions of `target`, or sets those that a new file there would get. Omits the setuid, setgid and
+    /// sticky bits.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The error of the kernel.
     pub fn take_mode_of(&self, target: &Path) -> Result<()> {
         self.take_mode_within(EVERYBODY, target)
     }
 
-    /// The same, where a new file there would be for those at most whom `most` names.
+    /// Like [`take_mode_of`](Self::take_mode_of), but limits a new file to the permissions `most`.
     pub(super) fn take_mode_within(&self, most: u32, target: &Path) -> Result<()> {
         let set = mode_of(target, most).and_then(|mode| fs::set_mode(self.file(), mode));
         set.map_err(|errno| Error::os("set permissions", errno).at_path(target))
     }
 
-    /// Gives it up to whoever comes next: it keeps its name, which proves what it is, and is locked no longer.
+    /// Releases the file to the next owner: the name, which proves the file's identity, stays, and the lock is
+    /// released.
     pub(super) fn leave(mut self) {
         self.is_kept = true;
     }
 
-    /// Gives it the name `target`, which loses what had it.
+    /// Renames the file to `target`, replacing any existing file.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// The error of the kernel.
     pub fn rename(&mut self, target: &Path) -> Result<(), Errno> {
         let renamed = fs::rename(&self.path, target);
-        // A network file system may say no to the second try of what has worked.
+        // A network file system may repeat a request that succeeded, and then report an error.
         self.is_kept = renamed.is_ok() || is_named(target, self.identity);
         if self.is_kept { Ok(()) } else { renamed }
     }
 
-    /// Gives it the name `target` if that is free.
+    /// Renames the file to `target` if that name is free.
     ///
     /// # Errors
-    /// `EXIST` where it is not; the kernel's other refusals.
+    /// `EXIST` if the name is taken, and other errors of the kernel.
     pub fn rename_new(&mut self, target: &Path) -> Result<(), Errno> {
         match fs::rename_new(&self.path, target) {
-            // A second name, and then the first is removed: that works where renaming has no such condition.
+            // Fall back to linking and unlinking where renaming cannot refuse to replace.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 fs::link_path(&self.path, target)?;
                 let _ = fs::unlink(&self.path);
@@ -140,26 +141,26 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.is_kept && self.process == std::process::id() {
-            // Whoever could be told has already been told of the failure that led here.
+            // The failure that led here was reported already.
             unlink_if(&self.path, self.identity);
         }
-        // A child of a fork would keep the lock for as long as it lives.
+        // Unlock explicitly: the child of a fork would hold the lock for as long as it lives.
         if self.process == std::process::id() {
             let _ = fs::unlock(self.file.as_fd());
         }
     }
 }
 
-/// What a name states of its file, and what the file itself says.
+/// The part of a temporary's name that states the file's inode and creation time.
 fn statement(stat: &Stat) -> String {
     format!("{:x}-{:x}", stat.identity.inode, stat.born_ns.unwrap_or(0))
 }
 
-/// What the names of a file's temporaries start with.
+/// The common prefix of the names of a target's temporaries.
 fn prefix(target: &Path) -> OsString {
     let name = target.file_name().unwrap_or_default().as_bytes();
     let mut end = name.len().min(NAME_BYTES_MAX);
-    // Some file systems take whole characters only.
+    // Some file systems reject partial UTF-8 characters.
     while end < name.len() && end > 0 && name[end] & 0xC0 == 0x80 {
         end -= 1;
     }
@@ -169,7 +170,7 @@ fn prefix(target: &Path) -> OsString {
     prefix
 }
 
-/// A locked file that gets its one name when all is known that the name states.
+/// Creates a locked file without a name, then links it under a name that states it.
 fn unnamed(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, Identity), Errno> {
     let file = fs::open_unnamed(folder)?;
     let stated = stated(&file)?;
@@ -187,7 +188,7 @@ fn unnamed(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, Identity)
     Err(Errno::EXIST)
 }
 
-/// The same where every file has a name from the start: it is made under one that proves nothing, and renamed.
+/// Like [`unnamed`], where every file needs a name: creates it under an unproven name, then renames it.
 fn named(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, Identity), Errno> {
     for _ in 0..NAMES_MAX {
         let mut name = prefix.to_os_string();
@@ -206,10 +207,10 @@ fn named(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, Identity), 
             renamed => renamed,
         };
         match renamed {
-            // Between its making and its lock it may have been taken away.
+            // Another process may have removed it between its creation and its lock.
             Ok(()) if is_named(&path, identity) => return Ok((path, file, identity)),
             Ok(()) | Err(Errno::EXIST | Errno::NOENT) => drop(unlink_if(&first, identity)),
-            // No second names either: the first one will do, and nobody but its owner removes it.
+            // Links are unsupported as well: keep the first name. Only its owner removes it.
             Err(Errno::PERM | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return Ok((first, file, identity)),
             Err(errno) => {
                 unlink_if(&first, identity);
@@ -220,8 +221,8 @@ fn named(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, Identity), 
     Err(Errno::EXIST)
 }
 
-/// Locks a new file, and says what its name is to state. Without a lock nobody could see that it is in use: then its name
-/// states a file that there is not, and only its owner removes it.
+/// Locks a new file and returns the statement for its name. If locking fails, others cannot see that the file is in
+/// use. The name then states a file that does not exist, so that only its owner removes it.
 fn stated(file: &OwnedFd) -> Result<String, Errno> {
     let is_locked = fs::try_lock(file.as_fd()) == Ok(true);
     Ok(if is_locked { statement(&fs::stat_of(file.as_fd())?) } else { "0-0".into() })
@@ -233,7 +234,7 @@ fn proven(prefix: &OsStr, stated: &str) -> Result<OsString, Errno> {
     Ok(name)
 }
 
-/// Whether a name that begins so is of a temporary that this file is.
+/// Returns whether this name, with this prefix, states this very file.
 fn is_proof(name: &OsStr, prefix: &OsStr, stat: &Stat) -> bool {
     let Some(rest) = name.as_bytes().strip_prefix(prefix.as_bytes()) else { return false };
     let stated = statement(stat);
@@ -241,7 +242,7 @@ fn is_proof(name: &OsStr, prefix: &OsStr, stat: &Stat) -> bool {
     random.is_some_and(|random| random.len() == 16 && random.iter().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f')))
 }
 
-/// A temporary that its owner has left behind, with its lock.
+/// A stale temporary of a process that ended, locked by this one.
 #[derive(Debug)]
 pub(super) struct Proof {
     pub(super) path: PathBuf,
@@ -250,18 +251,18 @@ pub(super) struct Proof {
 }
 
 impl Proof {
-    /// Removes it; whether it is gone. It is nobody's by now, and locked here.
+    /// Removes the file. Returns whether it is gone. No other process uses it, since it is locked here.
     pub(super) fn remove(self) -> bool {
         unlink_if(&self.path, self.identity)
     }
 }
 
-/// The temporaries of a target that no living writer has: files, or folders.
+/// Finds the temporaries of a target, files or folders, that no running writer holds.
 pub(super) fn stale_of(target: &Path, kind: Kind) -> Vec<Proof> {
     look_for_stale(target, kind).0
 }
 
-/// The same, and whether nothing could be missing.
+/// Like [`stale_of`], and returns whether the search was complete.
 fn look_for_stale(target: &Path, kind: Kind) -> (Vec<Proof>, bool) {
     let folder = fs::folder_of(target);
     let prefix = prefix(target);
@@ -271,7 +272,7 @@ fn look_for_stale(target: &Path, kind: Kind) -> (Vec<Proof>, bool) {
     for name in names.unwrap_or_default() {
         let path = folder.join(&name);
         let is_ours = |stat: &Stat| {
-            // Somebody else's file could say anything, and one with a second name is of use to somebody.
+            // Another user's file may claim anything. A second link means that the file is in use.
             let is_alone = kind == Kind::Folder || stat.links == 1;
             stat.kind == kind && stat.user == user && is_alone && is_proof(&name, &prefix, stat)
         };
@@ -285,7 +286,7 @@ fn look_for_stale(target: &Path, kind: Kind) -> (Vec<Proof>, bool) {
             is_complete &= opened.is_err_and(|errno| errno == Errno::NOENT);
             continue;
         };
-        // Before it was locked here, its writer may have finished and given it another name.
+        // Its writer may have finished and renamed it before it was locked here.
         if is_ours(&stat) && fs::try_lock(file.as_fd()) == Ok(true) && is_named(&path, stat.identity) {
             found.push(Proof { path, file, identity: stat.identity });
         }
@@ -293,7 +294,7 @@ fn look_for_stale(target: &Path, kind: Kind) -> (Vec<Proof>, bool) {
     (found, is_complete)
 }
 
-/// A folder for its owner alone, locked, whose name states which one it is.
+/// Creates a locked folder, for its owner only, whose name states the folder.
 pub(super) fn private_folder(target: &Path) -> Result<(PathBuf, OwnedFd, Identity), Errno> {
     let above = fs::folder_of(target);
     let prefix = prefix(target);
@@ -308,7 +309,7 @@ pub(super) fn private_folder(target: &Path) -> Result<(PathBuf, OwnedFd, Identit
         let named = fs::open(&first, OFlags::DIRECTORY | OFlags::NOFOLLOW, 0).and_then(|folder| {
             let identity = fs::stat_of(folder.as_fd())?.identity;
             let path = above.join(proven(&prefix, &stated(&folder)?)?);
-            // A folder is never renamed over one that has something in it.
+            // Renaming never replaces a folder that is not empty.
             match fs::rename_new(&first, &path) {
                 Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::rename(&first, &path)?,
                 renamed => renamed?,
@@ -327,24 +328,24 @@ pub(super) fn private_folder(target: &Path) -> Result<(PathBuf, OwnedFd, Identit
     Err(Errno::EXIST)
 }
 
-/// Removes the temporaries of `target` that no living writer has: those that prove by their names what they are, belong to
-/// this user, and can be locked. Any other file stays, whatever its name.
+/// Removes the temporaries of `target` that no running writer holds. Each must prove its identity by its name, belong
+/// to this user and be lockable. Any other file stays, whatever its name.
 pub fn remove_stale(target: &Path) {
     remove_all_stale(target);
 }
 
-/// The same; whether none is left.
+/// Like [`remove_stale`]. Returns whether none is left.
 pub(super) fn remove_all_stale(target: &Path) -> bool {
     let (stale, is_complete) = look_for_stale(target, Kind::File);
     stale.into_iter().fold(is_complete, |are_gone, proof| proof.remove() & are_gone)
 }
 
-/// Whether that name is that file's.
+/// Returns whether this name refers to this file.
 fn is_named(path: &Path, identity: Identity) -> bool {
     fs::stat_link(path).is_ok_and(|stat| stat.identity == identity)
 }
 
-/// Removes a name if it is that file's; whether it is no longer.
+/// Removes a name if it refers to this file. Returns whether it no longer does.
 pub(super) fn unlink_if(path: &Path, identity: Identity) -> bool {
     match fs::stat_link(path) {
         Ok(stat) if stat.identity == identity => matches!(fs::unlink(path), Ok(()) | Err(Errno::NOENT)),
@@ -353,35 +354,34 @@ pub(super) fn unlink_if(path: &Path, identity: Identity) -> bool {
     }
 }
 
-/// The permissions that a file has, or that a new one there would get, which are within `most`.
+/// The permissions of the file at `target`, or those of a new file there, within `most`.
 pub(super) fn mode_of(target: &Path, most: u32) -> Result<u32, Errno> {
     match fs::stat(target) {
         Ok(old) => Ok(old.mode & 0o777),
         Err(Errno::NOENT) => Ok(EVERYBODY & most & !fs::umask()),
-        // What may not be asked could be a file that is for fewer eyes.
+        // On any other error the file may exist with narrower permissions.
         Err(errno) => Err(errno),
     }
 }
 
-/// A file by its name, so that its bytes stay when the name is gone.
+/// Opens a file so that its data outlives its name.
 pub(super) fn held(path: &Path) -> Option<OwnedFd> {
     fs::open(path, OFlags::PATH | OFlags::NOFOLLOW, 0).ok()
 }
 
-/// Lets go of a file on a thread of its own. The room of one that has no name any more is free a little later.
+/// Closes a file on a thread of its own. If the file has no name left, its space is freed a little later.
 pub(super) fn release(file: Option<OwnedFd>) {
     if let Some(file) = file {
-        // Where no thread is to be had, the closure is dropped here, and with it the file.
+        // If no thread can be started, dropping the closure closes the file here.
         let _ = start_thread(|| thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(file)));
     }
 }
 
-/// The file that will be replaced when somebody names `path`: absolute, and not a link. The kernel follows links, by its
-/// own rules of who may.
+/// Resolves `path` to the file to replace: an absolute path that is not a link. The kernel follows the links, under its
+/// own permission rules. If `path` does not exist, returns it unresolved.
 ///
 /// # Errors
-/// `NotFound` for a link that leads nowhere, `InvalidInput` for a device, a pipe or a socket; the kernel's refusal. Where
-/// there is nothing yet, the path itself is the answer.
+/// `NotFound` for a dangling link, `InvalidInput` for a device, a pipe or a socket, or the error of the kernel.
 pub fn resolve(path: &Path) -> Result<PathBuf> {
     const OPERATION: &str = "open for writing";
     let refused = |errno| Error::os(OPERATION, errno).at_path(path);

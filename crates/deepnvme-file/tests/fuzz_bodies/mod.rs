@@ -1,4 +1,4 @@
-//! Properties that hold for any bytes: those of a stripe set's manifest.
+//! Properties of a stripe set's manifest that hold for any bytes.
 #![allow(dead_code, reason = "every target uses its own")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is a finding")]
 
@@ -9,7 +9,7 @@ use deepnvme_file::StripeSet;
 use deepnvme_file::stripe_set::{PARTS_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
 use deepnvme_format::set;
 
-/// The list of a stripe set. One with a blank checksum gets the right one: others hardly come further than that.
+/// Parses a stripe manifest. A blank checksum is filled in, since other checksums are rejected early.
 pub(crate) fn stripes(text: &[u8]) {
     let path = Path::new("/folder/a.stripes.json");
     let sealed = std::str::from_utf8(text).ok().and_then(|text| set::seal(text).ok());

@@ -1,4 +1,4 @@
-//! Folders that appear as a whole, and what is left of those that do not.
+//! Folders that appear complete, and cleanup of those that do not.
 
 use super::*;
 use deepnvme_io::fs::crash;
@@ -58,7 +58,7 @@ fn a_process_that_stops_at_any_step_leaves_nothing_that_the_next_one_does_not_re
             assert_eq!(std::fs::read(target.join("sub/two")).unwrap(), b"2", "after {log:?}");
         } else {
             make(&target).unwrap_or_else(|error| panic!("after {log:?}: {error}"));
-            // One that was killed before its name proved anything is empty, and stays.
+            // A folder whose writer was killed before its name proved anything is empty, and stays.
             let left: Vec<_> = names(above.path()).into_iter().filter(|name| !name.contains("-new-")).collect();
             assert_eq!(left, ["model"], "after {log:?}");
         }
@@ -81,7 +81,7 @@ fn what_somebody_put_into_a_stale_folder_stays() {
     fs::unlock(folder.folder.as_fd()).unwrap();
     let private = folder.path().to_path_buf();
     std::mem::forget(folder);
-    // Names like those of private folders, of other folders.
+    // Planted names in the form of private folders.
     let planted = above.path().join(".model.deepnvme-tmp-12-0-0123456789abcdef");
     std::fs::create_dir(&planted).unwrap();
     std::fs::write(planted.join(CONTENTS), "x\0").unwrap();
@@ -131,7 +131,7 @@ fn lists_of_killed_folders_that_were_changed_remove_nothing_elsewhere() {
     for _ in 0..5000 {
         let mut folder = PrivateFolder::new(&target).unwrap();
         std::fs::write(folder.add(Path::new("one")).unwrap(), "1").unwrap();
-        // A folder that became a link to somebody else's.
+        // A folder that became a link to a foreign folder.
         std::os::unix::fs::symlink(&outside, folder.add(Path::new("sub")).unwrap()).unwrap();
         let mut list: Vec<u8> = Vec::new();
         for _ in 0..random.usize(..6) {

@@ -1,4 +1,4 @@
-//! Removing a set: of which one file has taken the place, or that goes with its folder.
+//! Removing a set that was replaced by one file, or that is removed with its folder.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -14,23 +14,23 @@ use deepnvme_io::fs::{self, Kind, OFlags};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 
-/// What became of a set that was to go.
+/// The outcome of retiring a set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Retired {
-    /// There was none.
+    /// No set existed.
     Absent,
-    /// It is gone: the index, and the files that it recorded as its own.
+    /// Removed the index and the files that it recorded as its own.
     Removed,
-    /// It stays: the index is not known to be ours, as that of another program, a copy, or a symbolic link.
+    /// The set stays: the index is not known to be ours. It may be another program's, a copy, or a symbolic link.
     Foreign,
 }
 
-/// Removes a set that something else has taken the place of: the index, then the files that it recorded as its own. First,
-/// what killed saves of the set have left goes.
+/// Removes a replaced set: first the remains of killed saves, then the index, then the files that it recorded as its
+/// own.
 ///
 /// # Errors
-/// The refusal of the file system; `Busy` where a commit of the set holds the index for longer than a minute. Of a set whose
-/// index is gone the next save removes the rest.
+/// The error of the file system, or `Busy` if a commit of the set holds the index for over a minute. If the index is
+/// gone, the next save removes the rest.
 pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
     if is_link(index) {
         return Ok(Retired::Foreign);
@@ -57,7 +57,7 @@ pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
             let detail = "the index of files that are out of date could not be removed; remove it";
             return Err(Error::new(ErrorKind::PermissionDenied, "replace", detail).at_path(&index));
         }
-        // Before the files, also on the disk: an index without them would be a set that cannot be read.
+        // Remove the index before its files, also on disk: an index without its files would be an unreadable set.
         let synced = folder.sync();
         let is_gone = synced.is_ok() && old.remove(&HashSet::new()) && sync_folders_of(old.paths());
         if !is_gone {
@@ -69,8 +69,8 @@ pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
         .at_path(&index))
 }
 
-/// Removes a stripe set as [`remove_whole_set`] does; whether nothing is left of which the manifest, or a list of a killed
-/// save, is to say whose it is.
+/// Removes a stripe set like [`remove_whole_set`]. Returns whether neither the manifest nor a killed save's list is
+/// still needed to tell which files are its own.
 pub(in crate::replace) fn remove_stripes(manifest: &Path) -> bool {
     let record_at = [crate::stripe_set::RECORD_KEY.to_owned()];
     clean_up(manifest, &record_at);
@@ -89,8 +89,8 @@ pub(in crate::replace) fn remove_stripes(manifest: &Path) -> bool {
     owns_nothing && lists.iter().all(says_nothing)
 }
 
-/// Removes a set of a folder that is to go: what killed saves have left of it, the files that its index recorded as its own,
-/// and the index. An index that records none stays.
+/// Removes a set together with its folder: the remains of killed saves, the files that its index recorded as its own,
+/// and the index. An index without records stays.
 pub fn remove_whole_set(index: &Path, record_at: &[&str]) {
     let record_at: Vec<String> = record_at.iter().map(|key| (*key).to_owned()).collect();
     clean_up(index, &record_at);
@@ -103,7 +103,7 @@ fn remove_owned(manifest: &Path, record_at: &[String]) {
     let file = Locked(file);
     if fs::try_lock(file.0.as_fd()) != Ok(false) {
         let Ok(Some(owned)) = Owned::of(&file.0, manifest, record_at) else { return };
-        // The manifest last, also on the disk: it is what lists the others.
+        // Remove the manifest last, also on disk: it lists the other files.
         if !owned.members.is_empty() && owned.remove(&HashSet::new()) && sync_folders_of(owned.paths()) {
             unlink_if(manifest, stat.identity);
         }

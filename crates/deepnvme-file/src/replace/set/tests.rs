@@ -1,4 +1,4 @@
-//! Sets that are replaced, while others do the same, and by processes that stop at any step.
+//! Replacing sets concurrently, and from processes that stop at any step.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use deepnvme_io::fs::crash;
 
 const RECORD: [&str; 2] = ["metadata", "files"];
 
-/// A set of two members whose text is its index's "is".
+/// Saves a set of two members whose text equals the index's "is".
 fn save(index: &Path, text: &str) -> Result<()> {
     let new = begin(index)?;
     fill(&new, text);
@@ -32,7 +32,7 @@ fn value(new: &SetReplacement, text: &str) -> Value {
     serde_json::json!({"is": text, "metadata": {"total_size": 1}, "weight_map": map})
 }
 
-/// What the index says; its members must say the same.
+/// Loads the text of the index. The members must match it.
 fn load(index: &Path) -> String {
     let value: Value = serde_json::from_slice(&std::fs::read(index).unwrap()).unwrap();
     let text = value["is"].as_str().unwrap().to_owned();
@@ -115,7 +115,7 @@ fn old_members_go_only_when_the_new_index_is_on_the_disk() {
     for member in old {
         assert!(at(format!("unlink {}", member.display())) > synced);
     }
-    // And before the change, that the new members have names.
+    // The names of the new members are synced before the change.
     assert!(log[..renamed].iter().filter(|step| **step == format!("sync {}", real.display())).count() >= 2);
 }
 
@@ -140,7 +140,7 @@ fn an_index_owns_nothing_that_it_did_not_make() {
     let folder = tempfile::tempdir().unwrap();
     let index = folder.path().join("index.json");
     save(&index, "first").unwrap();
-    // A copy lists the same members, and one that another library wrote lists whatever it likes.
+    // A copy lists the same members, and a foreign index may list any file.
     let copy = folder.path().join("copy.json");
     std::fs::copy(&index, &copy).unwrap();
     let foreign = folder.path().join("foreign.json");
@@ -183,14 +183,14 @@ fn an_intent_that_somebody_planted_removes_nothing() {
     let member = (precious.clone(), Some(stated(&precious)));
     let intent = Intent { format: INTENT.into(), version: 1, members: vec![member] };
     let text = serde_json::to_vec(&intent).unwrap();
-    // Of another inode than it states, and of a file that has no token in its name.
+    // The intent states another inode, and a file without a token in its name.
     std::fs::write(folder.path().join(".index.json.deepnvme-tmp-1-0-0123456789abcdef"), &text).unwrap();
     drop(begin(&index).unwrap());
     assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
     let plain = folder.path().join("plain.bin");
     std::fs::write(&plain, "plain").unwrap();
     let own = Temporary::new(&index).unwrap();
-    // The second is another file than the list states, and of the third the list states nothing.
+    // The second member's file differs from the stated one. The third has no statement.
     let other = (precious.clone(), Some(stated(&plain)));
     let members = vec![(plain.clone(), Some(stated(&plain))), other, (precious.clone(), None)];
     own.fill(&serde_json::to_vec(&Intent { members, ..intent }).unwrap()).unwrap();
@@ -240,7 +240,7 @@ fn a_set_whose_folder_was_renamed_still_owns_its_members() {
     save(&then.join("index.json"), "three").unwrap();
     assert_eq!(load(&then.join("index.json")), "three");
     assert_eq!(files(&then).len(), 3, "{:?}", files(&then).into_keys());
-    // A copy of the folder is made of other files, which nobody has recorded.
+    // A copy of the folder contains other files, which no index recorded.
     let copy = folder.path().join("copy");
     std::fs::create_dir(&copy).unwrap();
     for (path, bytes) in files(&then) {
@@ -280,7 +280,7 @@ fn a_set_whose_folder_was_moved_is_still_its_own() {
     let index = moved.join("index.json");
     save(&index, "second").unwrap();
     assert_eq!((load(&index), files(&moved).len()), ("second".into(), 3));
-    // No path of this machine is in an index.
+    // An index contains no absolute path.
     let text = std::fs::read_to_string(&index).unwrap();
     assert!(!text.contains(above.path().to_str().unwrap()), "{text}");
 }
@@ -310,7 +310,7 @@ fn a_set_is_retired_whole_wherever_that_stops() {
         let precious = folder.path().join(format!("one-{}.bin", "a".repeat(32)));
         std::fs::write(&precious, "precious").unwrap();
         let (retired, log) = crash::after(steps, || retire_set(&index, &RECORD));
-        // While there is an index, its files are there.
+        // While the index exists, its files exist.
         if index.exists() {
             assert_eq!(load(&index), "old", "after {log:?}");
         }
@@ -349,8 +349,8 @@ fn sets_that_are_retired_and_replaced_at_once_are_whole_or_gone() {
     }
 }
 
-/// Text of a list with something else in it: other members, other files of the same marks, ends of it, other bytes. Never
-/// the mark of the last file, which no list of ours has ever stated.
+/// Mutates the text of a list: other members, other files with the same marks, truncation, random bytes. Never states
+/// the mark of the last file, since none of our lists ever did.
 fn mutated(text: &[u8], others: &[PathBuf], random: &mut fastrand::Rng) -> Vec<u8> {
     let mut value: Value = serde_json::from_slice(text).unwrap();
     let marks = others.iter().map(|path| mark(&fs::stat(path).unwrap()));
@@ -393,7 +393,7 @@ fn lists_of_killed_saves_that_were_changed_remove_nothing_of_others() {
         save(&index, "live").unwrap();
         let live = files(folder.path()).into_keys();
         std::fs::create_dir(&elsewhere).unwrap();
-        // With no token in the name, and with one.
+        // One name without a token, and one with a token.
         let foreign = ["elsewhere/plain.bin".to_owned(), format!("one-{}.bin", "a".repeat(TOKEN_DIGITS))];
         let foreign = foreign.map(|name| folder.path().join(name));
         foreign.iter().for_each(|path| std::fs::write(path, "foreign").unwrap());

@@ -1,4 +1,4 @@
-//! Names that prove what they are, and names that do not.
+//! Names that prove a file's identity, and names that do not.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -11,7 +11,7 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     entries.map(|path| (path.clone(), std::fs::read(&path).unwrap_or_default())).collect()
 }
 
-/// Leaves a temporary as a killed process does.
+/// Abandons a temporary as a killed process does.
 fn abandon(temporary: Temporary) -> PathBuf {
     let path = temporary.path().to_path_buf();
     fs::unlock(temporary.file()).unwrap();
@@ -68,7 +68,7 @@ fn what_a_killed_writer_left_is_removed_and_nothing_else_is() {
     let stale = abandon(Temporary::new(&target).unwrap());
     let proof = stale.file_name().unwrap().to_str().unwrap().to_owned();
     let living = Temporary::new(&target).unwrap();
-    // A copy, names as they were once, names that nearly prove something, and the temporary of another file.
+    // A copy, an old form of names, nearly valid names, and the temporary of another file.
     put(&format!("{}1", &proof[..proof.len() - 1]), b"another random end, and another inode");
     for name in [".file.deepnvme-tmp-1-1", ".file.deepnvme-tmp-", ".file.deepnvme-tmp-12-0-0123456789abcdef", "file"] {
         put(name, name.as_bytes());
