@@ -41,8 +41,7 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<L
 }
 
 /// Return the array with a weak reference to each array that may own its memory. numpy never resizes an array that has
-/// weak
-/// references, even with `refcheck=False`.
+/// weak references, even with `refcheck=False`.
 fn unresized<'py>(array: &Bound<'py, PyAny>, class: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyAny>> {
     let py = array.py();
     let keep = PyList::new(py, [array])?;

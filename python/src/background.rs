@@ -13,8 +13,7 @@ use crate::{error, threads};
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Run `work` on a thread. If a signal raises a Python exception, `work` is interrupted and the exception is raised
-/// once it
-/// ends.
+/// once it ends.
 pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce(&(dyn Fn() -> bool + Sync)) -> T + Send + 'static,
@@ -26,8 +25,7 @@ pub(crate) fn run<T: Send + 'static>(
 }
 
 /// Run `work`, which changes nothing, on a thread. An exception from a signal is raised at once: the thread ends by
-/// itself
-/// and drops its result.
+/// itself and drops its result.
 pub(crate) fn read_only<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
     let (report, mut over) = mpsc::channel();
     threads::start(py, "deepnvme-open", move || {
@@ -50,8 +48,7 @@ pub(crate) fn read_only<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -
 }
 
 /// Run `work` on a thread and poll `look`. An exception from `look` or a signal calls `stop` and is raised once the
-/// work
-/// ends.
+/// work ends.
 pub(crate) fn watch<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,

@@ -20,8 +20,7 @@ impl DevicePin {
 }
 
 /// Register a contiguous CUDA tensor's memory, if cuFile can use it directly. The caller drops the registration before
-/// the
-/// tensor's storage dies: nothing here keeps the storage alive.
+/// the tensor's storage dies: nothing here keeps the storage alive.
 #[pyfunction]
 pub(crate) fn _pin_device(py: Python<'_>, engine: &PyEngine, tensor: &Bound<'_, PyAny>) -> PyResult<DevicePin> {
     let (engine, memory) = (engine.open_engine(py)?, memory::unowned(tensor)?);

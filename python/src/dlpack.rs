@@ -48,8 +48,7 @@ fn is_on_gpu(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// Request the newest form, which can state that it is read-only, and no copy of a tensor to fill. Producers before
-/// DLPack
-/// 1.0 take no such arguments.
+/// DLPack 1.0 take no such arguments.
 fn newest<'py>(produce: &Bound<'py, PyAny>, usage: Use, on_gpu: bool) -> PyResult<Bound<'py, PyAny>> {
     let py = produce.py();
     let (arguments, older) = (PyDict::new(py), PyDict::new(py));

@@ -24,8 +24,7 @@ use crate::{error, orphans};
 ///
 /// Args:
 ///     backend: I/O interface: ``"io_uring"``, ``"aio"`` (Linux native AIO), ``"threads"``, or ``"auto"`` (default):
-///     the
-///         first of them that works here. ``probe()`` explains the choice.
+///         the first of them that works here. ``probe()`` explains the choice.
 ///     workers: threads that submit and reap, 1 to 64. Default: one per processor, at most 4.
 ///     queue_depth: transfers in flight per worker, 1 to 4096. Default 128. With ``window="sliding"`` it is an upper
 ///         bound: the depth adapts to the transfers that the device completes in 200 ms, but is at least 16.
@@ -35,13 +34,12 @@ use crate::{error, orphans};
 ///     window: refill policy of the queue: ``"sliding"`` (default) refills as soon as a transfer completes, ``"wave"``
 ///         when all have, as DeepSpeed does with ``overlap_events=False``.
 ///     direct: page cache bypass: ``"preferred"`` (default) bypasses it if the file system can, ``"required"`` raises
-///     if
-///         it cannot, ``"disabled"`` never does. ``stats()`` reports the result.
+///         if it cannot, ``"disabled"`` never does. ``stats()`` reports the result.
 ///     gds: direct transfers between disk and GPU with cuFile (GPUDirect Storage): ``"preferred"`` uses cuFile if it
 ///         works, ``"required"`` raises if it does not, ``"disabled"`` (default) uses bounce buffers. ``stats()``
 ///         reports the result (``bytes_gds``, ``gds_reason``).
-///     pool_bytes: upper bound of the engine's own memory, at least one bounce buffer per worker. Default: 8 MiB
-///         per worker, at most 256 MiB, and 1 MiB for small calls.
+///     pool_bytes: upper bound of the engine's own memory, at least one bounce buffer per worker. Default: 8 MiB per
+///         worker, at most 256 MiB, and 1 MiB for small calls.
 ///     lock_pool: page-lock this memory if ``RLIMIT_MEMLOCK`` allows. Default True.
 ///     register_pool: register this memory with io_uring. Default True.
 ///
@@ -140,8 +138,7 @@ impl PyEngine {
     ///
     /// Args:
     ///     tensor: destination: a torch tensor (any shape, dtype and strides), a numpy array, or a writable object with
-    ///     the
-    ///         buffer protocol or DLPack.
+    ///         the buffer protocol or DLPack.
     ///     path: ``str``, ``bytes``, ``os.PathLike``, an open file descriptor (it stays open, and its position
     ///         unchanged) or a ``StripeSet``.
     ///     offset: position in the file, in bytes. Default 0.
@@ -172,16 +169,14 @@ impl PyEngine {
     ///
     /// Without ``offset``, the file becomes exactly the tensor: a longer file is truncated, a missing one created. With
     /// ``offset``, only that range changes, and the file grows if the range ends beyond it. Elements are written in
-    /// row-major
-    /// order, as in ``tensor.contiguous()``.
+    /// row-major order, as in ``tensor.contiguous()``.
     ///
     /// Args:
     ///     tensor: as for ``read``; it may be read-only, and its elements may overlap.
     ///     path: as for ``read``. A missing file is created; its folder must exist.
     ///     offset: position in the file, in bytes; ``None`` (default) writes the whole file.
     ///     durability: guarantee after a power cut, once this returns: ``"none"`` (default) nothing, ``"data"`` the
-    ///     bytes
-    ///         and the size, ``"full"`` also the file's name in its folder.
+    ///         bytes and the size, ``"full"`` also the file's name in its folder.
     ///
     /// Raises:
     ///     deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. The file may be half written. For
@@ -297,10 +292,8 @@ impl PyEngine {
     }
 
     /// Record this engine's work during a ``with`` block and write it to a file. The file appears complete when the
-    /// block ends,
-    /// even by an exception. Several traces may run at once. Each records all events that end while it runs, up to
-    /// 262,144;
-    /// further events are only counted. Without a trace, recording costs nothing.
+    /// block ends, even by an exception. Several traces may run at once. Each records all events that end while it
+    /// runs, up to 262,144; further events are only counted. Without a trace, recording costs nothing.
     ///
     /// Args:
     ///     path: output file: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a
@@ -354,8 +347,7 @@ impl PyEngine {
         orphans::sweep(py);
         let Some(engine) = self.inner.take() else { return Ok(()) };
         // The engine's drop waits for the device, perhaps for long. Another thread does that, so that Ctrl-C works
-        // here. Calls in
-        // progress keep the engine alive, and the last one drops it.
+        // here. Calls in progress keep the engine alive, and the last one drops it.
         let (report, mut over) = mpsc::sync_channel::<()>(1);
         let closing = Arc::clone(&engine);
         let thread = std::thread::Builder::new().name("deepnvme-close".into());

@@ -27,8 +27,7 @@ pub(crate) fn note(flight: &Arc<Flight>) {
 }
 
 /// Finish transfers in flight before the interpreter exits. Ctrl-C cancels those not yet started. Unobserved failures
-/// become
-/// warnings.
+/// become warnings.
 #[pyfunction]
 pub(crate) fn _at_exit(py: Python<'_>) -> PyResult<()> {
     let started = std::mem::take(&mut *ignore_poison(STARTED.lock()));

@@ -1,8 +1,7 @@
 //! A request in flight of any kind, and the rules by which Python waits for it.
 //!
 //! A thread waits in slices without the GIL, so that Ctrl-C works. A forked child never touches its parent's requests:
-//! the
-//! threads that complete them do not exist there.
+//! the threads that complete them do not exist there.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +13,7 @@ use pyo3::prelude::*;
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// Time that an interrupted call waits for transfers that the kernel has begun. Unless a device hangs, nothing touches
-/// the
-/// tensor after the interrupt.
+/// the tensor after the interrupt.
 pub(crate) const GRACE: Duration = Duration::from_secs(1);
 
 /// The four kinds of requests.

@@ -67,8 +67,7 @@ impl<T: Send> Handle<T> {
 
 impl<T: Send> Drop for Handle<T> {
     /// A stream opened before a fork is ended by the parent: its temporary file must not be removed here. Any other
-    /// waits for
-    /// transfers in flight without the GIL.
+    /// waits for transfers in flight without the GIL.
     fn drop(&mut self) {
         let stream = ignore_poison(self.stream.get_mut()).take();
         if self.pid != std::process::id() {

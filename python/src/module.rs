@@ -11,8 +11,7 @@ use crate::timeline::{self, Trace};
 use crate::transfer::PyTransfer;
 
 /// Return the engine of the module-level functions, created on first use, one per process. It uses the settings of the
-/// file
-/// that ``DEEPNVME_CONFIG`` names, or the defaults. A forked process gets its own.
+/// file that ``DEEPNVME_CONFIG`` names, or the defaults. A forked process gets its own.
 #[pyfunction]
 pub(crate) fn default_engine(py: Python<'_>) -> PyResult<Py<PyEngine>> {
     default::object(py)

@@ -29,8 +29,7 @@ type ArenaAnswer = (u64, u64, Vec<(usize, u64)>);
 type FoundAnswer = (std::path::PathBuf, Option<Vec<String>>, Option<(u64, u64)>);
 
 /// Find the files behind a path. Each comes with its tensors, and with the index's size and checksum if a list states
-/// them.
-/// With ``check``, the list is compared with its own checksum.
+/// them. With ``check``, the list is compared with its own checksum.
 #[pyfunction]
 pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) -> PyResult<Vec<FoundAnswer>> {
     let path = file_name(path)?;
@@ -168,8 +167,7 @@ impl CheckpointReader {
     }
 
     /// Read bytes of a tensor, starting at ``start``, and verify their checksums. Works on safetensors files only. It
-    /// reads the
-    /// open file, even if its name now refers to another.
+    /// reads the open file, even if its name now refers to another.
     fn read_range(&self, py: Python<'_>, extent: usize, start: u64, target: &Bound<'_, PyAny>) -> PyResult<()> {
         self.check_extents([extent].into_iter())?;
         let (record, memory) = (&self.reader.extents()[extent], memory::target(target)?);

@@ -1,6 +1,5 @@
 //! Checkpoint files, as `deepnvme._checkpoint` uses them. `save` and `load` move the bytes; `build` builds objects from
-//! a
-//! pickle's graph. Python decides which calls are allowed: see `deepnvme._checkpoint.safe_unpickler`.
+//! a pickle's graph. Python decides which calls are allowed: see `deepnvme._checkpoint.safe_unpickler`.
 
 use deepnvme_checkpoint::Error;
 use pyo3::prelude::*;

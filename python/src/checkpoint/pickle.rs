@@ -1,11 +1,9 @@
 //! Pickle ordinary states on a fast path.
 //!
 //! Python's pickler asks the package about every object. For ten thousand tensors that takes longer than writing them.
-//! State
-//! dicts contain few kinds of objects, which are pickled here: dicts, lists, tuples, strings, numbers, tensors and
-//! parameters. If a state contains anything else, Python's own pickler handles all of it
-//! (`deepnvme._checkpoint.pickler`)
-//! and gives the same archive.
+//! State dicts contain few kinds of objects, which are pickled here: dicts, lists, tuples, strings, numbers, tensors
+//! and parameters. If a state contains anything else, Python's own pickler handles all of it
+//! (`deepnvme._checkpoint.pickler`) and gives the same archive.
 
 use std::collections::HashMap;
 
@@ -103,13 +101,11 @@ struct Pickler<'a, 'py> {
     torch: &'a Torch,
     out: PickleWriter,
     /// Pickled objects by address. Each is kept alive: another thread may remove one from its container, and a new
-    /// object at
-    /// its address would be mistaken for it.
+    /// object at its address would be mistaken for it.
     memo: HashMap<usize, (u32, Bound<'py, PyAny>)>,
     storages: Vec<Bound<'py, PyAny>>,
     /// Key and archived element type of each storage, by address and size. `storages` keeps them alive so that their
-    /// memory is
-    /// not reused meanwhile.
+    /// memory is not reused meanwhile.
     keys: HashMap<(usize, u64), (usize, Dtype)>,
     /// Upper bound of the current tensor name's length. Names are limited.
     name_bytes: usize,

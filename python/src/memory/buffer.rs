@@ -163,14 +163,12 @@ pub(crate) fn with_bytes<T>(object: &Bound<'_, PyAny>, use_it: impl FnOnce(&[u8]
     }
     let start: *const u8 = ptr::with_exposed_provenance(memory.address);
     // SAFETY: the view keeps the memory exported until this returns, so it is neither freed nor moved. Another thread
-    // may
-    // change the bytes meanwhile, as with any file that Python writes without the GIL.
+    // may change the bytes meanwhile, as with any file that Python writes without the GIL.
     use_it(unsafe { std::slice::from_raw_parts(start, memory.bytes) })
 }
 
 /// Create a `bytes` object and return its memory, to be filled before any other reference exists. Clearing it first
-/// would
-/// take as long as reading it from a fast disk.
+/// would take as long as reading it from a fast disk.
 pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, RegionMut)> {
     let length = ffi::Py_ssize_t::try_from(len)?;
     // SAFETY: without a source, CPython leaves the bytes uninitialised for the caller to fill.
@@ -182,8 +180,7 @@ pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyByt
     let start = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
     let owner = Arc::new(bytes.clone().unbind());
     // SAFETY: the memory belongs to the object, which the owner keeps alive, and only the caller references it. Until
-    // it is
-    // filled it is only written to. If that fails, the object is dropped unread.
+    // it is filled it is only written to. If that fails, the object is dropped unread.
     let region = unsafe { RegionMut::from_raw(start.cast(), len, Device::Host, owner) };
     Ok((bytes, region))
 }

@@ -1,10 +1,8 @@
 //! Hold back forks while threads without the GIL release Python objects.
 //!
 //! Objects released without the GIL go into a list of PyO3's, under a lock. A fork at that moment would leave the child
-//! with
-//! a lock that is never unlocked, and its next call into this package would hang. So forks wait until no thread
-//! releases
-//! objects.
+//! with a lock that is never unlocked, and its next call into this package would hang. So forks wait until no thread
+//! releases objects.
 
 use std::ffi::c_int;
 use std::sync::Once;

@@ -7,8 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 /// Keep Python's cycle collector from running. Keeping ten thousand tensors in place takes ten thousand new objects,
-/// none of
-/// them garbage. Collecting among them, and then in the whole process, takes longer than creating them.
+/// none of them garbage. Collecting among them, and then in the whole process, takes longer than creating them.
 pub(crate) struct Uncollected {
     was_enabled: bool,
 }
@@ -30,11 +29,9 @@ impl Drop for Uncollected {
 }
 
 /// Schedule a call on the interpreter's main thread. Any thread may call this, with or without the GIL, and it never
-/// blocks.
-/// Don't call it once the interpreter is gone.
+/// blocks. Don't call it once the interpreter is gone.
 pub(crate) fn call_soon(function: extern "C" fn(*mut c_void) -> c_int) {
     // SAFETY: the function accepts the null pointer, and CPython allows this call on any thread. If too many calls are
-    // queued,
-    // CPython refuses, and the caller retries later.
+    // queued, CPython refuses, and the caller retries later.
     let _ = unsafe { ffi::Py_AddPendingCall(Some(function), ptr::null_mut()) };
 }

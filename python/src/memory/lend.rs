@@ -65,10 +65,8 @@ impl<T: Plain> Lent<T> {
             return &[];
         }
         // SAFETY: the object stated its address, and `keep` keeps the bytes there. They are aligned and whole, and any
-        // bits are
-        // valid. `check_apart` ensures that nothing lent for the same work changes them. The caller prevents other
-        // Python threads
-        // from changing a tensor while a kernel reads it, as for torch's kernels.
+        // bits are valid. `check_apart` ensures that nothing lent for the same work changes them. The caller prevents
+        // other Python threads from changing a tensor while a kernel reads it, as for torch's kernels.
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), self.len) }
     }
 
@@ -79,8 +77,7 @@ impl<T: Plain> Lent<T> {
             return &mut [];
         }
         // SAFETY: as above. The object stated that its bytes may change, and `check_apart` ensures that nothing else
-        // lent for the
-        // same work overlaps them.
+        // lent for the same work overlaps them.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.address), self.len) }
     }
 }

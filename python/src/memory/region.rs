@@ -33,8 +33,7 @@ pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
 /// Return contiguous memory without keeping it alive.
 ///
 /// Code that uses the region may read addresses, but no bytes. It is only used for registrations, which the package
-/// drops
-/// before the tensor's storage dies.
+/// drops before the tensor's storage dies.
 pub(crate) fn unowned(object: &Bound<'_, PyAny>) -> PyResult<Region> {
     let Found::Layout(Layout { place, address, bytes, strided: None, .. }) = find(object, Use::Take)? else {
         return Err(PyTypeError::new_err("a contiguous tensor is wanted"));
@@ -67,8 +66,7 @@ pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
     let Place { device, stream } = layout.place;
     let target = match layout.strided {
         // SAFETY: the object stated its address and that the bytes may change. The owner keeps them there, and no Rust
-        // reference
-        // to them exists while Python code can reach them.
+        // reference to them exists while Python code can reach them.
         None => unsafe { RegionMut::from_raw(start, layout.bytes, device, owner) },
         // SAFETY: as above, for a checked layout that contains each byte once.
         Some(strided) => unsafe { RegionMut::from_strided(start, strided, device, owner) },

@@ -2,10 +2,8 @@
 //!
 //! `storage.resize_()` frees or moves the memory even if others share the storage. So does `share_memory_()`, which
 //! `deepnvme._utils.held_storages` refuses meanwhile. torch marks storages that it refuses to resize; `Tensor.numpy()`
-//! sets
-//! this mark for good. Here it is set for the time of a transfer. torch has no function to clear it, so the mark's
-//! offset
-//! is searched once, in storages of our own. The result is used only if torch's own answer follows it.
+//! sets this mark for good. Here it is set for the time of a transfer. torch has no function to clear it, so the mark's
+//! offset is searched once, in storages of our own. The result is used only if torch's own answer follows it.
 
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
@@ -45,8 +43,7 @@ struct Hold {
 }
 
 /// Held storages by address, with hold counts. Every holder keeps its storage alive, so that no other storage reuses
-/// the
-/// address.
+/// the address.
 struct Held {
     pid: u32,
     by_storage: Mutex<HashMap<usize, Times>>,
@@ -126,8 +123,7 @@ fn moving(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
         return Ok(None);
     }
     // Created before the cell is locked: the import releases the GIL, and a child forked meanwhile would find the cell
-    // locked
-    // for ever.
+    // locked for ever.
     let made = py.import("deepnvme._utils.held_storages")?.call_method0("install")?.unbind();
     Ok(Some(MOVING.get_or_init(py, || made)))
 }
@@ -191,8 +187,7 @@ fn mark(storage: usize, place: usize) -> &'static AtomicU8 {
     assert!(place < SEARCHED_BYTES, "the mark lies within what was searched");
     let byte = std::ptr::with_exposed_provenance_mut::<u8>(storage + place);
     // SAFETY: `_cdata` is the address of torch's own object, which is larger than the searched bytes. The caller keeps
-    // the
-    // storage alive for as long as the answer is used.
+    // the storage alive for as long as the answer is used.
     unsafe { AtomicU8::from_ptr(byte) }
 }
 

@@ -1,8 +1,7 @@
 //! Select the wanted tensors of a state. Values that contain tensors, but no wanted ones, are omitted.
 //!
 //! Names are sorted so that all names below a prefix are adjacent. A place in the state is therefore a range of names.
-//! Each
-//! step down narrows the range by binary search, and an empty range ends the search.
+//! Each step down narrows the range by binary search, and an empty range ends the search.
 
 use std::cmp::Ordering;
 

@@ -2,8 +2,7 @@
 //!
 //! The file chooses its keys, and Python's hashes of numbers and tuples are public. Hostile keys can collide with all
 //! earlier keys or probe all their slots. Sixty thousand of them take a minute, in which Python ignores Ctrl-C. The
-//! search
-//! therefore runs here first, in a table like Python's, and counts each step.
+//! search therefore runs here first, in a table like Python's, and counts each step.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
