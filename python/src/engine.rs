@@ -17,7 +17,7 @@ use crate::timeline::{self, Trace};
 use crate::transfer::PyTransfer;
 use crate::{error, orphans};
 
-/// Moves tensors between files and memory.
+/// Move tensors between files and memory.
 ///
 /// Every argument is optional. Threads may share an engine. Each engine owns its threads and memory, so one per process
 /// is enough. Don't use it after ``fork``: create a new one in the child.
