@@ -40,7 +40,7 @@ enum State {
 
 impl Trace {
     pub(crate) fn new(engine: OpenEngine, path: PathBuf) -> Self {
-        // The file is written at the end of the block, by when the process may have changed its folder.
+        // The file is written when the block ends, and the process may change its folder before.
         let path = std::path::absolute(&path).unwrap_or(path);
         Self { engine, path, state: Mutex::new(State::New) }
     }
@@ -116,7 +116,7 @@ impl Trace {
     /// Raises:
     ///     ValueError: the block has not ended yet.
     fn summary<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        // Python may switch threads from here on, so the lock must be released first.
+        // Copied out, so that the lock is free when Python switches threads.
         let figures = match &*self.state() {
             State::Over(figures) => figures.clone(),
             State::New | State::Running(_) => {
