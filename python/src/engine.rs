@@ -236,7 +236,7 @@ impl PyEngine {
     }
 
     /// Read many tensors as one request. Returns the number of bytes. Adjacent ranges of a file are merged into large
-    /// transfers, so thousands of small tensors read as fast as one large one.
+    /// transfers, so thousands of small tensors cost no more than their bytes.
     ///
     /// Args:
     ///     items: tuples ``(path, offset, tensor)``, each as for ``read``.

@@ -19,8 +19,8 @@ use crate::{default, error, memory, torch};
 /// Largest read copied from a window without releasing the GIL.
 const GLANCE_BYTES_MAX: usize = 32 << 10;
 
-/// Smallest read that bypasses the windows and reads straight from the device, with every worker copying. Smaller reads
-/// gain more from prefetched bytes: with one request after the other, the disk idles in between.
+/// Smallest read that bypasses the windows and reads straight from the device, with every worker copying if needed.
+/// Smaller reads gain more from prefetched bytes: with one request after the other, the disk idles in between.
 const LARGE_BYTES_MIN: usize = 32 << 20;
 /// Smallest fresh allocation for which huge pages pay off.
 const HUGE_BYTES_MIN: usize = 8 << 20;

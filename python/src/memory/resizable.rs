@@ -182,7 +182,7 @@ fn find_place(py: Python<'_>) -> PyResult<Option<usize>> {
     Ok(None)
 }
 
-/// Return a byte of a live storage. torch changes it without the GIL, and so may others.
+/// Return the mark of a live storage. It is atomic because other threads may read it without the GIL.
 fn mark(storage: usize, place: usize) -> &'static AtomicU8 {
     assert!(place < SEARCHED_BYTES, "the mark lies within what was searched");
     let byte = std::ptr::with_exposed_provenance_mut::<u8>(storage + place);

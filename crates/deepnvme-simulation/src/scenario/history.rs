@@ -62,7 +62,7 @@ struct Save {
 pub(super) fn play(context: &Context) {
     let mut rng = context.rng(1);
     let play = Arc::new(make(context, &mut rng, Content::Bytes));
-    // Without locks, concurrent savers are undetectable. The documentation leaves that to the user.
+    // Without locks, concurrent savers are undetectable. `claim` reports that, and the user must prevent them.
     let processes = if context.world.state().setup.has_locks { rng.within(1..4) as u32 } else { 1 };
     let steps = rng.within(1..400);
     {

@@ -58,7 +58,7 @@ impl Play {
     }
 }
 
-/// Runs the scenario.
+/// Run the scenario.
 pub(super) fn play(context: &Context) {
     let mut rng = context.rng(1);
     let mut disks = make_folders(context, 3);

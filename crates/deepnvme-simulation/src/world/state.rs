@@ -194,8 +194,8 @@ impl State {
         }
     }
 
-    /// Called before each change of the machine. Between two changes, most promises are made by the end: each state is
-    /// looked at once, there.
+    /// Called before each change of the machine. Promises only grow between two changes, so each state is looked at
+    /// once, at its end.
     pub(crate) fn before_change(&mut self) {
         let Some(Watch { looks: Looks::Every(numbers), moments, .. }) = &mut self.watch else { return };
         let number = *moments;

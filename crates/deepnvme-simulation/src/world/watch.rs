@@ -20,7 +20,7 @@ pub(super) enum Moment {
     Sync = 12,
 }
 
-/// When to look.
+/// Moments to look at.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Looks {
     /// At this many moments, preferably soon after a rename.
