@@ -1,4 +1,4 @@
-//! Where the bytes of a numpy array, or of anything with the buffer protocol, lie.
+//! Find the bytes of numpy arrays and of objects with the buffer protocol.
 
 use deepnvme_mem::Strided;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -10,7 +10,8 @@ use pyo3::types::{PyCapsule, PyList, PyType, PyWeakrefReference};
 use crate::imported;
 use crate::memory::{self, Exported, Keep, Layout, Place, Use};
 
-/// The layout of a numpy array; `None` for anything else. Unlike the buffer protocol, numpy's own has every dtype.
+/// Read the layout of a numpy array; `None` for anything else. Unlike the buffer protocol, numpy's layout covers every
+/// dtype.
 pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Layout>> {
     static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = object.py();
@@ -39,8 +40,8 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<L
     from_view(object, &exported, keep, usage).map(Some)
 }
 
-/// The array, and a weak reference to each array that its memory may be of: numpy resizes none that has any, whatever it is
-/// asked not to check.
+/// Return the array with a weak reference to each array that may own its memory. numpy never resizes an array that has
+/// weak references, even with `refcheck=False`.
 fn unresized<'py>(array: &Bound<'py, PyAny>, class: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyAny>> {
     let py = array.py();
     let keep = PyList::new(py, [array])?;
@@ -52,7 +53,7 @@ fn unresized<'py>(array: &Bound<'py, PyAny>, class: &Bound<'py, PyType>) -> PyRe
     Ok(keep.into_any())
 }
 
-/// The layout that an exporter told of; `keep` keeps its memory alive.
+/// Convert an exporter's description to a layout; `keep` keeps its memory alive.
 pub(crate) fn from_view(
     object: &Bound<'_, PyAny>,
     exported: &Exported,

@@ -1,4 +1,4 @@
-//! Long work on a thread of its own, while Python looks for Ctrl-C and at the progress.
+//! Run long work on its own thread while Python polls for Ctrl-C and progress.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,10 +9,11 @@ use pyo3::prelude::*;
 
 use crate::{error, threads};
 
-/// How often Python may look for a signal.
+/// Interval between signal checks.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// Runs `work` on a thread. A signal that Python turns into an exception interrupts it, and is raised when it has ended.
+/// Run `work` on a thread. If a signal raises a Python exception, `work` is interrupted and the exception is raised
+/// once it ends.
 pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce(&(dyn Fn() -> bool + Sync)) -> T + Send + 'static,
@@ -23,8 +24,8 @@ pub(crate) fn run<T: Send + 'static>(
     watch(py, move || work(&|| seen.load(Ordering::SeqCst)), &mut || Ok(()), &stop)
 }
 
-/// Runs `work`, which changes nothing, on a thread. A signal that Python turns into an exception is raised at once: the
-/// thread ends by itself, and what it found is dropped there.
+/// Run `work`, which changes nothing, on a thread. An exception from a signal is raised at once: the thread ends by
+/// itself and drops its result.
 pub(crate) fn read_only<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
     let (report, mut over) = mpsc::channel();
     threads::start(py, "deepnvme-open", move || {
@@ -46,8 +47,8 @@ pub(crate) fn read_only<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -
     }
 }
 
-/// Runs `work` on a thread. `look` is called now and then; what it raises, or a signal, calls `stop`, and is raised when
-/// the work has ended.
+/// Run `work` on a thread and poll `look`. An exception from `look` or a signal calls `stop` and is raised once the
+/// work ends.
 pub(crate) fn watch<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,

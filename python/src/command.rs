@@ -1,4 +1,4 @@
-//! The command line: runs `deepnvme-cli` on a thread while Python checks for Ctrl-C.
+//! Run `deepnvme-cli` on a thread while Python checks for Ctrl-C.
 
 use std::ffi::{OsStr, OsString};
 

@@ -1,4 +1,4 @@
-//! The engine that is made when nobody makes one.
+//! The engine of calls that name none.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,12 +18,12 @@ struct Current {
 
 static CURRENT: Mutex<Option<Current>> = Mutex::new(None);
 
-/// The engine of the module-level functions: made when first needed, one per process.
+/// Return the engine of the module-level functions: created on first use, one per process.
 pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
     if let Some(current) = current(py) {
         return Ok(current);
     }
-    // Made without the lock: another thread may want it while this one waits. The first to store one wins.
+    // Created without the lock, so that other threads don't wait for it. The first to store one wins.
     let config = match settings_path() {
         Some(path) => error::check(py, SettingsFile::load(&path))?.engine,
         None => Config::default(),
@@ -39,19 +39,19 @@ pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
     Ok(made)
 }
 
-/// The default engine, unless there is none yet, it was closed, or it is the one of the process before a fork.
+/// Return the default engine; `None` if it was never created, is closed, or belongs to the process before a fork.
 fn current(py: Python<'_>) -> Option<Py<PyEngine>> {
     let slot = ignore_poison(CURRENT.lock());
     let current = slot.as_ref().filter(|current| current.pid == std::process::id())?;
     (!current.engine.get().closed()).then(|| current.engine.clone_ref(py))
 }
 
-/// The engine itself, for a call on the default one.
+/// Open the default engine for a call.
 pub(crate) fn engine(py: Python<'_>) -> PyResult<Arc<Engine>> {
     object(py)?.get().open_engine(py)
 }
 
-/// The engine of an optional argument.
+/// Open the engine of an optional argument, or the default one.
 pub(crate) fn or_default(py: Python<'_>, chosen: Option<&Bound<'_, PyEngine>>) -> PyResult<Arc<Engine>> {
     chosen.map_or_else(|| engine(py), |chosen| chosen.get().open_engine(py))
 }

@@ -1,4 +1,4 @@
-//! Memory of GPUs that cuFile is told of: a registration that does not keep its tensor.
+//! Register GPU memory with cuFile without keeping its tensor alive.
 
 use deepnvme_io::GpuPin;
 use pyo3::prelude::*;
@@ -6,21 +6,21 @@ use pyo3::prelude::*;
 use crate::engine::PyEngine;
 use crate::{error, memory};
 
-/// A registration with cuFile, which ends with this object. It must end before the tensor's memory does.
+/// A cuFile registration, which ends with this object. It must end before the tensor's memory does.
 #[pyclass(frozen, name = "_DevicePin", module = "deepnvme")]
 pub(crate) struct DevicePin(GpuPin);
 
 #[pymethods]
 impl DevicePin {
-    /// Why cuFile does not know the memory; ``None`` while it does.
+    /// Why cuFile refused the memory; ``None`` if it is registered.
     #[getter]
     fn refusal(&self) -> Option<String> {
         self.0.refusal()
     }
 }
 
-/// Registers the memory of a contiguous tensor on a GPU, where cuFile takes the short way. Whoever asks gives the answer up
-/// before the tensor's storage dies: nothing here keeps it.
+/// Register a contiguous CUDA tensor's memory, if cuFile can use it directly. The caller drops the registration before
+/// the tensor's storage dies: nothing here keeps the storage alive.
 #[pyfunction]
 pub(crate) fn _pin_device(py: Python<'_>, engine: &PyEngine, tensor: &Bound<'_, PyAny>) -> PyResult<DevicePin> {
     let (engine, memory) = (engine.open_engine(py)?, memory::unowned(tensor)?);

@@ -1,4 +1,4 @@
-//! The memory of objects that only speak DLPack.
+//! Find the memory of objects that support only DLPack.
 
 use deepnvme_mem::StreamHandle;
 use deepnvme_mem::dlpack::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, Imported, Managed};
@@ -9,11 +9,11 @@ use pyo3::types::{PyCapsule, PyDict};
 
 use crate::memory::{self, Use};
 
-/// The newest DLPack that is understood; the producer may answer with an older one.
+/// The newest supported DLPack version. The producer may answer with an older one.
 const MAX_VERSION: (u32, u32) = (1, 1);
 
-/// The tensor of an object with `__dlpack__`, and the CUDA stream that its producer has made it ready for; `None` for
-/// anything else.
+/// Import the tensor of an object with `__dlpack__`, and the CUDA stream on which it is ready; `None` for anything
+/// else.
 pub(crate) fn tensor(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<(Imported, StreamHandle)>> {
     let py = object.py();
     let Ok(produce) = object.getattr(intern!(py, "__dlpack__")) else { return Ok(None) };
@@ -47,8 +47,8 @@ fn is_on_gpu(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     }
 }
 
-/// Asks for the newest form, which can say that it is read-only, and for no copy of what is to be filled.
-/// Producers from before DLPack 1.0 take no such arguments.
+/// Request the newest form, which can state that it is read-only, and no copy of a tensor to fill. Producers before
+/// DLPack 1.0 take no such arguments.
 fn newest<'py>(produce: &Bound<'py, PyAny>, usage: Use, on_gpu: bool) -> PyResult<Bound<'py, PyAny>> {
     let py = produce.py();
     let (arguments, older) = (PyDict::new(py), PyDict::new(py));

@@ -17,35 +17,35 @@ use crate::timeline::{self, Trace};
 use crate::transfer::PyTransfer;
 use crate::{error, orphans};
 
-/// Moves tensors between files and memory.
+/// Move tensors between files and memory.
 ///
-/// Every argument is optional. An engine may be shared by threads; each has its own threads and memory, so that
-/// one per process is enough. It must not be used after ``fork``: make a new one in the child.
+/// Every argument is optional. Threads may share an engine. Each engine owns its threads and memory, so one per process
+/// is enough. Don't use it after ``fork``: create a new one in the child.
 ///
 /// Args:
-///     backend: what moves the bytes: ``"io_uring"``, ``"aio"`` (Linux native AIO), ``"threads"``, or ``"auto"``
-///         (default): the first of them that works here. ``probe()`` says why.
-///     workers: threads that submit and reap, 1 to 64. Default: one per processor, 4 at the most.
-///     queue_depth: transfers in flight per worker, 1 to 4096. Default 128. It is an upper bound where ``window`` is
-///         ``"sliding"``: no more are in flight than the device does in 200 ms, but 16 always.
-///     block_bytes: bytes of the largest single transfer, a multiple of 4096 up to 64 MiB. Default 2 MiB; through bounce
-///         buffers 512 KiB at the most.
-///     submit: ``"batch"`` (default) hands several transfers to the kernel at once, ``"single"`` each by itself.
-///     window: when the queue is filled again: ``"sliding"`` (default) as soon as a transfer has ended, ``"wave"`` when
-///         all have, as DeepSpeed does with ``overlap_events=False``.
-///     direct: whether to bypass the page cache: ``"preferred"`` (default) does where the file system can,
-///         ``"required"`` raises where it cannot, ``"disabled"`` never does. ``stats()`` says what happened.
-///     gds: whether bytes of CUDA tensors go between disk and GPU past the host's memory, by way of cuFile (GPUDirect Storage):
-///         ``"preferred"`` does where cuFile really can, ``"required"`` raises where it cannot, ``"disabled"`` (default)
-///         uses bounce buffers. ``stats()`` says what happened (``bytes_gds``, ``gds_reason``).
-///     pool_bytes: upper bound of the engine's own memory, at least a bounce buffer per worker. Default: 8 MiB
-///         for each worker, 256 MiB at the most, and 1 MiB for small calls.
-///     lock_pool: page-lock that memory where ``RLIMIT_MEMLOCK`` allows. Default True.
-///     register_pool: register that memory with io_uring. Default True.
+///     backend: I/O interface: ``"io_uring"``, ``"aio"`` (Linux native AIO), ``"threads"``, or ``"auto"`` (default):
+///         the first of them that works here. ``probe()`` explains the choice.
+///     workers: threads that submit and reap, 1 to 64. Default: one per processor, at most 4.
+///     queue_depth: transfers in flight per worker, 1 to 4096. Default 128. With ``window="sliding"`` it is an upper
+///         bound: the depth adapts to the transfers that the device completes in 200 ms, but is at least 16.
+///     block_bytes: maximum bytes of a transfer, a multiple of 4096 up to 64 MiB. Default 2 MiB. Transfers through
+///         bounce buffers are at most 512 KiB.
+///     submit: ``"batch"`` (default) submits several transfers per system call, ``"single"`` one at a time.
+///     window: refill policy of the queue: ``"sliding"`` (default) refills as soon as a transfer completes, ``"wave"``
+///         when all have, as DeepSpeed does with ``overlap_events=False``.
+///     direct: page cache bypass: ``"preferred"`` (default) bypasses it if the file system can, ``"required"`` raises
+///         if it cannot, ``"disabled"`` never does. ``stats()`` reports the result.
+///     gds: direct transfers between disk and GPU with cuFile (GPUDirect Storage): ``"preferred"`` uses cuFile if it
+///         works, ``"required"`` raises if it does not, ``"disabled"`` (default) uses bounce buffers. ``stats()``
+///         reports the result (``bytes_gds``, ``gds_reason``).
+///     pool_bytes: upper bound of the engine's own memory, at least one bounce buffer per worker. Default: 8 MiB per
+///         worker, at most 256 MiB, and 1 MiB for small calls.
+///     lock_pool: page-lock this memory if ``RLIMIT_MEMLOCK`` allows. Default True.
+///     register_pool: register this memory with io_uring. Default True.
 ///
 /// Raises:
-///     ValueError: a setting is out of its range; the message names the range.
-///     deepnvme.errors.UnsupportedError: the backend that was asked for does not work here; the message says why.
+///     ValueError: a setting is out of range; the message names the range.
+///     deepnvme.errors.UnsupportedError: the requested backend does not work here; the message says why.
 ///
 /// Example:
 ///     >>> with deepnvme.Engine(workers=2, block_bytes=1 << 20) as engine:
@@ -96,17 +96,17 @@ impl PyEngine {
         Self::open(py, config)
     }
 
-    /// An engine with the settings of a file that ``deepnvme tune`` wrote.
+    /// Create an engine with settings that ``deepnvme tune`` wrote.
     ///
     /// Args:
-    ///     path: the file. Default: what ``DEEPNVME_CONFIG`` names, else ``deepnvme.toml`` in the current folder.
-    ///     folder: where the data lies: the settings of the deepest folder of the file that holds it are taken. Default:
-    ///         those that are for every folder.
+    ///     path: the settings file. Default: ``DEEPNVME_CONFIG``, else ``deepnvme.toml`` in the current folder.
+    ///     folder: folder of the data. Uses the settings of the deepest listed folder that contains it. Default: the
+    ///         settings for every folder.
     ///     direction: ``"read"`` or ``"write"``, for an engine that does only one. Default: both.
     ///
     /// Raises:
-    ///     FileNotFoundError: there is no such file.
-    ///     ValueError: it holds what no engine takes; the message names the setting and its range.
+    ///     FileNotFoundError: the file does not exist.
+    ///     ValueError: a setting is invalid; the message names it and its range.
     ///
     /// Example:
     ///     >>> with open("deepnvme.toml", "w") as file:  # or deepnvme.tune("/mnt/nvme")
@@ -127,26 +127,26 @@ impl PyEngine {
         };
         let folder = folder.map(file_name).transpose()?;
         let file = error::check(py, SettingsFile::load(&path))?;
-        // The file names folders as they really are.
+        // The file lists canonical folders.
         let folder = folder.map(|folder| folder.canonicalize().unwrap_or(folder));
         Self::open(py, file.of(folder.as_deref(), settings::direction(direction)?).clone())
     }
 
-    /// Reads ``tensor.nbytes`` bytes at ``offset`` into ``tensor``, and returns that number.
+    /// Read ``tensor.nbytes`` bytes at ``offset`` into ``tensor``. Returns the number of bytes.
     ///
-    /// Any size, offset and memory alignment will do. The GIL is released meanwhile, and signals (Ctrl-C) are seen.
+    /// Any size, offset and memory alignment works. The call releases the GIL and handles signals (Ctrl-C).
     ///
     /// Args:
-    ///     tensor: what to fill: a torch tensor in host memory (any shape, dtype and strides), a numpy array, or a
-    ///         writable object with the buffer protocol or DLPack.
+    ///     tensor: destination: a torch tensor (any shape, dtype and strides), a numpy array, or a writable object with
+    ///         the buffer protocol or DLPack.
     ///     path: ``str``, ``bytes``, ``os.PathLike``, an open file descriptor (it stays open, and its position
     ///         unchanged) or a ``StripeSet``.
-    ///     offset: where in the file, in bytes. Default 0.
+    ///     offset: position in the file, in bytes. Default 0.
     ///
     /// Raises:
     ///     FileNotFoundError, PermissionError: as from ``open``.
-    ///     deepnvme.EndOfFileError: the file ends inside the range; ``bytes_done`` says how many bytes were there.
-    ///     TypeError, ValueError: the tensor cannot be filled (read-only, on a GPU, sparse, overlapping elements).
+    ///     deepnvme.EndOfFileError: the file ends inside the range; ``bytes_done`` is the number of bytes read.
+    ///     TypeError, ValueError: the tensor cannot be filled (read-only, sparse, overlapping elements).
     ///     deepnvme.Error: any other failure, with ``errno``, ``filename`` and ``offset``.
     ///
     /// Example:
@@ -165,23 +165,23 @@ impl PyEngine {
         Request::read(tensor, path, offset)?.run(py, &*self.open_engine(py)?)
     }
 
-    /// Writes the bytes of ``tensor`` to a file, and returns their number.
+    /// Write the bytes of ``tensor`` to a file. Returns the number of bytes.
     ///
-    /// Without ``offset`` the file becomes exactly the tensor: a longer old file is cut, a missing one made. With
-    /// ``offset`` only that range changes, and the file grows if the range ends beyond it. Elements are written in
-    /// row-major order, as ``tensor.contiguous()`` would hold them.
+    /// Without ``offset``, the file becomes exactly the tensor: a longer file is truncated, a missing one created. With
+    /// ``offset``, only that range changes, and the file grows if the range ends beyond it. Elements are written in
+    /// row-major order, as in ``tensor.contiguous()``.
     ///
     /// Args:
     ///     tensor: as for ``read``; it may be read-only, and its elements may overlap.
-    ///     path: as for ``read``. A missing file is made; its folder must exist.
-    ///     offset: where in the file, in bytes; ``None`` (default) writes the whole file.
-    ///     durability: what survives a power cut when this returns: ``"none"`` (default) promises nothing,
-    ///         ``"data"`` the bytes and the size, ``"full"`` also the file's name in its folder.
+    ///     path: as for ``read``. A missing file is created; its folder must exist.
+    ///     offset: position in the file, in bytes; ``None`` (default) writes the whole file.
+    ///     durability: guarantee after a power cut, once this returns: ``"none"`` (default) nothing, ``"data"`` the
+    ///         bytes and the size, ``"full"`` also the file's name in its folder.
     ///
     /// Raises:
-    ///     deepnvme.Error: the write failed; a full disk has ``errno.ENOSPC``. The file may be half written: for
-    ///         files that are whole or absent, use ``deepnvme.open(path, "wb")``.
-    ///     TypeError, ValueError: the tensor cannot be written (on a GPU, sparse, without memory).
+    ///     deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. The file may be half written. For
+    ///         all-or-nothing files, use ``deepnvme.open(path, "wb")``.
+    ///     TypeError, ValueError: the tensor cannot be written (sparse, without memory).
     ///
     /// Example:
     ///     >>> deepnvme.write(tensor, "weights.bin", durability="full")
@@ -198,7 +198,7 @@ impl PyEngine {
         Request::write(tensor, path, offset, durability)?.run(py, &*self.open_engine(py)?)
     }
 
-    /// Starts what ``read`` does, and returns at once, whatever the size. See ``Transfer``.
+    /// Start a ``read`` and return at once, whatever the size. See ``Transfer``.
     ///
     /// Example:
     ///     >>> deepnvme.write(tensor, "weights.bin")
@@ -217,7 +217,7 @@ impl PyEngine {
         Request::read(tensor, path, offset)?.start(py, &*self.open_engine(py)?)
     }
 
-    /// Starts what ``write`` does, and returns at once, whatever the size. See ``Transfer``.
+    /// Start a ``write`` and return at once, whatever the size. See ``Transfer``.
     ///
     /// Example:
     ///     >>> pending = deepnvme.start_write(tensor, "weights.bin")
@@ -235,14 +235,14 @@ impl PyEngine {
         Request::write(tensor, path, offset, durability)?.start(py, &*self.open_engine(py)?)
     }
 
-    /// Reads many tensors as one request, and returns the number of bytes. Ranges that lie side by side in a file
-    /// become large transfers, so that thousands of small tensors cost what their bytes cost.
+    /// Read many tensors as one request. Returns the number of bytes. Adjacent ranges of a file are merged into large
+    /// transfers, so thousands of small tensors cost no more than their bytes.
     ///
     /// Args:
     ///     items: tuples ``(path, offset, tensor)``, each as for ``read``.
     ///
     /// Raises:
-    ///     TypeError, ValueError: an item cannot be meant; the message says which.
+    ///     TypeError, ValueError: an item is invalid; the message says which.
     ///     deepnvme.Error: as from ``read``; ``filename`` and ``offset`` say where.
     ///
     /// Example:
@@ -255,15 +255,15 @@ impl PyEngine {
         Request::read_batch(items)?.run(py, &*self.open_engine(py)?)
     }
 
-    /// Writes many tensors as one request, and returns the number of bytes.
+    /// Write many tensors as one request. Returns the number of bytes.
     ///
     /// Args:
-    ///     items: tuples ``(path, offset, tensor)``. Either each has an offset, or each has ``None``: then every
-    ///         file becomes exactly its tensor.
-    ///     durability: as for ``write``, for all the files.
+    ///     items: tuples ``(path, offset, tensor)``. Offsets are all given or all ``None``: with ``None``, every file
+    ///         becomes exactly its tensor.
+    ///     durability: as for ``write``, for all files.
     ///
     /// Raises:
-    ///     TypeError, ValueError: an item cannot be meant, or two ranges overlap.
+    ///     TypeError, ValueError: an item is invalid, or two ranges overlap.
     ///     deepnvme.Error: as from ``write``.
     ///
     /// Example:
@@ -274,34 +274,34 @@ impl PyEngine {
         Request::write_batch(items, durability)?.run(py, &*self.open_engine(py)?)
     }
 
-    /// Starts what ``read_batch`` does, and returns one ``Transfer`` for all of it.
+    /// Start a ``read_batch``. Returns one ``Transfer`` for the whole batch.
     #[pyo3(signature = (items))]
     fn start_read_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<PyTransfer> {
         Request::read_batch(items)?.start(py, &*self.open_engine(py)?)
     }
 
-    /// Starts what ``write_batch`` does, and returns one ``Transfer`` for all of it.
+    /// Start a ``write_batch``. Returns one ``Transfer`` for the whole batch.
     #[pyo3(signature = (items, *, durability="none"))]
     fn start_write_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<PyTransfer> {
         Request::write_batch(items, durability)?.start(py, &*self.open_engine(py)?)
     }
 
-    /// What this engine has done so far.
+    /// Return the engine's counters.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         Ok(Stats::from(self.open_engine(py)?.stats()))
     }
 
-    /// Records what this engine does while a ``with`` block runs, and writes it to a file that appears as a whole when the
-    /// block ends, also by an exception. Several may run at once; each has everything that ended while it ran, of at most
-    /// 262,144 events, after which they are counted. While none runs, all of it costs nothing.
+    /// Record this engine's work during a ``with`` block and write it to a file. The file appears complete when the
+    /// block ends, even by an exception. Several traces may run at once. Each records all events that end while it
+    /// runs, up to 262,144; further events are only counted. Without a trace, recording costs nothing.
     ///
     /// Args:
-    ///     path: what the file is called: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a
-    ///         page that needs nothing else.
+    ///     path: output file: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a
+    ///         self-contained page.
     ///
     /// Raises:
-    ///     deepnvme.Error: the file could not be written; said when the block begins.
-    ///     ValueError: another ending.
+    ///     deepnvme.Error: the file cannot be written; raised when the block begins.
+    ///     ValueError: the suffix is unknown.
     ///
     /// Example:
     ///     >>> engine = deepnvme.Engine(workers=1)
@@ -314,17 +314,16 @@ impl PyEngine {
         Ok(Trace::new(self.inner.clone(), file_name(path)?))
     }
 
-    /// Adds a bar to the traces of this engine that run, in a lane of its own: what computes, or waits. Without a trace,
-    /// nothing happens.
+    /// Add a bar to this engine's running traces, such as computation or a wait. Without a trace, this does nothing.
     ///
     /// Args:
-    ///     name: what the bar is called.
-    ///     lane: the line that it is drawn in; bars of the same lane share it.
-    ///     start_ns: when it began, by ``time.monotonic_ns()``.
-    ///     end_ns: when it was over, by the same clock.
+    ///     name: label of the bar.
+    ///     lane: line of the timeline; bars of the same lane share it.
+    ///     start_ns: start by ``time.monotonic_ns()``.
+    ///     end_ns: end by the same clock.
     ///
     /// Raises:
-    ///     ValueError: it would end before it began.
+    ///     ValueError: the bar ends before it starts.
     fn span(
         &self,
         py: Python<'_>,
@@ -336,19 +335,19 @@ impl PyEngine {
         timeline::span(&*self.open_engine(py)?, name, lane, timeline::range(start_ns, end_ns)?)
     }
 
-    /// What works on this machine, and why this backend was chosen.
+    /// Report the backends that work on this machine, and the reason for this engine's choice.
     fn probe(&self, py: Python<'_>) -> PyResult<Probe> {
         Probe::of(py, &*self.open_engine(py)?)
     }
 
-    /// Finishes what is in flight, also for other threads, and ends the engine's threads. Later calls raise
-    /// ``deepnvme.errors.ClosedError``, and so do files, streamers and swappers that use the engine; closing twice does
+    /// Finish all transfers in flight, including other threads', and stop the engine's threads. Later calls raise
+    /// ``deepnvme.errors.ClosedError``, as do files, streamers and swappers that use the engine. Closing twice does
     /// nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         orphans::sweep(py);
         let Some(engine) = self.inner.take() else { return Ok(()) };
-        // The engine's end waits for the device, perhaps long; another thread does that, so that Ctrl-C arrives here. Whoever
-        // is inside a call has the engine, too: it is closed for them, and dropped by the last.
+        // The engine's drop waits for the device, perhaps for long. Another thread does that, so that Ctrl-C works
+        // here. Calls in progress keep the engine alive, and the last one drops it.
         let (report, mut over) = mpsc::sync_channel::<()>(1);
         let closing = Arc::clone(&engine);
         let thread = std::thread::Builder::new().name("deepnvme-close".into());
@@ -391,7 +390,7 @@ impl PyEngine {
         self.close(py)
     }
 
-    /// What moves the bytes: ``"io_uring"``, ``"aio"`` or ``"threads"``.
+    /// Backend in use: ``"io_uring"``, ``"aio"`` or ``"threads"``.
     #[getter]
     fn backend(&self) -> &'static str {
         self.backend
@@ -409,7 +408,7 @@ impl PyEngine {
         self.config.queue_depth
     }
 
-    /// Bytes of the largest single transfer.
+    /// Maximum bytes of a transfer.
     #[getter]
     fn block_bytes(&self) -> u64 {
         self.config.block_bytes
@@ -421,19 +420,19 @@ impl PyEngine {
         submit_word(self.config.submit)
     }
 
-    /// When the queue is filled again.
+    /// Refill policy of the queue: ``"sliding"`` or ``"wave"``.
     #[getter]
     fn window(&self) -> &'static str {
         window_word(self.config.window)
     }
 
-    /// ``"preferred"``, ``"required"`` or ``"disabled"``.
+    /// Page cache bypass: ``"preferred"``, ``"required"`` or ``"disabled"``.
     #[getter]
     fn direct(&self) -> &'static str {
         direct_word(self.config.direct)
     }
 
-    /// Whether bytes of CUDA tensors go by way of cuFile.
+    /// Use of cuFile for CUDA tensors: ``"preferred"``, ``"required"`` or ``"disabled"``.
     #[getter]
     fn gds(&self) -> &'static str {
         direct_word(self.config.gds)
@@ -445,7 +444,7 @@ impl PyEngine {
         self.config.pool_bound_bytes()
     }
 
-    /// Whether ``close`` was called.
+    /// Whether the engine is closed.
     #[getter]
     pub(crate) fn closed(&self) -> bool {
         self.inner.is_closed()
@@ -471,7 +470,7 @@ impl PyEngine {
         Ok(Self { inner: OpenEngine::new(engine), config, backend })
     }
 
-    /// The engine, unless it was closed.
+    /// Return the engine, unless it is closed.
     pub(crate) fn open_engine(&self, py: Python<'_>) -> PyResult<Arc<Engine>> {
         self.inner.get(py)
     }

@@ -1,4 +1,4 @@
-//! From the engine's errors to Python's exceptions: the classes of `deepnvme.errors`.
+//! Convert the engine's errors to Python exceptions: the classes of `deepnvme.errors`.
 
 use deepnvme_io::{Error, ErrorKind};
 use pyo3::exceptions::PyRuntimeError;
@@ -6,22 +6,22 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use rustix::io::Errno;
 
-/// A failed call as the exception that Python code expects.
+/// Convert a failed call to the exception that Python code expects.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     build(py, error).map_or_else(|failure| failure, PyErr::from_value)
 }
 
-/// Where `result` is an error, the exception.
+/// Convert an error result to its exception.
 pub(crate) fn check<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
     result.map_err(|error| raise(py, &error))
 }
 
-/// An exception of the class `name` of `deepnvme.errors` that no kernel call caused.
+/// Create an exception of the class `name` of `deepnvme.errors` that no system call caused.
 pub(crate) fn plain(py: Python<'_>, name: &str, message: String) -> PyErr {
     class(py, name).and_then(|class| class.call1((message,))).map_or_else(|failure| failure, PyErr::from_value)
 }
 
-/// The same, saying how far the request is.
+/// Like `plain`, with the request's progress.
 pub(crate) fn plain_after(py: Python<'_>, name: &str, message: String, bytes_done: u64) -> PyErr {
     let error = plain(py, name, message);
     match error.value(py).setattr(intern!(py, "bytes_done"), bytes_done) {
@@ -71,7 +71,7 @@ fn class_name(error: &Error) -> &'static str {
     }
 }
 
-/// What Python prints between the number and the file name: the verb, the place, the kernel's words, the remedy.
+/// Format the text between error number and file name: verb, offset, the kernel's message, remedy.
 fn strerror(error: &Error, errno: i32) -> String {
     let kernel = std::io::Error::from_raw_os_error(errno).to_string();
     let words = kernel.split(" (os error").next().unwrap_or_default();

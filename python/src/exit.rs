@@ -1,4 +1,4 @@
-//! The end of the interpreter with requests in flight.
+//! Finish requests in flight when the interpreter exits.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -8,16 +8,16 @@ use pyo3::prelude::*;
 use crate::flight::Flight;
 use crate::{orphans, watch};
 
-/// The requests that were started, for as long as anybody holds them.
+/// Started requests that are still referenced.
 static STARTED: Mutex<Vec<Weak<Flight>>> = Mutex::new(Vec::new());
 
-/// Below that many there is no point in clearing the list.
+/// Smallest length at which clearing the list pays off.
 const CLEARED_FROM: usize = 64;
 
-/// Notes a request that outlives the call that made it.
+/// Register a request that outlives its call.
 pub(crate) fn note(flight: &Arc<Flight>) {
     let mut started = ignore_poison(STARTED.lock());
-    // Cleared when it would grow, so that it is never longer than twice what is alive.
+    // Cleared before it grows, so it is never longer than twice the live requests.
     if started.len() == started.capacity() && started.len() >= CLEARED_FROM {
         started.retain(|flight| flight.strong_count() > 0);
         let room = started.len();
@@ -26,8 +26,8 @@ pub(crate) fn note(flight: &Arc<Flight>) {
     started.push(Arc::downgrade(flight));
 }
 
-/// Finishes what is in flight before the interpreter goes; Ctrl-C gives up what has not been started. Failures
-/// that nobody will look at become warnings.
+/// Finish transfers in flight before the interpreter exits. Ctrl-C cancels those not yet started. Unobserved failures
+/// become warnings.
 #[pyfunction]
 pub(crate) fn _at_exit(py: Python<'_>) -> PyResult<()> {
     let started = std::mem::take(&mut *ignore_poison(STARTED.lock()));

@@ -1,7 +1,7 @@
-//! A request in flight, whatever its kind, and the rules by which Python waits for it.
+//! A request in flight of any kind, and the rules by which Python waits for it.
 //!
-//! A thread waits without the GIL and in slices, so that Ctrl-C arrives. A process that was forked from the one
-//! that made the request never touches it: the threads that would finish it are not there.
+//! A thread waits in slices without the GIL, so that Ctrl-C works. A forked child never touches its parent's requests:
+//! the threads that complete them do not exist there.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use deepnvme_io::{Error, ErrorKind, Pending, Progress, Result};
 use deepnvme_mem::{Region, RegionMut};
 use pyo3::prelude::*;
 
-/// How long a thread waits before it looks for signals.
+/// Interval between signal checks.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// How long an interrupted call waits for what the kernel has already begun, so that nothing touches the tensor
-/// after the interrupt in any case but a device that hangs.
+/// Time that an interrupted call waits for transfers that the kernel has begun. Unless a device hangs, nothing touches
+/// the tensor after the interrupt.
 pub(crate) const GRACE: Duration = Duration::from_secs(1);
 
-/// The four kinds of request.
+/// The four kinds of requests.
 pub(crate) enum Kind {
     Read(Pending<RegionMut>),
     Write(Pending<Region>),
@@ -35,7 +35,7 @@ macro_rules! with_pending {
     };
 }
 
-/// A request in flight. To be dropped by a thread that holds the GIL: it lets go of Python objects.
+/// A request in flight. Drop it with the GIL held: it releases Python objects.
 pub(crate) struct Flight {
     kind: Option<Kind>,
     pid: u32,
@@ -46,7 +46,7 @@ impl Flight {
         Self { kind: Some(kind), pid: std::process::id() }
     }
 
-    /// Whether this process was forked from the one that made the request.
+    /// Return whether this process was forked from the one that made the request.
     pub(crate) fn is_foreign(&self) -> bool {
         self.pid != std::process::id()
     }
@@ -55,7 +55,7 @@ impl Flight {
         !self.is_foreign() && self.kind().is_some_and(|kind| with_pending!(kind, pending => pending.is_done()))
     }
 
-    /// The bytes moved, or why not; `None` while in flight.
+    /// Return the bytes moved or the error; `None` while in flight.
     pub(crate) fn result(&self) -> Option<Result<u64>> {
         if self.is_foreign() {
             return Some(Err(forked()));
@@ -69,19 +69,19 @@ impl Flight {
         self.kind().map_or(none, |kind| with_pending!(kind, pending => pending.progress()))
     }
 
-    /// Gives up what has not been started.
+    /// Cancel the part that is not started yet.
     pub(crate) fn cancel(&self) -> bool {
         !self.is_foreign() && self.kind().is_some_and(|kind| with_pending!(kind, pending => pending.cancel()))
     }
 
-    /// Writes to the eventfd when the request is done.
+    /// Write to the eventfd once the request is done.
     pub(crate) fn notify(&self, eventfd: std::os::fd::OwnedFd) {
         if let Some(kind) = self.kind() {
             with_pending!(kind, pending => pending.notify(eventfd));
         }
     }
 
-    /// Waits without looking at signals; whether the request is done. For threads that have let go of the GIL.
+    /// Wait without checking signals. Returns whether the request is done. Call it without the GIL.
     pub(crate) fn wait_quietly(&self, timeout: Duration) -> bool {
         if self.is_foreign() {
             return true;
@@ -89,7 +89,7 @@ impl Flight {
         self.kind().is_none_or(|kind| with_pending!(kind, pending => pending.wait_timeout(timeout)))
     }
 
-    /// Waits with the GIL released, but for a look at signals now and then. False when the time was up.
+    /// Wait without the GIL, checking signals at intervals. Returns false on timeout.
     pub(crate) fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<bool> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
@@ -104,7 +104,8 @@ impl Flight {
         }
     }
 
-    /// After an interrupt: gives up the rest, and waits for what the kernel has begun. Whether all is quiet now.
+    /// Cancel the rest after an interrupt, and wait for transfers that the kernel has begun. Returns whether all are
+    /// done.
     pub(crate) fn abandon(&self, py: Python<'_>) -> bool {
         self.cancel();
         py.detach(|| self.wait_quietly(GRACE))
@@ -116,7 +117,7 @@ impl Flight {
 }
 
 impl Drop for Flight {
-    /// Takes the memory home, so that its Python owners are let go here and not on one of the engine's threads.
+    /// Take the memory back, so that its Python owners are released here and not on an engine thread.
     fn drop(&mut self) {
         if self.is_done()
             && let Some(kind) = self.kind.take()
@@ -126,7 +127,7 @@ impl Drop for Flight {
     }
 }
 
-/// What a forked process is told about its parent's requests.
+/// The error for requests that belong to the parent process.
 fn forked() -> Error {
     let detail = "the request belongs to the process before the fork, which finishes it; make a new one here";
     Error::new(ErrorKind::Closed, "wait", detail)

@@ -1,4 +1,5 @@
-//! An open stream behind a Python object: closed at most once, shared by threads, and left alone by forked children.
+//! An open stream behind a Python object. It is closed at most once, shared by threads, and left alone by forked
+//! children.
 
 use std::sync::Mutex;
 
@@ -8,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::error;
 
-/// A stream of the engine until it is closed.
+/// An engine stream, until it is closed.
 pub(crate) struct Handle<T: Send> {
     stream: Mutex<Option<T>>,
     pid: u32,
@@ -19,10 +20,10 @@ impl<T: Send> Handle<T> {
         Self { stream: Mutex::new(Some(stream)), pid: std::process::id() }
     }
 
-    /// Uses the stream with the GIL released: other threads may hold the lock while they wait for the disk.
+    /// Use the stream without the GIL: other threads may hold the lock while they wait for the disk.
     ///
     /// # Errors
-    /// Where the stream is closed, or belongs to the process before a fork; else what `act` says.
+    /// If the stream is closed or belongs to the process before a fork, or if `act` fails.
     pub(crate) fn with<R: Send>(
         &self,
         py: Python<'_>,
@@ -39,14 +40,14 @@ impl<T: Send> Handle<T> {
         }
     }
 
-    /// Looks at the stream under the GIL, if nobody else is using it; for what takes less time than letting go of the
-    /// GIL and getting it back.
+    /// Look at the stream with the GIL held, if no thread is using it. For work that takes less time than releasing the
+    /// GIL.
     pub(crate) fn glance<R>(&self, act: impl FnOnce(&T) -> R) -> Option<R> {
         let stream = self.stream.try_lock().ok().filter(|_| self.pid == std::process::id())?;
         stream.as_ref().map(act)
     }
 
-    /// Takes the stream away and ends it with the GIL released. `None` where somebody has done that before.
+    /// Take the stream and end it without the GIL. `None` if it was taken before.
     pub(crate) fn end<R: Send>(&self, py: Python<'_>, act: impl FnOnce(T) -> R + Send) -> PyResult<Option<R>> {
         self.check_process(py)?;
         Ok(py.detach(|| {
@@ -65,8 +66,8 @@ impl<T: Send> Handle<T> {
 }
 
 impl<T: Send> Drop for Handle<T> {
-    /// A stream that was opened before a fork is the parent's to end: its temporary file must not be removed here. Any other
-    /// waits for what is in flight, and lets other threads of Python run meanwhile.
+    /// A stream opened before a fork is ended by the parent: its temporary file must not be removed here. Any other
+    /// waits for transfers in flight without the GIL.
     fn drop(&mut self) {
         let stream = ignore_poison(self.stream.get_mut()).take();
         if self.pid != std::process::id() {

@@ -1,12 +1,13 @@
-//! `deepnvme._deepnvme`: the engine as Python sees it. The package `deepnvme` re-exports it.
+//! `deepnvme._deepnvme`: the engine's Python interface. The package `deepnvme` re-exports it.
 //!
-//! The way of a call: `engine` has the methods, and `module` the functions, on the engine of `default`; `request`
-//! understands the arguments with the help of `path` and `memory` (which asks `torch`, `array` and `dlpack` where the
-//! bytes are), and makes the request without the GIL; `flight` waits for it; `pending` is Python's end of a started
-//! one, and `watch` looks after the `orphans`, those that were dropped. `reader` and `writer` are what `deepnvme.open` is made of,
-//! `exit` ends it all. Beside that way, `timeline` records what happens on it, and `command` runs the command line.
+//! The path of a call: `engine` defines the methods, and `module` the functions, on the engine of `default`. `request`
+//! parses the arguments with `path` and `memory` (which asks `torch`, `array` and `dlpack` for the bytes), and makes
+//! the request without the GIL. `flight` waits for it. `transfer` is the Python object of a started request, and
+//! `watch` waits for the `orphans`, whose object was dropped. `reader` and `writer` implement `deepnvme.open`, and
+//! `exit` finishes requests at exit. Apart from this path, `timeline` records events, and `command` runs the command
+//! line.
 //!
-//! No thread but Python's own ever takes the GIL. `memory` is the only folder with unsafe code.
+//! Only Python's own threads take the GIL. `memory` is the only folder with unsafe code.
 #![deny(unsafe_code)]
 
 mod array;

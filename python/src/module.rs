@@ -1,4 +1,4 @@
-//! The functions of the package: the methods of `Engine`, on the default engine.
+//! The package's functions: the methods of `Engine`, on the default engine.
 
 use pyo3::prelude::*;
 
@@ -10,15 +10,14 @@ use crate::stats::Stats;
 use crate::timeline::{self, Trace};
 use crate::transfer::PyTransfer;
 
-/// The engine of the module-level functions: made when first needed, one per process, with the settings of the file
-/// that ``DEEPNVME_CONFIG`` names, or the defaults. A
-/// process that was forked gets its own.
+/// Return the engine of the module-level functions, created on first use, one per process. It uses the settings of the
+/// file that ``DEEPNVME_CONFIG`` names, or the defaults. A forked process gets its own.
 #[pyfunction]
 pub(crate) fn default_engine(py: Python<'_>) -> PyResult<Py<PyEngine>> {
     default::object(py)
 }
 
-/// ``Engine.read`` on the default engine.
+/// Call ``Engine.read`` on the default engine.
 #[pyfunction]
 #[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "(tensor, path, offset=0)")]
 pub(crate) fn read(
@@ -30,7 +29,7 @@ pub(crate) fn read(
     Request::read(tensor, path, offset)?.run(py, &*default::engine(py)?)
 }
 
-/// ``Engine.write`` on the default engine.
+/// Call ``Engine.write`` on the default engine.
 #[pyfunction]
 #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
 pub(crate) fn write(
@@ -43,7 +42,7 @@ pub(crate) fn write(
     Request::write(tensor, path, offset, durability)?.run(py, &*default::engine(py)?)
 }
 
-/// ``Engine.start_read`` on the default engine.
+/// Call ``Engine.start_read`` on the default engine.
 #[pyfunction]
 #[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "(tensor, path, offset=0)")]
 pub(crate) fn start_read(
@@ -55,7 +54,7 @@ pub(crate) fn start_read(
     Request::read(tensor, path, offset)?.start(py, &*default::engine(py)?)
 }
 
-/// ``Engine.start_write`` on the default engine.
+/// Call ``Engine.start_write`` on the default engine.
 #[pyfunction]
 #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
 pub(crate) fn start_write(
@@ -68,41 +67,41 @@ pub(crate) fn start_write(
     Request::write(tensor, path, offset, durability)?.start(py, &*default::engine(py)?)
 }
 
-/// ``Engine.read_batch`` on the default engine.
+/// Call ``Engine.read_batch`` on the default engine.
 #[pyfunction]
 #[pyo3(signature = (items))]
 pub(crate) fn read_batch(py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<u64> {
     Request::read_batch(items)?.run(py, &*default::engine(py)?)
 }
 
-/// ``Engine.write_batch`` on the default engine.
+/// Call ``Engine.write_batch`` on the default engine.
 #[pyfunction]
 #[pyo3(signature = (items, *, durability="none"))]
 pub(crate) fn write_batch(py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<u64> {
     Request::write_batch(items, durability)?.run(py, &*default::engine(py)?)
 }
 
-/// ``Engine.start_read_batch`` on the default engine.
+/// Call ``Engine.start_read_batch`` on the default engine.
 #[pyfunction]
 #[pyo3(signature = (items))]
 pub(crate) fn start_read_batch(py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<PyTransfer> {
     Request::read_batch(items)?.start(py, &*default::engine(py)?)
 }
 
-/// ``Engine.start_write_batch`` on the default engine.
+/// Call ``Engine.start_write_batch`` on the default engine.
 #[pyfunction]
 #[pyo3(signature = (items, *, durability="none"))]
 pub(crate) fn start_write_batch(py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<PyTransfer> {
     Request::write_batch(items, durability)?.start(py, &*default::engine(py)?)
 }
 
-/// What the default engine has done so far.
+/// Return the default engine's counters.
 #[pyfunction]
 pub(crate) fn stats(py: Python<'_>) -> PyResult<Stats> {
     Ok(Stats::from(default::engine(py)?.stats()))
 }
 
-/// ``Engine.trace`` on the default engine.
+/// Call ``Engine.trace`` on the default engine.
 ///
 /// Example:
 ///     >>> with deepnvme.trace("timeline.json"):
@@ -113,7 +112,7 @@ pub(crate) fn trace(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Trace> 
     default::object(py)?.get().trace(path)
 }
 
-/// ``Engine.span`` on the default engine.
+/// Call ``Engine.span`` on the default engine.
 #[pyfunction]
 pub(crate) fn span(
     py: Python<'_>,
@@ -125,7 +124,7 @@ pub(crate) fn span(
     timeline::span(&*default::engine(py)?, name, lane, timeline::range(start_ns, end_ns)?)
 }
 
-/// What works on this machine, and which backend the default engine uses, and why.
+/// Report the backends that work on this machine, and the reason for the default engine's choice.
 #[pyfunction]
 pub(crate) fn probe(py: Python<'_>) -> PyResult<Probe> {
     Probe::of(py, &*default::engine(py)?)

@@ -1,4 +1,4 @@
-//! An engine until it is closed: what its Python object has, and each trace of it.
+//! An engine until it is closed, shared by its Python object and its traces.
 
 use std::sync::{Arc, RwLock};
 
@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use crate::error;
 
-/// An engine that may be closed at any time. Clones are of the same one.
+/// An engine that may be closed at any time. Clones share it.
 #[derive(Clone)]
 pub(crate) struct OpenEngine(Arc<RwLock<Option<Arc<Engine>>>>);
 
@@ -17,13 +17,13 @@ impl OpenEngine {
         Self(Arc::new(RwLock::new(Some(Arc::new(engine)))))
     }
 
-    /// The engine, unless it was closed.
+    /// Return the engine, unless it is closed.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<Arc<Engine>> {
         let engine = ignore_poison(self.0.read()).clone();
         engine.ok_or_else(|| error::plain(py, "ClosedError", "the engine is closed; make a new one".into()))
     }
 
-    /// Takes it away, so that nobody gets it any more.
+    /// Remove the engine, so that later calls find it closed.
     pub(crate) fn take(&self) -> Option<Arc<Engine>> {
         ignore_poison(self.0.write()).take()
     }

@@ -1,8 +1,8 @@
-//! Requests whose `Transfer` was dropped while they were in flight.
+//! Requests whose `Transfer` was dropped in flight.
 //!
-//! They go on, and their tensors stay alive until they are done. Then their tensors are let go of, and those that failed
-//! are warned of: nobody else would. `watch` has the interpreter do that; each later call of the package looks at a few
-//! of them as well, since the interpreter's main thread may be busy.
+//! They continue, and their tensors stay alive until they are done. Then the tensors are released, and failures become
+//! warnings, since no caller sees them. `watch` makes the interpreter do that. Each later call of the package also
+//! sweeps a few, in case the interpreter's main thread is busy.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,25 +15,25 @@ use pyo3::prelude::*;
 
 use crate::flight::Flight;
 
-/// How many orphans one call looks at, so that no call is slow.
+/// Orphans that one call checks, so that no call is slow.
 const LOOKS_PER_CALL: usize = 16;
 
 static ORPHANS: Mutex<VecDeque<Arc<Flight>>> = Mutex::new(VecDeque::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Keeps a request until a sweep finds it done.
+/// Keep a request until a sweep finds it done.
 pub(crate) fn keep(flight: Arc<Flight>) {
     with(|orphans| orphans.push_back(flight));
 }
 
-/// Lets go of a few that are done. Costs nothing where there are none.
+/// Release a few finished requests. Free if there are none.
 pub(crate) fn sweep(py: Python<'_>) {
     if COUNT.load(Ordering::Relaxed) > 0 {
         sweep_some(py, LOOKS_PER_CALL);
     }
 }
 
-/// Lets go of all that are done.
+/// Release all finished requests.
 pub(crate) fn sweep_all(py: Python<'_>) {
     sweep_some(py, COUNT.load(Ordering::Relaxed));
 }
@@ -56,7 +56,7 @@ fn sweep_some(py: Python<'_>, looks: usize) {
     }
 }
 
-/// The lock is held for moments only, and never while the GIL is let go of, so that no fork finds it locked.
+/// The lock is held only briefly, and never while the GIL is released, so that no fork finds it locked.
 fn with<T>(act: impl FnOnce(&mut VecDeque<Arc<Flight>>) -> T) -> T {
     let mut orphans = ignore_poison(ORPHANS.lock());
     let answer = act(&mut orphans);
@@ -64,14 +64,14 @@ fn with<T>(act: impl FnOnce(&mut VecDeque<Arc<Flight>>) -> T) -> T {
     answer
 }
 
-/// A failure that nobody looked at becomes a `ResourceWarning`; a cancelled request is no failure.
+/// Turn an unobserved failure into a `ResourceWarning`. A cancelled request is no failure.
 pub(crate) fn warn_of(py: Python<'_>, error: &Error) {
     if error.kind() != ErrorKind::Cancelled {
         warn(py, &format!("nobody looked at the failure of a request: {error}"));
     }
 }
 
-/// Warns from a place that can raise nothing: with `-W error` the warning goes where exceptions in finalisers go.
+/// Warn from a place that cannot raise. With `-W error` the warning is reported like an exception in a finaliser.
 pub(crate) fn warn(py: Python<'_>, message: &str) {
     let in_flight = PyErr::take(py);
     let category = py.get_type::<PyResourceWarning>();

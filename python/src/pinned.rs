@@ -1,4 +1,4 @@
-//! Page-locked memory for `deepnvme.pinned_empty`, handed to torch as a DLPack capsule.
+//! Page-locked memory for `deepnvme.pinned_empty`, exported to torch as a DLPack capsule.
 
 use deepnvme_mem::Buffer;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
@@ -8,11 +8,11 @@ use pyo3::types::PyCapsule;
 
 use crate::memory;
 
-/// A DLPack capsule of `nbytes` page-aligned bytes, page-locked where RLIMIT_MEMLOCK allows; whoever takes the
-/// tensor out of it frees the memory by dropping the tensor.
+/// Allocate a DLPack capsule of `nbytes` page-aligned bytes, page-locked if RLIMIT_MEMLOCK allows. The consumer frees
+/// the memory by dropping the tensor.
 #[pyfunction]
 pub(crate) fn _pinned_capsule(py: Python<'_>, nbytes: usize) -> PyResult<Bound<'_, PyCapsule>> {
-    // Locking touches every page, which takes its time.
+    // Locking touches every page, which takes time.
     let buffer = py.detach(|| Buffer::locked(nbytes)).map_err(|error| {
         let errno = error.raw_os_error();
         PyOSError::new_err((errno, format!("{nbytes} bytes of memory are not to be had; ask for less")))

@@ -1,4 +1,4 @@
-//! `deepnvme.Probe`: what works on this machine, and which backend an engine uses, and why.
+//! `deepnvme.Probe`: backends that work on this machine, and an engine's choice.
 
 use deepnvme_io::Engine;
 use deepnvme_io::backend::BackendKind;
@@ -9,19 +9,19 @@ use pyo3::types::PyDict;
 use crate::stats::figures;
 
 figures! {
-    /// Whether one backend works on this machine, and if not, why, and what would change that.
+    /// Availability of one backend on this machine, with the reason and remedy if it does not work.
     BackendProbe {
         /// ``"io_uring"``, ``"aio"`` or ``"threads"``.
         name: String,
-        /// Whether it was set up and has read a file correctly.
+        /// Whether it was set up and read a file correctly.
         works: bool,
-        /// What it was given by the kernel, where it works.
+        /// Features that the kernel granted, if it works.
         detail: Option<String>,
-        /// The kernel's error number, where it does not work and there was one.
+        /// The kernel's error number, if it does not work and there was one.
         errno: Option<i32>,
         /// Why it does not work.
         reason: Option<String>,
-        /// What would make it work.
+        /// Steps that would make it work.
         remedy: Option<String>,
     }
 }
@@ -40,7 +40,7 @@ impl BackendProbe {
     }
 }
 
-/// What works on this machine, found by trying, and which backend this engine uses.
+/// Backends that work on this machine, found by trying them, and the backend that this engine uses.
 ///
 /// Example:
 ///     >>> probe = deepnvme.probe()
@@ -48,21 +48,21 @@ impl BackendProbe {
 ///     True
 #[pyclass(frozen, get_all, module = "deepnvme")]
 pub(crate) struct Probe {
-    /// What moves the bytes of this engine: ``"io_uring"``, ``"aio"`` or ``"threads"``.
+    /// Backend of this engine: ``"io_uring"``, ``"aio"`` or ``"threads"``.
     backend: String,
-    /// Why that one.
+    /// Reason for this choice.
     backend_reason: String,
-    /// What was found out about ``io_uring``.
+    /// Result for ``io_uring``.
     io_uring: Py<BackendProbe>,
-    /// What was found out about Linux native AIO.
+    /// Result for Linux native AIO.
     aio: Py<BackendProbe>,
-    /// What was found out about plain system calls on threads.
+    /// Result for plain system calls on threads.
     threads: Py<BackendProbe>,
 }
 
 #[pymethods]
 impl Probe {
-    /// The same by name, ready for JSON.
+    /// Return the fields as a dictionary, ready for JSON.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let found = PyDict::new(py);
         found.set_item("backend", &self.backend)?;

@@ -1,4 +1,4 @@
-//! The reading end of `deepnvme.open`: what `deepnvme.Reader` calls.
+//! The reader of `deepnvme.open`, behind `deepnvme.Reader`.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,18 +16,18 @@ use crate::path::Place;
 use crate::request::run_flight;
 use crate::{default, error, memory, torch};
 
-/// Largest read that is copied out of a window without letting go of the GIL.
+/// Largest read copied from a window without releasing the GIL.
 const GLANCE_BYTES_MAX: usize = 32 << 10;
 
-/// Smallest read that goes past the windows, straight from the device, with every worker copying what has to be copied.
-/// Reads below gain more from what is on its way already: with one request after the other, the disk rests between them.
+/// Smallest read that bypasses the windows and reads straight from the device, with every worker copying if needed.
+/// Smaller reads gain more from prefetched bytes: with one request after the other, the disk idles in between.
 const LARGE_BYTES_MIN: usize = 32 << 20;
-/// From this size on fresh memory is worth asking huge pages for.
+/// Smallest fresh allocation for which huge pages pay off.
 const HUGE_BYTES_MIN: usize = 8 << 20;
-/// Most bytes that are copied out of the page cache between two looks for Ctrl-C.
+/// Maximum bytes copied from the page cache between checks for Ctrl-C.
 const COPY_BYTES_MAX: usize = 256 << 20;
 
-/// Reads a file at a position that moves with the reading.
+/// Read a file sequentially at a moving position.
 #[pyclass(frozen, name = "_FileReader", module = "deepnvme._deepnvme")]
 pub(crate) struct FileReader {
     handle: Handle<deepnvme_file::FileReader>,
@@ -43,7 +43,7 @@ impl FileReader {
         let target = match Place::new(path)? {
             Place::Path(path) => Target::Path(path),
             Place::Stripes(set) => Target::Stripes(set),
-            // The same file, with a position of its own.
+            // The same file, with its own position.
             Place::Descriptor(number) => Target::Path(PathBuf::from(format!("/proc/self/fd/{number}"))),
         };
         let engine = default::or_default(py, engine)?;
@@ -53,19 +53,19 @@ impl FileReader {
         Ok(Self { handle: Handle::new(reader), position: AtomicU64::new(0), file_bytes })
     }
 
-    /// The next `size` bytes, or all that are left where it is negative.
+    /// Read the next `size` bytes, or all remaining bytes if `size` is negative.
     fn read<'py>(&self, py: Python<'py>, size: i64) -> PyResult<Bound<'py, PyBytes>> {
         let (at, size) = self.take(u64::try_from(size).unwrap_or(u64::MAX));
         self.or_give_back(at, size, self.read_at(py, at, size))
     }
 
-    /// The same bytes, without moving on.
+    /// Read the same bytes without moving the position.
     fn peek<'py>(&self, py: Python<'py>, size: i64) -> PyResult<Bound<'py, PyBytes>> {
         let (at, left) = self.left();
         self.read_at(py, at, u64::try_from(size).unwrap_or(left).min(left) as usize)
     }
 
-    /// Fills a writable buffer as far as the file goes; how many bytes that were.
+    /// Fill a writable buffer up to the end of the file. Returns the number of bytes.
     fn readinto(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
         let target = memory::target(buffer)?;
         let (at, size) = self.take(target.len() as u64);
@@ -74,7 +74,7 @@ impl FileReader {
         Ok(size)
     }
 
-    /// Moves to `offset` from the start (0), from here (1) or from the end (2); where that is.
+    /// Move to `offset` from the start (0), the position (1) or the end (2). Returns the new position.
     fn seek(&self, offset: i64, whence: i32) -> PyResult<u64> {
         let base = match whence {
             0 => 0,
@@ -99,7 +99,7 @@ impl FileReader {
 }
 
 impl FileReader {
-    /// Takes the next bytes for one caller, at most `wanted`: threads that share a reader never get the same ones.
+    /// Reserve the next bytes for one caller, at most `wanted`. Threads that share a reader never get the same bytes.
     fn take(&self, wanted: u64) -> (u64, usize) {
         let mut at = self.position.load(Ordering::Relaxed);
         loop {
@@ -111,7 +111,7 @@ impl FileReader {
         }
     }
 
-    /// After a failure, moves back to before the bytes that were taken, unless somebody has moved on since.
+    /// Move back over the reserved bytes after a failure, unless another caller moved on since.
     fn or_give_back<T>(&self, at: u64, size: usize, result: PyResult<T>) -> PyResult<T> {
         if result.is_err() {
             let _ = self.position.compare_exchange(at + size as u64, at, Ordering::Relaxed, Ordering::Relaxed);
@@ -125,7 +125,7 @@ impl FileReader {
         Ok(bytes)
     }
 
-    /// Fills the first `size` bytes of `target`.
+    /// Fill the first `size` bytes of `target`.
     fn fill_at(&self, py: Python<'_>, at: u64, size: usize, target: RegionMut) -> PyResult<()> {
         if target.device() != Device::Host && (size < LARGE_BYTES_MIN || size < target.len()) {
             let read = self.handle.with(py, |reader| reader.read_to_gpu(at, &target))?;
@@ -135,20 +135,20 @@ impl FileReader {
         } else if target.is_contiguous() {
             self.fill(py, at, target.split_at(size).0)?;
         } else {
-            // The end of the file in the middle of strided memory.
+            // The file ends in the middle of strided memory.
             let read = self.handle.with(py, |reader| reader.read_into(at, &target))?;
             check_whole(py, read, size)?;
         }
         Ok(())
     }
 
-    /// The position, and how many bytes are left from there.
+    /// Return the position and the bytes left after it.
     fn left(&self) -> (u64, u64) {
         let at = self.position.load(Ordering::Relaxed);
         (at, self.file_bytes.saturating_sub(at))
     }
 
-    /// Fills all of `target`: a large one past the windows, straight from the device, a small one from them.
+    /// Fill all of `target`: large ones straight from the device, small ones from the windows.
     fn fill(&self, py: Python<'_>, at: u64, target: RegionMut) -> PyResult<()> {
         let size = target.len();
         if size <= GLANCE_BYTES_MAX && self.handle.glance(|reader| reader.read_held(at, &target)) == Some(true) {
@@ -173,7 +173,7 @@ impl FileReader {
         check_whole(py, read, size)
     }
 
-    /// Fills a large target from the page cache, in pieces, so that Ctrl-C arrives.
+    /// Fill a large target from the page cache in pieces, so that Ctrl-C works.
     fn copy(&self, py: Python<'_>, mut at: u64, target: RegionMut) -> PyResult<()> {
         let mut rest = Some(target);
         while let Some(target) = rest.take() {

@@ -1,4 +1,4 @@
-//! Private files and folders, and sets of files that are replaced at once, for the checkpoints that Python puts together.
+//! Private files and folders, and atomic replacement of file sets, for the checkpoints that Python writes.
 
 use std::ffi::OsString;
 use std::os::fd::{IntoRawFd, RawFd};
@@ -13,8 +13,8 @@ use crate::error;
 use crate::path::file_name;
 use crate::threads::Ending;
 
-/// Removes what killed writers have left of files and folders called ``path``: private ones whose names prove that they
-/// are, and that nobody has locked.
+/// Remove leftovers of killed writers of ``path``. Removes only unlocked private files and folders whose names prove
+/// that they are ours.
 #[pyfunction]
 pub(crate) fn _remove_stale(path: &Bound<'_, PyAny>) -> PyResult<()> {
     let target = file_name(path)?;
@@ -25,7 +25,7 @@ pub(crate) fn _remove_stale(path: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// All bytes of a regular file of at most ``max_nbytes``. A pipe, a device or a longer file is an error at once.
+/// Read a regular file of at most ``max_nbytes``. A pipe, a device or a longer file is an error at once.
 #[pyfunction]
 pub(crate) fn _read_small_file<'py>(path: &Bound<'py, PyAny>, max_nbytes: u64) -> PyResult<Bound<'py, PyBytes>> {
     let (py, name) = (path.py(), file_name(path)?);
@@ -33,7 +33,8 @@ pub(crate) fn _read_small_file<'py>(path: &Bound<'py, PyAny>, max_nbytes: u64) -
     Ok(PyBytes::new(py, &error::check(py, bytes)?))
 }
 
-/// Opens a regular file for reading: its descriptor, which is the caller's. A pipe or a device is an error at once.
+/// Open a regular file for reading. Returns its descriptor, which the caller owns. A pipe or a device is an error at
+/// once.
 #[pyfunction]
 pub(crate) fn _open_regular(path: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     let (py, name) = (path.py(), file_name(path)?);
@@ -41,7 +42,7 @@ pub(crate) fn _open_regular(path: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     Ok(error::check(py, opened)?.into_raw_fd())
 }
 
-/// Makes a folder and those above it that are missing.
+/// Create a folder and its missing parents.
 #[pyfunction]
 pub(crate) fn _make_folders(path: &Bound<'_, PyAny>) -> PyResult<()> {
     let (py, name) = (path.py(), file_name(path)?);
@@ -49,10 +50,11 @@ pub(crate) fn _make_folders(path: &Bound<'_, PyAny>) -> PyResult<()> {
     error::check(py, made.map_err(|errno| deepnvme_io::Error::os("make folder", errno).at_path(name)))
 }
 
-/// A new folder under a private name, which becomes ``path`` when it is committed.
+/// A new folder under a private name. ``commit`` renames it to ``path``.
 ///
-/// The private name proves what it is, and the folder is locked while this process lives. First, what killed processes left
-/// of earlier ones for the same ``path`` is removed: the files that each listed, and the folder if nothing else is in it.
+/// The private name proves its origin, and the folder is locked while this process lives. First, leftovers of killed
+/// processes for the same ``path`` are removed: the files that each folder listed, and the folder if nothing else is in
+/// it.
 #[pyclass(frozen, name = "_PrivateFolder", module = "deepnvme._deepnvme")]
 pub(crate) struct PrivateFolder {
     path: PathBuf,
@@ -68,41 +70,42 @@ impl PrivateFolder {
         Ok(Self { path: folder.path().to_path_buf(), inner: Ending::new(folder) })
     }
 
-    /// Its name for now.
+    /// The folder's private path.
     #[getter]
     fn path(&self) -> PathBuf {
         self.path.clone()
     }
 
-    /// Writes down that a file, or a folder, of that relative name will be made in it; its path. Only what was added is
-    /// removed if the folder does not come to be.
+    /// Register a file or folder of this relative name before it is created. Returns its path. Only registered entries
+    /// are removed if the folder is not committed.
     fn add(&self, name: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
         let (py, name) = (name.py(), file_name(name)?);
         let added = self.inner.with(py, |folder| folder.add(&name));
         error::check(py, added.ok_or_else(ended)?)
     }
 
-    /// Gives it its name, which must be free (or an empty folder), and waits until that is on the disk. The files in it have been synced.
+    /// Rename the folder, and sync the new name. The name must be free or an empty folder. Its files are already
+    /// synced.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         let folder = self.inner.take(py).ok_or_else(ended)?;
         error::check(py, py.detach(|| folder.commit()))
     }
 
-    /// Removes it with the files that were added, unless it has its name.
+    /// Remove the folder and its registered files, unless it was committed.
     fn give_up(&self, py: Python<'_>) {
         let folder = self.inner.take(py);
         py.detach(|| drop(folder));
     }
 }
 
-/// New files that an index will list, in place of those that it lists now: all of them at once.
+/// New files that atomically replace the files that an index lists.
 ///
-/// ``members`` are pairs of the beginning of a path and the end of a name. A token that nobody can guess goes between, the
-/// same in all of them. The files are made, empty, and are to be written to. ``record_at`` are the keys that lead to
-/// where the index, a JSON object, gets the record of its own files, as ``["metadata", "deepnvme.owned"]``.
+/// ``members`` are pairs of a path's beginning and a name's end. One unguessable token goes between them, the same for
+/// all files. The files are created empty, for the caller to write. ``record_at`` lists the keys to the index's record
+/// of its own files in the JSON object, such as ``["metadata", "deepnvme.owned"]``.
 ///
-/// Two who replace one set at once both succeed: one of the two indexes is there afterwards, with its files and no others.
-/// Files that an index lists and did not record as its own are never removed.
+/// If two processes replace one set at once, both succeed: one of the two indexes remains, with its files and no
+/// others. Files that an index lists but did not record as its own are never removed.
 #[pyclass(frozen, name = "_SetReplacement", module = "deepnvme._deepnvme")]
 pub(crate) struct SetReplacement {
     members: Vec<PathBuf>,
@@ -121,32 +124,31 @@ impl SetReplacement {
         Ok(Self { members: new.members().map(PathBuf::from).collect(), inner: Ending::new(new) })
     }
 
-    /// The new files, in their order: they are there, and empty.
+    /// The new files, in order. They exist and are empty.
     #[getter]
     fn members(&self) -> Vec<PathBuf> {
         self.members.clone()
     }
 
-    /// Makes the change: the index becomes this JSON object with the record of its own files added, and the old files that
-    /// the old index recorded as its own are removed. The caller has synced the bytes of the new files as far as they must
-    /// last; their names and the index are on the disk when this returns. A blank checksum in the index is
-    /// filled in.
+    /// Commit the replacement: the index becomes this JSON object with the record of its own files, and the files that
+    /// the old index recorded as its own are removed. The caller has already synced the new files as far as needed.
+    /// Their names and the index are durable when this returns. A blank checksum in the index is filled in.
     ///
-    /// Returns the files that the old index listed and did not record as its own: they stay.
+    /// Returns the files that the old index listed but did not record as its own: they stay.
     fn commit(&self, py: Python<'_>, index: &str) -> PyResult<Vec<PathBuf>> {
         let new = self.inner.take(py).ok_or_else(ended)?;
         error::check(py, py.detach(|| new.commit_text(index, sealed)))
     }
 
-    /// Removes the new files, unless they are committed.
+    /// Remove the new files, unless they were committed.
     fn give_up(&self, py: Python<'_>) {
         let new = self.inner.take(py);
         py.detach(|| drop(new));
     }
 }
 
-/// Removes a set that one file has taken the place of: the index, then the files that it recorded as its own. What became of
-/// it: ``"absent"``, ``"removed"``, or ``"foreign"`` where the index is not known to be ours, and stays.
+/// Remove a set that one file has replaced: the index, then the files recorded as its own. Returns ``"absent"``,
+/// ``"removed"``, or ``"foreign"`` if the index is not known to be ours, and stays.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
 pub(crate) fn _retire_set(index: &Bound<'_, PyAny>, record_at: Vec<String>) -> PyResult<&'static str> {
@@ -160,7 +162,7 @@ pub(crate) fn _retire_set(index: &Bound<'_, PyAny>, record_at: Vec<String>) -> P
     })
 }
 
-/// The text with its checksum, where it has a place for one.
+/// Fill in the text's checksum if it contains a blank one.
 fn sealed(text: String) -> deepnvme_io::Result<String> {
     if !text.contains(deepnvme_format::set::BLANK) {
         return Ok(text);

@@ -1,4 +1,4 @@
-//! From Python's arguments to a request of the engine, in both tenses: done, and started.
+//! Turn Python's arguments into a request to the engine, blocking or started.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::settings::{durability, number};
 use crate::transfer::PyTransfer;
 use crate::{error, orphans, torch, watch};
 
-/// Memory that an item of a batch takes until the batch is done, and more.
+/// Upper bound of the memory that a batch item uses until the batch is done.
 const ITEM_BYTES: usize = 2 << 10;
-/// Batches below this size are not worth a question.
+/// Batches below this size skip the memory check.
 const UNCHECKED_ITEMS_MAX: usize = 1 << 12;
 
-/// A place in a file, in bytes.
+/// An offset in a file, in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Offset(pub(crate) u64);
 
@@ -37,16 +37,16 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Offset {
 /// Whether the caller waits at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tense {
-    /// It does, so that a small transfer is best made on its own thread.
+    /// The caller waits, so a small transfer runs best on its own thread.
     Now,
-    /// It does not.
+    /// The caller waits later.
     Later,
 }
 
-/// Opens the file and submits, on a thread that has let go of the GIL.
+/// Open the file and submit, on a thread without the GIL.
 type Make = Box<dyn FnOnce(&Engine, Tense) -> Result<Kind> + Send>;
 
-/// A request that has been understood, but not been made. Making it needs no GIL.
+/// A parsed request that is not made yet. Making it needs no GIL.
 pub(crate) struct Request {
     verb: &'static str,
     make: Make,
@@ -122,10 +122,10 @@ impl Request {
         Ok(Self { verb: "write_batch", make: Box::new(make) })
     }
 
-    /// Makes the request, and waits until it is done.
+    /// Make the request and wait until it is done.
     pub(crate) fn run(self, py: Python<'_>, engine: &Engine) -> PyResult<u64> {
         orphans::sweep(py);
-        // Most requests are done within the first slice: they let go of the GIL once.
+        // Most requests finish within the first slice, and release the GIL only once.
         let flight = py.detach(|| {
             let flight = Flight::new((self.make)(engine, Tense::Now)?);
             flight.wait_quietly(SLICE);
@@ -134,7 +134,7 @@ impl Request {
         run_flight(py, error::check(py, flight)?)
     }
 
-    /// Makes the request, and returns while it is in flight.
+    /// Make the request and return while it is in flight.
     pub(crate) fn start(self, py: Python<'_>, engine: &Engine) -> PyResult<PyTransfer> {
         orphans::sweep(py);
         let flight = py.detach(|| (self.make)(engine, Tense::Later).map(Flight::new));
@@ -142,7 +142,7 @@ impl Request {
     }
 }
 
-/// Waits for a request; if it is interrupted, the request is given up.
+/// Wait for a request, and cancel it if interrupted.
 pub(crate) fn run_flight(py: Python<'_>, flight: Flight) -> PyResult<u64> {
     if let Err(interrupt) = py.check_signals().and_then(|()| flight.wait(py, None)) {
         if !flight.abandon(py) {
@@ -164,7 +164,7 @@ fn open_all(places: Vec<Place>, access: Access, engine: &Engine) -> Result<Vec<A
     places.into_iter().map(|place| place.open(access, engine.config().direct)).collect()
 }
 
-/// The items of a batch; each file is named once.
+/// The items of a batch, with each file named once.
 struct Batch<R> {
     places: Vec<Place>,
     items: Vec<(usize, Option<u64>, R)>,
@@ -177,10 +177,10 @@ impl<R> Batch<R> {
     ) -> PyResult<Self> {
         let mut known: HashMap<Place, usize> = HashMap::new();
         let _uncollected = memory::Uncollected::new(items.py());
-        // What it says of its length is believed of lists only: they have what they count.
+        // Trust the length of lists only: it is always right.
         let count = items.cast::<PyList>().map_or(0, PyListMethods::len);
         let mut batch = Self { places: Vec::new(), items: Vec::with_capacity(count) };
-        // Neighbours mostly name their file by the same object, which need not be understood again.
+        // Neighbours mostly pass the same path object, which needs no second parsing.
         let mut last: Option<(Bound<'_, PyAny>, usize)> = None;
         check_room(count)?;
         for (index, item) in several(items)?.enumerate() {
@@ -206,7 +206,7 @@ impl<R> Batch<R> {
     }
 }
 
-/// Refuses more items than there is memory for: where an allocation fails later, the process ends.
+/// Refuse more items than memory allows: a later allocation failure would end the process.
 fn check_room(items: usize) -> PyResult<()> {
     let is_there = items < UNCHECKED_ITEMS_MAX || deepnvme_mem::check_memory(items.saturating_mul(ITEM_BYTES)).is_ok();
     if is_there {
@@ -216,8 +216,8 @@ fn check_room(items: usize) -> PyResult<()> {
     }
 }
 
-/// The items, of whatever has any. One tensor has rows, which torch would make all at once to go through them; a string has
-/// characters: neither is a list that was meant.
+/// Iterate over the items. A tensor would yield its rows, all created at once by torch, and a string its characters:
+/// both are refused as mistakes.
 fn several<'py>(items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
     let py = items.py();
     let is_one = items.is_instance_of::<PyString>()
@@ -250,7 +250,7 @@ fn parts<'py>(item: &Bound<'py, PyAny>) -> PyResult<Parts<'py>> {
     Ok((tuple.get_item(0)?, tuple.get_item(1)?.extract()?, tuple.get_item(2)?))
 }
 
-/// The same refusal, saying which item it is about.
+/// Add the item's index to the error.
 fn in_item(py: Python<'_>, index: usize, error: PyErr) -> PyErr {
     let is_plain = error.is_instance_of::<PyTypeError>(py) || error.is_instance_of::<PyValueError>(py);
     if !is_plain {

@@ -1,4 +1,4 @@
-//! The words that Python callers choose settings with, and the file that the environment names.
+//! Parse settings from Python callers, and find the settings file of the environment.
 
 use std::path::PathBuf;
 
@@ -10,12 +10,12 @@ use pyo3::types::PyBool;
 
 use crate::error;
 
-/// The file of settings that the environment names.
+/// Return the settings file that the environment names.
 pub(crate) fn settings_path() -> Option<PathBuf> {
     std::env::var_os("DEEPNVME_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// The settings of `Engine(...)` as they were typed.
+/// The settings of `Engine(...)` as passed.
 pub(crate) struct Typed<'a, 'py> {
     pub(crate) backend: &'a str,
     pub(crate) workers: Option<&'a Bound<'py, PyAny>>,
@@ -31,7 +31,7 @@ pub(crate) struct Typed<'a, 'py> {
 }
 
 impl Typed<'_, '_> {
-    /// What they mean. Ranges are the engine's to check.
+    /// Parse the settings. The engine checks their ranges.
     pub(crate) fn meaning(&self) -> PyResult<Config> {
         let defaults = Config::default();
         Ok(Config {
@@ -85,7 +85,7 @@ fn direct(name: &str, word: &str) -> PyResult<DirectMode> {
     }
 }
 
-/// What an engine is for, where that is one of the two.
+/// Parse the direction of an engine that does only one.
 pub(crate) fn direction(word: Option<&str>) -> PyResult<Option<Direction>> {
     match word {
         None => Ok(None),
@@ -95,7 +95,7 @@ pub(crate) fn direction(word: Option<&str>) -> PyResult<Option<Direction>> {
     }
 }
 
-/// When a write counts as done.
+/// Parse a durability.
 pub(crate) fn durability(word: &str) -> PyResult<Durability> {
     match word {
         "none" => Ok(Durability::None),
@@ -131,17 +131,17 @@ fn unknown(name: &str, word: &str, words: &str) -> PyErr {
     PyValueError::new_err(format!("{name} is {word:?}; it must be {words}"))
 }
 
-/// The largest whole number that an argument may be: a file, or memory, has no more bytes.
+/// Largest allowed whole number: no file or memory has more bytes.
 const WHOLE_MAX: u64 = i64::MAX as u64;
-/// Letters that a message has of what does not fit.
+/// Maximum characters of a rejected value in an error.
 const SHOWN_MAX: usize = 100;
 
-/// A whole number that is not negative, from anything that Python takes for an integer.
+/// Parse a non-negative whole number from any Python integer.
 pub(crate) fn whole(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
     value.map(|value| number(name, value)).transpose()
 }
 
-/// The one conversion of whole numbers that callers pass: what does not fit is an error that names the argument and its range.
+/// Parse a whole number that a caller passed. Errors name the argument and its range.
 pub(crate) fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
     let py = value.py();
     let detail = || format!("{name} is {}; it must be a whole number between 0 and {WHOLE_MAX}", shown(value));
@@ -156,7 +156,7 @@ pub(crate) fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
     }
 }
 
-/// What the caller wrote, if that is short. Python writes no numbers of thousands of digits.
+/// Format the caller's value, shortened. Python refuses to print numbers of thousands of digits.
 fn shown(value: &Bound<'_, PyAny>) -> String {
     match value.repr().map(|text| text.to_string_lossy().into_owned()) {
         Ok(text) if text.chars().count() <= SHOWN_MAX => text,
@@ -165,7 +165,7 @@ fn shown(value: &Bound<'_, PyAny>) -> String {
     }
 }
 
-/// The same where the engine takes 32 bits; larger numbers become the largest, which it refuses by name.
+/// Like `whole`, for 32-bit settings. Larger numbers saturate, and the engine refuses them by name.
 fn small(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u32>> {
     Ok(whole(name, value)?.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
 }

@@ -1,11 +1,11 @@
-//! `deepnvme.Stats`: what an engine has done so far.
+//! `deepnvme.Stats`: an engine's counters.
 
 use deepnvme_io::StatsSnapshot;
 use deepnvme_mem::LockState;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Declares the class once: its fields, its dictionary and its text all name the same figures.
+/// Declare the class once, so that its fields, dictionary and text name the same counters.
 macro_rules! figures {
     ($(#[$class_doc:meta])* $class:ident { $($(#[$doc:meta])* $name:ident: $kind:ty),* $(,)? }) => {
         $(#[$class_doc])*
@@ -14,7 +14,7 @@ macro_rules! figures {
 
         #[pymethods]
         impl $class {
-            /// The same figures by name, ready for JSON.
+            /// Return the counters as a dictionary, ready for JSON.
             fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
                 let figures = PyDict::new(py);
                 $(figures.set_item(stringify!($name), &self.$name)?;)*
@@ -32,7 +32,7 @@ macro_rules! figures {
 pub(crate) use figures;
 
 figures! {
-    /// What an engine has done so far. All figures but ``pool_bytes`` only grow.
+    /// Counters of an engine's work so far. All numbers except ``pool_bytes`` only grow.
     ///
     /// Example:
     ///     >>> before = deepnvme.stats()
@@ -41,71 +41,72 @@ figures! {
     ///     >>> deepnvme.stats().bytes_written - before.bytes_written
     ///     4096
     Stats {
-        /// What moves the bytes: ``"io_uring"``, ``"aio"`` or ``"threads"``.
+        /// Backend in use: ``"io_uring"``, ``"aio"`` or ``"threads"``.
         backend: String,
-        /// Requests that have ended, in whatever way.
+        /// Requests that have ended, successfully or not.
         requests: u64,
         /// Requests that ended in an error.
         requests_failed: u64,
-        /// Transfers that were handed to the kernel, with those submitted again.
+        /// Transfers submitted to the kernel, including resubmitted ones.
         ops: u64,
         /// Bytes read from files.
         bytes_read: u64,
         /// Bytes written to files.
         bytes_written: u64,
-        /// Bytes moved past the page cache, straight from or to the tensor.
+        /// Bytes transferred with direct I/O to or from the tensor.
         bytes_direct: u64,
-        /// Bytes moved past the page cache, by way of the engine's own memory.
+        /// Bytes transferred with direct I/O through bounce buffers.
         bytes_bounced: u64,
-        /// Bytes moved through the page cache.
+        /// Bytes transferred through the page cache.
         bytes_buffered: u64,
-        /// The first reason why bytes were buffered although direct I/O was wanted.
+        /// First reason for buffered I/O although direct I/O was requested.
         buffered_reason: Option<String>,
-        /// Transfers that were interrupted or refused for now, and submitted again.
+        /// Transfers that were interrupted or temporarily refused, and resubmitted.
         retries: u64,
-        /// Transfers that moved less than asked, and were continued.
+        /// Transfers that moved fewer bytes than requested, and were continued.
         short_transfers: u64,
         /// Syncs of files and folders.
         syncs: u64,
-        /// Copies between the engine's own memory and GPUs.
+        /// Copies between bounce buffers and GPUs.
         gpu_copies: u64,
         /// Bytes copied to GPUs.
         bytes_to_gpu: u64,
         /// Bytes copied from GPUs.
         bytes_from_gpu: u64,
-        /// Of the bytes read and written: moved between disk and GPU by cuFile.
+        /// Bytes read and written by cuFile between disk and GPU. Part of ``bytes_read`` and ``bytes_written``.
         bytes_gds: u64,
-        /// Of these: from and to memory that was registered with cuFile.
+        /// Part of ``bytes_gds`` that used memory registered with cuFile.
         bytes_gds_pinned: u64,
         /// Registrations of GPU memory with cuFile.
         gds_pins: u64,
-        /// Registrations, of whatever engine, that were ended for this engine's to have room.
+        /// Registrations, of any engine, that were evicted to make room for this engine's.
         gds_pins_evicted: u64,
-        /// The first reason why bytes of a GPU went through the engine's own memory although cuFile was wanted.
+        /// First reason for using bounce buffers for GPU tensors although cuFile was requested.
         gds_reason: Option<String>,
-        /// Requests that waited for work that a CUDA stream had been given before them.
+        /// Requests that waited for earlier work on a CUDA stream.
         gpu_waits: u64,
-        /// Bytes of tensors that ``load`` has compared with the checksums of their files.
+        /// Tensor bytes that ``load`` compared with checksums.
         bytes_compared: u64,
-        /// Those that it has not: the file has no checksums, or comparing would have cost too much time.
+        /// Tensor bytes that ``load`` did not compare: the file has no checksums, or comparing would have taken too
+        /// long.
         bytes_not_compared: u64,
-        /// Why the driver stages copies to and from GPUs, where it could not be told of the engine's own memory.
+        /// Reason for staged GPU copies, if the driver could not register the bounce buffers.
         staged_reason: Option<String>,
         /// Blocks whose latency was measured, from submission to completion.
         latency_count: u64,
         /// Shortest latency in microseconds.
         latency_us_min: u64,
-        /// Half of the blocks were faster, in microseconds.
+        /// Median latency in microseconds.
         latency_us_p50: u64,
-        /// 99 of 100 blocks were faster, in microseconds.
+        /// 99th percentile of the latency in microseconds.
         latency_us_p99: u64,
         /// Longest latency in microseconds.
         latency_us_max: u64,
-        /// Memory that the engine holds of its own now, in bytes.
+        /// Bytes of memory that the engine holds now.
         pool_bytes: u64,
-        /// Whether that memory is page-locked; ``None`` while there is none.
+        /// Whether this memory is page-locked; ``None`` while there is none.
         pool_locked: Option<bool>,
-        /// Why it is not, where it is not.
+        /// Reason why it is not page-locked.
         pool_lock_reason: Option<String>,
     }
 }

@@ -21,7 +21,7 @@ use crate::{default, error, memory, torch};
 /// A range of a file: path, descriptor, offset, length.
 type ExtentTuple = (std::ffi::OsString, i32, u64, u64);
 
-/// Tensors by key, stored on disk and borrowed in one arena of memory.
+/// Store tensors by key on disk, and borrow them in one arena of memory.
 #[pyclass(frozen, name = "_Swapper", module = "deepnvme._deepnvme")]
 pub(crate) struct PySwapper {
     swapper: Swapper,
@@ -59,7 +59,7 @@ impl PySwapper {
         Ok(Self { swapper })
     }
 
-    /// The whole arena, as a DLPack capsule.
+    /// Export the whole arena as a DLPack capsule.
     fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         let arena = self.swapper.arena();
         let tensor =
@@ -67,7 +67,7 @@ impl PySwapper {
         memory::capsule(py, tensor)
     }
 
-    /// The reason why the memory is not page-locked; None if it is.
+    /// Reason why the memory is not page-locked; None if it is.
     #[getter]
     fn lock_refusal(&self) -> Option<String> {
         match self.swapper.arena().lock_state() {
@@ -76,17 +76,17 @@ impl PySwapper {
         }
     }
 
-    /// Creates an item, whose memory the caller writes.
+    /// Create an item, whose memory the caller writes.
     fn fill(&self, py: Python<'_>, key: &str, nbytes: usize) -> PyResult<PyBorrowed> {
         waiting(py, |is_cancelled| self.swapper.create(key, nbytes, is_cancelled)).map(PyBorrowed::new)
     }
 
-    /// Waits until an item is in memory.
+    /// Wait until an item is in memory.
     fn borrow(&self, py: Python<'_>, key: &str, exclusive: bool) -> PyResult<PyBorrowed> {
         waiting(py, |is_cancelled| self.swapper.borrow(key, exclusive, is_cancelled)).map(PyBorrowed::new)
     }
 
-    /// Borrows an item in place, in memory or on disk.
+    /// Borrow an item in place, in memory or on disk.
     fn access(&self, py: Python<'_>, key: &str, exclusive: bool) -> PyResult<PyBorrowed> {
         waiting(py, |is_cancelled| self.swapper.access(key, exclusive, is_cancelled)).map(PyBorrowed::new)
     }
@@ -205,7 +205,7 @@ impl PySwapper {
 }
 
 impl Drop for PySwapper {
-    /// Waits for transfers in flight, without the GIL.
+    /// Wait for transfers in flight, without the GIL.
     fn drop(&mut self) {
         Python::try_attach(|py| py.detach(|| self.swapper.close()));
     }
@@ -214,7 +214,7 @@ impl Drop for PySwapper {
 /// A borrowed item.
 #[pyclass(frozen, name = "_Borrowed", module = "deepnvme._deepnvme")]
 pub(crate) struct PyBorrowed {
-    /// Reads and writes of a range hold a reference of their own, so the lock is never held during I/O.
+    /// Reads and writes of a range hold their own reference, so the lock is never held during I/O.
     borrowed: Mutex<Option<Arc<Borrowed>>>,
     offset: Option<usize>,
     nbytes: usize,
@@ -228,7 +228,7 @@ impl PyBorrowed {
         self.borrowed().map(|borrowed| borrowed.label().to_string())
     }
 
-    /// The offset in the arena; None if it is borrowed on disk.
+    /// Offset in the arena; None if it is borrowed on disk.
     #[getter]
     fn offset(&self) -> Option<usize> {
         self.offset
@@ -259,13 +259,13 @@ impl PyBorrowed {
         py.detach(move || borrowed.write_at(start, &source)).map_err(|failure| raise(py, &failure))
     }
 
-    /// Returns the item; further calls do nothing. A created item that was not committed is discarded.
+    /// Return the item; further calls do nothing. A created item that was not committed is discarded.
     fn release(&self, py: Python<'_>) {
         let borrowed = self.take();
         py.detach(|| drop(borrowed));
     }
 
-    /// Completes a created item, and returns it.
+    /// Complete a created item, and return it.
     fn commit(&self, py: Python<'_>, label: &str) -> PyResult<()> {
         let borrowed = self.take().and_then(Arc::into_inner).ok_or_else(already_returned)?;
         py.detach(move || borrowed.commit_as(label));
@@ -305,7 +305,7 @@ fn already_returned() -> PyErr {
     PyValueError::new_err("the tensor has been returned; borrow it again")
 }
 
-/// Runs a call that may wait, without the GIL. Signals are checked every 20 ms.
+/// Run a call that may block, without the GIL. Signals are checked every 20 ms.
 fn waiting<T: Send>(
     py: Python<'_>,
     act: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Error> + Send,
@@ -341,7 +341,7 @@ fn copy_stats(py: Python<'_>, stats: CopyStats) -> PyResult<Bound<'_, PyDict>> {
     Ok(figures)
 }
 
-/// The Python exception for an error.
+/// Convert an error to its Python exception.
 fn raise(py: Python<'_>, failure: &Error) -> PyErr {
     match failure {
         Error::Io(failure) => error::raise(py, failure),

@@ -1,4 +1,4 @@
-//! Threads of the extension's own. A process may have as many as it is allowed: none is an error, never a panic.
+//! The extension's own threads. A process may reach its thread limit: that is an error, never a panic.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -8,19 +8,19 @@ use pyo3::prelude::*;
 
 use crate::error;
 
-/// Has a thread of its own do that.
+/// Run `work` on its own thread.
 pub(crate) fn start(py: Python<'_>, name: &str, work: impl FnOnce() + Send + 'static) -> PyResult<()> {
     let started = start_thread(|| std::thread::Builder::new().name(name.into()).spawn(work));
     error::check(py, started.map(drop))
 }
 
-/// Drops a value on a thread of its own, since its end waits for the disk; here, where no thread is to be had.
+/// Drop a value on its own thread, since its drop waits for the disk. If no thread can start, it is dropped here.
 pub(crate) fn let_go<T: Send + 'static>(value: T) {
     let _ = start_thread(|| std::thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(value)));
 }
 
-/// A value whose use and end may wait for the disk, until it is taken. Neither happens under the GIL, nor does anybody who
-/// has the GIL wait for who is at it.
+/// A value whose use and drop may wait for the disk, until it is taken. Both run without the GIL, and no caller waits
+/// for the lock with the GIL held.
 pub(crate) struct Ending<T: Send>(Mutex<Option<T>>);
 
 impl<T: Send> Ending<T> {
@@ -28,12 +28,12 @@ impl<T: Send> Ending<T> {
         Self(Mutex::new(Some(value)))
     }
 
-    /// Uses it; `None` where it was taken.
+    /// Use the value; `None` if it was taken.
     pub(crate) fn with<R: Send>(&self, py: Python<'_>, act: impl FnOnce(&mut T) -> R + Send) -> Option<R> {
         py.detach(|| self.lock().as_mut().map(act))
     }
 
-    /// Takes it away.
+    /// Take the value.
     pub(crate) fn take(&self, py: Python<'_>) -> Option<T> {
         py.detach(|| self.lock().take())
     }

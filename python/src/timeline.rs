@@ -1,4 +1,4 @@
-//! `deepnvme.Trace`: a recording of what an engine does, from `with` to its end, as a file.
+//! `deepnvme.Trace`: record an engine's work during a `with` block into a file.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
@@ -14,7 +14,7 @@ use crate::error;
 use crate::open_engine::OpenEngine;
 use crate::settings::number;
 
-/// Records what an engine does while the block runs, and writes it to a file. See ``Engine.trace``.
+/// Record an engine's work while the block runs, and write it to a file. See ``Engine.trace``.
 ///
 /// Example:
 ///     >>> with deepnvme.trace("timeline.html") as trace:
@@ -34,13 +34,13 @@ pub(crate) struct Trace {
 enum State {
     New,
     Running(Recording),
-    /// With the figures, as JSON.
+    /// Ended, with the summary as JSON.
     Over(String),
 }
 
 impl Trace {
     pub(crate) fn new(engine: OpenEngine, path: PathBuf) -> Self {
-        // It is written at the end of the block, in which the process may change its folder.
+        // The file is written when the block ends, and the process may change its folder before.
         let path = std::path::absolute(&path).unwrap_or(path);
         Self { engine, path, state: Mutex::new(State::New) }
     }
@@ -76,23 +76,23 @@ impl Trace {
         let State::Running(recording) = std::mem::replace(&mut *self.state(), State::Over("{}".into())) else {
             return Ok(());
         };
-        // In a forked child: the recording and the file are the parent's.
+        // In a forked child, the recording and the file are the parent's.
         let Ok(recorded) = recording.stop() else { return Ok(()) };
         let (figures, written) = py.detach(|| (figures(&recorded), trace::write(&recorded, &self.path)));
         *self.state() = State::Over(figures);
         error::check(py, written)
     }
 
-    /// Adds a bar to this trace, and to others of the same engine that run.
+    /// Add a bar to this trace and to the engine's other running traces.
     ///
     /// Args:
-    ///     name: what the bar is called.
-    ///     lane: the line that it is drawn in; bars of the same lane share it.
-    ///     start_ns: when it began, by ``time.monotonic_ns()``.
-    ///     end_ns: when it was over, by the same clock.
+    ///     name: label of the bar.
+    ///     lane: line of the timeline; bars of the same lane share it.
+    ///     start_ns: start by ``time.monotonic_ns()``.
+    ///     end_ns: end by the same clock.
     ///
     /// Raises:
-    ///     ValueError: it would end before it began, or nothing is recorded now.
+    ///     ValueError: the bar ends before it starts, or the trace is not recording.
     fn span(&self, name: &str, lane: &str, start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>) -> PyResult<()> {
         let range = range(start_ns, end_ns)?;
         match &*self.state() {
@@ -103,16 +103,20 @@ impl Trace {
         }
     }
 
-    /// What the recording adds up to, after the block: ``seconds``, ``requests``, ``transfers``, ``bytes_read``,
-    /// ``bytes_written`` and how many of them went ``bytes_direct``, ``bytes_bounced``, ``bytes_buffered`` and ``bytes_gds``;
-    /// ``disk_busy_s``, in which a transfer was under way; ``copies``, ``bytes_copied``, ``copies_busy_s`` and
-    /// ``copies_hidden``, the share of that in which a transfer was under way, too (``None`` without copies); ``lanes``, the
-    /// ``name``, ``spans``, ``busy_s`` and ``beside_disk`` of each that was added; ``events``, and how many were ``dropped``.
+    /// Summarise the recording after the block. The dictionary contains:
+    ///
+    /// - ``seconds``, ``requests``, ``transfers``, ``bytes_read`` and ``bytes_written``; of these bytes,
+    ///   ``bytes_direct``, ``bytes_bounced``, ``bytes_buffered`` and ``bytes_gds``;
+    /// - ``disk_busy_s``: time with a transfer in flight;
+    /// - ``copies``, ``bytes_copied``, ``copies_busy_s``, and ``copies_hidden``: the share of copy time that overlaps
+    ///   transfers (``None`` without copies);
+    /// - ``lanes``: ``name``, ``spans``, ``busy_s`` and ``beside_disk`` of each added lane;
+    /// - ``events``, and ``dropped`` ones.
     ///
     /// Raises:
     ///     ValueError: the block has not ended yet.
     fn summary<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        // Python may let another thread run from here on, which must not find the lock taken.
+        // Copied out, so that the lock is free when Python switches threads.
         let figures = match &*self.state() {
             State::Over(figures) => figures.clone(),
             State::New | State::Running(_) => {
@@ -132,12 +136,12 @@ impl Trace {
     }
 }
 
-/// Adds a bar to what is recorded of an engine; without a recording, nothing happens.
+/// Add a bar to the engine's running recordings. Without a recording, this does nothing.
 pub(crate) fn span(engine: &Engine, name: &str, lane: &str, range: (u64, u64)) -> PyResult<()> {
     add(&engine.lane(lane), name, range)
 }
 
-/// From when to when a bar lasts.
+/// Parse the start and end of a bar.
 pub(crate) fn range(start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>) -> PyResult<(u64, u64)> {
     Ok((number("start_ns", start_ns)?, number("end_ns", end_ns)?))
 }

@@ -1,4 +1,4 @@
-//! Where a torch tensor's bytes lie. torch is never imported: who has a tensor has imported it.
+//! Find a torch tensor's bytes. torch is never imported here: a tensor's owner has already imported it.
 
 use deepnvme_mem::dlpack::ExchangeApi;
 use deepnvme_mem::{Device, Strided};
@@ -11,23 +11,23 @@ use pyo3::types::{PyList, PyType};
 use crate::imported::module;
 use crate::memory::{self, Keep, Layout, Place, Use};
 
-/// What of torch is needed to recognise a tensor.
+/// The torch objects by which tensors are recognised.
 struct Torch {
     tensor: Py<PyType>,
     parameter: Py<PyAny>,
     strided: Py<PyAny>,
-    /// From torch 2.10 on.
+    /// Available from torch 2.10 on.
     exchange: Option<&'static ExchangeApi>,
 }
 
-/// torch, if this process has imported it.
+/// Return torch, if this process has imported it.
 fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
     static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
     if let Some(torch) = TORCH.get(py) {
         return Ok(Some(torch));
     }
     let Some(module) = module(py, "torch")? else { return Ok(None) };
-    // An import that is still running has not come to its classes yet.
+    // An import in progress has not defined its classes yet.
     let (Ok(tensor), Ok(strided)) = (module.getattr("Tensor"), module.getattr("strided")) else { return Ok(None) };
     let Ok(parameter) = module.getattr("nn").and_then(|nn| nn.getattr("Parameter")) else { return Ok(None) };
     let torch = Torch {
@@ -39,8 +39,8 @@ fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
     Ok(Some(TORCH.get_or_init(py, || torch)))
 }
 
-/// Tells autograd that these objects, as far as they are tensors, were changed in place. A backward pass that needs their
-/// old values then raises, as after any in-place operation of torch.
+/// Tell autograd that the tensors among these objects were changed in place. A backward pass that needs their old
+/// values then raises, as after torch's in-place operations.
 pub(crate) fn changed(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
     static INCREMENT: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
     let Some(py) = objects.first().map(Bound::py) else { return Ok(()) };
@@ -66,7 +66,7 @@ pub(crate) fn changed(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
     }
 }
 
-/// The layout of a tensor; `None` for anything else.
+/// Return the layout of a tensor; `None` for anything else.
 pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Layout>> {
     let py = object.py();
     let Some(torch) = imported(py)? else { return Ok(None) };
@@ -82,30 +82,30 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<L
     describe(&resolved).map(Some)
 }
 
-/// The layout of an ordinary tensor, by one call of C. `None` for every tensor with anything special about it, and
-/// for what is not a tensor: those are asked in full. Of ten thousand tensors, that takes longer than their bytes.
+/// Return the layout of an ordinary tensor with one C call; `None` for all others, which take the slow path. For ten
+/// thousand tensors, the slow path takes longer than their bytes.
 fn plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
     let (py, class) = (object.py(), object.get_type());
     let Some(exchange) = torch.exchange else { return Ok(None) };
-    // Subclasses may give the attributes other meanings.
+    // Subclasses may redefine the attributes.
     if !class.is(&torch.tensor) && !class.is(&torch.parameter) {
         return Ok(None);
     }
     if memory::glance(exchange, object).is_none() {
         return Ok(None);
     }
-    // What torch has only noted: the imaginary part of a lazy conjugate is a real tensor with the wrong sign.
+    // Lazy negation: the imaginary part of a lazy conjugate is a real tensor with the wrong sign.
     if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
         return Ok(None);
     }
     let keep = storage(object)?;
-    // Only now is it sure to stay.
+    // Read again: only the held storage is sure to stay.
     let Some((address, bytes)) = memory::glance(exchange, object) else { return Ok(None) };
     Ok(Some(Layout { place: Place::HOST, address, bytes, strided: None, keep }))
 }
 
-/// Where the bytes of an untyped storage are, and what keeps them there; `None` of anything else, and of storages on other
-/// devices than CUDA's.
+/// Return the bytes of an untyped storage and a reference that keeps them there; `None` for anything else, and for
+/// devices other than CUDA.
 pub(crate) fn storage_place(object: &Bound<'_, PyAny>) -> PyResult<Option<(Place, usize, usize, Keep)>> {
     let py = object.py();
     let Some(module) = module(py, "torch")? else { return Ok(None) };
@@ -128,8 +128,8 @@ pub(crate) fn storage_place(object: &Bound<'_, PyAny>) -> PyResult<Option<(Place
     Ok(Some((place, address, bytes, keep)))
 }
 
-/// What keeps a tensor's bytes in place. Not the tensor: `tensor.data = other` and `set_()` free a tensor's storage
-/// under it.
+/// Keep a tensor's bytes in place through its storage, not the tensor: `tensor.data = other` and `set_()` free a
+/// tensor's storage.
 fn storage(tensor: &Bound<'_, PyAny>) -> PyResult<Keep> {
     Keep::storage(&tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?)
 }
@@ -138,7 +138,7 @@ fn is_true(tensor: &Bound<'_, PyAny>, name: &Bound<'_, pyo3::types::PyString>) -
     tensor.getattr(name)?.is_truthy()
 }
 
-/// Refuses tensors whose bytes are not one block of memory that can be reached, and says what to do instead.
+/// Refuse tensors without one reachable block of memory, and suggest a remedy.
 fn check_kind(tensor: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<()> {
     let py = tensor.py();
     let refuse = |what: String, remedy: &str| Err(PyTypeError::new_err(format!("this tensor {what}; {remedy}")));
@@ -177,13 +177,13 @@ fn check_kind(tensor: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<()> {
     )
 }
 
-/// Whether torch is one for AMD's GPUs, which it calls CUDA devices, too.
+/// Return whether torch is built for AMD GPUs, which it also calls CUDA devices.
 fn is_rocm(py: Python<'_>) -> PyResult<bool> {
     let Some(version) = module(py, "torch.version")? else { return Ok(false) };
     Ok(version.getattr(intern!(py, "hip")).is_ok_and(|hip| !hip.is_none()))
 }
 
-/// Where a tensor is: of one on a GPU, with the stream that torch gives this thread's work to.
+/// Return a tensor's device and, on a GPU, torch's current stream of this thread.
 fn place(tensor: &Bound<'_, PyAny>) -> PyResult<Place> {
     let py = tensor.py();
     if !is_true(tensor, intern!(py, "is_cuda"))? {
@@ -192,7 +192,7 @@ fn place(tensor: &Bound<'_, PyAny>) -> PyResult<Place> {
     place_on(&tensor.getattr(intern!(py, "device"))?)
 }
 
-/// A CUDA device, and the stream that torch gives this thread's work to there.
+/// Return a CUDA device, and torch's current stream of this thread there.
 fn place_on(device: &Bound<'_, PyAny>) -> PyResult<Place> {
     let py = device.py();
     let index: u32 = device.getattr(intern!(py, "index"))?.extract::<Option<u32>>()?.unwrap_or(0);
@@ -203,7 +203,7 @@ fn place_on(device: &Bound<'_, PyAny>) -> PyResult<Place> {
     Ok(Place { device: Device::Cuda { index }, stream: memory::stream(&stream)? })
 }
 
-/// Conjugation and negation that torch has only noted are carried out before a write. A read cannot undo them.
+/// Apply lazy conjugation and negation before a write. A read cannot undo them.
 fn resolve<'py>(tensor: &Bound<'py, PyAny>, usage: Use) -> PyResult<Bound<'py, PyAny>> {
     let py = tensor.py();
     let noted = |name| tensor.call_method0(name).and_then(|answer| answer.is_truthy());
@@ -228,7 +228,7 @@ fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<Layout> {
     if let Err(error) = tensor.call_method0(intern!(py, "data_ptr")) {
         return Err(no_memory(tensor, &error.to_string())?);
     }
-    // Before anything is asked that a resize would change.
+    // Hold the storage before reading anything that a resize would change.
     let keep = storage(tensor)?;
     let bytes: usize = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
     let address = match tensor.call_method0(intern!(py, "data_ptr")) {
@@ -252,7 +252,7 @@ fn strides(tensor: &Bound<'_, PyAny>) -> PyResult<Strided> {
     Ok(Strided { shape, stride_bytes, item_bytes })
 }
 
-/// Wrappers of other tensors (DTensor, fake and functional tensors, those inside vmap) have no bytes of their own.
+/// Wrappers of other tensors (DTensor, fake and functional tensors, those inside vmap) own no bytes.
 fn no_memory(tensor: &Bound<'_, PyAny>, cause: &str) -> PyResult<PyErr> {
     let class = tensor.get_type();
     let name = class.name()?;

@@ -1,4 +1,4 @@
-//! `deepnvme.Transfer`: a request that has been started.
+//! `deepnvme.Transfer`: a started request.
 
 use std::os::fd::IntoRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,11 +15,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::flight::Flight;
 use crate::{error, exit, orphans, watch};
 
-/// A request in flight, made by `start_read`, `start_write` and their batches.
+/// A request in flight, from `start_read`, `start_write` or their batches.
 ///
-/// The tensor and the file stay alive until the request is done, also when the ``Transfer`` is dropped: then the next
-/// call of the package after that lets go of them, and a failure becomes a ``ResourceWarning``. Do not change a tensor
-/// that is being written, nor use one that is being read into, before the request is done.
+/// The tensor and the file stay alive until the request is done, even if the ``Transfer`` is dropped. In that case, a
+/// later call of the package releases them, and a failure becomes a ``ResourceWarning``. Until the request is done,
+/// don't change a tensor that is being written, and don't use a tensor that is being read into.
 #[pyclass(frozen, weakref, name = "Transfer", module = "deepnvme")]
 pub(crate) struct PyTransfer {
     verb: &'static str,
@@ -31,16 +31,16 @@ pub(crate) struct PyTransfer {
 
 #[pymethods]
 impl PyTransfer {
-    /// Waits until the request is done and returns the number of bytes moved.
+    /// Wait until the request is done. Returns the number of bytes moved.
     ///
-    /// The GIL is released meanwhile, and signals (Ctrl-C) are seen.
+    /// The call releases the GIL and handles signals (Ctrl-C).
     ///
     /// Args:
-    ///     timeout: seconds to wait at most; ``None`` (default) waits as long as it takes.
+    ///     timeout: seconds to wait at most; ``None`` (default) waits without limit.
     ///
     /// Raises:
-    ///     TimeoutError: it is still in flight (``deepnvme.errors.WaitTimeoutError``). It goes on: wait again, or
-    ///         cancel it.
+    ///     TimeoutError: the request is still in flight (``deepnvme.errors.WaitTimeoutError``). It continues: wait
+    ///         again, or cancel it.
     ///     deepnvme.Error: the transfer failed. Each later ``wait`` raises it again.
     ///
     /// Example:
@@ -66,14 +66,14 @@ impl PyTransfer {
         }
     }
 
-    /// Whether the request is done: it succeeded, failed or was cancelled. Never blocks.
+    /// Return whether the request is done: it succeeded, failed or was cancelled. Never blocks.
     fn done(&self, py: Python<'_>) -> bool {
         orphans::sweep(py);
         self.settle();
         self.outcome.get().is_some()
     }
 
-    /// How far the request is, readable while it is in flight.
+    /// Return the request's progress, also while it is in flight.
     fn progress(&self) -> Progress {
         let bytes_total = self.bytes_total;
         self.settle();
@@ -85,15 +85,15 @@ impl PyTransfer {
         }
     }
 
-    /// Gives up the part that has not been started yet.
+    /// Cancel the part that is not started yet.
     ///
-    /// Returns True when that was anything; ``wait`` then raises ``deepnvme.errors.CancelledError`` as soon as the
-    /// part that had been started is done. A cancelled write leaves the file half written.
+    /// Returns True if anything was cancelled. ``wait`` then raises ``deepnvme.errors.CancelledError`` once the started
+    /// part is done. A cancelled write leaves the file half written.
     fn cancel(&self) -> bool {
         self.flight().is_some_and(|flight| flight.cancel())
     }
 
-    /// A new eventfd that becomes readable when the request is done. The caller closes it.
+    /// Create an eventfd that becomes readable when the request is done. The caller closes it.
     fn _completion_fd(&self) -> PyResult<i32> {
         let failed = |error: rustix::io::Errno| PyOSError::new_err((error.raw_os_error(), "eventfd was refused"));
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
@@ -116,7 +116,7 @@ impl PyTransfer {
         slf
     }
 
-    /// Waits; raises the failure of the request unless another exception is on its way.
+    /// Wait. Raises the request's failure unless another exception is already propagating.
     #[pyo3(signature = (exc_type, exc_value, traceback))]
     fn __exit__(
         &self,
@@ -163,7 +163,7 @@ impl PyTransfer {
         ignore_poison(self.flight.lock()).clone()
     }
 
-    /// If the request is done: keeps its outcome, and lets go of its memory.
+    /// Keep the outcome of a finished request, and release its memory.
     fn settle(&self) {
         let mut slot = ignore_poison(self.flight.lock());
         let Some(outcome) = slot.as_ref().and_then(|flight| flight.result()) else { return };
@@ -204,17 +204,17 @@ fn duration(seconds: f64) -> PyResult<Option<Duration>> {
     if seconds.is_nan() {
         return Err(PyValueError::new_err("timeout is not a number; pass seconds, or None to wait for ever"));
     }
-    // Longer than any process lives is for ever.
+    // Durations that overflow mean no limit.
     Ok(Duration::try_from_secs_f64(seconds.max(0.0)).ok())
 }
 
-/// How far a request is, in bytes.
+/// Progress of a request, in bytes.
 #[pyclass(frozen, eq, get_all, module = "deepnvme")]
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Bytes that have arrived.
+    /// Bytes moved so far.
     bytes_done: u64,
-    /// Bytes of the request.
+    /// Bytes of the whole request.
     bytes_total: u64,
 }
 

@@ -1,7 +1,7 @@
-//! A thread that waits for requests whose `Transfer` was dropped, and then has the interpreter let go of their tensors.
+//! A thread that waits for requests whose `Transfer` was dropped, and makes the interpreter release their tensors.
 //!
-//! It never waits for Python: it asks the interpreter's main thread to sweep the orphans when it comes by. It shares no
-//! lock with threads that may fork while it runs, so that no child finds one locked for ever.
+//! It never waits for Python: it asks the interpreter's main thread to sweep the orphans at its next chance. It shares
+//! no lock with threads that may fork while it runs, so no child finds one locked for ever.
 
 use std::ffi::{c_int, c_void};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -13,17 +13,17 @@ use pyo3::prelude::*;
 use crate::flight::{Flight, SLICE};
 use crate::{memory, orphans};
 
-/// The thread of this process. Only locked by who holds the GIL, as every fork of Python does.
+/// This process's thread. Locked only with the GIL held, as every fork of Python does.
 static WATCH: Mutex<Option<Watch>> = Mutex::new(None);
 
 struct Watch {
     pid: u32,
     flights: Sender<Weak<Flight>>,
-    /// The interpreter is about to end: nobody may ask anything of it.
+    /// Set when the interpreter is about to exit: nothing may be scheduled on it.
     is_over: Arc<Mutex<bool>>,
 }
 
-/// Keeps a request until it is done, and has the interpreter sweep the orphans then. Without a thread the calls to come do it.
+/// Keep a request until it is done, then make the interpreter sweep the orphans. Without a thread, later calls do it.
 pub(crate) fn adopt(flight: Arc<Flight>) {
     watch(&flight);
     orphans::keep(flight);
@@ -40,7 +40,7 @@ fn watch(flight: &Arc<Flight>) {
             return;
         }
         let made = Watch { pid: std::process::id(), flights, is_over };
-        // What came over a fork belongs to a thread that is not here, and may have been locked by it.
+        // State from before a fork belongs to a thread that is missing here, and may be locked by it.
         std::mem::forget(watch.replace(made));
     }
     if let Some(watch) = &*watch {
@@ -48,7 +48,7 @@ fn watch(flight: &Arc<Flight>) {
     }
 }
 
-/// No more asking, from here on.
+/// Stop scheduling calls on the interpreter.
 pub(crate) fn end() {
     let watch = ignore_poison(WATCH.lock());
     if let Some(watch) = watch.as_ref().filter(|watch| watch.pid == std::process::id()) {
@@ -77,7 +77,7 @@ fn run(receiver: &Receiver<Weak<Flight>>, is_over: &Mutex<bool>) {
     }
 }
 
-/// For the interpreter to call, in its main thread.
+/// Called by the interpreter on its main thread.
 extern "C" fn look(_: *mut c_void) -> c_int {
     Python::try_attach(orphans::sweep_all);
     0

@@ -1,4 +1,4 @@
-//! The writing end of `deepnvme.open`: what `deepnvme.Writer` calls.
+//! The writer of `deepnvme.open`, behind `deepnvme.Writer`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -13,10 +13,10 @@ use crate::handle::Handle;
 use crate::path::Place;
 use crate::{default, error, memory, settings, threads};
 
-/// Between two looks at signals a writer takes that many bytes.
+/// Bytes written between signal checks.
 const STEP_BYTES: usize = 32 << 20;
 
-/// Writes a file from its start; it appears under its name when committed.
+/// Write a file from its start. It appears under its name when committed.
 #[pyclass(frozen, name = "_FileWriter", module = "deepnvme._deepnvme")]
 pub(crate) struct FileWriter {
     handle: Handle<deepnvme_file::FileWriter>,
@@ -49,7 +49,7 @@ impl FileWriter {
         Ok(Self { handle: Handle::new(error::check(py, writer)?), position: AtomicU64::new(0) })
     }
 
-    /// Takes all bytes of a contiguous buffer, or of a tensor; how many those were.
+    /// Write a contiguous buffer or a tensor. Returns the number of bytes.
     fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
         if !memory::is_buffer(data) {
             let source = memory::source(data)?;
@@ -74,8 +74,8 @@ impl FileWriter {
         self.position.load(Ordering::Relaxed)
     }
 
-    /// Writes the rest, makes it durable as asked, and gives the file its name. The sync may take long: another thread
-    /// waits for it, so that Ctrl-C arrives here. It leaves no file, unless that has its name already.
+    /// Write the rest, make it durable as requested, and rename the file. Another thread waits for the sync, so that
+    /// Ctrl-C works here. If interrupted, no file remains, unless it was already renamed.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         let Some(writer) = self.handle.end(py, |writer| writer)? else { return Ok(()) };
         let given_up = Arc::new(AtomicBool::new(false));
@@ -99,14 +99,14 @@ impl FileWriter {
             }
             if let Err(interrupt) = py.check_signals() {
                 given_up.store(true, Ordering::SeqCst);
-                // Mostly it is over in that time, and nothing is left when the caller looks.
+                // Mostly it ends within this time, and nothing is left when the caller looks.
                 let _ = py.detach(move || over.recv_timeout(GRACE).is_ok());
                 return Err(interrupt);
             }
         }
     }
 
-    /// Throws all of it away, in the process that opened it.
+    /// Discard the file, in the process that opened it.
     fn abort(&self, py: Python<'_>) {
         let _ = self.handle.end(py, drop);
     }

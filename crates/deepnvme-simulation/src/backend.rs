@@ -1,4 +1,4 @@
-//! The transfers of the code under test: when each takes effect, how, and in which order they come home.
+//! A backend for the code under test. It decides when each transfer takes effect, how, and in which order ops complete.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::world::folder::Inode;
 use crate::world::journal::ChangeId;
 use crate::world::{Promise, World};
 
-/// The most calls of `reap` that an op is held back for, unless somebody waits for it.
+/// Maximum calls of `reap` for which an op is delayed, unless a caller waits for it.
 const DELAY_REAPS_MAX: u64 = 4;
 
 /// A backend over the files of a world.
@@ -31,17 +31,17 @@ pub struct WorldBackend {
 }
 
 struct Flight {
-    /// Its number in the world.
+    /// The op's number in the world.
     number: u64,
     due_reaps: u64,
     stage: Stage,
-    /// For a sync: what it promises.
+    /// The promise of a sync.
     promise: Option<Promise>,
 }
 
 enum Stage {
     Accepted(Op),
-    /// The file has changed, or the memory has, but the submitter does not know.
+    /// The file or the memory has changed, but the submitter does not know yet.
     TookEffect(Completion, Option<(Inode, ChangeId)>),
 }
 
@@ -71,13 +71,13 @@ impl Waker {
 }
 
 impl WorldBackend {
-    /// A queue of that depth.
+    /// Create a queue of this depth.
     #[must_use]
     pub fn new(world: &World, depth: u32, rng: Rng) -> Self {
         Self { world: world.clone(), depth, rng, now_reaps: 0, flights: Vec::new(), waker: Arc::default() }
     }
 
-    /// Lets the op at `index` change the file or its memory, if it has not yet.
+    /// Let the op at `index` change the file or its memory, unless it already has.
     fn take_effect(&mut self, index: usize) {
         let Flight { number, due_reaps, stage, promise } = self.flights.swap_remove(index);
         let stage = match stage {
@@ -111,10 +111,10 @@ impl WorldBackend {
         Stage::TookEffect(Completion { op, result }, change)
     }
 
-    /// Moves the bytes, or the first of them only.
+    /// Move all bytes, or only the first ones.
     fn transfer(&mut self, mut op: Op) -> (Op, std::result::Result<usize, Errno>) {
         let bytes = op.bytes();
-        // Direct transfers are cut between sectors.
+        // Short direct transfers end between sectors.
         let sectors = bytes / 512;
         if sectors < 2 || !self.rng.chance(80) {
             return perform(op);
@@ -150,7 +150,7 @@ impl WorldBackend {
         Some((inode, id))
     }
 
-    /// Hands out the ops that are due, in a random order.
+    /// Complete the due ops, in random order.
     fn deliver_due(&mut self, completions: &mut Vec<Completion>) {
         self.rng.shuffle(&mut self.flights);
         let mut index = 0;
@@ -180,7 +180,7 @@ impl WorldBackend {
         }
     }
 
-    /// Makes the `count` ops that are due next due now.
+    /// Make the next `count` ops due now.
     fn hurry(&mut self, count: usize) {
         self.flights.sort_by_key(|flight| flight.due_reaps);
         for flight in self.flights.iter_mut().take(count) {
@@ -261,7 +261,7 @@ impl Backend for WorldBackend {
 }
 
 impl Drop for WorldBackend {
-    /// What nobody has asked for by now never comes home; the world finds that out at the end.
+    /// Ops that were not reaped never complete. The world reports them at the end.
     fn drop(&mut self) {
         for index in 0..self.flights.len() {
             self.take_effect(index);

@@ -1,4 +1,4 @@
-//! One seed, one execution: what it is about, how it ends.
+//! Run one seed as one execution.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -14,10 +14,10 @@ use crate::scenario::{self, BATCH, Context, FIRST, GLIMPSE, Kind};
 use crate::scheduler::SeededScheduler;
 use crate::world::Setup;
 
-/// Switches of threads after which an execution is taken for one that never ends.
+/// Thread switches after which an execution counts as endless.
 const SWITCHES_MAX: usize = 1_500_000;
 
-/// Executes a seed. `only` has every seed be about the same.
+/// Execute a seed. `only` fixes the scenario for every seed.
 #[must_use]
 pub fn run(seed: u64, only: Option<Kind>) -> Report {
     let kind = only.unwrap_or_else(|| scenario::draw(seed));
@@ -25,7 +25,7 @@ pub fn run(seed: u64, only: Option<Kind>) -> Report {
     if !scenario::is_every_change_judged(seed) {
         return execute(seed, kind, move |report| Context::new(seed, report), play);
     }
-    // The machines of all moments would take more memory than there may be.
+    // Machines of all moments at once would not fit in memory.
     let batch = |first: u64| {
         let machine = move |report: &_| Context::new(seed, report).judging(first..first + BATCH);
         execute(seed, kind, machine, play)
@@ -43,7 +43,7 @@ pub fn run(seed: u64, only: Option<Kind>) -> Report {
     report
 }
 
-/// Executes what `work` does on a machine that is like `setup`, with that seed for all that is left to chance.
+/// Execute `work` on a machine with this `setup`. The seed decides everything random.
 #[must_use]
 pub fn script(seed: u64, setup: &Setup, work: impl Fn(&Context) + Send + Sync + 'static) -> Report {
     let setup = setup.clone();

@@ -1,18 +1,18 @@
-//! Which thread runs next: a function of the seed, in one of several temperaments.
+//! Choose the next thread from the seed, by one of several policies.
 
 use std::collections::HashMap;
 
 use deepnvme_testkit::rng::Rng;
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 
-/// How threads are chosen.
+/// The scheduling policy.
 #[derive(Debug)]
 enum Temper {
-    /// Any that can run.
+    /// Any runnable thread.
     Even,
-    /// The one that runs, mostly.
+    /// Mostly the current thread.
     Sticky,
-    /// The one of the highest priority; priorities are random, and change now and then (PCT).
+    /// The thread of highest priority. Priorities are random, and sometimes change (PCT).
     Ranked { ranks: HashMap<TaskId, u64>, lowest: u64 },
 }
 
@@ -26,7 +26,7 @@ pub struct SeededScheduler {
 }
 
 impl SeededScheduler {
-    /// The scheduler of that seed.
+    /// Create the scheduler of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::keyed(seed, &[0x0073_6368]);
@@ -55,7 +55,7 @@ impl Scheduler for SeededScheduler {
                 _ => any(rng),
             },
             Temper::Ranked { ranks, lowest } => {
-                // Whoever runs loses its rank now and then; that also ends every wait that looks again and again.
+                // The current thread sometimes loses its priority, which also ends every polling wait.
                 if let Some(current) = current.filter(|_| rng.chance(40)) {
                     *lowest -= 1;
                     ranks.insert(current, *lowest);

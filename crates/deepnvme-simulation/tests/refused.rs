@@ -1,4 +1,4 @@
-//! Saves of which some calls in a row are refused, wherever that is: the next save clears up, and loses nothing.
+//! Saves in which some consecutive calls fail, at every point. The next save cleans up and loses nothing.
 #![cfg(simulated)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
@@ -30,16 +30,16 @@ use deepnvme_simulation_runtime::thread::in_process;
 use serde_json::{Value, json};
 
 const FOLDER: &str = "/d0";
-/// Members of sets lie on another disk than their index: a sync of the one is none of the other.
+/// Members of sets are on another disk than their index: a sync of one does not cover the other.
 const MEMBERS: &str = "/d1";
-/// Calls in a row that are refused.
+/// Consecutive calls that fail.
 const REFUSED_MAX: u64 = 3;
-/// The calls from the middle of a save to a little after its end.
+/// Calls from the middle of a save to a little after its end.
 const LATE_CALLS: Range<u64> = 28..52;
-/// The calls of the next process at which it dies.
+/// Calls of the next process at which it dies.
 const SECOND_CALLS: u64 = 20;
 
-/// All that is not durable.
+/// Lose everything that is not durable.
 const LOSSES: Losses = Losses { kept: 0, names: NameLosses::Any };
 
 fn setup(has_unnamed: bool) -> Setup {
@@ -57,8 +57,7 @@ fn setup(has_unnamed: bool) -> Setup {
     }
 }
 
-/// Plays with each stretch of the calls of `work` refused, with `work` between `before` and `after`, which nothing is
-/// refused.
+/// Run `work` with each range of its calls failing, between `before` and `after`, in which nothing fails.
 fn with_each_refused<T: 'static>(
     before: fn(&Context) -> T,
     work: fn(&Context, &mut T),
@@ -92,7 +91,7 @@ fn with_each_refused<T: 'static>(
     }
 }
 
-/// The names in the folder. A file that could neither get a name that proves what it is nor be removed stays.
+/// List the names in the folder. Files stay if they could neither get a proving name nor be removed.
 fn names() -> Vec<String> {
     let names = [FOLDER, MEMBERS].map(|folder| fs::entries(Path::new(folder)).unwrap());
     let names = names.into_iter().flatten().map(|name| name.into_string().unwrap());
@@ -194,14 +193,13 @@ fn a_set_that_is_retired_takes_what_earlier_ones_could_not_remove_with_it() {
     }
 }
 
-/// Has the power fail, and says what was left of it: of what was not on the disk, about a half.
+/// Cut the power, and restart. About half of the non-durable changes remain.
 fn cut_power(context: &Context) {
     context.world.cut_power();
     context.world.restart().unwrap();
 }
 
-/// The first of two processes dies late in what it does, or at its end, the second at some call after that, and then the
-/// power fails.
+/// Kill a first process late in its work or at its end, a second at some call after that, then cut the power.
 fn with_both_killed(before: fn(), first: fn(), second: fn(), after: fn(&Context)) {
     let calls = Arc::new(AtomicU64::new(0));
     for first_call in LATE_CALLS {
@@ -265,7 +263,7 @@ fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result
     saved
 }
 
-/// The text of each checkpoint that counts.
+/// Return the text of each committed checkpoint.
 fn counted() -> Vec<String> {
     let manifest = History::new(FOLDER.into(), Some(1), true).read().unwrap();
     let text = |entry: &Entry| {
@@ -281,7 +279,7 @@ fn a_checkpoint_that_a_power_cut_brings_back_is_there() {
     fn saved(step: u64, text: &str) -> deepnvme_checkpoint::Result<()> {
         save(&History::new(FOLDER.into(), Some(1), true), step, text)
     }
-    // The next process settles what it finds before it saves.
+    // The next process settles the folder before it saves.
     let second = || {
         let history = History::new(FOLDER.into(), Some(1), true);
         if history.claim(&Holder::new("a test".into(), "token".into()), true).is_ok() {
@@ -307,7 +305,7 @@ fn a_checkpoint_that_may_count_is_never_removed_by_the_next_save() {
     let after = |context: &Context, (history, is_saved): (History, bool)| {
         let shown = counted();
         assert!(shown == ["new"] || (shown == ["old"] && !is_saved), "{shown:?}");
-        // The next save of the same step begins, and is given up.
+        // The next save of the same step starts, and is given up.
         context.world.refuse(u64::MAX..u64::MAX);
         let name = in_process(1, || history.reserve(2, ".pt", &[])).unwrap();
         in_process(1, || drop(Replacement::new(&Target::Path(history.folder().join(&name))).unwrap()));
@@ -325,7 +323,7 @@ fn a_checkpoint_that_may_count_is_never_removed_by_the_next_save() {
     with_each_refused(before, work, after, 20);
 }
 
-/// A folder of shards whose save was killed: what the save made goes, and nothing else does, whatever its name.
+/// A killed save's shard folder: files of the save are removed, and all others stay, whatever their names.
 #[test]
 fn what_others_put_into_the_folder_of_a_killed_save_stays() {
     const FOREIGN: [&str; 4] = [
@@ -350,7 +348,7 @@ fn what_others_put_into_the_folder_of_a_killed_save_stays() {
             in_process(USERS_FROM, || {
                 FOREIGN[..foreign].iter().for_each(|name| write(&path.join(name), "theirs", true).unwrap());
             });
-            // It dies: nothing of what it would still do is done.
+            // The process dies: its remaining calls have no effect.
             context.world.refuse(0..u64::MAX);
             in_process(1, || drop((new, folder)));
             context.world.calm();
@@ -368,7 +366,7 @@ fn what_others_put_into_the_folder_of_a_killed_save_stays() {
     }
 }
 
-/// Pieces that nobody will write keep no memory from the threads that wait for some.
+/// Pieces that will never be written release their memory to waiting threads.
 #[test]
 fn a_save_whose_writes_fail_ends() {
     let failed = Arc::new(AtomicU64::new(0));
@@ -391,7 +389,7 @@ fn a_save_whose_writes_fail_ends() {
     assert!(failed.load(Ordering::Relaxed) > 100, "only {failed:?} saves met a failure");
 }
 
-/// What is made in a new folder, and what the power leaves of it.
+/// Files in a new folder, after a power cut at any point.
 #[test]
 fn a_folder_that_a_power_cut_ends_leaves_nothing() {
     const FILES: [&str; 2] = ["one", "two"];

@@ -1,4 +1,4 @@
-//! A thousand seeds, each an execution of the storage layer in a simulated world, and what makes them worth something.
+//! Run a thousand seeds, each an execution of the storage layer in a simulated world, and check that they find bugs.
 #![cfg(simulated)]
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "these are tests")]
 
@@ -10,7 +10,7 @@ use deepnvme_simulation::scenario::{Kind, draw, is_every_change_judged};
 
 const SEEDS: u64 = 1000;
 
-/// The reports of these seeds for which `wanted` holds.
+/// Return the reports of these seeds for which `wanted` holds.
 fn reports(seeds: u64, only: Option<Kind>, wanted: fn(&Report) -> bool) -> Vec<(u64, Report)> {
     let (next, found) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -66,7 +66,7 @@ fn the_same_seed_is_the_same_execution() {
         for (seed, report) in first {
             let again = run(seed, Some(kind));
             assert_eq!(all(&again), all(&report), "seed {seed} ({})", kind.name());
-            // What is printed for a seed that failed replays it also where seeds drew what they are about.
+            // The replay command of a failed seed also works if seeds draw their scenarios.
             assert!(draw(seed) != kind || all(&run(seed, None)) == all(&report), "seed {seed} ({})", kind.name());
         }
     }
@@ -84,7 +84,7 @@ fn a_saver_that_says_more_than_it_does_is_caught_wherever_every_change_is_judged
         (0..4000).filter(|seed| is_every_change_judged(*seed)).map(|seed| run(seed, Some(Kind::Boastful))).collect();
     let moments: u64 = judged.iter().map(|report| report.moments).sum();
     assert!(judged.len() > 20 && moments > 20 * judged.len() as u64, "{moments} moments of {} seeds", judged.len());
-    // Some savers never get to say anything.
+    // Some savers never get to claim anything.
     let caught = judged.iter().filter(|report| !report.failures.is_empty()).count();
     assert!(caught * 4 > judged.len() * 3, "{caught} of {}", judged.len());
     let is_of_a_kill = |failure: &String| failure.starts_with("had all processes died");

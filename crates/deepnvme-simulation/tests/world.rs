@@ -1,4 +1,4 @@
-//! The model by itself: what a power cut keeps of files and folders.
+//! Test the model itself: files and folders after a power cut.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +36,7 @@ fn write(content: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
 }
 
 proptest! {
-    /// A file whose every change was reported and then synced has, after any power cut, its content.
+    /// A file whose changes were all reported and then synced keeps its content after any power cut.
     #[test]
     fn a_synced_file_survives_as_it_is(steps in prop::collection::vec(step(), 0..12), seed: u64, keep in 0_u32..1001) {
         let (mut journal, mut content, mut id) = (Journal::default(), Vec::new(), 0);
@@ -61,7 +61,7 @@ proptest! {
         }
     }
 
-    /// Each sector of the image of a file of fixed length is what some write, or the durable content, had there.
+    /// Each sector of a fixed-length file's image comes from some write or from the durable content.
     #[test]
     fn no_sector_is_a_mixture(steps in prop::collection::vec(step(), 0..12), seed: u64) {
         let durable = vec![0_u8; 8 * SECTOR_BYTES];
@@ -69,7 +69,7 @@ proptest! {
         let mut contents = vec![durable];
         for (id, step) in steps.into_iter().enumerate() {
             if let Step::Write { offset, mut bytes, is_reported } = step {
-                // Whole sectors: what a sector held before is then of no matter.
+                // Whole sectors, so that their earlier content does not matter.
                 let offset = offset / SECTOR_BYTES * SECTOR_BYTES;
                 bytes.resize(SECTOR_BYTES, 1);
                 journal.wrote(id as u64, offset, bytes.clone(), is_reported);
@@ -86,7 +86,7 @@ proptest! {
         }
     }
 
-    /// Whatever a power cut keeps: a name that is replaced by renames is always there, as one of the files that had it.
+    /// A name replaced by renames always exists after a power cut, as one of its files.
     #[test]
     fn a_replaced_name_is_never_missing(renames in 1_u64..8, seed: u64, keep in 0_u32..1001) {
         let mut folder = Folder::default();

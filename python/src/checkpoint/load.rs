@@ -1,4 +1,4 @@
-//! Loading: what a file holds, and its bytes into memory that Python owns.
+//! Load checkpoints: read a file's index, and its bytes into memory that Python owns.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
@@ -20,16 +20,16 @@ use crate::{background, default, memory, orphans, threads, torch};
 
 /// Name, type, sizes, strides, first element, index of the storage.
 type TensorAnswer = (String, &'static str, Vec<u64>, Vec<u64>, u64, usize);
-/// Name, bytes, device, place in the file.
+/// Name, bytes, device, offset in the file.
 type StorageAnswer = (String, u64, String, u64);
-/// Where in the file, how long, and which extents are where in it.
+/// Offset in the file, length, and the extents in it with their offsets.
 type ArenaAnswer = (u64, u64, Vec<(usize, u64)>);
 
-/// Path, the tensors that are in it, bytes and sum of the index.
+/// Path, tensors in the file, and the index's size and checksum.
 type FoundAnswer = (std::path::PathBuf, Option<Vec<String>>, Option<(u64, u64)>);
 
-/// The files that a path means, each with the tensors that are in it, and with the size and the index's checksum that a list
-/// has for it. With ``check`` the list is compared with its own checksum.
+/// Find the files behind a path. Each comes with its tensors, and with the index's size and checksum if a list states
+/// them. With ``check``, the list is compared with its own checksum.
 #[pyfunction]
 pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) -> PyResult<Vec<FoundAnswer>> {
     let path = file_name(path)?;
@@ -42,7 +42,7 @@ pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) ->
     Ok(set.map_err(|error| raise(py, &error))?.files.into_iter().map(answer).collect())
 }
 
-/// What the checksum of a list says of it: ``"sound"``, ``"damaged"`` or ``"unsealed"``.
+/// Check a list against its checksum: ``"sound"``, ``"damaged"`` or ``"unsealed"``.
 #[pyfunction]
 pub(crate) fn _list_state(text: &[u8]) -> &'static str {
     match set::state(text) {
@@ -52,17 +52,17 @@ pub(crate) fn _list_state(text: &[u8]) -> &'static str {
     }
 }
 
-/// A checkpoint file that is open.
+/// An open checkpoint file.
 #[pyclass(frozen, name = "_CheckpointReader", module = "deepnvme._deepnvme")]
 pub(crate) struct CheckpointReader {
     reader: Arc<Reader>,
     engine: Arc<deepnvme_io::Engine>,
-    /// Whether the place of every extent is certain.
+    /// Whether the offset of every extent is certain.
     is_exact: bool,
 }
 
 impl CheckpointReader {
-    /// What it knows of the file.
+    /// Return the format's reader.
     pub(crate) fn reader(&self) -> &Reader {
         &self.reader
     }
@@ -70,7 +70,7 @@ impl CheckpointReader {
 
 #[pymethods]
 impl CheckpointReader {
-    /// ``names`` are the tensors that an index lists for this file: one that is missing is an error.
+    /// ``names`` are the tensors that an index lists for this file. A missing one is an error.
     #[new]
     #[pyo3(signature = (path, engine, exact, names=None))]
     fn new(
@@ -120,7 +120,7 @@ impl CheckpointReader {
         self.reader.has_sums()
     }
 
-    /// What the checksums cover: ``"file"``, ``"data"``, ``"nothing"``, or ``"stale"`` for those of another file.
+    /// Coverage of the checksums: ``"file"``, ``"data"``, ``"nothing"``, or ``"stale"`` if they belong to another file.
     #[getter]
     fn coverage(&self) -> &'static str {
         match self.reader.coverage() {
@@ -131,7 +131,7 @@ impl CheckpointReader {
         }
     }
 
-    /// Compares the file's index with its checksum, and the file with what a list says of it: bytes and sum of the index.
+    /// Compare the file's index with its checksum. Compare the index's size and checksum with a list's, if given.
     fn check(&self, py: Python<'_>, identity: Option<(u64, u64)>) -> PyResult<()> {
         let Some((bytes, index_crc64)) = identity else {
             return self.reader.check().map_err(|error| raise(py, &error));
@@ -144,8 +144,8 @@ impl CheckpointReader {
         checked.map_err(|error| raise(py, &error))
     }
 
-    /// Reads a file to compare it with its checksums, a sample of it or all: ``"sample"`` or ``"full"``. An archive must
-    /// have been opened with ``exact``.
+    /// Verify the file's bytes against its checksums: ``"sample"`` or ``"full"``. An archive must be opened with
+    /// ``exact``.
     fn audit(&self, py: Python<'_>, verify: &str) -> PyResult<()> {
         let is_sample = match verify {
             "sample" => true,
@@ -166,8 +166,8 @@ impl CheckpointReader {
         background::watch(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
     }
 
-    /// Fills memory with the bytes of a tensor from ``start`` on, through the file that is open, whatever its name means by
-    /// now, and compares them with the checksums. The file is a safetensors file.
+    /// Read bytes of a tensor, starting at ``start``, and verify their checksums. Works on safetensors files only. It
+    /// reads the open file, even if its name now refers to another.
     fn read_range(&self, py: Python<'_>, extent: usize, start: u64, target: &Bound<'_, PyAny>) -> PyResult<()> {
         self.check_extents([extent].into_iter())?;
         let (record, memory) = (&self.reader.extents()[extent], memory::target(target)?);
@@ -184,7 +184,7 @@ impl CheckpointReader {
         read.map_err(|error| raise(py, &error))
     }
 
-    /// The checksum of the file's index, which with its size tells it from any other file.
+    /// Return the checksum of the file's index. With the file's size it identifies the file.
     fn index_crc64(&self, py: Python<'_>) -> PyResult<u64> {
         py.detach(|| self.reader.index_crc64(&self.engine)).map_err(|error| raise(py, &error))
     }
@@ -194,7 +194,7 @@ impl CheckpointReader {
         self.reader.file_bytes()
     }
 
-    /// How many of them are not those of a storage or tensor.
+    /// Bytes outside the storages and tensors.
     #[getter]
     fn described_nbytes(&self) -> u64 {
         let stored = self.reader.extents().iter().fold(0, |sum: u64, extent| sum.saturating_add(extent.bytes));
@@ -231,7 +231,7 @@ impl CheckpointReader {
         }
     }
 
-    /// The tensors whose elements are what their storage has with other signs: number, conjugate, negative.
+    /// List the tensors that differ from their storage by sign: number, conjugate, negative.
     fn signs(&self) -> Vec<(usize, bool, bool)> {
         let Contents::Archive { state, .. } = self.reader.contents() else { return Vec::new() };
         let signed = state.tensors.iter().enumerate().filter(|(_, tensor)| !tensor.signs.are_plain());
@@ -249,13 +249,13 @@ impl CheckpointReader {
         self.reader.extents().iter().zip(locations).map(answer).collect()
     }
 
-    /// How many storages, or tensors of a safetensors file, there are.
+    /// Number of storages, or of tensors in a safetensors file.
     #[getter]
     fn storage_count(&self) -> usize {
         self.reader.extents().len()
     }
 
-    /// Whether objects can be made before their bytes are there: nothing that the file would call looks at bytes.
+    /// Whether objects can be built before their bytes are read. True if no call of the file reads tensor bytes.
     #[getter]
     fn is_plain(&self) -> bool {
         match self.reader.contents() {
@@ -274,7 +274,7 @@ impl CheckpointReader {
         Ok(self.reader.arenas(&wanted).into_iter().map(answer).collect())
     }
 
-    /// Starts to fill a buffer for each arena.
+    /// Start reading into one buffer per arena.
     fn start(&self, py: Python<'_>, arenas: Vec<(ArenaAnswer, Bound<'_, PyAny>)>) -> PyResult<Loading> {
         self.check_extents(arenas.iter().flat_map(|((_, _, members), _)| members.iter().map(|(extent, _)| *extent)))?;
         let _uncollected = memory::Uncollected::new(py);
@@ -298,7 +298,7 @@ impl CheckpointReader {
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
-    /// Makes the objects of an archive. ``storages`` has one for each, or ``None`` for what is not wanted.
+    /// Build the objects of an archive. ``storages`` contains one entry per storage, ``None`` for unwanted ones.
     fn build<'py>(
         &self,
         py: Python<'py>,
@@ -309,7 +309,7 @@ impl CheckpointReader {
         match self.reader.contents() {
             Contents::Archive { graph, state } => {
                 let build = || build::build(py, graph, state, factory, storages, wanted.as_deref());
-                // Where Python has no memory for an object of a file, PyO3 panics.
+                // If Python cannot allocate an object, PyO3 panics.
                 panic::catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|panicked| {
                     let text = panicked.downcast_ref::<&str>().copied();
                     let text = text.or_else(|| panicked.downcast_ref::<String>().map(String::as_str));
@@ -334,7 +334,7 @@ impl CheckpointReader {
     }
 }
 
-/// Bytes on their way.
+/// A load in flight.
 #[pyclass(frozen, name = "_Loading", module = "deepnvme._deepnvme")]
 pub(crate) struct Loading {
     inner: Mutex<Option<read::Loading>>,
@@ -342,13 +342,13 @@ pub(crate) struct Loading {
 
 #[pymethods]
 impl Loading {
-    /// Whether the disk has nothing of it to do any more.
+    /// Return whether all disk reads have completed.
     fn is_done(&self) -> bool {
         let inner = ignore_poison(self.inner.lock());
         inner.as_ref().is_none_or(read::Loading::is_done)
     }
 
-    /// Waits until all has come, and compares it with its checksums.
+    /// Wait for all bytes, and verify their checksums.
     #[pyo3(signature = (verify, progress))]
     fn finish(&self, py: Python<'_>, verify: &str, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let verify = match verify {
@@ -376,7 +376,7 @@ impl Loading {
 }
 
 impl Drop for Loading {
-    /// What is in flight is given up by a thread of its own: whoever dropped the last reference must not wait.
+    /// A separate thread cancels the reads in flight: dropping the last reference must not block.
     fn drop(&mut self) {
         if let Some(loading) = ignore_poison(self.inner.get_mut()).take() {
             threads::let_go(loading);
@@ -384,7 +384,7 @@ impl Drop for Loading {
     }
 }
 
-/// Tells a callback how many bytes are done, of how many.
+/// Report completed and total bytes to a callback.
 pub(super) fn look<'a>(
     callback: Option<&'a Bound<'_, PyAny>>,
     progress: &'a Progress,

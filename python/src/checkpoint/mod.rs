@@ -1,5 +1,5 @@
-//! Checkpoint files, as `deepnvme._checkpoint` sees them: `save` and `load` move the bytes, `build` makes objects of a
-//! pickle's graph. What may be called on the way is Python's business: see `deepnvme._checkpoint.safe_unpickler`.
+//! Checkpoint files, as `deepnvme._checkpoint` uses them. `save` and `load` move the bytes; `build` builds objects from
+//! a pickle's graph. Python decides which calls are allowed: see `deepnvme._checkpoint.safe_unpickler`.
 
 use deepnvme_checkpoint::Error;
 use pyo3::prelude::*;
@@ -26,12 +26,12 @@ pub(crate) use plan::{_plan_archive, _plan_safetensors, SavePlan, SaveStaging};
 pub(crate) use save::{_crc64, _crc64_of_all, Saving};
 pub(crate) use share::{_shares, SaveShare};
 
-/// What is wrong with what a file says, as the exception that Python code expects.
+/// Convert a format error to the exception that Python code expects.
 pub(crate) fn misread(py: Python<'_>, path: &std::path::Path, source: deepnvme_format::Error) -> PyErr {
     raise(py, &Error::Format { path: path.to_path_buf(), source })
 }
 
-/// A failed save or load as the exception that Python code expects.
+/// Convert a failed save or load to the exception that Python code expects.
 fn raise(py: Python<'_>, failure: &Error) -> PyErr {
     let class = match failure {
         Error::Io(failure) => return error::raise(py, failure),

@@ -1,4 +1,4 @@
-//! The private file that a file is until it has its name.
+//! A new file under its private name.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::engine::PyEngine;
 use crate::threads::Ending;
 use crate::{default, error};
 
-/// A private file, which becomes ``path`` when it is committed, and goes when it is not.
+/// A private file. ``commit`` renames it to ``path``; otherwise it is deleted.
 #[pyclass(frozen, name = "_NewFile", module = "deepnvme._deepnvme")]
 pub(crate) struct NewFile {
     temporary: PathBuf,
@@ -32,32 +32,32 @@ impl NewFile {
         Ok(Self { temporary, inner: Ending::new(replacement) })
     }
 
-    /// Where the bytes go.
+    /// The file's private path.
     #[getter]
     fn temporary(&self) -> PathBuf {
         self.temporary.clone()
     }
 
-    /// Gives it the permissions of a new file. What is in it has been synced.
+    /// Set the permissions of a new file. Its contents are already synced.
     fn take_mode(&self, py: Python<'_>) -> PyResult<()> {
         let taken = self.inner.with(py, |replacement| replacement.take_mode());
         error::check(py, taken.ok_or_else(over)?)
     }
 
-    /// Leaves it under its private name, which a manifest has.
+    /// Keep the file under its private name, which a manifest lists.
     fn keep(&self, py: Python<'_>) {
         let replacement = self.take(py);
         py.detach(|| replacement.map(Replacement::keep));
     }
 
-    /// Gives the file its name; with ``sync`` that is on disk then. What is in it has been synced.
+    /// Rename the file to its final name, and sync that with ``sync``. Its contents are already synced.
     fn commit(&self, py: Python<'_>, sync: bool) -> PyResult<()> {
         let Some(replacement) = self.take(py) else { return Err(over()) };
         let committed = py.detach(|| replacement.commit(sync));
         error::check(py, committed)
     }
 
-    /// Removes it, unless it has its name.
+    /// Delete the file unless it was committed.
     fn give_up(&self, py: Python<'_>) {
         let replacement = self.take(py);
         py.detach(|| drop(replacement));
@@ -65,18 +65,18 @@ impl NewFile {
 }
 
 impl NewFile {
-    /// A file that is written and synced.
+    /// Wrap a file that is written and synced.
     pub(super) fn of(replacement: Replacement) -> Self {
         Self { temporary: replacement.temporary().path(), inner: Ending::new(replacement) }
     }
 
-    /// The file, unless it has its name or was given up.
+    /// Take the file; `None` if it was committed or given up.
     pub(super) fn take(&self, py: Python<'_>) -> Option<Replacement> {
         self.inner.take(py)
     }
 }
 
-/// That there is nothing left to do something with.
+/// The error after the file was committed or given up.
 pub(super) fn over() -> PyErr {
     PyRuntimeError::new_err("the file has its name, or was given up")
 }

@@ -1,9 +1,9 @@
-//! Ordinary states as pickles, by the shortest way.
+//! Pickle ordinary states on a fast path.
 //!
-//! Python's pickler asks the package about every object that it meets; of ten thousand tensors, that takes longer than
-//! writing them. A state dict is made of few kinds of objects, and those are pickled here: dicts, lists, tuples, texts,
-//! numbers, tensors and parameters. Anything else, anywhere in the state, and Python's own pickler does it all
-//! (`deepnvme._checkpoint.pickler`), which gives the same archive.
+//! Python's pickler asks the package about every object. For ten thousand tensors that takes longer than writing them.
+//! State dicts contain few kinds of objects, which are pickled here: dicts, lists, tuples, strings, numbers, tensors
+//! and parameters. If a state contains anything else, Python's own pickler handles all of it
+//! (`deepnvme._checkpoint.pickler`) and gives the same archive.
 
 use std::collections::HashMap;
 
@@ -18,15 +18,15 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyT
 
 use crate::error;
 
-/// How deep containers may lie in one another; Python's own pickler decides about deeper ones.
+/// Maximum nesting depth. Python's own pickler decides about deeper containers.
 const DEPTH_MAX: usize = 200;
-/// What a number has in a name at the most.
+/// Maximum length of a number in a name.
 const SHORT_NAME_BYTES: usize = 20;
 
-/// A pickle, and the storages that it refers to, in the order of their keys.
+/// A pickle and its storages, in key order.
 type Pickled<'py> = (Vec<u8>, Vec<Bound<'py, PyAny>>);
 
-/// A pickle and its storages; ``None`` of what only Python can pickle.
+/// Pickle a state. Returns the pickle and its storages; ``None`` if only Python can pickle it.
 #[pyfunction]
 pub(crate) fn _pickle_plain<'py>(py: Python<'py>, state: &Bound<'py, PyAny>) -> PyResult<Option<Pickled<'py>>> {
     let Some(torch) = Torch::get(py)? else { return Ok(None) };
@@ -46,7 +46,7 @@ pub(crate) fn _pickle_plain<'py>(py: Python<'py>, state: &Bound<'py, PyAny>) -> 
     Ok((pickle.len() as u64 <= PICKLE_BYTES_MAX).then_some((pickle, pickler.storages)))
 }
 
-/// Raises where a pickle is one that `load` would refuse: it is asked before anything is written.
+/// Raise if `load` would refuse a pickle. Called before anything is written.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
 pub(crate) fn _check_pickle(py: Python<'_>, pickle: PyBackedBytes) -> PyResult<()> {
@@ -58,13 +58,13 @@ pub(crate) fn _check_pickle(py: Python<'_>, pickle: PyBackedBytes) -> PyResult<(
     checked.map(drop).map_err(refused)
 }
 
-/// What of torch and Python is needed to recognise objects.
+/// The torch and Python objects by which values are recognised.
 struct Torch {
     tensor: Py<PyType>,
     parameter: Py<PyAny>,
     strided: Py<PyAny>,
     ordered_dict: Py<PyAny>,
-    /// Element types by the address of torch's object for them, which is held beside it.
+    /// Element types by the address of torch's dtype object. The entry keeps that object alive.
     dtypes: HashMap<usize, (Dtype, Py<PyAny>)>,
 }
 
@@ -100,14 +100,14 @@ struct Pickler<'a, 'py> {
     py: Python<'py>,
     torch: &'a Torch,
     out: PickleWriter,
-    /// Objects that have been pickled, by their address. Each is held here: were it gone, as after a change that another
-    /// thread made to its container, a new object could have its address, and be taken for it.
+    /// Pickled objects by address. Each is kept alive: another thread may remove one from its container, and a new
+    /// object at its address would be mistaken for it.
     memo: HashMap<usize, (u32, Bound<'py, PyAny>)>,
     storages: Vec<Bound<'py, PyAny>>,
-    /// Storages by address and size: the key, and the element type that the archive has for it. `storages` holds them, so
-    /// that their memory is nobody else's meanwhile.
+    /// Key and archived element type of each storage, by address and size. `storages` keeps them alive so that their
+    /// memory is not reused meanwhile.
     keys: HashMap<(usize, u64), (usize, Dtype)>,
-    /// Bytes of the name that a tensor has here, at the most: names have a limit.
+    /// Upper bound of the current tensor name's length. Names are limited.
     name_bytes: usize,
 }
 
@@ -160,7 +160,7 @@ impl<'py> Pickler<'_, 'py> {
             self.out.get(*index);
             return Ok(true);
         }
-        // Lone surrogates, and what is longer than the instruction's length.
+        // Lone surrogates, and strings too long for the instruction's length field.
         let Ok(content) = text.to_cow() else { return Ok(false) };
         if u32::try_from(content.len()).is_err() {
             return Ok(false);
@@ -175,7 +175,7 @@ impl<'py> Pickler<'_, 'py> {
             return Ok(true);
         }
         self.out.raw(b"(");
-        // A list of the items: another thread may change the dict meanwhile.
+        // Iterate over a list of the items: another thread may change the dict meanwhile.
         for pair in dict.items().iter() {
             let (key, value) = pair.extract::<(Bound<'py, PyAny>, Bound<'py, PyAny>)>()?;
             if !self.item(&key, &value, depth)? {
@@ -200,7 +200,7 @@ impl<'py> Pickler<'_, 'py> {
         Ok(is_saved)
     }
 
-    /// An element of a list or a tuple.
+    /// Pickle an element of a list or a tuple.
     fn element(&mut self, element: &Bound<'py, PyAny>, depth: usize) -> Done {
         self.name_bytes += SHORT_NAME_BYTES;
         let is_saved = self.save(element, depth + 1)?;
@@ -233,7 +233,7 @@ impl<'py> Pickler<'_, 'py> {
                 return Ok(false);
             }
         }
-        // A tuple that holds itself, by way of a list: rare enough for Python.
+        // A tuple that contains itself through a list: rare enough for Python.
         if self.memo.contains_key(&address(tuple.as_any())) {
             return Ok(false);
         }
@@ -245,7 +245,7 @@ impl<'py> Pickler<'_, 'py> {
     fn ordered_dict(&mut self, object: &Bound<'py, PyAny>, depth: usize) -> Done {
         self.out.ordered_dict();
         self.put(object);
-        // Not the order of the dict underneath, which `move_to_end` leaves alone.
+        // Not the order of the underlying dict, which `move_to_end` leaves alone.
         let items = object.call_method0(intern!(self.py, "items"))?;
         let mut is_open = false;
         for pair in items.try_iter()? {
@@ -313,7 +313,7 @@ impl<'py> Pickler<'_, 'py> {
         let nbytes: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
         let place: usize = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
         let next = self.storages.len();
-        // Storages without bytes have no address to be known by.
+        // Empty storages have no address to identify them.
         let (key, known) =
             if nbytes == 0 { (next, dtype) } else { *self.keys.entry((place, nbytes)).or_insert((next, dtype)) };
         if known != dtype {

@@ -1,4 +1,4 @@
-//! A safetensors file whose tensors a swapper puts in their places.
+//! A safetensors file whose tensors a swapper writes in place.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::path::file_name;
 use crate::threads::Ending;
 use crate::{background, default};
 
-/// A new safetensors file under a private name, which becomes ``path`` when it is committed, and goes when it is not.
+/// A new safetensors file under a private name. ``commit`` renames it to ``path``; otherwise it is deleted.
 ///
-/// ``tensors`` are names, torch's names of types, and numbers of elements. They lie one behind the other from
-/// ``data_offset`` on, and the caller puts their bytes there, through the descriptor.
+/// ``tensors`` lists names, torch's type names, and element counts. The tensors are contiguous, starting at
+/// ``data_offset``. The caller writes their bytes through the descriptor.
 #[pyclass(frozen, name = "_PlacedFile", module = "deepnvme._deepnvme")]
 pub(crate) struct PlacedFile {
     data_offset: u64,
@@ -48,18 +48,18 @@ impl PlacedFile {
         Ok(Self { data_offset: placed.data_offset(), inner: Ending::new(placed) })
     }
 
-    /// Where the first tensor begins.
+    /// Offset of the first tensor.
     #[getter]
     fn data_offset(&self) -> u64 {
         self.data_offset
     }
 
-    /// The descriptor of the file, until it is committed or given up.
+    /// Return the file's descriptor, until it is committed or given up.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         self.inner.with(py, |placed| placed.descriptor().as_raw_fd()).ok_or_else(over)
     }
 
-    /// Reads the tensors for their checksums, and gives the file its name once all of it is on the disk.
+    /// Read the tensors for their checksums, sync the file, and rename it to its final name.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         let placed = self.inner.take(py).ok_or_else(over)?;
         let progress = Arc::new(Progress::default());
@@ -69,7 +69,7 @@ impl PlacedFile {
         committed.map_err(|error| raise(py, &error))
     }
 
-    /// Removes it, unless it has its name.
+    /// Delete the file unless it was committed.
     fn give_up(&self, py: Python<'_>) {
         let placed = self.inner.take(py);
         py.detach(|| drop(placed));

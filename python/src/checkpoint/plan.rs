@@ -1,4 +1,4 @@
-//! What is to be saved: memory out of Python objects, and the plan of the file.
+//! Plan a save: find the memory of Python objects and lay out the file.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -24,10 +24,10 @@ use crate::path::Place;
 use crate::threads::Ending;
 use crate::{default, memory, orphans, settings};
 
-/// How often Python may look for a signal.
+/// Interval between signal checks.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// How a file is saved, as the package's own code says it.
+/// Save options, as the package's own code passes them.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Options<'py> {
@@ -37,7 +37,7 @@ pub(crate) struct Options<'py> {
     staging: Option<Bound<'py, SaveStaging>>,
 }
 
-/// Plans a torch archive: records by name, storages by their keys, more records.
+/// Plan a torch archive: records by name, storages by their keys, more records.
 #[pyfunction]
 #[pyo3(signature = (path, before, storages, after, options))]
 pub(crate) fn _plan_archive(
@@ -64,7 +64,7 @@ pub(crate) fn _plan_archive(
 /// Name, type, sizes and object of a tensor.
 type TensorArgument<'py> = (String, PyBackedStr, Vec<u64>, Bound<'py, PyAny>);
 
-/// Plans a safetensors file.
+/// Plan a safetensors file.
 #[pyfunction]
 #[pyo3(signature = (path, tensors, metadata, options))]
 pub(crate) fn _plan_safetensors(
@@ -88,7 +88,7 @@ pub(crate) fn _plan_safetensors(
     })
 }
 
-/// Says which tensor is refused.
+/// Name the refused tensor in the error.
 fn named_tensor(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
     if error.is_instance_of::<PyTypeError>(py) {
         return PyTypeError::new_err(format!("{name:?}: {}", error.value(py)));
@@ -96,14 +96,14 @@ fn named_tensor(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
     error
 }
 
-/// A file that is planned: written as a whole, or in shares by several processes.
+/// A planned file, written as a whole or in shards by several processes.
 #[pyclass(frozen, name = "_SavePlan", module = "deepnvme._deepnvme")]
 pub(crate) struct SavePlan {
     engine: Arc<Engine>,
     target: Target,
     nbytes: u64,
     progress: Arc<Progress>,
-    /// Until somebody writes it.
+    /// The save, until it is started.
     save: Ending<Save>,
 }
 
@@ -138,36 +138,35 @@ impl SavePlan {
         self.nbytes
     }
 
-    /// The same in all processes that can write a share of the same file.
+    /// Fingerprint that is equal in all processes that can write a shard of this file.
     #[getter]
     fn fingerprint(&self, py: Python<'_>) -> PyResult<u64> {
         let fingerprint = self.save.with(py, |save| save.fingerprint());
         fingerprint.ok_or_else(|| PyRuntimeError::new_err("the file is being written already"))
     }
 
-    /// Bytes of the share that are written, and in all.
+    /// Bytes of the shard: written, total.
     #[getter]
     fn progress(&self) -> (u64, u64) {
         self.progress.bytes()
     }
 
-    /// Starts to write the whole file; with ``private`` it keeps its private name, for whoever takes it.
+    /// Start writing the whole file. With ``private`` it keeps its private name for the caller to take.
     #[pyo3(signature = (private=false))]
     fn start(&self, py: Python<'_>, private: bool) -> PyResult<Saving> {
-        // The process may change its folder before the thread has opened it.
+        // The process may change its working folder before the thread opens the file.
         let target = self.target.absolute();
         let way = if private { Way::Private(target) } else { Way::Replace(target) };
         start(py, self.take(py)?, Arc::clone(&self.engine), way)
     }
 
-    /// Starts to write the whole file into one that is there, such as a member of a ``_SetReplacement``.
+    /// Start writing the whole file into an existing file, such as a member of a ``_SetReplacement``.
     fn start_into(&self, py: Python<'_>, file: PathBuf) -> PyResult<Saving> {
         let file = std::path::absolute(&file).unwrap_or(file);
         start(py, self.take(py)?, Arc::clone(&self.engine), Way::Into(file))
     }
 
-    /// Writes what can be written at once of the bytes from ``start`` to ``stop`` into ``file``, whose first byte is the
-    /// byte ``base``.
+    /// Write the ready bytes between ``start`` and ``stop`` into ``file``, which starts at byte ``base``.
     #[pyo3(signature = (file, start, stop, base))]
     fn share(&self, py: Python<'_>, file: PathBuf, start: u64, stop: u64, base: u64) -> PyResult<SaveShare> {
         let range: Range<u64> = start..stop;
@@ -185,7 +184,7 @@ impl SavePlan {
         Ok(SaveShare::new(share, self.target.path(), self.nbytes))
     }
 
-    /// Waits until the tensors may change: the share is written, or has failed.
+    /// Wait until the tensors may change: the shard is written or has failed.
     fn wait_filled(&self, py: Python<'_>) -> PyResult<()> {
         while !py.detach(|| self.progress.wait_filled(SLICE)) {
             py.check_signals()?;
@@ -193,21 +192,21 @@ impl SavePlan {
         Ok(())
     }
 
-    /// Says that nobody will look at the tensors any more.
+    /// Declare that the tensors are no longer read.
     fn give_back(&self) {
         self.progress.mark_filled();
     }
 
-    /// Has the writing of the share end soon, with an exception.
+    /// Stop writing the shard soon, with an exception.
     fn stop(&self) {
         self.progress.stop();
     }
 }
 
-/// Memory that takes the bytes of saves before the disk does.
+/// Memory that buffers the bytes of saves before the disk takes them.
 #[pyclass(frozen, name = "_SaveStaging", module = "deepnvme._deepnvme")]
 pub(crate) struct SaveStaging {
-    /// To let go of gigabytes of locked memory takes long.
+    /// Releasing gigabytes of locked memory takes long.
     inner: Ending<Staging>,
     nbytes: u64,
 }

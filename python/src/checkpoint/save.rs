@@ -1,4 +1,4 @@
-//! A save of a whole file: a thread that writes it, and those who wait for that.
+//! Save a whole file: the thread that writes it, and the callers that wait for it.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
@@ -16,26 +16,26 @@ use super::new_file::{NewFile, over};
 use super::raise;
 use crate::{error, threads};
 
-/// How often Python may look for a signal.
+/// Interval between signal checks.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// Where the bytes of a save go, and which name they get.
+/// Destination of a save, and its final name.
 pub(super) enum Way {
-    /// A private file, which then gets its name.
+    /// A private file, renamed at the end.
     Replace(Target),
-    /// A private file, which keeps its private name.
+    /// A private file that keeps its private name.
     Private(Target),
-    /// A file that is there.
+    /// An existing file.
     Into(PathBuf),
 }
 
-/// Starts to write a whole file.
+/// Start writing a whole file.
 pub(super) fn start(py: Python<'_>, save: Save, engine: Arc<Engine>, way: Way) -> PyResult<Saving> {
     let progress = Arc::new(Progress::default());
     let shared = Arc::new(Shared { progress, outcome: Mutex::new(None), over: Condvar::new(), file: Mutex::default() });
     let seen = Arc::clone(&shared);
     threads::start(py, "deepnvme-save", move || {
-        // Whatever happens, whoever waits is told: also when the work panics.
+        // Waiting callers are always told, even if the work panics.
         let _told = Told(&seen);
         let progress = Arc::clone(&seen.progress);
         let saved = match way {
@@ -51,19 +51,19 @@ pub(super) fn start(py: Python<'_>, save: Save, engine: Arc<Engine>, way: Way) -
     Ok(Saving { shared })
 }
 
-/// The size of a file, and where its index is, how long, and of which sum.
+/// File size, and the index's offset, size and checksum.
 pub(super) type Numbers = (u64, u64, u64, u64);
 
 pub(super) fn numbers(saved: Saved) -> Numbers {
     (saved.bytes, saved.index_offset, saved.index_bytes, saved.index_crc64)
 }
 
-/// What the thread that saves and those who wait for it share.
+/// State shared by the save thread and its waiting callers.
 struct Shared {
     progress: Arc<Progress>,
     outcome: Mutex<Option<Result<Saved>>>,
     over: Condvar,
-    /// What was written under a private name.
+    /// The file written under a private name.
     file: Mutex<Option<Replacement>>,
 }
 
@@ -82,7 +82,7 @@ impl Drop for Told<'_> {
     }
 }
 
-/// A save that is under way, or over.
+/// A save, running or ended.
 #[pyclass(frozen, name = "_Saving", module = "deepnvme._deepnvme")]
 pub(crate) struct Saving {
     shared: Arc<Shared>,
@@ -90,19 +90,19 @@ pub(crate) struct Saving {
 
 #[pymethods]
 impl Saving {
-    /// Whether it is over, well or not.
+    /// Whether the save has ended, successfully or not.
     #[getter]
     fn done(&self) -> bool {
         ignore_poison(self.shared.outcome.lock()).is_some()
     }
 
-    /// Bytes written, and in all.
+    /// Bytes: written, total.
     #[getter]
     fn progress(&self) -> (u64, u64) {
         self.shared.progress.bytes()
     }
 
-    /// Waits until the tensors may change.
+    /// Wait until the tensors may change.
     fn wait_filled(&self, py: Python<'_>) -> PyResult<()> {
         while !py.detach(|| self.shared.progress.wait_filled(SLICE)) {
             py.check_signals()?;
@@ -110,7 +110,7 @@ impl Saving {
         Ok(())
     }
 
-    /// Waits until the file has its name; its size, and where its index is, how long, and of which sum.
+    /// Wait until the file has its final name. Returns its size, and the index's offset, size and checksum.
     #[pyo3(signature = (progress, stop_on_signal))]
     fn wait(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>, stop_on_signal: bool) -> PyResult<Numbers> {
         let mut look = look(progress, &self.shared.progress);
@@ -136,13 +136,13 @@ impl Saving {
         Ok(numbers(saved))
     }
 
-    /// The file that was written under a private name. It goes when this is dropped, unless it was taken.
+    /// Take the file that was written under a private name. If it is never taken, it is deleted with this object.
     fn take_file(&self) -> PyResult<NewFile> {
         let file = ignore_poison(self.shared.file.lock()).take();
         file.map(NewFile::of).ok_or_else(over)
     }
 
-    /// Has it end soon; ``wait`` then raises.
+    /// Stop the save soon; ``wait`` then raises.
     fn stop(&self) {
         self.shared.progress.stop();
     }
@@ -156,13 +156,13 @@ impl Saving {
     }
 }
 
-/// The CRC-64/NVME of a stretch of a file.
+/// Compute the CRC-64/NVME of a byte range of a file.
 #[pyfunction]
 pub(crate) fn _crc64(py: Python<'_>, path: &Bound<'_, PyAny>, offset: u64, nbytes: u64) -> PyResult<u64> {
     crc64(py, &[Stretch { path: crate::path::file_name(path)?, offset, bytes: nbytes }])
 }
 
-/// The CRC-64/NVME of stretches of files, one after the other: of each the path, where it begins and its bytes.
+/// Compute the CRC-64/NVME of concatenated byte ranges: path, offset and bytes of each.
 #[pyfunction]
 pub(crate) fn _crc64_of_all(py: Python<'_>, stretches: Vec<(PathBuf, u64, u64)>) -> PyResult<u64> {
     let stretch = |(path, offset, bytes)| Stretch { path, offset, bytes };

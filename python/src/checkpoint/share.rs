@@ -1,4 +1,4 @@
-//! A file that several processes write together: one process's share of it.
+//! Write one process's shard of a file that several processes write together.
 
 use std::path::PathBuf;
 
@@ -10,17 +10,17 @@ use super::raise;
 use super::save::{Numbers, numbers};
 use crate::threads::Ending;
 
-/// The shares of at most so many writers: where each begins and ends.
+/// Split a file for at most ``writers`` processes. Returns start and end of each shard.
 #[pyfunction]
 pub(crate) fn _shares(nbytes: u64, writers: usize) -> Vec<(u64, u64)> {
     write::shares(nbytes, writers.max(1)).into_iter().map(|share| (share.start, share.end)).collect()
 }
 
-/// A share whose first step is done.
+/// A shard whose first step is done.
 #[pyclass(frozen, name = "_SaveShare", module = "deepnvme._deepnvme")]
 pub(crate) struct SaveShare {
     inner: Ending<Share>,
-    /// The file that is to be, and its size: what errors name.
+    /// The final path and the file's size, for errors.
     target: (PathBuf, u64),
 }
 
@@ -32,14 +32,14 @@ impl SaveShare {
 
 #[pymethods]
 impl SaveShare {
-    /// What this process knows, for the others.
+    /// Return this process's checksums for the other processes.
     fn tally(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
         let tally = self.inner.with(py, |share| share.tally());
         tally.ok_or_else(|| PyRuntimeError::new_err("the share is finished"))
     }
 
-    /// Writes the rest, with what the others know, and syncs; the size of the file, and where its index is, how long,
-    /// and of which sum.
+    /// Write the rest with the others' checksums, and sync. Returns the file size, and the index's offset, size and
+    /// checksum.
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
     fn finish(&self, py: Python<'_>, others: Vec<Vec<u8>>) -> PyResult<Numbers> {
         let Some(share) = self.inner.take(py) else {

@@ -1,4 +1,4 @@
-//! The buffer protocol, and numpy's array struct: what exporters say about their memory.
+//! The buffer protocol and numpy's array struct: memory as exporters describe it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -10,13 +10,13 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyMemoryView};
 
-/// What an exporter says about its memory.
+/// An exporter's description of its memory.
 pub(crate) struct Exported {
     pub(crate) address: usize,
     pub(crate) bytes: usize,
     pub(crate) item_bytes: usize,
     pub(crate) shape: Vec<usize>,
-    /// `None` where the bytes lie side by side.
+    /// `None` if the memory is contiguous.
     pub(crate) stride_bytes: Option<Vec<isize>>,
     pub(crate) readonly: bool,
     /// The elements are references to Python objects.
@@ -25,8 +25,8 @@ pub(crate) struct Exported {
     pub(crate) indirect: bool,
 }
 
-/// `Py_buffer`. It is in the stable ABI from Python 3.11 on; Python 3.10 exports the same functions and lays
-/// it out the same way, without promising to. There will be no other 3.10.
+/// `Py_buffer`. It is in the stable ABI from Python 3.11 on. Python 3.10 exports the same functions and layout without
+/// promising them, but no later 3.10 will change them.
 #[repr(C)]
 struct RawBuffer {
     buf: *mut c_void,
@@ -42,26 +42,25 @@ struct RawBuffer {
     internal: *mut c_void,
 }
 
-/// Everything that an exporter can say, read-only memory included: `PyBUF_FULL_RO`.
+/// Request all that an exporter can describe, including read-only memory: `PyBUF_FULL_RO`.
 const FULL_RO: c_int = 0x0100 | 0x0018 | 0x0004;
 
-// SAFETY: the signatures are those of CPython's headers.
+// SAFETY: the signatures match CPython's headers.
 unsafe extern "C" {
     fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut RawBuffer, flags: c_int) -> c_int;
     fn PyBuffer_Release(view: *mut RawBuffer);
 }
 
-/// What a memory view shows. The memory stays exported, and in place, for as long as the view is alive.
+/// Describe the memory of a memory view. The memory stays exported, and in place, while the view is alive.
 pub(super) fn exported(view: &Bound<'_, PyMemoryView>) -> PyResult<Exported> {
-    // SAFETY: an all-zero struct of pointers and integers is a valid value, and the one that CPython starts from.
+    // SAFETY: an all-zero struct of pointers and integers is valid, and CPython starts from one.
     let mut raw: RawBuffer = unsafe { std::mem::zeroed() };
-    // SAFETY: both are valid for the call, and the GIL is held.
+    // SAFETY: both pointers are valid for the call, and the GIL is held.
     if unsafe { PyObject_GetBuffer(view.as_ptr(), &raw mut raw, FULL_RO) } != 0 {
         return Err(PyErr::fetch(view.py()));
     }
     let dims = raw.ndim.max(0) as usize;
-    // SAFETY: a full view has `ndim` entries in shape and strides, and a format that ends in a zero byte; each
-    // may be null where it says nothing.
+    // SAFETY: CPython fills `ndim` entries of shape and strides, and a zero-terminated format. Each may be null.
     let (shape, strides, format) = unsafe {
         let shape = if raw.shape.is_null() { &[][..] } else { std::slice::from_raw_parts(raw.shape, dims) };
         let strides = (!raw.strides.is_null()).then(|| std::slice::from_raw_parts(raw.strides, dims));
@@ -80,12 +79,12 @@ pub(super) fn exported(view: &Bound<'_, PyMemoryView>) -> PyResult<Exported> {
         holds_objects: format.to_bytes().contains(&b'O'),
         indirect: !raw.suboffsets.is_null(),
     };
-    // SAFETY: it was filled above, and is released once. The memory view holds the export that keeps the memory.
+    // SAFETY: it was filled above and is released once. The memory view keeps the memory exported.
     unsafe { PyBuffer_Release(&raw mut raw) };
     Ok(exported)
 }
 
-/// Whether those strides are what a contiguous array of that shape has.
+/// Return whether the strides are those of a contiguous array of this shape.
 pub(crate) fn is_row_major(shape: &[usize], stride_bytes: &[isize], item_bytes: usize) -> bool {
     let mut expected = item_bytes;
     for (count, stride) in shape.iter().zip(stride_bytes).rev() {
@@ -100,7 +99,7 @@ pub(crate) fn is_row_major(shape: &[usize], stride_bytes: &[isize], item_bytes: 
     true
 }
 
-/// numpy's `PyArrayInterface`, which every array hands out in `__array_struct__`.
+/// numpy's `PyArrayInterface`, which arrays return from `__array_struct__`.
 #[repr(C)]
 struct RawArray {
     two: c_int,
@@ -114,16 +113,16 @@ struct RawArray {
     descr: *mut ffi::PyObject,
 }
 
-/// What an `__array_struct__` capsule says. Its flags are left alone: numpy clears them all for structured types.
+/// Read an `__array_struct__` capsule. Its flags are ignored: numpy clears them all for structured types.
 pub(crate) fn array_struct(capsule: &Bound<'_, PyCapsule>, readonly: bool) -> PyResult<Exported> {
     let raw = capsule.pointer_checked(None)?.cast::<RawArray>();
-    // SAFETY: a capsule without a name that `__array_struct__` returned holds this struct, by numpy's protocol.
+    // SAFETY: by numpy's protocol, an unnamed capsule from `__array_struct__` holds this struct.
     let raw = unsafe { raw.as_ref() };
     if raw.two != 2 {
         return Err(PyTypeError::new_err("this array's __array_struct__ is of another version than 2"));
     }
     let dims = raw.nd.max(0) as usize;
-    // SAFETY: shape and strides have `nd` entries each, and are not looked at where that is none.
+    // SAFETY: numpy fills `nd` entries of shape and strides. They are not read if `nd` is zero.
     let (shape, strides) = unsafe {
         match dims {
             0 => (&[][..], &[][..]),
@@ -144,12 +143,12 @@ pub(crate) fn array_struct(capsule: &Bound<'_, PyCapsule>, readonly: bool) -> Py
     })
 }
 
-/// Whether an object has the buffer protocol.
+/// Return whether an object supports the buffer protocol.
 pub(crate) fn is_buffer(object: &Bound<'_, PyAny>) -> bool {
     object.is_instance_of::<PyBytes>() || PyMemoryView::from(object).is_ok()
 }
 
-/// Calls `use_it` with the bytes of an object that exports a contiguous buffer.
+/// Call `use_it` with the bytes of a contiguous buffer.
 pub(crate) fn with_bytes<T>(object: &Bound<'_, PyAny>, use_it: impl FnOnce(&[u8]) -> PyResult<T>) -> PyResult<T> {
     if let Ok(bytes) = object.cast::<PyBytes>() {
         return use_it(bytes.as_bytes());
@@ -163,16 +162,16 @@ pub(crate) fn with_bytes<T>(object: &Bound<'_, PyAny>, use_it: impl FnOnce(&[u8]
         return use_it(&[]);
     }
     let start: *const u8 = ptr::with_exposed_provenance(memory.address);
-    // SAFETY: the view keeps the memory exported, so that it can be neither freed nor moved before this returns.
-    // Another thread may change the bytes meanwhile, as with any file that Python writes with the GIL released.
+    // SAFETY: the view keeps the memory exported until this returns, so it is neither freed nor moved. Another thread
+    // may change the bytes meanwhile, as with any file that Python writes without the GIL.
     use_it(unsafe { std::slice::from_raw_parts(start, memory.bytes) })
 }
 
-/// A new `bytes` object, and its memory, to be filled before anybody else sees it. Clearing it first would take
-/// as long as reading it from a fast disk.
+/// Create a `bytes` object and return its memory, to be filled before any other reference exists. Clearing it first
+/// would take as long as reading it from a fast disk.
 pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, RegionMut)> {
     let length = ffi::Py_ssize_t::try_from(len)?;
-    // SAFETY: without a source CPython leaves the bytes as they are, for the caller to fill.
+    // SAFETY: without a source, CPython leaves the bytes uninitialised for the caller to fill.
     let bytes = unsafe {
         let made = ffi::PyBytes_FromStringAndSize(ptr::null(), length);
         Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked::<PyBytes>()
@@ -180,8 +179,8 @@ pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyByt
     // SAFETY: the object is a `bytes`.
     let start = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
     let owner = Arc::new(bytes.clone().unbind());
-    // SAFETY: the memory is the object's own, which the owner keeps, and only the caller has a reference to it. Until
-    // it is filled it is only written to; where that fails, the object goes unseen.
+    // SAFETY: the memory belongs to the object, which the owner keeps alive, and only the caller references it. Until
+    // it is filled it is only written to. If that fails, the object is dropped unread.
     let region = unsafe { RegionMut::from_raw(start.cast(), len, Device::Host, owner) };
     Ok((bytes, region))
 }

@@ -1,4 +1,4 @@
-//! DLPack's structs on their way through Python: in capsules, and by the table of C functions.
+//! Exchange DLPack structs with Python: in capsules, and through the table of C functions.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -10,19 +10,19 @@ use pyo3::types::PyCapsule;
 
 use super::layout::refusal;
 
-/// The functions by which a type's tensors can be looked at without calling Python, if it has them.
+/// Return the type's C functions for describing tensors without calling Python, if it exports them.
 pub(crate) fn exchange_api(class: &Bound<'_, PyAny>) -> Option<&'static ExchangeApi> {
     let capsule = class.getattr("__dlpack_c_exchange_api__").ok()?.cast_into::<PyCapsule>().ok()?;
     let pointer = capsule.pointer_checked(Some(ExchangeApi::CAPSULE_NAME)).ok()?;
-    // SAFETY: the capsule has the name that DLPack gives such a table, which lives as long as the process.
+    // SAFETY: the capsule has DLPack's name for such a table, which lives as long as the process.
     unsafe { ExchangeApi::from_capsule(pointer) }
 }
 
-/// Address and bytes of a plain tensor: contiguous, real and in host memory. `None` for every other, which has to
-/// be asked in Python what it is. The object must be of the type that the functions were found at.
+/// Return address and size of a plain tensor: contiguous, real and in host memory. `None` for all others, which must be
+/// examined in Python. The object must be of the type that exported the functions.
 pub(crate) fn glance(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Option<(usize, usize)> {
     let pointer = ptr::NonNull::new(object.as_ptr().cast::<c_void>())?;
-    // SAFETY: the object is alive, of that type by the caller's word, and the GIL is held.
+    // SAFETY: the object is alive and of that type, as the caller guarantees, and the GIL is held.
     let Some(tensor) = (unsafe { api.describe(pointer) }) else {
         drop(PyErr::take(object.py()));
         return None;
@@ -34,7 +34,7 @@ pub(crate) fn glance(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Option<(us
     }
     let dims = usize::try_from(ndim).ok()?;
     let extents = |start: *const i64| -> Option<&[i64]> {
-        // SAFETY: both have `ndim` entries, which nobody changes while the GIL is held.
+        // SAFETY: both contain `ndim` entries, which do not change while the GIL is held.
         (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, dims) })
     };
     let shape = if dims == 0 { &[] } else { extents(shape)? };
@@ -52,31 +52,32 @@ pub(crate) fn glance(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Option<(us
     (!data.is_null() || bytes == 0).then_some((address, bytes))
 }
 
-/// Whether a capsule has that name, which says what it holds.
+/// Return whether a capsule has this name, which states its type.
 pub(crate) fn has_name(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> bool {
     capsule.is_valid_checked(Some(name))
 }
 
-/// Takes the DLPack tensor out of a capsule, so that its deleter is called when the last region of it is dropped.
+/// Take the DLPack tensor out of a capsule. Its deleter runs when the last region of it is dropped.
 pub(crate) fn take<M: Managed>(capsule: &Bound<'_, PyCapsule>) -> PyResult<Imported> {
     let managed = capsule.pointer_checked(Some(M::CAPSULE_NAME))?;
-    // SAFETY: a capsule of that name holds such a tensor, which nobody has taken, by DLPack's protocol.
+    // SAFETY: by DLPack's protocol, a capsule of this name holds a tensor that was not taken.
     let imported = unsafe { dl::import(managed.as_ptr().cast::<M>()) }.map_err(refusal)?;
-    // SAFETY: the capsule is valid, and the name is a constant. Renamed, it leaves the tensor alone when it dies.
+    // SAFETY: the capsule is valid, and the name is a constant. Once renamed, it does not free the tensor.
     if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), M::USED_CAPSULE_NAME.as_ptr()) } != 0 {
-        // Nobody must free the tensor twice: rather nobody does.
+        // The tensor must not be freed twice: leak it instead.
         std::mem::forget(imported);
         return Err(PyErr::fetch(capsule.py()));
     }
     Ok(imported)
 }
 
-/// A capsule that hands a tensor of ours to whoever takes it, and frees it if nobody does.
+/// Wrap our tensor in a capsule. The consumer takes the tensor; otherwise the capsule frees it.
 pub(crate) fn capsule<M: Managed>(py: Python<'_>, tensor: dl::Exported<M>) -> PyResult<Bound<'_, PyCapsule>> {
     /// # Safety
-    /// For CPython to call, with a capsule that `capsule` made.
+    /// CPython calls it, with a capsule that `capsule` made.
     unsafe extern "C" fn free_untaken<M: Managed>(capsule: *mut ffi::PyObject) {
-        // SAFETY: CPython calls this once, with a capsule that `capsule` made. One that was taken has another name.
+        // SAFETY: CPython calls this once, with a capsule that `capsule` made. A consumer renames the capsules that it
+        // takes.
         unsafe {
             if ffi::PyCapsule_IsValid(capsule, M::CAPSULE_NAME.as_ptr()) == 0 {
                 return;
@@ -88,7 +89,7 @@ pub(crate) fn capsule<M: Managed>(py: Python<'_>, tensor: dl::Exported<M>) -> Py
         }
     }
     let managed = tensor.into_raw();
-    // SAFETY: the pointer is not null, the name is a constant, and the destructor is made for this capsule.
+    // SAFETY: the pointer is not null, the name is a constant, and the destructor matches this capsule.
     unsafe {
         let made = ffi::PyCapsule_New(managed.as_ptr().cast(), M::CAPSULE_NAME.as_ptr(), Some(free_untaken::<M>));
         if made.is_null() {

@@ -1,7 +1,8 @@
-//! Forks of this process, while threads without the GIL let go of Python's objects.
+//! Hold back forks while threads without the GIL release Python objects.
 //!
-//! What such a thread lets go of goes into a list of PyO3's, under a lock. A fork at that moment would leave the child with a
-//! lock that nobody opens: its next call into this package would never return. So a fork waits until no thread is at that.
+//! Objects released without the GIL go into a list of PyO3's, under a lock. A fork at that moment would leave the child
+//! with a lock that is never unlocked, and its next call into this package would hang. So forks wait until no thread
+//! releases objects.
 
 use std::ffi::c_int;
 use std::sync::Once;
@@ -9,11 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyo3::prelude::*;
 
-/// Forks that wait or are being made, and threads that are letting go.
+/// Forks waiting or running, and threads releasing objects.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 static LETTING_GO: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: the first is of POSIX, the second of CPython, and they have these types.
+// SAFETY: the signatures match POSIX (the first function) and CPython (the second).
 unsafe extern "C" {
     fn pthread_atfork(
         prepare: Option<extern "C" fn()>,
@@ -21,24 +22,25 @@ unsafe extern "C" {
         child: Option<extern "C" fn()>,
     ) -> c_int;
 
-    /// Every CPython since 3.4 has it, though the headers hide it from extensions that are built for several of them.
+    /// Exported by every CPython since 3.4, though the headers hide it from multi-version extensions.
     fn PyGILState_Check() -> c_int;
 }
 
-/// Has forks wait from now on.
+/// Make forks wait from now on.
 pub(crate) fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
-        // SAFETY: the functions stay where they are, as the interpreter unloads no extension, and touch numbers alone.
+        // SAFETY: the interpreter unloads no extension, so the functions stay valid. They touch only integers.
         let _ = unsafe { pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
     });
 }
 
-/// Lets go of an object on whatever thread this is.
+/// Release an object on any thread.
 pub(super) fn let_go(object: Py<PyAny>) {
-    // SAFETY: it only looks at a variable of this thread.
+    // SAFETY: it only reads a variable of this thread.
     if unsafe { PyGILState_Check() } != 0 {
-        // No fork comes while this thread has the GIL, but for one of a finaliser that runs now: it must not wait for this.
+        // While this thread holds the GIL, only a finaliser that runs now can fork. That fork must not wait for this
+        // thread.
         return drop(object);
     }
     loop {
@@ -55,7 +57,7 @@ pub(super) fn let_go(object: Py<PyAny>) {
 
 extern "C" fn before() {
     FORKS.fetch_add(1, Ordering::SeqCst);
-    // For as long as it takes to put something into a list: those threads wait for nobody.
+    // This is short: those threads only append to a list, and wait for nothing.
     while LETTING_GO.load(Ordering::SeqCst) > 0 {
         std::thread::yield_now();
     }
@@ -66,7 +68,7 @@ extern "C" fn after_in_parent() {
 }
 
 extern "C" fn after_in_child() {
-    // The other threads are the parent's.
+    // The child has no other threads.
     FORKS.store(0, Ordering::SeqCst);
     LETTING_GO.store(0, Ordering::SeqCst);
 }

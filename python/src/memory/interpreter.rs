@@ -1,4 +1,4 @@
-//! What is asked of the interpreter itself.
+//! Calls to the interpreter itself.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -6,16 +6,15 @@ use std::ptr;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// Keeps Python's cycle collector from running. What keeps ten thousand tensors in place are ten thousand new objects,
-/// none of them garbage, and looking for some among them, and then in all of the process, takes longer than making
-/// them.
+/// Keep Python's cycle collector from running. Keeping ten thousand tensors in place takes ten thousand new objects,
+/// none of them garbage. Collecting among them, and then in the whole process, takes longer than creating them.
 pub(crate) struct Uncollected {
     was_enabled: bool,
 }
 
 impl Uncollected {
     pub(crate) fn new(_: Python<'_>) -> Self {
-        // SAFETY: the GIL is held, which the token proves.
+        // SAFETY: the token proves that the GIL is held.
         Self { was_enabled: unsafe { ffi::PyGC_Disable() } != 0 }
     }
 }
@@ -29,10 +28,10 @@ impl Drop for Uncollected {
     }
 }
 
-/// Has the interpreter's main thread call a function soon. May be called by any thread, which need not hold the GIL, and
-/// never waits. Not to be called when the interpreter is gone.
+/// Schedule a call on the interpreter's main thread. Any thread may call this, with or without the GIL, and it never
+/// blocks. Don't call it once the interpreter is gone.
 pub(crate) fn call_soon(function: extern "C" fn(*mut c_void) -> c_int) {
-    // SAFETY: the function takes the null pointer, and CPython lets any thread call this. When too many calls are
-    // waiting it says no, and the caller asks again some time.
+    // SAFETY: the function accepts the null pointer, and CPython allows this call on any thread. If too many calls are
+    // queued, CPython refuses, and the caller retries later.
     let _ = unsafe { ffi::Py_AddPendingCall(Some(function), ptr::null_mut()) };
 }

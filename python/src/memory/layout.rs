@@ -1,4 +1,4 @@
-//! Where the bytes of an object lie, what is done with them, and whose they are.
+//! Location, use and owner of an object's bytes.
 
 use deepnvme_mem::{Device, StreamHandle, Strided};
 use pyo3::exceptions::PyValueError;
@@ -7,26 +7,26 @@ use pyo3::prelude::*;
 
 use super::resizable::Keep;
 
-/// What a request does with the memory.
+/// Use of the memory by a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Use {
-    /// A read fills it.
+    /// Filled by a read.
     Fill,
-    /// A write takes its bytes.
+    /// Read by a write.
     Take,
 }
 
-/// Where an object's bytes lie, and what keeps them there.
+/// Location of an object's bytes, and the reference that keeps them in place.
 pub(crate) struct Layout {
     pub(crate) place: Place,
     pub(crate) address: usize,
     pub(crate) bytes: usize,
-    /// `None` where they lie side by side.
+    /// `None` if the bytes are contiguous.
     pub(crate) strided: Option<Strided>,
     pub(crate) keep: Keep,
 }
 
-/// Whose memory it is, and the CUDA stream whose work so far comes first.
+/// The memory's device, and the CUDA stream to wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) device: Device,
@@ -34,24 +34,25 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The processor's.
+    /// Host memory.
     pub(crate) const HOST: Self = Self { device: Device::Host, stream: StreamHandle::DEFAULT };
 }
 
-/// CUDA's default stream, as DLPack numbers it, and the driver.
+/// CUDA's default stream, by the number that DLPack and the driver use.
 pub(crate) const LEGACY_STREAM: StreamHandle = {
-    // SAFETY: the driver knows the default stream by this number as well.
+    // SAFETY: the driver accepts this number for the default stream.
     unsafe { StreamHandle::from_raw(1) }
 };
 
-/// A `torch.cuda.Stream`.
+/// Return the handle of a `torch.cuda.Stream`.
 pub(crate) fn stream(stream: &Bound<'_, PyAny>) -> PyResult<StreamHandle> {
     let handle = stream.getattr(intern!(stream.py(), "cuda_stream"))?.extract()?;
-    // SAFETY: torch ends no stream of its own before the process ends, and has whoever gives it another one keep that.
+    // SAFETY: torch keeps its own streams until the process ends. The caller keeps external streams alive, as torch
+    // requires.
     Ok(unsafe { StreamHandle::from_raw(handle) })
 }
 
-/// What is wrong with a layout.
+/// Convert a layout error to a `ValueError`.
 #[expect(clippy::needless_pass_by_value, reason = "so that `map_err` takes it by name")]
 pub(super) fn refusal(error: std::io::Error) -> PyErr {
     PyValueError::new_err(error.to_string())

@@ -1,4 +1,4 @@
-//! Contiguous memory of the host as slices, for kernels that compute on it where it is.
+//! Contiguous host memory as slices, for kernels that compute in place.
 
 use std::marker::PhantomData;
 
@@ -10,7 +10,7 @@ use super::layout::{Layout, Use};
 use super::region::{Found, find};
 use super::resizable::Keep;
 
-/// Types of which every pattern of bits is a value.
+/// Types for which every bit pattern is valid.
 pub(crate) trait Plain: Copy + Send + Sync + 'static {}
 
 impl Plain for u8 {}
@@ -26,7 +26,7 @@ pub(crate) struct Lent<T> {
     elements: PhantomData<T>,
 }
 
-/// Where some lent memory lies, for [`check_apart`].
+/// Address range of some lent memory, for [`check_apart`].
 pub(crate) struct Extent {
     begin: usize,
     end: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Extent {
 }
 
 impl<T: Plain> Lent<T> {
-    /// The elements of a contiguous tensor on the host; of its bytes as `T`, whatever it says that they are.
+    /// Borrow the elements of a contiguous host tensor. Its bytes are read as `T`, whatever its dtype.
     pub(crate) fn new(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Self> {
         let Found::Layout(Layout { place, address, bytes, strided, keep }) = find(object, usage)? else {
             return Err(PyTypeError::new_err("a torch tensor or an array is wanted, not another library's"));
@@ -59,30 +59,30 @@ impl<T: Plain> Lent<T> {
         Extent { begin: self.address, end, changes: self.usage == Use::Fill }
     }
 
-    /// The elements. Call [`check_apart`] first, with all that is lent for the same work.
+    /// Return the elements. Call [`check_apart`] first, with all memory lent for the same work.
     pub(crate) fn as_slice(&self) -> &[T] {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: the object said where its bytes are and `keep` holds what keeps them there; they are aligned, whole,
-        // and any bits are a value. Nothing that is lent for the same work changes them (`check_apart`). That another
-        // Python thread changes a tensor while a kernel reads it is for the caller to prevent, as for torch's kernels.
+        // SAFETY: the object stated its address, and `keep` keeps the bytes there. They are aligned and whole, and any
+        // bits are valid. `check_apart` ensures that nothing lent for the same work changes them. The caller prevents
+        // other Python threads from changing a tensor while a kernel reads it, as for torch's kernels.
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), self.len) }
     }
 
-    /// The elements, to be changed. As [`Lent::as_slice`]; the memory was asked for with [`Use::Fill`].
+    /// Return the elements for writing. As [`Lent::as_slice`]; the memory must be lent with [`Use::Fill`].
     pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
         assert!(self.usage == Use::Fill, "this memory was lent for reading");
         if self.len == 0 {
             return &mut [];
         }
-        // SAFETY: as above; the object said that its bytes may be changed, and nothing else that is lent for the same
-        // work has any of them (`check_apart`).
+        // SAFETY: as above. The object stated that its bytes may change, and `check_apart` ensures that nothing else
+        // lent for the same work overlaps them.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.address), self.len) }
     }
 }
 
-/// Refuses memory that one argument changes and another has, too.
+/// Refuse arguments that overlap memory which another argument changes.
 pub(crate) fn check_apart(mut extents: Vec<Extent>) -> PyResult<()> {
     extents.retain(|extent| extent.begin < extent.end);
     extents.sort_unstable_by_key(|extent| extent.begin);

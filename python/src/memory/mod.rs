@@ -1,14 +1,13 @@
-//! From Python objects to the engine's regions: the one folder of the binding with unsafe code.
+//! Convert Python objects to the engine's regions: the only folder of the binding with unsafe code.
 //!
-//! `torch` and `array` ask an object where its bytes lie, in plain attribute calls; here those answers become
-//! addresses. Every region owns a Python reference that keeps its bytes alive and in place: of a tensor its storage, which
-//! is not resized meanwhile (`resizable`), of a numpy array the array, of anything else an exported buffer or a DLPack
-//! capsule. The engine may let go of that
-//! reference on a thread of its own; PyO3 then keeps it until a thread that holds the GIL comes by, and no fork comes in
-//! between (`forks`).
+//! `torch` and `array` locate an object's bytes with plain attribute calls; this folder turns the answers into
+//! addresses. Every region owns a Python reference that keeps its bytes alive and in place. For a tensor that is its
+//! storage, which is not resized meanwhile (`resizable`); for a numpy array the array; for anything else an exported
+//! buffer or a DLPack capsule. The engine may drop this reference on its own thread. PyO3 then keeps it until a thread
+//! holds the GIL, and no fork happens in between (`forks`).
 //!
-//! `layout` is such an answer, and `region` asks for it; `buffer` has the buffer protocol and numpy's array struct, `capsule`
-//! DLPack, `interpreter` what is asked of CPython itself, `lend` slices for kernels.
+//! `layout` describes an object's bytes, and `region` requests it. `buffer` contains the buffer protocol and numpy's
+//! array struct, `capsule` DLPack, `interpreter` calls to CPython, and `lend` slices for kernels.
 
 use std::os::fd::BorrowedFd;
 
@@ -30,10 +29,10 @@ pub(crate) use lend::{Extent, Lent, check_apart};
 pub(crate) use region::{source, storage, target, unowned};
 pub(crate) use resizable::{_is_held, Keep};
 
-/// The descriptor of that number, which the caller has promised to be open.
+/// Borrow the descriptor of this number, which the caller keeps open.
 pub(crate) fn borrow_descriptor(number: i32) -> BorrowedFd<'static> {
     assert!(number >= 0, "a file descriptor is not negative");
-    // SAFETY: the kernel checks the number at each use and answers EBADF where it is not open; the engine
-    // duplicates it before it keeps anything.
+    // SAFETY: the kernel checks the number at each use and returns EBADF if it is not open. The engine duplicates it
+    // before keeping it.
     unsafe { BorrowedFd::borrow_raw(number) }
 }

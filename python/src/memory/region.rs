@@ -1,4 +1,4 @@
-//! Regions of the memory of objects: whoever may say where the bytes lie is asked, one after the other.
+//! Create regions of objects' memory, asking each supported protocol in turn.
 
 use std::ptr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::buffer;
 use super::layout::{Layout, Place, Use, refusal};
 use crate::{array, dlpack, torch};
 
-/// The memory that a write takes its bytes from.
+/// Return the memory that a write reads.
 pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
     let layout = match find(object, Use::Take)? {
         Found::Imported(tensor, stream) => return Ok(tensor.into_region().map_err(refusal)?.after(stream)),
@@ -22,37 +22,37 @@ pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
     let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
     let Place { device, stream } = layout.place;
     let region = match layout.strided {
-        // SAFETY: the object said where its bytes are, and the owner is the reference that keeps them there.
+        // SAFETY: the object stated its address, and the owner's reference keeps the bytes there.
         None => unsafe { Region::from_raw(start, layout.bytes, device, owner) },
-        // SAFETY: as above, for a layout that was checked.
+        // SAFETY: as above, for a checked layout.
         Some(strided) => unsafe { Region::from_strided(start, strided, device, owner) },
     };
     Ok(region.after(stream))
 }
 
-/// Contiguous memory that stays its owner's: the answer does not keep it.
+/// Return contiguous memory without keeping it alive.
 ///
-/// What is made of the answer may name addresses and look at no byte: only a registration is, which the package gives up
-/// before the storage of the tensor dies.
+/// Code that uses the region may read addresses, but no bytes. It is only used for registrations, which the package
+/// drops before the tensor's storage dies.
 pub(crate) fn unowned(object: &Bound<'_, PyAny>) -> PyResult<Region> {
     let Found::Layout(Layout { place, address, bytes, strided: None, .. }) = find(object, Use::Take)? else {
         return Err(PyTypeError::new_err("a contiguous tensor is wanted"));
     };
-    // SAFETY: the object said where its bytes are; nobody looks at them through this region.
+    // SAFETY: the object stated its address, and no byte is accessed through this region.
     Ok(unsafe { Region::from_raw(ptr::with_exposed_provenance_mut(address), bytes, place.device, Arc::new(())) })
 }
 
-/// The bytes of a `torch.UntypedStorage`.
+/// Return the bytes of a `torch.UntypedStorage`.
 pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Region> {
     let Some((Place { device, stream }, address, bytes, keep)) = torch::storage_place(storage)? else {
         return Err(PyTypeError::new_err("a storage in memory of the host or of a CUDA device is wanted"));
     };
     let (start, owner) = (ptr::with_exposed_provenance_mut(address), Arc::new(keep));
-    // SAFETY: torch said where the storage's bytes are, and the owner is the storage, which keeps them there.
+    // SAFETY: torch stated the storage's address, and the owner is the storage, which keeps the bytes there.
     Ok(unsafe { Region::from_raw(start, bytes, device, owner) }.after(stream))
 }
 
-/// The memory that a read fills.
+/// Return the memory that a read fills.
 pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
     let layout = match find(object, Use::Fill)? {
         Found::Imported(tensor, stream) => {
@@ -65,10 +65,10 @@ pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
     let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
     let Place { device, stream } = layout.place;
     let target = match layout.strided {
-        // SAFETY: the object said where its bytes are and that they may change, the owner keeps them there, and
-        // no Rust reference to them exists while Python code can reach them.
+        // SAFETY: the object stated its address and that the bytes may change. The owner keeps them there, and no Rust
+        // reference to them exists while Python code can reach them.
         None => unsafe { RegionMut::from_raw(start, layout.bytes, device, owner) },
-        // SAFETY: as above, for a layout that was checked and has each byte once.
+        // SAFETY: as above, for a checked layout that contains each byte once.
         Some(strided) => unsafe { RegionMut::from_strided(start, strided, device, owner) },
     };
     Ok(target.after(stream))
@@ -76,7 +76,7 @@ pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
 
 pub(super) enum Found {
     Layout(Layout),
-    /// With the CUDA stream whose work so far comes first.
+    /// A DLPack tensor, and the CUDA stream to wait for.
     Imported(Imported, StreamHandle),
 }
 

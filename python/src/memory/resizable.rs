@@ -1,10 +1,9 @@
-//! Storages of torch that must keep their memory while a transfer works on it.
+//! Keep the memory of torch storages in place while a transfer uses it.
 //!
-//! `storage.resize_()` frees or moves the memory whoever else has the storage, and so does `share_memory_()`, which
-//! `deepnvme._utils.held_storages` refuses meanwhile. torch has a mark for storages that it
-//! refuses to resize, which `Tensor.numpy()` sets for good; here it is set for the time of a transfer. torch has no
-//! function that takes it back, so that the mark is looked for, once, in storages of our own, and believed only when
-//! torch's own answer follows it there.
+//! `storage.resize_()` frees or moves the memory even if others share the storage. So does `share_memory_()`, which
+//! `deepnvme._utils.held_storages` refuses meanwhile. torch marks storages that it refuses to resize; `Tensor.numpy()`
+//! sets this mark for good. Here it is set for the time of a transfer. torch has no function to clear it, so the mark's
+//! offset is searched once, in storages of our own. The result is used only if torch's own answer follows it.
 
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
@@ -20,10 +19,10 @@ use pyo3::sync::PyOnceLock;
 use super::forks;
 use crate::imported;
 
-/// What is searched of a storage. Every release since 2.4 has the mark within, and more behind it.
+/// Bytes of a storage to search. Every release since 2.4 keeps the mark within them, and more fields behind it.
 const SEARCHED_BYTES: usize = 80;
 
-/// An object that keeps memory alive and, if it is a storage, of one size. Any thread may drop it.
+/// An object that keeps memory alive and, if it is a storage, at a fixed size. Any thread may drop it.
 pub(crate) struct Keep {
     hold: Option<Hold>,
     object: ManuallyDrop<Py<PyAny>>,
@@ -31,38 +30,38 @@ pub(crate) struct Keep {
 
 impl Drop for Keep {
     fn drop(&mut self) {
-        // It needs the storage.
+        // Dropped first: it needs the storage.
         drop(self.hold.take());
-        // SAFETY: nobody looks at it any more.
+        // SAFETY: the object is not used again.
         forks::let_go(unsafe { ManuallyDrop::take(&mut self.object) });
     }
 }
 
-/// A storage that torch does not resize until this is dropped, by whichever thread.
+/// A storage that torch does not resize until this is dropped, on any thread.
 struct Hold {
     storage: usize,
 }
 
-/// Storages that are held, by address, and how often. Whoever holds one keeps it alive, so that no other storage has its
-/// address.
+/// Held storages by address, with hold counts. Every holder keeps its storage alive, so that no other storage reuses
+/// the address.
 struct Held {
     pid: u32,
     by_storage: Mutex<HashMap<usize, Times>>,
 }
 
-/// How often a storage is held, and whether torch resizes it otherwise.
+/// Hold count of a storage, and whether torch resizes it otherwise.
 struct Times {
     times: u64,
     is_resizable: bool,
 }
 
 impl Keep {
-    /// Keeps an object whose memory nobody can take from under its users.
+    /// Keep an object whose memory cannot be taken from its users.
     pub(crate) fn object(object: Py<PyAny>) -> Self {
         Self { hold: None, object: ManuallyDrop::new(object) }
     }
 
-    /// Keeps a storage of torch, and the size of it.
+    /// Keep a torch storage, and its size.
     pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Self> {
         Ok(Self { hold: Some(Hold::new(storage)?), object: ManuallyDrop::new(storage.clone().unbind()) })
     }
@@ -108,13 +107,13 @@ impl Drop for Hold {
     }
 }
 
-/// Whether transfers work on that storage of torch, by its address.
+/// Return whether transfers use the torch storage at this address.
 #[pyfunction]
 pub(crate) fn _is_held(storage: usize) -> bool {
     held().contains_key(&storage)
 }
 
-/// What keeps torch from moving storages that are held, made when the first is; `None` without torch.
+/// Return the hook that keeps torch from moving held storages, installed with the first hold; `None` without torch.
 fn moving(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
     static MOVING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     if let Some(made) = MOVING.get(py) {
@@ -123,13 +122,13 @@ fn moving(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
     if imported::module(py, "torch")?.is_none() {
         return Ok(None);
     }
-    // Made while the cell is not locked: the import lets go of the GIL, and a child that another thread forks meanwhile
-    // would find the cell locked for ever.
+    // Created before the cell is locked: the import releases the GIL, and a child forked meanwhile would find the cell
+    // locked for ever.
     let made = py.import("deepnvme._utils.held_storages")?.call_method0("install")?.unbind();
     Ok(Some(MOVING.get_or_init(py, || made)))
 }
 
-/// Where in a storage the mark is; `None` where it was not found.
+/// Offset of the mark in a storage; `None` if it was not found.
 static PLACE: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
 
 fn place(py: Python<'_>) -> PyResult<Option<usize>> {
@@ -146,7 +145,7 @@ fn place(py: Python<'_>) -> PyResult<Option<usize>> {
     Ok(*PLACE.get_or_init(|| place))
 }
 
-/// Compares storages that torch resizes with one that it does not.
+/// Compare storages that torch resizes with one that it does not.
 fn find_place(py: Python<'_>) -> PyResult<Option<usize>> {
     let Some(torch) = imported::module(py, "torch")? else { return Ok(None) };
     let is_resizable =
@@ -160,7 +159,7 @@ fn find_place(py: Python<'_>) -> PyResult<Option<usize>> {
     let fixed = torch.call_method(intern!(py, "frombuffer"), (bytes,), Some(&arguments))?;
     let fixed = fixed.call_method0(intern!(py, "untyped_storage"))?;
     if !is_resizable(&free[0])? || !is_resizable(&free[1])? || is_resizable(&fixed)? {
-        // Something stands for torch's ordinary storages here; it will not for ever.
+        // A wrapper temporarily replaces torch's ordinary storages. Retry later.
         return Err(PyRuntimeError::new_err(
             "torch makes no ordinary storages here (inside FakeTensorMode, for example)",
         ));
@@ -183,29 +182,29 @@ fn find_place(py: Python<'_>) -> PyResult<Option<usize>> {
     Ok(None)
 }
 
-/// A byte of a storage that is alive. Others may look at it without the GIL, as they may at torch's own changes of it.
+/// Return the mark of a live storage. It is atomic because other threads may read it without the GIL.
 fn mark(storage: usize, place: usize) -> &'static AtomicU8 {
     assert!(place < SEARCHED_BYTES, "the mark lies within what was searched");
     let byte = std::ptr::with_exposed_provenance_mut::<u8>(storage + place);
-    // SAFETY: `_cdata` is the address of torch's own object, larger than what is searched, and its storage is kept alive by
-    // the caller, who lets go of the answer before it.
+    // SAFETY: `_cdata` is the address of torch's own object, which is larger than the searched bytes. The caller keeps
+    // the storage alive for as long as the answer is used.
     unsafe { AtomicU8::from_ptr(byte) }
 }
 
-/// The storages that are held in this process. Engines let go of memory on threads that do not hold the GIL, so that a
-/// fork may find the parent's table locked: a child makes a new one, and leaks the other.
+/// Return the held storages of this process. Engines release memory on threads without the GIL, so a fork may find the
+/// parent's table locked. The child creates a new table and leaks the old one.
 fn held() -> MutexGuard<'static, HashMap<usize, Times>> {
     static HELD: AtomicPtr<Held> = AtomicPtr::new(std::ptr::null_mut());
     let pid = std::process::id();
     loop {
         let current = HELD.load(Ordering::Acquire);
-        // SAFETY: what was once stored there is never freed.
+        // SAFETY: tables stored here are never freed.
         if let Some(held) = unsafe { current.as_ref() }.filter(|held| held.pid == pid) {
             return ignore_poison(held.by_storage.lock());
         }
         let made = Box::into_raw(Box::new(Held { pid, by_storage: Mutex::default() }));
         if HELD.compare_exchange(current, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: nobody else has seen it.
+            // SAFETY: no other thread has seen it.
             drop(unsafe { Box::from_raw(made) });
         }
     }

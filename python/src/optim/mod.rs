@@ -1,6 +1,6 @@
 //! `deepnvme._deepnvme.Kernel`: optimizer steps over CPU tensors, without the GIL.
 //!
-//! `settings` parses an algorithm's settings, `tensors` turns tensors into slices.
+//! `settings` parses an algorithm's settings, and `tensors` turns tensors into slices.
 
 mod settings;
 mod tensors;
@@ -20,10 +20,10 @@ use pyo3::types::PyDict;
 use crate::memory::{Lent, Use, check_apart};
 use tensors::{Floats, Moment, PartArgument};
 
-/// Threads that run optimizer steps, for :class:`deepnvme.optim.AdamW` and the others.
+/// Run optimizer steps on threads, for :class:`deepnvme.optim.AdamW` and the others.
 ///
-/// ``root`` selects the rounding of square roots: ``"exact"``, or as torch's own build computes them on some
-/// processors, ``"two-step"`` and ``"two-step-fused"``. ``threads=0`` starts one thread for each processor.
+/// ``root`` selects the rounding of square roots: ``"exact"``, or torch's own rounding on some processors,
+/// ``"two-step"`` and ``"two-step-fused"``. ``threads=0`` starts one thread per processor.
 #[pyclass(frozen, name = "Kernel", module = "deepnvme._deepnvme")]
 pub(crate) struct PyKernel {
     pool: ThreadPool,
@@ -62,20 +62,20 @@ impl PyKernel {
         SqrtMode::ALL.into_iter().filter(|root| root.is_available()).map(root_name).collect()
     }
 
-    /// Takes the square roots of an fp32 tensor in place, as a step does.
+    /// Take the square roots of an fp32 tensor in place, as a step does.
     fn take_roots(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut values = Lent::<f32>::new(tensor, Use::Fill)?;
         py.detach(|| self.root.apply(values.as_mut_slice()));
         Ok(())
     }
 
-    /// Runs one step of an algorithm: ``"adam"``, ``"adamw"``, ``"lion"``, ``"sgd"`` or ``"adagrad"``.
+    /// Run one step of an algorithm: ``"adam"``, ``"adamw"``, ``"lion"``, ``"sgd"`` or ``"adagrad"``.
     ///
-    /// A part is ``(weights, grad, moments, out, index)``. ``weights`` and ``moments`` are changed, and ``out``, if not
-    /// None, receives a copy of the new weights. Weights and gradients are fp32, bf16 or fp16. A moment is an fp32 or
-    /// bf16 tensor, or a pair of codes (uint8) and scales (fp32, one for 128 codes). ``index`` is the position of the
+    /// A part is ``(weights, grad, moments, out, index)``. The step changes ``weights`` and ``moments``, and copies the
+    /// new weights to ``out`` unless it is None. Weights and gradients are fp32, bf16 or fp16. A moment is an fp32 or
+    /// bf16 tensor, or a pair of codes (uint8) and scales (fp32, one per 128 codes). ``index`` is the position of the
     /// first element, for stochastic rounding. ``record`` receives the positions of all parts as soon as they are
-    /// changed; no Python signal comes between the two.
+    /// changed. No Python signal is handled between the two.
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     #[pyo3(signature = (rule, settings, parts, *, step, unscale=1.0, clip=1.0, stochastic=false, seed=0, record=None))]
     fn step(
@@ -110,7 +110,7 @@ impl PyKernel {
         .map_err(raise)
     }
 
-    /// Decodes a moment into an fp32 tensor; ``squares`` if it is a second moment, which is unsigned.
+    /// Decode a moment into an fp32 tensor. Pass ``squares`` for a second moment, which is unsigned.
     #[staticmethod]
     fn unpack(py: Python<'_>, moment: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
         let (mut moment, mut out) = (Moment::new(moment)?, Lent::<f32>::new(out, Use::Fill)?);
@@ -118,7 +118,7 @@ impl PyKernel {
         py.detach(|| decode_moment(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(raise)
     }
 
-    /// Encodes an fp32 tensor as a moment, rounding to nearest. A tensor from ``unpack`` is encoded exactly.
+    /// Encode an fp32 tensor as a moment, rounding to nearest. A tensor from ``unpack`` is encoded exactly.
     #[staticmethod]
     fn pack(py: Python<'_>, values: &Bound<'_, PyAny>, moment: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
         let (values, mut moment) = (Lent::<f32>::new(values, Use::Take)?, Moment::new(moment)?);
@@ -126,14 +126,14 @@ impl PyKernel {
         py.detach(|| encode_moment(values.as_slice(), sign(squares), &mut moment.moment())).map_err(raise)
     }
 
-    /// Adds ``new`` to ``sum``, in fp32, rounded to the type of ``sum``.
+    /// Add ``new`` to ``sum`` in fp32, rounded to the type of ``sum``.
     fn accumulate(&self, py: Python<'_>, sum: &Bound<'_, PyAny>, new: &Bound<'_, PyAny>) -> PyResult<()> {
         let (mut sum, new) = (Floats::new(sum, Use::Fill)?, Floats::new(new, Use::Take)?);
         check_apart(vec![sum.extent(), new.extent()])?;
         py.detach(|| accumulate(&self.pool, sum.numbers_mut(), new.numbers())).map_err(raise)
     }
 
-    /// Sums the squares of all elements, each multiplied by ``unscale``. Returns the sum, and whether all are finite.
+    /// Sum the squares of all elements, each multiplied by ``unscale``. Returns the sum, and whether all are finite.
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     #[pyo3(signature = (grads, *, unscale=1.0))]
     fn measure(&self, py: Python<'_>, grads: Vec<Bound<'_, PyAny>>, unscale: f32) -> PyResult<(f64, bool)> {

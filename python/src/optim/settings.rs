@@ -1,11 +1,11 @@
-//! Parses an algorithm's settings, which have the names of torch's optimizers.
+//! Parse an algorithm's settings, named as in torch's optimizers.
 
 use deepnvme_optim::{Adagrad, Adam, Algorithm, Lion, Sgd};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Returns the algorithm of this name; missing settings have torch's defaults.
+/// Return the algorithm of this name. Missing settings default to torch's.
 pub(super) fn rule(name: &str, settings: &Bound<'_, PyDict>) -> PyResult<Algorithm> {
     let mut named = Named { settings, asked: Vec::new() };
     let rule = match name {
@@ -74,7 +74,7 @@ fn adagrad(named: &mut Named<'_, '_>) -> PyResult<Adagrad> {
     })
 }
 
-/// Settings, and which of them have been read.
+/// Settings, with the names read so far.
 struct Named<'a, 'py> {
     settings: &'a Bound<'py, PyDict>,
     asked: Vec<&'static str>,

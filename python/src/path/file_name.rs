@@ -1,4 +1,4 @@
-//! The name of a file, as Python code may give it.
+//! Parse a file name from Python.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -9,7 +9,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-/// The name of a file, from `str`, `bytes` or `os.PathLike`.
+/// Return the file name of a `str`, `bytes` or `os.PathLike`.
 pub(crate) fn file_name(argument: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
     let py = argument.py();
     let class = argument.get_type();

@@ -1,4 +1,4 @@
-//! A path argument: the name of a file (`file_name`), an open file descriptor, or a `StripeSet` (`stripes`).
+//! Parse a path argument: a file name (`file_name`), an open file descriptor, or a `StripeSet` (`stripes`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ mod stripes;
 pub(crate) use file_name::file_name;
 pub(crate) use stripes::StripeSet;
 
-/// What a path argument names.
+/// A parsed path argument.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Place {
-    /// A file, to be opened by name.
+    /// A file name to open.
     Path(PathBuf),
-    /// One logical file over several.
+    /// A stripe set: one logical file over several.
     Stripes(deepnvme_file::StripeSet),
     /// A descriptor that the caller opened and will close.
     Descriptor(i32),
 }
 
 impl Place {
-    /// Understands a path argument.
+    /// Parse a path argument.
     pub(crate) fn new(argument: &Bound<'_, PyAny>) -> PyResult<Self> {
         if argument.is_instance_of::<PyInt>() && !argument.is_instance_of::<PyBool>() {
             return descriptor(argument);
@@ -40,7 +40,7 @@ impl Place {
         file_name(argument).map(Self::Path)
     }
 
-    /// Opens it; a write makes the file where it is missing. A descriptor is duplicated and stays the caller's.
+    /// Open the file; a write creates a missing one. A descriptor is duplicated and stays the caller's.
     pub(crate) fn open(self, access: Access, direct: DirectMode) -> deepnvme_io::Result<Arc<TensorFile>> {
         let options = OpenOptions { access, create: access != Access::Read, direct };
         match self {

@@ -9,18 +9,18 @@ use pyo3::types::PyTuple;
 use super::file_name::file_name;
 use crate::{error, settings};
 
-/// One logical file over several part files, laid out as RAID-0 lays out disks, so that several NVMe add up
-/// without RAID. Every argument that takes a path takes a set as well.
+/// One logical file striped over several part files, as RAID-0 stripes disks. Several NVMe drives add up without RAID.
+/// Every path argument accepts a stripe set.
 ///
-/// The first write leaves a manifest beside the first part, ``<first part>.stripes.json``; that path, too, names
-/// the set wherever a path is taken.
+/// The first write creates a manifest next to the first part, ``<first part>.stripes.json``. Its path also names the
+/// set, wherever a path is accepted.
 ///
 /// Args:
 ///     paths: the part files in order, one per NVMe, 1 to 256. Their folders must exist.
-///     stripe_bytes: bytes that go to one part before the next has its turn, a multiple of 4096. Default 1 MiB.
+///     stripe_bytes: bytes of one part before the next part follows, a multiple of 4096. Default 1 MiB.
 ///
 /// Raises:
-///     ValueError: no part, too many, one twice, or ``stripe_bytes`` out of range.
+///     ValueError: no part, too many, a duplicate, or ``stripe_bytes`` out of range.
 ///
 /// Example:
 ///     >>> parts = deepnvme.StripeSet(["disk0.part", "disk1.part"], stripe_bytes=4096)
@@ -42,13 +42,13 @@ impl StripeSet {
         error::check(paths.py(), deepnvme_file::StripeSet::new(parts, stripe_bytes)).map(Self)
     }
 
-    /// The set that a manifest names.
+    /// Load the set of a manifest.
     ///
     /// Args:
-    ///     path: of the manifest, ``<first part>.stripes.json``.
+    ///     path: the manifest, ``<first part>.stripes.json``.
     ///
     /// Raises:
-    ///     FileNotFoundError: there is none.
+    ///     FileNotFoundError: the manifest does not exist.
     ///     deepnvme.errors.CorruptFileError: the file is not a manifest, or differs from its checksum.
     #[staticmethod]
     #[pyo3(signature = (path))]
@@ -65,19 +65,19 @@ impl StripeSet {
         PyTuple::new(py, self.0.parts().iter().map(|part| part.as_os_str()))
     }
 
-    /// Bytes that go to one part before the next has its turn.
+    /// Bytes of one part before the next part follows.
     #[getter]
     fn stripe_bytes(&self) -> u64 {
         self.0.stripe_bytes()
     }
 
-    /// Where the manifest lies.
+    /// Path of the manifest.
     #[getter]
     fn manifest_path(&self) -> std::ffi::OsString {
         self.0.manifest_path().into_os_string()
     }
 
-    /// Internal: the text of a manifest that names the parts as this set does.
+    /// Internal: return the text of a manifest that names the parts as this set does.
     fn _to_list(&self, py: Python<'_>) -> PyResult<String> {
         error::check(py, self.0.to_list())
     }

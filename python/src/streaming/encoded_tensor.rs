@@ -28,7 +28,7 @@ pub(crate) enum EncodedArgument<'py> {
 /// Name, type, shape, parts.
 type PackedTuple = (String, &'static str, Vec<u64>, PyEncodedTensor);
 
-/// The encoded tensors of a file. ``source`` is the index that the caller has for it.
+/// List the encoded tensors of a file. ``source`` is the caller's index of the file.
 #[pyfunction]
 pub(crate) fn _packed_tensors(
     py: Python<'_>,
@@ -46,7 +46,7 @@ pub(crate) fn _packed_tensors(
     Ok(packed.into_iter().map(tuple).collect())
 }
 
-/// The type of this torch name.
+/// Return the type of this torch name.
 pub(crate) fn float(name: &str) -> PyResult<Float> {
     match name {
         "bfloat16" => Ok(Float::Bf16),

@@ -1,4 +1,4 @@
-//! The Python exceptions of streaming.
+//! Python exceptions of streaming.
 
 use deepnvme_stream::Error;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::error;
 
-/// The Python exception for an error.
+/// Convert an error to its Python exception.
 pub(super) fn raise(py: Python<'_>, failure: &Error) -> PyErr {
     match failure {
         Error::Io(failure) => error::raise(py, failure),

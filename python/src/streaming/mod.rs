@@ -26,7 +26,7 @@ mod failure;
 
 pub(crate) use encoded_tensor::{_packed_tensors, PyEncodedTensor};
 
-/// How often a wait checks for Python signals.
+/// Interval between signal checks.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// File index, offset in the file, bytes, offset in the slot.
@@ -45,8 +45,8 @@ pub(crate) struct PyStreamer {
 
 #[pymethods]
 impl PyStreamer {
-    /// Each of ``units`` is a class and pieces, ``conversions`` those of each unit; ``classes`` are slots, prefetch limit,
-    /// bytes of a slot, and whether they share memory.
+    /// Each of ``units`` is a class and pieces; ``conversions`` lists the conversions of each unit. ``classes`` are
+    /// slots, prefetch limit, bytes of a slot, and whether the slots share memory.
     #[new]
     #[expect(clippy::needless_pass_by_value, clippy::too_many_arguments, reason = "Python hands it over")]
     #[pyo3(signature = (sources, units, classes, arena, engine, conversions=None, stash_bytes_max=0))]
@@ -80,14 +80,14 @@ impl PyStreamer {
         Ok(Self { streamer, pid: std::process::id() })
     }
 
-    /// Starts to fetch the first layer groups.
+    /// Start to fetch the first layer groups.
     fn warm_up(&self, py: Python<'_>) -> PyResult<()> {
         self.check_process(py)?;
         py.detach(|| self.streamer.warm_up());
         Ok(())
     }
 
-    /// Waits until a layer group is in memory. Returns the offset of its slot in the arena.
+    /// Wait until a layer group is in memory. Returns the offset of its slot in the arena.
     fn acquire(&self, py: Python<'_>, unit: usize) -> PyResult<usize> {
         self.check(py, unit)?;
         loop {
@@ -99,7 +99,7 @@ impl PyStreamer {
         }
     }
 
-    /// Releases a layer group once the work queued on ``stream`` (torch's, or the default one) is done.
+    /// Release a layer group once the work queued on ``stream`` (torch's, or the default one) is done.
     #[pyo3(signature = (unit, stream=None))]
     fn release(&self, py: Python<'_>, unit: usize, stream: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         self.check(py, unit)?;
@@ -113,19 +113,19 @@ impl PyStreamer {
         figures(py, &py.detach(|| self.streamer.stats()))
     }
 
-    /// The maximum memory for conversions, besides the arena.
+    /// Maximum memory for conversions, in addition to the arena.
     #[getter]
     fn conversion_bytes_max(&self) -> u64 {
         self.streamer.conversion_bytes_max()
     }
 
-    /// The memory of the compressed-weight cache.
+    /// Memory of the compressed-weight cache.
     #[getter]
     fn stash_bytes(&self) -> u64 {
         self.streamer.cache_bytes()
     }
 
-    /// Stops fetching, and waits for fetches in flight.
+    /// Stop fetching, and wait for fetches in flight.
     fn close(&self, py: Python<'_>) {
         if self.pid == std::process::id() {
             py.detach(|| self.streamer.close());
@@ -145,7 +145,7 @@ impl PyStreamer {
     }
 }
 
-/// Rows that are fetched on demand into bounded memory.
+/// Fetch rows on demand into bounded memory.
 #[pyclass(frozen, name = "_Picker", module = "deepnvme._deepnvme")]
 pub(crate) struct PySparseRowCache {
     cache: SparseRowCache,
@@ -153,7 +153,7 @@ pub(crate) struct PySparseRowCache {
     pid: u32,
 }
 
-/// First row, rows, offset in memory, bytes of a row, bytes of the tensor, and where its rows are in the files.
+/// First row, rows, offset in memory, bytes of a row, bytes of the tensor, and locations of its rows in the files.
 type TensorArgument<'py> = (usize, usize, usize, usize, usize, LocationsArgument<'py>);
 
 #[derive(FromPyObject)]
@@ -209,21 +209,21 @@ impl PySparseRowCache {
         Ok(Self { cache, memory, pid: std::process::id() })
     }
 
-    /// The whole memory, as a DLPack capsule; rows that were never fetched read as zeros.
+    /// Export the whole memory as a DLPack capsule. Rows that were never fetched read as zeros.
     fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         let whole = self.memory.region_mut(0..self.memory.len());
         let tensor = dlpack::export::<DLManagedTensor>(whole, &[self.memory.len()], DLDataType::U8)?;
         memory::capsule(py, tensor)
     }
 
-    /// Waits until these rows are in memory, where they stay until they are released.
+    /// Wait until these rows are in memory. They stay there until they are released.
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     fn pick(&self, py: Python<'_>, items: Vec<usize>) -> PyResult<()> {
         check_process(py, self.pid)?;
         py.detach(|| self.cache.acquire(&items)).map_err(|failure| raise(py, &failure))
     }
 
-    /// Releases these rows.
+    /// Release these rows.
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     fn release(&self, py: Python<'_>, items: Vec<usize>) -> PyResult<()> {
         check_process(py, self.pid)?;
@@ -237,7 +237,7 @@ impl PySparseRowCache {
     }
 }
 
-/// Bytes that an unlimited compressed-weight cache would take for these units, and the bytes that they decode to.
+/// Return the bytes that an unlimited compressed-weight cache would take for these units, and their decoded bytes.
 #[pyfunction]
 pub(crate) fn _stash_bytes_wanted(
     py: Python<'_>,
@@ -251,13 +251,13 @@ pub(crate) fn _stash_bytes_wanted(
     Ok(deepnvme_stream::cacheable_bytes(&groups))
 }
 
-/// The page size of memory for rows of this size.
+/// Return the page size of memory for rows of this size.
 #[pyfunction]
 pub(crate) fn _picked_page_bytes(piece_bytes: usize) -> usize {
     Reserved::page_bytes_for(piece_bytes)
 }
 
-/// The conversions that load an encoded range into a slot.
+/// Return the conversions that load an encoded range into a slot.
 fn conversions_of(py: Python<'_>, (argument, at, to): ConversionArgument<'_>) -> PyResult<Vec<Conversion>> {
     let EncodedRange { tensor, start, bytes } = encoded_range(py, argument)?;
     tensor.conversions(start..start + bytes, at, float(&to)?).map_err(|failure| raise(py, &failure))

@@ -1,11 +1,11 @@
-//! Locks, threads and clocks for code that is compiled with `--cfg simulated`.
+//! Locks, threads and clocks for code compiled with `--cfg simulated`.
 //!
-//! Each module has the names of its counterpart in `std`, so that a crate switches with one `use`:
-//! - [`sync`]: locks, condition variables and cells over `shuttle`'s, whose scheduler decides who runs.
-//! - [`thread`]: threads that are coroutines; each belongs to a simulated process, which its children inherit.
+//! Each module uses the names of its `std` counterpart, so a crate switches with one `use`:
+//! - [`sync`]: locks, condition variables and cells over `shuttle`'s, whose scheduler picks the next thread.
+//! - [`thread`]: threads as coroutines. Each belongs to a simulated process, which its children inherit.
 //! - [`time`]: a clock that advances with the steps of the simulation.
 //!
-//! All of it works inside of an execution of `shuttle` only, and on its one operating system thread.
+//! All of it works only inside an execution of `shuttle`, on its one operating system thread.
 #![forbid(unsafe_code)]
 
 pub mod sync;

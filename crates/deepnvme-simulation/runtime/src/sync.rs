@@ -1,4 +1,4 @@
-//! Locks over `shuttle`'s, condition variables whose waits end with the simulated clock, and cells that are set once.
+//! Locks over `shuttle`'s, condition variables that time out by the simulated clock, and cells that are set once.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
@@ -10,7 +10,7 @@ pub use shuttle::sync::{
 
 use crate::{thread, time};
 
-/// A wait with a time limit looks that often before the limit is over.
+/// Checks of a timed wait before it times out.
 const LOOKS: u32 = 8;
 
 /// As `std::sync::Mutex`.
@@ -25,25 +25,25 @@ pub struct MutexGuard<'a, T: ?Sized> {
 }
 
 impl<T> Mutex<T> {
-    /// A lock around that value.
+    /// Create a lock around a value.
     pub const fn new(value: T) -> Self {
         Self(shuttle::sync::Mutex::new(value))
     }
 
-    /// The value, of a lock that nobody else has.
+    /// Return the value.
     ///
     /// # Errors
-    /// When a holder panicked.
+    /// If a holder panicked.
     pub fn into_inner(self) -> LockResult<T> {
         self.0.into_inner()
     }
 }
 
 impl<T: ?Sized> Mutex<T> {
-    /// Waits for the lock.
+    /// Wait for the lock.
     ///
     /// # Errors
-    /// When a holder panicked.
+    /// If a holder panicked.
     pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
         match self.0.lock() {
             Ok(guard) => Ok(MutexGuard { guard, mutex: self }),
@@ -51,10 +51,10 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// Takes the lock if it is free.
+    /// Take the lock if it is free.
     ///
     /// # Errors
-    /// When it is not, or a holder panicked.
+    /// If it is not free, or a holder panicked.
     pub fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Ok(MutexGuard { guard, mutex: self }),
@@ -66,10 +66,10 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// The value, through the only reference to the lock.
+    /// Access the value through an exclusive reference, without locking.
     ///
     /// # Errors
-    /// When a holder panicked.
+    /// If a holder panicked.
     pub fn get_mut(&mut self) -> LockResult<&mut T> {
         self.0.get_mut()
     }
@@ -89,16 +89,16 @@ impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// As `std::sync::Condvar`; a wait with a limit ends when the simulated clock says so, or earlier for no reason.
+/// As `std::sync::Condvar`. A timed wait ends by the simulated clock, or spuriously.
 #[derive(Debug, Default)]
 pub struct Condvar(shuttle::sync::Condvar);
 
-/// Whether a wait ended by its limit.
+/// Whether a wait timed out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WaitTimeoutResult(bool);
 
 impl WaitTimeoutResult {
-    /// Whether the limit was reached.
+    /// Return whether the limit was reached.
     #[must_use]
     pub fn timed_out(&self) -> bool {
         self.0
@@ -106,16 +106,16 @@ impl WaitTimeoutResult {
 }
 
 impl Condvar {
-    /// Nobody waits for it yet.
+    /// Create a condition variable.
     #[must_use]
     pub const fn new() -> Self {
         Self(shuttle::sync::Condvar::new())
     }
 
-    /// Waits for a notification.
+    /// Wait for a notification.
     ///
     /// # Errors
-    /// When a holder of the lock panicked.
+    /// If a holder of the lock panicked.
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> LockResult<MutexGuard<'a, T>> {
         let MutexGuard { guard, mutex } = guard;
         match self.0.wait(guard) {
@@ -124,10 +124,10 @@ impl Condvar {
         }
     }
 
-    /// Waits until the condition no longer holds.
+    /// Wait until the condition no longer holds.
     ///
     /// # Errors
-    /// When a holder of the lock panicked.
+    /// If a holder of the lock panicked.
     pub fn wait_while<'a, T>(
         &self,
         mut guard: MutexGuard<'a, T>,
@@ -139,10 +139,10 @@ impl Condvar {
         Ok(guard)
     }
 
-    /// Lets go of the lock for a part of the limit. Returns early for no reason, as the real one may.
+    /// Release the lock for a part of the limit. May return spuriously, as the real one may.
     ///
     /// # Errors
-    /// When a holder of the lock panicked.
+    /// If a holder of the lock panicked.
     pub fn wait_timeout<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,
@@ -158,10 +158,10 @@ impl Condvar {
         }
     }
 
-    /// Waits until the condition no longer holds, or the limit is reached.
+    /// Wait until the condition no longer holds or the limit is reached.
     ///
     /// # Errors
-    /// When a holder of the lock panicked.
+    /// If a holder of the lock panicked.
     pub fn wait_timeout_while<'a, T>(
         &self,
         mut guard: MutexGuard<'a, T>,
@@ -178,18 +178,18 @@ impl Condvar {
         Ok((guard, WaitTimeoutResult(is_over)))
     }
 
-    /// Wakes one who waits without a limit.
+    /// Wake one waiter without a limit.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wakes all who wait without a limit.
+    /// Wake all waiters without a limit.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
 }
 
-/// As `std::sync::OnceLock`, for initialisers in which the scheduler may switch threads.
+/// As `std::sync::OnceLock`, for initialisers that may switch threads.
 #[derive(Debug)]
 pub struct OnceLock<T> {
     cell: std::sync::OnceLock<T>,
@@ -197,26 +197,26 @@ pub struct OnceLock<T> {
 }
 
 impl<T> OnceLock<T> {
-    /// Empty.
+    /// Create an empty cell.
     #[must_use]
     pub const fn new() -> Self {
         Self { cell: std::sync::OnceLock::new(), turn: Mutex::new(()) }
     }
 
-    /// The value, if it is set.
+    /// Return the value, if it is set.
     pub fn get(&self) -> Option<&T> {
         self.cell.get()
     }
 
-    /// Sets the value.
+    /// Set the value.
     ///
     /// # Errors
-    /// The value itself, when there is one already.
+    /// Returns the value if the cell is already set.
     pub fn set(&self, value: T) -> Result<(), T> {
         self.cell.set(value)
     }
 
-    /// The value; the first caller makes it, the others wait for that.
+    /// Return the value. The first caller creates it, and the others wait.
     pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
         if let Some(value) = self.cell.get() {
             return value;

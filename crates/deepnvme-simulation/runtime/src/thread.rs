@@ -1,4 +1,4 @@
-//! Threads that the scheduler of the simulation runs, each in a simulated process.
+//! Threads run by the simulation's scheduler, each in a simulated process.
 
 use std::cell::{Cell, OnceCell};
 use std::io;
@@ -10,12 +10,12 @@ pub use shuttle::thread::{JoinHandle, LocalKey, ScopedJoinHandle, Thread, Thread
 
 use crate::time;
 
-/// Frames of real code need more than shuttle's default.
+/// Real code needs larger stacks than shuttle's default.
 pub const STACK_BYTES: usize = 256 << 10;
 
-/// Names a simulated process.
+/// Number of a simulated process.
 pub type ProcessId = u32;
-/// Names a simulated machine: the first one, or a copy of it that somebody looks at.
+/// Number of a simulated machine: the first one, or a copy under inspection.
 pub type WorldId = u32;
 
 shuttle::thread_local! {
@@ -25,14 +25,14 @@ shuttle::thread_local! {
     static WORLD: Cell<WorldId> = Cell::new(0);
 }
 
-/// The process that the calling thread belongs to; 0 is the simulation itself.
+/// Return the calling thread's process. Process 0 is the simulation itself.
 #[must_use]
 pub fn process() -> ProcessId {
-    // While a thread ends, its values may have gone: what its destructors do is the simulation's.
+    // While a thread exits, its locals may be gone. Its destructors then run as the simulation.
     PROCESS.try_with(Cell::get).unwrap_or(0)
 }
 
-/// Runs `work` as a part of that process.
+/// Run `work` as part of a process.
 pub fn in_process<T>(process: ProcessId, work: impl FnOnce() -> T) -> T {
     let before = PROCESS.with(|current| current.replace(process));
     let result = work();
@@ -40,13 +40,13 @@ pub fn in_process<T>(process: ProcessId, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The machine that the calling thread runs on.
+/// Return the calling thread's machine.
 #[must_use]
 pub fn world() -> WorldId {
     WORLD.try_with(Cell::get).unwrap_or(0)
 }
 
-/// Runs `work` on that machine.
+/// Run `work` on a machine.
 pub fn in_world<T>(world: WorldId, work: impl FnOnce() -> T) -> T {
     let before = WORLD.with(|current| current.replace(world));
     let result = work();
@@ -54,7 +54,7 @@ pub fn in_world<T>(world: WorldId, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs `work` on the machine and in the process that a thread was started from.
+/// Run `work` on the machine and in the process of the spawning thread.
 fn inheriting<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     let (world, process) = (world(), process());
     move || in_world(world, || in_process(process, work))
@@ -64,12 +64,12 @@ fn inheriting<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
 #[derive(Debug)]
 pub struct Scope<'scope, 'env> {
     inner: &'scope shuttle::thread::Scope<'scope, 'env>,
-    /// Ends the keeper.
+    /// Ends the keeper thread.
     keeper: OnceCell<mpsc::Sender<()>>,
 }
 
-/// As `std::thread::scope`. The last thread of `shuttle`'s scope that ends wakes the one that opened it, whatever that waits
-/// for: a keeper is the last.
+/// As `std::thread::scope`. The last thread that ends in `shuttle`'s scope wakes the opener, even from an unrelated
+/// wait. A keeper thread is therefore always the last.
 pub fn scope<'env, T>(work: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> T) -> T {
     shuttle::thread::scope(|inner| {
         let scope = Scope { inner, keeper: OnceCell::new() };
@@ -104,18 +104,18 @@ where
     shuttle::thread::spawn(inheriting(work))
 }
 
-/// Lets others run first.
+/// Let other threads run first.
 pub fn yield_now() {
     shuttle::thread::yield_now();
 }
 
-/// Lets time pass, and others run.
+/// Let time pass and other threads run.
 pub fn sleep(duration: Duration) {
     time::advance(duration);
     shuttle::thread::yield_now();
 }
 
-/// Two, on every machine.
+/// Return two, on every machine.
 ///
 /// # Errors
 /// None.
@@ -130,20 +130,20 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Of a thread without a name.
+    /// Create a builder without a thread name.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Names the thread.
+    /// Set the thread's name.
     #[must_use]
     pub fn name(mut self, name: String) -> Self {
         self.name = Some(name);
         self
     }
 
-    /// Every simulated thread has the same stack.
+    /// Ignored: every simulated thread has the same stack size.
     #[must_use]
     pub fn stack_size(self, _bytes: usize) -> Self {
         self

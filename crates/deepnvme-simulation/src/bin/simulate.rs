@@ -1,4 +1,4 @@
-//! Many seeds, one after the other, on all processors: `make simulate`.
+//! Run many seeds on all processors: `make simulate`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ mod simulated {
 
     const USAGE: &str =
         "simulate [--seeds N] [--first N] [--jobs N] [--only files|stripes|...] [--keep-going] [--twice]";
-    /// Between two lines that say how far it is.
+    /// Interval between progress lines.
     const PAUSE: Duration = Duration::from_secs(5);
 
     #[derive(Clone)]
@@ -64,7 +64,7 @@ mod simulated {
         Ok(found)
     }
 
-    /// Runs them; the exit status is 1 when a seed failed.
+    /// Run the seeds. Exit status: 1 if a seed failed.
     pub(super) fn main() -> ExitCode {
         let options = match options() {
             Ok(options) => options,

@@ -1,22 +1,22 @@
-//! What a stretch of a file may hold, byte by byte, after all that was written to it and answered. Pure.
+//! Possible contents of a file range, byte by byte, after all answered writes. Pure.
 
 use std::collections::BTreeMap;
 
-/// A stretch that one thread writes to.
+/// A range that one thread writes to.
 #[derive(Clone, Debug)]
 pub(super) struct Area {
-    /// What readers find, as far as there is no doubt.
+    /// Bytes that readers find, where they are certain.
     shown: Vec<u8>,
-    /// Where there is: all that they may find.
+    /// All bytes that readers may find, where they are uncertain.
     doubts: BTreeMap<usize, Vec<u8>>,
-    /// What a power cut cannot take back.
+    /// Bytes that a power cut cannot revert.
     durable: Vec<u8>,
-    /// What it may leave instead.
+    /// Bytes that a power cut may leave instead.
     at_risk: BTreeMap<usize, Vec<u8>>,
 }
 
 impl Area {
-    /// One that holds this, on the disk.
+    /// Create a range with these durable bytes.
     pub(super) fn new(bytes: Vec<u8>) -> Self {
         Self { shown: bytes.clone(), doubts: BTreeMap::new(), durable: bytes, at_risk: BTreeMap::new() }
     }
@@ -25,7 +25,7 @@ impl Area {
         self.shown.len()
     }
 
-    /// These bytes are on their way there.
+    /// Start a write of these bytes.
     pub(super) fn begin(&mut self, at: usize, bytes: &[u8]) {
         for (index, byte) in (at..).zip(bytes) {
             let shown = self.shown[index];
@@ -34,7 +34,7 @@ impl Area {
         }
     }
 
-    /// They are there.
+    /// Finish a write of these bytes.
     pub(super) fn finish(&mut self, at: usize, bytes: &[u8]) {
         for (index, byte) in (at..).zip(bytes) {
             self.shown[index] = *byte;
@@ -42,7 +42,7 @@ impl Area {
         }
     }
 
-    /// All that was there by then is on the disk.
+    /// Make all finished writes durable.
     pub(super) fn sync(&mut self) {
         let Self { shown, doubts, durable, at_risk } = self;
         at_risk.retain(|index, _| doubts.contains_key(index));
@@ -51,7 +51,8 @@ impl Area {
         }
     }
 
-    /// Somebody has read this, and nothing is on its way; what is wrong with it. From now on there is no doubt.
+    /// Check bytes that were read while no write was in flight. Returns the error, if any. The bytes are certain from
+    /// now on.
     pub(super) fn settle(&mut self, at: usize, bytes: &[u8]) -> Option<String> {
         for (index, byte) in (at..).zip(bytes) {
             if !self.may_show(index, *byte) {
@@ -67,7 +68,7 @@ impl Area {
         self.doubts.get(&index).map_or(self.shown[index] == byte, |doubt| doubt.contains(&byte))
     }
 
-    /// What is wrong with all of its bytes, after the end of all processes, or a power cut.
+    /// Check all bytes after all processes ended or the power was cut. Returns the error, if any.
     pub(super) fn judge(&self, bytes: &[u8], after_cut: bool) -> Option<String> {
         let is_wrong = |(index, byte): &(usize, &u8)| {
             let may_be_left =
@@ -79,7 +80,7 @@ impl Area {
         Some(format!("byte {index} is {byte:#04x}; it was {shown:#04x}, and {durable:#04x} on the disk"))
     }
 
-    /// What readers find, as far as there is no doubt.
+    /// Return the bytes that readers find, where they are certain.
     pub(super) fn shown(&self) -> &[u8] {
         &self.shown
     }

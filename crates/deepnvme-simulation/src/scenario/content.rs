@@ -1,4 +1,4 @@
-//! What is saved under a name: plain bytes, or checkpoints by the code that really saves and loads them.
+//! Saved contents: plain bytes, or checkpoints by the real code that saves and loads them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,12 +27,12 @@ use serde_json::{Map, json};
 
 use super::payload::{self, Version};
 
-/// Shards of a checkpoint.
+/// Maximum shards of a checkpoint.
 const SHARDS_MAX: usize = 3;
-/// Threads may be switched so often between the start of a save and the moment at which somebody stops it.
+/// Maximum thread switches between a save's start and its cancellation.
 const SWITCHES_MAX: u64 = 200;
 
-/// What is saved.
+/// The kind of saved content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Content {
     /// Bytes, in one request to the engine.
@@ -41,33 +41,33 @@ pub(super) enum Content {
     Archive,
     /// A safetensors file.
     Safetensors,
-    /// Several of these, and the index that lists them, or one that takes their place: what Rust does of
+    /// Several safetensors files and their index, or one file that replaces them: the Rust part of
     /// `save(max_shard_bytes=...)`.
     Shards,
 }
 
-/// What was written, and has no name yet.
+/// Written content without its final name.
 pub(super) enum Written {
-    /// One file, or a stripe set; of a checkpoint what it is.
+    /// One file or stripe set, with the checkpoint's sizes.
     One(Replacement, Option<Saved>),
-    /// Shards that are in their places, and the text of their index.
+    /// Shards in place, and the text of their index.
     Set(SetReplacement, String),
-    /// One file, after which the shards of that index are out of date.
+    /// One file that makes the shards of this index obsolete.
     Over(Replacement, PathBuf),
 }
 
-/// Where the record of its own files is in an index.
+/// Keys of an index's record of its own files.
 const RECORD: [&str; 2] = ["metadata", "deepnvme.owned"];
 
 impl Written {
-    /// Gives it its name.
+    /// Rename it to its final name.
     pub(super) fn commit(self, durability: Durability) -> Result<()> {
         match self {
             Self::One(one, _) => one.commit(durability == Durability::Full)?,
             Self::Set(set, index) => drop(set.commit_text(&index, |text| sealed(&text))?),
             Self::Over(one, index) => {
                 one.commit(durability == Durability::Full)?;
-                // The new file counts, whatever becomes of the old ones.
+                // The new file counts, even if the old ones remain.
                 let _ = retire_set(&index, &RECORD);
             }
         }
@@ -79,36 +79,36 @@ fn sealed(text: &str) -> Result<String, IoError> {
     set::seal(text).map_err(|error| IoError::invalid(error.to_string()))
 }
 
-/// What a name shows.
+/// Content found under a name.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Shown {
-    /// There is no such file.
+    /// No file.
     Nothing,
-    /// All of that version, and nothing else.
+    /// This version, complete and alone.
     Saved(Version),
     /// Anything else.
     Foreign(String),
 }
 
-/// One save.
+/// Parameters of one save.
 #[derive(Clone)]
 pub(super) struct Order<'a> {
-    /// By what.
+    /// Engine to use.
     pub(super) engine: &'a Arc<Engine>,
-    /// Where to.
+    /// Destination.
     pub(super) target: &'a Target,
-    /// What: a function of these two.
+    /// Seed; with the version it determines the content.
     pub(super) seed: u64,
     pub(super) version: Version,
     pub(super) durability: Durability,
-    /// Memory that a checkpoint goes through.
+    /// Staging memory of a checkpoint.
     pub(super) staging: Option<Staging>,
-    /// Whether somebody stops it on its way.
+    /// Whether the save is cancelled on the way.
     pub(super) is_stopped: bool,
 }
 
 impl Content {
-    /// Writes all of it under a private name. One that is stopped may have failed by that.
+    /// Write everything under a private name. A cancelled save may fail.
     pub(super) fn write(self, order: &Order<'_>) -> Result<Written> {
         if self == Self::Bytes {
             return write_bytes(order).map(|replacement| Written::One(replacement, None));
@@ -140,7 +140,7 @@ impl Content {
         written
     }
 
-    /// The file that holds these tensors.
+    /// Plan the file of these tensors.
     pub(super) fn plan(self, path: &Path, tensors: &[Vec<u8>], options: SaveOptions) -> Result<Save> {
         let region = |bytes: &Vec<u8>| payload::holding(bytes).region().into();
         if self != Self::Archive {
@@ -156,7 +156,7 @@ impl Content {
         Save::archive(path, records, options)
     }
 
-    /// Memory that the state of a version takes, each record of it on pages of its own.
+    /// Return the memory of a version's state, with each record on its own pages.
     pub(super) fn state_bytes(self, seed: u64, version: Version) -> u64 {
         let records = match self {
             Self::Bytes => vec![payload::of(seed, version).len()],
@@ -167,13 +167,13 @@ impl Content {
         pages * 4096
     }
 
-    /// Whether anything is there under that name.
+    /// Return whether anything exists under this name.
     pub(super) fn is_there(self, path: &Path) -> bool {
         let is_there = |path: &Path| fs::exists(path).unwrap_or(true);
         is_there(path) || (self == Self::Shards && is_there(&index_of(path)))
     }
 
-    /// What a name shows, by a reader that compares all there is to compare.
+    /// Read a name with all checks.
     pub(super) fn read(self, engine: &Arc<Engine>, target: &Target, seed: u64) -> Result<Shown> {
         let target = match target {
             Target::Stripes(set) => Target::from(set.manifest_path()),
@@ -200,7 +200,7 @@ fn tensor((index, bytes): (usize, &Vec<u8>)) -> Tensor {
     Tensor { spec, bytes: payload::holding(bytes).region().into() }
 }
 
-/// Each shard into its place, and then the index, which says of each which file it is.
+/// Write each shard into place, then the index, which identifies each shard's file.
 fn write_shards(
     order: &Order<'_>,
     tensors: &[Vec<u8>],
@@ -227,7 +227,7 @@ fn write_shards(
         files.insert(name, json!({"bytes": saved.bytes, "index_crc64": format!("{:016x}", saved.index_crc64)}));
     }
     let mut metadata = json!({"total_size": 0, (set::CHECKSUM_KEY): set::BLANK, (set::FILES_KEY): files});
-    // One that is there stays, for nothing proves whose it is.
+    // An existing file stays: nothing proves its origin.
     if let Ok(stat) = fs::stat(&file) {
         metadata[set::REPLACES_KEY] = json!({"bytes": stat.bytes, "modified_ns": stat.modified_ns as i64});
     }
@@ -235,19 +235,19 @@ fn write_shards(
     Ok(Written::Set(set, text))
 }
 
-/// Whether a version is saved as one file, which takes the place of shards.
+/// Return whether a version is saved as one file, which replaces shards.
 fn is_one_file(seed: u64, version: Version) -> bool {
     Rng::keyed(seed, &[0x006f_6e65, version]).chance(400)
 }
 
-/// The index of what is saved under a file's name.
+/// Return the index path of a file name.
 pub(super) fn index_of(file: &Path) -> PathBuf {
     let mut index = file.as_os_str().to_os_string();
     index.push(INDEX_SUFFIX);
     index.into()
 }
 
-/// All tensors of the files that a name means, each of which is the one that the index means, if there is one.
+/// Load all tensors of a name's files, and check each file against the index, if there is one.
 fn load_shards(engine: &Arc<Engine>, path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     let found = find_set(path)?;
     found.check()?;
@@ -265,7 +265,7 @@ fn load_shards(engine: &Arc<Engine>, path: &Path) -> Result<Vec<(String, Vec<u8>
     Ok(all)
 }
 
-/// The tensors of a version; the first one says which it is. Some are of no bytes, some of several cells.
+/// Return the tensors of a version; the first one contains the version. Some are empty, some span several chunks.
 pub(super) fn tensors(seed: u64, version: Version) -> Vec<Vec<u8>> {
     let mut rng = Rng::keyed(seed, &[0x7465_6e73, version]);
     let mut tensors = vec![version.to_le_bytes().to_vec()];
@@ -284,7 +284,7 @@ pub(super) fn tensors(seed: u64, version: Version) -> Vec<Vec<u8>> {
     tensors
 }
 
-/// What these tensors are, which have their names with them.
+/// Recognise the version of named tensors.
 pub(super) fn recognised(seed: u64, found: &[(String, Vec<u8>)]) -> Shown {
     let named = |index: usize| found.iter().find(|(name, _)| name.trim_start_matches("data/") == index.to_string());
     let named = |index| named(index).or_else(|| found.iter().find(|(name, _)| *name == format!("t{index}")));
@@ -292,7 +292,7 @@ pub(super) fn recognised(seed: u64, found: &[(String, Vec<u8>)]) -> Shown {
     else {
         return Shown::Foreign(format!("{} tensors without a version", found.len()));
     };
-    // Versions are small numbers: a random one would have any number of tensors.
+    // Versions are small: a random number would imply any number of tensors.
     let expected = if version < 1 << 20 { tensors(seed, version) } else { Vec::new() };
     let is_whole = expected.len() == found.len()
         && expected.iter().enumerate().all(|(index, bytes)| named(index).is_some_and(|(_, found)| found == bytes));
@@ -303,7 +303,7 @@ pub(super) fn recognised(seed: u64, found: &[(String, Vec<u8>)]) -> Shown {
     }
 }
 
-/// All tensors of a file, compared with their checksums; and then the file with all of its.
+/// Load all tensors of a file with checksums, then verify the whole file.
 pub(super) fn load(engine: &Arc<Engine>, reader: Reader) -> Result<Vec<(String, Vec<u8>)>> {
     let mut reader = Arc::new(reader);
     let loaded = match fill(engine, &reader) {

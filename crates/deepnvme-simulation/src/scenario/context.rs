@@ -1,4 +1,4 @@
-//! What all scenarios share: the machine of one execution, engines and processes on it, and the report of what went wrong.
+//! State that all scenarios share: the execution's machine, its engines and processes, and the failure report.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,80 +17,80 @@ use crate::world::{Instant, Looks, Room, Setup, World};
 /// Bounce memory of an engine.
 pub(super) const POOL_BYTES: u64 = 64 << 10;
 
-/// How an execution ended.
+/// Result of an execution.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What it was about.
+    /// The scenario.
     pub kind: Kind,
     /// Steps of the code under test.
     pub steps: u64,
-    /// A number that tells whether two executions did the same.
+    /// Hash of all steps, equal for identical executions.
     pub trace: u64,
-    /// Moments at which a crash was tried, where it is tried at all of them.
+    /// Moments at which crashes were tried, if all are tried.
     pub moments: u64,
-    /// What was wrong.
+    /// Failures found.
     pub failures: Vec<String>,
 }
 
-/// The number of the machine that an execution is about.
+/// Number of the machine under test.
 pub const FIRST: WorldId = 0;
-/// The number of a copy of it, which shows what a crash would leave.
+/// Number of a copy that shows the state after a crash.
 pub const GLIMPSE: WorldId = 1;
 
-/// One of so many seeds has each change of its machine judged.
+/// One in this many seeds judges every change of its machine.
 const ONE_OF: u64 = 100;
-/// Looks of one execution whose machines are kept: such a seed is executed again and again, each time with the next of them.
-/// Few of them, for an execution becomes slower with every thread that it has had.
+/// Snapshots that one execution keeps. Such a seed runs repeatedly, each time with the next batch. Batches are small
+/// because executions slow down with every thread they have started.
 pub const BATCH: u64 = 8;
 
-/// Whether the seed is one of those that have each change judged.
+/// Return whether a seed judges every change.
 #[must_use]
 pub fn is_every_change_judged(seed: u64) -> bool {
     Rng::keyed(seed, &[0x6576_6572]).below(ONE_OF) == 0
 }
 
-/// The machine in an instant, to be judged as a crash would leave it.
+/// The machine at a moment, to be judged as after a crash.
 struct Glimpse {
     instant: Instant,
-    /// Whether the crash is a power cut; both are tried where this does not say.
+    /// Whether the crash is a power cut; if `None`, both are tried.
     is_cut: Option<bool>,
     examine: Examine,
 }
 
-/// Judges such a machine; the argument tells whether the power was cut.
+/// Judge such a machine. The argument says whether the power was cut.
 type Examine = Box<dyn Fn(&Context, bool) + Send>;
 
-/// The machine of one execution, and the list of what went wrong.
+/// The machine of one execution, and its failures.
 #[derive(Clone)]
 pub struct Context {
     /// The machine.
     pub world: World,
     seed: u64,
-    /// When that was, for a copy of the machine.
+    /// For a copy of the machine, the moment it was taken.
     when: String,
-    /// Of all looks, those that this execution has. Nothing: a scenario has some where it wants to.
+    /// Numbers of the snapshots that this execution judges. If `None`, the scenario chooses.
     every: Option<Range<u64>>,
-    /// By their places.
+    /// By place.
     glimpses: Arc<Mutex<BTreeMap<usize, Glimpse>>>,
-    /// Memory of the engines of a process.
+    /// Memory reserved for a process's engines.
     rooms: Arc<Mutex<Vec<Room>>>,
     report: Arc<Mutex<Report>>,
 }
 
 impl Context {
-    /// A machine that the seed draws.
+    /// Create a machine drawn from the seed.
     ///
     /// # Panics
-    /// When the kernel gives no memory.
+    /// If the kernel provides no memory.
     #[must_use]
     pub fn new(seed: u64, report: &Arc<Mutex<Report>>) -> Self {
         Self::with(seed, Setup::draw(&mut Rng::keyed(seed, &[0x0073_6574])), report)
     }
 
-    /// A machine that is like this.
+    /// Create a machine with this setup.
     ///
     /// # Panics
-    /// When the kernel gives no memory.
+    /// If the kernel provides no memory.
     #[must_use]
     pub fn with(seed: u64, setup: Setup, report: &Arc<Mutex<Report>>) -> Self {
         let Ok(world) = World::new(seed, setup) else { panic!("no memory for a world") };
@@ -98,35 +98,35 @@ impl Context {
         Self { world, seed, when, every, glimpses, rooms: Arc::default(), report: Arc::clone(report) }
     }
 
-    /// The same with looks before all changes of the machine, of which those of these numbers are judged.
+    /// Snapshot before every change of the machine, and judge those with these numbers.
     #[must_use]
     pub fn judging(mut self, numbers: Range<u64>) -> Self {
         self.every = Some(numbers);
         self
     }
 
-    /// Has all calls of this execution go to its world.
+    /// Route all calls of this execution to its world.
     pub fn enter(&self) {
         simulated::enter(FIRST, Arc::new(self.world.clone()));
     }
 
-    /// Random numbers for that purpose.
+    /// Return random numbers for a purpose.
     #[must_use]
     pub fn rng(&self, purpose: u64) -> Rng {
         Rng::keyed(self.seed, &[0x7363_656e, purpose])
     }
 
-    /// Notes what went wrong.
+    /// Record a failure.
     #[allow(clippy::needless_pass_by_value, reason = "callers have made the text for this")]
     pub fn fail(&self, what: String) {
         let what = format!("{}{what}", self.when);
         ignore_poison(self.report.lock()).failures.push(what);
     }
 
-    /// Has so many looks, now and then (`chance` of a thousand), at the machine as it would be after a crash, just before some
-    /// of the changes that are made from now on; where all changes are judged, before each of them. `prepare` is called in
-    /// that instant; what it returns is called when all is over, with a copy of the machine, and whether the crash was a power
-    /// cut: twice where both are tried.
+    /// Snapshot the machine as after a crash, just before some of the following changes: `looks` of them, in `chance`
+    /// of a thousand executions. If every change is judged, snapshot before each. `prepare` runs at that moment. The
+    /// closure that it returns runs at the end, with a copy of the machine and whether the power was cut; twice if both
+    /// crashes are tried.
     pub fn watch<E>(&self, chance: u32, looks: usize, prepare: impl Fn() -> E + Send + 'static)
     where
         E: Fn(&Self, bool) + Send + 'static,
@@ -146,7 +146,7 @@ impl Context {
         });
     }
 
-    /// Examines what was seen meanwhile.
+    /// Judge the snapshots.
     fn examine_glimpses(&self) {
         let glimpses = std::mem::take(&mut *ignore_poison(self.glimpses.lock()));
         for Glimpse { instant, is_cut, examine } in glimpses.into_values() {
@@ -175,7 +175,7 @@ impl Context {
         simulated::leave(GLIMPSE);
     }
 
-    /// An engine of the calling process.
+    /// Create an engine for the calling process.
     ///
     /// # Errors
     /// None is expected.
@@ -200,13 +200,13 @@ impl Context {
         Engine::with_backends(config, factory).map(Arc::new)
     }
 
-    /// Starts a process.
+    /// Start a process.
     pub fn process(&self, id: ProcessId, work: impl FnOnce(&Self) + Send + 'static) -> JoinHandle<()> {
         let context = Self { rooms: Arc::default(), ..self.clone() };
         thread::spawn(move || thread::in_process(id, || work(&context)))
     }
 
-    /// Waits for these.
+    /// Wait for these processes.
     pub fn join(&self, processes: Vec<JoinHandle<()>>) {
         for process in processes {
             if process.join().is_err() {
@@ -215,7 +215,7 @@ impl Context {
         }
     }
 
-    /// Waits for all processes; then the power is cut, if it is to be, and comes back. From now on nothing fails.
+    /// Wait for all processes, then cut and restore the power if `is_cut`. Nothing fails from now on.
     pub fn finish_running(&self, running: Vec<JoinHandle<()>>, is_cut: bool) {
         self.join(running);
         let moments = self.world.unwatch();
@@ -230,7 +230,7 @@ impl Context {
         self.world.calm();
     }
 
-    /// Writes the report, and judges what was seen meanwhile: nothing of that changes what the execution was.
+    /// Write the report and judge the snapshots. Judging does not change the execution.
     pub fn finish(&self) {
         let mut violations = self.world.violations();
         match self.world.lost_transfers() {

@@ -1,4 +1,4 @@
-//! Files, and stripe sets, that several threads of several processes replace: each reader sees the old or the new, whole.
+//! Several threads and processes replace files and stripe sets. Each reader sees the old or the new file, complete.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -21,14 +21,14 @@ mod saves;
 use aftermath::aftermath;
 use saves::{Item, Play, Way, complain, read, save};
 
-/// Where it lies.
+/// Layout of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Shape {
     /// One file.
     Single,
-    /// A file over several disks.
+    /// A file striped over several disks.
     Striped,
-    /// One file, by a saver that says more than it does: to see that it is caught.
+    /// One file by a saver that claims more than it does, to prove that it is caught.
     Boastful,
 }
 
@@ -36,19 +36,19 @@ const DURABILITIES: [Durability; 4] = [Durability::None, Durability::Data, Durab
 const MODEL: &str = "model.bin";
 const SHARDED: &str = "model.safetensors";
 
-/// Checkpoints, by the code that saves and loads them.
+/// Run checkpoints with the real code that saves and loads them.
 pub(super) fn play_saves(context: &Context) {
     let mut rng = context.rng(3);
     let shape = if rng.chance(300) { Shape::Striped } else { Shape::Single };
     play(context, shape, rng.pick(&[Content::Archive, Content::Safetensors]));
 }
 
-/// The same over several files, which an index lists.
+/// Run checkpoints of several files, which an index lists.
 pub(super) fn play_shards(context: &Context) {
     play(context, Shape::Single, Content::Shards);
 }
 
-/// Plays it.
+/// Run the scenario.
 pub(super) fn play(context: &Context, shape: Shape, content: Content) {
     let mut rng = context.rng(1);
     let folders = make_folders(context, if shape == Shape::Striped { rng.within(2..4) as usize } else { 1 });
@@ -68,7 +68,7 @@ pub(super) fn play(context: &Context, shape: Shape, content: Content) {
         folders,
         next_version: Mutex::new(1),
         is_boastful: shape == Shape::Boastful,
-        // After a power cut little can be said of a name for which some save asked for nothing.
+        // After a power cut, a name with one non-durable save allows almost any content.
         durabilities: if rng.chance(500) { &DURABILITIES } else { &DURABILITIES[1..] },
         given_up: rng.pick(&[100, 400]),
         seed: rng.next_u64(),
@@ -89,7 +89,7 @@ pub(super) fn play(context: &Context, shape: Shape, content: Content) {
     }
     let is_cut = context.world.state().setup.power_cut_at.is_some();
     context.world.bound_memory();
-    // Whatever goes wrong with several files goes wrong in few of all moments.
+    // With several files, only few moments reveal a bug.
     let chance = if shape == Shape::Striped || content == Content::Shards { 1000 } else { 300 };
     let watched = Arc::clone(&play);
     context.watch(chance, 2, move || {
@@ -107,7 +107,7 @@ pub(super) fn play(context: &Context, shape: Shape, content: Content) {
     aftermath(context, &play, is_cut);
 }
 
-/// What is there before anything happens.
+/// Create the initial files.
 fn begin(context: &Context, play: &Arc<Play>) {
     let failing = std::mem::take(&mut context.world.state().setup.failing);
     let first = Arc::clone(play);
@@ -158,7 +158,7 @@ fn striped(context: &Context, folders: &[PathBuf], rng: &mut Rng) -> Vec<Item> {
     items
 }
 
-/// Files of users, under names like ours.
+/// Create files of users, under names like ours.
 fn litter(context: &Context, play: &Play, rng: &mut Rng) {
     let names = [
         ".model.bin.deepnvme-tmp-1-0",

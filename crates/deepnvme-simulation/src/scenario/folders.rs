@@ -1,4 +1,4 @@
-//! Folders of the machine's disks, and which of the files in them nobody may remove.
+//! Create folders on the machine's disks, and find files that nothing may remove.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use super::context::Context;
 use crate::world::folder::Folder;
 use crate::world::tree::Node;
 
-/// Each on a disk of its own.
+/// Create folders, each on its own disk.
 pub(super) fn make_folders(context: &Context, count: usize) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let mut state = context.world.state();
@@ -16,7 +16,7 @@ pub(super) fn make_folders(context: &Context, count: usize) -> Vec<PathBuf> {
         let made = tree.find(&path, false).and_then(|place| {
             let inode = tree.make(Node::Folder(Folder::default()), disk, 0o755, true)?;
             tree.set_names(place.folder, vec![(place.name, Some(inode))]);
-            // Another way there.
+            // A symbolic link to the folder.
             let link = tree.make(Node::Link(path.clone()), disk, 0o777, true)?;
             tree.set_names(place.folder, vec![("link".into(), Some(link))]);
             let all = tree.last_change();
@@ -28,8 +28,8 @@ pub(super) fn make_folders(context: &Context, count: usize) -> Vec<PathBuf> {
     folders
 }
 
-/// Where every new file has a name at once, that name cannot prove whose it is yet: after a writer that dies in that
-/// instant, or a power cut that undoes the renaming, nobody may remove the file.
+/// Without unnamed files, a new file's first name proves nothing yet. If the writer dies at that moment, or a power cut
+/// reverts the rename, the file must not be removed.
 pub(super) fn is_unprovable(context: &Context, path: &Path) -> bool {
     let is_new = path.file_name().is_some_and(|name| name.to_string_lossy().contains(".deepnvme-tmp-new-"));
     is_new && !context.world.state().setup.has_unnamed

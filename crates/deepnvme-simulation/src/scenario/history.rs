@@ -1,4 +1,4 @@
-//! Folders of checkpoints, saved into by one writer at a time, with retention: the newest that counts is always there.
+//! Checkpoint folders with one writer at a time and retention. The newest committed checkpoint is always there.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -25,14 +25,14 @@ use crate::world::folder::Folder;
 use crate::world::tree::Node;
 use crate::world::{OUTSIDE, USERS_FROM};
 
-/// Bytes at the end of a checkpoint that are its index, whose checksum the manifest records.
+/// Bytes of the index at a checkpoint's end. The manifest records its checksum.
 const INDEX_BYTES: u64 = 8;
-/// Reads of a manifest that work before one does not.
+/// Reads of a manifest that succeed before one fails.
 const MANIFEST_READS_MAX: u64 = 4;
-/// Steps of one writer.
+/// Maximum saves of one writer.
 const SAVES_MAX: u64 = 6;
 
-/// A folder, and what was saved into it.
+/// A folder, and the saves into it.
 pub(super) struct Play {
     pub(super) content: Content,
     pub(super) folder: PathBuf,
@@ -44,7 +44,7 @@ pub(super) struct Play {
 #[derive(Clone, Default)]
 struct Log {
     next_version: Version,
-    /// What was begun, in order: the step and what became of it.
+    /// Saves in starting order, with their outcomes.
     saves: BTreeMap<Version, Save>,
     now: u64,
 }
@@ -58,11 +58,11 @@ struct Save {
     durability: Durability,
 }
 
-/// Plays it.
+/// Run the scenario.
 pub(super) fn play(context: &Context) {
     let mut rng = context.rng(1);
     let play = Arc::new(make(context, &mut rng, Content::Bytes));
-    // Without locks nobody can see that somebody else saves: it is said, and then it is the user's to see to that.
+    // Without locks, concurrent savers are undetectable. `claim` reports that, and the user must prevent them.
     let processes = if context.world.state().setup.has_locks { rng.within(1..4) as u32 } else { 1 };
     let steps = rng.within(1..400);
     {
@@ -88,7 +88,7 @@ pub(super) fn play(context: &Context) {
     finish(context, &play, running, is_cut);
 }
 
-/// A folder with files of users.
+/// Create a folder with files of users.
 pub(super) fn make(context: &Context, rng: &mut Rng, content: Content) -> Play {
     let folder = make_folder(context);
     let keep = rng.pick(&[None, Some(1), Some(2), Some(3)]);
@@ -101,7 +101,7 @@ pub(super) fn make(context: &Context, rng: &mut Rng, content: Content) -> Play {
     play
 }
 
-/// Has what would be there after a crash judged now and then.
+/// Judge crash states at some moments.
 pub(super) fn watch(context: &Context, play: &Arc<Play>) {
     let play = Arc::clone(play);
     context.watch(300, 2, move || {
@@ -110,13 +110,13 @@ pub(super) fn watch(context: &Context, play: &Arc<Play>) {
     });
 }
 
-/// Waits for all of them, and judges what is there then.
+/// Wait for all processes, and judge the result.
 pub(super) fn finish(context: &Context, play: &Arc<Play>, running: Vec<thread::JoinHandle<()>>, is_cut: bool) {
     context.finish_running(running, is_cut);
     aftermath(context, play, is_cut);
 }
 
-/// What is there when all processes have ended, also by a power cut, and what the next one makes of it.
+/// Judge the state after all processes ended or the power was cut, and the next process that uses it.
 fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
     check(context, play, is_cut, "afterwards");
     begin_again(context, play);
@@ -126,14 +126,14 @@ fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
 }
 
 impl Play {
-    /// The same with what has happened by now.
+    /// Copy the state so far.
     fn copy(&self) -> Self {
         let Self { content, folder, seed, keep, log } = self;
         let log = Mutex::new(lock(log).clone());
         Self { content: *content, folder: folder.clone(), seed: *seed, keep: *keep, log }
     }
 
-    /// Takes note of a save that begins; of one by several ranks the first time counts.
+    /// Record the start of a save. With several ranks, the first one counts.
     pub(super) fn begin_save(&self, version: Version, step: u64, durability: Durability) {
         let mut log = lock(&self.log);
         log.now += 1;
@@ -142,7 +142,7 @@ impl Play {
         log.saves.entry(version).or_insert(Save { step, began, ended: None, counts: false, durability });
     }
 
-    /// Takes note of its end; of one by several ranks it counts when any of them was told so.
+    /// Record the end of a save. With several ranks, it counts if any rank saw it commit.
     pub(super) fn end_save(&self, version: Version, counts: bool) {
         let mut log = lock(&self.log);
         log.now += 1;
@@ -183,7 +183,7 @@ fn lock(log: &Mutex<Log>) -> std::sync::MutexGuard<'_, Log> {
     ignore_poison(log.lock())
 }
 
-/// A process with one history, into which one or two of its threads save.
+/// Start a process with one history, into which one or two of its threads save.
 fn trainer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<()> {
     let play = Arc::clone(play);
     context.process(id, move |context| {
@@ -224,7 +224,7 @@ fn complain(context: &Context, outcome: Result<(), Error>) {
     }
 }
 
-/// What a `Checkpointer` does to save.
+/// Save as a `Checkpointer` does.
 fn save(
     play: &Play,
     engine: &Arc<Engine>,
@@ -262,7 +262,7 @@ fn save(
     saved
 }
 
-/// What a manifest says of a file that was saved.
+/// Return the manifest entry of a saved file.
 pub(super) fn entry_of(name: &str, step: u64, saved: Saved) -> Entry {
     Entry {
         nbytes: saved.bytes,
@@ -292,7 +292,7 @@ fn entry(name: &str, step: u64, bytes: &[u8]) -> Entry {
     }
 }
 
-/// What the newest checkpoint is, for whoever starts again.
+/// Return the newest checkpoint, as a restart finds it.
 fn newest(context: &Context, play: &Play) -> Result<Option<(u64, Shown)>, Error> {
     let history = History::new(play.folder.clone(), play.keep, true);
     let manifest = history.read()?;
@@ -300,7 +300,7 @@ fn newest(context: &Context, play: &Play) -> Result<Option<(u64, Shown)>, Error>
     Ok(Some((entry.step, shown(context, play, entry)?)))
 }
 
-/// What a checkpoint holds, under its name or its private one.
+/// Read a checkpoint under its final or private name.
 fn shown(context: &Context, play: &Play, entry: &Entry) -> Result<Shown, Error> {
     let place = |name: &String| history::place_of(&play.folder, name, entry);
     if play.content == Content::Bytes {
@@ -347,7 +347,7 @@ fn reader(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
     })
 }
 
-/// Bad sectors in the manifest, which come and go.
+/// Inject bad sectors into the manifest, temporarily.
 fn spoiler(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
     let play = Arc::clone(play);
     context.process(USERS_FROM + 2, move |context| {
@@ -361,7 +361,7 @@ fn spoiler(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
     })
 }
 
-/// A save that begins where the manifest cannot be read, or not again: it may fail, and what counts stays.
+/// Start a save while the manifest is unreadable. It may fail, but committed checkpoints stay.
 fn begin_again(context: &Context, play: &Arc<Play>) {
     let again = Arc::clone(play);
     let reads = context.world.state().rng().below(MANIFEST_READS_MAX);
@@ -375,7 +375,7 @@ fn begin_again(context: &Context, play: &Arc<Play>) {
     context.world.calm();
 }
 
-/// The newest checkpoint is whole, and none that counts is missing.
+/// Check that the newest checkpoint is complete and no committed one is missing.
 fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
     debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
     let log = lock(&play.log).clone();
@@ -414,10 +414,10 @@ fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
     check_last(context, &log, &versions, after_cut, when);
 }
 
-/// The last save that nobody else's followed counts.
+/// Check that the last save without a successor counts.
 fn check_last(context: &Context, log: &Log, shown: &[Version], after_cut: bool, when: &str) {
     for (version, save) in log.saves.iter().filter(|(_, save)| save.counts) {
-        // One that neither counts nor is there has taken nobody's place.
+        // A save that neither counts nor is there has replaced nothing.
         let is_nothing = |other: &Version, it: &Save| !it.counts && !shown.contains(other);
         let is_before = |it: &Save| it.ended.is_some_and(|end| end < save.began);
         let is_last = log.saves.iter().all(|(other, it)| other == version || is_before(it) || is_nothing(other, it));
@@ -427,7 +427,7 @@ fn check_last(context: &Context, log: &Log, shown: &[Version], after_cut: bool, 
     }
 }
 
-/// One more save, by a process in peace: it works, and leaves nothing of ours but what the manifest lists.
+/// Save once more, without faults: it succeeds, and leaves only files of ours that the manifest lists.
 fn recover(context: &Context, play: &Arc<Play>) {
     let again = Arc::clone(play);
     let process = context.process(500, move |context| {
@@ -445,7 +445,7 @@ fn recover(context: &Context, play: &Arc<Play>) {
     let Ok(manifest) = History::new(play.folder.clone(), play.keep, true).read() else { return };
     for path in users::ours_in(context, &play.folder) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // The file of the lock may stay: it is locked again, whoever made it.
+        // The lock file may stay: any process can lock it again.
         let is_known = manifest.knows(&name) || name == MANIFEST || name == LOCK;
         if !is_known && !is_unprovable(context, &path) {
             context.fail(format!("{} is left behind", path.display()));

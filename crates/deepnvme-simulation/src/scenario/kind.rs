@@ -1,36 +1,36 @@
-//! What an execution is about, and how a seed draws it.
+//! The scenarios, and how a seed draws one.
 
 use deepnvme_testkit::rng::Rng;
 
-/// What an execution is about.
+/// A scenario.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Files that several threads and processes replace.
     Files,
-    /// Stripe sets that they replace.
+    /// Stripe sets that several threads and processes replace.
     Stripes,
-    /// Folders of checkpoints, of which the last few are kept.
+    /// Checkpoint folders with retention.
     History,
     /// Swap files.
     Swap,
-    /// Checkpoints, by the code that saves and loads them.
+    /// Checkpoints, by the real code that saves and loads them.
     Saves,
-    /// The same over several files, which an index lists.
+    /// Checkpoints of several files, which an index lists.
     Shards,
     /// Checkpoints that several ranks write together.
     Ranks,
-    /// Models that are packed.
+    /// Packing of models.
     Packs,
     /// Requests to engines, cancelled at any point.
     Transfers,
-    /// Files by a saver that syncs nothing and says that it did; no seed draws this.
+    /// Files by a saver that syncs nothing and claims it did; no seed draws this.
     Boastful,
-    /// What a test does; no seed draws this.
+    /// A test's own work; no seed draws this.
     Script,
 }
 
 impl Kind {
-    /// All that seeds draw.
+    /// All scenarios that seeds draw.
     pub const ALL: [Self; 9] = [
         Self::Files,
         Self::Stripes,
@@ -43,7 +43,7 @@ impl Kind {
         Self::Transfers,
     ];
 
-    /// The name by which it is asked for.
+    /// Return the name for the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -62,11 +62,10 @@ impl Kind {
     }
 }
 
-/// Scenarios that seeds draw more often than the others: they have the most files that go together, and what can go wrong
-/// with those goes wrong in few executions.
+/// Scenarios that are drawn more often. They involve the most dependent files, and few executions reveal a bug.
 const MORE: [Kind; 4] = [Kind::Stripes, Kind::Stripes, Kind::Stripes, Kind::Packs];
 
-/// What a seed is about.
+/// Draw a seed's scenario.
 #[must_use]
 pub fn draw(seed: u64) -> Kind {
     let index = Rng::keyed(seed, &[0x006b_696e]).below((Kind::ALL.len() + MORE.len()) as u64) as usize;

@@ -1,10 +1,10 @@
-//! Which versions a name may show, after all that was asked for and answered. Pure.
+//! Track the versions that a name may show after all requests and answers. Pure.
 
 use deepnvme_io::Durability;
 
 use super::payload::Version;
 
-/// What happened to one name, in order.
+/// Events of one name, in order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Log {
     now: u64,
@@ -21,13 +21,13 @@ struct Save {
 }
 
 impl Log {
-    /// A save begins.
+    /// Record the start of a save.
     pub(super) fn begin(&mut self, version: Version, durability: Durability) {
         self.now += 1;
         self.saves.push(Save { version, durability, began: self.now, ended: None, succeeded: false });
     }
 
-    /// It has ended.
+    /// Record the end of a save.
     pub(super) fn end(&mut self, version: Version, succeeded: bool) {
         self.now += 1;
         if let Some(save) = self.saves.iter_mut().find(|save| save.version == version) {
@@ -35,7 +35,8 @@ impl Log {
         }
     }
 
-    /// What is wrong when the name shows that version, or nothing at all; `after_cut` only durable saves count as made.
+    /// Check a version, or a missing file, under the name. Returns the error, if any. With `after_cut`, only durable
+    /// saves count.
     #[must_use]
     pub(super) fn judge(&self, shown: Option<Version>, after_cut: bool) -> Option<String> {
         let counts = |save: &&Save| save.succeeded && (!after_cut || save.durability == Durability::Full);
@@ -54,7 +55,7 @@ impl Log {
         Some(format!("version {shown} is there, though {} was saved after it ({:?})", newer.version, newer.durability))
     }
 
-    /// Whether some save asked for no durability: then a power cut may leave anything of it.
+    /// Return whether any save was not durable: after a power cut it may leave any content.
     #[must_use]
     pub(super) fn has_careless(&self) -> bool {
         self.saves.iter().any(|save| save.durability == Durability::None)

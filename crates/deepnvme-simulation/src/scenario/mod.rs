@@ -1,6 +1,6 @@
-//! What seeds are about: `kind` is which of the scenarios, `context` what all of them share, the others play one each. `folders`
-//! and `users` are what several of them have on their machine, `content`, `payload` and `area` what is in files, `log` and `team`
-//! who did what.
+//! The scenarios of seeds. `kind` selects one, `context` contains their shared state, and each other module runs one.
+//! `folders` and `users` set up the machine. `content`, `payload` and `area` define file contents. `log` and `team`
+//! track actions.
 
 mod area;
 mod content;
@@ -22,7 +22,7 @@ use content::Content;
 pub use context::{BATCH, Context, FIRST, GLIMPSE, Report, is_every_change_judged};
 pub use kind::{Kind, draw};
 
-/// Plays it.
+/// Run a scenario.
 pub fn play(kind: Kind, context: &Context) {
     match kind {
         Kind::Files => files::play(context, files::Shape::Single, Content::Bytes),

@@ -58,7 +58,7 @@ impl Play {
     }
 }
 
-/// Runs the scenario.
+/// Run the scenario.
 pub(super) fn play(context: &Context) {
     let mut rng = context.rng(1);
     let mut disks = make_folders(context, 3);
@@ -95,7 +95,7 @@ pub(super) fn play(context: &Context) {
     aftermath(context, &play, is_cut);
 }
 
-/// Weights that can be compressed, and others.
+/// Create weights, of which some are compressible.
 fn model(rng: &mut Rng) -> Vec<(String, Dtype, Vec<u8>)> {
     let tensor = |(index, is_weight): (usize, bool), rng: &mut Rng| {
         let mut bytes = vec![0; 2 * rng.within(1..12_000) as usize];
@@ -109,7 +109,7 @@ fn model(rng: &mut Rng) -> Vec<(String, Dtype, Vec<u8>)> {
     (0..rng.within(1..5) as usize).map(|index| tensor((index, rng.chance(700)), rng)).collect()
 }
 
-/// Creates the model.
+/// Create the model.
 fn begin(context: &Context, play: &Arc<Play>) {
     let failing = std::mem::take(&mut context.world.state().setup.failing);
     let first = Arc::clone(play);
@@ -161,7 +161,7 @@ fn packer(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> threa
     })
 }
 
-/// Packs the model; cancelled after some thread switches.
+/// Pack the model. With `rounds`, cancel it after that many thread switches.
 fn pack(play: &Play, engine: &Arc<Engine>, rounds: Option<u64>) -> Result<()> {
     let options = PackOptions { mode: play.mode, disks: play.disks.clone() };
     let packer = Packer::new(engine, &play.source(), &play.target(), options)?;
@@ -192,7 +192,7 @@ fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
     users::check_foreign(context);
 }
 
-/// Checks that an existing packed model is complete.
+/// Check that an existing packed model is complete.
 fn check(context: &Context, play: &Play, when: &str) {
     debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
     if !fs::exists(&play.target()).unwrap_or(false) {
@@ -235,7 +235,7 @@ fn look(context: &Context, play: &Play, target: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Packs once more, without failures. That works if the folder is missing, and removes all private files.
+/// Pack once more, without failures. That works if the folder is missing, and removes all private files.
 fn recover(context: &Context, play: &Arc<Play>) {
     if fs::exists(&play.target()).unwrap_or(true) {
         return;
@@ -261,9 +261,9 @@ fn recover(context: &Context, play: &Arc<Play>) {
         }
     }
     for path in users::ours_in(context, &play.folder) {
-        // A new folder always has a name, which first proves nothing; such a folder is empty.
+        // A new folder is always named, and its first name proves nothing. Such a folder is empty.
         let is_new = path.to_string_lossy().contains(".deepnvme-tmp-new-");
-        // A folder with a foreign file is kept as well.
+        // A folder with a foreign file also stays.
         let is_kept = users::ours_in(context, &path).iter().any(|inner| is_unprovable(context, inner));
         if path != play.target() && path != play.source() && !is_new && !is_kept {
             context.fail(format!("{} is left behind", path.display()));

@@ -1,12 +1,12 @@
-//! Contents that can be recognised, to the last byte.
+//! Contents that identify their version, byte by byte.
 
 use deepnvme_io::mem::{Buffer, RegionMut};
 use deepnvme_testkit::rng::Rng;
 
-/// Names a content: no two saves write the same.
+/// Number of a content. No two saves write the same.
 pub(super) type Version = u64;
 
-/// The content of a version; some have no whole pages, some several blocks.
+/// Return the content of a version. Some are smaller than a page, some span several blocks.
 #[must_use]
 pub(super) fn of(seed: u64, version: Version) -> Vec<u8> {
     let mut rng = Rng::keyed(seed, &[0x7061_796c, version]);
@@ -21,7 +21,7 @@ pub(super) fn of(seed: u64, version: Version) -> Vec<u8> {
     bytes
 }
 
-/// Memory whose alignment is a function of its length: where an allocator puts things must not matter.
+/// Allocate memory whose alignment depends only on its length, so that the allocator does not matter.
 pub(super) fn memory(bytes: usize) -> RegionMut {
     let skipped = if bytes.is_multiple_of(3) { 64 } else { 0 };
     match Buffer::zeroed(bytes + skipped) {
@@ -30,17 +30,17 @@ pub(super) fn memory(bytes: usize) -> RegionMut {
     }
 }
 
-/// Memory that holds these bytes.
+/// Allocate memory with these bytes.
 pub(super) fn holding(bytes: &[u8]) -> RegionMut {
     let memory = memory(bytes.len());
     memory.copy_from_slice(0, bytes);
     memory
 }
 
-/// The version of which these are all bytes.
+/// Return the version with exactly these bytes.
 #[must_use]
 pub(super) fn recognised(seed: u64, bytes: &[u8]) -> Option<Version> {
     let version = Version::from_le_bytes(bytes.get(..8)?.try_into().ok()?);
-    // Versions are small numbers: a random one would have any length.
+    // Versions are small: a random number would imply any length.
     (version < 1 << 20 && of(seed, version) == bytes).then_some(version)
 }

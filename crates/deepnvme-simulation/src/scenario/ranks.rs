@@ -1,7 +1,7 @@
-//! Checkpoints that several ranks write together: each a share of one file, or a part file of its own.
+//! Checkpoints that several ranks write together, each a shard of one file or its own part file.
 //!
-//! The rounds of messages are those of the Python side, which is modelled here; the plan, the shares, their sums, the manifest
-//! and the names are the real code.
+//! The message rounds of the Python side are modelled here. The plan, shards, checksums, manifest and names are real
+//! code.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,10 +26,10 @@ use super::payload::Version;
 use super::team::{Failure, Said, Team};
 use super::users;
 
-/// Shares and parts begin on blocks.
+/// Shards and parts start on blocks.
 const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
-/// Plays it.
+/// Run the scenario.
 pub(super) fn play(context: &Context) {
     let mut rng = context.rng(1);
     let play = Arc::new(history::make(context, &mut rng, rng_content(context)));
@@ -61,7 +61,7 @@ fn start(context: &Context, play: &Arc<Play>, team: &Arc<Team>, rank: usize) -> 
     context.process(1 + rank as u32, move |context| {
         let Ok(engine) = context.engine(1 + rank as u64) else { return };
         let history = History::new(play.folder.clone(), play.keep, true);
-        // What all ranks have in common, and what each has of its own.
+        // Random numbers shared by all ranks, and each rank's own.
         let (mut all, own) = (context.rng(20), context.rng(30 + rank as u64));
         let mut member = Member { context, play: &play, team: &team, engine, history, rank, rng: own };
         for version in 1..1 + all.within(1..4) {
@@ -94,10 +94,10 @@ struct Member<'a> {
     rng: Rng,
 }
 
-/// What all ranks have written, under which private names, and in which parts.
+/// Result of all ranks' writes: sizes, private names and parts.
 type Written = (Saved, BTreeMap<String, String>, Vec<Part>);
 
-/// A save that is under way in this rank.
+/// A save in progress in this rank.
 struct Saving {
     path: PathBuf,
     in_parts: bool,
@@ -105,7 +105,7 @@ struct Saving {
     shares: Vec<Range<u64>>,
     new: Option<Replacement>,
     list: Option<Replacement>,
-    /// Of the one file.
+    /// Private name of the one file.
     temporary: String,
 }
 
@@ -166,7 +166,7 @@ impl Member<'_> {
         self.commit(&entry, saving)
     }
 
-    /// Agrees on the name of a checkpoint.
+    /// Agree on the name of a checkpoint.
     fn choose(&mut self, step: u64, in_parts: bool) -> Result<String, Failure> {
         let begun = self.agree(|this| {
             if !this.is_leader() {
@@ -202,7 +202,7 @@ impl Member<'_> {
         }
     }
 
-    /// Gives files their names, and removes retired ones.
+    /// Rename files to their final names, and remove retired ones.
     fn settle(&mut self) -> Result<(), Failure> {
         let settled = self.agree(|this| {
             if !this.is_leader() {
@@ -216,7 +216,7 @@ impl Member<'_> {
         Ok(())
     }
 
-    /// Plans the file, and makes what is this rank's of it.
+    /// Plan the file, and create this rank's part of it.
     fn plan(
         &mut self,
         name: &str,
@@ -261,7 +261,7 @@ impl Member<'_> {
         Ok(saving)
     }
 
-    /// Writes and syncs this rank's share: what all have written, under which names, and in which parts.
+    /// Write and sync this rank's shard. Returns all ranks' results, private names and parts.
     fn write(&mut self, saving: &mut Saving) -> Result<Written, Failure> {
         let mut share = None;
         let begun = &mut share;
@@ -305,7 +305,7 @@ impl Member<'_> {
         save.share(engine, file, range, base, Arc::<Progress>::default()).map(Some)
     }
 
-    /// Makes the files ready for their names.
+    /// Prepare the files for their final names.
     fn seal(&self, saving: &mut Saving) -> Result<Said, Error> {
         let mut said = Said::default();
         if let Some(new) = &saving.new {
@@ -329,7 +329,7 @@ impl Member<'_> {
         Ok(said)
     }
 
-    /// Has the checkpoint count.
+    /// Publish the checkpoint.
     fn commit(&mut self, entry: &Entry, saving: Saving) -> Result<(), Failure> {
         let mut failed = None;
         let refused = &mut failed;
@@ -349,7 +349,7 @@ impl Member<'_> {
         let text = match published {
             Ok(published) => published[0].text.clone(),
             Err(failure) => {
-                // Where the others are out of reach, the leader may have it count.
+                // If the others are unreachable, the leader may still publish it.
                 if let Failure::Lost = failure {
                     saving.keep();
                 }
@@ -363,7 +363,7 @@ impl Member<'_> {
     }
 }
 
-/// What each rank writes: as many blocks as the others. There may be fewer shares than ranks.
+/// Split the file evenly into blocks for the ranks. There may be fewer shards than ranks.
 fn cut(bytes: u64, ranks: usize) -> Vec<Range<u64>> {
     let share_bytes = bytes.div_ceil(BLOCK_BYTES).div_ceil(ranks as u64).max(1) * BLOCK_BYTES;
     (0..ranks as u64)

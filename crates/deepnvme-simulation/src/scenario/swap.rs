@@ -1,5 +1,5 @@
-//! Several processes with swappers in the same folders, some of which die. Each finds the items that it has put, and no
-//! files of dead processes remain.
+//! Several processes swap in the same folders, and some die. Each finds its own items, and no files of dead processes
+//! remain.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Play {
     has_checksums: bool,
 }
 
-/// Runs the scenario.
+/// Run the scenario.
 pub(super) fn play(context: &Context) {
     let mut rng = context.rng(1);
     let folders = make_folders(context, rng.within(1..3) as usize);
@@ -62,7 +62,7 @@ pub(super) fn play(context: &Context) {
     aftermath(context, &play);
 }
 
-/// After all processes have ended, or a power cut, the next swapper removes their files and leaves none of its own.
+/// Check that the next swapper removes all files of ended processes, and leaves none of its own.
 fn aftermath(context: &Context, play: &Arc<Play>) {
     let next = swapper(context, play, 500);
     context.join(vec![next]);
@@ -90,7 +90,7 @@ fn swapper(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<(
     })
 }
 
-/// Creates an item and drops it without a commit, as a failed block does. No item may remain.
+/// Create an item and drop it without a commit, as a failed block does. No item may remain.
 fn abandon_create(context: &Context, swapper: &Swapper, key: &str, rng: &mut Rng) -> Result<(), Error> {
     let mut garbage = vec![0; rng.within(1..9000) as usize];
     rng.fill(&mut garbage);
@@ -108,7 +108,7 @@ fn abandon_create(context: &Context, swapper: &Swapper, key: &str, rng: &mut Rng
 }
 
 fn swap(context: &Context, play: &Play, id: u32, rng: &mut Rng) -> Result<(), Error> {
-    // With the memory of an item that is put or was borrowed.
+    // Includes the memory of an item that is stored or was borrowed.
     let _room = context.world.room(MEMORY_BYTES as u64 + PUT_BYTES_MAX);
     let engine = context.engine(u64::from(id))?;
     let options = Options {

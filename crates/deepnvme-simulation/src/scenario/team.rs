@@ -1,4 +1,4 @@
-//! What several ranks say to each other: after each round all know what all have said, or that somebody is gone.
+//! Messages between ranks. After each round, all ranks know all messages, or that a rank is gone.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use deepnvme_simulation_runtime::thread;
 
 use super::context::Context;
 
-/// What a rank says in a round.
+/// A rank's message in a round.
 #[derive(Clone, Default)]
 pub(super) struct Said {
     pub(super) text: String,
@@ -28,12 +28,12 @@ impl Said {
     }
 }
 
-/// Why a round has no result.
+/// Reason why a round has no result.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// One has failed, and all know.
+    /// A rank failed, and all know.
     Known(String),
-    /// One is gone. What the others know is not known.
+    /// A rank is gone. The others may not know.
     Lost,
 }
 
@@ -67,7 +67,7 @@ impl Team {
         ignore_poison(self.board.lock())
     }
 
-    /// Has each do its work, and gives all results in the order of ranks.
+    /// Let each rank do its work, and return all results in rank order.
     pub(super) fn agree(
         &self,
         context: &Context,
@@ -101,13 +101,13 @@ impl Team {
         last.iter().cloned().collect::<Result<_, _>>().map_err(Failure::Known)
     }
 
-    /// Leaves. Whoever waits for this rank does not wait any longer.
+    /// Leave. Ranks that wait for this one stop waiting.
     pub(super) fn part(&self) {
         self.board().has_parted = true;
         self.changed.notify_all();
     }
 
-    /// Notes that somebody was interrupted: what fails from now on is no wonder.
+    /// Record an interruption: failures are expected from now on.
     pub(super) fn disturb(&self) {
         self.board().is_disturbed = true;
     }

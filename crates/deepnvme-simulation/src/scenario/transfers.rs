@@ -1,5 +1,5 @@
-//! Requests to the engine by several threads, cancelled, hurried, forgotten and failed at any point: each ends once, its
-//! memory comes home, and no byte changes afterwards.
+//! Several threads send requests to the engine, and cancel, hurry, forget and fail them at any point. Each ends once,
+//! its memory is returned, and no byte changes afterwards.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -23,13 +23,13 @@ use super::folders::make_folders;
 use super::{payload, users};
 
 const FILE: &str = "tensors.bin";
-/// Areas in the file: threads at the most.
+/// Areas in the file, and so the maximum of threads.
 const AREAS: usize = 4;
 
 struct Play {
     target: Target,
     folders: Vec<PathBuf>,
-    /// Where each area begins. Borders lie anywhere, also inside of pages.
+    /// Start of each area. Borders may lie inside pages.
     begins: Vec<usize>,
     areas: Vec<Mutex<Area>>,
 }
@@ -56,7 +56,7 @@ impl Play {
         deepnvme_file::open(&target, OpenOptions { access, create: false, direct: DirectMode::Preferred })
     }
 
-    /// The same through a descriptor of the caller's own, to which the kernel appends whatever is written.
+    /// Open the file through the caller's own descriptor in append mode.
     fn open_appending(&self) -> Result<Arc<TensorFile>> {
         let Target::Path(path) = &self.target else { return self.open(Access::ReadWrite) };
         let own = fs::open(path, OFlags::RDWR | OFlags::APPEND, 0);
@@ -65,7 +65,7 @@ impl Play {
     }
 }
 
-/// Plays it.
+/// Run the scenario.
 pub(super) fn play(context: &Context) {
     let mut rng = context.rng(1);
     let folders = make_folders(context, rng.within(1..3) as usize);
@@ -112,7 +112,7 @@ fn make(folders: &[PathBuf], rng: &mut Rng) -> Play {
     Play { target, folders: folders.to_vec(), begins, areas }
 }
 
-/// What is there before anything happens.
+/// Create the initial file.
 fn begin(context: &Context, play: &Arc<Play>) {
     let failing = std::mem::take(&mut context.world.state().setup.failing);
     let first = Arc::clone(play);
@@ -137,7 +137,7 @@ fn begin(context: &Context, play: &Arc<Play>) {
     context.world.state().setup.failing = failing;
 }
 
-/// A process with one engine, and a thread for each of its areas.
+/// Start a process with one engine, and a thread per area.
 fn submitter(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> thread::JoinHandle<()> {
     let play = Arc::clone(play);
     context.process(id, move |context| {
@@ -165,7 +165,7 @@ fn submitter(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> th
                 debug_assert!(started.is_ok(), "threads are never short");
             }
         });
-        // What nobody waits for ends with the engine.
+        // Forgotten requests end with the engine.
         engine.close();
         let (stats, submitted) = (engine.stats(), ignore_poison(submitted.into_inner()));
         if stats.requests != submitted {
@@ -185,9 +185,9 @@ struct User<'a> {
     area: usize,
     rng: Rng,
     submitted: u64,
-    /// Whether a request may be under way that nobody waits for.
+    /// Whether a forgotten request may be in flight.
     has_forgotten: bool,
-    /// Memory that requests have filled, and what was in it then.
+    /// Memory that requests have filled, and its contents at that time.
     kept: Vec<(RegionMut, Vec<u8>)>,
 }
 
@@ -200,7 +200,7 @@ impl User<'_> {
         }
     }
 
-    /// A stretch of the area.
+    /// Draw a range of the area.
     fn stretch(&mut self) -> (usize, usize) {
         let len = self.play.area(self.area).len();
         let at = self.rng.below(len as u64) as usize;
@@ -226,7 +226,7 @@ impl User<'_> {
         let durability = self.rng.pick(&[Durability::None, Durability::None, Durability::Data, Durability::Full]);
         let options = WriteOptions { durability, extent: WriteExtent::InPlace };
         self.play.area(self.area).begin(at, &bytes);
-        // In one piece, or in several that lie apart.
+        // In one piece, or in several separate ones.
         let cut = if len > 2 && self.rng.chance(400) { 1 + self.rng.below(len as u64 - 1) as usize } else { len };
         let items: Vec<WriteItem> = [(0, cut), (cut, len)]
             .into_iter()
@@ -307,7 +307,7 @@ impl User<'_> {
         }
     }
 
-    /// Waits for the end of a request in one of many ways: the memory, the result, and whether it was cancelled.
+    /// End a request in one of many ways. Returns the memory, the result, and whether it was cancelled.
     fn end<T: deepnvme_io::Home>(&mut self, pending: Pending<T>) -> Option<(Option<T>, Result<Transfer>, bool)> {
         let manner = self.rng.below(10);
         let mut was_cancelled = false;
@@ -316,13 +316,13 @@ impl User<'_> {
             pending.hurry();
             was_cancelled = pending.cancel();
             if manner == 0 {
-                // Once more: nothing is left to cancel.
+                // A second time: nothing is left to cancel.
                 if pending.cancel() && was_cancelled {
                     self.context.fail("a request was cancelled twice".into());
                 }
             }
         } else if manner == 4 {
-            // Somebody else cancels it while this one waits.
+            // Another thread cancels it while this one waits.
             let rounds = self.rng.below(60);
             was_cancelled = thread::scope(|scope| {
                 let pending = &pending;
@@ -366,7 +366,7 @@ impl User<'_> {
         }
     }
 
-    /// Nothing writes to memory whose request is over.
+    /// Check that nothing writes to the memory of ended requests.
     fn check_kept(&self) {
         for (memory, then) in &self.kept {
             if bytes_of(memory) != *then {
@@ -382,7 +382,7 @@ fn bytes_of(memory: &RegionMut) -> Vec<u8> {
     bytes
 }
 
-/// All areas hold what they may.
+/// Check that all areas contain allowed bytes.
 fn check(context: &Context, play: &Play, after_cut: bool) {
     let read = || -> Result<Vec<u8>> {
         let (engine, file) = (context.engine(97)?, play.open(Access::Read)?);

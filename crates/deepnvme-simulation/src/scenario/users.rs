@@ -1,4 +1,4 @@
-//! Users of the machine, who have files of their own under every name, also under those that they have seen us use.
+//! Users of the machine with their own files under any name, including names that they saw us use.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -11,10 +11,10 @@ use super::context::Context;
 use crate::world::USERS_FROM;
 use crate::world::tree::Node;
 
-/// The bytes of every file that a user makes.
+/// Content of every user's file.
 const CONTENT: &[u8] = b"precious";
 
-/// Makes a user's file, where the name is free. It is on the disk, and with it all other changes of the folder.
+/// Create a user's file if the name is free, and sync it with the folder.
 pub(super) fn drop_file(context: &Context, path: &Path) {
     make_file(context, path, true);
 }
@@ -42,7 +42,7 @@ fn make_file(context: &Context, path: &Path, is_durable: bool) {
     }
 }
 
-/// A user who looks into these folders, and makes files of the names that come and go there.
+/// Start a user that watches these folders, and creates files under the names that come and go there.
 pub(super) fn mimic(context: &Context, folders: Vec<PathBuf>) -> JoinHandle<()> {
     context.process(USERS_FROM, move |context| {
         let mut rng = context.rng(0x6d69);
@@ -59,10 +59,10 @@ pub(super) fn mimic(context: &Context, folders: Vec<PathBuf>) -> JoinHandle<()> 
                 continue;
             }
             let path = seen[rng.below(seen.len() as u64) as usize].clone();
-            // Users who sync would hide that others do not.
+            // Users that sync would hide missing syncs of others.
             let is_durable = rng.chance(300);
             if rng.chance(500) {
-                // A copy: the same name but for its end.
+                // A copy: the same name except for its last byte.
                 let mut bytes = path.file_name().unwrap_or_default().as_bytes().to_vec();
                 if let Some(last) = bytes.last_mut() {
                     *last = if *last == b'7' { b'8' } else { b'7' };
@@ -75,13 +75,13 @@ pub(super) fn mimic(context: &Context, folders: Vec<PathBuf>) -> JoinHandle<()> 
     })
 }
 
-/// Whether a name looks like one of our private ones.
+/// Return whether a name looks like one of our private ones.
 pub(super) fn is_private(name: &OsString) -> bool {
     let bytes = name.as_bytes();
     [&b"deepnvme"[..], b".part-", b".tmp"].iter().any(|mark| bytes.windows(mark.len()).any(|part| part == *mark))
 }
 
-/// All files in the folder that are not the users'.
+/// List all files in the folder that do not belong to users.
 #[must_use]
 pub(super) fn ours_in(context: &Context, folder: &Path) -> Vec<PathBuf> {
     let state = context.world.state();
@@ -92,7 +92,7 @@ pub(super) fn ours_in(context: &Context, folder: &Path) -> Vec<PathBuf> {
     ours.map(|(path, _)| path).collect()
 }
 
-/// The names of users' files, each with what is wrong with it.
+/// Check all users' files. Returns the names of wrong ones, with the error.
 pub(super) fn check_foreign(context: &Context) {
     let state = context.world.state();
     let mut wrong = Vec::new();

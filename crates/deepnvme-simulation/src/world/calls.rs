@@ -1,4 +1,4 @@
-//! The calls that the code under test makes of its file system.
+//! System calls of the code under test.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,11 +15,11 @@ use super::machine::World;
 use super::state::{Promise, SYNC_OF_NAMES, State};
 use super::tree::{About, Node};
 
-/// The number by which ext4 is known.
+/// Magic number of ext4.
 const EXT4: u32 = 0xef53;
-/// What is taken from the mode of every new file.
+/// Mode bits cleared for new files.
 const UMASK: u32 = 0o022;
-/// Looks for a lock that somebody else has, before the world gives up on it.
+/// Attempts to take a held lock before the world gives up.
 const LOCK_LOOKS_MAX: u32 = 100_000;
 
 impl Calls for World {
@@ -206,7 +206,7 @@ impl Calls for World {
         if !state.setup.has_locks {
             return Err(Errno::OPNOTSUPP);
         }
-        // The kernel's own locks on the memory behind the file: they go with the last copy of the descriptor.
+        // Real kernel locks on the memory behind the file. They are released with the last copy of the descriptor.
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(true),
             Err(Errno::AGAIN) => {
@@ -344,7 +344,7 @@ impl World {
         } else {
             state.tree.set_names(target.folder, vec![(target.name, Some(inode))]);
             state.tree.set_names(source.folder, vec![(source.name, None)]);
-            // The name that counts is the new one.
+            // The new name is the one that counts.
             if let Ok(place) = state.tree.find(to, false) {
                 state.tree.entry_mut(inode)?.at = Some((place.folder, place.name));
             }
@@ -355,7 +355,7 @@ impl World {
 }
 
 impl State {
-    /// A descriptor of the file, with an open file description of its own.
+    /// Open a descriptor of the file with its own open file description.
     fn descriptor(&self, inode: Inode, flags: OFlags) -> Result<OwnedFd, Errno> {
         let kept = OFlags::WRONLY | OFlags::RDWR | OFlags::PATH | OFlags::APPEND;
         let memory = self.tree.memory(inode)?;
@@ -363,7 +363,7 @@ impl State {
         rustix::fs::open(path, (flags & kept) | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// Makes durable what a sync promised when it began.
+    /// Make durable the changes that a sync promised when it began.
     pub(crate) fn sync(&mut self, (inode, promised, last): &Promise) -> Result<(), Errno> {
         let changes_names = self.tree.folder(*inode).is_ok_and(|folder| folder.unsynced() > 0);
         if changes_names || !promised.is_empty() {

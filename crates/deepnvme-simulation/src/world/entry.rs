@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::folder::{Folder, Inode};
 use super::journal::Journal;
 
-/// What lies under a name.
+/// The kind of an entry.
 #[derive(Clone, Debug)]
 pub enum Node {
     /// A regular file.
@@ -18,37 +18,37 @@ pub enum Node {
     Folder(Folder),
     /// A symbolic link.
     Link(PathBuf),
-    /// A named pipe, as a stand-in for all that is neither of these.
+    /// A named pipe, which stands for all other kinds.
     Pipe,
 }
 
-/// What is known of a file, folder, link or pipe.
+/// Metadata of an entry.
 #[derive(Clone, Debug)]
 pub struct About {
-    /// What it is.
+    /// Kind of the entry.
     pub node: Node,
-    /// Which disk it lies on.
+    /// Disk of the entry.
     pub disk: usize,
     /// Permission bits.
     pub mode: u32,
-    /// When it was made.
+    /// Creation time.
     pub born_ns: u64,
-    /// When its bytes last changed.
+    /// Time of the last change of its bytes.
     pub modified_ns: u64,
-    /// How many names it has.
+    /// Number of names.
     pub links: u64,
-    /// Whether somebody else than the code under test made it.
+    /// Whether it was created outside the code under test.
     pub is_foreign: bool,
-    /// Where it has its name.
+    /// Folder and name of the entry.
     pub at: Option<(Inode, OsString)>,
 }
 
-/// A file, folder, link or pipe.
+/// A file, folder, link or pipe, with its memory.
 #[derive(Debug)]
 pub struct Entry {
     pub(super) about: About,
     pub(super) memory: OwnedFd,
-    /// A copy of its bytes, since they last changed.
+    /// Copy of its bytes since their last change.
     pub(super) copied: Option<Arc<Vec<u8>>>,
 }
 

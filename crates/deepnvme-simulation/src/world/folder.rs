@@ -1,14 +1,14 @@
-//! The names of one folder: as they are, as they are on the disk, and the changes in between. Pure.
+//! The names of one folder: current, durable, and the changes in between. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 
 use super::journal::ChangeId;
 
-/// Names a file of the simulated world.
+/// Number of a file in the simulated world.
 pub type Inode = u64;
 
-/// What each name refers to.
+/// The file of each name.
 pub type Names = BTreeMap<OsString, Inode>;
 
 /// A folder.
@@ -19,7 +19,7 @@ pub struct Folder {
     changes: Vec<Change>,
 }
 
-/// One change of one or two names, made at once.
+/// An atomic change of one or two names.
 #[derive(Clone, Debug)]
 struct Change {
     id: ChangeId,
@@ -27,25 +27,25 @@ struct Change {
 }
 
 impl Folder {
-    /// The names now.
+    /// Return the current names.
     #[must_use]
     pub fn names(&self) -> &Names {
         &self.names
     }
 
-    /// What the name refers to now.
+    /// Return the current file of a name.
     #[must_use]
     pub fn get(&self, name: &OsStr) -> Option<Inode> {
         self.names.get(name).copied()
     }
 
-    /// Changes what names refer to, at once; a power cut undoes all of it or nothing.
+    /// Change names atomically. A power cut reverts all of the change or nothing.
     pub fn change(&mut self, id: ChangeId, becomes: Vec<(OsString, Option<Inode>)>) {
         apply(&mut self.names, &becomes);
         self.changes.push(Change { id, becomes });
     }
 
-    /// Makes the changes up to that one durable.
+    /// Make durable the changes up to that one.
     pub fn sync(&mut self, last: ChangeId) {
         let (safe, at_risk): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.changes).into_iter().partition(|change| change.id <= last);
@@ -55,14 +55,14 @@ impl Folder {
         }
     }
 
-    /// Changes that a power cut now could lose.
+    /// Return the number of changes that a power cut now could lose.
     #[must_use]
     pub fn unsynced(&self) -> usize {
         self.changes.len()
     }
 
-    /// The names that a power cut could leave: `keeps` is asked of each change that is not durable. A change that builds on
-    /// a lost one of the same name is lost, too.
+    /// Apply a power cut. `keeps` decides about each change that is not durable. A change that follows a lost one of
+    /// the same name is also lost.
     pub fn crash(&mut self, mut keeps: impl FnMut(ChangeId) -> bool) {
         let mut lost: BTreeSet<OsString> = BTreeSet::new();
         for change in std::mem::take(&mut self.changes) {
@@ -76,7 +76,7 @@ impl Folder {
         self.names = self.durable.clone();
     }
 
-    /// Forgets names of files that are no more.
+    /// Remove the names of deleted files.
     pub fn retain(&mut self, exists: impl Fn(Inode) -> bool) {
         self.names.retain(|_, inode| exists(*inode));
         self.durable = self.names.clone();

@@ -1,4 +1,4 @@
-//! What one file has been through: what is durable, and what a power cut could still take back. Pure.
+//! The history of one file: durable content, and changes that a power cut could revert. Pure.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use deepnvme_testkit::rng::Rng;
 /// A power cut tears a write between sectors, never inside one.
 pub const SECTOR_BYTES: usize = 512;
 
-/// Names a change; later ones have larger numbers.
+/// Number of a change; later ones have larger numbers.
 pub type ChangeId = u64;
 
-/// The content that is safe, and the changes since, in the order in which they took effect.
+/// The durable content, and the later changes in the order of their effect.
 ///
 /// Copies share the bytes.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +23,7 @@ pub struct Journal {
 struct Change {
     id: ChangeId,
     what: What,
-    /// Whether the writer has been told. Before that, no sync can promise the change.
+    /// Whether the writer knows that the change is done. Before that, no sync can promise it.
     is_reported: bool,
 }
 
@@ -34,36 +34,36 @@ enum What {
 }
 
 impl Journal {
-    /// Of a file that has this content on the disk.
+    /// Create the journal of a file with this durable content.
     #[must_use]
     pub fn of(durable: Vec<u8>) -> Self {
         Self { durable: Arc::new(durable), changes: Vec::new() }
     }
 
-    /// Notes bytes that were written.
+    /// Record a write.
     pub fn wrote(&mut self, id: ChangeId, offset: usize, bytes: Vec<u8>, is_reported: bool) {
         self.changes.push(Change { id, what: What::Write { offset, bytes: bytes.into() }, is_reported });
     }
 
-    /// Notes another length.
+    /// Record a resize.
     pub fn resized(&mut self, id: ChangeId, bytes: usize) {
         self.changes.push(Change { id, what: What::Resize { bytes }, is_reported: true });
     }
 
-    /// Notes that the writer knows of the change.
+    /// Record that the writer knows that the change is done.
     pub fn report(&mut self, id: ChangeId) {
         if let Some(change) = self.changes.iter_mut().find(|change| change.id == id) {
             change.is_reported = true;
         }
     }
 
-    /// What a sync that begins now promises: the changes whose makers have been told.
+    /// Return the changes that a sync starting now promises: those whose writers know that they are done.
     #[must_use]
     pub fn promised(&self) -> Vec<ChangeId> {
         self.changes.iter().filter(|change| change.is_reported).map(|change| change.id).collect()
     }
 
-    /// Makes these changes durable.
+    /// Make these changes durable.
     pub fn sync(&mut self, promised: &[ChangeId]) {
         let (safe, at_risk): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.changes).into_iter().partition(|change| promised.contains(&change.id));
@@ -73,14 +73,14 @@ impl Journal {
         }
     }
 
-    /// Changes that a power cut now could lose.
+    /// Return the number of changes that a power cut now could lose.
     #[must_use]
     pub fn unsynced(&self) -> usize {
         self.changes.len()
     }
 
-    /// One of the contents that a power cut could leave: each change that is not durable is kept, lost or torn. Of a
-    /// thousand, `keep` are kept whole.
+    /// Draw a content that a power cut could leave. Each change that is not durable is kept, lost or torn. `keep` of a
+    /// thousand are kept whole.
     #[must_use]
     pub fn crash_image(&self, rng: &mut Rng, keep: u32) -> Vec<u8> {
         let mut image = self.durable.to_vec();
@@ -96,7 +96,7 @@ impl Journal {
 }
 
 impl What {
-    /// Puts the sectors that are kept into the image, which grows when they lie past its end.
+    /// Copy the kept sectors into the image, which grows as needed.
     fn apply(&self, image: &mut Vec<u8>, mut keep: impl FnMut(usize) -> bool) {
         let (offset, bytes) = match self {
             Self::Write { offset, bytes } => (*offset, bytes),

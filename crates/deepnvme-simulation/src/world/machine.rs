@@ -1,4 +1,4 @@
-//! The machine: a handle by which everybody has its state, for steps, faults and power cuts.
+//! The machine: a shared handle to its state, for steps, faults and power cuts.
 
 use std::ops::Range;
 use std::path::Path;
@@ -21,16 +21,16 @@ pub struct World {
 }
 
 impl World {
-    /// Transfers that never came home.
+    /// Return the number of transfers that never completed.
     #[must_use]
     pub fn lost_transfers(&self) -> usize {
         self.state().in_flight.out.len()
     }
 
-    /// A world with empty disks.
+    /// Create a world with empty disks.
     ///
     /// # Errors
-    /// When the kernel gives no memory.
+    /// If the kernel provides no memory.
     pub fn new(seed: u64, setup: Setup) -> Result<Self, Errno> {
         let tree = Tree::new(setup.disks)?;
         Ok(Self::of(State::new(seed, setup, tree)))
@@ -40,24 +40,24 @@ impl World {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Has `look` called just before some of the changes that are made from now on, or before all of them: with the machine as
-    /// it is then, and the place of the look. Of all looks of a place the last counts. `look` must not ask this machine for
-    /// anything.
+    /// Call `look` just before some of the following changes, or all of them, with the machine at that moment and the
+    /// look's place. The last look of a place counts. `look` must not use this machine.
     pub fn watch(&self, looks: Looks, rng: Rng, look: impl FnMut(Instant, usize) + Send + 'static) {
         self.state().watch = Some(Watch::new(looks, rng, look));
     }
 
-    /// Has nobody look any more; how many moments there were to look at.
+    /// Stop watching. Returns the number of moments seen.
     pub fn unwatch(&self) -> u64 {
         self.state().watch.take().map_or(0, |watch| watch.moments)
     }
 
-    /// The state, between two switches of threads.
+    /// Lock the state. Don't switch threads while holding it.
     pub fn state(&self) -> MutexGuard<'_, State> {
         ignore_poison(self.state.lock())
     }
 
-    /// One step of the calling process: others may run first. An error when the process is dead or the power is off.
+    /// Start a step of the calling process, after a possible thread switch. Fails if the process is dead or the power
+    /// is off.
     pub(crate) fn step(&self, what: &str, detail: &dyn std::fmt::Debug) -> Result<MutexGuard<'_, State>, Errno> {
         if thread::process() != OUTSIDE {
             thread::yield_now();
@@ -67,7 +67,7 @@ impl World {
         Ok(state)
     }
 
-    /// As [`step`](Self::step), of a call that a fault may make fail.
+    /// Like [`step`](Self::step), for a call that can fail by an injected fault.
     pub(crate) fn fallible(
         &self,
         what: &str,
@@ -82,33 +82,33 @@ impl World {
         Ok(state)
     }
 
-    /// Lets the code under test replace what has this name, whoever made it.
+    /// Let the code under test replace the file of this name, even a foreign one.
     pub fn allow_replacing(&self, path: &Path) {
         self.state().replaceable.push(path.to_path_buf());
     }
 
-    /// Whether the process has been killed, or the power cut.
+    /// Return whether the process was killed or the power was cut.
     #[must_use]
     pub fn is_dead(&self, process: ProcessId) -> bool {
         let state = self.state();
         !state.has_power || state.dead.contains_key(&process)
     }
 
-    /// Whether the power is on.
+    /// Return whether the power is on.
     #[must_use]
     pub fn has_power(&self) -> bool {
         self.state().has_power
     }
 
-    /// Cuts the power now, if it has not failed by itself.
+    /// Cut the power now, unless it is already off.
     pub fn cut_power(&self) {
         self.state().has_power = false;
     }
 
-    /// After all threads of all processes have ended: the disks as the power cut left them, and the power on again.
+    /// Restart after a power cut, once all threads of all processes have ended. The disks contain what remained.
     ///
     /// # Errors
-    /// When the kernel refuses the memory.
+    /// If the kernel provides no memory.
     pub fn restart(&self) -> Result<(), Errno> {
         let mut state = self.state();
         let State { tree, rng, setup, .. } = &mut *state;
@@ -118,54 +118,54 @@ impl World {
         Ok(())
     }
 
-    /// From now on nothing fails, and nobody dies.
+    /// Stop all faults and deaths.
     pub fn calm(&self) {
         self.state().calm();
     }
 
-    /// Of the calls that may fail, these do, counted from now on.
+    /// Fail these of the calls that can fail, counted from now on.
     pub fn refuse(&self, calls: Range<u64>) {
         let mut state = self.state();
         (state.calls, state.refused) = (0, calls);
     }
 
-    /// Has the code under test fail to read what has this name now, after so many reads that work.
+    /// Make the file of this name unreadable for the code under test, after `after` successful reads.
     pub fn refuse_reading(&self, path: &Path, after: u64) {
         let mut state = self.state();
         let found = state.tree.find(path, true);
         state.unreadable = found.ok().and_then(|place| place.inode).map(|inode| (inode, after));
     }
 
-    /// Has it readable again.
+    /// Make it readable again.
     pub fn allow_reading(&self) {
         self.state().unreadable = None;
     }
 
-    /// How many calls that may fail there were since [`refuse`](Self::refuse).
+    /// Return the number of calls that could fail since [`refuse`](Self::refuse).
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.state().calls
     }
 
-    /// Counts the steps of the code under test from now on.
+    /// Restart the step counts of the code under test.
     pub fn forget_steps(&self) {
         let mut state = self.state();
         (state.steps, state.changes, state.changes_by_renaming) = (0, 0, None);
     }
 
-    /// What the code under test did that it must not do.
+    /// Return the violations by the code under test.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
         self.state().violations.clone()
     }
 
-    /// A number that two executions have in common only if they did the same.
+    /// Return a hash of all steps, equal for identical executions.
     #[must_use]
     pub fn trace(&self) -> u64 {
         self.state().trace
     }
 
-    /// Steps so far.
+    /// Return the number of steps so far.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.state().steps
@@ -173,10 +173,11 @@ impl World {
 }
 
 impl Instant {
-    /// The machine as it is when all processes die in that instant, or when the power fails. Nothing else fails in it.
+    /// Create the machine as it is after all processes die, or the power fails, at that moment. It injects no further
+    /// faults.
     ///
     /// # Errors
-    /// When the kernel gives no memory.
+    /// If the kernel provides no memory.
     pub fn after_crash(&self, is_cut: bool) -> Result<World, Errno> {
         let mut state = State::new(self.seed, self.setup.clone(), self.disks.restored()?);
         state.replaceable.clone_from(&self.replaceable);

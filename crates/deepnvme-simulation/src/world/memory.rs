@@ -1,10 +1,10 @@
-//! How much memory engines, and what is done with them, may have: compared at every step (`state`).
+//! Bound the memory of engines and their work; `state` checks it at every step.
 
 use deepnvme_io::mem::simulated as memory;
 
 use super::machine::World;
 
-/// Memory that somebody may have until this is dropped.
+/// Memory allowance until this is dropped.
 #[derive(Debug)]
 pub struct Room {
     world: World,
@@ -20,12 +20,12 @@ impl Drop for Room {
 }
 
 impl World {
-    /// From now on no more memory may be held than is held now, and than [`room`](Self::room) was made for.
+    /// Bound memory to the current use, plus each [`room`](Self::room).
     pub fn bound_memory(&self) {
         self.state().memory_bound = Some(memory::mapped_bytes());
     }
 
-    /// Makes room for what is about to be done.
+    /// Allow `bytes` more for the following work.
     #[must_use]
     pub fn room(&self, bytes: u64) -> Room {
         if let Some(bound) = &mut self.state().memory_bound {
@@ -34,7 +34,7 @@ impl World {
         Room { world: self.clone(), bytes }
     }
 
-    /// Nothing is compared any more.
+    /// Stop checking memory.
     pub fn unbound_memory(&self) {
         self.state().memory_bound = None;
     }

@@ -1,10 +1,10 @@
 //! The simulated machine: disks, processes, faults and power cuts, all decided by one seed.
 //!
-//! `tree` has the files, each of them an `entry`, `journal` and `folder` what of them is durable, `setup` what is drawn, `state`
-//! the processes, what may fail and who may touch what, `machine` the handle to it, `memory` how much of it may be held, `watch`
-//! the moments at which a crash is tried on a copy, which `snapshot` makes, `calls` the system calls that the code under test
-//! makes. Every call is a step: the scheduler may switch threads before it, the process may die at it, the power may fail, or
-//! the call itself.
+//! `tree` contains the files, each an `entry`; `journal` and `folder` track their durable parts. `setup` is drawn from
+//! the seed. `state` contains the processes, faults and access rules, and `machine` is the handle to it. `memory`
+//! bounds memory use. `watch` chooses moments to try a crash on a copy, which `snapshot` makes. `calls` implements the
+//! system calls of the code under test. Every call is a step: before it, the scheduler may switch threads; at it, the
+//! process may die, or the power or the call may fail.
 
 #[cfg(simulated)]
 pub mod calls;

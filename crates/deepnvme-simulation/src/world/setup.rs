@@ -1,20 +1,20 @@
-//! What a world is like.
+//! Parameters of a world.
 
 use deepnvme_simulation_runtime::thread::ProcessId;
 use deepnvme_testkit::rng::Rng;
 
 use super::tree::Losses;
 
-/// At which calls of the code under test the power fails, or a process dies.
+/// The kind of calls that count towards a power cut or a death.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Aim {
-    /// At any.
+    /// All calls.
     Steps,
-    /// At those that change something, of which there are fewer. Most of what can go wrong goes wrong around them.
+    /// Calls that change something. They are rarer, and most bugs show around them.
     Changes,
-    /// Soon after one of the renamings and removals, where even more can.
+    /// Calls soon after a rename or removal, where even more bugs show.
     Renamings {
-        /// After how many of a thousand.
+        /// Renames that qualify, per thousand.
         chance: u32,
     },
 }
@@ -26,33 +26,33 @@ impl Aim {
     }
 }
 
-/// What a world is like.
+/// Parameters of a world.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// How many disks it has.
+    /// Number of disks.
     pub disks: usize,
-    /// Whether files can be made without a name.
+    /// Whether files can be created without a name.
     pub has_unnamed: bool,
     /// Whether files can be locked.
     pub has_locks: bool,
-    /// Whether files know when they were made.
+    /// Whether files have creation times.
     pub has_birth_times: bool,
-    /// Whether files can be opened past the page cache.
+    /// Whether files support direct I/O.
     pub has_direct: bool,
-    /// Calls that fail, of a thousand.
+    /// Calls that fail, per thousand.
     pub failing: u32,
-    /// What a power cut takes.
+    /// Losses of a power cut.
     pub losses: Losses,
-    /// The step at which the power fails.
+    /// Step of the power cut.
     pub power_cut_at: Option<u64>,
-    /// The process that dies, and at which of its own steps.
+    /// Process that dies, and the step of its own at which it does.
     pub killed: Option<(ProcessId, u64)>,
-    /// Which calls these steps are.
+    /// Kind of calls that these steps count.
     pub aim: Aim,
 }
 
 impl Setup {
-    /// One that a seed draws.
+    /// Draw a setup from the seed.
     #[must_use]
     pub fn draw(rng: &mut Rng) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The disks in an instant, without descriptors. Two snapshots share the bytes of a file that did not change in between. Pure.
+//! Snapshot the disks without descriptors. Two snapshots share the bytes of unchanged files. Pure.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
@@ -10,10 +10,10 @@ use super::folder::Inode;
 use super::journal::ChangeId;
 use super::tree::{About, Entry, Node, Tree, memory_of, new_memory, write_whole};
 
-/// The bytes of a file.
+/// Bytes of a file.
 type Content = Arc<Vec<u8>>;
 
-/// All disks in an instant.
+/// All disks at a moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     entries: Vec<(Inode, About, Option<Content>)>,
@@ -24,10 +24,10 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Disks with what was on these.
+    /// Create disks with the snapshot's contents.
     ///
     /// # Errors
-    /// When the kernel gives no memory.
+    /// If the kernel provides no memory.
     pub fn restored(&self) -> Result<Tree, Errno> {
         let (mut entries, mut by_memory) = (BTreeMap::new(), HashMap::new());
         for (inode, about, content) in &self.entries {
@@ -45,10 +45,10 @@ impl Snapshot {
 }
 
 impl Tree {
-    /// What is on the disks now.
+    /// Take a snapshot of the disks.
     ///
     /// # Errors
-    /// When the kernel refuses to read.
+    /// If the kernel refuses to read.
     pub fn snapshot(&mut self) -> Result<Snapshot, Errno> {
         let inodes: Vec<Inode> = self.entries.keys().copied().collect();
         let mut entries = Vec::with_capacity(inodes.len());

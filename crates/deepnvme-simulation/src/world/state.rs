@@ -1,4 +1,4 @@
-//! What the machine keeps under its lock: who lives, what may fail, who may touch what, and what is looked at.
+//! The machine's locked state: live processes, possible faults, access rules and watched moments.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
@@ -17,51 +17,51 @@ use super::setup::{Aim, Setup};
 use super::tree::{Losses, Node, Tree};
 use super::watch::{Instant, Looks, Moment, Watch};
 
-/// The simulation itself, which makes worlds, looks at them and is never refused anything.
+/// The simulation itself. It creates and inspects worlds, and is never refused anything.
 pub const OUTSIDE: ProcessId = 0;
-/// Processes from this number on are those of users, whose files are nobody else's to touch.
+/// Processes from this number on are users'. Only users may touch their files.
 pub const USERS_FROM: ProcessId = 1000;
 
-/// What the world keeps under its lock, which nobody holds while threads are switched.
+/// The world's locked state. The lock is never held across a thread switch.
 #[derive(Debug)]
 pub struct State {
     /// The files.
     pub tree: Tree,
-    /// What it is like.
+    /// Parameters of the world.
     pub setup: Setup,
     pub(super) rng: Rng,
-    /// Calls that could have failed.
+    /// Calls that could fail.
     pub(super) calls: u64,
     pub(super) refused: Range<u64>,
     pub(super) steps: u64,
-    /// Of these: calls that change names or lengths, and syncs.
+    /// Calls so far that change names or lengths, and syncs.
     pub(super) changes: u64,
-    /// How many there were by the last renaming or removal.
+    /// Value of `changes` at the last rename or removal.
     pub(super) changes_by_renaming: Option<u64>,
     pub(super) watch: Option<Watch>,
     pub(super) has_power: bool,
     steps_of: HashMap<ProcessId, u64>,
-    /// Who has died, and at which step.
+    /// Dead processes, and the step of their death.
     pub(super) dead: HashMap<ProcessId, u64>,
     pub(crate) violations: Vec<String>,
-    /// Names that the code under test may take from whatever has them.
+    /// Names that the code under test may replace, even foreign ones.
     pub(super) replaceable: Vec<PathBuf>,
-    /// A file whose sectors go bad, and after how many more reads.
+    /// A file with bad sectors, and the reads left before they show.
     pub(super) unreadable: Option<(Inode, u64)>,
-    /// Reads that found those, since there were none.
+    /// Reads that hit bad sectors, since there were none.
     pub bad_reads: u64,
-    /// Memory that engines and what is done with them may have now, where that is bounded.
+    /// Current memory bound of engines and their work, if any.
     pub(super) memory_bound: Option<u64>,
-    /// Ops that back ends have taken, by number, until they give them back.
+    /// Numbers of the ops that backends have accepted and not yet completed.
     pub(crate) in_flight: Flights,
-    /// What happened, folded into one number.
+    /// Hash of all events.
     pub(super) trace: u64,
     is_told: bool,
 }
 
-/// Changes after a renaming or a removal for which it counts as recent: the syncs that must follow it are among them.
+/// Changes for which a rename or removal counts as recent. The syncs that must follow it are among them.
 const RECENT_CHANGES: u64 = 6;
-/// The calls that decide what a crash leaves.
+/// Calls that decide the state after a crash.
 const CHANGES: [&str; 15] = [
     "open_unnamed",
     "link",
@@ -79,13 +79,13 @@ const CHANGES: [&str; 15] = [
     SYNC_OF_NAMES.0,
     SYNC_OF_NAMES.1,
 ];
-/// What a sync makes durable: of which file, which of its changes, and up to which change of names.
+/// Promise of a sync: the file, its changes, and the last change of names.
 pub(crate) type Promise = (Inode, Vec<ChangeId>, ChangeId);
 
-/// How the sync of a folder begins, and how it ends.
+/// Start and end events of a folder's sync.
 pub(crate) const SYNC_OF_NAMES: (&str, &str) = ("sync of names begins", "sync of names");
 
-/// The ops of all back ends: each comes home once.
+/// Ops of all backends. Each completes once.
 #[derive(Debug, Default)]
 pub(crate) struct Flights {
     last: u64,
@@ -93,20 +93,20 @@ pub(crate) struct Flights {
 }
 
 impl Flights {
-    /// Takes note of one that a back end has taken; its number.
+    /// Record an accepted op. Returns its number.
     pub(crate) fn depart(&mut self) -> u64 {
         self.last += 1;
         self.out.insert(self.last);
         self.last
     }
 
-    /// Takes note of one that is home; whether it was out.
+    /// Record a completed op. Returns whether it was in flight.
     pub(crate) fn arrive(&mut self, number: u64) -> bool {
         self.out.remove(&number)
     }
 }
 
-/// A text, folded into one number.
+/// A text hashed into one number.
 struct Folded(u64);
 
 impl Write for Folded {
@@ -159,7 +159,7 @@ impl State {
             let is_change = CHANGES.contains(&what);
             self.changes += u64::from(is_change);
             let is_due = match self.setup.power_cut_at {
-                // Such a call is one step of four.
+                // Only one step in four is such a call.
                 Some(at) if self.setup.aim == Aim::Changes => is_change && self.changes == at.div_ceil(4),
                 at => at == Some(self.steps),
             };
@@ -178,7 +178,7 @@ impl State {
         Ok(())
     }
 
-    /// Some call that decides what a crash leaves is about to be made.
+    /// Called before each call that decides the state after a crash.
     fn look_before(&mut self, what: &str) {
         let is_recent = self.changes_by_renaming.is_some_and(|by| self.changes <= by + RECENT_CHANGES);
         let is_sync = [SYNC_OF_NAMES.0, SYNC_OF_NAMES.1].contains(&what);
@@ -194,8 +194,8 @@ impl State {
         }
     }
 
-    /// The machine is about to change. Between two changes most has been promised by the end: there each of its states is
-    /// looked at, once.
+    /// Called before each change of the machine. Promises only grow between two changes, so each state is looked at
+    /// once, at its end.
     pub(crate) fn before_change(&mut self) {
         let Some(Watch { looks: Looks::Every(numbers), moments, .. }) = &mut self.watch else { return };
         let number = *moments;
@@ -205,12 +205,12 @@ impl State {
         }
     }
 
-    /// Shows the machine to whoever watches.
+    /// Show the machine to the watcher.
     fn show(&mut self, place: usize) {
         let Some(mut watch) = self.watch.take() else { return };
         match self.tree.snapshot() {
             Ok(disks) => {
-                // What this machine loses at the end says nothing of what it would lose now.
+                // This machine's final losses say nothing about its losses now.
                 let mut rng = Rng::keyed(watch.seed, &[place as u64, self.steps]);
                 let setup = Setup { losses: Losses::draw(&mut rng), ..self.setup.clone() };
                 let (replaceable, step) = (self.replaceable.clone(), self.steps);
@@ -221,7 +221,7 @@ impl State {
         self.watch = Some(watch);
     }
 
-    /// Compares what is held now; what is too much is told once.
+    /// Check the memory in use. Reports an excess once.
     fn check_memory(&mut self) {
         let held = memory::mapped_bytes();
         if let Some(bound) = self.memory_bound.take_if(|bound| held > *bound) {
@@ -229,7 +229,7 @@ impl State {
         }
     }
 
-    /// Notes what happens, for those who compare or watch.
+    /// Record an event, for comparison and display.
     pub(crate) fn note(&mut self, what: &str, detail: &dyn std::fmt::Debug) {
         let process = thread::process();
         let mut folded = Folded(self.trace);
@@ -246,8 +246,7 @@ impl State {
         eprintln!("{line}");
     }
 
-    /// Notes that something got another name, or lost its: what was to fail at some step may fail a few steps after this one
-    /// instead.
+    /// Record a rename or removal. Planned faults may move to a few steps after it.
     pub(crate) fn renamed(&mut self) {
         if !self.is_tested() {
             return;
@@ -278,7 +277,7 @@ impl State {
         self.setup.killed = None;
     }
 
-    /// Whether the seed has this call fail.
+    /// Return whether the seed makes this call fail.
     pub(crate) fn fails(&mut self) -> bool {
         if !self.is_tested() {
             return false;
@@ -288,7 +287,7 @@ impl State {
         is_refused || (self.setup.failing > 0 && self.rng.chance(self.setup.failing))
     }
 
-    /// Whether this file cannot be read by the caller, now and from now on.
+    /// Return whether the caller cannot read this file, now and from now on.
     pub(crate) fn is_unreadable(&mut self, inode: Inode) -> bool {
         if !self.is_tested() {
             return false;
@@ -304,17 +303,17 @@ impl State {
         }
     }
 
-    /// The world's own random numbers.
+    /// Return the world's own random numbers.
     pub(crate) fn rng(&mut self) -> &mut Rng {
         &mut self.rng
     }
 
-    /// Whether the caller is code under test.
+    /// Return whether the caller is code under test.
     pub(crate) fn is_tested(&self) -> bool {
         (1..USERS_FROM).contains(&thread::process())
     }
 
-    /// Notes that the code under test is about to touch what is not its own.
+    /// Record a violation if the code under test touches a foreign file.
     pub(crate) fn guard(&mut self, inode: Option<Inode>, does: &str, may_replace: Option<&Path>) {
         let Some(inode) = inode else { return };
         let is_foreign = self.tree.entry(inode).is_ok_and(|entry| entry.is_foreign);
@@ -329,7 +328,7 @@ impl State {
         }
     }
 
-    /// Notes bytes that were written to a file.
+    /// Record bytes written to a file.
     pub(crate) fn wrote(
         &mut self,
         inode: Inode,
@@ -344,7 +343,7 @@ impl State {
         Ok(id)
     }
 
-    /// What a sync of that descriptor promises, if it begins now.
+    /// Return the promise of a sync of this descriptor that starts now.
     pub(crate) fn promise(&mut self, file: BorrowedFd<'_>) -> Result<Promise, Errno> {
         let inode = self.tree.inode_of(file)?;
         let promised = match &self.tree.entry(inode)?.node {

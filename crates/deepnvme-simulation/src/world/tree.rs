@@ -1,7 +1,6 @@
-//! The files and folders of all disks, and what a power cut leaves of them.
+//! The files and folders of all disks, and their state after a power cut.
 //!
-//! The content of a file lies in a `memfd`, so that a real descriptor of it can be given out and real transfers work on it.
-//! All else is a model.
+//! File contents are in `memfd`s, so that real descriptors exist and real transfers work. All else is a model.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -16,35 +15,35 @@ pub use super::entry::{About, Entry, Node};
 use super::folder::{Folder, Inode};
 use super::journal::{ChangeId, Journal};
 
-/// Symbolic links that one path may go through.
+/// Maximum symbolic links in one path.
 const LINKS_MAX: usize = 40;
-/// Changes that are lost by a disk that loses few.
+/// Last changes at risk on a disk that loses few.
 const LATE_CHANGES: u64 = 12;
 
-/// What a power cut takes, of that which is not durable.
+/// Losses of a power cut among changes that are not durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Losses {
-    /// Changes that are kept, of a thousand.
+    /// Changes that are kept, per thousand.
     pub kept: u32,
-    /// Which of the changes of names.
+    /// Which changes of names are lost.
     pub names: NameLosses,
 }
 
-/// Which changes of names a power cut takes.
+/// Which changes of names a power cut loses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NameLosses {
-    /// As of all other changes, any of them.
+    /// Any of them, as for all other changes.
     Any,
-    /// On each disk those after some moment.
+    /// On each disk, those after some moment.
     Late,
-    /// In some folders all, in others none: these may be on disks that write in their own time.
+    /// In some folders all, in others none: folders may be on disks that write at different times.
     Folders,
     /// In some folders those before some moment, and none after it.
     Early,
 }
 
 impl Losses {
-    /// Some that a seed draws.
+    /// Draw losses from the seed.
     #[must_use]
     pub fn draw(rng: &mut Rng) -> Self {
         let names = rng.pick(&[
@@ -59,14 +58,14 @@ impl Losses {
     }
 }
 
-/// Where a path leads: the folder, the name in it, and what has that name.
+/// The resolution of a path: folder, name, and the name's file.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The folder.
+    /// Folder of the name.
     pub folder: Inode,
-    /// The name.
+    /// Last component of the path.
     pub name: OsString,
-    /// What has the name.
+    /// File of the name, if any.
     pub inode: Option<Inode>,
 }
 
@@ -81,21 +80,21 @@ pub struct Tree {
     pub(super) now_ns: u64,
 }
 
-/// The root of all paths; the disks lie in it.
+/// Root of all paths, which contains the disks.
 pub const ROOT: Inode = 1;
 
 impl Tree {
-    /// Empty disks, under `/d0`, `/d1` and so on.
+    /// Create empty disks under `/d0`, `/d1` and so on.
     ///
     /// # Errors
-    /// When the kernel gives no memory.
+    /// If the kernel provides no memory.
     pub fn new(disks: usize) -> Result<Self, Errno> {
         let (entries, by_memory) = (BTreeMap::new(), HashMap::new());
         let mut tree =
             Self { entries, by_memory, roots: Vec::new(), next_inode: ROOT, last_change: 0, now_ns: 1_700_000_000_000 };
         let root = tree.make(Node::Folder(Folder::default()), 0, 0o755, false)?;
         debug_assert_eq!(root, ROOT, "the root comes first");
-        // Nobody hits upon the number of a file.
+        // Large enough that no code hits a file number by chance.
         tree.next_inode = 1 << 40;
         for disk in 0..disks {
             let folder = tree.make(Node::Folder(Folder::default()), disk, 0o755, false)?;
@@ -107,10 +106,10 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Makes a file without a name.
+    /// Create a file without a name.
     ///
     /// # Errors
-    /// When the kernel gives no memory.
+    /// If the kernel provides no memory.
     pub fn make(&mut self, node: Node, disk: usize, mode: u32, is_foreign: bool) -> Result<Inode, Errno> {
         let memory = new_memory()?;
         self.by_memory.insert(memory_of(memory.as_fd())?, self.next_inode);
@@ -121,33 +120,33 @@ impl Tree {
         Ok(self.next_inode - 1)
     }
 
-    /// The time, which has passed by asking.
+    /// Return the time. Each call advances it.
     pub fn tick(&mut self) -> u64 {
         self.now_ns += 1000;
         self.now_ns
     }
 
-    /// A number for the next change.
+    /// Return a number for the next change.
     pub fn next_change(&mut self) -> ChangeId {
         self.last_change += 1;
         self.last_change
     }
 
-    /// The number of the last change.
+    /// Return the number of the last change.
     #[must_use]
     pub fn last_change(&self) -> ChangeId {
         self.last_change
     }
 
-    /// What has that number.
+    /// Return the entry of this number.
     ///
     /// # Errors
-    /// `BADF` where it is not of this world.
+    /// `BADF` if it is not of this world.
     pub fn entry(&self, inode: Inode) -> Result<&Entry, Errno> {
         self.entries.get(&inode).ok_or(Errno::BADF)
     }
 
-    /// The same, to change.
+    /// Return the entry of this number for changes.
     ///
     /// # Errors
     /// As [`entry`](Self::entry).
@@ -155,15 +154,15 @@ impl Tree {
         self.entries.get_mut(&inode).ok_or(Errno::BADF)
     }
 
-    /// What a descriptor has open.
+    /// Return the file of a descriptor.
     ///
     /// # Errors
-    /// `BADF` where it is not of this world.
+    /// `BADF` if it is not of this world.
     pub fn inode_of(&self, file: BorrowedFd<'_>) -> Result<Inode, Errno> {
         self.by_memory.get(&memory_of(file)?).copied().ok_or(Errno::BADF)
     }
 
-    /// The memory behind a file.
+    /// Return the memory behind a file.
     ///
     /// # Errors
     /// As [`entry`](Self::entry).
@@ -171,7 +170,7 @@ impl Tree {
         Ok(self.entry(inode)?.memory.as_fd())
     }
 
-    /// A folder.
+    /// Return a folder.
     ///
     /// # Errors
     /// `NOTDIR` for anything else.
@@ -183,10 +182,10 @@ impl Tree {
         if let Node::Folder(folder) = &mut self.entry_mut(inode)?.node { Ok(folder) } else { Err(Errno::NOTDIR) }
     }
 
-    /// Finds a path. A link at its end is followed if `follows`; the name itself may be free.
+    /// Resolve a path. A link at its end is followed if `follows`; the name itself may be free.
     ///
     /// # Errors
-    /// `NOENT`, `NOTDIR` or `LOOP` where the folder does not exist.
+    /// `NOENT`, `NOTDIR` or `LOOP` if the folder does not exist.
     pub fn find(&self, path: &Path, follows: bool) -> Result<Place, Errno> {
         let mut links = 0;
         self.find_from(path, follows, &mut links)
@@ -251,7 +250,7 @@ impl Tree {
         Place { folder, name, inode: Some(inode) }
     }
 
-    /// The folders from the root down to this one.
+    /// Return the folders from the root down to this one.
     fn way_to(&self, inode: Inode) -> Vec<Inode> {
         let mut way = vec![inode];
         let mut here = inode;
@@ -265,7 +264,7 @@ impl Tree {
         way
     }
 
-    /// The path of what has a name.
+    /// Return the path of a named entry.
     #[must_use]
     pub fn path_of(&self, inode: Inode) -> Option<PathBuf> {
         if inode == ROOT {
@@ -275,7 +274,7 @@ impl Tree {
         Some(self.path_of(*folder)?.join(name))
     }
 
-    /// Changes what names in a folder refer to, at once.
+    /// Change a folder's names atomically.
     pub fn set_names(&mut self, folder: Inode, becomes: Vec<(OsString, Option<Inode>)>) {
         for (name, after) in &becomes {
             let before = self.folder(folder).ok().and_then(|folder| folder.get(name));
@@ -296,7 +295,7 @@ impl Tree {
         }
     }
 
-    /// The journal of a file.
+    /// Return the journal of a file.
     ///
     /// # Errors
     /// `INVAL` for anything else.
@@ -304,7 +303,7 @@ impl Tree {
         if let Node::File(journal) = &mut self.entry_mut(inode)?.node { Ok(journal) } else { Err(Errno::INVAL) }
     }
 
-    /// Notes that the bytes of a file have changed.
+    /// Record that a file's bytes have changed.
     ///
     /// # Errors
     /// As [`entry`](Self::entry).
@@ -315,7 +314,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes the changes durable that a sync promised when it began.
+    /// Make durable the changes that a sync promised when it began.
     ///
     /// # Errors
     /// As [`entry`](Self::entry).
@@ -328,7 +327,7 @@ impl Tree {
         Ok(())
     }
 
-    /// All bytes of a file now.
+    /// Return all bytes of a file.
     ///
     /// # Errors
     /// As [`entry`](Self::entry).
@@ -346,13 +345,13 @@ impl Tree {
         Ok(bytes)
     }
 
-    /// Cuts the power.
+    /// Cut the power.
     ///
     /// # Errors
-    /// When the kernel refuses the memory.
+    /// If the kernel provides no memory.
     pub fn crash(&mut self, rng: &mut Rng, losses: Losses) -> Result<(), Errno> {
         let end = self.last_change + 1;
-        // Disks that lose little lose what nobody waits for any more.
+        // Disks with few losses lose only recent changes.
         let mut moment = || {
             let first = if rng.chance(500) { 0 } else { end.saturating_sub(LATE_CHANGES) };
             rng.within(first..end + 1)
@@ -391,7 +390,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Counts the names of everything anew, and forgets what has none.
+    /// Recount the names of all entries, and remove unnamed ones.
     fn drop_unreachable(&mut self) {
         let mut open = vec![ROOT];
         while let Some(folder) = open.pop() {
@@ -416,7 +415,7 @@ impl Tree {
         }
     }
 
-    /// All paths with what lies there, folders before what they hold.
+    /// List all paths and their entries, folders before their contents.
     #[must_use]
     pub fn walk(&self) -> Vec<(PathBuf, Inode)> {
         let mut found = Vec::new();
@@ -434,7 +433,7 @@ impl Tree {
         found
     }
 
-    /// The disk whose root this is, or in which it lies.
+    /// Return the entry's disk.
     #[must_use]
     pub fn disk_of(&self, inode: Inode) -> usize {
         self.entries.get(&inode).map_or(0, |entry| entry.disk)
@@ -449,17 +448,17 @@ pub(super) fn write_whole(memory: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Er
     Ok(())
 }
 
-/// Memory for one file.
+/// Create memory for one file.
 pub(super) fn new_memory() -> Result<OwnedFd, Errno> {
     memfd_create("simulated", MemfdFlags::CLOEXEC)
 }
 
-/// What identifies the memory behind a descriptor.
+/// Return the identity of the memory behind a descriptor.
 pub(super) fn memory_of(file: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(fstat(file)?.st_ino)
 }
 
-/// The name as text, for what is shown to people.
+/// Convert a name to text for display.
 #[must_use]
 pub fn shown(name: &OsStr) -> String {
     name.to_string_lossy().into_owned()

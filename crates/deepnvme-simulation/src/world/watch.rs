@@ -1,5 +1,5 @@
-//! When to look at what a crash would leave: at moments that nobody knows before the execution is over, or at all of them.
-//! The machine is copied in that instant.
+//! Choose the moments to try a crash: at random, without knowing the execution's length, or all of them. The machine is
+//! copied at each moment.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -9,51 +9,51 @@ use deepnvme_testkit::rng::Rng;
 use super::setup::Setup;
 use super::snapshot::Snapshot;
 
-/// What a moment is like. How much rather a look is taken then than at any other is its number.
+/// The kind of a moment. Its number is its weight when moments are chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Moment {
-    /// Like most.
+    /// Most moments.
     Any = 1,
-    /// Something has been renamed or removed just before.
+    /// Soon after a rename or removal.
     Recent = 4,
-    /// The same, and a folder is about to be synced: of what lies on several disks, most hangs in the air.
+    /// Like `Recent`, before a folder sync: with several disks, most changes are then pending.
     Sync = 12,
 }
 
-/// When to look.
+/// Moments to look at.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Looks {
-    /// At so many moments, soon after a renaming rather than at any other.
+    /// At this many moments, preferably soon after a rename.
     Some(usize),
-    /// Before each change of names, lengths and bytes, and before each sync takes effect; of all these moments at those with
-    /// these numbers.
+    /// Before each change of names, lengths and bytes, and before each sync takes effect, at the moments with these
+    /// numbers.
     Every(Range<u64>),
 }
 
-/// The machine in an instant.
+/// The machine at a moment.
 #[derive(Clone, Debug)]
 pub struct Instant {
     pub(super) disks: Snapshot,
     pub(super) setup: Setup,
     pub(super) replaceable: Vec<PathBuf>,
     pub(super) seed: u64,
-    /// The step.
+    /// The step of the moment.
     pub step: u64,
 }
 
-/// Chooses the moments, and tells somebody of them.
+/// Choose the moments, and report them.
 pub(super) struct Watch {
     pub(super) looks: Looks,
-    /// Where some are chosen: how good each of the kept ones is, by its place.
+    /// Weighted random keys of the kept moments, by place.
     ranks: Vec<u64>,
-    /// How many there were.
+    /// Moments so far.
     pub(super) moments: u64,
     rng: Rng,
     pub(super) seed: u64,
     pub(super) look: Box<Look>,
 }
 
-/// Is given the machine and the place of the look: a later one may take the place of an earlier.
+/// Called with the machine and the look's place. A later look may replace an earlier one.
 type Look = dyn FnMut(Instant, usize) + Send;
 
 impl std::fmt::Debug for Watch {
@@ -69,7 +69,7 @@ impl Watch {
         Self { looks, ranks, moments: 0, rng, seed, look: Box::new(look) }
     }
 
-    /// Whether to look now, and as which.
+    /// Decide whether to look now. Returns the look's place.
     pub(super) fn place(&mut self, moment: Moment) -> Option<usize> {
         let rank = (0..moment as u32).map(|_| self.rng.next_u64()).max()?;
         let (place, lowest) = self.ranks.iter_mut().enumerate().min_by_key(|(_, rank)| **rank)?;

@@ -1,8 +1,8 @@
-//! What a pickle may call while the bytes of its tensors are on their way.
+//! Callables that a pickle may use before its tensors' bytes are read.
 
 use deepnvme_format::pickle::{Graph, Node};
 
-/// What may be called while bytes are on their way, and makes no tensor.
+/// Allowed callables that make no tensor.
 pub(super) const PLAIN: [(&str, &str); 12] = [
     ("collections", "OrderedDict"),
     ("torch", "Size"),
@@ -17,14 +17,14 @@ pub(super) const PLAIN: [(&str, &str); 12] = [
     ("builtins", "frozenset"),
     ("__builtin__", "frozenset"),
 ];
-/// And what makes one.
+/// Allowed callables that make a tensor.
 const TENSORS: [(&str, &str); 3] = [
     ("torch._utils", "_rebuild_tensor_v2"),
     ("torch._utils", "_rebuild_tensor_v3"),
     ("torch._utils", "_rebuild_parameter"),
 ];
 
-/// Whether none of the objects looks at bytes when it is made.
+/// Return whether no object reads tensor bytes while it is built.
 pub(in crate::checkpoint) fn is_plain(graph: &Graph) -> bool {
     graph.nodes().iter().all(|node| match node {
         Node::Object(object) => {

@@ -1,7 +1,7 @@
-//! Which of a state's tensors are wanted. What has tensors, but none of those, is left out.
+//! Select the wanted tensors of a state. Values that contain tensors, but no wanted ones, are omitted.
 //!
-//! Names are sorted so that all below one are neighbours, and a place in the state is the stretch of names below it: a step
-//! down narrows the stretch by a binary search, and where there are no names left there is nothing to look at.
+//! Names are sorted so that all names below a prefix are adjacent. A place in the state is therefore a range of names.
+//! Each step down narrows the range by binary search, and an empty range ends the search.
 
 use std::cmp::Ordering;
 
@@ -10,20 +10,20 @@ use deepnvme_format::state::State;
 
 use super::callables::PLAIN;
 
-/// Names in order, and those of them that are wanted.
+/// Sorted names, all and wanted.
 pub(super) struct Choice<'a> {
     tensors: Vec<&'a [u8]>,
     wanted: Vec<&'a [u8]>,
-    /// Which nodes lead to a storage, or to an object that is more than a plain value.
+    /// For each node, whether it leads to a storage or to an object that is not a plain value.
     made: Vec<bool>,
 }
 
-/// A place in the state: the names that begin with its own.
+/// A place in the state: the names that start with its own name.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Place {
     tensors: Stretch,
     wanted: Stretch,
-    /// Bytes of its own name.
+    /// Length of its own name in bytes.
     bytes: usize,
 }
 
@@ -47,7 +47,7 @@ impl<'a> Choice<'a> {
         Place { tensors: whole(&self.tensors), wanted: whole(&self.wanted), bytes: 0 }
     }
 
-    /// The place one step below, by the rules of names: parts are joined by dots, and empty ones at the beginning are none.
+    /// Return the place one step below. Name parts are joined by dots, and empty leading parts are dropped.
     pub(super) fn below(&self, place: Place, part: &str) -> Place {
         if place.bytes == 0 && part.is_empty() {
             return place;
@@ -60,17 +60,17 @@ impl<'a> Choice<'a> {
         }
     }
 
-    /// Whether there are tensors, and none of them is wanted.
+    /// Return whether the place contains tensors, but no wanted ones.
     pub(super) fn leaves_out(&self, place: Place) -> bool {
         !place.tensors.is_empty() && place.wanted.is_empty()
     }
 
-    /// Whether a value has no wanted tensors, and would be more than plain values: nothing is made that nobody asked for.
+    /// Return whether a value contains no wanted tensors and is not plain. Such values are never built.
     pub(super) fn leaves_out_value(&self, place: Place, id: NodeId) -> bool {
         place.wanted.is_empty() && self.made[id.index()]
     }
 
-    /// The same of an object: where that is a tensor, those below its name do not count, since it cannot be made for them.
+    /// Like `leaves_out`, for an object. If it is a tensor, names below its own don't count: it is not built for them.
     pub(super) fn leaves_out_object(&self, place: Place) -> bool {
         // The shortest name comes first.
         let has = |names: &[&[u8]], stretch: Stretch| {
@@ -100,7 +100,7 @@ impl Step<'_> {
         Stretch { begin: stretch.begin + begin, end: stretch.begin + end }
     }
 
-    /// Whether a name stands before those that go this way, among them, or behind.
+    /// Compare a name with the names that take this step: before, among, or after them.
     fn side(&self, name: &[u8]) -> Ordering {
         let mut rest = &name[self.from..];
         if self.has_dot {
@@ -119,9 +119,9 @@ impl Step<'_> {
     }
 }
 
-/// Which nodes lead to a storage, to a call that is not plain, or to a class.
+/// Find the nodes that lead to a storage, a call that is not plain, or a class.
 fn made(graph: &Graph) -> Vec<bool> {
-    // Who refers to each node: first how many do, then where their numbers begin in one row.
+    // The referrers of each node: count them first, then turn the counts into offsets of one array.
     let mut begins = vec![0u32; graph.len() + 1];
     for node in graph.nodes() {
         node.refers_to(&mut |id| begins[id.index() + 1] += 1);
@@ -164,7 +164,7 @@ fn sorted(mut names: Vec<&[u8]>) -> Vec<&[u8]> {
     names
 }
 
-/// Dots come first, so that nothing stands between a name and those below it.
+/// Sort dots first, so that the names below a name follow it directly.
 fn in_order(left: &[u8], right: &[u8]) -> Ordering {
     let rank = |byte: &u8| if *byte == b'.' { 0 } else { u16::from(*byte) + 1 };
     left.iter().map(rank).cmp(right.iter().map(rank))

@@ -1,8 +1,8 @@
-//! What it costs to put keys into dicts and sets, counted before Python does it.
+//! Count the cost of adding keys to dicts and sets before Python pays it.
 //!
-//! Whoever makes a file chooses its keys, and Python's hashes of numbers and tuples are known to all. Keys can be chosen so
-//! that each is compared with all before it, or passes all their places: sixty thousand of them take a minute, in which
-//! Python does not look for Ctrl-C. So the search is done here first, in a table like Python's, and each step is counted.
+//! The file chooses its keys, and Python's hashes of numbers and tuples are public. Hostile keys can collide with all
+//! earlier keys or probe all their slots. Sixty thousand of them take a minute, in which Python ignores Ctrl-C. The
+//! search therefore runs here first, in a table like Python's, and counts each step.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,33 +13,34 @@ use pyo3::types::{PyFrozenSet, PyInt, PyTuple};
 
 use crate::error;
 
-/// The steps that the keys of any file may take.
+/// Steps that the keys of any file may take.
 const STEPS_FREE: u64 = 1 << 24;
-/// The steps that each byte of a file besides those of its tensors adds: an ordinary key takes two or three, and has as many bytes.
+/// Steps allowed for each byte outside the tensors. An ordinary key takes two or three steps, and at least as many
+/// bytes.
 const STEPS_PER_BYTE: u64 = 8;
-/// The most steps that all keys of a file take together, however long it is.
+/// Limit of steps for all keys of a file, whatever its length.
 const STEPS_MAX: u64 = 1 << 28;
-/// After so many steps Python may look for Ctrl-C.
+/// Steps between checks for Ctrl-C.
 const STEPS_PER_LOOK: u64 = 1 << 20;
-/// Up to so many keys, every one may meet every other.
+/// With at most this many keys, all may collide.
 const FEW: usize = 8;
-/// The steps of an integer that is longer than a machine word.
+/// Steps for an integer longer than a machine word.
 const LONG_INT_STEPS: u64 = 64;
 
-/// Which table of Python's it is.
+/// The kind of Python table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Dict,
     Set,
 }
 
-/// The steps that a load has spent on keys so far.
+/// Count the steps that a load has spent on keys.
 #[pyclass(frozen, name = "_HashCosts", module = "deepnvme._deepnvme")]
 pub(crate) struct HashCosts {
     steps: AtomicU64,
-    /// Of the file: it knows how long that is.
+    /// The file's reader, which knows the file's length.
     reader: Py<PyAny>,
-    /// The limit, once somebody has come near to one.
+    /// The limit, computed once a load comes near the free steps.
     most: OnceLock<u64>,
 }
 
@@ -50,7 +51,7 @@ impl HashCosts {
         Self { steps: AtomicU64::new(0), reader, most: OnceLock::new() }
     }
 
-    /// Counts what a dict, or a set, of these keys costs; raises where that is too much.
+    /// Count the cost of a dict or set with these keys. Raises beyond the limit.
     #[pyo3(name = "charge")]
     fn charge_all(&self, keys: &Bound<'_, PyAny>, is_set: bool) -> PyResult<()> {
         let keys = keys.try_iter()?.collect::<PyResult<Vec<_>>>()?;
@@ -59,10 +60,10 @@ impl HashCosts {
 }
 
 impl HashCosts {
-    /// Counts what a table of these keys costs.
+    /// Count the cost of a table with these keys.
     ///
     /// # Errors
-    /// `UnsafeFileError` beyond the limit; what hashing a key raises; what a signal does.
+    /// `UnsafeFileError` beyond the limit, any exception from hashing a key, or any exception from a signal.
     pub(super) fn charge<'a, 'py: 'a>(
         &self,
         keys: impl ExactSizeIterator<Item = &'a Bound<'py, PyAny>>,
@@ -96,7 +97,7 @@ impl HashCosts {
         if before / STEPS_PER_LOOK != after / STEPS_PER_LOOK { py.check_signals() } else { Ok(()) }
     }
 
-    /// The limit for this file: honest keys take steps in proportion to the bytes that describe them.
+    /// Return this file's limit. Honest keys take steps in proportion to the bytes that describe them.
     fn most(&self, py: Python<'_>) -> PyResult<u64> {
         if let Some(most) = self.most.get() {
             return Ok(*most);
@@ -106,7 +107,7 @@ impl HashCosts {
     }
 }
 
-/// The steps of hashing a key, or of comparing it with another: one for each object that is looked at, up to a limit.
+/// Return the steps to hash a key or compare it: one for each object visited, up to a limit.
 fn weight(key: &Bound<'_, PyAny>, most: u64) -> u64 {
     let mut sum = 1;
     if let Ok(tuple) = key.cast::<PyTuple>() {
@@ -124,21 +125,21 @@ fn weight(key: &Bound<'_, PyAny>, most: u64) -> u64 {
     sum
 }
 
-/// A table as CPython has them (`Objects/dictobject.c`, `Objects/setobject.c`).
+/// A table that probes as CPython does (`Objects/dictobject.c`, `Objects/setobject.c`).
 struct Table<'t, 'a, 'py> {
     kind: Kind,
     costs: &'t HashCosts,
-    /// Hash, key, and its weight, in the order of insertion.
+    /// Hash, key and weight, in insertion order.
     keys: Vec<(u64, &'a Bound<'py, PyAny>, u64)>,
-    /// Numbers of keys, from one on.
+    /// Key numbers, starting at 1.
     slots: Vec<u32>,
 }
 
-/// How many places behind the first a set looks at before it goes elsewhere.
+/// Slots that a set probes linearly before it jumps.
 const LINEAR_PROBES: usize = 9;
 const PERTURB_SHIFT: u32 = 5;
 const SLOTS_MIN: usize = 8;
-/// From this number of elements on, sets grow by less.
+/// Sets of at least this many elements grow more slowly.
 const LARGE_SET: usize = 50_000;
 
 impl<'t, 'a, 'py> Table<'t, 'a, 'py> {
@@ -173,7 +174,7 @@ impl<'t, 'a, 'py> Table<'t, 'a, 'py> {
         Ok(())
     }
 
-    /// The free slot for a hash; `None` where the key is there already.
+    /// Find the free slot for a hash; `None` if the key is present.
     fn find(&self, hash: u64, key: Option<(&Bound<'py, PyAny>, u64)>) -> PyResult<Option<usize>> {
         let mask = self.slots.len() - 1;
         let (mut perturb, mut at) = (hash, hash as usize & mask);

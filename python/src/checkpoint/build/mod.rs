@@ -1,7 +1,7 @@
-//! From a pickle's graph to Python objects.
+//! Build Python objects from a pickle's graph.
 //!
-//! Containers and plain values are made here. Whatever the file would have called goes through `factory`, which knows what
-//! may be: `tensor`, `storage`, `resolve` (a global by its name), `call`, `new` and `give_state`.
+//! Containers and plain values are built here. All calls go through `factory`, which knows the allowed ones: `tensor`,
+//! `storage`, `resolve` (a global by its name), `call`, `new` and `give_state`.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -25,14 +25,14 @@ mod hashing;
 pub(super) use callables::is_plain;
 pub(crate) use hashing::HashCosts;
 
-/// How often something may be met again while it is being made: a tuple that is in a list of its own is, once.
+/// Limit of re-entries while an object is being built. A tuple inside one of its own lists is re-entered once.
 const ENTRIES_MAX: u8 = 16;
-/// After so many objects Python may look for Ctrl-C.
+/// Objects between checks for Ctrl-C.
 const OBJECTS_PER_LOOK: u32 = 1 << 12;
-/// What the longest arguments of a parameter are: tensor, flag, hooks, state.
+/// Maximum arguments of a parameter: tensor, flag, hooks, state.
 const PARAMETER_ARGUMENTS_MAX: usize = 4;
 
-/// Makes the root object.
+/// Build the root object.
 pub(super) fn build<'py>(
     py: Python<'py>,
     graph: &Graph,
@@ -68,13 +68,13 @@ struct Builder<'a, 'py> {
     storages: &'a Bound<'py, PyList>,
     by_key: HashMap<&'a str, usize>,
     made: Vec<Option<Bound<'py, PyAny>>>,
-    /// How often the making of each has begun.
+    /// Builds started for each node.
     entries: Vec<u8>,
     choice: Option<Choice<'a>>,
     costs: &'a HashCosts,
     looked: u32,
     depth: usize,
-    /// How many objects that are wanted the object at hand is a part of: what they are made of is wanted with them.
+    /// Number of wanted objects around the current one. All parts of a wanted object are wanted.
     within: usize,
 }
 
@@ -94,11 +94,11 @@ impl<'py> Builder<'_, 'py> {
         }
         let made = self.make_new(id, place)?;
         self.depth -= 1;
-        // A tuple in a list that is in the tuple was made on the way, and that one is in the list.
+        // If a tuple and a list contain each other, the list already holds the tuple built on the way. Return that one.
         Ok(self.made[id.index()].get_or_insert(made).clone())
     }
 
-    /// Lets Python look for Ctrl-C, now and then.
+    /// Let Python check for Ctrl-C every `OBJECTS_PER_LOOK` objects.
     fn look(&mut self) -> PyResult<()> {
         self.looked = self.looked.wrapping_add(1);
         if self.looked.is_multiple_of(OBJECTS_PER_LOOK) { self.py.check_signals() } else { Ok(()) }
@@ -136,7 +136,7 @@ impl<'py> Builder<'_, 'py> {
             }
             Node::List(elements) => {
                 let list = PyList::empty(py);
-                // Before its elements: one of them may be the list itself.
+                // Register it before its elements: one of them may be the list itself.
                 self.made[id.index()] = Some(list.clone().into_any());
                 for element in self.elements(elements, place)? {
                     list.append(element)?;
@@ -199,7 +199,7 @@ impl<'py> Builder<'_, 'py> {
         Ok(())
     }
 
-    /// The place of a part; `None` where it is left out.
+    /// Return the place of a part; `None` if the part is omitted.
     fn below<'n>(&self, place: Place, id: NodeId, part: impl FnOnce() -> Cow<'n, str>) -> Option<Place> {
         let Some(choice) = &self.choice else { return Some(place) };
         let node = self.graph.node(id);
@@ -229,7 +229,7 @@ impl<'py> Builder<'_, 'py> {
         let is_container = global.is_some_and(|global| PLAIN.contains(&global));
         self.within += usize::from(!is_container);
         let callable = self.make(object.callable, place)?;
-        // A parameter has the name of its tensor; the rest of its arguments has no names.
+        // A parameter has its tensor's name. Its other arguments have no names.
         let is_parameter =
             global.is_some_and(|(module, function)| is_torch(module) && function.starts_with("_rebuild_parameter"));
         let arguments = match self.graph.tuple(object.arguments) {
@@ -262,7 +262,7 @@ impl<'py> Builder<'_, 'py> {
         matches!(self.graph.node(id), Node::Persistent(_))
     }
 
-    /// An argument of a call. A storage among them is needed when it is called; any other is an object of the state.
+    /// Build an argument of a call. The call needs a storage itself; other arguments are objects of the state.
     fn argument(&mut self, id: NodeId, place: Place) -> PyResult<Bound<'py, PyAny>> {
         match self.graph.node(id) {
             Node::Persistent(key) => self.storage(*key, intern!(self.py, "storage")),
@@ -270,7 +270,7 @@ impl<'py> Builder<'_, 'py> {
         }
     }
 
-    /// Items, elements and states that an object is given after it was made.
+    /// Add the items, elements and state that an object receives after construction.
     fn finish(&mut self, made: Bound<'py, PyAny>, object: &Object, place: Place) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         let refuse = |what: &str| {
@@ -308,7 +308,7 @@ impl<'py> Builder<'_, 'py> {
         Ok(made)
     }
 
-    /// The commonest object by far, by the shortest way: an ordinary tensor of a typed storage.
+    /// Build an ordinary tensor of a typed storage. This is the fast path for the most common object.
     fn tensor(&mut self, object: &Object) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (py, graph) = (self.py, self.graph);
         let Some(&[persistent, offset, shape, strides, requires_grad, ..]) = graph.tuple(object.arguments) else {
@@ -342,7 +342,7 @@ impl<'py> Builder<'_, 'py> {
         self.factory.call_method1(method, (storage, dtype))
     }
 
-    /// The storage of a persistent id, and the name of its element type.
+    /// Return the storage of a persistent id and the name of its element type.
     fn untyped(&self, key: NodeId) -> PyResult<(Bound<'py, PyAny>, &'static str)> {
         let corrupt = |text: String| error::plain(self.py, "CorruptFileError", text);
         let described = storage(self.graph, key).map_err(|error| corrupt(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! What is there when all processes have ended, also by a power cut, and what the next ones make of it.
+//! Judge the state after all processes ended or the power was cut, and the next processes that use it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::scenario::folders::is_unprovable;
 use crate::scenario::users;
 use crate::world::OUTSIDE;
 
-/// Reads of an index that work before one does not.
+/// Reads of an index that succeed before one fails.
 const READS_MAX: u64 = 8;
 
-/// Judges it; after a power cut, less may be there.
+/// Judge the state; after a power cut, less may remain.
 pub(super) fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
     check(context, play, is_cut, "afterwards");
     begin_again(context, play);
@@ -28,7 +28,7 @@ pub(super) fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
     users::check_foreign(context);
 }
 
-/// Looks at every name.
+/// Check every name.
 fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
     debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
     let Ok(engine) = context.engine(97) else { return };
@@ -39,7 +39,7 @@ fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
             let problem = match read(play, &engine, way) {
                 Ok(Shown::Nothing) => log.judge(None, after_cut),
                 Ok(Shown::Saved(version)) => log.judge(Some(version), after_cut),
-                // Nobody can see whether plain bytes are torn. A checkpoint says so.
+                // Torn plain bytes are undetectable. A checkpoint detects them.
                 Ok(Shown::Foreign(_)) if may_be_torn && play.content == Content::Bytes => None,
                 Ok(Shown::Foreign(text)) => Some(format!("it shows {text}")),
                 Err(_) if may_be_torn => None,
@@ -52,10 +52,10 @@ fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
     }
 }
 
-/// Whoever begins a save has not replaced anything yet, whatever was cleared away, also where what is there cannot be read.
+/// Starting a save replaces nothing, whatever is cleaned up, even if the existing file is unreadable.
 fn begin_again(context: &Context, play: &Arc<Play>) {
     let again = Arc::clone(play);
-    // What could be read before may be what cannot be read again.
+    // A file that was read once may be unreadable the next time.
     let reads = {
         let mut state = context.world.state();
         state.rng().chance(500).then(|| state.rng().below(READS_MAX))
@@ -78,7 +78,7 @@ fn begin_again(context: &Context, play: &Arc<Play>) {
     context.world.calm();
 }
 
-/// One more save of each name, by a process in peace: it works, and leaves nothing else of ours.
+/// Save each name once more, without faults: it succeeds, and leaves no other file of ours.
 fn recover(context: &Context, play: &Arc<Play>) {
     let again = Arc::clone(play);
     let process = context.process(500, move |context| {

@@ -1,4 +1,4 @@
-//! The files that are replaced: how one is saved and read, and what is known of it.
+//! Save and read the replaced files, and track their possible contents.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,9 +18,9 @@ use crate::scenario::payload::Version;
 
 /// Memory of the largest state.
 const STATE_BYTES_MAX: u64 = 256 << 10;
-/// Memory through which a file is read and compared.
+/// Memory for reading and comparing a file.
 const READING_BYTES: u64 = 128 << 10;
-/// Times that a reader begins again when a set changes under it.
+/// Read attempts while a set changes.
 const READ_ATTEMPTS_MAX: u32 = 50;
 
 /// One file, and all ways to name it.
@@ -30,16 +30,16 @@ pub(super) struct Item {
 }
 
 pub(super) struct Play {
-    /// The steps of a process at which it may die.
+    /// Steps of a process at which it may die.
     pub(super) steps_max: u64,
     pub(super) content: Content,
     pub(super) items: Vec<Item>,
     pub(super) folders: Vec<PathBuf>,
     pub(super) next_version: Mutex<Version>,
     pub(super) is_boastful: bool,
-    /// What saves ask for, one as often as the other.
+    /// Durabilities of saves, drawn uniformly.
     pub(super) durabilities: &'static [Durability],
-    /// Saves that are given up, of a thousand.
+    /// Saves that are given up, per thousand.
     pub(super) given_up: u32,
     pub(super) seed: u64,
 }
@@ -51,7 +51,7 @@ impl Item {
 }
 
 impl Play {
-    /// The same with what has happened by now.
+    /// Copy the state so far.
     pub(super) fn copy(&self) -> Self {
         Self {
             steps_max: self.steps_max,
@@ -66,17 +66,17 @@ impl Play {
         }
     }
 
-    /// What a save of that version may use, with the state itself.
+    /// Return the memory bound of saving a version, including the state itself.
     pub(super) fn memory_bound(&self, version: Version) -> u64 {
         POOL_BYTES_MAX + self.content.state_bytes(self.seed, version)
     }
 
-    /// What a reader may use beside the engine's bounce memory, which has the state in memory once.
+    /// Return a reader's memory bound, in addition to the engine's bounce memory. It includes the state once.
     pub(super) fn reading_bound(&self) -> u64 {
         STATE_BYTES_MAX + READING_BYTES
     }
 
-    /// Memory that the saves of a process share, if they do.
+    /// Return the memory that a process's saves share, if they do.
     pub(super) fn staging(&self, context: &Context, process: u32) -> Option<Staging> {
         let mut rng = context.rng(7000 + u64::from(process));
         if self.content == Content::Bytes || rng.chance(500) {
@@ -86,7 +86,7 @@ impl Play {
     }
 }
 
-/// A save may fail only where something was made to fail.
+/// Report a save that failed without an injected failure.
 pub(super) fn complain(context: &Context, outcome: Result<()>) {
     let Err(error) = outcome else { return };
     let is_excused = context.world.is_dead(thread::process()) || context.world.state().setup.failing > 0;
@@ -95,12 +95,12 @@ pub(super) fn complain(context: &Context, outcome: Result<()>) {
     }
 }
 
-/// How a save is made.
+/// Parameters of a save.
 pub(super) struct Way {
-    /// By which of its names.
+    /// Index of the name to use.
     pub(super) name: usize,
     pub(super) durability: Durability,
-    /// All is prepared, or stopped on the way, and then dropped.
+    /// Everything is prepared, or cancelled on the way, and then dropped.
     pub(super) gives_up: bool,
     pub(super) staging: Option<Staging>,
 }
@@ -111,7 +111,7 @@ impl Default for Way {
     }
 }
 
-/// Replaces the file.
+/// Replace the file.
 pub(super) fn save(context: &Context, play: &Play, engine: &Arc<Engine>, item: usize, way: &Way) -> Result<()> {
     let item = &play.items[item];
     let version = {
@@ -144,12 +144,12 @@ pub(super) fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
     ignore_poison(log.lock())
 }
 
-/// Whether it says that somebody stopped it.
+/// Return whether an error reports a cancellation.
 fn is_stop(error: &Error) -> bool {
     matches!(error, Error::Interrupted) || matches!(error, Error::Io(error) if error.kind() == ErrorKind::Cancelled)
 }
 
-/// What a name shows.
+/// Read a name.
 pub(super) fn read(play: &Play, engine: &Arc<Engine>, target: &Target) -> Result<Shown> {
     let mut attempts = 0;
     loop {
