@@ -192,7 +192,7 @@ fn other_files_are_refused_by_name() {
         (b"GGUF....", "GGUF"),
         (b"hello, world", "neither"),
         (b"PK\x03\x04 and then nothing", "interrupted"),
-        (b"\xff\xff\xff\xff\xff\xff\xff\xff{}", "announced"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\xff{}", "states a header"),
     ] {
         std::fs::write(&path, bytes).unwrap();
         let error = Reader::open(&engine(), &Target::from(&path)).unwrap_err().to_string();
