@@ -2,8 +2,9 @@
 
 use super::manifest::{Entry, Manifest};
 
-/// The manifest after a new checkpoint. The new one replaces others of its step. Of the other steps, the highest `keep
-/// - 1` stay. The new one stays even if its step is lower. Removed entries become retired in the same manifest.
+/// The manifest after a new checkpoint. The new one replaces others of its step. Of the other steps, the
+/// highest `keep - 1` stay. The new one stays even if its step is lower. Removed entries become retired in the same
+/// manifest.
 /// `is_there` tells whether a listed checkpoint has any file left. A missing one is forgotten: if it were retired, its
 /// file would be removed when restored.
 #[must_use]
