@@ -3,7 +3,7 @@
     python scripts/run_tests.py [SUITE ...]
 
 The suite `python` is one process and uses about one processor, so it runs in parallel with the others, which run one
-after another. Its output is shown at the end, to avoid mixing. A part of the Python tests, `python-checkpoint`, belongs
+after another. Its output is shown at the end, to avoid mixing. A part of the Python tests, `python-stream`, belongs
 to the others, so that both lanes take about as long. The name `python` selects both.
 
 A suite without output for SILENCE_S is considered hanging and is killed. Failures are listed again at the end, with the
@@ -90,7 +90,7 @@ class Suite:
 
 
 PYTEST = [sys.executable, "-m", "pytest", "-v"]
-CHECKPOINT = "python/tests/checkpoint"
+STREAM = "python/tests/stream"
 SIMULATED = {"RUSTFLAGS": "--cfg simulated", "CARGO_TARGET_DIR": "target/simulated"}
 LOOM = {"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom"}
 SUITES = [
@@ -102,8 +102,8 @@ SUITES = [
     Suite("simulated", ["cargo", "test", "--package", "deepnvme-simulation"], count_cargo, SIMULATED),
     Suite("valgrind", [sys.executable, "scripts/valgrind.py"], None),
     # The share of the Python tests that fills the first lane's remaining time.
-    Suite("python-checkpoint", [*PYTEST, CHECKPOINT], count_pytest),
-    Suite("python", [*PYTEST, f"--ignore={CHECKPOINT}"], count_pytest),
+    Suite("python-stream", [*PYTEST, STREAM], count_pytest),
+    Suite("python", [*PYTEST, f"--ignore={STREAM}"], count_pytest),
 ]
 ASIDE = "python"
 _running: set[int] = set()  # processes, each the first of its group

@@ -103,7 +103,9 @@ impl Trace {
         }
     }
 
-    /// Summarise the recording after the block. The dictionary contains:
+    /// Summarise the recording after the block, as a dictionary.
+    ///
+    /// It contains:
     ///
     /// - ``seconds``, ``requests``, ``transfers``, ``bytes_read`` and ``bytes_written``; of these bytes,
     ///   ``bytes_direct``, ``bytes_bounced``, ``bytes_buffered`` and ``bytes_gds``;

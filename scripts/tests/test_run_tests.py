@@ -124,7 +124,7 @@ def test_the_total_and_the_exit_status(
 
 def test_a_name_selects_its_parts() -> None:
     names = [
-        name for name in ("python", "python-checkpoint", "rust") if run_tests.is_named(suite("", name=name), ["python"])
+        name for name in ("python", "python-stream", "rust") if run_tests.is_named(suite("", name=name), ["python"])
     ]
-    assert names == ["python", "python-checkpoint"]
-    assert not run_tests.is_named(suite("", name="python"), ["python-checkpoint"])
+    assert names == ["python", "python-stream"]
+    assert not run_tests.is_named(suite("", name="python"), ["python-stream"])

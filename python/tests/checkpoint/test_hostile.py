@@ -176,22 +176,22 @@ def tensor_pickle(
     ("data", "word"),
     [
         (tensor_pickle(elements=5), "bytes"),
-        (tensor_pickle(elements=2**62), "no storage|bytes"),
-        (tensor_pickle(elements=-4), "no storage"),
-        (tensor_pickle(offset=1), "beyond"),
+        (tensor_pickle(elements=2**62), "not a storage|bytes"),
+        (tensor_pickle(elements=-4), "not a storage"),
+        (tensor_pickle(offset=1), "exceeds its storage"),
         (tensor_pickle(offset=-1), "shape"),
-        (tensor_pickle(shape="(K\x05t"), "beyond"),
+        (tensor_pickle(shape="(K\x05t"), "exceeds its storage"),
         (
             tensor_pickle(
                 shape="(\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7ft", stride="(\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7ft"
             ),
-            "beyond",
+            "exceeds its storage",
         ),
         (tensor_pickle(stride="(J\xff\xff\xff\xfft"), "shape"),
         (tensor_pickle(shape="(K\x01K\x04t"), "strides"),
         (tensor_pickle(key="7"), "no record"),
         (tensor_pickle(key="../../etc/passwd"), "no record"),
-        (b"\x80\x02X\x05\x00\x00\x00helloQ.", "no storage"),
+        (b"\x80\x02X\x05\x00\x00\x00helloQ.", "not a storage"),
     ],
 )
 def test_inconsistent_tensors_are_refused(tmp_path: Path, data: bytes, word: str) -> None:

@@ -96,7 +96,7 @@ def test_it_is_not_started_where_it_would_never_come_back(tmp_path: Path) -> Non
     if Path("/proc/modules").exists():
         assert "compatibility mode" in said
     else:
-        assert said.startswith("0 cuFile is not started: it would look for nvidia-fs in /proc/modules for ever"), said
+        assert said.startswith("0 cuFile is not started: it would search for nvidia-fs in /proc/modules forever"), said
 
 
 def test_its_log_is_nowhere_unless_the_user_says_where(tmp_path: Path) -> None:
