@@ -57,7 +57,7 @@ else
     [[ -x $python ]] || refuse "there is no .venv here: make setup."
 fi
 
-# These would put the stand-in in the GPU's place.
+# These would put the fake driver in the place of the GPU.
 unset DEEPNVME_FAKE_DRIVER DEEPNVME_LIBCUDA DEEPNVME_LIBCUFILE
 cd "$root"
 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || refuse "torch of $python reaches no GPU."
