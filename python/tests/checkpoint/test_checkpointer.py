@@ -142,7 +142,7 @@ def test_background_errors_are_raised_by_the_next_call(tmp_path: Path) -> None:
     (tmp_path / "c" / "manifest.json").rename(tmp_path / "manifest.json")
     (tmp_path / "c" / "manifest.json").mkdir()
     checkpointer.save(2, state_of(2))
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(deepnvme.errors.CorruptFileError):
         checkpointer.save(3, state_of(3))
     (tmp_path / "c" / "manifest.json").rmdir()
     (tmp_path / "manifest.json").rename(tmp_path / "c" / "manifest.json")

@@ -97,10 +97,10 @@ def test_a_folder_that_is_not_writable(tmp_path: Path, async_: bool) -> None:
     checkpointer.save(5, state_of(1))
     checkpointer.wait()
     for number in (2, 3):
-        # A folder has the manifest's name, so that it cannot be replaced.
+        # A folder has the manifest's name, and is not replaced.
         (tmp_path / "c" / "manifest.json").rename(tmp_path / "manifest.json")
         (tmp_path / "c" / "manifest.json").mkdir()
-        with pytest.raises(IsADirectoryError):
+        with pytest.raises(deepnvme.errors.CorruptFileError):
             checkpointer.save(5, state_of(number))
             checkpointer.wait()
         (tmp_path / "c" / "manifest.json").rmdir()

@@ -77,9 +77,10 @@ impl Entry {
         let finals = std::iter::once(&self.file).chain(self.parts.iter().map(|part| &part.file));
         names::is_checkpoint(&self.file)
             && finals.clone().all(|name| names::is_checkpoint(name))
-            && self.pending.iter().all(|(name, private)| {
-                finals.clone().any(|listed| listed == name) && names::is_private_of(private, name)
-            })
+            && self
+                .pending
+                .iter()
+                .all(|(name, private)| finals.clone().any(|listed| listed == name) && names::is_private(private))
     }
 }
 

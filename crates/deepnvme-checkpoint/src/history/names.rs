@@ -52,6 +52,14 @@ pub(super) fn is_private_of(private: &str, name: &str) -> bool {
         .is_some_and(|mark| !mark.is_empty() && mark.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
 }
 
+/// Returns whether `private` is a private name of a checkpoint's file. The file may get another name than it states, if
+/// that one was taken meanwhile.
+#[must_use]
+pub(super) fn is_private(private: &str) -> bool {
+    let stated = private.strip_prefix('.').and_then(|rest| rest.split_once(TEMPORARY_MARK));
+    stated.is_some_and(|(name, _)| is_checkpoint(name) && is_private_of(private, name))
+}
+
 /// Finds the first free name of a step: none of its files' names is `taken`.
 #[must_use]
 pub(super) fn free(step: u64, suffix: &str, taken: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> String {

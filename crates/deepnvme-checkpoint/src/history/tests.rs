@@ -193,6 +193,9 @@ fn a_name_that_was_taken_meanwhile_is_left_alone() {
     assert_eq!(real::read(folder.path().join("step-00000003.pt")).unwrap(), b"mine");
     assert_eq!(real::read(folder.path().join("step-00000003-1.pt")).unwrap(), bytes_of(7));
     assert_eq!(history.manifest().checkpoints[0].file, "step-00000003-1.pt");
+    // Every manifest that was written can be read again, also by a save of the same process.
+    let on_disk = real::read(folder.path().join(MANIFEST)).unwrap();
+    assert_eq!(Manifest::parse(&on_disk).unwrap().checkpoints[0].file, "step-00000003-1.pt");
 }
 
 #[test]
