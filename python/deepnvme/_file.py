@@ -60,8 +60,8 @@ def open(  # noqa: A001
         path: ``str``, ``bytes`` or ``os.PathLike``; for reading also an open file descriptor or a ``StripeSet``.
         mode: ``"rb"`` (default) or ``"wb"``.
         engine: the engine that transfers the bytes. Default: the default engine.
-        durability: what survives a power cut after a written file is closed: ``"none"``, ``"data"`` or ``"full"``
-            (default: the bytes, and the file's name in its folder).
+        durability: the data that survives a power cut after a written file is closed: ``"none"``, ``"data"`` or
+            ``"full"`` (default: the bytes, and the file's name in its folder).
 
     Raises:
         FileNotFoundError, PermissionError, IsADirectoryError: as from Python's own ``open``.

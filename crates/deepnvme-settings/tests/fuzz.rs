@@ -1,80 +1,10 @@
-//! Runs the body of the fuzz target over its seeds and over fixed mutations of them.
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+//! Runs the fuzz body over its seeds and thousands of reproducible mutations of each.
 
 mod fuzz_bodies;
 
-use std::fs;
-use std::path::Path;
-
-const MUTATIONS: u64 = 20_000;
-/// Valid and invalid values of fields.
-const PIECES: [&str; 20] = [
-    "0",
-    "1",
-    "-1",
-    "4096",
-    "1048576",
-    "18446744073709551615",
-    "1e400",
-    "\"\"",
-    "\"a\"",
-    "\"../..\"",
-    "null",
-    "[[folder]]\n",
-    "workers = 0\n",
-    "[]",
-    "{}",
-    ",",
-    ":",
-    "=",
-    "true",
-    "\u{0}",
-];
-
-fn mutate(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
-    let piece = PIECES[random.usize(..PIECES.len())].as_bytes();
-    // A whole token, or any range of bytes.
-    let is_edge = |byte: &u8| b"\"[]{},:= \n".contains(byte);
-    let edges: Vec<usize> = (0..input.len()).filter(|at| is_edge(&input[*at])).collect();
-    let at = if edges.is_empty() { random.usize(..=input.len()) } else { edges[random.usize(..edges.len())] + 1 };
-    let end = (at..input.len()).find(|end| is_edge(&input[*end])).unwrap_or(input.len());
-    match random.u32(..6) {
-        0 => drop(input.splice(at..end, piece.iter().copied())),
-        1 => drop(input.splice(at..at, piece.iter().copied())),
-        2 => drop(input.drain(at..end)),
-        3 => {
-            let line = input[at..end].repeat(2);
-            drop(input.splice(at..end, line));
-        }
-        4 => input.truncate(at),
-        _ => {
-            if let Some(byte) = input.get_mut(at) {
-                *byte ^= 1 << random.u32(..8);
-            }
-        }
-    }
-    input.truncate(64 << 10);
-}
-
-#[track_caller]
-fn smoke(target: &str, body: fn(&[u8])) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
-    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    let seeds: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
-    assert!(!seeds.is_empty(), "no seeds of {target}");
-    seeds.iter().for_each(|seed| body(seed));
-    let mut random = fastrand::Rng::with_seed(target.len() as u64);
-    for round in 0..MUTATIONS {
-        let mut input = seeds[round as usize % seeds.len()].clone();
-        for _ in 0..=random.usize(..4) {
-            mutate(&mut input, &mut random);
-        }
-        body(&input);
-    }
-}
+use deepnvme_testkit::text_mutations;
 
 #[test]
 fn settings() {
-    smoke("settings", fuzz_bodies::settings);
+    text_mutations::check("settings", fuzz_bodies::settings);
 }

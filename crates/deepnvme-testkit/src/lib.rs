@@ -6,6 +6,7 @@
 //! - [`model`]: a file as a vector, and random programs over it.
 //! - [`data`]: random bytes, memory at chosen alignments, folders on a real disk.
 //! - [`guard`]: a process with limits for thousands of malicious inputs.
+//! - [`text_mutations`]: mutations of JSON and TOML texts, for fuzz bodies.
 //! - [`rng`], [`watchdog`]: a random generator, and time limits.
 //!
 //! This is a dev-dependency: its functions assert, and a failed assertion names the seed.
@@ -19,4 +20,5 @@ pub mod guard;
 pub mod model;
 pub mod rng;
 pub mod simulated;
+pub mod text_mutations;
 pub mod watchdog;

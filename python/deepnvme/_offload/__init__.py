@@ -5,7 +5,7 @@
 - ``groups`` finds the parameters that are moved together. ``residence`` holds them in memory while they are in use.
 - ``passes`` follows a block through forward and backward. ``autograd`` saves references to weights, not their memory.
 - ``stepping`` runs an optimizer group by group. ``saving`` writes a model shard by shard.
-- ``placeholders``: what a parameter shows while its bytes are on disk.
+- ``placeholders``: the stand-in data of a parameter while its bytes are on disk.
 """
 
 from deepnvme._offload.parameter_offload import ParameterOffload, offload_parameters

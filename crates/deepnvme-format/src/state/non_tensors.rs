@@ -9,8 +9,8 @@ use crate::pickle::{Graph, Node, NodeId};
 pub const NON_TENSORS_MAX: usize = 10_000;
 
 /// Returns name and kind of each value that is not a tensor, a parameter or a container of them. Objects that are
-/// more than their tensors (attributes, arguments) are listed as objects only. Values that are nested too deep or
-/// whose names are too long are omitted, as are those beyond [`NON_TENSORS_MAX`].
+/// more than their tensors (attributes, arguments) are listed as objects only. Omits values that are nested
+/// too deep, values with too long a name, and all after the first [`NON_TENSORS_MAX`].
 #[must_use]
 pub fn non_tensors(graph: &Graph) -> Vec<(String, &'static str)> {
     let mut paths = Paths::new(graph);

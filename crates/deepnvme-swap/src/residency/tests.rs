@@ -305,7 +305,7 @@ proptest! {
     }
 }
 
-/// Equal items that were created and written, and an arena of so many slots.
+/// Creates and writes equal items. `slots` is the capacity of the arena.
 fn filled(items: usize, slots: usize, prefetch: usize, headroom: usize) -> (World, Vec<ItemId>) {
     let mut world = World::new(slots, prefetch, headroom);
     let ids = (0..items)

@@ -85,7 +85,7 @@ impl FakeDriver {
     /// Host memory that is registered for as long as the process lives.
     pub(crate) fn pinned(&self, bytes: usize) -> &'static mut [u8] {
         let address = made(|out: &mut usize| (self.cuMemHostAlloc)(out, bytes, 0));
-        // SAFETY: the fake driver has just allocated so many bytes there; the tests that free them use the slice no more.
+        // SAFETY: the fake driver has just allocated `bytes` bytes there. No test uses the slice after it frees them.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), bytes) }
     }
 
