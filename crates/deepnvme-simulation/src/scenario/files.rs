@@ -12,7 +12,7 @@ use deepnvme_testkit::rng::Rng;
 use super::content::{self, Content, Shown};
 use super::context::Context;
 use super::folders::make_folders;
-use super::users;
+use super::users::{self, Taking};
 use crate::world::USERS_FROM;
 
 mod aftermath;
@@ -98,7 +98,7 @@ pub(super) fn play(context: &Context, shape: Shape, content: Content) {
     });
     let mut running: Vec<_> = (1..=processes).map(|id| writer(context, &play, id)).collect();
     if rng.chance(600) {
-        running.push(users::mimic(context, play.folders.clone()));
+        running.push(users::mimic(context, play.folders.clone(), Taking::Private));
     }
     if rng.chance(700) {
         running.push(reader(context, &play));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Error;
-use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST, Manifest};
+use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST, Manifest, is_checkpoint};
 use deepnvme_checkpoint::read::Reader;
 use deepnvme_checkpoint::write::Saved;
 use deepnvme_file::{Replacement, StripeSet, Target};
@@ -20,7 +20,7 @@ use super::content::{self, Content, Order, Shown, Written};
 use super::context::Context;
 use super::folders::is_unprovable;
 use super::payload::{self, Version};
-use super::users;
+use super::users::{self, Taking};
 use crate::world::folder::Folder;
 use crate::world::tree::Node;
 use crate::world::{OUTSIDE, USERS_FROM};
@@ -47,6 +47,10 @@ struct Log {
     /// Saves in starting order, with their outcomes.
     saves: BTreeMap<Version, Save>,
     now: u64,
+    /// Versions whose files a user has moved away, for a while or for good.
+    moved: BTreeMap<Version, PathBuf>,
+    /// Files that came back when no manifest listed them any more: nobody may remove them.
+    returned: Vec<PathBuf>,
 }
 
 #[derive(Clone)]
@@ -77,13 +81,16 @@ pub(super) fn play(context: &Context) {
     watch(context, &play);
     let mut running: Vec<_> = (1..=processes).map(|id| trainer(context, &play, id)).collect();
     if rng.chance(600) {
-        running.push(users::mimic(context, vec![play.folder.clone()]));
+        running.push(users::mimic(context, vec![play.folder.clone()], Taking::Final));
     }
     if rng.chance(700) {
         running.push(reader(context, &play));
     }
     if context.rng(5).chance(300) {
         running.push(spoiler(context, &play));
+    }
+    if context.rng(7).chance(300) {
+        running.push(mover(context, &play));
     }
     finish(context, &play, running, is_cut);
 }
@@ -361,6 +368,40 @@ fn spoiler(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
     })
 }
 
+/// Move checkpoints out of the folder, and back after a while: a disk that was not mounted, or a user's archive.
+fn mover(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
+    let play = Arc::clone(play);
+    context.process(USERS_FROM + 3, move |context| {
+        let mut rng = context.rng(8);
+        for _ in 0..rng.within(1..5) {
+            (0..rng.below(100)).for_each(|_| thread::yield_now());
+            let names = fs::entries(&play.folder).unwrap_or_default();
+            let names: Vec<_> = names.into_iter().filter(|name| name.to_str().is_some_and(is_checkpoint)).collect();
+            if names.is_empty() {
+                continue;
+            }
+            let here = play.folder.join(&names[rng.below(names.len() as u64) as usize]);
+            let Ok(bytes) = fs::read_small(&here, 1 << 20) else { continue };
+            let Some(version) = payload::recognised(play.seed, &bytes) else { continue };
+            let away = PathBuf::from("/d0/away");
+            lock(&play.log).moved.insert(version, here.clone());
+            if fs::rename_new(&here, &away).is_err() {
+                continue;
+            }
+            (0..rng.below(200)).for_each(|_| thread::yield_now());
+            // Once no manifest lists it, none will again.
+            let listed = fs::read_small(&play.folder.join(MANIFEST), 1 << 20).map(|text| Manifest::parse(&text));
+            let is_forgotten = match (listed, here.file_name().and_then(|name| name.to_str())) {
+                (Ok(Ok(manifest)), Some(name)) => !manifest.knows(name),
+                _ => false,
+            };
+            if fs::rename_new(&away, &here).is_ok() && is_forgotten {
+                lock(&play.log).returned.push(here);
+            }
+        }
+    })
+}
+
 /// Start a save while the manifest is unreadable. It may fail, but committed checkpoints stay.
 fn begin_again(context: &Context, play: &Arc<Play>) {
     let again = Arc::clone(play);
@@ -379,11 +420,16 @@ fn begin_again(context: &Context, play: &Arc<Play>) {
 fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
     debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
     let log = lock(&play.log).clone();
-    let counted = |save: &&Save| save.counts && (!after_cut || save.durability >= Durability::Data);
+    let counted = |(version, save): &(&Version, &Save)| {
+        save.counts && (!after_cut || save.durability >= Durability::Data) && !log.moved.contains_key(version)
+    };
+    for path in log.returned.iter().filter(|path| !after_cut && fs::stat_link(path).is_err()) {
+        context.fail(format!("{when}: {} was moved back, and removed", path.display()));
+    }
     match newest(context, play) {
         Err(error) => context.fail(format!("{when}: the newest cannot be read: {error}")),
         Ok(None) => {
-            if let Some((version, _)) = log.saves.iter().find(|(_, save)| counted(save)) {
+            if let Some((version, _)) = log.saves.iter().find(counted) {
                 context.fail(format!("{when}: nothing counts, though version {version} was saved"));
             }
         }
@@ -416,7 +462,7 @@ fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
 
 /// Check that the last save without a successor counts.
 fn check_last(context: &Context, log: &Log, shown: &[Version], after_cut: bool, when: &str) {
-    for (version, save) in log.saves.iter().filter(|(_, save)| save.counts) {
+    for (version, save) in log.saves.iter().filter(|(version, save)| save.counts && !log.moved.contains_key(version)) {
         // A save that neither counts nor is there has replaced nothing.
         let is_nothing = |other: &Version, it: &Save| !it.counts && !shown.contains(other);
         let is_before = |it: &Save| it.ended.is_some_and(|end| end < save.began);
@@ -446,7 +492,10 @@ fn recover(context: &Context, play: &Arc<Play>) {
     for path in users::ours_in(context, &play.folder) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // The lock file may stay: any process can lock it again.
-        let is_known = manifest.knows(&name) || name == MANIFEST || name == LOCK;
+        let is_known = manifest.knows(&name)
+            || name == MANIFEST
+            || name == LOCK
+            || lock(&play.log).moved.values().any(|moved| *moved == path);
         if !is_known && !is_unprovable(context, &path) {
             context.fail(format!("{} is left behind", path.display()));
         }

@@ -18,7 +18,8 @@ use deepnvme_testkit::rng::Rng;
 
 use super::context::Context;
 use super::folders::{is_unprovable, make_folders};
-use super::{content, payload, users};
+use super::users::{self, Taking};
+use super::{content, payload};
 use crate::world::OUTSIDE;
 
 /// Thread switches before a packing is cancelled, at most.
@@ -89,7 +90,11 @@ pub(super) fn play(context: &Context) {
     });
     let mut running: Vec<_> = (1..=processes).map(|id| packer(context, &play, id, processes)).collect();
     if rng.chance(500) {
-        running.push(users::mimic(context, play.disks.iter().chain([&play.folder]).cloned().collect()));
+        running.push(users::mimic(
+            context,
+            play.disks.iter().chain([&play.folder]).cloned().collect(),
+            Taking::Private,
+        ));
     }
     context.finish_running(running, is_cut);
     aftermath(context, &play, is_cut);

@@ -24,7 +24,7 @@ use super::context::Context;
 use super::history::{self, Play};
 use super::payload::Version;
 use super::team::{Failure, Said, Team};
-use super::users;
+use super::users::{self, Taking};
 
 /// Shards and parts start on blocks.
 const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
@@ -47,7 +47,7 @@ pub(super) fn play(context: &Context) {
     history::watch(context, &play);
     let mut running: Vec<_> = (0..ranks).map(|rank| start(context, &play, &team, rank)).collect();
     if rng.chance(500) {
-        running.push(users::mimic(context, vec![play.folder.clone()]));
+        running.push(users::mimic(context, vec![play.folder.clone()], Taking::Final));
     }
     history::finish(context, &play, running, is_cut);
 }

@@ -10,7 +10,8 @@ use deepnvme_testkit::rng::Rng;
 
 use super::context::Context;
 use super::folders::{is_unprovable, make_folders};
-use super::{payload, users};
+use super::payload;
+use super::users::{self, Taking};
 
 /// Memory of one swapper: less than all its items need.
 const MEMORY_BYTES: usize = 48 << 10;
@@ -56,7 +57,7 @@ pub(super) fn play(context: &Context) {
     });
     let mut running: Vec<_> = (1..=processes).map(|id| swapper(context, &play, id)).collect();
     if rng.chance(600) {
-        running.push(users::mimic(context, play.folders.clone()));
+        running.push(users::mimic(context, play.folders.clone(), Taking::Private));
     }
     context.finish_running(running, is_cut);
     aftermath(context, &play);

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use deepnvme_checkpoint::history::is_checkpoint;
+use deepnvme_file::replace::TEMPORARY_MARK;
 use deepnvme_io::fs;
 use deepnvme_simulation_runtime::thread::{self, JoinHandle};
 
@@ -42,8 +44,18 @@ fn make_file(context: &Context, path: &Path, is_durable: bool) {
     }
 }
 
+/// The names that a user takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Taking {
+    /// Private names of files that come and go.
+    Private,
+    /// Those, and the names that checkpoints are about to get. A `Checkpointer` chooses its names, so it never replaces
+    /// a user's file.
+    Final,
+}
+
 /// Start a user that watches these folders, and creates files under the names that come and go there.
-pub(super) fn mimic(context: &Context, folders: Vec<PathBuf>) -> JoinHandle<()> {
+pub(super) fn mimic(context: &Context, folders: Vec<PathBuf>, taking: Taking) -> JoinHandle<()> {
     context.process(USERS_FROM, move |context| {
         let mut rng = context.rng(0x6d69);
         let mut seen: Vec<PathBuf> = Vec::new();
@@ -61,7 +73,9 @@ pub(super) fn mimic(context: &Context, folders: Vec<PathBuf>) -> JoinHandle<()> 
             let path = seen[rng.below(seen.len() as u64) as usize].clone();
             // Users that sync would hide missing syncs of others.
             let is_durable = rng.chance(300);
-            if rng.chance(500) {
+            if let Some(name) = final_name(&path).filter(|_| taking == Taking::Final && rng.chance(700)) {
+                make_file(context, &path.with_file_name(name), is_durable);
+            } else if rng.chance(500) {
                 // A copy: the same name except for its last byte.
                 let mut bytes = path.file_name().unwrap_or_default().as_bytes().to_vec();
                 if let Some(last) = bytes.last_mut() {
@@ -73,6 +87,13 @@ pub(super) fn mimic(context: &Context, folders: Vec<PathBuf>) -> JoinHandle<()> 
             }
         }
     })
+}
+
+/// Return the name that a checkpoint's private file will get.
+fn final_name(private: &Path) -> Option<String> {
+    let stated = private.file_name()?.to_str()?.strip_prefix('.')?;
+    let (name, _) = stated.split_once(TEMPORARY_MARK)?;
+    is_checkpoint(name).then(|| name.to_owned())
 }
 
 /// Return whether a name looks like one of our private ones.
