@@ -1,10 +1,11 @@
-"""Run the test suites in two lanes, show their output, and count the tests. Standard library only.
+"""Run the test suites in lanes, show their output, and count the tests. Standard library only.
 
     python scripts/run_tests.py [SUITE ...]
 
-The suite `python` is one process and uses about one processor, so it runs in parallel with the others, which run one
-after another. Its output is shown at the end, to avoid mixing. A part of the Python tests, `python-stream`, belongs
-to the others, so that both lanes take about as long. The name `python` selects both.
+Suites of a lane run one after another, and lanes run in parallel. The Python tests wait for the disk and for deadlines
+more than they compute, so they have two lanes beside the Rust tests, which keep all processors busy while they are
+compiled. The first lane is shown while it runs. The others are shown at the end, to avoid mixing. The name `python`
+selects all suites whose names begin with it.
 
 A suite without output for SILENCE_S is considered hanging and is killed. Failures are listed again at the end, with the
 last lines of killed suites, so that the end of the log suffices.
@@ -17,6 +18,7 @@ skipped.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -81,15 +83,17 @@ def count_pytest(lines: list[str]) -> Count:
 
 @dataclass(frozen=True)
 class Suite:
-    """A command, its extra environment, and its parser of counts."""
+    """A command, its extra environment, its lane, and its parser of counts."""
 
     name: str
     command: list[str]
     count: Callable[[list[str]], Count] | None  # None: runs again what another suite counted
     environment: dict[str, str] = field(default_factory=dict)
+    lane: int = 0
 
 
 PYTEST = [sys.executable, "-m", "pytest", "-v"]
+CHECKPOINT = "python/tests/checkpoint"
 STREAM = "python/tests/stream"
 SIMULATED = {"RUSTFLAGS": "--cfg simulated", "CARGO_TARGET_DIR": "target/simulated"}
 LOOM = {"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom"}
@@ -101,11 +105,9 @@ SUITES = [
     Suite("loom", ["cargo", "test", "--package", "deepnvme-swap", "--lib", "loom_"], count_cargo, LOOM),
     Suite("simulated", ["cargo", "test", "--package", "deepnvme-simulation"], count_cargo, SIMULATED),
     Suite("valgrind", [sys.executable, "scripts/valgrind.py"], None),
-    # The share of the Python tests that fills the first lane's remaining time.
-    Suite("python-stream", [*PYTEST, STREAM], count_pytest),
-    Suite("python", [*PYTEST, f"--ignore={STREAM}"], count_pytest),
+    Suite("python-checkpoint", [*PYTEST, CHECKPOINT, STREAM], count_pytest, lane=1),
+    Suite("python", [*PYTEST, f"--ignore={CHECKPOINT}", f"--ignore={STREAM}"], count_pytest, lane=2),
 ]
-ASIDE = "python"
 _running: set[int] = set()  # processes, each the first of its group
 
 
@@ -117,6 +119,7 @@ class Ended:
     status: int
     lines: list[str]
     took_s: float
+    cpu_s: float
 
     def failures(self) -> list[str]:
         """Return the lines that name failures, or the last lines if there are none."""
@@ -158,7 +161,9 @@ def run(suite: Suite, show: Callable[[str], None]) -> Ended:
             heard_s = time.monotonic()
             lines.append(line.rstrip("\n"))
             show(lines[-1])
-        return Ended(suite, process.wait(), lines, time.monotonic() - begin)
+        _, waited, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(waited)
+        return Ended(suite, process.returncode, lines, time.monotonic() - begin, usage.ru_utime + usage.ru_stime)
     except BaseException:
         os.killpg(process.pid, signal.SIGTERM)
         raise
@@ -173,20 +178,23 @@ def title(suite: Suite) -> None:
     print(f"\n== {suite.name}: {' '.join(suite.command)}", flush=True)
 
 
+def run_lane(suites: list[Suite]) -> list[Ended]:
+    """Run suites one after another without showing them."""
+    return [run(suite, lambda _line: None) for suite in suites]
+
+
 def all_of(chosen: list[Suite]) -> Iterable[Ended]:
-    """Run all suites in two lanes, and yield each once it has ended and was shown."""
-    aside = [suite for suite in chosen if suite.name == ASIDE]
-    others = [suite for suite in chosen if suite.name != ASIDE]
-    if not others:
-        others, aside = aside, []
-    with ThreadPoolExecutor(1) as lane:
-        waiting = [lane.submit(run, suite, lambda _line: None) for suite in aside]
+    """Run all suites in their lanes, and yield each once it has ended and was shown."""
+    lanes = [[*suites] for _, suites in itertools.groupby(chosen, key=lambda suite: suite.lane)]
+    if not lanes:
+        return
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        waiting = [pool.submit(run_lane, suites) for suites in lanes[1:]]
         try:
-            for suite in others:
+            for suite in lanes[0]:
                 title(suite)
                 yield run(suite, lambda line: print(line, flush=True))
-            for one in waiting:
-                ended = one.result()
+            for ended in itertools.chain.from_iterable(one.result() for one in waiting):
                 title(ended.suite)
                 print("\n".join(ended.lines), flush=True)
                 yield ended
@@ -226,7 +234,7 @@ def main(names: list[str]) -> int:
     for ended in all_of([suite for suite in SUITES if not names or is_named(suite, names)]):
         count = checked_count(ended)
         what = str(count) if ended.suite.count or count.failed else "clean (tests counted above)"
-        table.append(f"{ended.suite.name:<17} {what}  [{ended.took_s:.0f} s]")
+        table.append(f"{ended.suite.name:<17} {what}  [{ended.took_s:.0f} s, {ended.cpu_s:.0f} s of CPU]")
         failures += [f"{ended.suite.name}: {line}" for line in ended.failures()]
         total += count
     if failures:

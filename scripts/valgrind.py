@@ -148,15 +148,19 @@ def refuse_io_uring() -> None:
 
 
 def test_binaries() -> dict[str, str]:
-    """Build the test binaries as `cargo test` does. Return names and paths."""
-    packages = [word for package in PACKAGES for word in ("--package", package)]
-    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *packages]
+    """Return names and paths of the test binaries, and build them if necessary.
+
+    The whole workspace is named: with other features of shared dependencies, cargo would build all of them again.
+    """
+    command = ["cargo", "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode != 0:
         sys.exit(built.returncode)
     found = {}
     for message in map(json.loads, built.stdout.splitlines()):
-        if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]:
+        if message["reason"] != "compiler-artifact" or Path(message["manifest_path"]).parent.name not in PACKAGES:
+            continue
+        if message["profile"]["test"] and message["executable"]:
             found[message["target"]["name"]] = message["executable"]
     assert found, "cargo built no test binary"
     return found

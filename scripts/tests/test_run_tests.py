@@ -41,8 +41,8 @@ def test_pytest_summary(summary: str, count: Count) -> None:
     assert count_pytest(["collected 9 items", summary, ""]) == count
 
 
-def suite(code: str, *arguments: object, name: str = "probe") -> Suite:
-    return Suite(name, [sys.executable, "-c", code, *map(str, arguments)], count_cargo)
+def suite(code: str, *arguments: object, name: str = "probe", lane: int = 0) -> Suite:
+    return Suite(name, [sys.executable, "-c", code, *map(str, arguments)], count_cargo, lane=lane)
 
 
 GOOD = "print('test result: ok. 2 passed; 0 failed; 0 ignored;', flush=True)"
@@ -64,7 +64,7 @@ def test_a_suite_is_counted_by_its_lines_and_its_status(code: str, count: Count)
 
 def test_failures_under_a_good_status_are_refused() -> None:
     with pytest.raises(AssertionError):
-        checked_count(Ended(suite(""), 0, ["test result: FAILED. 1 passed; 1 failed; 0 ignored;"], 0.0))
+        checked_count(Ended(suite(""), 0, ["test result: FAILED. 1 passed; 1 failed; 0 ignored;"], 0.0, 0.0))
 
 
 def test_a_suite_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,37 +77,49 @@ def test_a_suite_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_failed_is_named_at_the_end() -> None:
     lines = ["test a::b ... ok", "test a::c ... FAILED", "thread 'a::c' (7) panicked at src/a.rs:1:2:", "left: 1"]
-    assert Ended(suite(""), 101, lines, 0.0).failures() == lines[1:3]
+    assert Ended(suite(""), 101, lines, 0.0, 0.0).failures() == lines[1:3]
     lines = ["x.py::test_y FAILED", "FAILED x.py::test_y - assert 0", "= 1 failed in 0.1s ="]
-    assert Ended(suite(""), 1, lines, 0.0).failures() == lines[1:2]
-    assert Ended(suite(""), 0, lines, 0.0).failures() == []
+    assert Ended(suite(""), 1, lines, 0.0, 0.0).failures() == lines[1:2]
+    assert Ended(suite(""), 0, lines, 0.0, 0.0).failures() == []
 
 
 MEET = """\
 import sys, time
 from pathlib import Path
-mine, others = map(Path, sys.argv[1:])
+mine, *others = map(Path, sys.argv[1:])
 mine.touch()
-while not others.exists():
+while not all(other.exists() for other in others):
     time.sleep(0.01)
 print("I am", mine.name, flush=True)
 """
 
 
-def test_the_python_suite_runs_beside_the_others_and_is_shown_after_them(
+def test_lanes_run_in_parallel_and_are_shown_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    suites = [suite(MEET + GOOD, one, other), suite(GOOD), suite(MEET + GOOD, other, one, name="python")]
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    suites = [
+        suite(MEET + GOOD, one, two, three),
+        suite(GOOD),
+        suite(MEET + GOOD, two, one, three, name="python-a", lane=1),
+        suite(MEET + GOOD, three, one, two, name="python", lane=2),
+    ]
     monkeypatch.setattr(run_tests, "TOTAL", tmp_path / "total.txt")
     monkeypatch.setattr(run_tests, "SUITES", suites)
     monkeypatch.setattr(run_tests, "SILENCE_S", 60)
     assert run_tests.main([]) == 0
     said = capsys.readouterr().out
     titles = [line.split(":")[0] for line in said.splitlines() if line.startswith("==")]
-    assert titles == ["== probe", "== probe", "== python"]
-    assert said.index("I am one") < said.rindex("== probe") < said.index("== python") < said.index("I am other")
-    assert said.splitlines()[-1] == str(Count(6))
+    assert titles == ["== probe", "== probe", "== python-a", "== python"]
+    assert said.index("I am one") < said.rindex("== probe") < said.index("== python-a") < said.index("I am two")
+    assert said.index("I am two") < said.rindex("== python") < said.index("I am three")
+    assert said.splitlines()[-1] == str(Count(8))
+
+
+def test_the_processor_time_of_a_suite_includes_its_children() -> None:
+    child = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    ended = run(suite(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"), print)
+    assert ended.cpu_s >= 0.3
 
 
 @pytest.mark.parametrize(("code", "status"), [(GOOD, 0), (f"{GOOD}; raise SystemExit(1)", 1)])

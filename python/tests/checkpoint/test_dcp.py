@@ -6,8 +6,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from deepnvme.integrations._dcp import shard as _dcp_shard
 from deepnvme.integrations._dcp.shard import Shard
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
+from .programs import Program
 from .programs import run as run_killed
 from .states import assert_same
 
@@ -285,12 +284,9 @@ os._exit(0)
 
 def run(action: str, folder: Path, world: int, tmp_path: Path) -> None:
     rendezvous = tmp_path / f"rendezvous-{action}-{world}"
-    command: list[str | Path] = [sys.executable, "-c", RANK, action, folder, rendezvous]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(world)], stderr=subprocess.PIPE, text=True) for rank in range(world)
-    ]
-    errors_of = [rank.communicate(timeout=100)[1] for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks), "\n".join(errors_of)
+    ranks = [Program(RANK, action, folder, rendezvous, rank, world) for rank in range(world)]
+    said = [rank.stdout.read() for rank in ranks]
+    assert [rank.wait() for rank in ranks] == [0] * world, "\n".join(said)
 
 
 def test_ranks_that_save_alone_leave_the_checkpoint(tmp_path: Path) -> None:

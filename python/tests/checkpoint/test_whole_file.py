@@ -273,9 +273,10 @@ def reported(path: Path, texts: Iterable[bytes]) -> list[int]:
 
 
 def changes(text: bytes, step: int) -> Iterable[bytes]:
-    """Change, insert, and remove a byte at every position."""
+    """Change a byte at every position; insert and remove one at every fifth, which shifts all that follow."""
     for at in range(0, len(text), step):
         yield text[:at] + bytes([text[at] ^ (1 + at * 37 % 255)]) + text[at + 1 :]
+    for at in range(0, len(text), 5 * step):
         yield text[:at] + bytes([at * 41 % 256]) + text[at:]
         yield text[:at] + text[at + 1 :]
     yield text + b"\0"
