@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -36,8 +37,10 @@ class _Plan(NamedTuple):
     reader: _CheckpointReader
     direct: list[Any]
     """Filled by the read itself."""
-    copied: list[tuple[torch.Tensor, Any]]
+    copied: list[tuple[str, torch.Tensor, Any]]
     """Filled by a copy from a temporary buffer."""
+    compared: list[tuple[str, torch.Tensor, Any]]
+    """Filled under an earlier name already; the tensor of this name must be the same."""
 
 
 def _fill(request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool) -> None:
@@ -45,7 +48,9 @@ def _fill(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
     for plan in _plan(request, files, targets, cast):
         if plan.direct:
             plan.reader.start(plan.direct).finish(request.verify, request.report)
-        _copy(request, plan.reader, plan.copied, plan.reader.storages())
+        storages = plan.reader.storages()
+        _read_groups(request, plan.reader, plan.copied, storages, _copy)
+        _read_groups(request, plan.reader, plan.compared, storages, _compare)
 
 
 def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool) -> list[_Plan]:
@@ -53,11 +58,12 @@ def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
     plans = []
     # A tensor of a flat state dict is named by its key, even if the key contains dots.
     missing = set(targets)
+    filled = _Filled()
     for file in files:
         names = file.names
         reader = request.open(file, exact=True)
         storages = reader.storages()
-        plan = _Plan(reader, [], [])
+        plan = _Plan(reader, [], [], [])
         tensors = reader.tensors()
         signs = {number: (is_conj, is_neg) for number, is_conj, is_neg in reader.signs()}
         met: set[str] = set()
@@ -72,17 +78,49 @@ def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
             target, dtype = targets[name], getattr(torch, dtype_name)
             _check(f"{request.name}: {name}", target, dtype, shape, cast)
             described = (dtype, shape, strides, offset, index, signs.get(number))
-            if _is_direct(target, described, storages[index][1]):
-                if target.numel():
-                    plan.direct.append(((storages[index][3], target.nbytes, [(index, 0)]), target.detach()))
+            source = (file, described)
+            if not target.numel():
+                continue
+            if earlier := filled.add(request.name, name, target, source):
+                # Tied weights: once is enough if the file has them tied as well.
+                if earlier != source:
+                    plan.compared.append((name, target, described))
+            elif _is_direct(target, described, storages[index][1]):
+                plan.direct.append(((storages[index][3], target.nbytes, [(index, 0)]), target.detach()))
             else:
-                plan.copied.append((target, described))
+                plan.copied.append((name, target, described))
         plans.append(plan)
     if missing:
         shown = ", ".join(sorted(missing)[:5])
         msg = f"{request.name}: the file does not contain {shown}; leave them out of into, or check the names"
         raise KeyError(msg)
     return plans
+
+
+class _Filled:
+    """The memory of the targets so far. Tensors that are read at once must not share any."""
+
+    def __init__(self) -> None:
+        self._sources: dict[Any, Any] = {}
+        self._ranges: list[tuple[int, int, str]] = []
+
+    def add(self, archive: str, name: str, target: torch.Tensor, source: Any) -> Any:
+        """Add a target. Returns the source of an earlier target that is the same view. Refuses a partial overlap."""
+        view = (target.device, target.data_ptr(), target.dtype, target.shape, target.stride())
+        if (earlier := self._sources.setdefault(view, source)) is not source:
+            return earlier
+        # Other views may share a range without sharing an element, as the columns of a matrix do.
+        if target.is_contiguous():
+            begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
+            at = bisect(self._ranges, (begin, end, name))
+            for other_begin, other_end, other in self._ranges[max(at - 1, 0) : at + 1]:
+                if begin < other_end and other_begin < end:
+                    msg = (
+                        f"{archive}: {other} and {name} share a part of their memory in into, and cannot both be filled"
+                    )
+                    raise InvalidArgumentError(f"{msg}; give each a tensor of its own")
+            self._ranges.insert(at, (begin, end, name))
+        return None
 
 
 def _targets(request: LoadRequest, into: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -146,17 +184,23 @@ def _is_direct(target: torch.Tensor, described: Any, storage_bytes: int) -> bool
     return is_plain and target.dtype == dtype and offset == 0 and target.nbytes == storage_bytes
 
 
-def _copy(request: LoadRequest, reader: Any, copied: list[tuple[torch.Tensor, Any]], storages: Any) -> None:
-    """Read whole storages into temporary buffers, group by group, and copy from there."""
-    while copied:
-        group: list[tuple[torch.Tensor, Any]] = []
+def _read_groups(
+    request: LoadRequest,
+    reader: Any,
+    waiting: list[tuple[str, torch.Tensor, Any]],
+    storages: Any,
+    use: Callable[[str, torch.Tensor, torch.Tensor], None],
+) -> None:
+    """Read whole storages into temporary buffers, group by group. `use` gets what is to be filled, and the source."""
+    while waiting:
+        group: list[tuple[str, torch.Tensor, Any]] = []
         group_bytes = 0
-        while copied and (not group or group_bytes + storages[copied[-1][1][_INDEX]][1] <= _GROUP_BYTES):
-            group.append(copied.pop())
-            group_bytes += storages[group[-1][1][_INDEX]][1]
+        while waiting and (not group or group_bytes + storages[waiting[-1][2][_INDEX]][1] <= _GROUP_BYTES):
+            group.append(waiting.pop())
+            group_bytes += storages[group[-1][2][_INDEX]][1]
         flats: dict[int, Any] = {}
         buffers = []
-        for _, (*_, index, _) in group:
+        for _, _, (*_, index, _) in group:
             _, nbytes, _, place = storages[index]
             if nbytes and index not in flats:
                 memory, start = allocate(nbytes)
@@ -165,12 +209,28 @@ def _copy(request: LoadRequest, reader: Any, copied: list[tuple[torch.Tensor, An
                 buffers.append(((place, nbytes, [(index, 0)]), view))
         if buffers:
             reader.start(buffers).finish(request.verify, request.report)
-        for target, (dtype, shape, strides, offset, index, signs) in group:
-            if target.numel():
-                storage = flats[index].untyped_storage()
-                source = torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
-                is_conj, is_neg = signs or (False, False)
-                source = source.conj() if is_conj else source
-                source = torch._neg_view(source) if is_neg else source  # noqa: SLF001
-                with torch.no_grad():
-                    target.copy_(source)
+        for name, target, (dtype, shape, strides, offset, index, signs) in group:
+            storage = flats[index].untyped_storage()
+            source = torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
+            is_conj, is_neg = signs or (False, False)
+            source = source.conj() if is_conj else source
+            source = torch._neg_view(source) if is_neg else source  # noqa: SLF001
+            use(f"{request.name}: {name}", target, source)
+
+
+def _copy(_what: str, target: torch.Tensor, source: torch.Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(source)
+
+
+def _compare(what: str, target: torch.Tensor, source: torch.Tensor) -> None:
+    """Refuse a source that differs from what the target holds. Bytes are compared: NaN equals itself."""
+    with torch.no_grad():
+        expected = torch.empty_like(target, device="cpu").copy_(source)
+        found = target.detach().cpu()
+    first, second = (
+        x.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for x in (found, expected)
+    )
+    if not torch.equal(first, second):
+        msg = f"{what} shares its memory with another tensor in into, and the file has different values for the two"
+        raise InvalidArgumentError(f"{msg}; give each a tensor of its own (into now holds the values of the other)")

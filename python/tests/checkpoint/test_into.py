@@ -70,3 +70,42 @@ def test_autograd_notices_that_weights_were_loaded(tmp_path: Path, suffix: str) 
     deepnvme.load(path, into={"a": weight})
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()  # type: ignore[no-untyped-call]
+
+
+SHARDS: list[Any] = [(".pt", {}), (".safetensors", {}), (".safetensors", {"max_shard_bytes": 2000})]
+
+
+@pytest.mark.parametrize("verify", ["off", "full"])
+@pytest.mark.parametrize(("suffix", "options"), SHARDS)
+def test_targets_that_share_memory_need_the_same_values(
+    tmp_path: Path, suffix: str, options: dict[str, Any], verify: Any
+) -> None:
+    path, memory = saved(tmp_path, suffix, **options), torch.zeros(800)
+    with pytest.raises(InvalidArgumentError, match=r"a and b share a part of their memory"):
+        deepnvme.load(path, into={"a": memory[:400], "b": memory[300:700]}, verify=verify)
+    assert not memory.any()
+    for cast, dtype in ((False, torch.float32), (True, torch.bfloat16)):
+        one = torch.zeros(400, dtype=dtype)
+        with pytest.raises(InvalidArgumentError, match="b shares its memory with another tensor"):
+            deepnvme.load(path, into={"a": one, "b": one}, cast=cast, verify=verify)
+
+
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize("is_tied", [False, True], ids=["copies", "tied"])
+@pytest.mark.parametrize(("suffix", "options"), SHARDS)
+def test_tied_weights_are_filled(
+    tmp_path: Path, suffix: str, options: dict[str, Any], is_tied: bool, cast: bool
+) -> None:
+    weight = torch.randn(400)
+    weight[7] = torch.nan
+    path = tmp_path / f"model{suffix}"
+    deepnvme.save({"a": weight, "b": weight if is_tied else weight.clone()}, path, **options)
+    one = torch.zeros(400, dtype=torch.bfloat16 if cast else torch.float32)
+    deepnvme.load(path, into={"a": one, "b": one}, cast=cast, verify="full")
+    assert torch.equal(one.view(torch.uint8), weight.to(one.dtype).view(torch.uint8))
+
+
+def test_columns_of_one_matrix_are_filled(tmp_path: Path) -> None:
+    path, matrix = saved(tmp_path, ".pt"), torch.zeros(400, 2)
+    deepnvme.load(path, into={"a": matrix[:, 0], "b": matrix[:, 1]})
+    assert torch.equal(matrix, torch.tensor([1.0, 2.0]).expand(400, 2))

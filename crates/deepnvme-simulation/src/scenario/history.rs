@@ -80,7 +80,7 @@ pub(super) fn play(context: &Context) {
     let is_cut = context.world.state().setup.power_cut_at.is_some();
     watch(context, &play);
     let mut running: Vec<_> = (1..=processes).map(|id| trainer(context, &play, id)).collect();
-    if rng.chance(600) {
+    if rng.chance(800) {
         running.push(users::mimic(context, vec![play.folder.clone()], Taking::Final));
     }
     if rng.chance(700) {
