@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 SAFETENSORS_SUFFIX = ".safetensors"
 # Metadata about the file itself: its checksums, and how its weights are packed.
 _RESERVED_PREFIX = "deepnvme."
+# How Hugging Face's loaders call tensors of torch.
+_FORMAT = "pt"
 
 
 def save(
@@ -58,7 +60,7 @@ def save(
         checksums: keep a checksum of each MiB for ``load(verify=...)`` and ``deepnvme verify``. They take 16 bytes
             for each MiB, and other readers ignore them. Default True.
         metadata: texts to add to a safetensors file. Keys that begin with ``deepnvme.`` are omitted: they describe
-            the file that they came from.
+            the file that they came from. ``format`` is ``"pt"`` in every file.
         max_shard_bytes: the most bytes of tensors in one safetensors file. Larger states become several files and an
             index, ``PATH.index.json``, as Hugging Face writes them. Replacing the index switches to the new state.
             Each save uses new file names, and removes the old files that the old index recorded as deepnvme's.
@@ -165,11 +167,20 @@ def plan_safetensors(
 
 def _metadata_entries(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
     """Return the entry that Hugging Face's loaders expect, and those of the caller."""
-    texts = [(str(key), str(value)) for key, value in (metadata or {}).items()]
-    more = [(key, value) for key, value in texts if key != "format" and not key.startswith(_RESERVED_PREFIX)]
-    for text in (text for pair in more for text in pair):
-        _check_utf8(text, "metadata")
-    return [("format", "pt"), *more]
+    more = []
+    for key, value in (metadata or {}).items():
+        pair: tuple[object, object] = (key, value)
+        for text in pair:
+            if not isinstance(text, str):
+                msg = f"metadata must map texts to texts, but has {text!r} ({type(text).__name__}); convert it with str"
+                raise TypeError(msg)
+            _check_utf8(text, "metadata")
+        if key == "format" and value != _FORMAT:
+            msg = f"metadata: 'format' is {_FORMAT!r} in every file of deepnvme, not {value!r}; leave it out"
+            raise InvalidArgumentError(msg)
+        if key != "format" and not key.startswith(_RESERVED_PREFIX):
+            more.append((key, value))
+    return [("format", _FORMAT), *more]
 
 
 # Name, dtype as torch spells it, shape, tensor.

@@ -57,6 +57,17 @@ def test_views_are_saved_as_they_look(tmp_path: Path) -> None:
     assert all(torch.equal(loaded[name], state[name]) for name in state)
 
 
+@pytest.mark.parametrize(
+    ("metadata", "error"), [({"format": "np"}, ValueError), ({"epoch": 3}, TypeError), ({3: "epoch"}, TypeError)]
+)
+def test_metadata_that_would_be_changed_is_refused(
+    tmp_path: Path, metadata: dict[Any, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="metadata"):
+        deepnvme.save({"a": torch.ones(3)}, tmp_path / "a.safetensors", metadata=metadata)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_metadata_and_lazy_readers(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     deepnvme.save({"a": torch.randn(300, 300)}, path, metadata={"epoch": "3"})
