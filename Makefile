@@ -55,7 +55,7 @@ test-gpu: ## the tests that need an NVIDIA GPU, on this machine
 gpu-bundle: $(STAMPS)/wheel ## the same tests and the wheel as target/gpu-bundle, for a machine that has a GPU: its run.sh runs them
 	@$(BIN)/python scripts/gpu_bundle.py
 
-lint: setup ## fmt, clippy, ruff, mypy, stubtest, tidy, circles, prose, and cargo-deny where it is installed
+lint: setup ## fmt, clippy, ruff, mypy, stubtest, tidy, circles, prose, the lock file of fuzz/, and cargo-deny where it is installed
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
@@ -65,6 +65,7 @@ lint: setup ## fmt, clippy, ruff, mypy, stubtest, tidy, circles, prose, and carg
 	$(BIN)/python scripts/tidy.py
 	$(BIN)/python scripts/circles.py
 	$(BIN)/python scripts/prose.py
+	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	@scripts/deny.sh
 
 fmt: setup ## format the Rust and the Python code
