@@ -9,15 +9,15 @@ SERVING := .venv-serving
 STAMPS := $(VENV)/stamps
 
 # The extension is built for this interpreter, and never links libpython.
-lint test: export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
-lint test: export PYO3_BUILD_EXTENSION_MODULE := 1
+check test: export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+check test: export PYO3_BUILD_EXTENSION_MODULE := 1
 
 RUST := $(shell find crates python -name '*.rs' -o -name Cargo.toml) Cargo.toml $(wildcard Cargo.lock)
 PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu-bundle lint fmt deny fuzz bench wheel clean
+.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu-bundle check fmt deny fuzz bench wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,7 +55,7 @@ test-gpu: ## the tests that need an NVIDIA GPU, on this machine
 gpu-bundle: $(STAMPS)/wheel ## the same tests and the wheel as target/gpu-bundle, for a machine that has a GPU: its run.sh runs them
 	@$(BIN)/python scripts/gpu_bundle.py
 
-lint: setup ## fmt, clippy, ruff, mypy, stubtest, tidy, circles, prose, the lock file of fuzz/, and cargo-deny where it is installed
+check: setup ## format, lints, types, floors and circles of imports, prose, lock files, and licences where cargo-deny is installed
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
