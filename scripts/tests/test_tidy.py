@@ -129,9 +129,9 @@ def test_workspace_lints() -> None:
 
 
 def test_length() -> None:
-    assert list(tidy.check_length("a.rs", "\n" * 250)) == []
+    assert list(tidy.check_length("a.rs", "\n" * 500)) == []
     assert list(tidy.check_length("a.md", "\n" * 2000)) == []
-    assert [line.endswith("(failure)") for line in tidy.check_length("a.py", "\n" * 251)] == [False]
+    assert [line.endswith("(failure)") for line in tidy.check_length("a.py", "\n" * 501)] == [False]
     assert [line.endswith("(failure)") for line in tidy.check_length("a.py", "\n" * 701)] == [True]
 
 

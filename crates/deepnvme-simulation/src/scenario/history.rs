@@ -1,11 +1,13 @@
 //! Checkpoint folders with one writer at a time and retention. The newest committed checkpoint is always there.
 
+mod bystanders;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Error;
-use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST, Manifest, is_checkpoint};
+use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST};
 use deepnvme_checkpoint::read::Reader;
 use deepnvme_checkpoint::write::Saved;
 use deepnvme_file::{Replacement, StripeSet, Target};
@@ -21,9 +23,9 @@ use super::context::Context;
 use super::folders::is_unprovable;
 use super::payload::{self, Version};
 use super::users::{self, Taking};
+use crate::world::OUTSIDE;
 use crate::world::folder::Folder;
 use crate::world::tree::Node;
-use crate::world::{OUTSIDE, USERS_FROM};
 
 /// Bytes of the index at a checkpoint's end. The manifest records its checksum.
 const INDEX_BYTES: u64 = 8;
@@ -84,13 +86,13 @@ pub(super) fn play(context: &Context) {
         running.push(users::mimic(context, vec![play.folder.clone()], Taking::Final));
     }
     if rng.chance(700) {
-        running.push(reader(context, &play));
+        running.push(bystanders::reader(context, &play));
     }
     if context.rng(5).chance(300) {
-        running.push(spoiler(context, &play));
+        running.push(bystanders::spoiler(context, &play));
     }
     if context.rng(7).chance(300) {
-        running.push(mover(context, &play));
+        running.push(bystanders::mover(context, &play));
     }
     finish(context, &play, running, is_cut);
 }
@@ -329,77 +331,6 @@ fn shown(context: &Context, play: &Play, entry: &Entry) -> Result<Shown, Error> 
         return Ok(Shown::Foreign("another file than the manifest says".into()));
     }
     Ok(content::recognised(play.seed, &content::load(&engine, reader)?))
-}
-
-fn reader(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
-    let play = Arc::clone(play);
-    context.process(USERS_FROM + 1, move |context| {
-        let mut rng = context.rng(2);
-        for _ in 0..rng.within(1..5) {
-            for _ in 0..rng.below(40) {
-                thread::yield_now();
-            }
-            let path = play.folder.join(MANIFEST);
-            match fs::read_small(&path, 1 << 20) {
-                Ok(text) => {
-                    if let Err(problem) = Manifest::parse(&text) {
-                        context.fail(format!("a reader sees a manifest that is not whole: {problem}"));
-                    }
-                }
-                Err(_) if !context.world.has_power() => return,
-                Err(error) if error.errno() == Some(rustix::io::Errno::NOENT.raw_os_error()) => {}
-                Err(error) => context.fail(format!("a reader fails: {error}")),
-            }
-        }
-    })
-}
-
-/// Inject bad sectors into the manifest, temporarily.
-fn spoiler(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
-    let play = Arc::clone(play);
-    context.process(USERS_FROM + 2, move |context| {
-        let mut rng = context.rng(6);
-        for _ in 0..rng.within(1..6) {
-            (0..rng.below(150)).for_each(|_| thread::yield_now());
-            context.world.refuse_reading(&play.folder.join(MANIFEST), rng.below(3));
-            (0..rng.below(150)).for_each(|_| thread::yield_now());
-            context.world.allow_reading();
-        }
-    })
-}
-
-/// Move checkpoints out of the folder, and back after a while: a disk that was not mounted, or a user's archive.
-fn mover(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
-    let play = Arc::clone(play);
-    context.process(USERS_FROM + 3, move |context| {
-        let mut rng = context.rng(8);
-        for _ in 0..rng.within(1..5) {
-            (0..rng.below(100)).for_each(|_| thread::yield_now());
-            let names = fs::entries(&play.folder).unwrap_or_default();
-            let names: Vec<_> = names.into_iter().filter(|name| name.to_str().is_some_and(is_checkpoint)).collect();
-            if names.is_empty() {
-                continue;
-            }
-            let here = play.folder.join(&names[rng.below(names.len() as u64) as usize]);
-            let Ok(bytes) = fs::read_small(&here, 1 << 20) else { continue };
-            let Some(version) = payload::recognised(play.seed, &bytes) else { continue };
-            let away = PathBuf::from("/d0/away");
-            lock(&play.log).moved.insert(version, here.clone());
-            if fs::rename_new(&here, &away).is_err() {
-                continue;
-            }
-            (0..rng.below(200)).for_each(|_| thread::yield_now());
-            // Once no manifest lists it, none will again.
-            let listed = fs::read_small(&play.folder.join(MANIFEST), 1 << 20).map(|text| Manifest::parse(&text));
-            let is_forgotten = match (listed, here.file_name().and_then(|name| name.to_str())) {
-                (Ok(Ok(manifest)), Some(name)) => !manifest.knows(name),
-                _ => false,
-            };
-            if fs::rename_new(&away, &here).is_ok() && is_forgotten {
-                lock(&play.log).returned.push(here);
-            }
-        }
-    })
 }
 
 /// Start a save while the manifest is unreadable. It may fail, but committed checkpoints stay.
