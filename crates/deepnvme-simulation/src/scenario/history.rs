@@ -1,6 +1,7 @@
 //! Checkpoint folders with one writer at a time and retention. The newest committed checkpoint is always there.
 
 mod bystanders;
+mod play;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +15,6 @@ use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_format::checksums::Hasher;
 use deepnvme_io::fs;
 use deepnvme_io::{DirectMode, Durability, Engine, WriteExtent, WriteOptions};
-use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
@@ -26,6 +26,8 @@ use super::users::{self, Taking};
 use crate::world::OUTSIDE;
 use crate::world::folder::Folder;
 use crate::world::tree::Node;
+pub(super) use play::Play;
+use play::{Log, Save, lock};
 
 /// Bytes of the index at a checkpoint's end. The manifest records its checksum.
 const INDEX_BYTES: u64 = 8;
@@ -33,36 +35,6 @@ const INDEX_BYTES: u64 = 8;
 const MANIFEST_READS_MAX: u64 = 4;
 /// Maximum saves of one writer.
 const SAVES_MAX: u64 = 6;
-
-/// A folder, and the saves into it.
-pub(super) struct Play {
-    pub(super) content: Content,
-    pub(super) folder: PathBuf,
-    pub(super) seed: u64,
-    pub(super) keep: Option<usize>,
-    log: Mutex<Log>,
-}
-
-#[derive(Clone, Default)]
-struct Log {
-    next_version: Version,
-    /// Saves in starting order, with their outcomes.
-    saves: BTreeMap<Version, Save>,
-    now: u64,
-    /// Versions whose files a user has moved away, for a while or for good.
-    moved: BTreeMap<Version, PathBuf>,
-    /// Files that came back when no manifest listed them any more: nobody may remove them.
-    returned: Vec<PathBuf>,
-}
-
-#[derive(Clone)]
-struct Save {
-    step: u64,
-    began: u64,
-    ended: Option<u64>,
-    counts: bool,
-    durability: Durability,
-}
 
 /// Run the scenario.
 pub(super) fn play(context: &Context) {
@@ -134,34 +106,6 @@ fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
     users::check_foreign(context);
 }
 
-impl Play {
-    /// Copy the state so far.
-    fn copy(&self) -> Self {
-        let Self { content, folder, seed, keep, log } = self;
-        let log = Mutex::new(lock(log).clone());
-        Self { content: *content, folder: folder.clone(), seed: *seed, keep: *keep, log }
-    }
-
-    /// Record the start of a save. With several ranks, the first one counts.
-    pub(super) fn begin_save(&self, version: Version, step: u64, durability: Durability) {
-        let mut log = lock(&self.log);
-        log.now += 1;
-        log.next_version = log.next_version.max(version);
-        let began = log.now;
-        log.saves.entry(version).or_insert(Save { step, began, ended: None, counts: false, durability });
-    }
-
-    /// Record the end of a save. With several ranks, it counts if any rank saw it commit.
-    pub(super) fn end_save(&self, version: Version, counts: bool) {
-        let mut log = lock(&self.log);
-        log.now += 1;
-        let now = log.now;
-        if let Some(save) = log.saves.get_mut(&version) {
-            (save.ended, save.counts) = (Some(now), save.counts || counts);
-        }
-    }
-}
-
 const FOREIGN: [&str; 9] = [
     "step-00000001.pt",
     "step-00000002-1.pt",
@@ -186,10 +130,6 @@ fn make_folder(context: &Context) -> PathBuf {
     });
     debug_assert!(made.is_ok(), "an empty disk has room");
     path
-}
-
-fn lock(log: &Mutex<Log>) -> std::sync::MutexGuard<'_, Log> {
-    ignore_poison(log.lock())
 }
 
 /// Start a process with one history, into which one or two of its threads save.

@@ -7,7 +7,9 @@ use deepnvme_checkpoint::history::{MANIFEST, Manifest, is_checkpoint};
 use deepnvme_io::fs;
 use deepnvme_simulation_runtime::thread;
 
-use super::{Context, Play, lock, payload};
+use super::play::{Play, lock};
+use crate::scenario::context::Context;
+use crate::scenario::payload;
 use crate::world::USERS_FROM;
 
 /// Read the manifest now and then: it is whole at any moment.
