@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._checkpoint.load_buffer import allocate
 from deepnvme._checkpoint.tensor_names import named_tensors, tensor_expressions
 from deepnvme._utils.tensors import engine_reaches
@@ -50,7 +50,7 @@ def _fill(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
             plan.reader.start(plan.direct).finish(request.verify, request.report)
         storages = plan.reader.storages()
         _read_groups(request, plan.reader, plan.copied, storages, _copy)
-        _read_groups(request, plan.reader, plan.compared, storages, _compare)
+        _read_groups(request, plan.reader, plan.compared, storages, compare)
 
 
 def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool) -> list[_Plan]:
@@ -58,7 +58,7 @@ def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
     plans = []
     # A tensor of a flat state dict is named by its key, even if the key contains dots.
     missing = set(targets)
-    filled = _Filled()
+    filled = FilledMemory()
     for file in files:
         names = file.names
         reader = request.open(file, exact=True)
@@ -95,32 +95,6 @@ def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
         msg = f"{request.name}: the file does not contain {shown}; leave them out of into, or check the names"
         raise KeyError(msg)
     return plans
-
-
-class _Filled:
-    """The memory of the targets so far. Tensors that are read at once must not share any."""
-
-    def __init__(self) -> None:
-        self._sources: dict[Any, Any] = {}
-        self._ranges: list[tuple[int, int, str]] = []
-
-    def add(self, archive: str, name: str, target: torch.Tensor, source: Any) -> Any:
-        """Add a target. Returns the source of an earlier target that is the same view. Refuses a partial overlap."""
-        view = (target.device, target.data_ptr(), target.dtype, target.shape, target.stride())
-        if (earlier := self._sources.setdefault(view, source)) is not source:
-            return earlier
-        # Other views may share a range without sharing an element, as the columns of a matrix do.
-        if target.is_contiguous():
-            begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
-            at = bisect(self._ranges, (begin, end, name))
-            for other_begin, other_end, other in self._ranges[max(at - 1, 0) : at + 1]:
-                if begin < other_end and other_begin < end:
-                    msg = (
-                        f"{archive}: {other} and {name} share a part of their memory in into, and cannot both be filled"
-                    )
-                    raise InvalidArgumentError(f"{msg}; give each a tensor of its own")
-            self._ranges.insert(at, (begin, end, name))
-        return None
 
 
 def _targets(request: LoadRequest, into: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -221,16 +195,3 @@ def _read_groups(
 def _copy(_what: str, target: torch.Tensor, source: torch.Tensor) -> None:
     with torch.no_grad():
         target.copy_(source)
-
-
-def _compare(what: str, target: torch.Tensor, source: torch.Tensor) -> None:
-    """Refuse a source that differs from what the target holds. Bytes are compared: NaN equals itself."""
-    with torch.no_grad():
-        expected = torch.empty_like(target, device="cpu").copy_(source)
-        found = target.detach().cpu()
-    first, second = (
-        x.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for x in (found, expected)
-    )
-    if not torch.equal(first, second):
-        msg = f"{what} shares its memory with another tensor in into, and the file has different values for the two"
-        raise InvalidArgumentError(f"{msg}; give each a tensor of its own (into now holds the values of the other)")

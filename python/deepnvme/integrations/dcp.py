@@ -38,6 +38,7 @@ from deepnvme.integrations._dcp.index import INDEX_NAME, OWNED_KEY, ItemLocation
 from deepnvme.integrations._dcp.reader import DeepnvmeReader
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Literal
 
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
@@ -115,7 +116,7 @@ class DeepnvmeWriter(StorageWriter):
         tensors: dict[str, torch.Tensor] = {}
         results = []
         for item in plan.items:
-            name, tensor = _name_of(item), _tensor_of(item, planner)
+            name, tensor = _free_name(item, tensors), _tensor_of(item, planner)
             tensors[name] = tensor
             results.append(WriteResult(item.index, tensor.nbytes, ItemLocation(plan.storage_data, name)))
         if tensors:
@@ -173,11 +174,15 @@ def _world_size() -> int:
     return torch.distributed.get_world_size() if is_set_up else 1
 
 
-def _name_of(item: WriteItem) -> str:
+def _free_name(item: WriteItem, taken: Collection[str]) -> str:
+    """Name an item in its rank's file. Its tensor's name and place, unless another tensor is called like that."""
     index = item.index
-    if index.offset is None or not any(index.offset):
-        return index.fqn
-    return f"{index.fqn}@{','.join(str(start) for start in index.offset)}"
+    name = index.fqn
+    if index.offset is not None and any(index.offset):
+        name = f"{name}@{','.join(map(str, index.offset))}"
+    while name in taken:
+        name += "@"
+    return name
 
 
 def _tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -22,7 +24,7 @@ from deepnvme import errors
 from deepnvme._deepnvme import _crc64
 from deepnvme.integrations._dcp import shard as _dcp_shard
 from deepnvme.integrations._dcp.shard import Shard
-from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
+from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter, _free_name
 
 from .programs import Program
 from .programs import run as run_killed
@@ -172,6 +174,31 @@ def test_full_verification_needs_checksums(tmp_path: Path) -> None:
         DeepnvmeReader(tmp_path, verify="some")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("checksums", [True, False])
+def test_tied_weights_of_an_untied_checkpoint(tmp_path: Path, checksums: bool) -> None:
+    one, other = torch.randn(9, 400), torch.randn(9, 400)
+    save({"a": one, "b": other}, storage_writer=DeepnvmeWriter(tmp_path, checksums=checksums), no_dist=True)
+    tied, memory = torch.zeros(9, 400), torch.zeros(20, 400)
+    with pytest.raises(CheckpointException, match=r"shares its memory with another tensor"):
+        loaded(tmp_path, {"a": tied, "b": tied})
+    with pytest.raises(CheckpointException, match="share a part of their memory"):
+        loaded(tmp_path, {"a": memory[:9], "b": memory[5:14]})
+    loaded(tmp_path, {"a": memory[:9], "b": memory[9:18]})
+    assert torch.equal(memory[:18], torch.cat([one, other]))
+    save({"a": one, "b": one.clone()}, storage_writer=DeepnvmeWriter(tmp_path, checksums=checksums), no_dist=True)
+    assert torch.equal(loaded(tmp_path, {"a": tied, "b": tied})["b"], one)
+
+
+def test_a_tensor_called_like_a_chunk_of_another(tmp_path: Path) -> None:
+    names = ["a", "a@4,0", "a@4,0@", "a@4,0@4,0"]
+    for place in ([4, 0], [0, 4, 0], None):
+        taken: list[str] = []
+        for name in [*names, *reversed(names)]:
+            index = MetadataIndex(name, None if place is None else torch.Size(place))
+            taken.append(_free_name(WriteItem(index, WriteItemType.TENSOR), taken))
+        assert len({*taken}) == len(taken)
+
+
 KILLED = """
 import os, sys, torch
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -253,7 +280,10 @@ def state(seed):
     torch.manual_seed(seed)
     full = {"rows": torch.randn(37, 8), "columns": torch.randn(6, 50), "same": torch.randn(11)}
     full["bf16"] = torch.randn(64, 3).bfloat16()
-    placed = {"rows": Shard(0), "columns": Shard(1), "same": Replicate(), "bf16": Shard(0)}
+    full["rows@19,0"] = torch.randn(37, 8)
+    full["rows@19,0@19,0"] = torch.randn(5)
+    placed = {"rows@19,0": Shard(0), "rows@19,0@19,0": Replicate()}
+    placed |= {"rows": Shard(0), "columns": Shard(1), "same": Replicate(), "bf16": Shard(0)}
     sharded = {name: distribute_tensor(tensor, mesh, [placed[name]]) for name, tensor in full.items()}
     return full, {**sharded, "step": seed}
 full, sharded = state(5)

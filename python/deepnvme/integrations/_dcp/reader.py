@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.arguments import path_of
 from deepnvme._utils.metadata_file import read_metadata
@@ -126,11 +127,12 @@ class DeepnvmeReader(StorageReader):
             self._check_kind(item, wanted)
             by_file.setdefault(self._locations[item.storage_index].file, []).append(item)
         callbacks: list[Callable[[], None]] = []
+        filled = FilledMemory()
         shards = []
         for name, items in by_file.items():
             shard = Shard(self._folder / name, self._engine, self._verify, self._identities.get(name))
             shards.append(shard)
-            callbacks.extend(self._request(shard, item, planner) for item in items)
+            callbacks.extend(self._request(shard, item, planner, filled) for item in items)
         for shard in shards:
             shard.start()
         engine = default_engine() if self._engine is None else self._engine
@@ -153,17 +155,12 @@ class DeepnvmeReader(StorageReader):
             msg = f"{self._folder / INDEX_NAME}: {name!r} is not listed as a tensor, but the state has a tensor there"
             raise CorruptFileError(msg)
 
-    def _request(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> Callable[[], None]:
+    def _request(self, shard: Shard, item: ReadItem, planner: LoadPlanner, filled: FilledMemory) -> Callable[[], None]:
         """Request an item from a shard. Returns what to do once its bytes are there."""
         name = self._locations[item.storage_index].tensor
         dtype, shape = shard.dtype_and_shape(name)
         if item.type == LoadItemType.BYTE_IO:
-            if dtype != torch.uint8 or len(shape) != 1:
-                shard.raise_mismatch(name, f"is {dtype} of {shape}, and deepnvme.json lists it as a non-tensor value")
-            buffer = bytearray(shape[0])
-            if buffer:
-                shard.request(name, 0, torch.frombuffer(buffer, dtype=torch.uint8))
-            return lambda: planner.load_bytes(item, repickle_safely(buffer, shard.path, name, self._engine))
+            return self._request_object(shard, item, planner)
         target = planner.resolve_tensor(item).detach()
         starts, lengths = list(item.storage_offsets), list(item.lengths)
         expected = self._entries[item.storage_index.fqn].properties.dtype
@@ -179,7 +176,8 @@ class DeepnvmeReader(StorageReader):
         start = first * math.prod(shape[1:]) * dtype.itemsize
         is_whole_rows = lengths[1:] == list(shape[1:])
         is_plain = target.device.type == "cpu" and target.dtype == dtype and not (target.is_conj() or target.is_neg())
-        if is_whole_rows and is_plain:
+        earlier = filled.add(str(self._folder), name, target, item) if target.numel() else None
+        if is_whole_rows and is_plain and earlier is None:
             shard.request(name, start, target)
             return lambda: planner.commit_tensor(item, target)
         source = torch.empty([rows, *shape[1:]] if shape else [], dtype=dtype)
@@ -188,10 +186,24 @@ class DeepnvmeReader(StorageReader):
             source = source.narrow(dimension, starts[dimension], lengths[dimension])
 
         def copy() -> None:
-            target.copy_(source)
+            if earlier is None:
+                target.copy_(source)
+            else:
+                # Tied weights, which this checkpoint may have untied.
+                compare(f"{shard.path}: {name}", target, source)
             planner.commit_tensor(item, target)
 
         return copy
+
+    def _request_object(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> Callable[[], None]:
+        name = self._locations[item.storage_index].tensor
+        dtype, shape = shard.dtype_and_shape(name)
+        if dtype != torch.uint8 or len(shape) != 1:
+            shard.raise_mismatch(name, f"is {dtype} of {shape}, and deepnvme.json lists it as a non-tensor value")
+        buffer = bytearray(shape[0])
+        if buffer:
+            shard.request(name, 0, torch.frombuffer(buffer, dtype=torch.uint8))
+        return lambda: planner.load_bytes(item, repickle_safely(buffer, shard.path, name, self._engine))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
