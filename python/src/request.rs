@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use deepnvme_io::{Access, Engine, ReadItem, Result, TensorFile, WriteExtent, WriteItem, WriteOptions};
+use deepnvme_io::fs::Identity;
+use deepnvme_io::{
+    Access, Engine, Error, ErrorKind, ReadItem, Result, TensorFile, WriteExtent, WriteItem, WriteOptions,
+};
 use deepnvme_mem::{Region, RegionMut};
 use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::intern;
@@ -112,7 +115,7 @@ impl Request {
         }
         let options = WriteOptions { extent: extent(without_offset > 0), durability };
         let make = move |engine: &Engine, _| {
-            let files = open_all(batch.places, Access::Write, engine)?;
+            let files = same_once(open_all(batch.places, Access::Write, engine)?)?;
             let items = batch.items.into_iter().map(|(file, offset, source)| {
                 let (file, offset) = (Arc::clone(&files[file]), offset.unwrap_or(0));
                 WriteItem { file, offset, source }
@@ -162,6 +165,29 @@ fn extent(is_whole_file: bool) -> WriteExtent {
 
 fn open_all(places: Vec<Place>, access: Access, engine: &Engine) -> Result<Vec<Arc<TensorFile>>> {
     places.into_iter().map(|place| place.open(access, engine.config().direct)).collect()
+}
+
+/// Replace files that are one file under two names by the first, so that ranges of it are compared.
+fn same_once(files: Vec<Arc<TensorFile>>) -> Result<Vec<Arc<TensorFile>>> {
+    let mut known: HashMap<Identity, (usize, Arc<TensorFile>)> = HashMap::with_capacity(files.len());
+    let mut once = Vec::with_capacity(files.len());
+    for file in files {
+        let stats = file.stats()?;
+        let first = stats.iter().find_map(|stat| known.get(&stat.identity).cloned());
+        match first {
+            Some((1, first)) if stats.len() == 1 => once.push(first),
+            Some((_, first)) => {
+                let detail =
+                    format!("it shares a file with {}; write them one after the other", first.path().display());
+                return Err(Error::new(ErrorKind::InvalidInput, "write", detail).at_path(file.path()));
+            }
+            None => {
+                known.extend(stats.iter().map(|stat| (stat.identity, (stats.len(), Arc::clone(&file)))));
+                once.push(file);
+            }
+        }
+    }
+    Ok(once)
 }
 
 /// The items of a batch, with each file named once.

@@ -119,3 +119,61 @@ def test_a_missing_part_is_named(parts: list[Path], random_bytes: RandomBytes) -
     with pytest.raises(FileNotFoundError) as caught:
         deepnvme.read(bytearray(50_000), stripes)
     assert caught.value.filename == str(parts[1])
+
+
+ALIASES: dict[str, Callable[[Path], tuple[Path, Path]]] = {}
+
+
+def alias(make: Callable[[Path], tuple[Path, Path]]) -> Callable[[Path], tuple[Path, Path]]:
+    ALIASES[make.__name__] = make
+    return make
+
+
+@alias
+def dot(folder: Path) -> tuple[Path, Path]:
+    return folder / "a", Path(f"{folder}/./a")
+
+
+@alias
+def dots(folder: Path) -> tuple[Path, Path]:
+    return folder / "a", folder / "sub" / ".." / "a"
+
+
+@alias
+def linked_folder(folder: Path) -> tuple[Path, Path]:
+    (folder / "link").symlink_to("sub")
+    return folder / "sub" / "a", folder / "link" / "a"
+
+
+@alias
+def symbolic(folder: Path) -> tuple[Path, Path]:
+    (folder / "link").symlink_to("a")
+    return folder / "a", folder / "link"
+
+
+@alias
+def hard(folder: Path) -> tuple[Path, Path]:
+    (folder / "a").write_bytes(b"")
+    os.link(folder / "a", folder / "b")
+    return folder / "a", folder / "b"
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_one_file_under_two_names_is_no_stripe_set(tmp_path: Path, random_bytes: RandomBytes, name: str) -> None:
+    (tmp_path / "sub").mkdir()
+    one, other = ALIASES[name](tmp_path)
+    with pytest.raises(ValueError, match=r"one file|named twice"):
+        deepnvme.write(random_bytes(1 << 20), deepnvme.StripeSet([one, other], stripe_bytes=8192))
+    assert not [*tmp_path.rglob("*.json")]
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_one_file_under_two_names_in_a_batch(tmp_path: Path, random_bytes: RandomBytes, name: str) -> None:
+    (tmp_path / "sub").mkdir()
+    one, other = ALIASES[name](tmp_path)
+    first, second = random_bytes(10_000), random_bytes(10_000)
+    for offsets in ((None, None), (0, 9_999)):
+        with pytest.raises(ValueError, match="overlap"):
+            deepnvme.write_batch([(one, offsets[0], first), (other, offsets[1], second)])
+    deepnvme.write_batch([(one, 0, first), (other, 10_000, second)])
+    assert one.read_bytes() == first + second

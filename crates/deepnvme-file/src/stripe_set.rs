@@ -72,7 +72,9 @@ impl StripeSet {
             )));
         }
         let mut seen = std::collections::HashSet::new();
-        if let Some(twice) = parts.iter().find(|part| !seen.insert(part.as_path())) {
+        // Links are found when the parts are opened.
+        let absolute = |part: &PathBuf| std::path::absolute(part).unwrap_or_else(|_| part.clone());
+        if let Some(twice) = parts.iter().find(|part| !seen.insert(absolute(part))) {
             return Err(invalid(format!("the part {} is named twice", shown::path(twice))));
         }
         if let Some(odd) = parts.iter().find(|part| part.as_os_str().as_encoded_bytes().contains(&0)) {

@@ -10,7 +10,7 @@ import torch
 
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._checkpoint.load_buffer import allocate
-from deepnvme._checkpoint.tensor_names import named_tensors, tensor_expressions
+from deepnvme._checkpoint.tensor_names import has_name, named_tensors, tensor_expressions, tensor_keys
 from deepnvme._utils.tensors import engine_reaches
 from deepnvme.errors import InvalidArgumentError
 
@@ -65,9 +65,12 @@ def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
         storages = reader.storages()
         plan = _Plan(reader, [], [], [])
         tensors = reader.tensors()
+        unnamed = {*reader.unnamed()}
         signs = {number: (is_conj, is_neg) for number, is_conj, is_neg in reader.signs()}
         met: set[str] = set()
         for number, (name, dtype_name, shape, strides, offset, index) in enumerate(tensors):
+            if number in unnamed:
+                continue
             if name in met and name in targets:
                 msg = f"{request.name}: the file contains two tensors called {name!r}, so the name is ambiguous"
                 raise InvalidArgumentError(f"{msg}; load without into, and copy the tensors")
@@ -101,6 +104,9 @@ def _targets(request: LoadRequest, into: Mapping[str, Any]) -> dict[str, torch.T
     """Return the tensors by name. Each name must be unique."""
     found = list(named_tensors(into))
     targets = dict(found)
+    if odd := next((key for key in tensor_keys(into) if not has_name(key)), None):
+        msg = f"{request.name}: the key {odd!r} in into has no name in a file, since it is neither text nor a whole number"
+        raise InvalidArgumentError(f"{msg}; load without into, and copy the tensors")
     if not targets and into:
         msg = f"{request.name}: into has no tensor to fill"
         raise InvalidArgumentError(msg)

@@ -55,6 +55,26 @@ def tensor_expressions(state: Any, way: str = "") -> Iterator[tuple[str, torch.T
             yield from tensor_expressions(value, f"{way}[{index}]")
 
 
+def tensor_keys(state: Any) -> Iterator[object]:
+    """Yield the keys of all dicts on the way to tensors."""
+    import torch  # noqa: PLC0415
+
+    if isinstance(state, Mapping):
+        for key, value in state.items():
+            below = [*tensor_keys(value)]
+            if below or isinstance(value, torch.Tensor) or next(named_tensors(value), None):
+                yield key
+                yield from below
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from tensor_keys(value)
+
+
+def has_name(key: object) -> bool:
+    """Whether the key has a name in a file, as the readers of files see it."""
+    return key is None or isinstance(key, str | bool) or (type(key) is int and -(1 << 63) <= key < 1 << 63)
+
+
 def has_dtensors(state: object) -> bool:
     """Whether a state contains DTensors, of which each process has a part."""
     # Importing torch.distributed.tensor takes long. If nobody imported it, there is no DTensor.

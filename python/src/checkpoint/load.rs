@@ -238,6 +238,12 @@ impl CheckpointReader {
         signed.map(|(number, tensor)| (number, tensor.signs.is_conj, tensor.signs.is_neg)).collect()
     }
 
+    /// List the tensors whose names do not lead to them: a key has none.
+    fn unnamed(&self) -> Vec<usize> {
+        let Contents::Archive { state, .. } = self.reader.contents() else { return Vec::new() };
+        state.tensors.iter().enumerate().filter(|(_, tensor)| !tensor.is_named).map(|(number, _)| number).collect()
+    }
+
     fn storages(&self) -> Vec<StorageAnswer> {
         let locations: Vec<&str> = match self.reader.contents() {
             Contents::Archive { state, .. } => state.storages.iter().map(|storage| storage.location.as_str()).collect(),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import deepnvme
+from deepnvme._deepnvme import _run_command
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -109,3 +110,22 @@ def test_columns_of_one_matrix_are_filled(tmp_path: Path) -> None:
     path, matrix = saved(tmp_path, ".pt"), torch.zeros(400, 2)
     deepnvme.load(path, into={"a": matrix[:, 0], "b": matrix[:, 1]})
     assert torch.equal(matrix, torch.tensor([1.0, 2.0]).expand(400, 2))
+
+
+UNNAMED: list[Any] = [1.0, (0, 1), b"x", frozenset({1}), 1 << 70, torch.float32]
+
+
+@pytest.mark.parametrize("key", UNNAMED, ids=str)
+def test_a_key_without_a_name_fills_nothing(tmp_path: Path, key: Any) -> None:
+    path = tmp_path / "a.pt"
+    deepnvme.save({key: torch.ones(3), str(key): torch.full((3,), 2.0)}, path)
+    target = torch.zeros(3)
+    with pytest.raises(InvalidArgumentError, match="has no name in a file"):
+        deepnvme.load(path, into={key: target})
+    assert not target.any()
+    deepnvme.load(path, into={str(key): target}, verify="full")
+    assert torch.equal(target, torch.full((3,), 2.0))
+    with pytest.raises(KeyError, match="<key>"):
+        deepnvme.load(path, into={"<key>": target})
+    assert _run_command(["convert", str(path), str(tmp_path / "a.safetensors")]) == 1
+    assert not (tmp_path / "a.safetensors").exists()

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use deepnvme_format::Dtype;
 use deepnvme_format::state::Signs;
+use deepnvme_io::{Error as IoError, ErrorKind};
 
+use crate::error::Result;
 use crate::read::{Contents, Reader};
 
 /// A tensor of the source: a view of one of its extents.
@@ -87,6 +89,23 @@ fn in_file(reader: usize, file: &Reader) -> Vec<Entry> {
             header.tensors.iter().enumerate().map(entry).collect()
         }
     }
+}
+
+/// Refuses tensors that the new file could not name.
+///
+/// # Errors
+/// `Unsupported`, with the path.
+pub(super) fn refuse_unnamed(readers: &[Arc<Reader>]) -> Result<()> {
+    for reader in readers {
+        let Contents::Archive { state, .. } = reader.contents() else { continue };
+        if let Some(tensor) = state.tensors.iter().find(|tensor| !tensor.is_named) {
+            let name = &tensor.name;
+            let detail =
+                format!("the tensor {name:?} has a key that is neither text nor a whole number, so it has no name");
+            return Err(IoError::new(ErrorKind::Unsupported, "convert", detail).at_path(reader.path()).into());
+        }
+    }
+    Ok(())
 }
 
 /// Returns the names and kinds of all non-tensors.

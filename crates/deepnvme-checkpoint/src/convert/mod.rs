@@ -61,6 +61,7 @@ pub fn convert(
     })?;
     let (readers, listed): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
     refuse_source(source, target, &readers)?;
+    entries::refuse_unnamed(&readers)?;
     let entries = entries::of(&readers, &listed);
     refuse_doubles(target, &entries)?;
     let (tensors, left_out) = (entries.len(), entries::others(&readers));

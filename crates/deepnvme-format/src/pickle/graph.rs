@@ -195,6 +195,12 @@ impl Graph {
         }
     }
 
+    /// Returns whether the key has a name: whether it is text, a whole number of 64 bits, a truth value or `None`.
+    #[must_use]
+    pub fn has_name(&self, key: NodeId) -> bool {
+        matches!(self.node(key), Node::Str(_) | Node::Surrogates(_) | Node::Int(_) | Node::Bool(_) | Node::None)
+    }
+
     /// Returns the number if the node is a non-negative integer.
     #[must_use]
     pub fn unsigned(&self, id: NodeId) -> Option<u64> {

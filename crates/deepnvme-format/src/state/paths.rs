@@ -55,6 +55,16 @@ impl<'a> Paths<'a> {
         Ok(id)
     }
 
+    /// Returns whether each key of a path extended by one component has a name.
+    pub(super) fn is_named(&self, above: PathId, part: PathPart) -> bool {
+        let has_name = |part| !matches!(part, PathPart::Key(key) if !self.graph.has_name(key));
+        let mut at = above;
+        while at.0 != Self::ROOT.0 && has_name(self.paths[at.0 as usize].part) {
+            at = self.paths[at.0 as usize].above;
+        }
+        at.0 == Self::ROOT.0 && has_name(part)
+    }
+
     /// Returns the name of a path extended by one component: components joined by dots, without empty ones at the
     /// start.
     pub(super) fn name(&self, above: PathId, part: PathPart) -> Result<String> {

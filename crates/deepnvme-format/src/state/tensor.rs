@@ -18,6 +18,8 @@ const TYPED_ARGUMENTS: usize = 4;
 pub struct Tensor {
     /// Path from the root.
     pub name: String,
+    /// Whether the name leads to it. A key that is, for example, a float or a tuple has no name of its own.
+    pub is_named: bool,
     /// Element type.
     pub dtype: Dtype,
     /// Shape.
@@ -175,7 +177,7 @@ impl Parts {
         if !fits(&shape, &strides, offset, storage.bytes / dtype.bytes(), dtype.bytes()) {
             return Err(Error::corrupt(0, format!("the tensor {name:?} exceeds its storage")));
         }
-        Ok(Tensor { name, dtype, shape, strides, offset, storage: index, signs })
+        Ok(Tensor { name, is_named: true, dtype, shape, strides, offset, storage: index, signs })
     }
 }
 

@@ -151,7 +151,8 @@ impl<'a> Walk<'a> {
         let name = self.paths.name(step.above, step.part)?;
         let parts = tensor::parts(graph, call, &name)?;
         let storage = self.storage(parts.storage)?;
-        let tensor = parts.of(name, &self.state.storages[storage], storage)?;
+        let mut tensor = parts.of(name, &self.state.storages[storage], storage)?;
+        tensor.is_named = self.paths.is_named(step.above, step.part);
         self.charge(size_of::<Tensor>() + tensor.name.len() + 16 * tensor.shape.len())?;
         self.state.tensors.push(tensor);
         // Later arguments may contain tensors, like the scales of quantised ones. So may attributes, which have the

@@ -3,6 +3,7 @@
 //! `open` opens a file by name, and `adopt` takes a descriptor. `part` has the two descriptors of one part. `alignment`
 //! finds the alignment for direct I/O.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -14,11 +15,12 @@ use smallvec::smallvec;
 use crate::backend::cachestat::cached_pages;
 use crate::backend::call;
 use crate::config::DirectMode;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 use crate::fs::{OFlags, Stat};
 use crate::layout::Layout;
 use crate::op::{Errno, Op, OpKind, Token};
+use crate::shown;
 use crate::split::{Channel, Geometry};
 
 mod alignment;
@@ -119,6 +121,7 @@ impl TensorFile {
     pub fn open_parts(path: &Path, parts: &[PathBuf], layout: Layout, options: OpenOptions) -> Result<Arc<Self>> {
         assert_eq!(layout.parts, parts.len() as u64, "a layout is for as many parts as there are");
         let parts = parts.iter().map(|part| Part::open(part, options)).collect::<Result<Vec<_>>>()?;
+        refuse_one_file(&parts, path)?;
         Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
 
@@ -148,6 +151,7 @@ impl TensorFile {
         assert_eq!(layout.parts, parts.len() as u64, "a layout is for as many parts as there are");
         let adopt = |(fd, path): &(BorrowedFd<'_>, &Path)| Part::adopt(*fd, Some(path), access, direct);
         let parts = parts.iter().map(adopt).collect::<Result<Vec<_>>>()?;
+        refuse_one_file(&parts, path)?;
         Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
 
@@ -327,4 +331,20 @@ impl TensorFile {
     pub(crate) fn parts(&self) -> &[Part] {
         &self.parts
     }
+}
+
+/// Refuses parts that are one file under two names, such as a link: each would overwrite the stripes of the other.
+fn refuse_one_file(parts: &[Part], path: &Path) -> Result<()> {
+    if parts.len() < 2 {
+        return Ok(());
+    }
+    let mut seen = HashMap::with_capacity(parts.len());
+    for part in parts {
+        if let Some(other) = seen.insert(part.stat()?.identity, part.path()) {
+            let (one, two) = (shown::path(other), shown::path(part.path()));
+            let detail = format!("the parts {one} and {two} are one file; name a file of its own for each");
+            return Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(path));
+        }
+    }
+    Ok(())
 }
