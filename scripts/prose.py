@@ -20,7 +20,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 # Folders and files whose language is still to be revised. Remove a line when its files are.
-NOT_YET: tuple[str, ...] = ("benchmarks/", "docs/", "CHANGELOG.md", "DESIGN.md")
+NOT_YET: tuple[str, ...] = (
+    "benchmarks/gpubench/data.py",
+    "benchmarks/gpubench/run.py",
+    "benchmarks/gpubench/timeline.py",
+    "benchmarks/optimbench/tools.py",
+    "benchmarks/partition/models.py",
+    "benchmarks/storagebench/rows/__init__.py",
+    "benchmarks/streambench/__main__.py",
+    "benchmarks/trainbench/deepspeed_swap.py",
+    "benchmarks/trainbench/rounds.py",
+    "benchmarks/trainbench/summary.py",
+    "benchmarks/trainbench/tensornvme_swap.py",
+    "benchmarks/trainbench/tensors.py",
+    "benchmarks/weightbench/__main__.py",
+    "benchmarks/zerobench/child.py",
+    "docs/",
+    "CHANGELOG.md",
+)
 
 BANNED = {
     r"\b[Bb]y way of\b": "through, with, over",
