@@ -109,6 +109,7 @@ impl PrivateFolder {
 #[pyclass(frozen, name = "_SetReplacement", module = "deepnvme._deepnvme")]
 pub(crate) struct SetReplacement {
     members: Vec<PathBuf>,
+    names: Vec<PathBuf>,
     inner: Ending<replace::SetReplacement>,
 }
 
@@ -121,20 +122,28 @@ impl SetReplacement {
         let members: Vec<Member> = members.into_iter().map(|(before, after)| Member { before, after }).collect();
         let record_at: Vec<&str> = record_at.iter().map(String::as_str).collect();
         let new = error::check(py, py.detach(|| replace::SetReplacement::begin(&index, &members, &record_at)))?;
-        Ok(Self { members: new.members().map(PathBuf::from).collect(), inner: Ending::new(new) })
+        let (members, names) = (new.members().map(PathBuf::from).collect(), new.names().map(PathBuf::from).collect());
+        Ok(Self { members, names, inner: Ending::new(new) })
     }
 
-    /// The new files, in order. They exist and are empty.
+    /// The new files, in order. They exist and are empty, and have private names until the commit.
     #[getter]
     fn members(&self) -> Vec<PathBuf> {
         self.members.clone()
+    }
+
+    /// The names that the new files get.
+    #[getter]
+    fn names(&self) -> Vec<PathBuf> {
+        self.names.clone()
     }
 
     /// Commit the replacement: the index becomes this JSON object with the record of its own files, and the files that
     /// the old index recorded as its own are removed. The caller has already synced the new files as far as needed.
     /// Their names and the index are durable when this returns. A blank checksum in the index is filled in.
     ///
-    /// Returns the files that the old index listed but did not record as its own: they stay.
+    /// Returns the files that the old index listed and that stay: it did not record them as its own, or somebody has
+    /// written to them.
     fn commit(&self, py: Python<'_>, index: &str) -> PyResult<Vec<PathBuf>> {
         let new = self.inner.take(py).ok_or_else(ended)?;
         error::check(py, py.detach(|| new.commit_text(index, sealed)))

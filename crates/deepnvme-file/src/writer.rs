@@ -97,6 +97,32 @@ impl FileWriter {
         self.fill(source.len(), |from, out| gpus.copy_to_slice(source, from, out))
     }
 
+    /// Replaces bytes that were written already, such as a header that states what follows it.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    ///
+    /// # Panics
+    /// If the bytes would end beyond [`position`](Self::position).
+    pub fn overwrite(&mut self, offset: u64, bytes: Vec<u8>) -> Result<()> {
+        self.check()?;
+        assert!(offset + bytes.len() as u64 <= self.position(), "only what was written is replaced");
+        self.flush()?;
+        let written = self.engine.write(&self.file, offset, Region::from_vec(bytes), WriteOptions::default())?.wait().1;
+        written.map(drop).inspect_err(|error| self.failed = Some(error.clone()))
+    }
+
+    /// Submits the rest, and waits for all writes.
+    fn flush(&mut self) -> Result<()> {
+        if let Some(buffer) = self.current.take() {
+            self.submit(buffer)?;
+        }
+        while !self.in_flight.is_empty() {
+            self.reclaim()?;
+        }
+        Ok(())
+    }
+
     /// Writes `bytes` bytes. `put(offset, out)` fills the buffers piece by piece.
     fn fill(&mut self, bytes: usize, put: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<()> {
         self.check()?;
@@ -140,12 +166,7 @@ impl FileWriter {
     pub fn commit_unless(mut self, given_up: &AtomicBool) -> Result<()> {
         self.check()?;
         let bytes = self.position();
-        if let Some(buffer) = self.current.take() {
-            self.submit(buffer)?;
-        }
-        while !self.in_flight.is_empty() {
-            self.reclaim()?;
-        }
+        self.flush()?;
         // Drop the preallocated space.
         self.file.cut(bytes)?;
         self.engine.sync(&self.file, self.durability.min(Durability::Data))?;

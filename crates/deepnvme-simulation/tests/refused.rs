@@ -116,7 +116,7 @@ fn commit(new: SetReplacement, text: &str) -> Result<()> {
     for member in new.members() {
         write(member, text, false)?;
     }
-    let names = new.members().map(|path| format!("..{}", path.to_str().unwrap()));
+    let names = new.names().map(|path| format!("..{}", path.to_str().unwrap()));
     let map: serde_json::Map<String, Value> = names.map(|name| (name.clone(), name.into())).collect();
     new.commit(json!({"weight_map": map})).map(drop)
 }
@@ -138,12 +138,12 @@ fn a_set_whose_save_is_refused_anything_gives_its_names_back_for_good() {
     };
     let give_up = |_: &Context, (names, _): &mut (Vec<PathBuf>, bool)| {
         if let Ok(new) = begin() {
-            names.extend(new.members().map(PathBuf::from));
+            names.extend(new.names().chain(new.members()).map(PathBuf::from));
         }
     };
     let save = |_: &Context, (names, is_saved): &mut (Vec<PathBuf>, bool)| {
         if let Ok(new) = begin() {
-            names.extend(new.members().map(PathBuf::from));
+            names.extend(new.names().chain(new.members()).map(PathBuf::from));
             *is_saved = commit(new, "new").is_ok();
         }
     };

@@ -48,26 +48,26 @@ def save_shards(
         retire_shards(path)
         return nbytes
     stem = path.name.removesuffix(_SUFFIX)
-    names = [f"{stem}-{number:05}-of-{len(shards):05}-" for number in range(1, len(shards) + 1)]
+    stems = [f"{stem}-{number:05}-of-{len(shards):05}-" for number in range(1, len(shards) + 1)]
     index = _index_of(path)
     # Remains of a killed save of one file. They are next to the target of a symbolic link.
     _remove_stale(os.path.realpath(path))
-    new = _SetReplacement(index, [(path.with_name(name), _SUFFIX) for name in names], _RECORD)
+    new = _SetReplacement(index, [(path.with_name(name), _SUFFIX) for name in stems], _RECORD)
     try:
         written = {}
-        for member, shard in zip(new.members, shards, strict=True):
-            nbytes, _, _, index_crc64 = plan(member, shard).start_into(member).wait(report, True)
-            written[member.name] = nbytes, index_crc64
+        for member, name, shard in zip(new.members, new.names, shards, strict=True):
+            nbytes, _, _, index_crc64 = plan(name, shard).start_into(member).wait(report, True)
+            written[name.name] = nbytes, index_crc64
         metadata = {"total_size": sum(tensor[3].nbytes for tensor in tensors), **identities(written), **_replaced(path)}
-        members = zip(new.members, shards, strict=True)
-        weight_map = {tensor[0]: member.name for member, shard in members for tensor in shard}
+        named = zip(new.names, shards, strict=True)
+        weight_map = {tensor[0]: name.name for name, shard in named for tensor in shard}
         foreign = new.commit(json.dumps({"metadata": metadata, "weight_map": weight_map}))
     except BaseException:
         new.give_up()
         raise
     if foreign:
         shown = ", ".join(str(file) for file in foreign[:5]) + (", ..." if len(foreign) > 5 else "")  # noqa: PLR2004
-        _warn(f"{index}: the old index listed files that it did not record as its own; they are kept: {shown}")
+        _warn(f"{index}: the old index listed files that are not its own, or were changed; they are kept: {shown}")
     if "deepnvme.replaces" in metadata:
         msg = f"{path}: this file is kept, since it may not be deepnvme's. deepnvme loads the new shards instead"
         _warn(f"{msg}; other programs prefer the file: remove or move it")

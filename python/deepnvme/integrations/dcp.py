@@ -107,7 +107,9 @@ class DeepnvmeWriter(StorageWriter):
         ranks = [rank for rank, plan in enumerate(plans) if plan.items]
         members = [(self._folder / f"shard-{rank:05}-", ".safetensors") for rank in ranks]
         self._new = _SetReplacement(self._folder / INDEX_NAME, members, [OWNED_KEY])
-        names = {rank: member.name for rank, member in zip(ranks, self._new.members, strict=True)}
+        members = zip(self._new.members, self._new.names, strict=True)
+        # The private name to write to, and the name that the index lists.
+        names = {rank: (member.name, name.name) for rank, (member, name) in zip(ranks, members, strict=True)}
         return [dataclasses.replace(plan, storage_data=names.get(rank)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -115,14 +117,16 @@ class DeepnvmeWriter(StorageWriter):
         future: Future[list[WriteResult]] = Future()
         tensors: dict[str, torch.Tensor] = {}
         results = []
+        private, file = plan.storage_data or ("", "")
         for item in plan.items:
             name, tensor = _free_name(item, tensors), _tensor_of(item, planner)
             tensors[name] = tensor
-            results.append(WriteResult(item.index, tensor.nbytes, ItemLocation(plan.storage_data, name)))
+            results.append(WriteResult(item.index, tensor.nbytes, ItemLocation(file, name)))
         if tensors:
-            path = self._folder / plan.storage_data
+            path = self._folder / file
             try:
-                self._finish_shard(plan_safetensors(path, describe_tensors(tensors), self._options).start_into(path))
+                shard = plan_safetensors(path, describe_tensors(tensors), self._options)
+                self._finish_shard(shard.start_into(self._folder / private))
             except FileNotFoundError as error:
                 text = "the coordinator created this file, and this rank does not see it"
                 msg = f"{path}: {text}; use a folder that all ranks share, and save again"
@@ -143,7 +147,8 @@ class DeepnvmeWriter(StorageWriter):
             raise RuntimeError(msg)
         try:
             written = {location.file for location in locations.values()}
-            found = {name: self._identity(self._folder / name) for name in sorted(written)}
+            private = {name.name: member for member, name in zip(new.members, new.names, strict=True)}
+            found = {name: self._identity(private[name]) for name in sorted(written)}
             new.commit(json.dumps({**identities(found), **encode(metadata, locations)}))
         finally:
             new.give_up()

@@ -66,7 +66,8 @@ pub struct Replacement {
 #[derive(Debug)]
 enum New {
     File(Temporary),
-    Stripes(StripeSet, SetReplacement),
+    /// The private files, and the set that they become.
+    Stripes(StripeSet, StripeSet, Box<SetReplacement>),
 }
 
 impl Replacement {
@@ -107,8 +108,13 @@ impl Replacement {
         };
         let members: Vec<Member> = set.parts().iter().map(member).collect();
         let new = SetReplacement::begin(manifest, &members, &[RECORD_KEY])?;
-        let stripes = StripeSet::new(new.members().map(Path::to_path_buf).collect(), set.stripe_bytes())?;
-        Ok(Self { target: new.index().to_path_buf(), new: New::Stripes(stripes, new), most: EVERYBODY })
+        let private = StripeSet::new(new.members().map(Path::to_path_buf).collect(), set.stripe_bytes())?;
+        let named = StripeSet::new(new.names().map(Path::to_path_buf).collect(), set.stripe_bytes())?;
+        Ok(Self {
+            target: new.index().to_path_buf(),
+            new: New::Stripes(private, named, Box::new(new)),
+            most: EVERYBODY,
+        })
     }
 
     /// Limits the permissions of a file that replaces none to `most`, the permission bits of another file.
@@ -126,7 +132,7 @@ impl Replacement {
     #[must_use]
     pub fn temporary(&self) -> Target {
         match &self.new {
-            New::Stripes(set, _) => Target::Stripes(set.clone()),
+            New::Stripes(private, ..) => Target::Stripes(private.clone()),
             New::File(file) => Target::Path(file.path().to_path_buf()),
         }
     }
@@ -167,7 +173,9 @@ impl Replacement {
     pub fn commit(self, sync_folders: bool) -> Result<()> {
         let Self { target, new, most } = self;
         match new {
-            New::Stripes(set, new) => new.commit_with(set.to_manifest()?, false, most, |text| seal(&text)).map(drop),
+            New::Stripes(_, named, new) => {
+                new.commit_with(named.to_manifest()?, false, most, |text| seal(&text)).map(drop)
+            }
             New::File(mut file) => {
                 if temporary::resolve(&target)? != target {
                     let detail = "it has become a symbolic link meanwhile; save again";

@@ -3,10 +3,10 @@
 //! The members of each save have names of their own, with a random token. Replacing the index is the moment of change.
 //!
 //! ```text
-//! begin    create the members without names; an intent (a temporary of the index) lists their names and identities,
-//!          and is on disk before the first member gets its name
+//! begin    an intent (a temporary of the index) lists the names of the members; create the members under private names
 //! write    the caller writes the members
-//! commit   lock the index; write its text to a new temporary; rename; sync; remove the old members and the intent
+//! commit   an intent lists the identities of the members; rename them to their names; lock the index; write its text to
+//!          a new temporary; rename; sync; remove the old members and the intent
 //! retire   lock the index; list its members in a temporary; remove the index; sync; remove the members and the list
 //! ```
 //!
@@ -15,14 +15,16 @@
 //!
 //! No file is found by searching a folder. A member is removed only in one of three cases: this object created it, a
 //! proven intent ([`Temporary`]) lists it, or the index recorded it as its own. The record states the identity of its
-//! index, so a copy or a foreign index owns nothing. Intent and record also state the identity of each member, so a new
-//! file under a reused name stays. Members in the index's own folder are recorded by name only: the folder may be
-//! moved, or appear under another path in a container.
+//! index, so a copy or a foreign index owns nothing. An index with several names (hard links) owns its members under the
+//! name and in the folder that its record states. Intent and record also state the identity of each member, so a new
+//! file under a reused name stays. The record states its modification time as well, so that a member which somebody has
+//! written to stays. Members in the index's own folder are recorded by name only: the folder may be moved,
+//! or appear under another path in a container.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -72,6 +74,12 @@ type Intended = (PathBuf, Option<String>);
 struct Record {
     /// The identity of the index itself.
     index: String,
+    /// Its file name.
+    #[serde(default)]
+    name: String,
+    /// The identity of its folder.
+    #[serde(default)]
+    folder: String,
     /// Contained in the names of all members.
     token: String,
     members: Vec<(PathBuf, String)>,
@@ -88,6 +96,8 @@ pub struct SetReplacement {
     token: String,
     /// The final names of all members.
     paths: Vec<PathBuf>,
+    /// The members, until they get these names.
+    files: Vec<Temporary>,
     /// The identities of the members that have their names.
     marks: Vec<String>,
     /// Lists the members until the index does, then `None`.
@@ -109,63 +119,30 @@ impl SetReplacement {
         let random = fs::random_bits().map_err(|errno| Error::os("getrandom", errno))?;
         let token = format!("{random:0TOKEN_DIGITS$x}");
         let paths = members.iter().map(|member| member_path(member, &token)).collect::<Result<Vec<_>>>()?;
-        let mut new = Self::unlisted(&index, &record_at, &token, &paths);
-        match new.make_unnamed() {
-            // Some file systems and kernels lack files without names, and linking such files needs /proc.
-            Err(error) if !is_full(&error) => {}
-            made => return made.map(|()| new),
+        let process = std::process::id();
+        let (files, marks, intent) = (Vec::with_capacity(paths.len()), Vec::with_capacity(paths.len()), None);
+        let mut new = Self { index, record_at, token, paths, files, marks, intent, process };
+        // Listed first: the intent leads to the private names, which prove their identity.
+        new.list(new.paths.iter().map(|path| (path.clone(), None)).collect())?;
+        for path in &new.paths {
+            new.files.push(Temporary::new(path)?);
         }
-        drop(new);
-        let mut new = Self::unlisted(&index, &record_at, &token, &paths);
-        new.make_private()?;
         Ok(new)
     }
 
-    fn unlisted(index: &Path, record_at: &[String], token: &str, paths: &[PathBuf]) -> Self {
-        Self {
-            index: index.to_path_buf(),
-            record_at: record_at.to_vec(),
-            token: token.to_owned(),
-            paths: paths.to_vec(),
-            marks: Vec::with_capacity(paths.len()),
-            intent: None,
-            process: std::process::id(),
-        }
-    }
-
-    /// Creates the members. A nameless file vanishes with this process, so it is listed only before it gets its name.
-    fn make_unnamed(&mut self) -> Result<()> {
-        let unnamed = |path: &PathBuf| match fs::open_unnamed(fs::folder_of(path)) {
-            Ok(file) => Ok(Unplaced::Unnamed(file)),
-            Err(errno) => Err(Error::os("open for writing", errno).at_path(path)),
-        };
-        let made = self.paths.iter().map(unnamed).collect::<Result<Vec<_>>>()?;
-        self.place(made)
-    }
-
-    /// Like [`make_unnamed`](Self::make_unnamed), with files that first have private names, which prove their identity.
-    /// A list of the future names leads to them.
-    fn make_private(&mut self) -> Result<()> {
-        self.list(self.paths.iter().map(|path| (path.clone(), None)).collect())?;
-        let made = self.paths.iter().map(|path| Temporary::new(path).map(Unplaced::Private));
-        let made = made.collect::<Result<Vec<_>>>()?;
-        self.place(made)
-    }
-
-    /// Lists the members, then gives them their names.
-    fn place(&mut self, made: Vec<Unplaced>) -> Result<()> {
-        let refused = |errno, path: &Path| Error::os("open for writing", errno).at_path(path);
-        let mut marks = Vec::with_capacity(made.len());
-        for (new, path) in made.iter().zip(&self.paths) {
-            marks.push(mark(&fs::stat_of(new.file()).map_err(|errno| refused(errno, path))?));
-        }
+    /// Gives the members their names, with the permissions `mode`. They are listed with their identities before.
+    fn place(&mut self, mode: u32) -> Result<Vec<Stat>> {
+        let stats = self.files.iter().map(|file| settle_member(file.path(), mode)).collect::<Result<Vec<_>>>()?;
+        let marks: Vec<String> = stats.iter().map(mark).collect();
         self.list(self.paths.iter().cloned().zip(marks.iter().cloned().map(Some)).collect())?;
-        for ((new, path), mark) in made.into_iter().zip(&self.paths).zip(marks) {
+        for ((file, path), mark) in self.files.iter_mut().zip(&self.paths).zip(marks) {
             // Recorded first: the file may get its name although the call fails.
             self.marks.push(mark);
-            new.place(path).map_err(|errno| refused(errno, path))?;
+            file.rename_new(path).map_err(|errno| Error::os("rename", errno).at_path(path))?;
         }
-        Ok(())
+        let folders: BTreeSet<&Path> = self.paths.iter().map(|path| fs::folder_of(path)).collect();
+        folders.into_iter().try_for_each(fs::sync_folder)?;
+        Ok(stats)
     }
 
     /// Writes the intent. It is on disk when this returns.
@@ -186,9 +163,13 @@ impl SetReplacement {
         &self.index
     }
 
-    /// The new members in order: empty files to write to. A member may be replaced instead of written. It is committed
-    /// like the others, but is not removed if this save fails.
+    /// The new members in order: empty files to write to, under private names until the commit.
     pub fn members(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(Temporary::path)
+    }
+
+    /// The names that the members get, in the same order.
+    pub fn names(&self) -> impl Iterator<Item = &Path> {
         self.paths.iter().map(PathBuf::as_path)
     }
 
@@ -213,17 +194,14 @@ impl SetReplacement {
     ) -> Result<Vec<PathBuf>> {
         let folder = fs::OpenedFolder::new(fs::folder_of(&self.index))?;
         let mode = temporary::mode_of(&self.index, most).map_err(|errno| self.refused(errno))?;
-        let mut folders = HashSet::new();
-        let mut members = Vec::with_capacity(self.paths.len());
-        let mut identities = HashSet::new();
-        for path in &self.paths {
-            let stat = settle_member(path, mode)?;
-            members.push((recorded(path, &self.index), mark(&stat)));
-            identities.insert(stat.identity);
-            if folders.insert(fs::folder_of(path)) {
-                fs::sync_folder(fs::folder_of(path))?;
-            }
-        }
+        let stats = self.place(mode)?;
+        let members: Vec<_> = self
+            .paths
+            .iter()
+            .zip(&stats)
+            .map(|(path, stat)| (recorded(path, &self.index), written_mark(stat)))
+            .collect();
+        let identities: HashSet<Identity> = stats.iter().map(|stat| stat.identity).collect();
         // Keep every list locked until the change: an unlocked one is taken for that of a killed save.
         let mut tried = Vec::new();
         for _ in 0..RACES_MAX {
@@ -233,6 +211,8 @@ impl SetReplacement {
             let mut written = Temporary::new(&self.index)?;
             let record = Record {
                 index: mark(&fs::stat_of(written.file()).map_err(|errno| self.refused(errno))?),
+                name: name_of(&self.index).escape_ascii().to_string(),
+                folder: folder_mark(&self.index).unwrap_or_default(),
                 token: self.token.clone(),
                 members: members.clone(),
                 replaces: old.replaced_by(&self.index),
@@ -256,13 +236,12 @@ impl SetReplacement {
             let intent = self.intent.take();
             // Sync before removing the old members, at any durability: they may lie on other disks, which may lose less
             // than this one.
-            let synced = folder.sync_change(&self.index);
-            match synced {
-                Ok(()) => self.remove_old(&old, &identities),
+            if let Err(error) = folder.sync_change(&self.index) {
                 // The old index may come back after a crash, so keep the list of the new members.
-                Err(_) => intent.into_iter().for_each(Temporary::leave),
+                intent.into_iter().for_each(Temporary::leave);
+                return Err(error);
             }
-            return synced.map(|()| old.foreign);
+            return Ok(self.remove_old(old, &identities));
         }
         Err(Error::new(ErrorKind::Busy, "replace", "the index was replaced again and again meanwhile; save again")
             .at_path(&self.index))
@@ -280,15 +259,18 @@ impl SetReplacement {
         }
     }
 
-    fn remove_old(&self, old: &Owned, new: &HashSet<Identity>) {
-        old.remove(new);
-        if !old.foreign.is_empty() {
+    /// Removes the members of the replaced index. Returns the files that it listed and that stay.
+    fn remove_old(&self, old: Owned, new: &HashSet<Identity>) -> Vec<PathBuf> {
+        let removal = old.remove(new);
+        let kept = [old.foreign, removal.changed].concat();
+        if !kept.is_empty() {
             tracing::warn!(
                 index = %self.index.display(),
-                files = ?old.foreign,
-                "the index that was replaced listed files that it did not record as its own; they are left alone"
+                files = ?kept,
+                "the index that was replaced listed files that are not its own, or were changed; they are left alone"
             );
         }
+        kept
     }
 
     fn refused(&self, errno: Errno) -> Error {
@@ -301,6 +283,7 @@ impl Drop for SetReplacement {
         if self.intent.is_some() && self.process == std::process::id() {
             // Remove the members before the list, also on disk. If a removal fails, the list stays for the next save of
             // the set.
+            self.files.clear();
             let marks = self.marks.iter().map(Some).chain(std::iter::repeat(None));
             let listed = self.paths.iter().zip(marks).map(|(path, mark)| (path.as_path(), mark.map(String::as_str)));
             let is_gone = remove_listed(listed, &HashSet::new());
@@ -324,33 +307,6 @@ fn index_path(index: &Path) -> Result<PathBuf> {
 
 fn is_link(path: &Path) -> bool {
     fs::stat_link(path).is_ok_and(|stat| stat.kind == Kind::Link)
-}
-
-/// A new member without its final name.
-enum Unplaced {
-    Unnamed(OwnedFd),
-    Private(Temporary),
-}
-
-impl Unplaced {
-    fn file(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Unnamed(file) => file.as_fd(),
-            Self::Private(file) => file.file(),
-        }
-    }
-
-    /// Gives the member its name, which is free.
-    fn place(self, path: &Path) -> Result<(), Errno> {
-        match self {
-            Self::Unnamed(file) => fs::link(file.as_fd(), path),
-            Self::Private(mut file) => file.rename_new(path),
-        }
-    }
-}
-
-fn is_full(error: &Error) -> bool {
-    [Errno::NOSPC, Errno::DQUOT].iter().any(|errno| error.errno() == Some(errno.raw_os_error()))
 }
 
 /// Sets the final permissions of a member. Returns its identity.
@@ -412,8 +368,10 @@ impl Owned {
         let Some(value) = read(index, path)? else { return Ok(None) };
         let listed = listed(&value, path);
         let record = take(&value, record_at).and_then(|record| Record::deserialize(record).ok());
-        // A foreign index, a copy or one from a network owns nothing here.
-        let Some(record) = record.filter(|record| record.index == mark(&stat) && stat.user == fs::user()) else {
+        // A foreign index, a copy, another name of an index, or one from a network owns nothing here.
+        let is_own =
+            |record: &Record| record.index == mark(&stat) && stat.user == fs::user() && record.is_at(path, &stat);
+        let Some(record) = record.filter(is_own) else {
             return Ok(Some(Self { foreign: listed, ..Self::default() }));
         };
         let has_token =
@@ -440,21 +398,41 @@ impl Owned {
         self.all().map(|(path, _)| path.as_path())
     }
 
-    /// Removes all files except those in `kept`. Returns false if one may be left.
-    fn remove(&self, kept: &HashSet<Identity>) -> bool {
-        let mut are_gone = true;
+    /// Removes all files except those in `kept`, and those that somebody has written to.
+    fn remove(&self, kept: &HashSet<Identity>) -> Removal {
+        let mut removal = Removal { are_gone: true, changed: Vec::new() };
         for (path, stated) in self.all() {
             match fs::stat_link(path) {
-                Ok(stat) if stat.kind == Kind::File && mark(&stat) == *stated && !kept.contains(&stat.identity) => {
+                Ok(stat) if !is_marked(&stat, stated) || kept.contains(&stat.identity) => {}
+                Ok(stat) if !is_as_written(&stat, stated) => removal.changed.push(path.clone()),
+                Ok(stat) => {
                     let file = temporary::held(path);
-                    are_gone &= unlink_if(path, stat.identity);
+                    removal.are_gone &= unlink_if(path, stat.identity);
                     temporary::release(file);
                 }
-                Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => {}
-                Err(_) => are_gone = false,
+                Err(Errno::NOENT | Errno::NOTDIR) => {}
+                Err(_) => removal.are_gone = false,
             }
         }
-        are_gone
+        removal
+    }
+}
+
+/// The outcome of removing the members of an index.
+struct Removal {
+    /// Whether all that may be removed are gone.
+    are_gone: bool,
+    /// Members that somebody has written to. They stay.
+    changed: Vec<PathBuf>,
+}
+
+impl Record {
+    /// Whether the index with this record is the one that was written under this name. With a single name it is, also
+    /// after it was renamed.
+    fn is_at(&self, path: &Path, stat: &Stat) -> bool {
+        stat.links == 1
+            || (self.name == name_of(path).escape_ascii().to_string()
+                && folder_mark(path).as_ref() == Some(&self.folder))
     }
 }
 
@@ -496,7 +474,7 @@ fn clean_up(index: &Path, record_at: &[String]) {
             stale.remove();
         }
     }
-    Owned { members: left, ..Owned::default() }.remove(&live);
+    let _ = Owned { members: left, ..Owned::default() }.remove(&live);
 }
 
 /// Removes listed members and their temporaries. Returns whether all removals are on disk.
@@ -516,7 +494,10 @@ fn remove_listed<'a>(
 /// Removes an unlisted member if its identity matches the list. Returns false if it may be left.
 fn remove_member(path: &Path, stated: &str, live: &HashSet<Identity>) -> bool {
     let is_ours = |stat: &Stat| {
-        stat.kind == Kind::File && stat.user == fs::user() && stated == mark(stat) && !live.contains(&stat.identity)
+        stat.user == fs::user()
+            && is_marked(stat, stated)
+            && is_as_written(stat, stated)
+            && !live.contains(&stat.identity)
     };
     match fs::stat_link(path) {
         Ok(stat) if is_ours(&stat) => unlink_if(path, stat.identity),
@@ -525,10 +506,14 @@ fn remove_member(path: &Path, stated: &str, live: &HashSet<Identity>) -> bool {
     }
 }
 
-/// Filters the files whose removal may not be on disk yet. They stay recorded until it is.
+/// Filters the files whose removal may not be on disk yet. They stay recorded until it is, or somebody writes to them.
 fn lingering(replaced: &[(PathBuf, String)]) -> Vec<(PathBuf, String)> {
-    let is_gone = |path: &Path| matches!(fs::stat_link(path), Err(Errno::NOENT | Errno::NOTDIR));
-    replaced.iter().filter(|(path, _)| !is_gone(path) || !sync_folders_of([path.as_path()])).cloned().collect()
+    let is_due = |(path, stated): &&(PathBuf, String)| match fs::stat_link(path) {
+        Ok(stat) => is_marked(&stat, stated) && is_as_written(&stat, stated),
+        Err(Errno::NOENT | Errno::NOTDIR) => !sync_folders_of([path.as_path()]),
+        Err(_) => true,
+    };
+    replaced.iter().filter(is_due).cloned().collect()
 }
 
 /// Syncs the folders of these names. Returns whether it succeeded.
@@ -627,6 +612,29 @@ fn read(file: &OwnedFd, path: &Path) -> Result<Option<Value>> {
 /// The identity of a file, as records state it. Omits the device number, which changes when disks are remounted.
 fn mark(stat: &Stat) -> String {
     format!("{:x}-{:x}", stat.identity.inode, stat.born_ns.unwrap_or(0))
+}
+
+/// The identity of a member that was written to the end, with its modification time.
+fn written_mark(stat: &Stat) -> String {
+    format!("{}-{:x}", mark(stat), stat.modified_ns)
+}
+
+/// Whether a record means this file.
+fn is_marked(stat: &Stat, stated: &str) -> bool {
+    let rest = stated.strip_prefix(&mark(stat));
+    stat.kind == Kind::File && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+}
+
+/// Whether nobody has written to the file since its record. The time may be older than the record's: disks keep it with
+/// less precision than memory, and a power cut may bring back an earlier one.
+fn is_as_written(stat: &Stat, stated: &str) -> bool {
+    let modified_ns = stated.split('-').nth(2).map(|modified_ns| i128::from_str_radix(modified_ns, 16));
+    modified_ns.is_none_or(|modified_ns| modified_ns.is_ok_and(|modified_ns| stat.modified_ns <= modified_ns))
+}
+
+/// The identity of a file's folder.
+fn folder_mark(path: &Path) -> Option<String> {
+    fs::stat(fs::folder_of(path)).ok().map(|stat| mark(&stat))
 }
 
 fn name_of(path: &Path) -> &[u8] {

@@ -218,9 +218,9 @@ fn write_shards(
     deepnvme_file::replace::remove_stale(&resolve(&file)?);
     let set = SetReplacement::begin(&index, &members, &RECORD)?;
     let (mut weight_map, mut files) = (Map::new(), Map::new());
-    for (number, path) in set.members().enumerate() {
+    for (number, (path, name)) in set.members().zip(set.names()).enumerate() {
         let own: Vec<(usize, &Vec<u8>)> = tensors.iter().enumerate().skip(number).step_by(count).collect();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
         weight_map.extend(own.iter().map(|(index, _)| (format!("t{index}"), json!(name))));
         let save = Save::safetensors(path, own.into_iter().map(tensor).collect(), Vec::new(), options.clone())?;
         let saved = save.write_into(Arc::clone(order.engine), path, Arc::clone(progress))?;

@@ -11,8 +11,7 @@ use deepnvme_file::{FileWriter, Replacement, Target};
 use deepnvme_format::Dtype;
 use deepnvme_format::checksums::{self, CHUNK_BYTES, Frame, Hasher, chunk_count};
 use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES, PADDING_BYTES_MIN, seal};
-use deepnvme_io::mem::Region;
-use deepnvme_io::{Access, Durability, Engine, OpenOptions, WriteOptions};
+use deepnvme_io::{Durability, Engine};
 use serde::Serialize;
 
 use super::container::{self, TensorRecord};
@@ -109,24 +108,15 @@ pub(super) fn write(job: &Job<'_>, new: Replacement) -> Result<u64> {
         }
     }
     let bytes = writer.position();
-    writer.commit()?;
     let mut header = (data_offset - LENGTH_BYTES).to_le_bytes().to_vec();
     let frame = Frame { file_bytes: bytes, index_offset: 0, index_bytes: data_offset };
     header.extend(header_text(model, encodings, &written, frame).as_bytes());
     debug_assert!(header.len() as u64 <= data_offset, "the bound is one");
     header.resize(data_offset as usize, b' ');
     seal(&mut header);
-    finish(engine, target, header)?;
+    writer.overwrite(0, header)?;
+    writer.commit()?;
     Ok(bytes)
-}
-
-/// Writes the header and waits until it is on disk.
-fn finish(engine: &Engine, target: &Target, header: Vec<u8>) -> Result<()> {
-    let options = OpenOptions { access: Access::ReadWrite, create: false, direct: engine.config().direct };
-    let file = deepnvme_file::open(target, options)?;
-    engine.write(&file, 0, Region::from_vec(header), WriteOptions::default())?.wait().1?;
-    engine.sync(&file, Durability::Data)?;
-    Ok(())
 }
 
 /// Encodes all parts of a chunk, in parallel.

@@ -59,7 +59,7 @@ pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
         }
         // Remove the index before its files, also on disk: an index without its files would be an unreadable set.
         let synced = folder.sync();
-        let is_gone = synced.is_ok() && old.remove(&HashSet::new()) && sync_folders_of(old.paths());
+        let is_gone = synced.is_ok() && old.remove(&HashSet::new()).are_gone && sync_folders_of(old.paths());
         if !is_gone {
             written.leave();
         }
@@ -104,7 +104,7 @@ fn remove_owned(manifest: &Path, record_at: &[String]) {
     if fs::try_lock(file.0.as_fd()) != Ok(false) {
         let Ok(Some(owned)) = Owned::of(&file.0, manifest, record_at) else { return };
         // Remove the manifest last, also on disk: it lists the other files.
-        if !owned.members.is_empty() && owned.remove(&HashSet::new()) && sync_folders_of(owned.paths()) {
+        if !owned.members.is_empty() && owned.remove(&HashSet::new()).are_gone && sync_folders_of(owned.paths()) {
             unlink_if(manifest, stat.identity);
         }
     }

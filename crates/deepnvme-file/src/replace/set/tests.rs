@@ -27,7 +27,7 @@ fn fill(new: &SetReplacement, text: &str) {
 }
 
 fn value(new: &SetReplacement, text: &str) -> Value {
-    let names = new.members().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned());
+    let names = new.names().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned());
     let map: Map<String, Value> = names.enumerate().map(|(at, name)| (at.to_string(), name.into())).collect();
     serde_json::json!({"is": text, "metadata": {"total_size": 1}, "weight_map": map})
 }
@@ -209,8 +209,14 @@ fn a_name_that_a_failed_save_gave_back_is_its_next_owners() {
         let folder = tempfile::tempdir().unwrap();
         let index = folder.path().join("index.json");
         save(&index, "old").unwrap();
-        let (listed, log) = crash::after(steps, || begin(&index).map(|new| new.members().map(PathBuf::from).collect()));
-        let names: Vec<PathBuf> = listed.unwrap_or_default();
+        let mut names: Vec<PathBuf> = Vec::new();
+        let (_, log) = crash::after(steps, || {
+            let new = begin(&index)?;
+            names.extend(new.names().chain(new.members()).map(PathBuf::from));
+            fill(&new, "new");
+            let value = value(&new, "new");
+            new.commit(value)
+        });
         let mine: Vec<PathBuf> = names.into_iter().filter(|path| !path.exists()).collect();
         for path in &mine {
             std::fs::write(path, "mine").unwrap();
@@ -274,7 +280,7 @@ fn a_set_whose_folder_was_moved_is_still_its_own() {
     save(&folder.join("index.json"), "first").unwrap();
     let killed = begin(&folder.join("index.json")).unwrap();
     fill(&killed, "killed");
-    fs::unlock(killed.intent.as_ref().unwrap().file()).unwrap();
+    killed.intent.iter().chain(&killed.files).for_each(|held| fs::unlock(held.file()).unwrap());
     std::mem::forget(killed);
     std::fs::rename(&folder, &moved).unwrap();
     let index = moved.join("index.json");
@@ -421,4 +427,64 @@ fn lists_of_killed_saves_that_were_changed_remove_nothing_of_others() {
             }
         }
     }
+}
+
+#[test]
+fn an_index_under_another_name_owns_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (index, linked) = (folder.path().join("index.json"), folder.path().join("linked.json"));
+    let other = folder.path().join("copy");
+    std::fs::create_dir(&other).unwrap();
+    save(&index, "one").unwrap();
+    for link in [&linked, &other.join("index.json")] {
+        std::fs::hard_link(&index, link).unwrap();
+        save(link, "other").unwrap();
+        assert_eq!((load(link), load(&index)), ("other".into(), "one".into()));
+        assert_eq!(retire_set(link, &RECORD).unwrap(), Retired::Removed);
+        std::fs::hard_link(&index, link).unwrap();
+        assert_eq!(retire_set(link, &RECORD).unwrap(), Retired::Foreign);
+        remove_whole_set(link, &RECORD);
+        assert_eq!(load(&index), "one");
+    }
+    // The index itself still owns its members.
+    save(&index, "two").unwrap();
+    assert_eq!(load(&index), "two");
+    std::fs::remove_file(&linked).unwrap();
+    std::fs::remove_dir_all(&other).unwrap();
+    assert_eq!(files(folder.path()).len(), 3);
+}
+
+#[test]
+fn a_member_that_somebody_has_written_to_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("index.json");
+    save(&index, "old").unwrap();
+    let members: Vec<PathBuf> = files(folder.path()).into_keys().filter(|path| *path != index).collect();
+    // As long as before, in place, and later than the clock of files has ticked.
+    std::thread::sleep(Duration::from_millis(20));
+    std::fs::write(&members[0], "his").unwrap();
+    let new = begin(&index).unwrap();
+    fill(&new, "new");
+    let value = value(&new, "new");
+    assert_eq!(new.commit(value).unwrap(), [std::fs::canonicalize(&members[0]).unwrap()]);
+    save(&index, "newer").unwrap();
+    assert_eq!(load(&index), "newer");
+    assert_eq!(std::fs::read_to_string(&members[0]).unwrap(), "his");
+    assert!(!members[1].exists());
+    assert_eq!(files(folder.path()).len(), 4);
+    let text = std::fs::read_to_string(&index).unwrap();
+    assert!(!text.contains(members[0].file_name().unwrap().to_str().unwrap()), "forgotten: {text}");
+}
+
+#[test]
+fn members_have_private_names_until_they_are_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let index = folder.path().join("index.json");
+    let new = begin(&index).unwrap();
+    fill(&new, "new");
+    let is_private = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with('.');
+    assert!(files(folder.path()).keys().all(is_private));
+    let value = value(&new, "new");
+    new.commit(value).unwrap();
+    assert!(!files(folder.path()).keys().any(is_private));
 }
