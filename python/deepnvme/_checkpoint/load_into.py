@@ -65,12 +65,10 @@ def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
         storages = reader.storages()
         plan = _Plan(reader, [], [], [])
         tensors = reader.tensors()
-        unnamed = {*reader.unnamed()}
         signs = {number: (is_conj, is_neg) for number, is_conj, is_neg in reader.signs()}
-        met: set[str] = set()
-        for number, (name, dtype_name, shape, strides, offset, index) in enumerate(tensors):
-            if number in unnamed:
-                continue
+        unnamed, met = {*reader.unnamed()}, set[str]()
+        named = [(number, *tensor) for number, tensor in enumerate(tensors) if number not in unnamed]
+        for number, name, dtype_name, shape, strides, offset, index in named:
             if name in met and name in targets:
                 msg = f"{request.name}: the file contains two tensors called {name!r}, so the name is ambiguous"
                 raise InvalidArgumentError(f"{msg}; load without into, and copy the tensors")
@@ -105,7 +103,7 @@ def _targets(request: LoadRequest, into: Mapping[str, Any]) -> dict[str, torch.T
     found = list(named_tensors(into))
     targets = dict(found)
     if odd := next((key for key in tensor_keys(into) if not has_name(key)), None):
-        msg = f"{request.name}: the key {odd!r} in into has no name in a file, since it is neither text nor a whole number"
+        msg = f"{request.name}: the key {odd!r} of into has no name in a file: it is neither text nor a whole number"
         raise InvalidArgumentError(f"{msg}; load without into, and copy the tensors")
     if not targets and into:
         msg = f"{request.name}: into has no tensor to fill"

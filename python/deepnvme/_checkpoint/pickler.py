@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 # The names of these functions are part of the file format: archives describe tensors by them.
-from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3
+from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3, get_tensor_metadata
 from torch.nn import Parameter
 
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
@@ -88,10 +88,11 @@ class Pickler(pickle.Pickler):
             return NotImplemented
         persistent, is_first_type = self._refer(obj.untyped_storage(), obj.dtype)
         view = (obj.storage_offset(), tuple(obj.shape), obj.stride(), obj.requires_grad, _NoHooks())
+        signs = (get_tensor_metadata(obj),) if obj.is_conj() or obj.is_neg() else ()
         if is_first_type:
-            return _rebuild_tensor_v2, (_Reference(persistent), *view)
+            return _rebuild_tensor_v2, (_Reference(persistent), *view, *signs)
         # An archive has one dtype for each storage. Views with another dtype state their own.
-        return _rebuild_tensor_v3, (_Reference(self._untyped(obj.untyped_storage())), *view, obj.dtype)
+        return _rebuild_tensor_v3, (_Reference(self._untyped(obj.untyped_storage())), *view, obj.dtype, *signs)
 
     def _refer(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> tuple[tuple[object, ...], bool]:
         """Describe a storage. Returns whether ``dtype`` is the one that the archive has for it."""
@@ -154,12 +155,12 @@ def _where(obj: object, tensor: Tensor) -> str | None:
 
 
 def _is_ordinary(tensor: Tensor) -> bool:
-    """Whether storage, offset, sizes and strides describe the tensor completely."""
+    """Whether storage, offset, sizes, strides and signs describe the tensor completely."""
     return (
         tensor.layout is torch.strided
         and tensor.dtype in _CLASSES
         and tensor.device.type in ("cpu", "cuda")
-        and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+        and not (tensor.is_quantized or tensor.is_nested)
         and not tensor.__dict__
         and not tensor._backward_hooks  # noqa: SLF001
     )

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
@@ -218,3 +219,34 @@ def test_ctrl_c_ends_a_load(tmp_path: Path, way: str) -> None:
     assert said.rstrip().endswith("KeyboardInterrupt"), said
     # A second, with slack for a busy machine and the end of the interpreter.
     assert took < 5
+
+
+def test_objects_that_take_too_much_memory_are_refused(tmp_path: Path) -> None:
+    for element, count in ((b"]", 12_000_000), (b"\x8f", 6_000_000), (b"}", 12_000_000)):
+        path = archive(tmp_path / "x.pt", b"\x80\x04](" + element * count + b"e.")
+        began = time.monotonic()
+        with pytest.raises(errors.UnsupportedError, match="would take more than"):
+            deepnvme.load(path)
+        assert time.monotonic() - began < 10
+
+
+def test_other_threads_run_while_objects_are_made(tmp_path: Path) -> None:
+    path = archive(tmp_path / "x.pt", b"\x80\x04](" + b"]" * 5_000_000 + b"e.")
+    longest, is_done = 0.0, threading.Event()
+
+    def wait() -> None:
+        nonlocal longest
+        last = time.monotonic()
+        while not is_done.wait(0.001):
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    began = time.monotonic()
+    # The list is freed at once by this thread, which takes long as well.
+    made = deepnvme.load(path)
+    took = time.monotonic() - began
+    is_done.set()
+    waiter.join()
+    assert len(made) == 5_000_000
+    assert longest < max(0.5, took / 2)

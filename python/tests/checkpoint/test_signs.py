@@ -93,3 +93,16 @@ def test_they_are_saved_resolved(tmp_path: Path) -> None:
     for loaded in (load_file(tmp_path / "x.safetensors"), deepnvme.load(tmp_path / "x.safetensors", verify="full")):
         for name, tensor in resolved(state).items():
             assert torch.equal(loaded[name], tensor), name
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_negative_view_with_another_dtype_than_its_storage(tmp_path: Path, is_later: bool) -> None:
+    base = torch.randn(100, dtype=torch.complex128)
+    state = {"all": base, "neg": base.conj().imag, "part": base[7:].conj().imag[::3], "both": base.conj()}
+    if is_later:
+        state = dict(reversed(state.items()))
+    # More than tensors, so that Python pickles it.
+    deepnvme.save({**state, "more": {1, 2}}, tmp_path / "a.pt")
+    loaded = deepnvme.load(tmp_path / "a.pt", verify="full")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+    assert loaded["neg"].untyped_storage().data_ptr() == loaded["all"].untyped_storage().data_ptr()

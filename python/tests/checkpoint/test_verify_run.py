@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import deepnvme
 from deepnvme import errors
+from deepnvme._deepnvme import _run_command
+from deepnvme.integrations.dcp import DeepnvmeWriter
 
 from .ranks import run as run_ranks
 from .test_command import run
@@ -176,3 +179,37 @@ def test_a_model_beside_another_programs_manifest(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"files": ["model.safetensors"]}')
     status, files = verified(tmp_path)
     assert (status, [*files]) == (0, ["model.safetensors"])
+
+
+@pytest.mark.parametrize("gone", ["folder", "missing"])
+def test_a_path_that_cannot_be_read_hides_no_other(tmp_path: Path, gone: str) -> None:
+    good, bad = tmp_path / "good.pt", tmp_path / "bad.pt"
+    (tmp_path / "folder").mkdir()
+    for path in (good, bad):
+        deepnvme.save({"a": torch.randn(3000)}, path)
+    data = bytearray(bad.read_bytes())
+    data[5000] ^= 1
+    bad.write_bytes(data)
+    status, out, _ = run("verify", bad, tmp_path / gone, good, "--json")
+    found = {file["path"]: file["verdict"] for file in json.loads(out)}
+    assert (status, found) == (1, {str(bad): "damaged", str(tmp_path / gone): "unreadable", str(good): "sound"})
+    status, out, err = run("verify", good, tmp_path / gone)
+    assert (status, out.count("\n")) == (1, 2)
+    assert "unreadable: 1 of 2" in err
+    status, out, err = run("verify", tmp_path / gone)
+    assert (status, out) == (1, "")
+    assert gone in err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_list_that_was_cut_is_named(tmp_path: Path) -> None:
+    dcp_save({"a": torch.ones(9)}, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    path = tmp_path / "deepnvme.json"
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert _run_command(["verify", str(tmp_path)]) == 1
+    path.write_bytes(b"")
+    status, out, _ = run("verify", tmp_path)
+    assert status == 1
+    assert f"DAMAGED  {path}" in out

@@ -11,7 +11,7 @@ use deepnvme_perf::{Error, Result};
 use super::progress_bar::Bar;
 use super::session::{CommandResult, Session};
 use crate::arguments::{ConvertOptions, InspectOptions, VerifyOptions};
-use crate::inspect::{Verdict, convert, inspect, verify};
+use crate::inspect::{Verdict, convert, inspect, verify_all};
 use crate::show::checkpoint as text;
 
 /// Time between two progress reports.
@@ -24,15 +24,14 @@ pub(super) fn run_inspect(options: &InspectOptions, session: &Session<'_>) -> Re
 }
 
 pub(super) fn run_verify(options: &VerifyOptions, session: &Session<'_>) -> Result<CommandResult> {
-    let files = with_progress(session, Phase::Validating, "verify", |progress| {
-        options.paths.iter().map(|path| verify(path, progress)).collect::<Result<Vec<_>>>()
-    })?;
-    let files: Vec<_> = files.into_iter().flatten().collect();
+    let files = with_progress(session, Phase::Validating, "verify", |progress| verify_all(&options.paths, progress))?;
     let mut result = CommandResult::new(&files, text::draw_verifications(&files), options.json)?;
-    result.failure = [Verdict::Damaged, Verdict::Unverifiable].into_iter().find_map(|verdict| {
+    let worst_first = [Verdict::Damaged, Verdict::Unreadable, Verdict::Unverifiable];
+    result.failure = worst_first.into_iter().find_map(|verdict| {
         let count = files.iter().filter(|file| file.verdict == verdict).count();
         (count > 0).then(|| match verdict {
             Verdict::Damaged => format!("damaged: {count} of {}", files.len()),
+            Verdict::Unreadable => format!("unreadable: {count} of {}", files.len()),
             _ => format!("unverifiable: {count} of {}", files.len()),
         })
     });

@@ -8,4 +8,4 @@ mod verify;
 pub use contents::{Inspection, Tensor, inspect};
 pub use convert::{Conversion, convert};
 pub(crate) use files::failed;
-pub use verify::{Coverage, Verdict, Verification, verify};
+pub use verify::{Coverage, Verdict, Verification, verify, verify_all};

@@ -28,6 +28,8 @@ pub enum Verdict {
     Damaged,
     /// It has no checksums, or an unsupported format.
     Unverifiable,
+    /// It is missing, or cannot be read.
+    Unreadable,
 }
 
 /// The part of a file that was verified.
@@ -58,6 +60,30 @@ pub struct Verification {
     pub bytes: u64,
     /// Duration in seconds.
     pub seconds: f64,
+}
+
+/// Verifies several paths. A path that cannot be read is a result among the others, but the error of a single path.
+///
+/// # Errors
+/// As [`verify`].
+pub fn verify_all(paths: &[PathBuf], progress: &Progress) -> Result<Vec<Verification>> {
+    let mut found = Vec::new();
+    for path in paths {
+        let began = Instant::now();
+        match verify(path, progress) {
+            Ok(files) => found.extend(files),
+            Err(error) if paths.len() == 1 || matches!(error, Error::Interrupted) => return Err(error),
+            Err(error) => found.push(Verification {
+                path: path.clone(),
+                verdict: Verdict::Unreadable,
+                finding: Some(error.to_string()),
+                coverage: Coverage::Nothing,
+                bytes: 0,
+                seconds: began.elapsed().as_secs_f64(),
+            }),
+        }
+    }
+    Ok(found)
 }
 
 /// Verifies a file, or all files of a folder, an index or a list of parts, by their checksums and by the index. In the folder

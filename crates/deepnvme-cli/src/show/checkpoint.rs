@@ -107,6 +107,7 @@ pub fn draw_verifications(files: &[Verification]) -> String {
         let _ = match file.verdict {
             Verdict::Damaged => writeln!(out, "DAMAGED  {finding}"),
             Verdict::Unverifiable => writeln!(out, "unknown  {finding}"),
+            Verdict::Unreadable => writeln!(out, "NOT READ {finding}"),
             Verdict::Sound => {
                 let speed = gb(file.bytes) / file.seconds.max(1e-9);
                 let (path, bytes) = (shown::path(&file.path), bytes_text(file.bytes));

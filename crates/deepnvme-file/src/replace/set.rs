@@ -119,6 +119,10 @@ impl SetReplacement {
         let random = fs::random_bits().map_err(|errno| Error::os("getrandom", errno))?;
         let token = format!("{random:0TOKEN_DIGITS$x}");
         let paths = members.iter().map(|member| member_path(member, &token)).collect::<Result<Vec<_>>>()?;
+        // Before gigabytes are written under a private name, which is shorter.
+        if let Some(path) = paths.iter().find(|path| fs::stat_link(path) == Err(Errno::NAMETOOLONG)) {
+            return Err(Error::os("open for writing", Errno::NAMETOOLONG).at_path(path));
+        }
         let process = std::process::id();
         let (files, marks, intent) = (Vec::with_capacity(paths.len()), Vec::with_capacity(paths.len()), None);
         let mut new = Self { index, record_at, token, paths, files, marks, intent, process };

@@ -15,12 +15,15 @@ pub const PICKLE_BYTES_MAX: u64 = 256 << 20;
 /// The maximum length of an integer in bytes: similar to Python's own limit for text.
 const LONG_INT_BYTES_MAX: usize = 4096;
 
-/// The maximum number of nodes: a one-byte instruction may create one, which takes forty times the memory.
-const NODES_MAX: usize = 1 << 26;
+/// The objects of a pickle may take this memory, here and in Python, or [`OBJECT_BYTES_FACTOR`] times its length. A list
+/// of large integers takes sixteen times its length; an empty list takes a hundred times that of its instruction.
+const OBJECT_BYTES_MIN: u64 = 768 << 20;
+const OBJECT_BYTES_FACTOR: u64 = 20;
+/// Memory of an element of a list or a set, and of an item of a dict, here and in Python.
+const ELEMENT_BYTES: usize = 12;
+const ITEM_BYTES: usize = 108;
 /// Bytes of memory for each byte of a pickle: a node, a stack slot, and spare capacity of vectors.
 const MEMORY_FACTOR: usize = 64;
-/// Plain nodes whose memory equals that of a constructed object.
-const OBJECT_NODES: usize = 4;
 
 /// Parses a pickle of protocol 2 to 5.
 ///
@@ -33,11 +36,11 @@ pub fn parse(bytes: &[u8]) -> Result<Graph> {
         return Err(Error::unsupported(text));
     }
     Error::check_memory("the objects of the pickle", bytes.len(), MEMORY_FACTOR)?;
-    parse_within(bytes, NODES_MAX)
+    parse_within(bytes, OBJECT_BYTES_MIN.max(OBJECT_BYTES_FACTOR * bytes.len() as u64))
 }
 
-fn parse_within(bytes: &[u8], nodes_max: usize) -> Result<Graph> {
-    let mut machine = Machine { input: Input::new(bytes), nodes_max, ..Machine::default() };
+fn parse_within(bytes: &[u8], bytes_max: u64) -> Result<Graph> {
+    let mut machine = Machine { input: Input::new(bytes), bytes_max, ..Machine::default() };
     let root = machine.run()?;
     let graph = Graph { nodes: machine.nodes, root };
     expansion::check(&graph)?;
@@ -48,9 +51,9 @@ fn parse_within(bytes: &[u8], nodes_max: usize) -> Result<Graph> {
 struct Machine<'a> {
     input: Input<'a>,
     nodes: Vec<Node>,
-    /// Memory of the nodes, in plain nodes.
-    chunks: usize,
-    nodes_max: usize,
+    /// Memory of the objects, here and in Python.
+    bytes: u64,
+    bytes_max: u64,
     stack: Vec<NodeId>,
     /// Height of the stack at each mark.
     marks: Vec<usize>,
@@ -213,6 +216,7 @@ impl Machine<'_> {
     }
 
     fn extend(&mut self, elements: Vec<NodeId>) -> Result<()> {
+        self.charge(elements.len() * ELEMENT_BYTES)?;
         let top = self.top()?;
         match &mut self.nodes[top.index()] {
             Node::List(list) | Node::Set(list) => list.extend(elements),
@@ -226,6 +230,7 @@ impl Machine<'_> {
         if elements.len() % 2 == 1 {
             return Err(self.input.error("sets a key without a value"));
         }
+        self.charge(elements.len() / 2 * ITEM_BYTES)?;
         let pairs = elements.chunks_exact(2).map(|pair| (pair[0], pair[1]));
         let top = self.top()?;
         match &mut self.nodes[top.index()] {
@@ -248,15 +253,20 @@ impl Machine<'_> {
     }
 
     fn make(&mut self, node: Node) -> Result<NodeId> {
-        self.chunks += if matches!(node, Node::Object(_)) { OBJECT_NODES } else { 1 };
-        if self.chunks > self.nodes_max {
-            let (most, each) = (self.nodes_max, OBJECT_NODES);
-            let text = format!("the pickle has more than {most} objects, one that is constructed counted as {each}");
-            return Err(Error::unsupported(text));
-        }
+        self.charge(node_bytes(&node))?;
         let id = NodeId(self.nodes.len() as u32);
         self.nodes.push(node);
         Ok(id)
+    }
+
+    /// Counts memory before it is allocated in Python.
+    fn charge(&mut self, bytes: usize) -> Result<()> {
+        self.bytes += bytes as u64;
+        if self.bytes > self.bytes_max {
+            let text = format!("the objects of the pickle would take more than {} bytes of memory", self.bytes_max);
+            return Err(Error::unsupported(text));
+        }
+        Ok(())
     }
 
     /// Returns the top of the stack above the last mark.
@@ -301,3 +311,22 @@ fn integer(bytes: &[u8]) -> Node {
 #[cfg(test)]
 #[path = "tests.rs"]
 mod tests;
+
+/// Memory of an object without its elements: the node, and the object that Python makes of it.
+fn node_bytes(node: &Node) -> usize {
+    let own = match node {
+        Node::None | Node::Bool(_) => 0,
+        Node::Int(_) | Node::Float(_) => 32,
+        Node::Str(text) => 64 + 2 * text.len(),
+        Node::LongInt(bytes) | Node::Surrogates(bytes) | Node::Bytes(bytes) | Node::ByteArray(bytes) => {
+            64 + 2 * bytes.len()
+        }
+        Node::Tuple(elements) => 56 + ELEMENT_BYTES * elements.len(),
+        Node::List(elements) => 72 + ELEMENT_BYTES * elements.len(),
+        Node::Dict(items) => 80 + ITEM_BYTES * items.len(),
+        Node::Set(elements) | Node::FrozenSet(elements) => 216 + ELEMENT_BYTES * elements.len(),
+        Node::Global(..) | Node::Persistent(_) => 64,
+        Node::Object(_) => size_of::<Object>() + 64,
+    };
+    size_of::<Node>() + size_of::<NodeId>() + own
+}

@@ -88,13 +88,19 @@ fn globals_share_their_names() {
 }
 
 #[test]
-fn objects_are_counted() {
-    let within = |pickle: &[u8]| parse_within(pickle, 100).map(|graph| graph.len());
-    assert_eq!(within(&repeated(b"\x80\x02", b"]", 100, b".")), Ok(100));
-    assert!(within(&repeated(b"\x80\x02", b"]", 101, b".")).unwrap_err().to_string().contains("100 objects"));
-    // The callable and the arguments are two more nodes.
-    assert_eq!(within(&repeated(b"\x80\x02Nq\0)q\x01", b"h\0h\x01R", 24, b".")), Ok(26));
-    within(&repeated(b"\x80\x02Nq\0)q\x01", b"h\0h\x01R", 25, b".")).unwrap_err();
+fn the_memory_of_objects_is_counted() {
+    let lists = |count| repeated(b"\x80\x02", b"]", count, b".");
+    let one = node_bytes(&Node::List(Vec::new())) as u64;
+    assert_eq!(parse_within(&lists(100), 100 * one).unwrap().len(), 100);
+    let error = parse_within(&lists(101), 100 * one).unwrap_err().to_string();
+    assert!(error.contains(&format!("more than {} bytes", 100 * one)), "{error}");
+    for elements in [&b"\x80\x02](NNNNe."[..], b"\x80\x02}(NNNNu.", b"\x80\x04\x8f(NNNN\x90.", b"\x80\x02(NNNNt."] {
+        let needed = (1..2000).find(|bytes| parse_within(elements, *bytes).is_ok()).unwrap();
+        assert!(needed > 4 * 12 + 5 * size_of::<Node>() as u64, "{needed}");
+    }
+    // Seven million empty lists are more than anybody saves; twenty million integers are not.
+    parse(&lists(7_500_000)).unwrap_err();
+    parse(&repeated(b"\x80\x02](", b"J\xff\xff\xff\x7f", 20_000_000, b"e.")).unwrap();
 }
 
 #[test]

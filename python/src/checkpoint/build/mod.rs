@@ -98,10 +98,14 @@ impl<'py> Builder<'_, 'py> {
         Ok(self.made[id.index()].get_or_insert(made).clone())
     }
 
-    /// Let Python check for Ctrl-C every `OBJECTS_PER_LOOK` objects.
+    /// Let Python check for Ctrl-C, and other threads run, every `OBJECTS_PER_LOOK` objects.
     fn look(&mut self) -> PyResult<()> {
         self.looked = self.looked.wrapping_add(1);
-        if self.looked.is_multiple_of(OBJECTS_PER_LOOK) { self.py.check_signals() } else { Ok(()) }
+        if !self.looked.is_multiple_of(OBJECTS_PER_LOOK) {
+            return Ok(());
+        }
+        self.py.detach(|| ());
+        self.py.check_signals()
     }
 
     fn unsupported(&self, what: &str) -> PyErr {
