@@ -18,7 +18,7 @@ from deepnvme._offload.residence import Residence
 from deepnvme._offload.saving import ShardSaver
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._offload.swapper import Swapper
-from deepnvme._stream.parameter_binding import wrap_forward
+from deepnvme._stream.forward_wrapper import wrap_forward
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme.errors import ClosedError, UnsupportedError
 
