@@ -195,10 +195,12 @@ class Reader(_File):
             handle.close()
 
     def _open_handle(self) -> _FileReader:
-        if self._handle is None:
+        # Read once: another thread may close the file after the check.
+        handle = self._handle
+        if handle is None:
             msg = "I/O operation on closed file"
             raise ValueError(msg)
-        return self._handle
+        return handle
 
     def __del__(self) -> None:
         if self._handle is not None:
@@ -250,10 +252,11 @@ class Writer(_File):
             handle.abort()
 
     def _open_handle(self) -> _FileWriter:
-        if self._handle is None:
+        handle = self._handle
+        if handle is None:
             msg = "I/O operation on closed file"
             raise ValueError(msg)
-        return self._handle
+        return handle
 
     def __exit__(
         self,

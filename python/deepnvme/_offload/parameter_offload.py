@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +19,7 @@ from deepnvme._offload.residence import Residence
 from deepnvme._offload.saving import ShardSaver
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._offload.swapper import Swapper
-from deepnvme._stream.parameter_binding import wrap_forward
+from deepnvme._stream.forward_wrapper import wrap_forward
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme.errors import ClosedError, UnsupportedError
 
@@ -61,6 +62,8 @@ class ParameterOffload:
         ]
         self._undo += [hook.remove for hook in hooks]
         self.is_closed = False
+        # Reentrant, because a signal handler may also close it.
+        self._closing = threading.RLock()
         # Whether state dicts include the parameters on disk.
         self._is_filling = True
 
@@ -235,18 +238,20 @@ class ParameterOffload:
 
         Raises:
             OSError: some cannot be read. They stay on disk, and the next call tries again.
+            RuntimeError: another thread uses some of them, for a pass or a save. Close it between passes.
         """
-        if self.is_closed:
-            return
-        self._runner.end_all()
-        for group in self._groups:
-            self._residence.restore(group)
-        for undo in self._undo:
-            undo()
-        self.is_closed = True
-        # From now on an attached optimizer updates everything at once.
-        self._group_of.clear()
-        self._swapper.close()
+        with self._closing:
+            if self.is_closed:
+                return
+            self._runner.end_all()
+            for group in self._groups:
+                self._residence.restore(group)
+            for undo in self._undo:
+                undo()
+            self.is_closed = True
+            # From now on an attached optimizer updates everything at once.
+            self._group_of.clear()
+            self._swapper.close()
 
     def _check_open(self) -> None:
         if self.is_closed:

@@ -12,6 +12,7 @@ import torch
 
 from deepnvme._offload.groups import OFFLOADED_STRIDE
 from deepnvme._offload.placeholders import Placeholder
+from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -90,6 +91,8 @@ class Residence:
                 disk.
         """
         with self._lock:
+            if group in self._restored:
+                return
             found = self._held.get(group)
             if found is not None and not found.holders:
                 self._drop(group)
@@ -101,13 +104,20 @@ class Residence:
             self._check_placeholders(group)
             if len(self._trace) < _TRACE_MAX:
                 self._trace.append(group.key)
+        self._load(group, holder, exclusive=exclusive)
+
+    def _load(self, group: ParameterGroup, holder: Holder, *, exclusive: bool) -> None:
+        """Load a group that nobody held, and bind its parameters."""
         borrow = self.swapper.borrow(group.key, shared=not exclusive)
         memory = borrow.__enter__()
         mine = None
         try:
             with self._lock:
                 found = self._held.get(group)
-                if found is not None and found.holders:
+                if group in self._restored:
+                    # Another thread has given the parameters memory of their own in the meantime.
+                    pass
+                elif found is not None and found.holders:
                     # Another thread has loaded it in the meantime. Both share it for reading.
                     found.holders.add(holder)
                 else:
@@ -181,8 +191,26 @@ class Residence:
         return None
 
     def memory(self, group: ParameterGroup) -> torch.Tensor:
-        """Return the bytes of a held group."""
-        return self._held[group].memory
+        """Return the bytes of a held group.
+
+        Raises:
+            ClosedError: it has memory of its own again.
+            RuntimeError: another thread has released it.
+        """
+        with self._lock:
+            held = self._held.get(group)
+            is_restored = group in self._restored
+        if held is not None:
+            return held.memory
+        name = group.members[0].name
+        if is_restored:
+            raise ClosedError(
+                f"offloading was closed before the backward pass that needs {name}; run the forward pass again"
+            )
+        raise RuntimeError(
+            f"{name} was released during the backward pass, because another thread began a pass or closed the "
+            "offloading; run the passes of one model in one thread"
+        )
 
     def next_step(self) -> None:
         """Start a step: schedule the groups in the order of the previous step."""
@@ -198,17 +226,30 @@ class Residence:
         """Give a group's parameters memory of their own again.
 
         Raises:
-            RuntimeError: a parameter was changed while it was on disk.
+            RuntimeError: another thread uses it; or a parameter was changed while it was on disk.
         """
         if group in self._restored:
             return
-        self._check_placeholders(group)
+        with self._lock:
+            self._refuse_use(group)
+            self._check_placeholders(group)
         with self.swapper.borrow(group.key, shared=True) as memory, torch.no_grad():
-            for member in group.members:
-                member.parameter.data = member.view(memory).clone()
-                if hasattr(member.parameter, OFFLOADED_STRIDE):
-                    delattr(member.parameter, OFFLOADED_STRIDE)
-        self._restored.add(group)
+            # Without the lock, since others need it to release memory.
+            copies = [member.view(memory).clone() for member in group.members]
+            with self._lock:
+                self._refuse_use(group)
+                for member, copy in zip(group.members, copies, strict=True):
+                    member.parameter.data = copy
+                    if hasattr(member.parameter, OFFLOADED_STRIDE):
+                        delattr(member.parameter, OFFLOADED_STRIDE)
+                self._restored.add(group)
+
+    def _refuse_use(self, group: ParameterGroup) -> None:
+        if self.is_held(group):
+            raise RuntimeError(
+                f"{group.members[0].name} is in use by a pass, a save or a `gathered` block; call offloading.close() "
+                "again when that has ended"
+            )
 
     def _check_placeholders(self, group: ParameterGroup) -> None:
         """Raise, once, if a placeholder was changed."""

@@ -67,8 +67,9 @@ class Borrowed:
         For callers without a ``with`` block, after an interrupt. A tensor that was being created is dropped.
         """
         # Released before it is dropped: an interrupt in between leaves nothing borrowed.
-        if self._held is not None:
-            self._held.release()
+        held = self._held
+        if held is not None:
+            held.release()
         self._held = None
 
     def mark_clean(self) -> None:

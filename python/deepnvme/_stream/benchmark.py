@@ -170,15 +170,17 @@ def measure(streaming: Streaming, step: Callable[[], object], rounds: int = 3) -
 
 def fetch_all(streaming: Streaming) -> None:
     """Load each layer in turn without computing."""
-    if streaming.layer_cache is not None:
-        streaming.layer_cache.fetch_all()
+    layer_cache = streaming.layer_cache
+    if layer_cache is not None:
+        layer_cache.fetch_all()
 
 
 @contextmanager
 def without_disk(streaming: Streaming) -> Iterator[None]:
     """Compute with the bytes that happen to be in the slots: the speed is right, the results are not."""
-    if streaming.layer_cache is None:
+    layer_cache = streaming.layer_cache
+    if layer_cache is None:
         yield
         return
-    with streaming.layer_cache.without_disk():
+    with layer_cache.without_disk():
         yield

@@ -10,7 +10,7 @@ import torch
 
 from deepnvme._deepnvme import StripeSet, _Streamer, span
 from deepnvme._stream.memory_budget import slot_offsets
-from deepnvme._stream.parameter_binding import ParameterBinding, refuse_backward, view_weight, wrap_forward
+from deepnvme._stream.parameter_binding import ParameterBinding, refuse_backward, view_weight
 from deepnvme._stream.scheduler import FairScheduler
 from deepnvme._utils.tensors import pinned_empty
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepnvme._deepnvme import Engine
+    from deepnvme._stream.call_gate import CallGate
     from deepnvme._stream.partition import LayerGroup
     from deepnvme._stream.planner import Slots
     from deepnvme._stream.weight_origin import Origin
@@ -39,6 +40,7 @@ class LayerCache:
         slots: the slot of each group.
         device: device of the slots.
         engine: the engine that reads the files.
+        gate: counts the calls of the modules.
     """
 
     def __init__(  # noqa: PLR0917
@@ -49,6 +51,7 @@ class LayerCache:
         slots: Slots,
         device: torch.device,
         engine: Engine | None,
+        gate: CallGate,
     ) -> None:
         self.groups = list(groups)
         self._origins = [[origin_of[weight.name] for weight in group.weights] for group in groups]
@@ -75,18 +78,16 @@ class LayerCache:
         )
         # The views of each group in each slot it has used: made once, then reused in every step.
         self._views: dict[tuple[int, int], list[nn.Parameter | torch.Tensor]] = {}
-        self._bindings = [ParameterBinding(group.weights, device) for group in groups]
-        self._scheduler = FairScheduler()
+        self._bindings = [ParameterBinding(group.weights, device, gate) for group in groups]
+        self._scheduler = FairScheduler(gate.check)
         # For timelines; does nothing unless one is recorded.
         self._span = engine.span if engine is not None else span
-        self._unwrap = [
-            wrap_forward(group.module, self._wrapper_of(index, group.name, binding))
-            for index, (group, binding) in enumerate(zip(groups, self._bindings, strict=True))
-        ]
+        for index, group in enumerate(groups):
+            gate.wrap(group.module, self._wrapper_of(index, group.name, self._bindings[index]))
         for index, group in enumerate(groups):
             for alias in group.aliases:
-                self._bindings.append(ParameterBinding(alias.weights, device))
-                self._unwrap.append(wrap_forward(alias.module, self._wrapper_of(index, alias.name, self._bindings[-1])))
+                self._bindings.append(ParameterBinding(alias.weights, device, gate))
+                gate.wrap(alias.module, self._wrapper_of(index, alias.name, self._bindings[-1]))
 
     @property
     def compressed_cache_bytes(self) -> int:
@@ -130,13 +131,12 @@ class LayerCache:
         finally:
             self._fixed_slots = None
 
-    def close(self) -> None:
-        """Restore the forward and the original weights of all modules."""
-        for unwrap in self._unwrap:
-            unwrap()
+    def stop(self) -> None:
+        """Stop loading. Calls that wait for weights raise."""
         self._streamer.close()
-        for binding in self._bindings:
-            binding.restore()
+
+    def clear(self) -> None:
+        """Drop all views of the memory. No module runs."""
         self._views.clear()
 
     def _wrapper_of(

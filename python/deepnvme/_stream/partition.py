@@ -55,6 +55,18 @@ class Partition:
     # Small weights, and weights of modules that only contain others. They stay in memory.
     resident: list[Weight]
 
+    def weights(self) -> list[Weight]:
+        """List all weights, once for each module that has them."""
+        return [*self.resident, *(weight for part in self._loaded() for weight in part.weights)]
+
+    def modules(self) -> set[nn.Module]:
+        """Return the modules whose weights are loaded when they run."""
+        return {part.module for part in self._loaded()}
+
+    def _loaded(self) -> list[LayerGroup | RowLookup]:
+        groups = [member for group in self.groups for member in (group, *group.aliases)]
+        return [*self.lookups, *groups]
+
 
 @dataclass(frozen=True)
 class Limits:

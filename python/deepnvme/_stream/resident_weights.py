@@ -41,14 +41,10 @@ def load_resident(
     sources: Sequence[str | StripeSet],
     device: torch.device,
     engine: Engine | None,
-) -> list[tuple[Weight, torch.Tensor]]:
-    """Read weights once and bind them to their modules.
-
-    Returns:
-        The modules' original tensors.
-    """
+) -> None:
+    """Read weights once and bind them to their modules."""
     if not weights:
-        return []
+        return
     places, nbytes = place_resident(weights, origin_of)
     memory = torch.empty(max(-(-nbytes // PAGE_BYTES), 1) * PAGE_BYTES, dtype=torch.uint8, device=device)
     reads, converted = [], []
@@ -65,12 +61,9 @@ def load_resident(
     streamer.acquire(0)
     streamer.close()
     known: dict[int, torch.Tensor] = {}
-    before = []
     for weight in weights:
         # A parameter that two modules share stays shared.
         original = get_weight(weight)
-        before.append((weight, original))
         if id(original) not in known:
             known[id(original)] = view_weight(memory, places[origin_of[weight.name]], origin_of[weight.name], original)
         set_weight(weight, known[id(original)])
-    return before

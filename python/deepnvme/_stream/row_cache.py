@@ -11,13 +11,7 @@ from torch import nn
 
 from deepnvme._deepnvme import StripeSet, _picked_page_bytes, _Picker
 from deepnvme._stream.memory_budget import PAGE_BYTES
-from deepnvme._stream.parameter_binding import (
-    ParameterBinding,
-    get_weight,
-    refuse_backward,
-    view_weight,
-    wrap_forward,
-)
+from deepnvme._stream.parameter_binding import ParameterBinding, get_weight, refuse_backward, view_weight
 from deepnvme._stream.scheduler import FairScheduler
 from deepnvme._stream.weight_origin import FLOATS, encoded_ranges
 
@@ -25,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from deepnvme._deepnvme import Engine
+    from deepnvme._stream.call_gate import CallGate
     from deepnvme._stream.partition import RowLookup
     from deepnvme._stream.weight_origin import ByteRange, EncodedRange, Origin
 
@@ -47,15 +42,17 @@ class RowCache:
         sources: the files.
         memory: bytes for rows and experts.
         engine: the engine that reads the files.
+        gate: counts the calls of the modules.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         lookups: Sequence[RowLookup],
         origin_of: Mapping[str, Origin],
         sources: Sequence[str | StripeSet],
         memory: int,
         engine: Engine | None,
+        gate: CallGate,
     ) -> None:
         self.memory = memory
         self._lookups = list(lookups)
@@ -82,9 +79,9 @@ class RowCache:
                 at += origin.memory_nbytes
             items += count
         self._picker = _Picker(list(sources), parts, at, memory, engine)
-        self._scheduler = FairScheduler()
+        self._scheduler = FairScheduler(gate.check)
         self._memory = torch.utils.dlpack.from_dlpack(self._picker.capsule())
-        self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu")) for lookup in lookups]
+        self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu"), gate) for lookup in lookups]
         self._views = [
             [
                 view_weight(self._memory, place, origin, like)
@@ -92,19 +89,16 @@ class RowCache:
             ]
             for some, binding in zip(places, self._bindings, strict=True)
         ]
-        self._unwrap = [wrap_forward(lookup.module, self._wrapper_of(index)) for index, lookup in enumerate(lookups)]
+        for index, lookup in enumerate(lookups):
+            gate.wrap(lookup.module, self._wrapper_of(index))
 
     def stats(self) -> dict[str, float]:
         """Return the counters of reads, and of rows and experts that were in memory."""
         counters = self._picker.stats()
         return {_NAMES.get(name, name): value for name, value in counters.items()}
 
-    def close(self) -> None:
-        """Restore the forward and the original weights of all modules."""
-        for unwrap in self._unwrap:
-            unwrap()
-        for binding in self._bindings:
-            binding.restore()
+    def clear(self) -> None:
+        """Drop all views of the memory. No module runs."""
         self._views.clear()
 
     def _wrapper_of(self, index: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

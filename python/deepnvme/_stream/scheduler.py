@@ -6,6 +6,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from deepnvme.errors import ClosedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -20,9 +22,13 @@ class FairScheduler:
 
     A thread that already holds weights always continues, since the waiting ones need them back. A thread that holds
     none gives way to a starved one.
+
+    Args:
+        check: raises if the model is closed, so that no thread waits for memory of a closed model.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
+        self._check = check
         self._changed = threading.Condition()
         # Threads that hold weights or are about to, and the depth of their nested calls.
         self._call_depth: dict[int, int] = {}
@@ -34,6 +40,7 @@ class FairScheduler:
 
         Raises:
             MemoryError: there is no room, and no other thread holds anything that it could release.
+            ClosedError: the model was closed.
         """
         me = threading.get_ident()
         began = time.monotonic()
@@ -42,6 +49,7 @@ class FairScheduler:
             self._call_depth[me] = self._call_depth.get(me, 0) + 1
         try:
             while not held:
+                self._check()
                 ends = self._wait_for_starved(me)
                 try:
                     # `map` runs no bytecode between the call and the append, where Ctrl-C could come. So the list
@@ -50,6 +58,10 @@ class FairScheduler:
                 except MemoryError:
                     if not self._wait_for_room(me, ends, began):
                         raise
+                except ClosedError:
+                    # The streamer was closed while it waited. This error names the model.
+                    self._check()
+                    raise
         finally:
             with self._changed:
                 if self._next == me:

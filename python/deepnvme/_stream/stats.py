@@ -13,8 +13,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
-
 # Steps whose individual counters are kept.
 _STEPS_MAX = 10_000
 
@@ -107,17 +105,24 @@ class StreamStats(Step):
 class StepRecorder:
     """Records the cost of each call of the model."""
 
-    def __init__(self, model: nn.Module, counters: Callable[[], dict[str, float]]) -> None:
+    def __init__(self, counters: Callable[[], dict[str, float]]) -> None:
         self._counters = counters
         self._before = counters()
-        self._local = threading.local()
         self._lock = threading.Lock()
         self._steps, self._tokens, self._seconds = 0, 0, 0.0
         self.last: deque[Step] = deque(maxlen=_STEPS_MAX)
-        self._handles = [
-            model.register_forward_pre_hook(self._begin, with_kwargs=True),
-            model.register_forward_hook(self._end, always_call=True),
-        ]
+
+    def record(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a ``forward`` that records its calls, and those that raise."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before, began = self._counters(), time.perf_counter()
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._add(time.perf_counter() - began, before, _tokens(args, kwargs))
+
+        return run
 
     def stats(self) -> StreamStats:
         """Add up all steps."""
@@ -138,17 +143,7 @@ class StepRecorder:
             picked_waits=int(since.get("picked_waits", 0)),
         )
 
-    def close(self) -> None:
-        """Stop recording."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _begin(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._local.begun = (time.perf_counter(), self._counters(), _tokens(args, kwargs))
-
-    def _end(self, _model: nn.Module, _args: object, _output: object) -> None:
-        began, before, tokens = getattr(self._local, "begun", None) or (time.perf_counter(), self._counters(), 0)
-        seconds = time.perf_counter() - began
+    def _add(self, seconds: float, before: dict[str, float], tokens: int) -> None:
         now = self._counters()
         spent = {name: now[name] - before.get(name, 0) for name in now}
         step = Step(

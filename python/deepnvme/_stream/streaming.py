@@ -12,13 +12,15 @@ from torch import nn
 from deepnvme import _deepnvme
 from deepnvme._deepnvme import StripeSet
 from deepnvme._stream import huggingface, throughput
+from deepnvme._stream.call_gate import CallGate
 from deepnvme._stream.layer_cache import LayerCache
-from deepnvme._stream.parameter_binding import set_weight
+from deepnvme._stream.parameter_binding import get_weight, set_weight
+from deepnvme._stream.partition import has_forward
 from deepnvme._stream.planner import Plan, PlanInput, find_sufficient_memory
 from deepnvme._stream.resident_weights import load_resident
 from deepnvme._stream.row_cache import RowCache
 from deepnvme._stream.stats import StepRecorder
-from deepnvme._stream.weight_provenance import find_origins, named_tensors
+from deepnvme._stream.weight_provenance import find_origins, named_tensors, replace_traced
 from deepnvme._stream.weight_sources import ModelFiles, open_for_module
 from deepnvme._utils.arguments import parse_bytes, path_of, whole
 from deepnvme.errors import ClosedError, UnsupportedError
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from deepnvme._deepnvme import Engine, Trace
+    from deepnvme._stream.partition import Partition
     from deepnvme._stream.stats import StreamStats
     from deepnvme._stream.weight_origin import Origin
 
@@ -63,6 +66,8 @@ class Streaming:
         self._model = weakref.ref(model)
         self.memory_bytes = memory
         self.device = device
+        self._gate = CallGate(_name_of(model))
+        replace_traced(model, self._gate)
         tensors = [*named_tensors(model)]
         sizes = {id(tensor): origin_of[name].memory_nbytes for name, tensor in tensors if name in origin_of}
         file_bytes = {index: _file_bytes(source) for index, source in enumerate(sources)}
@@ -72,15 +77,38 @@ class Streaming:
         self.resident_bytes = planned.resident_bytes
         self.row_cache: RowCache | None = None
         self.layer_cache: LayerCache | None = None
-        self._final_counters: dict[str, float] = {}
-        self._originals = load_resident(found.resident, origin_of, sources, device, engine)
-        if found.lookups:
-            self.row_cache = RowCache(found.lookups, origin_of, sources, planned.row_cache_bytes, engine)
-        if found.groups:
-            self.layer_cache = LayerCache(found.groups, origin_of, sources, planned.slots, device, engine)
-        self._is_closed = False
+        # Set when the model is closed.
+        self._final_counters: dict[str, float] | None = None
         self._recorded: Callable[[], object] | None = None
-        self.steps = StepRecorder(model, self.counters)
+        self._originals = [(weight, get_weight(weight)) for weight in found.weights()]
+        try:
+            load_resident(found.resident, origin_of, sources, device, engine)
+            if found.lookups:
+                self.row_cache = RowCache(
+                    found.lookups, origin_of, sources, planned.row_cache_bytes, engine, self._gate
+                )
+            if found.groups:
+                self.layer_cache = LayerCache(
+                    found.groups, origin_of, sources, planned.slots, device, engine, self._gate
+                )
+            self.steps = StepRecorder(self.counters)
+            self._wrap(model, found)
+        except BaseException:
+            self.close()
+            raise
+
+    def _wrap(self, model: nn.Module, found: Partition) -> None:
+        """Count the calls of the model, and of its parts that contain streamed modules."""
+        streamed = found.modules()
+        for module in model.modules():
+            is_inside = any(child in streamed for child in module.modules() if child is not module)
+            if module is not model and module not in streamed and is_inside and has_forward(module):
+                self._gate.wrap(module)
+        if has_forward(model):
+            self._gate.wrap(model, self.steps.record)
+        if callable(getattr(model, "generate", None)):
+            # Else the tokens after a close would come from the weights that the model had before.
+            self._gate.wrap(model, method="generate")
 
     def start(self, trace: str | PathLike[str] | None) -> None:
         """Start loading weights, and record a timeline if requested."""
@@ -97,6 +125,10 @@ class Streaming:
             self.layer_cache.warm_up()
 
     def __reduce__(self) -> Any:
+        if self._gate.is_restored:
+            raise TypeError(
+                "model.streaming can be neither copied nor pickled; the model can, after del model.streaming"
+            )
         raise TypeError(
             "the weights of this model are on disk, so it can be neither copied nor pickled; stream it a second time"
         )
@@ -104,17 +136,27 @@ class Streaming:
     @property
     def is_closed(self) -> bool:
         """Whether :meth:`close` was called."""
-        return self._is_closed
+        return self._gate.is_closed
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the model is closed, and the calls that ran meanwhile have ended."""
+        return self._gate.is_restored
 
     @property
     def compressed_cache_bytes(self) -> int:
         """Bytes of the compressed-weight cache, part of ``memory_bytes``."""
-        return self.layer_cache.compressed_cache_bytes if self.layer_cache is not None else 0
+        layer_cache = self.layer_cache
+        return layer_cache.compressed_cache_bytes if layer_cache is not None else 0
 
     def counters(self) -> dict[str, float]:
         """Add up all reads and waits so far."""
-        total = dict(self._final_counters)
-        for part in (self.layer_cache, self.row_cache):
+        # Read before the final ones: `close` sets those first.
+        parts = (self.layer_cache, self.row_cache)
+        if self._final_counters is not None:
+            return dict(self._final_counters)
+        total: dict[str, float] = {}
+        for part in parts:
             for name, value in (part.stats() if part is not None else {}).items():
                 total[name] = total.get(name, 0) + value
         return total
@@ -166,12 +208,13 @@ class Streaming:
         batch = None if batch is None else whole(batch, "batch", 1, _TOKENS_MAX)
         max_new_tokens = whole(max_new_tokens, "max_new_tokens", 1, _TOKENS_MAX)
         options = {"batch": batch, "max_new_tokens": max_new_tokens, **options}
-        yield from throughput.generate_all(self._open_model(), tokenizer, prompts, **options)
+        yield from throughput.generate_all(self._open_model, tokenizer, prompts, **options)
 
     def _open_model(self) -> nn.Module:
+        self._gate.check()
         model = self._model()
-        if model is None or self._is_closed:
-            raise ClosedError("the model was closed; stream it again")
+        if model is None:
+            raise ClosedError("the model was garbage-collected; keep a reference to it")
         return model
 
     def trace(self, path: str | PathLike[str]) -> Trace:
@@ -188,23 +231,35 @@ class Streaming:
         A module that was passed to :func:`stream` gets its original weights back. A model made from a folder has none:
         load it another way to use it. The counters stay readable. The timeline requested from :func:`stream` is
         written.
+
+        Calls of the model that other threads are in raise :class:`ClosedError` at the next layer. This waits for the
+        layers that run now. Inside a call of the model it does not wait: the last call to end restores the model.
         """
-        self._is_closed = True
-        self.steps.close()
-        try:
-            last = self.counters()
-        except ClosedError:
-            # In a forked child the streamers belong to the parent.
-            last = self._final_counters
-        for part in (self.layer_cache, self.row_cache):
-            if part is not None:
-                part.close()
-        for weight, before in self._originals:
-            set_weight(weight, before)
-        self.layer_cache = self.row_cache = None
-        self._final_counters, self._originals = last, []
+        self._gate.stop()
+        layer_cache = self.layer_cache
+        if layer_cache is not None:
+            layer_cache.stop()
+        self._gate.close(self._restore)
         if self._recorded is not None:
             self._recorded()
+
+    def _restore(self) -> None:
+        try:
+            self._final_counters = self.counters()
+        except ClosedError:
+            # In a forked child the streamers belong to the parent.
+            self._final_counters = {}
+        # Layers first, so that a copy of one with its own weights contains no wrapper. The model last, so that no call
+        # of it finds some weights restored and others not.
+        self._gate.unwrap(keep=self._model())
+        for weight, original in self._originals:
+            set_weight(weight, original)
+        self._gate.unwrap()
+        for part in (self.layer_cache, self.row_cache):
+            if part is not None:
+                part.clear()
+        self.layer_cache = self.row_cache = None
+        self._originals = []
 
 
 def stream(
@@ -283,7 +338,7 @@ def stream(
         place = torch.device("cuda", torch.cuda.current_device())
     if isinstance(model, nn.Module):
         earlier = getattr(model, "streaming", None)
-        if isinstance(earlier, Streaming) and not earlier.is_closed:
+        if isinstance(earlier, Streaming) and not earlier.is_restored:
             raise UnsupportedError("this model is streamed already; call model.streaming.close() first")
         built, files = open_for_module(model, weights, engine, verify)
     else:
@@ -305,6 +360,12 @@ def stream(
     streaming.start(trace)
     built.streaming = streaming  # type: ignore[assignment]
     return built
+
+
+def _name_of(model: nn.Module) -> str:
+    """Name a model in errors: its class, and the folder of one of transformers."""
+    path = getattr(model, "name_or_path", None)
+    return f"{type(model).__name__} ({path})" if isinstance(path, str) and path else type(model).__name__
 
 
 def _plan(model: PlanInput, memory: int) -> Plan:

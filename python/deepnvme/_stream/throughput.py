@@ -67,7 +67,7 @@ def best_batch(model: Any, prompt_tokens: int, new_tokens: int, memory: int | No
 
 
 def generate_all(
-    model: Any,
+    open_model: Callable[[], Any],
     tokenizer: Any,
     prompts: Sequence[str],
     *,
@@ -79,7 +79,7 @@ def generate_all(
     """Generate text for many prompts in large batches, longest prompts first.
 
     Args:
-        model: the result of :func:`stream`.
+        open_model: returns the result of :func:`stream`, or raises if it was closed. Called before each batch.
         tokenizer: the model's tokenizer. Its padding side is set to left.
         prompts: texts.
         batch: prompts per batch. Default: :func:`best_batch`.
@@ -96,9 +96,10 @@ def generate_all(
     lengths = [len(ids) for ids in tokenizer(list(prompts))["input_ids"]] if prompts else []
     order = sorted(range(len(prompts)), key=lambda index: -lengths[index])
     if batch is None and order:
-        batch = best_batch(model, lengths[order[0]], max_new_tokens)
+        batch = best_batch(open_model(), lengths[order[0]], max_new_tokens)
     criteria = [_TokenCounter(on_token)] if on_token is not None else None
     for start in range(0, len(order), batch or 1):
+        model = open_model()
         chosen = order[start : start + (batch or 1)]
         inputs = tokenizer([prompts[index] for index in chosen], return_tensors="pt", padding=True).to(model.device)
         ids = model.generate(

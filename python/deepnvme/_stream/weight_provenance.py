@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepnvme._stream.placeholder import Placeholder, has_no_values
 from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, can_cast, concatenate, narrow
 from deepnvme.errors import UnsupportedError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from deepnvme._stream.call_gate import CallGate
     from deepnvme._stream.weight_origin import Origin
     from deepnvme._stream.weight_sources import ModelFiles
 
@@ -171,14 +173,41 @@ def find_origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
             by_tensor.setdefault(id(tensor), _with_line_offset(files.tensors[name], tensor))
     # The file contains a shared weight under one of its names only.
     for name, tensor in tensors:
-        if tensor.is_meta and id(tensor) not in by_tensor:
-            raise UnsupportedError(f"{name} is on the meta device, and the files do not contain it")
+        if has_no_values(tensor) and id(tensor) not in by_tensor:
+            place = "on the meta device" if tensor.is_meta else "on disk since the model was closed"
+            raise UnsupportedError(f"{name} is {place}, and the files do not contain it")
     return {name: by_tensor[id(tensor)] for name, tensor in tensors if id(tensor) in by_tensor}
+
+
+def replace_traced(model: nn.Module, gate: CallGate) -> None:
+    """Replace traced tensors by placeholders, whose errors explain more. Call it once the origins are known.
+
+    Tied weights stay tied, and weights without elements become tensors in memory.
+    """
+    made: dict[int, torch.Tensor] = {}
+    for prefix, module in model.named_modules():
+        for own in (module._parameters, module._buffers):  # noqa: SLF001
+            for attribute, tensor in own.items():
+                if not isinstance(tensor, TracedTensor):
+                    continue
+                if id(tensor) not in made:
+                    name = f"{prefix}.{attribute}".lstrip(".")
+                    stand_in = (
+                        Placeholder(name, tensor.shape, tensor.dtype, tensor.device, gate)
+                        if tensor.numel()
+                        else torch.empty(tensor.shape, dtype=tensor.dtype)
+                    )
+                    made[id(tensor)] = (
+                        torch.nn.Parameter(stand_in, requires_grad=tensor.requires_grad)
+                        if isinstance(tensor, torch.nn.Parameter)
+                        else stand_in
+                    )
+                own[attribute] = made[id(tensor)]
 
 
 def _with_line_offset(origin: Origin, tensor: torch.Tensor) -> Origin:
     """Copy the offset within a cache line from the tensor in memory, if the tensor is there now."""
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" or isinstance(tensor, Placeholder):
         return origin
     reference_line_offset = tensor.data_ptr() % CACHE_LINE_BYTES
     return replace(

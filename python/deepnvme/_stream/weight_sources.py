@@ -12,6 +12,7 @@ import torch
 
 from deepnvme._checkpoint.load import retry_if_replaced
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
+from deepnvme._stream.placeholder import has_no_values
 from deepnvme._stream.weight_origin import ByteRange, Origin
 from deepnvme._stream.weight_provenance import named_tensors
 from deepnvme._utils.arguments import path_of
@@ -200,7 +201,9 @@ def _warn_of_own_values(model: nn.Module, weights: object, files: ModelFiles, st
     """Name the parameters that keep the module's values, because the files lack them."""
     loaded = {id(state[name]) for name in files.tensors}
     kept = [
-        name for name, parameter in model.named_parameters() if id(parameter) not in loaded and not parameter.is_meta
+        name
+        for name, parameter in model.named_parameters()
+        if id(parameter) not in loaded and not has_no_values(parameter)
     ]
     if kept:
         more = f" and {len(kept) - _NAMED_MAX} others" if len(kept) > _NAMED_MAX else ""

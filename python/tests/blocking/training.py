@@ -230,7 +230,7 @@ leave(swapper.close, at(0))
 """,
     ),
     (FORWARD, "close"): (
-        "raises `ClosedError` where it waits; goes on with the weights that the model had before",
+        "raises `ClosedError` at its next layer; a call that begins later uses the weights that the model had before",
         STREAMED
         + """
 soon(model.streaming.close, busy())
@@ -239,7 +239,7 @@ try:
     while not came:
         time.sleep(0.001)
 except (errors.ClosedError, RuntimeError, NotImplementedError) as error:
-    # What has no memory cannot be computed with.
+    # The model had weights on the meta device, which nobody can compute with.
     assert isinstance(error, errors.ClosedError) or "meta" in str(error), error
     in_time()
 assert model.streaming.is_closed
@@ -262,15 +262,15 @@ model.streaming.close()
     ),
     (FORWARD, "exit"): (ENDS, STREAMED + "leave(run, busy())"),
     (STREAM_CLOSE, "close"): (
-        "both return",
+        "both return, when the layers that run have ended",
         STREAMED
         + """
 moves = busy()
 def until_closed():
     try:
         run()
-    except errors.ClosedError:
-        pass
+    except (errors.ClosedError, RuntimeError, NotImplementedError) as error:
+        assert isinstance(error, errors.ClosedError) or "meta" in str(error), error
 threading.Thread(target=until_closed, daemon=True).start()
 soon(model.streaming.close, moves)
 while not came:

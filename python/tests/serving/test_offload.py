@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+from deepnvme.errors import ClosedError
 from deepnvme.integrations._sglang.offloader import Offloader
 from deepnvme.integrations._sglang.weight_file import WeightFile, is_dense, plan_layout
 
@@ -184,6 +185,18 @@ def test_a_fault_in_the_file_is_an_error_and_no_end(tmp_path: Path) -> None:
         other = Offloader(str(tmp_path))
         fresh = other.wrap_modules(iter(build(4)))
         assert torch.equal(run(fresh, x), run(build(4), x))
+
+
+def test_a_closed_offloader_says_so(tmp_path: Path) -> None:
+    for is_started in (True, False):
+        offloader = Offloader(str(tmp_path), memory=64 << 10)
+        layers = offloader.wrap_modules(iter(build(2)))
+        if is_started:
+            offloader.post_init()
+        offloader.close()
+        offloader.close()
+        with torch.no_grad(), pytest.raises(ClosedError, match=rf"{tmp_path}: .*closed"):
+            layers[0](torch.randn(2, 48))
 
 
 def test_an_error_of_the_module_releases_its_memory(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._utils.arguments import whole
+from deepnvme.errors import ClosedError
 from deepnvme.integrations._sglang.layer import OffloadedLayer
 from deepnvme.integrations._sglang.layer_stream import LayerStreamer
 from deepnvme.integrations._sglang.weight_file import WeightFile
@@ -60,6 +61,7 @@ class Offloader:
         self._modules: list[OffloadedLayer] = []
         self._streamer: LayerStreamer | None = None
         self._moved: set[int] = set()
+        self._is_closed = False
 
     def wrap_modules(
         self,
@@ -96,6 +98,10 @@ class Offloader:
         """Start streaming: the model is loaded, and its weights are final. A second call does nothing."""
         if self._streamer is not None:
             return
+        if self._is_closed:
+            raise ClosedError(
+                f"{self._file.folder}: the offloader was closed before it started to stream; make another"
+            )
         shared = Counter(parameter for module in self._modules for parameter in module.parameter_ids())
         several = {parameter for parameter, count in shared.items() if count > 1}
         for module in self._modules:
@@ -123,6 +129,7 @@ class Offloader:
 
     def close(self) -> None:
         """Stop reading and close the file. The modules can no longer compute. A second call does nothing."""
+        self._is_closed = True
         if self._streamer is not None:
             self._streamer.close()
         self._file.close()
@@ -155,7 +162,7 @@ class Offloader:
         except OSError as error:
             kind = type(module.module).__name__
             msg = f"{self._file.folder}: the weights of {kind}, module {index}, could not be read: {error}"
-            raise RuntimeError(msg) from error
+            raise (ClosedError if isinstance(error, ClosedError) else RuntimeError)(msg) from error
         try:
             module.bind(slot.tensor(0))
             yield

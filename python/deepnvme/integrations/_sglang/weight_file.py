@@ -117,9 +117,10 @@ class WeightFile:
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        # Taken first: a second close would close another file that got the number.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _ceil(value: int, alignment: int) -> int:

@@ -1,0 +1,42 @@
+"""Replace a method of one module, and put it back."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+
+def wrap_forward(
+    module: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]], method: str = "forward"
+) -> Callable[[], None]:
+    """Replace a module's ``forward`` by ``around(forward)``.
+
+    Hooks would not do: after Ctrl-C PyTorch skips the hook behind, and calls it even if the one in front failed.
+
+    Args:
+        module: the module.
+        around: makes the replacement.
+        method: the method to replace.
+
+    Returns:
+        A function that undoes it.
+    """
+    own = module.__dict__.get(method)
+    forward = getattr(module, method)
+    wrapped = functools.wraps(forward)(around(forward))
+    setattr(module, method, wrapped)
+
+    def unwrap() -> None:
+        if module.__dict__.get(method) is not wrapped:
+            return  # another wrapper surrounds this one and keeps calling it
+        if own is None:
+            delattr(module, method)
+        else:
+            setattr(module, method, own)
+
+    return unwrap

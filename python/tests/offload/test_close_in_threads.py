@@ -1,0 +1,85 @@
+"""``close`` while another thread uses the parameters, and backward passes that come after it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import deepnvme
+from deepnvme.errors import ClosedError
+
+
+class Slow(nn.Linear):
+    """Calls ``wait`` when its weights are in memory and not used yet."""
+
+    wait: Any = staticmethod(lambda: None)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.wait()
+        return super().forward(hidden)
+
+
+def offloaded(folder: Path) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(*(Slow(64, 64) for _ in range(6)))
+    question = torch.randn(2, 64)
+    answer = model(question).detach()
+    deepnvme.offload_parameters(model, memory="100kB", swap_dir=folder)
+    return model, question, answer
+
+
+def test_parameters_in_use_are_not_moved(tmp_path: Path) -> None:
+    model, question, answer = offloaded(tmp_path)
+    inside, go_on = threading.Event(), threading.Event()
+    answers: list[torch.Tensor] = []
+
+    def wait() -> None:
+        inside.set()
+        assert go_on.wait(30)
+
+    model[3].wait = wait
+    thread = threading.Thread(target=lambda: answers.append(model(question)))
+    thread.start()
+    assert inside.wait(30)
+    with pytest.raises(RuntimeError, match=r"3\.weight is in use.* call offloading\.close\(\) again"):
+        model.offloading.close()
+    go_on.set()
+    thread.join(30)
+    assert torch.equal(answers[0], answer), "the pass went on with its parameters"
+    model.offloading.close()
+    assert torch.equal(model(question), answer)
+
+
+def test_two_threads_that_close(tmp_path: Path) -> None:
+    for _ in range(10):
+        model, question, answer = offloaded(tmp_path)
+        errors: list[BaseException] = []
+
+        def close(model: Any, errors: list[BaseException]) -> None:
+            try:
+                model.offloading.close()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=close, args=(model, errors)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not errors
+        assert torch.equal(model(question), answer)
+
+
+def test_a_backward_pass_after_the_close(tmp_path: Path) -> None:
+    model, question, _ = offloaded(tmp_path)
+    loss = model(question).square().sum()
+    model.offloading.close()
+    with pytest.raises(ClosedError, match="run the forward pass again"):
+        loss.backward()
+    model(question).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
