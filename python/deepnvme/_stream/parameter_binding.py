@@ -140,10 +140,17 @@ def wrap_forward(module: nn.Module, around: Callable[[Callable[..., Any]], Calla
     """
     own = module.__dict__.get("forward")
     forward = module.forward
-    wrapped = functools.wraps(forward)(around(forward))
+    inner = around(forward)
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs)
+
     module.forward = wrapped
 
     def unwrap() -> None:
+        nonlocal inner
+        inner = forward
         if module.__dict__.get("forward") is not wrapped:
             return  # another wrapper surrounds this one and keeps calling it
         if own is None:
