@@ -236,12 +236,14 @@ class OptimizerBase(torch.optim.Optimizer):
                 "the state is in memory: deepnvme.save(optimizer.state_dict(), path) saves it, load_state_dict loads it"
             )
             raise ValueError(msg)  # noqa: TRY004
+        self._store.check_open()
         return self._store
 
     def check_complete(self) -> None:
         """Check that no step and no loading is half done.
 
         Raises:
+            ClosedError: the optimizer was closed.
             RuntimeError: one is.
         """
         self._check_loaded()
@@ -254,6 +256,8 @@ class OptimizerBase(torch.optim.Optimizer):
         self._is_half_loaded = True
 
     def _check_loaded(self) -> None:
+        # First: no other remedy helps a closed optimizer.
+        self._store.check_open()
         if self._is_half_loaded:
             msg = "loading of the state stopped half way; load it again, or another checkpoint"
             raise RuntimeError(msg)
