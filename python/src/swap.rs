@@ -128,14 +128,14 @@ impl PySwapper {
             Place::Stripes(set) => Target::Stripes(set),
             Place::Descriptor(number) => {
                 return Err(PyTypeError::new_err(format!(
-                    "adopt takes a path, not descriptor {number}; or use import_"
+                    "attach takes a path, not descriptor {number}; or use import_"
                 )));
             }
         };
         let (offset, bytes) = (extent.0.0, extent.1);
         let range = AttachedRange { target: &target, offset, bytes, element_bytes: item_bytes };
-        let adopted = py.detach(|| self.swapper.attach(key, label, &range));
-        adopted.map(drop).map_err(|failure| raise(py, &failure))
+        let attached = py.detach(|| self.swapper.attach(key, label, &range));
+        attached.map(drop).map_err(|failure| raise(py, &failure))
     }
 
     fn locate(&self, py: Python<'_>, key: &str) -> PyResult<Vec<ExtentTuple>> {

@@ -2,8 +2,10 @@
 
 import copy
 import errno
+import functools
 import os
 import pickle
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,16 @@ def test_folders_where_there_should_be_none_and_the_reverse(tmp_path: Path) -> N
     with pytest.raises(NotADirectoryError) as directory:
         deepnvme.write(b"x", tmp_path / "file" / "below")
     check(directory, errno.ENOTDIR, tmp_path / "file" / "below")
+
+
+def test_pipes_and_sockets_are_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a pipe")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "a socket"))
+    for path in tmp_path.iterdir():
+        for call in (deepnvme.read, deepnvme.write, functools.partial(deepnvme.write, offset=0)):
+            with pytest.raises(errors.InvalidArgumentError, match=f"it is {path.name};"):
+                call(bytearray(10), path)
 
 
 def test_missing_permissions(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ fn remedy(errno: Errno) -> &'static str {
         Errno::NOMEM => "the kernel has no memory for it; lower queue_depth or block_bytes",
         Errno::ISDIR => "the path is a folder; name a file in it",
         Errno::LOOP => "name the file that they should lead to, or remove them",
-        Errno::NXIO => "the name belongs to a socket, or to a device that is not there; name a file",
+        Errno::NXIO => "the name belongs to a device that is not there, or to a pipe or a socket; name a file",
         Errno::BADF => "the descriptor is closed, or not open for this direction",
         Errno::IO => "the device reported an error; see `dmesg`",
         Errno::STALE => "the network file system has lost the file; open it again",

@@ -228,6 +228,17 @@ fn opening_what_cannot_be_opened_names_the_path() {
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let error = TensorFile::open(&pipe, options).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "at once, though nobody writes: {error}");
+    let socket = folder.path().join("socket");
+    let _bound = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for (path, name) in [(&pipe, "it is a pipe;"), (&socket, "it is a socket;")] {
+        for access in [Access::Read, Access::Write] {
+            for direct in [DirectMode::Preferred, DirectMode::Disabled] {
+                let error = TensorFile::open(path, OpenOptions { access, create: true, direct }).unwrap_err();
+                assert_eq!((error.kind(), error.path()), (ErrorKind::InvalidInput, Some(path.as_path())), "{error}");
+                assert!(error.to_string().contains(name), "{error}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -21,10 +21,12 @@
 //! | `addcmul_(x, y, value=a)` | `fma(a * x, y, self)`: the first product is rounded |
 //! | `addcdiv_(x, y, value=a)` | `self + (a * x) / y`: each operation |
 //! | `lerp_(x, w)`, `w` below a half | `fma(w, x - self, self)` |
-//! | `lerp_(x, w)` otherwise | `fma(-(x - self), 1 - w, x)` |
+//! | `lerp_(x, w)` otherwise | `fma(w - 1, x - self, x)` |
 //! | `sqrt` | depends on MKL and the vendor of the processor: see [`SqrtMode`] |
 //!
-//! torch's compiler fused these operations both in vectors and in the remainder, so neither lengths nor threads matter.
+//! torch's compiler fused these operations both in vectors and in the remainder, so neither lengths nor threads matter, with
+//! one exception: for a weight of 1 (`beta1` is 0) and an `x` of -0.0, `lerp_` in the remainder (up to 15 elements at the end
+//! of each thread's part) gives a zero of the other sign. This crate has the sign that torch's vectors have, everywhere.
 //! torch has two builds of these kernels. The AVX2 build is the one in the table. Processors with AVX-512 run it as well
 //! (`ATEN_CPU_CAPABILITY=avx512` selects it without AVX-512). Processors without AVX2, and `ATEN_CPU_CAPABILITY=default`,
 //! run a build that rounds products and sums separately: it differs by one unit in the last place of the sum per `fma`.

@@ -150,7 +150,7 @@ impl Drop for Borrowed {
         // In a forked child, a lock may never be released.
         if self.scheduler.creator.is_current() {
             if self.mode == BorrowMode::Create && !self.is_committed {
-                self.scheduler.items.lock().residency.delete(self.id);
+                self.scheduler.items.delete(self.id);
             }
             let is_dirty = self.is_dirty.load(Ordering::Relaxed);
             self.scheduler.items.end_borrow(self.id, self.mode, self.thread, is_dirty);

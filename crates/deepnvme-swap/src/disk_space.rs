@@ -88,7 +88,7 @@ impl DiskSpace {
             return Ok(file);
         }
         let file = deepnvme_file::open(target, OpenOptions { access: Access::Read, create: false, direct })?;
-        self.lock().add_adopted(path, &file);
+        self.lock().add_attached(path, &file);
         Ok(file)
     }
 

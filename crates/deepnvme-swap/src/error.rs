@@ -32,7 +32,7 @@ pub enum Error {
         found: u64,
     },
     /// There is no such key.
-    #[error("there is no {key:?}; put it first, or adopt it from a file")]
+    #[error("there is no {key:?}; put it first, or attach it from a file")]
     NotFound {
         /// The requested key.
         key: String,

@@ -1,12 +1,13 @@
 //! The items under one lock: threads borrow them here, wait here, and return them here.
 //!
-//! One condition variable wakes all waiters after any change. `loom_tests` checks the interleavings.
+//! One condition variable wakes all waiters after any change. A waiter may look late, so it waits only for states that last
+//! or that it will be woken for again. `loom_tests` checks the interleavings.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::deadlock::{DeadlockDetector, ThreadNumber, WaitingFor};
-use crate::residency::{Action, BorrowMode, BorrowResult, Residency};
+use crate::residency::{Action, BorrowMode, BorrowResult, PendingFlush, Residency};
 use crate::slot_allocator::ItemId;
 use crate::stats::SwapStats;
 use crate::sync::outer::Instant;
@@ -185,6 +186,37 @@ impl<E: Clone> ItemTable<E> {
         self.changed.notify_all();
     }
 
+    /// Waits until these items are on disk, each as it was at the call or newer. An error names the item that it is about.
+    pub(crate) fn flush(
+        &self,
+        ids: impl Iterator<Item = ItemId>,
+        thread: ThreadNumber,
+        pump: &dyn Fn(),
+        is_cancelled: &mut dyn FnMut() -> bool,
+    ) -> Result<(), (Option<ItemId>, WaitError<E>)> {
+        let (mut left, began) = {
+            let mut table = self.lock();
+            let left: Vec<PendingFlush> = ids.filter_map(|id| table.residency.flush(id)).collect();
+            (left, table.failures)
+        };
+        if left.is_empty() {
+            return Ok(());
+        }
+        pump();
+        let flushed = self.wait_while((thread, began), pump, is_cancelled, |table| {
+            left.retain(|flush| !table.residency.is_flush_over(*flush));
+            let held = left.iter().find(|flush| table.residency.has_writer(flush.id));
+            held.map(|flush| WaitingFor::Item(flush.id)).or(left.first().map(|flush| WaitingFor::Io(flush.id)))
+        });
+        flushed.map_err(|error| (left.first().map(|flush| flush.id), error))
+    }
+
+    /// Deletes an item, at once or when its last borrow ends.
+    pub(crate) fn delete(&self, id: ItemId) {
+        self.lock().residency.delete(id);
+        self.changed.notify_all();
+    }
+
     /// Waits while `waiting_for` names a reason, or until a write fails that came after `began` failures. Items that
     /// the calling thread has borrowed itself would never be returned, so such a wait is a deadlock.
     pub(crate) fn wait_while(
@@ -246,11 +278,6 @@ impl<E> TableState<E> {
     pub(crate) fn take_planned(&mut self) -> Vec<Action> {
         self.plan();
         if self.is_closed { Vec::new() } else { std::mem::take(&mut self.planned) }
-    }
-
-    /// The number of failures so far.
-    pub(crate) fn failures(&self) -> u64 {
-        self.failures
     }
 
     fn is_deadlocked(&self, thread: ThreadNumber) -> bool {

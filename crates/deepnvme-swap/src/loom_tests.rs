@@ -73,6 +73,19 @@ impl World {
         self.pump();
         found
     }
+
+    /// Waits until both items are on disk, then returns the versions that the disk has.
+    fn flush(&self, thread: u64) -> [u32; 2] {
+        self.items.flush([0, 1].into_iter(), thread, &|| self.pump(), &mut || false).expect("the flush succeeds");
+        [0, 1].map(|id: usize| self.disk[id].load(Ordering::Relaxed))
+    }
+}
+
+/// Checks the interleavings with few preemptions: all of them would take an hour.
+fn check_bounded(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(PREEMPTIONS_MAX);
+    builder.check(model);
 }
 
 #[test]
@@ -89,10 +102,8 @@ fn loom_no_increment_is_lost() {
 
 #[test]
 fn loom_two_items_take_turns_in_one_slot() {
-    // Both items may be evicted; all interleavings would take an hour.
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(PREEMPTIONS_MAX);
-    model.check(|| {
+    // Both items may be evicted.
+    check_bounded(|| {
         let (world, [a, b]) = World::new(1);
         let other = Arc::clone(&world);
         let thread = thread::spawn(move || other.add_one(b, 1));
@@ -137,5 +148,100 @@ fn loom_a_lone_thread_detects_a_deadlock_at_once() {
         assert!(matches!(world.borrow(b, BorrowMode::Shared, 0), Err(WaitError::Deadlock(_, 1, 1))));
         world.items.end_borrow(a, BorrowMode::Shared, 0, false);
         assert_eq!(world.read(b, 0), 0);
+    });
+}
+
+#[test]
+fn loom_a_flush_beside_a_change_ends() {
+    loom::model(|| {
+        let (world, [a, _]) = World::new(2);
+        world.add_one(a, 0);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || other.add_one(a, 1));
+        assert!(world.flush(0)[0] >= 1, "the disk has what was there before the flush");
+        thread.join().unwrap();
+        assert_eq!(world.flush(0)[0], 2);
+    });
+}
+
+#[test]
+fn loom_a_flush_beside_many_changes_ends() {
+    check_bounded(|| {
+        let (world, [a, _]) = World::new(2);
+        world.add_one(a, 0);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || (0..3).for_each(|_| other.add_one(a, 1)));
+        assert!(world.flush(0)[0] >= 1);
+        thread.join().unwrap();
+        assert_eq!(world.flush(0)[0], 4);
+    });
+}
+
+#[test]
+fn loom_two_flushes_beside_a_change_end() {
+    check_bounded(|| {
+        let (world, [a, _]) = World::new(2);
+        world.add_one(a, 0);
+        let (one, two) = (Arc::clone(&world), Arc::clone(&world));
+        let changes = thread::spawn(move || one.add_one(a, 1));
+        let flushes = thread::spawn(move || two.flush(2)[0]);
+        assert!(world.flush(0)[0] >= 1);
+        assert!(flushes.join().unwrap() >= 1);
+        changes.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_flush_beside_evictions_ends() {
+    check_bounded(|| {
+        let (world, [a, b]) = World::new(1);
+        world.add_one(a, 0);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            other.add_one(b, 1);
+            other.read(a, 1)
+        });
+        assert!(world.flush(0)[0] >= 1);
+        assert_eq!(thread.join().unwrap(), 1);
+        assert_eq!(world.flush(0), [1, 1]);
+    });
+}
+
+#[test]
+fn loom_a_flush_beside_a_put_and_a_prefetch_ends() {
+    check_bounded(|| {
+        let (world, [a, b]) = World::new(1);
+        world.add_one(a, 0);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            other.items.lock().residency.prefetch(b);
+            other.pump();
+            other.borrow(a, BorrowMode::Create, 1).expect("the borrow succeeds");
+            other.memory[a as usize].store(7, Ordering::Relaxed);
+            other.items.end_borrow(a, BorrowMode::Create, 1, true);
+            other.pump();
+        });
+        assert!([1, 7].contains(&world.flush(0)[0]));
+        thread.join().unwrap();
+        assert_eq!(world.flush(0)[0], 7);
+    });
+}
+
+#[test]
+fn loom_a_flush_beside_a_borrow_without_a_change_and_a_delete_ends() {
+    check_bounded(|| {
+        let (world, [a, b]) = World::new(2);
+        world.add_one(a, 0);
+        world.add_one(b, 0);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || {
+            other.borrow(a, BorrowMode::Exclusive, 1).expect("the borrow succeeds");
+            other.items.end_borrow(a, BorrowMode::Exclusive, 1, false);
+            other.pump();
+            other.items.delete(b);
+            other.pump();
+        });
+        assert_eq!(world.flush(0)[0], 1);
+        thread.join().unwrap();
     });
 }

@@ -159,7 +159,7 @@ impl Store {
     }
 
     /// Records an attached file that was opened.
-    pub(crate) fn add_adopted(&mut self, path: PathBuf, file: &Arc<TensorFile>) {
+    pub(crate) fn add_attached(&mut self, path: PathBuf, file: &Arc<TensorFile>) {
         self.attached.push((path, Arc::downgrade(file)));
     }
 }

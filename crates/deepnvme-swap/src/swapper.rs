@@ -150,7 +150,7 @@ impl Swapper {
             let id = self.replace_item(key, slot_bytes, stored, false, is_cancelled)?;
             let taken = self.borrow_item(key, id, bytes, BorrowMode::Create, is_cancelled);
             if taken.is_err() {
-                self.scheduler.items.lock().residency.delete(id);
+                self.scheduler.items.delete(id);
                 self.scheduler.pump_or_wake();
             }
             return taken;
@@ -251,13 +251,13 @@ impl Swapper {
     /// `NotFound`.
     pub fn delete(&self, key: &str) -> Result<()> {
         let id = self.find(key)?;
-        self.scheduler.items.lock().residency.delete(id);
+        self.scheduler.items.delete(id);
         self.scheduler.pump_or_wake();
-        self.scheduler.items.notify();
         Ok(())
     }
 
-    /// Waits until these items, or all of them, are on disk.
+    /// Waits until these items, or all of them, are on disk. It waits for exclusive borrows that have begun. A borrow
+    /// that would change an item again waits until the item is written, so other threads cannot hold up a flush.
     ///
     /// # Errors
     /// `Io` if a write fails: the item stays in memory, and the next flush tries again; `Deadlock` if the calling
@@ -272,25 +272,13 @@ impl Swapper {
     }
 
     pub(crate) fn flush_ids(&self, ids: &[(ItemId, String)], is_cancelled: CancelCheck<'_>) -> Result<()> {
-        let (mut left, began): (Vec<ItemId>, u64) = {
-            let mut table = self.scheduler.items.lock();
-            (ids.iter().map(|(id, _)| *id).filter(|id| table.residency.flush(*id)).collect(), table.failures())
-        };
-        if left.is_empty() {
-            return Ok(());
-        }
-        self.scheduler.pump_or_wake();
-        let pump_or_wake = || self.scheduler.pump_or_wake();
+        let (scheduler, thread) = (&self.scheduler, current_thread());
         let flushed =
-            self.scheduler.items.wait_while((current_thread(), began), &pump_or_wake, is_cancelled, |table| {
-                // Changes made during the flush are left to the next one.
-                left.retain(|id| table.residency.needs_flush(*id));
-                let held = left.iter().find(|id| table.residency.has_writer(**id));
-                held.or(left.first())
-                    .map(|id| if table.residency.has_writer(*id) { WaitingFor::Item(*id) } else { WaitingFor::Io(*id) })
-            });
-        let key = left.first().and_then(|id| ids.iter().find(|(other, _)| other == id)).map(|(_, key)| key.as_str());
-        flushed.map_err(|error| explain(key.unwrap_or_default(), error, "flush"))
+            scheduler.items.flush(ids.iter().map(|(id, _)| *id), thread, &|| scheduler.pump_or_wake(), is_cancelled);
+        flushed.map_err(|(failed, error)| {
+            let key = ids.iter().find(|(id, _)| Some(*id) == failed).map(|(_, key)| key.as_str());
+            explain(key.unwrap_or_default(), error, "flush")
+        })
     }
 
     /// Adds a read-only item whose bytes lie in another file. `label` is the text that [`Borrowed::label`] returns.

@@ -535,3 +535,60 @@ fn waiters_for_an_abandoned_item_find_nothing() {
         assert!(matches!(waits.join().unwrap(), Err(Error::NotFound { .. })));
     });
 }
+
+/// A flush that waits for a state that has passed would wait until some other call happens to write the item.
+#[test]
+fn a_flush_beside_other_threads_ends() {
+    guard("a_flush_beside_other_threads_ends", LIMIT, || {
+        for turn in 0..60_u8 {
+            let world = world(engine(), 64 * 4096, |options| options.has_checksums = turn % 3 == 2);
+            let swapper = &world.swapper;
+            let keys: Vec<String> = (0..10).map(|key| key.to_string()).collect();
+            for key in &keys {
+                swapper.put(key, &Region::from_vec(vec![turn; 12_000])).unwrap();
+            }
+            std::thread::scope(|scope| {
+                // Another thread may end while the flush waits, and no call of anybody follows.
+                scope.spawn(|| {
+                    for use_index in 0..300 {
+                        let key = &keys[use_index % keys.len()];
+                        match use_index % 7 {
+                            5 => swapper.put(key, &Region::from_vec(vec![turn; 12_000])).unwrap(),
+                            6 => swapper.prefetch([key.as_str()]).unwrap(),
+                            _ => drop(swapper.borrow(key, true, &mut never()).unwrap()),
+                        }
+                    }
+                });
+                swapper.flush(None, &mut never()).unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn threads_that_never_pause_do_not_hold_up_a_flush() {
+    guard("threads_that_never_pause", LIMIT, || {
+        for has_checksums in [false, true] {
+            let world = world(engine(), 64 * 4096, |options| options.has_checksums = has_checksums);
+            let swapper = &world.swapper;
+            for key in ["a", "b"] {
+                swapper.put(key, &Region::from_vec(vec![0; 12_000])).unwrap();
+            }
+            let is_over = std::sync::atomic::AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                for key in ["a", "b"] {
+                    let is_over = &is_over;
+                    scope.spawn(move || {
+                        while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                            change(swapper, key, &[1; 12_000]);
+                        }
+                    });
+                }
+                for _ in 0..100 {
+                    swapper.flush(None, &mut never()).unwrap();
+                }
+                is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+        }
+    });
+}

@@ -88,7 +88,8 @@ class Pickler(pickle.Pickler):
             return NotImplemented
         persistent, is_first_type = self._refer(obj.untyped_storage(), obj.dtype)
         view = (obj.storage_offset(), tuple(obj.shape), obj.stride(), obj.requires_grad, _NoHooks())
-        signs = (get_tensor_metadata(obj),) if obj.is_conj() or obj.is_neg() else ()
+        # torch omits the types of this function.
+        signs = (get_tensor_metadata(obj),) if obj.is_conj() or obj.is_neg() else ()  # type: ignore[no-untyped-call]
         if is_first_type:
             return _rebuild_tensor_v2, (_Reference(persistent), *view, *signs)
         # An archive has one dtype for each storage. Views with another dtype state their own.

@@ -118,10 +118,13 @@ class ParameterOffload:
                 everything.
 
         Raises:
+            ClosedError: the optimizer or the offloading was closed.
             UnsupportedError: the optimizer treats parameters together, or is already attached.
             ValueError: it has none of the model's parameters.
         """
         self._check_open()
+        if hasattr(optimizer, "check_open"):
+            optimizer.check_open()
         model = self._model()
         theirs = {id(parameter) for param_group in optimizer.param_groups for parameter in param_group["params"]}
         if model is not None and theirs.isdisjoint(map(id, model.parameters())):
@@ -137,8 +140,6 @@ class ParameterOffload:
             on_end=self._runner.end_step,
         )
         self._steppers.append(weakref.ref(stepper))
-        if in_backward:
-            self._undo.append(stepper.close)
 
     def _attached(self) -> Iterator[OptimizerStepper]:
         for known in self._steppers:
@@ -248,8 +249,10 @@ class ParameterOffload:
                 self._residence.restore(group)
             for undo in self._undo:
                 undo()
+            for stepper in self._attached():
+                stepper.close()
             self.is_closed = True
-            # From now on an attached optimizer updates everything at once.
+            # A step that a backward pass has begun finds all parameters in memory.
             self._group_of.clear()
             self._swapper.close()
 
@@ -285,6 +288,9 @@ class ParameterOffload:
 
     def refuse(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise if an optimizer is about to update parameters on disk."""
+        if hasattr(optimizer, "check_open"):
+            # `attach`, the remedy below, would not help a closed one.
+            optimizer.check_open()
         for param_group in optimizer.param_groups:
             for parameter in param_group["params"]:
                 group = self._group_of.get(id(parameter))

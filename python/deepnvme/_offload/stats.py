@@ -10,9 +10,9 @@ class SwapStats:
     """What a :class:`Swapper` has done since it was made, and how full it is."""
 
     hits: int
-    """Lends and puts that found their memory at once."""
+    """Borrows and puts that found their memory at once."""
     waits: int
-    """Lends and puts that waited."""
+    """Borrows and puts that waited."""
     stalled_s: float
     """Total waiting time in seconds."""
     bytes_read: int

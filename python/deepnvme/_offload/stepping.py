@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _SUPPORTS_SCALING = "_step_supports_amp_scaling"
 
 
+def _remove_all(hooks: dict[int, Any]) -> None:
+    while hooks:
+        hooks.popitem()[1].remove()
+
+
 class OptimizerStepper:
     """Replaces an optimizer's ``step``.
 
@@ -61,8 +66,13 @@ class OptimizerStepper:
         # Weak, since the optimizer's `step` refers to this object.
         self._optimizer = weakref.ref(optimizer)
         self._original_step = optimizer.step
+        # The step that another object has set, such as a learning-rate scheduler; `None` for that of the class.
+        self._own_step = optimizer.__dict__.get("step")
+        self._is_closed = False
         self._in_backward = in_backward
         self._hooks: dict[int, Any] = {}
+        # Also without a `close`: the parameters may outlive the optimizer.
+        weakref.finalize(self, _remove_all, self._hooks).atexit = False
         # Parameters whose gradients are complete in this backward pass.
         self._complete: set[int] = set()
         # Whether a step has begun; its progress, if the optimizer tracks it; all parameters; and those of each group.
@@ -82,16 +92,19 @@ class OptimizerStepper:
             return self._step(closure)
 
         # Learning-rate schedulers require a method.
-        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+        self._step_method = types.MethodType(step, optimizer)
+        optimizer.step = self._step_method  # type: ignore[method-assign]
         if in_backward:
             # Makes a `GradScaler` pass its scale to `step`; otherwise torch's own optimizers do not learn of it.
-            self._supported_scaling = getattr(optimizer, _SUPPORTS_SCALING, False)
+            self._supported_scaling = getattr(optimizer, _SUPPORTS_SCALING, None)
             setattr(optimizer, _SUPPORTS_SCALING, True)
             self._watch()
+        if hasattr(optimizer, "detach_on_close"):
+            optimizer.detach_on_close(self.abandon)
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it belongs to this optimizer."""
-        return self._optimizer() is optimizer
+        """Whether it is the stepper of this optimizer."""
+        return not self._is_closed and self._optimizer() is optimizer
 
     @property
     def is_begun(self) -> bool:
@@ -99,14 +112,36 @@ class OptimizerStepper:
         return self._is_begun
 
     def close(self) -> None:
-        """Stop changing parameters in backward passes."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks.clear()
-        self._in_backward = False
+        """Give the optimizer its own ``step`` back, after the next one if a backward pass has begun it."""
+        _remove_all(self._hooks)
         optimizer = self._optimizer()
-        if optimizer is not None:
-            setattr(optimizer, _SUPPORTS_SCALING, self._supported_scaling)
+        if optimizer is not None and self._in_backward:
+            if self._supported_scaling is None:
+                optimizer.__dict__.pop(_SUPPORTS_SCALING, None)
+            else:
+                setattr(optimizer, _SUPPORTS_SCALING, self._supported_scaling)
+        self._in_backward, self._is_closed = False, True
+        if not self._is_begun:
+            self._restore_step()
+
+    def abandon(self) -> None:
+        """Close although a step has begun: the optimizer was closed and will not end it."""
+        self._is_begun = False
+        self._attempted.clear()
+        self._by_group, self._progress = {}, None
+        self.close()
+
+    def _restore_step(self) -> None:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        self._restore_param_groups(optimizer)
+        if optimizer.__dict__.get("step") is not self._step_method:
+            return  # a wrapper surrounds this step and keeps calling it
+        if self._own_step is None:
+            del optimizer.step
+        else:
+            optimizer.step = self._own_step  # type: ignore[method-assign]
 
     def on_backward_done(self, group: ParameterGroup) -> None:
         """Change a group that will get no more gradients in this pass.
@@ -114,7 +149,7 @@ class OptimizerStepper:
         Errors are not raised here. The gradients stay, and ``step`` fails with the same error.
         """
         own = [member.parameter for member in group.members if id(member.parameter) in self._hooks]
-        is_due = bool(own) and all(id(one) in self._complete for one in own)
+        is_due = not self._is_closed and bool(own) and all(id(one) in self._complete for one in own)
         if not is_due or self._has_failed or self._residence.is_held(group):
             return
         try:
@@ -192,6 +227,8 @@ class OptimizerStepper:
             if self._in_backward:
                 # Parameters may have been added in the meantime.
                 self._watch()
+            if self._is_closed:
+                self._restore_step()
         return loss
 
     def _change_rest(self) -> None:

@@ -207,6 +207,9 @@ class Swapper:
     def flush(self, keys: Iterable[str] | None = None) -> None:
         """Wait until all changes are on disk, or the changes of some keys.
 
+        Changes that begin after the call may be on disk or not. A borrow that would change a tensor again waits until
+        that tensor is written.
+
         Raises:
             OSError: a tensor could not be written. It stays in memory, and the next flush tries again.
             RuntimeError: this thread holds one of them and could still change it.

@@ -28,10 +28,17 @@ def wrap_forward(
     """
     own = module.__dict__.get(method)
     forward = getattr(module, method)
-    wrapped = functools.wraps(forward)(around(forward))
+    inner = around(forward)
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs)
+
     setattr(module, method, wrapped)
 
     def unwrap() -> None:
+        nonlocal inner
+        inner = forward
         if module.__dict__.get(method) is not wrapped:
             return  # another wrapper surrounds this one and keeps calling it
         if own is None:

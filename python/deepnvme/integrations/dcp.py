@@ -107,9 +107,9 @@ class DeepnvmeWriter(StorageWriter):
         ranks = [rank for rank, plan in enumerate(plans) if plan.items]
         members = [(self._folder / f"shard-{rank:05}-", ".safetensors") for rank in ranks]
         self._new = _SetReplacement(self._folder / INDEX_NAME, members, [OWNED_KEY])
-        members = zip(self._new.members, self._new.names, strict=True)
+        pairs = zip(self._new.members, self._new.names, strict=True)
         # The private name to write to, and the name that the index lists.
-        names = {rank: (member.name, name.name) for rank, (member, name) in zip(ranks, members, strict=True)}
+        names = {rank: (member.name, name.name) for rank, (member, name) in zip(ranks, pairs, strict=True)}
         return [dataclasses.replace(plan, storage_data=names.get(rank)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

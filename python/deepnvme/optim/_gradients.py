@@ -20,6 +20,7 @@ from deepnvme.errors import UnsupportedError
 from deepnvme.optim._state_store import empty_as, flat, lying_as, stride_of
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
     from typing_extensions import Self
 
     from deepnvme._deepnvme import Kernel
@@ -44,6 +45,10 @@ class SwappedGradients:
     def __init__(self, swapper: Swapper, layout: StateLayout, kernel: Kernel, note: Callable[[str], None]) -> None:
         self._swapper, self._layout, self._kernel, self._note = swapper, layout, kernel, note
         self._watched: set[torch.nn.Parameter] = set()
+        self._hooks: list[RemovableHandle] = []
+        # Also without a `close`: the parameters may outlive this.
+        self._remove_hooks = weakref.finalize(self, _remove_all, self._hooks)
+        self._remove_hooks.atexit = False
 
     def watch(self, param: torch.nn.Parameter, kinds: tuple[StateKind, ...]) -> None:
         """Take each gradient of a parameter from now on.
@@ -51,7 +56,7 @@ class SwappedGradients:
         Raises:
             ValueError: the parameter is not on the CPU.
         """
-        if param in self._watched:
+        if param in self._watched or not self._remove_hooks.alive:
             return
         if param.device.type != "cpu":
             msg = f"swap_gradients needs CPU parameters; this one is on {param.device}"
@@ -66,7 +71,17 @@ class SwappedGradients:
             if gradients is not None:
                 gradients.take(param)
 
-        param.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+        self._hooks.append(param.register_post_accumulate_grad_hook(take))  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Take no more gradients. The parameters lose those that were taken: their ``.grad`` becomes ``None``."""
+        self._remove_hooks()
+        for param in self._watched:
+            grad = param.grad
+            if isinstance(grad, SwappedGradient) and grad.is_held_by(self):
+                param.grad = None
+            for group, placement in self._layout.locations(param):
+                placement.grad, group.has_grads = None, False
 
     def close_group(self) -> None:
         """Start a new group with the next watched parameter."""
@@ -240,6 +255,11 @@ class SwappedGradient(torch.Tensor):
                 )
         plain = tree.tree_map_only(SwappedGradient, SwappedGradient.read, (arguments, settings))
         return function(*plain[0], **plain[1])
+
+
+def _remove_all(hooks: list[RemovableHandle]) -> None:
+    while hooks:
+        hooks.pop().remove()
 
 
 def in_order(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -97,6 +97,8 @@ class OptimizerBase(torch.optim.Optimizer):
         self._is_split = False
         # Whether loading of state was interrupted.
         self._is_half_loaded = False
+        # Undo what others have changed in this optimizer.
+        self._detach: list[Callable[[], None]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         if not isinstance(self._store, MemoryStore):
@@ -206,11 +208,25 @@ class OptimizerBase(torch.optim.Optimizer):
         )
 
     def close(self) -> None:
-        """Close the store of state on disk. The state and the gradients in it are gone."""
+        """Close the store of state on disk. The state and the gradients in it are gone.
+
+        The parameters are as if this optimizer had never been there: other optimizers may train them. The ``.grad`` of
+        a gradient on disk becomes ``None``.
+        """
         from deepnvme.optim._swap_store import SwapStore  # noqa: PLC0415
 
         if isinstance(self._store, SwapStore):
             self._store.close()
+            while self._detach:
+                self._detach.pop()()
+
+    def check_open(self) -> None:
+        """Raise ``ClosedError`` if the optimizer was closed, or belongs to the parent process."""
+        self._store.check_open()
+
+    def detach_on_close(self, detach: Callable[[], None]) -> None:
+        """Call ``detach`` when the optimizer is closed."""
+        self._detach.append(detach)
 
     def _on_disk(self) -> SwapStore:
         from deepnvme.optim._swap_store import SwapStore  # noqa: PLC0415
@@ -220,12 +236,14 @@ class OptimizerBase(torch.optim.Optimizer):
                 "the state is in memory: deepnvme.save(optimizer.state_dict(), path) saves it, load_state_dict loads it"
             )
             raise ValueError(msg)  # noqa: TRY004
+        self._store.check_open()
         return self._store
 
     def check_complete(self) -> None:
         """Check that no step and no loading is half done.
 
         Raises:
+            ClosedError: the optimizer was closed.
             RuntimeError: one is.
         """
         self._check_loaded()
@@ -238,6 +256,8 @@ class OptimizerBase(torch.optim.Optimizer):
         self._is_half_loaded = True
 
     def _check_loaded(self) -> None:
+        # First: no other remedy helps a closed optimizer.
+        self._store.check_open()
         if self._is_half_loaded:
             msg = "loading of the state stopped half way; load it again, or another checkpoint"
             raise RuntimeError(msg)

@@ -26,6 +26,7 @@ class KernelOptimizer(SteppingOptimizer):
         State on disk is read into memory for it.
 
         Raises:
+            ClosedError: the optimizer was closed.
             RuntimeError: a step has stopped half way.
         """
         self.check_complete()
@@ -43,7 +44,11 @@ class KernelOptimizer(SteppingOptimizer):
         """Load the state dict of torch's optimizer or ours.
 
         State of bf16 and fp16 parameters stays fp32, which torch would round to the type of the parameter.
+
+        Raises:
+            ClosedError: the optimizer was closed.
         """
+        self._store.check_open()
         was_half_loaded, state_before = self._is_half_loaded, self.state
         # Until all of it is loaded: half-loaded state is useless.
         self._is_half_loaded = True
@@ -85,6 +90,7 @@ class KernelOptimizer(SteppingOptimizer):
             Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
 
         Raises:
+            ClosedError: the optimizer was closed.
             deepnvme.Error: the disk or the file system refused; the error names the path.
             RuntimeError: a step has stopped half way.
             ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that.
@@ -114,6 +120,7 @@ class KernelOptimizer(SteppingOptimizer):
             does not pass through memory.
 
         Raises:
+            ClosedError: the optimizer was closed.
             deepnvme.errors.ChecksumError: bytes differ from those that were saved.
             CorruptFileError: a file is truncated, or not a result of ``save_state``.
             ValueError: elements are missing, or the state is in memory.

@@ -56,6 +56,9 @@ class LeasedState:
 class StateStore(Protocol):
     """Leases state to a step."""
 
+    def check_open(self) -> None:
+        """Raise ``ClosedError`` if the state is gone."""
+
     def has(self, param: torch.nn.Parameter) -> bool:
         """Whether it holds state of that parameter."""
 
@@ -88,6 +91,9 @@ class MemoryStore:
         self._optimizer = optimizer
         # Parameters with state that is not fp32.
         self._short_kinds: dict[torch.nn.Parameter, tuple[StateKind, ...]] = {}
+
+    def check_open(self) -> None:
+        """Do nothing: memory is not closed."""
 
     def has(self, param: torch.nn.Parameter) -> bool:  # noqa: ARG002
         """Return False: the optimizer holds it."""

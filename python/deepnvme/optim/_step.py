@@ -30,6 +30,7 @@ class SteppingOptimizer(OptimizerBase):
         Nothing is updated twice.
 
         Raises:
+            ClosedError: the optimizer was closed.
             StepStoppedError: the disk failed half way.
             RuntimeError: with ``error_if_nonfinite``, the norm of the gradients is infinite or NaN; or loading of state
                 was
@@ -89,6 +90,8 @@ class SteppingOptimizer(OptimizerBase):
         """Do the rest of a step."""
         unscale = self._unscale()
         grads = self._gradients()
+        # Another thread's `close` takes the gradients away. Without them the step would seem to be done.
+        self._store.check_open()
         for index, group in enumerate(self.param_groups):
             progress.begin(index, group)
             # Parameters with the same step count and factor share one call of the kernel.
@@ -136,7 +139,12 @@ class SteppingOptimizer(OptimizerBase):
 
     def _gradients(self) -> dict[torch.nn.Parameter, torch.Tensor]:
         params = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
-        return {param: self._gradient(param) for param in params}
+        try:
+            return {param: self._gradient(param) for param in params}
+        except (AssertionError, UnsupportedError):
+            # Another thread's `close` takes the gradients away.
+            self._store.check_open()
+            raise
 
     def _unscale(self) -> float:
         scale = getattr(self, "grad_scale", None)

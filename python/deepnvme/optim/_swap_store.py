@@ -9,6 +9,7 @@ import torch
 
 from deepnvme._offload import Swapper
 from deepnvme._utils.arguments import parse_bytes
+from deepnvme.errors import ClosedError
 from deepnvme.optim._formats import decode, encode
 from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
 from deepnvme.optim._layout import StateLayout
@@ -48,6 +49,7 @@ class SwapStore:
         kernel: Kernel | None,
     ) -> None:
         nbytes = parse_bytes(memory)
+        self._is_closed = False
         self.swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums)
         group_bytes = min(nbytes // _GROUP_SHARE, _GROUP_BYTES_MAX)
         self.layout = StateLayout(group_bytes, with_gradients=kernel is not None)
@@ -182,8 +184,22 @@ class SwapStore:
             self.gradients.mark_used(group, with_grads)
 
     def close(self) -> None:
-        """Close the store. The state is gone."""
+        """Close the store. The state and the gradients on disk are gone."""
+        self._is_closed = True
         self.swapper.close()
+        if self.gradients is not None:
+            self.gradients.close()
+
+    def check_open(self) -> None:
+        """Check that there is state to use.
+
+        Raises:
+            ClosedError: the store was closed, or belongs to the process that this one was forked from.
+        """
+        if self._is_closed:
+            raise ClosedError("this optimizer was closed, and its state is gone; make a new one and load a checkpoint")
+        # Raises in a forked child.
+        self.swapper.prefetch(())
 
     def prepare(self, group: StateGroup) -> None:
         """Write the initial state of a group, as far as it is missing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from deepnvme import optim
+from deepnvme.errors import ClosedError
 
 from .test_training import KINDS, MEMORY, WIDTH, Block, Model, Twins, assert_same, batches, loss_of, train, twins
 
@@ -282,3 +284,77 @@ def test_evaluation_and_saving_between(twins: Twins, tmp_path: Path) -> None:
     before = offloading.stats().bytes_read
     train(twin, optimizers[1], 1)
     assert offloading.stats().bytes_read - before < 2.2 * offloading.parameter_bytes, "it is as quick as before"
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Train without a scheduler, which would wrap the optimizer's ``step``."""
+    for batch in batches(3):
+        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("has_scheduler", [False, True])
+def test_a_close_gives_the_optimizer_its_step_back(twins: Twins, *, in_backward: bool, has_scheduler: bool) -> None:
+    _, twin, offloading = twins()
+    optimizer = adamw(twin)
+    if has_scheduler:
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    before = dict(vars(optimizer))
+    offloading.attach(optimizer, in_backward=in_backward)
+    steps(twin, optimizer)
+    offloading.close()
+    assert vars(optimizer).get("step") == before.get("step")
+    assert vars(optimizer).get("_step_supports_amp_scaling") == before.get("_step_supports_amp_scaling")
+    assert not any(one._post_accumulate_grad_hooks for one in twin.parameters())
+    steps(twin, optimizer)
+
+
+def test_a_step_that_has_begun_ends_after_a_close(twins: Twins) -> None:
+    plain, twin, offloading = twins()
+    for one, optimizer in both(plain, twin, offloading, lambda model: optim.AdamW(model.parameters(), lr=1e-2)):
+        for batch in batches(3):
+            loss_of(one, batch).backward()  # type: ignore[no-untyped-call]
+            if one is twin:
+                offloading.close()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert "step" not in vars(optimizer)
+    assert_same(plain, twin)
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_closed_optimizer_is_detached(
+    twins: Twins, tmp_path: Path, *, in_backward: bool, swaps: bool, is_begun: bool
+) -> None:
+    _, twin, offloading = twins()
+    closed = optim.SGD(twin.parameters(), lr=0.1, swap_dir=tmp_path, memory="1MiB", swap_gradients=swaps)
+    offloading.attach(closed, in_backward=in_backward)
+    steps(twin, closed)
+    if is_begun:
+        loss_of(twin, batches(1)[0]).backward()  # type: ignore[no-untyped-call]
+    closed.close()
+    assert "step" not in vars(closed)
+    assert not any(one._post_accumulate_grad_hooks for one in twin.parameters())
+    with pytest.raises(ClosedError):
+        closed.step()
+    other = adamw(twin)
+    offloading.attach(other, in_backward=in_backward)
+    other.zero_grad()
+    steps(twin, other)
+    offloading.close()
+
+
+def test_a_wrapper_around_a_forward_outlives_offloading(twins: Twins) -> None:
+    plain, twin, offloading = twins()
+    # As libraries do that wrap a model's `forward` after it was offloaded.
+    for module in twin.modules():
+        if "forward" in vars(module):
+            module.forward = functools.partial(module.forward)
+    offloading.close()
+    for one in (plain, twin):
+        steps(one, adamw(one))
+    assert_same(plain, twin)

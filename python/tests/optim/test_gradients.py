@@ -265,3 +265,50 @@ def test_refusals(tmp_path: Path) -> None:
     optimizer.step()
     with pytest.raises(UnsupportedError, match="a step has used it"):
         gone.clone()
+
+
+@pytest.mark.parametrize("is_pending", [False, True])
+@pytest.mark.parametrize("is_made_before", [False, True])
+@pytest.mark.parametrize("next_one", ["torch", "memory", "disk"])
+def test_a_closed_optimizer_leaves_no_trace(
+    tmp_path: Path, *, is_pending: bool, is_made_before: bool, next_one: str
+) -> None:
+    param: Any = nn.Parameter(torch.arange(1000.0))
+    plain: Any = nn.Parameter(torch.arange(1000.0))
+    disk: dict[str, Any] = {"swap_dir": tmp_path, "memory": MEMORY}
+    make: Any = {
+        "torch": lambda: torch.optim.SGD([param], lr=0.1),
+        "memory": lambda: optim.SGD([param], lr=0.1, **disk),
+        "disk": lambda: optim.SGD([param], lr=0.1, **disk, swap_gradients=True),
+    }[next_one]
+    closed = optim.SGD([param], lr=0.1, **disk, swap_gradients=True)
+    other = make() if is_made_before else None
+    (param * 2).sum().backward()
+    closed.step()
+    if is_pending:
+        (param * 2).sum().backward()
+    closed.close()
+    assert param.grad is None
+    assert not param._post_accumulate_grad_hooks or is_made_before
+    closed.zero_grad()
+    closed.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    other = other or make()
+    expected = torch.optim.SGD([plain], lr=0.1)
+    (plain * 2).sum().backward()
+    expected.step()
+    expected.zero_grad()
+    for net, optimizer in ((param, other), (plain, expected)):
+        for _ in range(2):
+            (net * 3).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.equal(param, plain)
+    closed.close()
+
+
+def test_a_dropped_optimizer_leaves_no_hook(tmp_path: Path) -> None:
+    param = nn.Parameter(torch.ones(10))
+    dropped = optim.SGD([param], lr=0.1, swap_dir=tmp_path, memory=MEMORY, swap_gradients=True)
+    del dropped
+    gc.collect()
+    assert not param._post_accumulate_grad_hooks

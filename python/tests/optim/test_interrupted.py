@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from deepnvme import optim
+from deepnvme.errors import ClosedError
+from deepnvme.optim._progress import StepProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -250,3 +252,34 @@ def test_a_save_that_was_interrupted_leaves_the_old_file(tmp_path: Path, interru
         optimizer.save_state(path)
         assert path.read_bytes() == new
     optimizer.close()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("swaps", [False, True])
+def test_a_closed_optimizer_says_so(tmp_path: Path, *, is_stopped: bool, swaps: bool) -> None:
+    param = torch.nn.Parameter(torch.ones(100))
+    optimizer = optim.AdamW([param], swap_dir=tmp_path, memory="1MiB", swap_gradients=swaps)
+    param.sum().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    state = optimizer.state_dict()
+    optimizer.save_state(tmp_path / "state.safetensors")
+    if is_stopped:
+        optimizer._progress = StepProgress(1.0, counts=False)
+    optimizer.close()
+    before = [dict(group) for group in optimizer.param_groups]
+    for grad in (torch.ones(100), None):
+        param.grad = grad
+        for call in (
+            optimizer.step,
+            optimizer.state_dict,
+            lambda: optimizer.load_state_dict(state),
+            lambda: optimizer.save_state(tmp_path / "other.safetensors"),
+            lambda: optimizer.load_state(tmp_path / "state.safetensors"),
+            # The refused calls before have not made it another error.
+            optimizer.state_dict,
+            optimizer.step,
+        ):
+            with pytest.raises(ClosedError, match="closed"):
+                call()
+    assert optimizer.param_groups == before
+    assert not (tmp_path / "other.safetensors").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import subprocess
@@ -100,6 +101,86 @@ def test_the_same_bits_as_torch(kernel: Kernel, case: Case) -> None:
 def _parts(weights: list[torch.Tensor], grads: list[torch.Tensor], moments: list[list[torch.Tensor]]) -> Any:
     for weight, grad, kept in zip(weights, grads, moments, strict=True):
         yield weight, grad, kept, None, 0
+
+
+_BETAS = (0.0, 1e-9, 0.3, 0.5, 0.7, 0.9, 0.999999, 1 - 1e-9)
+_SPECIAL = (0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1e-20, -1e-20, 3e38, -3e38, math.inf, -math.inf, math.nan)
+# A multiple of torch's vectors: it computes what is left over in another way, which gives zeros another sign where 1 -
+# beta1 is 1.
+_WHOLE = 1024
+
+
+def _extreme() -> list[Case]:
+    cases = []
+    for beta in _BETAS:
+        for rule in ("adam", "adamw"):
+            cases += [
+                _adam(rule, f"{rule} beta1={beta}", beta1=beta, beta2=0.9, weight_decay=0.1),
+                _adam(rule, f"{rule} beta2={beta}", beta1=0.9, beta2=beta, amsgrad=True, weight_decay=0.0),
+                _adam(rule, f"{rule} beta1=beta2={beta}", beta1=beta, beta2=beta, maximize=True, weight_decay=0.0),
+            ]
+        cases += [
+            _sgd(f"sgd momentum={beta}", lr=0.1, momentum=beta),
+            _sgd(f"sgd dampening={beta}", lr=0.1, momentum=0.5, dampening=beta, weight_decay=0.1, maximize=True),
+        ]
+        if beta:
+            cases.append(_sgd(f"sgd nesterov={beta}", lr=0.1, momentum=beta, nesterov=True, maximize=True))
+    return [*cases, _sgd("sgd dampening=1", lr=0.1, momentum=0.5, dampening=1.0), *_CASES]
+
+
+def _some_special(generator: torch.Generator) -> torch.Tensor:
+    values = torch.randn(_WHOLE, generator=generator)
+    which = torch.randint(0, 2 * len(_SPECIAL), (_WHOLE,), generator=generator)
+    for index, special in enumerate(_SPECIAL):
+        values[which == index] = special
+    return values
+
+
+@pytest.mark.parametrize("case", _extreme(), ids=lambda case: case.name)
+def test_special_values_and_extreme_settings(kernel: Kernel, case: Case) -> None:
+    seed = random.randrange(1 << 30)
+    generator = torch.Generator().manual_seed(seed)
+    theirs = torch.nn.Parameter(_some_special(generator))
+    optimizer = case.make([theirs])
+    ours = theirs.detach().clone()
+    moments = [torch.full_like(ours, case.begin) for _ in case.moments]
+    for step in range(1, 5):
+        theirs.grad = _some_special(generator)
+        kernel.step(case.rule, case.settings, list(_parts([ours], [theirs.grad], [moments])), step=step)
+        optimizer.step()
+        for name, moment in zip(case.moments, moments, strict=True):
+            # `seed` is shown by the assertion of a failure.
+            assert_same(moment, optimizer.state[theirs][name], needs_root=case.needs_root)
+        assert_same(ours, theirs.detach(), needs_root=case.needs_root)
+
+
+@pytest.mark.parametrize("beta", _BETAS)
+def test_special_values_of_lion(kernel: Kernel, beta: float) -> None:
+    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
+    ours, mean = _some_special(generator), torch.zeros(_WHOLE)
+    theirs, their_mean = ours.clone(), mean.clone()
+    for step in range(1, 5):
+        grad = _some_special(generator)
+        kernel.step("lion", {"lr": 0.1, "beta1": beta, "beta2": beta}, [(ours, grad, [mean], None, 0)], step=step)
+        theirs.add_(their_mean.lerp(grad, 1 - beta).sign(), alpha=-0.1)
+        their_mean.lerp_(grad, 1 - beta)
+        assert_same(mean, their_mean, needs_root=False)
+        assert_same(ours, theirs, needs_root=False)
+
+
+@pytest.mark.parametrize("size", [1, 7, 15, 17, 31, 47])
+def test_only_the_sign_of_a_zero_depends_on_the_length(kernel: Kernel, size: int) -> None:
+    theirs = torch.nn.Parameter(torch.ones(size))
+    optimizer = torch.optim.AdamW([theirs], betas=(0.0, 0.9), **_FOR_LOOP)
+    ours, moments = theirs.detach().clone(), [torch.zeros(size) for _ in range(2)]
+    for step in range(1, 5):
+        theirs.grad = torch.full((size,), -0.0)
+        kernel.step("adamw", {"beta1": 0.0, "beta2": 0.9}, [(ours, theirs.grad, moments, None, 0)], step=step)
+        optimizer.step()
+        # As for every other length.
+        assert bool(moments[0].signbit().all()) == (step == 1 or bool(step % 2))
+    assert torch.equal(moments[0], optimizer.state[theirs]["exp_avg"])
+    assert_same(ours, theirs.detach(), needs_root=True)
 
 
 @pytest.mark.parametrize("maximize", [False, True])

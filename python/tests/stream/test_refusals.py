@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import json
 import shutil
@@ -201,3 +202,20 @@ def test_parameters_that_the_file_lacks_are_named(tmp_path: Path) -> None:
         streamed = deepnvme.stream(module, weights=tmp_path / "weights.safetensors", memory="1MB")
     assert torch.equal(streamed(torch.ones(2, 64)), expected)
     streamed.streaming.close()
+
+
+def test_a_wrapper_around_a_forward_outlives_streaming(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
+    question = torch.ones(1, 64)
+    expected = model(question).detach()
+    deepnvme.save(model.state_dict(), tmp_path / "weights.safetensors")
+    deepnvme.stream(model, weights=tmp_path / "weights.safetensors", memory=60_000)
+    # As libraries do that wrap a module's `forward` after it was streamed.
+    wrapped = [module for module in model.modules() if "forward" in vars(module)]
+    assert wrapped
+    for module in wrapped:
+        module.forward = functools.partial(module.forward)
+    with torch.no_grad():
+        assert torch.equal(model(question), expected)
+    model.streaming.close()
+    assert torch.equal(model(question), expected)

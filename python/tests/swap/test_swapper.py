@@ -276,7 +276,7 @@ def test_errors_teach(swapper: Make, tmp_path: Path) -> None:
     mine = swapper(4 * 4096)
     with pytest.raises(MemoryError, match="use memory=20480 or more"):
         mine.put("large", torch.zeros(5 * 1024))
-    with pytest.raises(KeyError, match="put it first"), mine.borrow("nowhere"):
+    with pytest.raises(KeyError, match="put it first, or attach it"), mine.borrow("nowhere"):
         pass
     for call in (mine.delete, mine.extents):
         with pytest.raises(KeyError):

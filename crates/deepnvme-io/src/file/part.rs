@@ -65,7 +65,12 @@ impl Part {
             fs::set_open_flags(fd.as_fd(), extra)?;
             Ok(fd)
         };
-        let fail = |errno: Errno| Error::os("open", errno).at_path(path);
+        let fail = |errno: Errno| {
+            // The kernel says no more of a pipe that nobody reads, or of a socket.
+            let stat = if errno == Errno::NXIO { fs::stat(path).ok() } else { None };
+            let odd = stat.and_then(|stat| check_type(&stat, path).err());
+            odd.unwrap_or_else(|| Error::os("open", errno).at_path(path))
+        };
         let mut part = Self::empty(path.to_path_buf(), options.access, options.direct);
         if options.direct != DirectMode::Disabled {
             match open(OFlags::DIRECT) {

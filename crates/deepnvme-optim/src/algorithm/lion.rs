@@ -64,7 +64,8 @@ impl Scalars {
         grad: Grad<'_, N>,
         mean: &mut Tile<N>,
     ) {
-        let (zero, rate) = (S::f32s::splat(simd, 0.0), S::f32s::splat(simd, self.rate));
+        // A sign of zero times the negative rate is -0.0, which leaves a weight of -0.0 as it is.
+        let (zero, rate) = (S::f32s::splat(simd, -0.0), S::f32s::splat(simd, self.rate));
         let streams = [StreamAddress::of(weights), StreamAddress::of(grad.raw), StreamAddress::of(mean)];
         for line in line_offsets::<N>() {
             prefetch_ahead(&streams, line);

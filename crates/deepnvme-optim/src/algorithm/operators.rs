@@ -33,7 +33,8 @@ impl Lerp {
     pub(super) fn new(weight: f64) -> Self {
         let weight = weight as f32;
         let from_end = weight.abs() >= 0.5;
-        Self { factor: if from_end { -(1.0 - weight) } else { weight }, from_end }
+        // Not `-(1 - weight)`: for a weight of 1, the sign of this zero decides the sign of a result of zero.
+        Self { factor: if from_end { weight - 1.0 } else { weight }, from_end }
     }
 
     #[inline(always)]

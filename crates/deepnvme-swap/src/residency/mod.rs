@@ -9,7 +9,8 @@
 //! ```
 //!
 //! In addition, an item may be borrowed, either by any number of readers or by one writer. A borrowed item keeps its slot.
-//! It may be written back while borrowed; later changes are written again.
+//! It may be written back while borrowed; later changes are written again. A flush is over when a write has ended and the
+//! item was neither changed nor borrowed exclusively meanwhile; until then no new borrow may change it.
 //!
 //! `state` holds the items and their transitions, `schedule` picks the next read or write, `eviction` finds room for it.
 
@@ -19,4 +20,4 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use state::{Action, BorrowMode, BorrowResult, Budgets, Residence, Residency};
+pub(crate) use state::{Action, BorrowMode, BorrowResult, Budgets, PendingFlush, Residence, Residency};

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::eviction::EvictionPlan;
-use super::state::{Action, Item, Residency, State};
+use super::state::{Action, Residency, State};
 use crate::slot_allocator::ItemId;
 
 /// Upcoming items that are considered for prefetching.
@@ -19,7 +19,6 @@ impl Residency {
 
     fn next_flush(&mut self) -> Option<Action> {
         let items = &self.items;
-        self.flushing.retain(|id| items.get(id).is_some_and(Item::needs_flush));
         let is_ready = |id: &ItemId| items.get(id).is_some_and(|item| item.is_writable() && !item.write_failed);
         let id = self.flushing.iter().copied().find(is_ready)?;
         self.start_write(id)

@@ -65,6 +65,16 @@ pub(crate) struct Item {
     pub(super) write_failed: bool,
     pub(super) read_failed: bool,
     pub(super) is_deleted: bool,
+    /// How many flushes of the item have succeeded.
+    flushes_ended: u64,
+}
+
+/// A flush of an item that has begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PendingFlush {
+    pub(crate) id: ItemId,
+    /// The item's `flushes_ended` when it began.
+    ended_before: u64,
 }
 
 /// The answer to a request for an item.
@@ -125,7 +135,7 @@ pub(crate) struct Residency {
     next_prefetch_rank: u64,
     /// Items that need a slot, in order of arrival.
     pub(super) waiters: VecDeque<ItemId>,
-    /// Items that a flush has requested.
+    /// Items that a flush has requested and that are not on disk yet. Until then, no borrow may change them again.
     pub(super) flushing: BTreeSet<ItemId>,
     /// Deleted items whose disk space can be freed.
     reaped: Vec<ItemId>,
@@ -175,6 +185,7 @@ impl Residency {
             write_failed: false,
             read_failed: false,
             is_deleted: false,
+            flushes_ended: 0,
         };
         self.items.insert(id, item);
         id
@@ -225,6 +236,13 @@ impl Residency {
         let Some(item) = self.items.get_mut(&id).filter(|item| !item.is_deleted) else { return BorrowResult::Deleted };
         if item.has_writer || (mode.is_exclusive() && item.readers > 0) {
             return BorrowResult::HeldByOthers;
+        }
+        // Threads that keep changing an item must not keep a flush from writing it.
+        if matches!(mode, BorrowMode::Exclusive | BorrowMode::Create)
+            && matches!(item.state, State::Dirty { .. } | State::Writing { .. })
+            && self.flushing.contains(&id)
+        {
+            return BorrowResult::IoPending;
         }
         let slot = match (mode, item.state) {
             (BorrowMode::DiskExclusive, State::Reading { .. } | State::Writing { .. }) => {
@@ -280,6 +298,7 @@ impl Residency {
                 other => other,
             };
         }
+        self.end_flush(id);
         self.reap(id);
     }
 
@@ -315,6 +334,7 @@ impl Residency {
             item.state = State::Absent;
             self.slots.release(slot);
         }
+        self.end_flush(id);
         self.reap(id);
     }
 
@@ -356,20 +376,28 @@ impl Residency {
         self.reaped.push(id);
     }
 
-    /// Requests that an item is written back. Returns whether there is anything to wait for.
-    pub(crate) fn flush(&mut self, id: ItemId) -> bool {
-        let Some(item) = self.items.get_mut(&id).filter(|item| !item.is_deleted) else { return false };
-        let needs_flush = item.needs_flush();
-        if needs_flush {
-            item.write_failed = false;
-            self.flushing.insert(id);
-        }
-        needs_flush
+    /// Requests that an item is written back, unless the disk has its bytes.
+    pub(crate) fn flush(&mut self, id: ItemId) -> Option<PendingFlush> {
+        let item = self.items.get_mut(&id).filter(|item| !item.is_deleted && item.needs_flush())?;
+        item.write_failed = false;
+        self.flushing.insert(id);
+        Some(PendingFlush { id, ended_before: item.flushes_ended })
     }
 
-    /// Whether memory has bytes of an item that the disk lacks.
-    pub(crate) fn needs_flush(&self, id: ItemId) -> bool {
-        self.items.get(&id).is_some_and(|item| !item.is_deleted && item.needs_flush())
+    /// Whether the disk has what the item was when its flush began. This stays true, whatever changes afterwards: a thread
+    /// that waits for it may wake up late.
+    pub(crate) fn is_flush_over(&self, flush: PendingFlush) -> bool {
+        self.items.get(&flush.id).is_none_or(|item| item.is_deleted || item.flushes_ended > flush.ended_before)
+    }
+
+    /// Ends the flush of an item that has no more to write. Follows each transition that may end the need for it.
+    fn end_flush(&mut self, id: ItemId) {
+        if let Some(item) = self.items.get_mut(&id)
+            && !item.needs_flush()
+            && self.flushing.remove(&id)
+        {
+            item.flushes_ended += 1;
+        }
     }
 
     /// Whether a waiter for a slot can go on: it has one, or will find an error.
@@ -418,9 +446,11 @@ impl Residency {
             (false, _) => (State::Dirty { slot }, true),
         };
         item.on_disk |= is_good;
-        if !is_good || !changed {
+        // A flush tries once. A good write ends it, unless the item was changed meanwhile or is being changed.
+        if !is_good {
             self.flushing.remove(&id);
         }
+        self.end_flush(id);
         self.reap(id);
     }
 }

@@ -53,6 +53,8 @@ struct World {
     waiters: Vec<(ItemId, BorrowMode)>,
     in_flight: Vec<(Action, u32)>,
     slots: BTreeMap<ItemId, std::ops::Range<usize>>,
+    /// Flushes that are not over, with the version that each has to write.
+    flushes: Vec<(PendingFlush, u32)>,
     versions: u32,
 }
 
@@ -68,6 +70,7 @@ impl World {
             waiters: Vec::new(),
             in_flight: Vec::new(),
             slots: BTreeMap::new(),
+            flushes: Vec::new(),
             versions: 0,
         }
     }
@@ -80,6 +83,7 @@ impl World {
     fn pump(&mut self) {
         for _ in 0..1000 {
             let Some(action) = self.residency.next() else { return self.check() };
+            self.check_flushes();
             match action {
                 Action::Read { id, slot } => {
                     assert_eq!(self.disk[&id], Some(self.last[&id]), "the disk has the latest version");
@@ -117,6 +121,19 @@ impl World {
         assert_eq!(self.residency.in_flight(), self.in_flight.len());
     }
 
+    /// A flush that is over has written its version, or a newer one.
+    fn check_flushes(&mut self) {
+        let (residency, disk) = (&self.residency, &self.disk);
+        self.flushes.retain(|(flush, version)| {
+            let is_over = residency.is_flush_over(*flush);
+            let is_stored = residency.items.get(&flush.id).is_some_and(|item| !item.is_deleted && item.on_disk);
+            if is_over && is_stored {
+                assert!(disk[&flush.id] >= Some(*version), "the flush of {} ended too early", flush.id);
+            }
+            !is_over
+        });
+    }
+
     fn end(&mut self, which: usize, is_good: bool) {
         if self.in_flight.is_empty() {
             return;
@@ -133,6 +150,10 @@ impl World {
                 let is_whole = is_good && self.memory.get(&id) == Some(&version);
                 self.disk.insert(id, is_whole.then_some(version));
                 self.residency.write_completed(id, is_good);
+                if !is_good {
+                    self.flushes.retain(|(flush, _)| flush.id != id);
+                }
+                self.check_flushes();
             }
             Action::SlotReserved => {}
         }
@@ -233,7 +254,7 @@ impl World {
             }
             Step::Flush { key } => {
                 if let Some(id) = self.id(key) {
-                    self.residency.flush(id);
+                    self.flushes.extend(self.residency.flush(id).map(|flush| (flush, self.last[&id])));
                 }
             }
             Step::End { which, is_good } => self.end(which, is_good),
@@ -243,6 +264,7 @@ impl World {
             }
         }
         self.pump();
+        self.check_flushes();
     }
 
     fn complete_all(&mut self) {
@@ -281,13 +303,15 @@ proptest! {
         }
         world.pump();
         world.complete_all();
+        world.check_flushes();
+        prop_assert!(world.flushes.is_empty(), "these flushes never end: {:?}", world.flushes);
         let items: Vec<(ItemId, bool)> = world.residency.items.iter().map(|(id, item)| (*id, item.is_deleted)).collect();
         for (id, is_deleted) in items {
             prop_assert!(!is_deleted, "{} is deleted and in use by nobody", id);
-            if world.residency.flush(id) {
+            if let Some(flush) = world.residency.flush(id) {
                 world.pump();
                 world.complete_all();
-                prop_assert!(!world.residency.needs_flush(id));
+                prop_assert!(world.residency.is_flush_over(flush));
                 prop_assert_eq!(world.disk[&id], Some(world.last[&id]));
             }
             if !world.residency.items[&id].on_disk {
@@ -416,4 +440,35 @@ fn a_slot_whose_memory_is_lost_is_not_reused() {
     world.residency.read_completed(away, false, false);
     assert_eq!(world.residency.try_borrow(away, BorrowMode::Shared), BorrowResult::NeedsSlot);
     assert_eq!(world.residency.resident_bytes(), 2 * SLOT_BYTES, "one slot is lost");
+}
+
+#[test]
+fn a_flush_is_over_although_its_item_changes_again() {
+    let (mut world, ids) = filled(1, 2, 0, 0);
+    let flush = world.residency.flush(ids[0]).unwrap();
+    assert_eq!(world.residency.try_borrow(ids[0], BorrowMode::Exclusive), BorrowResult::IoPending);
+    world.pump();
+    assert_eq!(world.residency.try_borrow(ids[0], BorrowMode::Exclusive), BorrowResult::IoPending);
+    world.complete_all();
+    use_one(&mut world, ids[0], true);
+    assert!(world.residency.is_flush_over(flush));
+}
+
+#[test]
+fn a_flush_waits_for_a_change_that_has_begun() {
+    let (mut world, ids) = filled(1, 2, 0, 2);
+    use_one(&mut world, ids[0], true);
+    world.borrow(ids[0], BorrowMode::Exclusive);
+    world.release(0, true);
+    world.pump();
+    assert_eq!(world.in_flight.len(), 1, "early write-back has begun");
+    world.borrow(ids[0], BorrowMode::Exclusive);
+    let flush = world.residency.flush(ids[0]).unwrap();
+    world.complete_all();
+    assert!(!world.residency.is_flush_over(flush), "the item is being changed");
+    world.release(0, true);
+    world.pump();
+    world.complete_all();
+    assert!(world.residency.is_flush_over(flush));
+    assert_eq!(world.disk[&ids[0]], Some(world.last[&ids[0]]));
 }
