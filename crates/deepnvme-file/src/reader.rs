@@ -111,7 +111,7 @@ impl FileReader {
         let bytes = self.file_bytes.saturating_sub(offset).min(target.len() as u64) as usize;
         let mut step = vec![0; bytes.min(GPU_STEP_BYTES)];
         let gpus = self.engine.gpu_access();
-        gpus.points([&target.region()])?.wait()?;
+        gpus.record_events([&target.region()])?.wait()?;
         let mut done = 0;
         while done < bytes {
             let step_bytes = step.len().min(bytes - done);

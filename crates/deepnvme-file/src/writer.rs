@@ -93,7 +93,7 @@ impl FileWriter {
     /// As [`write`](Self::write), and `Device` or `Unsupported` if copying from the GPU fails.
     pub fn write_region(&mut self, source: &Region) -> Result<()> {
         let gpus = self.engine.gpu_access();
-        gpus.points([source])?.wait()?;
+        gpus.record_events([source])?.wait()?;
         self.fill(source.len(), |from, out| gpus.copy_to_slice(source, from, out))
     }
 

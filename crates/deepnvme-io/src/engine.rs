@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use deepnvme_mem::{Device, Region, RegionMut, StreamHandle};
 
-use crate::backend::device::GpuEvent;
 use crate::backend::gds::{Gds, GdsBackend, GpuPin};
 use crate::backend::{self, Backend, BackendKind, BackendSetup};
 use crate::config::{Config, DirectMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{DirectState, TensorFile};
-use crate::gate::Gate;
-use crate::gpus::{GpuAccess, Gpus};
+use crate::gpu::GpuEvent;
+use crate::gpu::StreamBarrier;
+use crate::gpu::{EngineGpus, GpuAccess};
 use crate::job::{Durability, Job, Memory, WriteExtent, WriteOptions};
 use crate::pending::{self, Home, MemoryHome, Pending};
 use crate::probe::Probe;
@@ -66,7 +66,7 @@ pub struct Engine {
     drops_in_background: bool,
     /// `None` if the caller made the backends.
     hands: Option<Hands>,
-    gpus: Arc<Gpus>,
+    gpus: Arc<EngineGpus>,
     gds: Arc<Gds>,
     recorder: Arc<Recorder>,
 }
@@ -75,14 +75,14 @@ pub struct Engine {
 #[derive(Debug)]
 struct Crew {
     queue: Arc<Queue>,
-    gate: Gate,
+    barrier: StreamBarrier,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Crew {
     /// Waits until all requests and threads have ended. Concurrent calls wait equally long.
     fn end(&self) {
-        self.gate.close();
+        self.barrier.close();
         self.queue.close();
         let mut workers = lock(&self.workers);
         for worker in workers.drain(..) {
@@ -120,17 +120,21 @@ impl Engine {
     fn start(config: Config, probe: Probe, backend_reason: String, factory: &BackendFactory) -> Result<Self> {
         let recorder = Arc::new(Recorder::new());
         let queue = Arc::new(Queue::new(config.workers, &recorder));
-        let gpus = Arc::new(Gpus::new(Arc::default(), Tape::new(&recorder, None)));
+        let gpus = Arc::new(EngineGpus::new(Arc::default(), Tape::new(&recorder, None)));
         let stats: Vec<_> = (0..config.workers).map(|_| Arc::new(WorkerStats::new())).collect();
         let mut engine = Self {
             backend: BackendKind::Threads,
             probe,
             backend_reason,
             stats,
-            crew: Arc::new(Crew { gate: Gate::new(&queue), queue: Arc::clone(&queue), workers: Mutex::default() }),
+            crew: Arc::new(Crew {
+                barrier: StreamBarrier::new(&queue),
+                queue: Arc::clone(&queue),
+                workers: Mutex::default(),
+            }),
             drops_in_background: false,
             hands: None,
-            gds: Arc::new(Gds::new(gpus.opened())),
+            gds: Arc::new(Gds::new(gpus.cuda_devices())),
             gpus,
             queue,
             config,
@@ -252,7 +256,7 @@ impl Engine {
 
     /// Registers GPU memory with cuFile, if cuFile has the direct path. Transfers from and to this memory then need no
     /// cuFile buffer on the GPU. Registration pays off for memory that is used many times. All pins of a process share
-    /// [`GDS_PINNED_BYTES_MAX`](crate::config::limits::GDS_PINNED_BYTES_MAX) per GPU. When that is full, a new pin
+    /// [`PINNED_BYTES_MAX`](crate::backend::gds::PINNED_BYTES_MAX) per GPU. When that is full, a new pin
     /// evicts the least recently used ones.
     ///
     /// # Errors
@@ -473,7 +477,7 @@ impl Engine {
             geometries.iter_mut().for_each(|geometry| geometry.has_gds = true);
         }
         let plan = Plan::new(direction, &geometries, segments, sizes).map_err(name_file)?;
-        let starts_after = self.gpus.points(&streams).map_err(name_file)?;
+        let starts_after = self.gpus.record_events(&streams).map_err(name_file)?;
         let span = tracing::debug_span!(
             "request",
             verb = direction.name(),
@@ -496,7 +500,7 @@ impl Engine {
             self.queue.push_empty(&job)?;
         } else if !job.is_ready()? {
             WorkerStats::count(&self.stats[0].counters.gpu_waits, 1);
-            self.crew.gate.hold(&job, turn)?;
+            self.crew.barrier.hold(&job, turn)?;
         } else {
             self.queue.push(&job, turn)?;
         }

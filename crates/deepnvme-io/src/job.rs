@@ -5,10 +5,10 @@ use std::sync::{Arc, PoisonError};
 
 use deepnvme_mem::{Device, Region, RegionMut};
 
-use crate::backend::copies::Slice;
-use crate::backend::device::GpuEvent;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::TensorFile;
+use crate::gpu::GpuEvent;
+use crate::gpu::GpuSlice;
 use crate::handover::Handover;
 use crate::op::Pieces;
 use crate::split::{Block, Direction, Plan};
@@ -162,7 +162,7 @@ impl Job {
     /// Returns whether the GPU streams have reached the points that the request follows.
     pub(crate) fn is_ready(&self) -> Result<bool> {
         for point in &self.starts_after {
-            match point.is_over() {
+            match point.is_complete() {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),
                 Err(error) => {
@@ -320,7 +320,7 @@ impl Job {
 
     /// Copies between a bounce buffer with the block's `io` range and the caller's host memory. Returns the slices on
     /// GPUs, which are left to be copied.
-    pub(crate) fn copy(&self, block: &Block, slot: &mut deepnvme_mem::Slot) -> Result<Vec<Slice>> {
+    pub(crate) fn copy(&self, block: &Block, slot: &mut deepnvme_mem::Slot) -> Result<Vec<GpuSlice>> {
         let segments = &self.plan.segments()[block.segments.clone()];
         self.with_memory(|memory| {
             let mut left = Vec::new();
@@ -330,7 +330,7 @@ impl Job {
                 let (at, from) = ((start - block.io.start) as usize, (start - segment.offset) as usize);
                 let len = (end - start) as usize;
                 if self.has_gpu_memory && memory.item_device(segment.item) != Device::Host {
-                    left.push(Slice { at, memory: memory.item(segment.item), from, len });
+                    left.push(GpuSlice { at, memory: memory.item(segment.item), from, len });
                     continue;
                 }
                 match memory {

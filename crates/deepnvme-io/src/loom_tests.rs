@@ -1,16 +1,16 @@
 //! Checks every interleaving of a request's completion. Covers work items on workers, cancellation from another thread,
-//! lost workers, an engine that closes during a submission, callers that run requests themselves, and the gate. Uses
-//! the real queue, jobs, claims, oneshot and gate, with requests that move nothing:
+//! lost workers, an engine that closes during a submission, callers that run requests themselves, and the barrier. Uses
+//! the real queue, jobs, claims, oneshot and barrier, with requests that move nothing:
 //! `RUSTFLAGS="--cfg loom" cargo test -p deepnvme-io --lib loom_`
 
 use std::sync::Arc;
 
 use loom::thread;
 
-use crate::backend::device::GpuEvent;
 use crate::claim::{Claim, Work};
 use crate::error::{Error, ErrorKind, Result};
-use crate::gate::Gate;
+use crate::gpu::GpuEvent;
+use crate::gpu::StreamBarrier;
 use crate::job::{Job, Memory, WriteExtent, WriteOptions};
 use crate::layout::Layout;
 use crate::pending::Pending;
@@ -267,7 +267,7 @@ impl GpuEvent for Point {
         Ok(())
     }
 
-    fn is_over(&self) -> Result<bool> {
+    fn is_complete(&self) -> Result<bool> {
         Ok(self.0.load(loom::sync::atomic::Ordering::SeqCst))
     }
 
@@ -282,17 +282,17 @@ fn loom_the_gate_is_closed_while_a_request_is_held_and_cancelled() {
     builder.preemption_bound = Some(2);
     builder.check(|| {
         let queue = queue(1);
-        let gate = Arc::new(Gate::new(&queue));
+        let barrier = Arc::new(StreamBarrier::new(&queue));
         let come = Arc::new(loom::sync::atomic::AtomicBool::new(true));
         let job = job(1, false, vec![Box::new(Point(come))]);
         let cancelling = pending(&job, &queue);
-        let held = gate.hold(&job, Turn::Now);
+        let held = barrier.hold(&job, Turn::Now);
         let canceller = thread::spawn(move || cancelling.cancel());
-        gate.close();
+        barrier.close();
         let told = canceller.join().unwrap();
         assert!(held.is_ok());
-        assert_eq!(gate.hold(&job, Turn::Now).unwrap_err().kind(), ErrorKind::Closed);
-        // Requests released by the gate are in the queue, and no worker has started them.
+        assert_eq!(barrier.hold(&job, Turn::Now).unwrap_err().kind(), ErrorKind::Closed);
+        // Requests released by the barrier are in the queue, and no worker has started them.
         queue.close();
         if !told {
             assert!(matches!(Work::next(&queue), Some(Work::Block(..))));

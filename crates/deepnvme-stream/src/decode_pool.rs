@@ -407,7 +407,7 @@ impl ThreadScratch {
         converted.map_err(|source| Error::Corrupt { path: job.file.path().to_path_buf(), offset, source })?;
         if !on_host {
             // The caller's stream may still use the memory.
-            self.gpus.points([&job.target.region()])?.wait()?;
+            self.gpus.record_events([&job.target.region()])?.wait()?;
             self.gpus.copy_from_slice(&job.target, 0, &self.whole)?;
         }
         Ok(())

@@ -165,7 +165,7 @@ impl Swapper {
     pub fn put(&self, key: &str, source: &Region) -> Result<()> {
         let borrowed = self.create(key, source.len(), &mut || false)?;
         let gpus = self.scheduler.engine.gpu_access();
-        gpus.points([source])?.wait()?;
+        gpus.record_events([source])?.wait()?;
         let target = borrowed.target();
         let mut step = vec![0; COPY_BYTES.min(source.len())];
         for at in (0..source.len()).step_by(COPY_BYTES) {

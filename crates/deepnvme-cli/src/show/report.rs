@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use deepnvme_io::probe::GpuFacts;
+use deepnvme_io::gpu::GpuFacts;
 use deepnvme_io::shown;
 
 use deepnvme_perf::report::{Device, Folder, Op, Report, Severity};

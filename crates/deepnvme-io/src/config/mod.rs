@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::op::SubmitMode;
 
 /// The choice of backend.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
@@ -18,17 +19,6 @@ pub enum BackendChoice {
     Aio,
     /// `preadv`/`pwritev` on threads. Works everywhere.
     Threads,
-}
-
-/// When ops reach the kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SubmitMode {
-    /// Several with one system call.
-    #[default]
-    Batch,
-    /// Each with its own system call.
-    Single,
 }
 
 /// When the queue is refilled.
@@ -104,9 +94,6 @@ pub mod limits {
     pub const POOL_BYTES_PER_WORKER: u64 = 8 << 20;
     /// Default bound of all of them.
     pub const POOL_BYTES_DEFAULT_MAX: u64 = 256 << 20;
-    /// Maximum bytes per GPU that a process registers with cuFile. Small compared with the window of a data-centre GPU.
-    /// cuFile's own limit or a smaller window takes precedence.
-    pub const GDS_PINNED_BYTES_MAX: u64 = 8 << 30;
     /// Largest request that a waiting caller runs itself. Larger ones gain more from a deep queue than they lose by
     /// waking a worker.
     pub const HAND_BYTES_MAX: u64 = 64 << 10;

@@ -10,7 +10,7 @@ use crate::backend::gds::Gds;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{self, Kind, OFlags, Stat};
-use crate::op::{Errno, KnownFile};
+use crate::op::{Errno, RegisteredFile};
 use crate::split::{Channel, FileAlignment};
 use crate::sync::OnceLock;
 
@@ -32,7 +32,7 @@ pub(crate) struct Part {
     /// Why transfers are buffered. Set when opening or at the first refusal of a direct one.
     buffered_reason: OnceLock<String>,
     /// Its registration with cuFile, or the reason why there is none.
-    gds: OnceLock<Result<KnownFile, String>>,
+    gds: OnceLock<Result<RegisteredFile, String>>,
     gds_refusal: OnceLock<String>,
 }
 
@@ -176,7 +176,7 @@ impl Part {
     }
 
     /// Returns the file's registration with cuFile, if any.
-    pub(crate) fn known_to_cufile(&self) -> Option<KnownFile> {
+    pub(crate) fn cufile_registration(&self) -> Option<RegisteredFile> {
         self.gds.get()?.as_ref().ok().cloned()
     }
 

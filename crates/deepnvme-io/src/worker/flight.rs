@@ -7,9 +7,9 @@ use deepnvme_mem::Slot;
 
 use super::verdict::{self, Attempt, Headway, Verdict};
 use super::{RETRIES_AT_ONCE, RETRIES_MAX, RETRY_PAUSE};
-use crate::backend::copies::Slice;
 use crate::claim::Claim;
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::GpuSlice;
 use crate::op::{Errno, Op, OpKind, Pieces, Token};
 use crate::split::{Block, Channel, Direction, Via};
 use crate::sync::{Instant, thread};
@@ -72,7 +72,7 @@ impl Flight {
     }
 
     /// Fills the bounce buffer of a write from host memory. Returns the slices on GPUs.
-    pub(super) fn fill(&mut self) -> Result<Vec<Slice>> {
+    pub(super) fn fill(&mut self) -> Result<Vec<GpuSlice>> {
         match (&self.task, &mut self.slot) {
             (Task::Block { block, .. }, Some(slot)) if self.claim.job().plan.direction() == Direction::Write => {
                 self.claim.job().copy(block, slot)
@@ -107,7 +107,7 @@ impl Flight {
             Direction::Read => OpKind::Read,
             Direction::Write => OpKind::Write,
         };
-        let cufile = if block.via == Via::Gds { part.known_to_cufile() } else { None };
+        let cufile = if block.via == Via::Gds { part.cufile_registration() } else { None };
         Ok(Op { token: Token(0), kind, file: part.descriptor(*channel)?, offset, pieces, cufile })
     }
 
@@ -197,7 +197,7 @@ impl Flight {
     }
 
     /// Copies the bytes of a bounced read to the caller's host memory. Returns the slices on GPUs.
-    pub(super) fn copy_home(&mut self) -> Result<Vec<Slice>> {
+    pub(super) fn copy_home(&mut self) -> Result<Vec<GpuSlice>> {
         match (&self.task, &mut self.slot) {
             (Task::Block { block, .. }, Some(slot)) => self.claim.job().copy(block, slot),
             _ => Ok(Vec::new()),

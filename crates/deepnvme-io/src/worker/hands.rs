@@ -12,7 +12,7 @@ use crate::claim::Claim;
 use crate::config::Config;
 use crate::config::limits::{HAND_BYTES_MAX, HAND_SLOT_BYTES};
 use crate::error::Result;
-use crate::gpus::Gpus;
+use crate::gpu::EngineGpus;
 use crate::job::Job;
 use crate::queue::{Duty, Queue};
 use crate::split::Plan;
@@ -35,7 +35,12 @@ impl std::fmt::Debug for Hands {
 }
 
 impl Hands {
-    pub(crate) fn new(stats: &Arc<WorkerStats>, config: &Config, gpus: &Arc<Gpus>, recorder: &Arc<Recorder>) -> Self {
+    pub(crate) fn new(
+        stats: &Arc<WorkerStats>,
+        config: &Config,
+        gpus: &Arc<EngineGpus>,
+        recorder: &Arc<Recorder>,
+    ) -> Self {
         let slots =
             SlotSetup { slot_bytes: HAND_SLOT_BYTES as usize, slots: 1, lock_pool: config.lock_pool, register: false };
         let mover = || {

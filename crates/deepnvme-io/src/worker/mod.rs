@@ -13,7 +13,7 @@ use crate::backend::Backend;
 use crate::claim::{Claim, Work};
 use crate::config::WindowMode;
 use crate::error::Result;
-use crate::gpus::Gpus;
+use crate::gpu::EngineGpus;
 use crate::queue::{Queue, Seat};
 use crate::stats::WorkerStats;
 use crate::trace::Tape;
@@ -44,7 +44,7 @@ pub(crate) struct WorkerSetup {
     pub(crate) stats: Arc<WorkerStats>,
     pub(crate) worker_index: u32,
     pub(crate) slots: SlotSetup,
-    pub(crate) gpus: Arc<Gpus>,
+    pub(crate) gpus: Arc<EngineGpus>,
     pub(crate) gds: GdsSetup,
     pub(crate) window: WindowMode,
     pub(crate) tape: Tape,

@@ -10,12 +10,12 @@ use super::FLUSH_BYTES;
 use super::flight::{Flight, Flights, Landed};
 use super::window::Window;
 use crate::backend::Backend;
-use crate::backend::copies::{Copies, Slice};
 use crate::backend::gds::Gds;
 use crate::claim::Claim;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpus::Gpus;
+use crate::gpu::EngineGpus;
+use crate::gpu::{AsyncCopier, GpuSlice};
 use crate::op::{Completion, Errno, Op, Pieces, Submit};
 use crate::queue::SyncTarget;
 use crate::split::{Block, Direction, Via};
@@ -71,11 +71,11 @@ pub(crate) struct Mover<B: Backend> {
     // while the kernel may write to it.
     pub(super) backend: B,
     // Dropped before the flights for the same reason, for GPUs. Created for the first block that needs it.
-    pub(super) copies: Option<Copies>,
+    pub(super) copies: Option<AsyncCopier>,
     pub(super) flights: Flights,
     /// By the numbers of their copies.
     pub(super) copying: HashMap<u64, Copying>,
-    gpus: Arc<Gpus>,
+    gpus: Arc<EngineGpus>,
     /// `None` if cuFile is disabled.
     pub(super) gds: Option<GdsSetup>,
     /// Blocks that cuFile has refused, waiting for a bounce buffer.
@@ -118,7 +118,7 @@ impl<B: Backend> Mover<B> {
         window: Window,
         (stats, tape): (Arc<WorkerStats>, Tape),
         slot_setup: SlotSetup,
-        gpus: &Arc<Gpus>,
+        gpus: &Arc<EngineGpus>,
     ) -> Self {
         let flights = Flights::new(backend.depth());
         let completions = Vec::with_capacity(backend.depth() as usize);
@@ -290,13 +290,13 @@ impl<B: Backend> Mover<B> {
     }
 
     /// Starts to copy the slices of a bounce buffer that belong to GPU memory.
-    pub(super) fn copy(&mut self, copying: Copying, slices: Vec<Slice>) {
+    pub(super) fn copy(&mut self, copying: Copying, slices: Vec<GpuSlice>) {
         let flight = copying.flight();
         let started = match &flight.slot {
             Some(slot) => {
                 let copies = self.copies.get_or_insert_with(|| {
                     let tape = self.tape.clone();
-                    Copies::new(self.gpus.opened(), Box::new(move || tape.now()))
+                    AsyncCopier::new(self.gpus.registry(), Box::new(move || tape.now()))
                 });
                 let bytes = slices.iter().map(|slice| slice.len as u64).sum();
                 if let (Some(pool), false) = (&self.pool, self.is_pool_known) {

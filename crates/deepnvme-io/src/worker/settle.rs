@@ -4,8 +4,8 @@ use super::flight::{Flight, Landed, Task};
 use super::mover::{Copying, Mover};
 use super::verdict::Verdict;
 use crate::backend::Backend;
-use crate::backend::copies::{Copies, Finished};
 use crate::error::{Error, Result};
+use crate::gpu::{AsyncCopier, CompletedCopy};
 use crate::job::Job;
 use crate::op::{Completion, Errno, Op, Token};
 use crate::split::Block;
@@ -156,13 +156,13 @@ impl<B: Backend> Mover<B> {
 
     /// Continues the blocks whose GPU copies are done. Returns whether there were any.
     pub(crate) fn settle_copies(&mut self) -> Result<bool> {
-        let finished = self.copies.as_mut().map(Copies::take_finished).unwrap_or_default();
+        let finished = self.copies.as_mut().map(AsyncCopier::take_completed).unwrap_or_default();
         let any = !finished.is_empty();
-        for Finished { outcome, gpu, direction, bytes, start_ns, end_ns, .. } in &finished {
+        for CompletedCopy { outcome, gpu, direction, bytes, start_ns, end_ns, .. } in &finished {
             let (gpu, direction, bytes, failed) = (*gpu, *direction, *bytes, outcome.is_err());
             self.tape.copy(Copied { gpu, direction, bytes, start_ns: *start_ns, end_ns: *end_ns, failed });
         }
-        for Finished { number, outcome, .. } in finished {
+        for CompletedCopy { number, outcome, .. } in finished {
             let Some(copying) = self.copying.remove(&number) else { continue };
             match (outcome, copying) {
                 (Ok(()), Copying::Out(flight)) => self.launch(flight)?,

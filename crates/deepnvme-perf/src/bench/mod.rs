@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::probe::GpuFacts;
+use deepnvme_io::gpu::GpuFacts;
 use deepnvme_io::{DirectMode, DirectState, Engine, OpenOptions, shown};
 use serde::Serialize;
 

@@ -21,9 +21,8 @@ use self::sys::{Context, ControlBlock, Event};
 use self::waker::{WAKE_DATA, Waker};
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
 use super::inflight::InFlight;
-use crate::config::SubmitMode;
 use crate::error::{Error, Result};
-use crate::op::{Completion, Errno, Op, Submit};
+use crate::op::{Completion, Errno, Op, Submit, SubmitMode};
 
 /// Maximum queue depth, well below the limit of the kernel's counter.
 const DEPTH_MAX: u32 = 32 * 1024;

@@ -5,15 +5,19 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use deepnvme_cuda::{BufferRegistration, CuFile, Device, DeviceSpan};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_mem::{Device as Place, Region};
 use smallvec::SmallVec;
 
 use super::recency::Recency;
-use crate::config::limits::GDS_PINNED_BYTES_MAX;
 use crate::sync::{Mutex, lock};
+
+/// Maximum bytes per GPU that a process registers with cuFile. Small compared with the window of a data-centre GPU.
+/// cuFile's own limit or a smaller window takes precedence.
+pub const PINNED_BYTES_MAX: u64 = 8 << 30;
 
 /// The table of this process, while anything uses it.
 static OF_PROCESS: std::sync::Mutex<Weak<Pins>> = std::sync::Mutex::new(Weak::new());
@@ -71,7 +75,7 @@ pub(crate) struct Pinned {
 impl Pins {
     /// Returns the table of the process.
     pub(crate) fn of_process() -> Arc<Self> {
-        let mut known = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = ignore_poison(OF_PROCESS.lock());
         known.upgrade().unwrap_or_else(|| {
             let pins = Arc::<Self>::default();
             *known = Arc::downgrade(&pins);
@@ -118,7 +122,7 @@ impl Pins {
         if lock(&self.by_gpu).entry(gpu).or_default().overlaps(start, bytes) {
             return (Err("some of it is pinned already".into()), 0);
         }
-        let bound = GDS_PINNED_BYTES_MAX.min(cufile.pinned_bytes_max());
+        let bound = PINNED_BYTES_MAX.min(cufile.pinned_bytes_max());
         if bytes as u64 > bound {
             return (Err(format!("it has {bytes} bytes, and no more than {bound} of a GPU are pinned at once")), 0);
         }

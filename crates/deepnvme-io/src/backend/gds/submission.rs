@@ -12,7 +12,7 @@ use deepnvme_mem::Device;
 
 use super::cufile::Gds;
 use super::pins::Touched;
-use crate::op::{Completion, Errno, KnownFile, Op, OpKind};
+use crate::op::{Completion, Errno, Op, OpKind, RegisteredFile};
 
 /// Maximum transfers of one batch.
 pub(super) const ENTRIES_MAX: usize = 64;
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// An op for a batch, with everything that it needs.
 struct Ready {
     op: Op,
-    file: KnownFile,
+    file: RegisteredFile,
     span: deepnvme_cuda::DeviceSpan,
     is_pinned: bool,
     touched: Touched,

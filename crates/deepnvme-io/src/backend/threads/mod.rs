@@ -10,9 +10,8 @@ use std::sync::Arc;
 use self::pool::{Pool, Shared};
 use super::call;
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
-use crate::config::SubmitMode;
 use crate::error::Result;
-use crate::op::{Completion, Op, Submit};
+use crate::op::{Completion, Op, Submit, SubmitMode};
 
 /// Maximum threads of one backend.
 pub const THREADS_MAX: u32 = 16;

@@ -22,9 +22,8 @@ use self::ring::{Mode, Ring};
 use self::waker::{WAKE_DATA, Waker};
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
 use super::inflight::InFlight;
-use crate::config::SubmitMode;
 use crate::error::Result;
-use crate::op::{Completion, Op, Submit};
+use crate::op::{Completion, Op, Submit, SubmitMode};
 
 /// Maximum queue depth: the kernel's largest ring, minus the entry that polls the waker.
 const DEPTH_MAX: u32 = 32 * 1024 - 1;

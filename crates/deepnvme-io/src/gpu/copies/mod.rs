@@ -1,11 +1,11 @@
 //! Copies between bounce buffers and GPUs: one stream per GPU of a worker.
 //!
 //! A copy keeps the bounce buffer and the GPU memory until its event is complete, and dropping this waits for all
-//! copies. Neither memory is therefore reused while the GPU works on it. `slice` is a part of such a copy. `fetcher`
-//! copies synchronously.
+//! copies. Neither memory is therefore reused while the GPU works on it. `slice` is a part of such a copy. `blocking`
+//! copies and waits.
 #![allow(unsafe_code)]
 
-mod fetcher;
+mod blocking;
 mod slice;
 #[cfg(test)]
 mod tests;
@@ -15,10 +15,11 @@ use std::sync::Arc;
 
 use deepnvme_mem::{Device, Region};
 
-pub(crate) use self::fetcher::Fetcher;
-pub(crate) use self::slice::Slice;
+pub(crate) use self::blocking::BlockingCopier;
+pub(crate) use self::slice::GpuSlice;
 use self::slice::launch;
-use super::device::{Gpu, GpuEvent, GpuStream, OpenedGpus, Registration};
+use super::device::{Gpu, GpuEvent, GpuStream, Registration};
+use super::registry::GpuRegistry;
 use crate::error::Result;
 use crate::op::Direction;
 
@@ -27,7 +28,7 @@ pub(crate) type Clock = Box<dyn Fn() -> Option<u64> + Send>;
 
 /// A completed copy.
 #[derive(Debug)]
-pub(crate) struct Finished {
+pub(crate) struct CompletedCopy {
     pub(crate) number: u64,
     /// The first error.
     pub(crate) outcome: Result<()>,
@@ -41,10 +42,10 @@ pub(crate) struct Finished {
     pub(crate) end_ns: u64,
 }
 
-/// The copies of one worker.
-pub(crate) struct Copies {
-    gpus: Arc<OpenedGpus>,
-    lanes: Vec<Lane>,
+/// The asynchronous copies of one worker.
+pub(crate) struct AsyncCopier {
+    gpus: Arc<GpuRegistry>,
+    queues: Vec<CopyQueue>,
     /// Copies by their number.
     unfinished: HashMap<u64, Unfinished>,
     next: u64,
@@ -53,36 +54,36 @@ pub(crate) struct Copies {
 }
 
 struct Unfinished {
-    /// The number of lanes that are still copying.
-    lanes: usize,
-    finished: Finished,
+    /// The number of GPUs that are still copying.
+    gpus: usize,
+    finished: CompletedCopy,
 }
 
 /// One stream and its copies, in order.
-struct Lane {
+struct CopyQueue {
     device: Device,
     gpu: Arc<dyn Gpu>,
     stream: Box<dyn GpuStream>,
-    in_flight: VecDeque<InFlight>,
+    in_flight: VecDeque<InFlightCopy>,
     idle: Vec<Box<dyn GpuEvent>>,
     /// When the last completed copy began, and when its completion was seen, if recorded.
     began_ns: u64,
     free_since_ns: u64,
 }
 
-struct InFlight {
+struct InFlightCopy {
     number: u64,
     /// When it was submitted to the stream, if recorded.
-    given_ns: u64,
+    submitted_ns: u64,
     event: Box<dyn GpuEvent>,
     /// Both ends.
     _memory: Vec<Region>,
 }
 
-impl Copies {
-    pub(crate) fn new(gpus: &Arc<OpenedGpus>, clock: Clock) -> Self {
+impl AsyncCopier {
+    pub(crate) fn new(gpus: &Arc<GpuRegistry>, clock: Clock) -> Self {
         let gpus = Arc::clone(gpus);
-        Self { gpus, lanes: Vec::new(), unfinished: HashMap::new(), next: 0, clock, registration: None }
+        Self { gpus, queues: Vec::new(), unfinished: HashMap::new(), next: 0, clock, registration: None }
     }
 
     /// Registers the arena of the bounce buffers with the driver, so that their copies need no staging. Returns the
@@ -93,52 +94,52 @@ impl Copies {
     }
 
     /// Starts to copy the slices of a bounce buffer: into it for a write, out of it for a read. Returns the number of
-    /// the copy, which [`Finished`] reports once all slices are complete.
-    pub(crate) fn start(&mut self, direction: Direction, slot: &Region, slices: Vec<Slice>) -> Result<u64> {
+    /// the copy, which [`CompletedCopy`] reports once all slices are complete.
+    pub(crate) fn start(&mut self, direction: Direction, slot: &Region, slices: Vec<GpuSlice>) -> Result<u64> {
         let number = self.next;
         self.next += 1;
-        let mut by_lane: Vec<(usize, Vec<Slice>)> = Vec::new();
+        let mut by_queue: Vec<(usize, Vec<GpuSlice>)> = Vec::new();
         for slice in slices {
-            let lane = self.lane_of(slice.memory.device())?;
-            match by_lane.iter_mut().find(|(known, _)| *known == lane) {
+            let queue = self.queue_of(slice.memory.device())?;
+            match by_queue.iter_mut().find(|(known, _)| *known == queue) {
                 Some((_, slices)) => slices.push(slice),
-                None => by_lane.push((lane, vec![slice])),
+                None => by_queue.push((queue, vec![slice])),
             }
         }
-        let lanes = by_lane.len();
-        let bytes = by_lane.iter().flat_map(|(_, slices)| slices).map(|slice| slice.len as u64).sum();
-        let gpu = by_lane.first().map_or(0, |(lane, _)| self.lanes[*lane].gpu.index());
-        let given_ns = (self.clock)().unwrap_or(0);
-        for (lane, slices) in by_lane {
-            if let Err(error) = self.lanes[lane].start((number, given_ns), direction, slot, slices) {
+        let gpus = by_queue.len();
+        let bytes = by_queue.iter().flat_map(|(_, slices)| slices).map(|slice| slice.len as u64).sum();
+        let gpu = by_queue.first().map_or(0, |(queue, _)| self.queues[*queue].gpu.index());
+        let submitted_ns = (self.clock)().unwrap_or(0);
+        for (queue, slices) in by_queue {
+            if let Err(error) = self.queues[queue].start((number, submitted_ns), direction, slot, slices) {
                 // The caller gets an error, so nothing of this copy may stay in flight.
-                for lane in &mut self.lanes {
-                    lane.end(number);
+                for queue in &mut self.queues {
+                    queue.end(number);
                 }
                 return Err(error);
             }
         }
-        let finished = Finished { number, outcome: Ok(()), gpu, direction, bytes, start_ns: u64::MAX, end_ns: 0 };
-        self.unfinished.insert(number, Unfinished { lanes, finished });
+        let finished = CompletedCopy { number, outcome: Ok(()), gpu, direction, bytes, start_ns: u64::MAX, end_ns: 0 };
+        self.unfinished.insert(number, Unfinished { gpus, finished });
         Ok(number)
     }
 
     /// Returns the completed copies.
-    pub(crate) fn take_finished(&mut self) -> Vec<Finished> {
+    pub(crate) fn take_completed(&mut self) -> Vec<CompletedCopy> {
         let mut finished = Vec::new();
-        for lane in &mut self.lanes {
-            while let Some((number, result)) = lane.take_finished() {
+        for queue in &mut self.queues {
+            while let Some((number, result)) = queue.take_completed() {
                 let Some(copy) = self.unfinished.get_mut(&number) else { continue };
-                copy.lanes -= 1;
+                copy.gpus -= 1;
                 if copy.finished.outcome.is_ok() {
                     copy.finished.outcome = result;
                 }
                 if let Some(now) = (self.clock)() {
-                    copy.finished.start_ns = copy.finished.start_ns.min(lane.began_ns);
+                    copy.finished.start_ns = copy.finished.start_ns.min(queue.began_ns);
                     copy.finished.end_ns = now;
-                    lane.free_since_ns = now;
+                    queue.free_since_ns = now;
                 }
-                if copy.lanes == 0 {
+                if copy.gpus == 0 {
                     finished.extend(self.unfinished.remove(&number).map(|copy| copy.finished));
                 }
             }
@@ -146,33 +147,33 @@ impl Copies {
         finished
     }
 
-    /// Sleeps until the oldest copy of some lane is complete.
+    /// Sleeps until the oldest copy of some GPU is complete.
     pub(crate) fn wait_for_one(&self) {
-        if let Some(copy) = self.lanes.iter().find_map(|lane| lane.in_flight.front()) {
+        if let Some(copy) = self.queues.iter().find_map(|queue| queue.in_flight.front()) {
             // The next check of the copy reports the same error.
             let _ = copy.event.wait();
         }
     }
 
-    fn lane_of(&mut self, device: Device) -> Result<usize> {
-        if let Some(known) = self.lanes.iter().position(|lane| lane.device == device) {
+    fn queue_of(&mut self, device: Device) -> Result<usize> {
+        if let Some(known) = self.queues.iter().position(|queue| queue.device == device) {
             return Ok(known);
         }
         let gpu = self.gpus.get(device)?;
         let stream = gpu.new_stream()?;
         let (in_flight, idle) = (VecDeque::new(), Vec::new());
-        self.lanes.push(Lane { device, gpu, stream, in_flight, idle, began_ns: 0, free_since_ns: 0 });
-        Ok(self.lanes.len() - 1)
+        self.queues.push(CopyQueue { device, gpu, stream, in_flight, idle, began_ns: 0, free_since_ns: 0 });
+        Ok(self.queues.len() - 1)
     }
 }
 
-impl Lane {
+impl CopyQueue {
     fn start(
         &mut self,
-        (number, given_ns): (u64, u64),
+        (number, submitted_ns): (u64, u64),
         direction: Direction,
         slot: &Region,
-        slices: Vec<Slice>,
+        slices: Vec<GpuSlice>,
     ) -> Result<()> {
         let event = match self.idle.pop() {
             Some(event) => event,
@@ -190,7 +191,7 @@ impl Lane {
         }
         let recorded = event.record(self.stream.raw());
         // Even after a refused call, earlier calls may be in flight.
-        self.in_flight.push_back(InFlight { number, given_ns, event, _memory: memory });
+        self.in_flight.push_back(InFlightCopy { number, submitted_ns, event, _memory: memory });
         outcome.and(recorded)
     }
 
@@ -203,8 +204,8 @@ impl Lane {
         }
     }
 
-    fn take_finished(&mut self) -> Option<(u64, Result<()>)> {
-        let result = match self.in_flight.front()?.event.is_over() {
+    fn take_completed(&mut self) -> Option<(u64, Result<()>)> {
+        let result = match self.in_flight.front()?.event.is_complete() {
             Ok(false) => return None,
             Ok(true) => Ok(()),
             Err(error) => {
@@ -213,20 +214,20 @@ impl Lane {
                 Err(error)
             }
         };
-        let InFlight { number, given_ns, event, .. } = self.in_flight.pop_front()?;
+        let InFlightCopy { number, submitted_ns, event, .. } = self.in_flight.pop_front()?;
         self.idle.push(event);
         // A stream runs its copies in order, so this one was behind the previous one until then.
-        self.began_ns = given_ns.max(self.free_since_ns);
+        self.began_ns = submitted_ns.max(self.free_since_ns);
         Some((number, result))
     }
 }
 
-impl Drop for Copies {
+impl Drop for AsyncCopier {
     fn drop(&mut self) {
-        for lane in &mut self.lanes {
-            if !lane.in_flight.is_empty() && lane.stream.synchronize().is_err() {
+        for queue in &mut self.queues {
+            if !queue.in_flight.is_empty() && queue.stream.synchronize().is_err() {
                 // The GPU may still access the memory, so it is leaked rather than reused.
-                std::mem::forget(std::mem::take(&mut lane.in_flight));
+                std::mem::forget(std::mem::take(&mut queue.in_flight));
             }
         }
     }

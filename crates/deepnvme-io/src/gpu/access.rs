@@ -1,45 +1,47 @@
-//! The GPUs of requests: points in their streams, their memory, and synchronous copies.
+//! The GPUs of an engine, for callers that wait: events in their streams, allocations, and blocking copies.
 
 use std::sync::Arc;
 
 use deepnvme_mem::{Device, Region, RegionMut, Slot, StreamHandle};
 
-use crate::backend::copies::{Fetcher, Slice};
-use crate::backend::device::{Gpu, GpuEvent, OpenedGpus, Registration};
+use super::copies::{BlockingCopier, GpuSlice};
+use super::device::{Gpu, GpuEvent, Registration};
+use super::registry::GpuRegistry;
+use crate::backend::gds::CudaDevices;
 use crate::error::Result;
-use crate::split::Direction;
+use crate::op::Direction;
 use crate::sync::{Mutex, lock};
 use crate::trace::{Copied, Tape, now_ns};
 
 /// The GPUs of an engine.
 #[derive(Debug)]
-pub(crate) struct Gpus {
-    opened: Arc<OpenedGpus>,
+pub(crate) struct EngineGpus {
+    registry: Arc<GpuRegistry>,
     tape: Tape,
-    /// Fetchers that are not in use.
-    resting: Mutex<Vec<(Device, Fetcher)>>,
+    /// Copiers that are not in use.
+    idle: Mutex<Vec<(Device, BlockingCopier)>>,
 }
 
 /// Synchronous copies from and to GPU memory, for data that the CPU reads or creates. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct GpuAccess {
-    gpus: Arc<Gpus>,
+    gpus: Arc<EngineGpus>,
 }
 
 /// Memory registered with the driver until this is dropped.
 #[derive(Debug)]
-pub struct KnownMemory {
+pub struct HostRegistration {
     _registration: Box<dyn Registration>,
 }
 
-/// Points in GPU streams.
+/// Events recorded in GPU streams.
 #[derive(Debug, Default)]
-pub struct StreamPoints {
+pub struct StreamEvents {
     events: Vec<Box<dyn GpuEvent>>,
 }
 
-impl StreamPoints {
-    /// Waits until the streams have reached the points.
+impl StreamEvents {
+    /// Waits until the streams have reached the events.
     ///
     /// # Errors
     /// `Device` if work on a stream failed.
@@ -49,15 +51,15 @@ impl StreamPoints {
 }
 
 impl GpuAccess {
-    pub(crate) fn new(gpus: &Arc<Gpus>) -> Self {
+    pub(crate) fn new(gpus: &Arc<EngineGpus>) -> Self {
         Self { gpus: Arc::clone(gpus) }
     }
 
-    /// Records the current ends of the streams of this memory.
+    /// Records an event at the current end of each stream of this memory.
     ///
     /// # Errors
     /// `Unsupported` and `Device` if there is no such GPU, or its driver refuses.
-    pub fn points<'a>(&self, memory: impl IntoIterator<Item = &'a Region>) -> Result<StreamPoints> {
+    pub fn record_events<'a>(&self, memory: impl IntoIterator<Item = &'a Region>) -> Result<StreamEvents> {
         let mut streams = Vec::new();
         for region in memory {
             let place = (region.device(), region.stream());
@@ -65,33 +67,33 @@ impl GpuAccess {
                 streams.push(place);
             }
         }
-        Ok(StreamPoints { events: self.gpus.points(&streams)? })
+        Ok(StreamEvents { events: self.gpus.record_events(&streams)? })
     }
 
     /// Registers host memory with the driver, so that copies to it need no staging.
     ///
     /// # Errors
-    /// As [`points`](Self::points), and `Device` if the memory cannot be locked.
-    pub fn make_known(&self, index: u32, arena: &Region) -> Result<KnownMemory> {
-        Ok(KnownMemory { _registration: self.gpus.get(Device::Cuda { index })?.register(arena)? })
+    /// As [`record_events`](Self::record_events), and `Device` if the memory cannot be locked.
+    pub fn register_host(&self, index: u32, arena: &Region) -> Result<HostRegistration> {
+        Ok(HostRegistration { _registration: self.gpus.get(Device::Cuda { index })?.register(arena)? })
     }
 
     /// Copies parts into a slot. Each part is `(offset in the slot, memory, offset in the memory, length)`.
     ///
     /// # Errors
-    /// As [`points`](Self::points).
+    /// As [`record_events`](Self::record_events).
     ///
     /// # Panics
     /// If a part is outside its memory or the slot.
     pub fn gather(&self, slot: &mut Slot, parts: &[(usize, &Region, usize, usize)]) -> Result<()> {
-        let mut by_gpu: Vec<(Device, Vec<Slice>)> = Vec::new();
+        let mut by_gpu: Vec<(Device, Vec<GpuSlice>)> = Vec::new();
         for (at, memory, from, len) in parts {
             let device = memory.device();
             if device == Device::Host {
                 slot.gather(*at, memory, *from, *len);
                 continue;
             }
-            let slice = Slice { at: *at, memory: (*memory).clone(), from: *from, len: *len };
+            let slice = GpuSlice { at: *at, memory: (*memory).clone(), from: *from, len: *len };
             match by_gpu.iter_mut().find(|(known, _)| *known == device) {
                 Some((_, slices)) => slices.push(slice),
                 None => by_gpu.push((device, vec![slice])),
@@ -104,7 +106,7 @@ impl GpuAccess {
     /// Copies parts of memory, each `(offset, length)`, contiguously to fill `out`.
     ///
     /// # Errors
-    /// As [`points`](Self::points).
+    /// As [`record_events`](Self::record_events).
     ///
     /// # Panics
     /// If a part is outside the memory, or the parts do not fill `out` exactly.
@@ -121,9 +123,9 @@ impl GpuAccess {
         let host = RegionMut::from_vec(vec![0; out.len()]).region();
         let slice = |(from, len): &(usize, usize)| {
             at += len;
-            Slice { at: at - len, memory: memory.clone(), from: *from, len: *len }
+            GpuSlice { at: at - len, memory: memory.clone(), from: *from, len: *len }
         };
-        let slices: Vec<Slice> = parts.iter().map(slice).collect();
+        let slices: Vec<GpuSlice> = parts.iter().map(slice).collect();
         self.gpus.copy(memory.device(), Direction::Write, &host, &slices)?;
         host.copy_to_slice(0, out);
         Ok(())
@@ -132,7 +134,7 @@ impl GpuAccess {
     /// Copies bytes of memory, from `from` on, to fill `out`.
     ///
     /// # Errors
-    /// As [`points`](Self::points).
+    /// As [`record_events`](Self::record_events).
     ///
     /// # Panics
     /// If the range is outside the memory.
@@ -143,7 +145,7 @@ impl GpuAccess {
     /// Copies bytes over the memory, from `from` on.
     ///
     /// # Errors
-    /// As [`points`](Self::points).
+    /// As [`record_events`](Self::record_events).
     ///
     /// # Panics
     /// If the range is outside the memory.
@@ -153,31 +155,36 @@ impl GpuAccess {
             return Ok(());
         }
         let host = Region::from_vec(source.to_vec());
-        let slice = Slice { at: 0, memory: memory.region(), from, len: source.len() };
+        let slice = GpuSlice { at: 0, memory: memory.region(), from, len: source.len() };
         self.gpus.copy(memory.device(), Direction::Read, &host, &[slice])
     }
 
     /// Allocates uninitialised GPU memory.
     ///
     /// # Errors
-    /// As [`points`](Self::points), usually because too little memory is left.
+    /// As [`record_events`](Self::record_events), usually because too little memory is left.
     pub fn allocate(&self, index: u32, bytes: usize) -> Result<RegionMut> {
         self.gpus.get(Device::Cuda { index })?.allocate(bytes)
     }
 }
 
-impl Gpus {
-    pub(crate) fn new(opened: Arc<OpenedGpus>, tape: Tape) -> Self {
-        Self { opened, tape, resting: Mutex::default() }
+impl EngineGpus {
+    pub(crate) fn new(registry: Arc<GpuRegistry>, tape: Tape) -> Self {
+        Self { registry, tape, idle: Mutex::default() }
     }
 
     /// Returns the opened GPUs, for asynchronous copies.
-    pub(crate) fn opened(&self) -> &Arc<OpenedGpus> {
-        &self.opened
+    pub(crate) fn registry(&self) -> &Arc<GpuRegistry> {
+        &self.registry
+    }
+
+    /// Returns the opened GPUs, for cuFile.
+    pub(crate) fn cuda_devices(&self) -> Arc<dyn CudaDevices> {
+        Arc::<GpuRegistry>::clone(&self.registry)
     }
 
     fn get(&self, device: Device) -> Result<Arc<dyn Gpu>> {
-        self.opened.get(device)
+        self.registry.get(device)
     }
 
     /// Returns the NUMA node that a GPU is attached to, if the machine has several.
@@ -188,31 +195,31 @@ impl Gpus {
         text.trim().parse().ok()
     }
 
-    fn copy(&self, device: Device, direction: Direction, host: &Region, slices: &[Slice]) -> Result<()> {
-        let resting = {
-            let mut resting = lock(&self.resting);
-            let place = resting.iter().position(|(known, _)| *known == device);
-            place.map(|place| resting.swap_remove(place).1)
+    fn copy(&self, device: Device, direction: Direction, host: &Region, slices: &[GpuSlice]) -> Result<()> {
+        let idle = {
+            let mut idle = lock(&self.idle);
+            let place = idle.iter().position(|(known, _)| *known == device);
+            place.map(|place| idle.swap_remove(place).1)
         };
-        let fetcher = match resting {
-            Some(fetcher) => fetcher,
-            None => Fetcher::new(self.get(device)?)?,
+        let copier = match idle {
+            Some(copier) => copier,
+            None => BlockingCopier::new(self.get(device)?)?,
         };
         let start = self.tape.now();
-        let copied = fetcher.copy(direction, host, slices);
+        let copied = copier.copy(direction, host, slices);
         if let Some(start_ns) = start {
             let bytes = slices.iter().map(|slice| slice.len as u64).sum();
-            let (gpu, end_ns, failed) = (fetcher.index(), now_ns(), copied.is_err());
+            let (gpu, end_ns, failed) = (copier.index(), now_ns(), copied.is_err());
             self.tape.copy(Copied { gpu, direction, bytes, start_ns, end_ns, failed });
         }
         copied?;
-        lock(&self.resting).push((device, fetcher));
+        lock(&self.idle).push((device, copier));
         Ok(())
     }
 
-    /// Records the current ends of these streams. Idle streams need no point.
-    pub(crate) fn points(&self, streams: &[(Device, StreamHandle)]) -> Result<Vec<Box<dyn GpuEvent>>> {
-        let mut points = Vec::new();
+    /// Records an event at the current end of each of these streams. Idle streams need none.
+    pub(crate) fn record_events(&self, streams: &[(Device, StreamHandle)]) -> Result<Vec<Box<dyn GpuEvent>>> {
+        let mut events = Vec::new();
         for (device, stream) in streams {
             if *device == Device::Host {
                 continue;
@@ -222,9 +229,9 @@ impl Gpus {
             if !gpu.is_idle(stream)? {
                 let event = gpu.new_event()?;
                 event.record(stream)?;
-                points.push(event);
+                events.push(event);
             }
         }
-        Ok(points)
+        Ok(events)
     }
 }

@@ -7,20 +7,20 @@ use deepnvme_cuda::{CuFile, FileHandle};
 
 /// A file registered with cuFile until the last clone is dropped.
 #[derive(Clone, Debug)]
-pub struct KnownFile(Arc<Known>);
+pub struct RegisteredFile(Arc<Registration>);
 
 #[derive(Debug)]
-struct Known {
+struct Registration {
     // Released before the descriptor is closed.
     handle: FileHandle,
     _file: Arc<OwnedFd>,
 }
 
-impl KnownFile {
+impl RegisteredFile {
     /// Registers a file with cuFile.
     pub(crate) fn register(cufile: &CuFile, file: &Arc<OwnedFd>) -> Result<Self, String> {
         let handle = FileHandle::new(cufile, file.as_fd()).map_err(|error| error.to_string())?;
-        Ok(Self(Arc::new(Known { handle, _file: Arc::clone(file) })))
+        Ok(Self(Arc::new(Registration { handle, _file: Arc::clone(file) })))
     }
 
     pub(crate) fn handle(&self) -> &FileHandle {

@@ -3,11 +3,10 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::beside::GdsBackend;
-use super::cufile::Gds;
-use crate::backend::contract::{Backend, BackendSetup};
-use crate::backend::device::OpenedGpus;
-pub use crate::op::KnownFile;
+use super::registry::GpuRegistry;
+use crate::backend::gds::{Gds, GdsBackend};
+use crate::backend::{Backend, BackendSetup};
+use crate::op::RegisteredFile;
 
 /// cuFile access for some backends.
 #[derive(Debug)]
@@ -17,13 +16,13 @@ impl CuFileAccess {
     /// Creates an access without opening cuFile.
     #[must_use]
     pub fn new() -> Self {
-        Self(Arc::new(Gds::new(&Arc::<OpenedGpus>::default())))
+        Self(Arc::new(Gds::new(Arc::<GpuRegistry>::default())))
     }
 
     /// Returns a backend that moves ops with GPU memory through cuFile, and all others through `main`. GPU ops need the
     /// registration of their file from [`register`](Self::register), or end with `EBADF`.
     #[must_use]
-    pub fn beside(&self, main: Box<dyn Backend>, setup: &BackendSetup) -> Box<dyn Backend> {
+    pub fn combine(&self, main: Box<dyn Backend>, setup: &BackendSetup) -> Box<dyn Backend> {
         Box::new(GdsBackend::new(main, setup, &self.0))
     }
 
@@ -31,7 +30,7 @@ impl CuFileAccess {
     ///
     /// # Errors
     /// The reason if it cannot: cuFile is missing, it would copy through the host, or it refuses the file.
-    pub fn register(&self, file: &Arc<OwnedFd>) -> Result<KnownFile, String> {
+    pub fn register(&self, file: &Arc<OwnedFd>) -> Result<RegisteredFile, String> {
         self.0.register(file)
     }
 }

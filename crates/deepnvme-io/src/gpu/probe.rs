@@ -1,4 +1,4 @@
-//! The GPUs of this machine, as reported by their driver.
+//! The GPUs of this machine, as reported by the CUDA driver.
 
 use deepnvme_cuda::Driver;
 use serde::Serialize;

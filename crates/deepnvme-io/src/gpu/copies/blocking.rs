@@ -1,24 +1,24 @@
-//! Synchronous copies from and to one GPU.
+//! Blocking copies from and to one GPU.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
 
 use deepnvme_mem::Region;
 
-use super::slice::{Slice, launch};
-use crate::backend::device::{Gpu, GpuEvent, GpuStream};
+use super::slice::{GpuSlice, launch};
 use crate::error::Result;
+use crate::gpu::device::{Gpu, GpuEvent, GpuStream};
 use crate::op::Direction;
 
 /// Copies from and to one GPU and waits for the end.
 #[derive(Debug)]
-pub(crate) struct Fetcher {
+pub(crate) struct BlockingCopier {
     gpu: Arc<dyn Gpu>,
     stream: Box<dyn GpuStream>,
     event: Box<dyn GpuEvent>,
 }
 
-impl Fetcher {
+impl BlockingCopier {
     pub(crate) fn new(gpu: Arc<dyn Gpu>) -> Result<Self> {
         let (stream, event) = (gpu.new_stream()?, gpu.new_event()?);
         Ok(Self { gpu, stream, event })
@@ -31,7 +31,7 @@ impl Fetcher {
 
     /// Copies slices to host memory for a write, or from it for a read, and waits for the end. The host memory belongs
     /// to this call alone.
-    pub(crate) fn copy(&self, direction: Direction, host: &Region, slices: &[Slice]) -> Result<()> {
+    pub(crate) fn copy(&self, direction: Direction, host: &Region, slices: &[GpuSlice]) -> Result<()> {
         let mut outcome = Ok(());
         for slice in slices {
             if outcome.is_ok() {

@@ -3,13 +3,13 @@
 
 use deepnvme_mem::Region;
 
-use crate::backend::device::{GpuStream, Rows};
 use crate::error::Result;
+use crate::gpu::device::{GpuStream, Rows};
 use crate::op::Direction;
 
 /// A part of a bounce buffer that belongs to GPU memory.
 #[derive(Debug)]
-pub(crate) struct Slice {
+pub(crate) struct GpuSlice {
     /// The offset in the bounce buffer.
     pub(crate) at: usize,
     /// The memory on the GPU.
@@ -23,8 +23,13 @@ pub(crate) struct Slice {
 ///
 /// # Safety
 /// Until a later event is complete, both ends stay alive. Nothing else changes the source or uses the target.
-pub(super) unsafe fn launch(stream: &dyn GpuStream, direction: Direction, host: &Region, slice: &Slice) -> Result<()> {
-    let Slice { at, memory, from, len } = slice;
+pub(super) unsafe fn launch(
+    stream: &dyn GpuStream,
+    direction: Direction,
+    host: &Region,
+    slice: &GpuSlice,
+) -> Result<()> {
+    let GpuSlice { at, memory, from, len } = slice;
     assert!(at.checked_add(*len).is_some_and(|end| end <= host.len()), "a slice lies in its slot");
     let mut start = std::ptr::with_exposed_provenance_mut::<u8>(host.addr() + at);
     let mut outcome = Ok(());

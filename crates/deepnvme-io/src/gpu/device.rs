@@ -65,9 +65,9 @@ pub(crate) trait GpuEvent: Debug + Send + Sync {
     fn record(&self, stream: StreamHandle) -> Result<()>;
 
     /// Returns whether all work before the point is complete. Fails if some of that work failed.
-    fn is_over(&self) -> Result<bool>;
+    fn is_complete(&self) -> Result<bool>;
 
-    /// Sleeps until all work before the point is complete. Fails as [`is_over`](Self::is_over).
+    /// Sleeps until all work before the point is complete. Fails as [`is_complete`](Self::is_complete).
     fn wait(&self) -> Result<()>;
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use deepnvme_cuda as cuda;
 use deepnvme_mem::{Device, Region, RegionMut, StreamHandle};
 
-use super::gpu::{Gpu, GpuEvent, GpuStream, Registration, Rows};
+use super::device::{Gpu, GpuEvent, GpuStream, Registration, Rows};
 use crate::error::{Error, ErrorKind, Result};
 
 /// A GPU of the CUDA driver.
@@ -23,12 +23,12 @@ struct CudaEvent(cuda::Event);
 impl Registration for cuda::HostRegistration {}
 
 /// Returns the CUDA device of a GPU, for cuFile, or `None` for other GPUs.
-pub(crate) fn device_of(gpu: &dyn Gpu) -> Option<&Arc<cuda::Device>> {
+pub(crate) fn cuda_device(gpu: &dyn Gpu) -> Option<&Arc<cuda::Device>> {
     (gpu as &dyn Any).downcast_ref().map(|CudaGpu(device)| device)
 }
 
 /// Returns the driver's handle of a stream.
-fn named(stream: StreamHandle) -> cuda::RawStream {
+fn raw_stream(stream: StreamHandle) -> cuda::RawStream {
     // SAFETY: the creator of the handle guarantees that the stream exists until its last use.
     unsafe { cuda::RawStream::from_handle(stream.as_raw()) }
 }
@@ -39,7 +39,7 @@ impl CudaGpu {
             let detail = format!("the memory is on cuda:{index}, and {absent}");
             Error::new(ErrorKind::Unsupported, "use GPU memory", detail)
         })?;
-        Ok(Self(Arc::new(said(cuda::Device::new(driver, index))?)))
+        Ok(Self(Arc::new(converted(cuda::Device::new(driver, index))?)))
     }
 
     fn allocated(&self, memory: cuda::DeviceMemory, bytes: usize) -> RegionMut {
@@ -61,21 +61,21 @@ impl Gpu for CudaGpu {
     }
 
     fn new_stream(&self) -> Result<Box<dyn GpuStream>> {
-        Ok(Box::new(CudaStream(said(cuda::Stream::new(&self.0))?)))
+        Ok(Box::new(CudaStream(converted(cuda::Stream::new(&self.0))?)))
     }
 
     fn new_event(&self) -> Result<Box<dyn GpuEvent>> {
-        Ok(Box::new(CudaEvent(said(cuda::Event::new(&self.0))?)))
+        Ok(Box::new(CudaEvent(converted(cuda::Event::new(&self.0))?)))
     }
 
     fn is_idle(&self, stream: StreamHandle) -> Result<bool> {
-        said(named(stream).is_idle(&self.0))
+        converted(raw_stream(stream).is_idle(&self.0))
     }
 
     fn allocate(&self, bytes: usize) -> Result<RegionMut> {
         let memory = cuda::DeviceMemory::new(&self.0, bytes).map_err(|error| {
             if !error.is_out_of_memory() {
-                return refused(&error);
+                return device_error(&error);
             }
             let index = self.index();
             let detail = format!("{error}: cuda:{index} has no {bytes} bytes left; ask for fewer, or free some there");
@@ -88,7 +88,7 @@ impl Gpu for CudaGpu {
         let owner = Box::new(arena.clone());
         // SAFETY: a region's memory stays valid for as long as a clone of it lives.
         let made = unsafe { cuda::HostRegistration::new(&self.0, arena.addr(), arena.len(), owner) };
-        Ok(Box::new(said(made)?))
+        Ok(Box::new(converted(made)?))
     }
 }
 
@@ -101,31 +101,31 @@ impl GpuStream for CudaStream {
     // SAFETY: the driver's stream has the same requirements as this trait.
     unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()> {
         // SAFETY: the caller guarantees them.
-        said(unsafe { self.0.copy_to_device(&target.into(), source) })
+        converted(unsafe { self.0.copy_to_device(&target.into(), source) })
     }
 
     // SAFETY: as above.
     unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()> {
         // SAFETY: the caller guarantees them.
-        said(unsafe { self.0.copy_to_host(target, &source.into()) })
+        converted(unsafe { self.0.copy_to_host(target, &source.into()) })
     }
 
     fn synchronize(&self) -> Result<()> {
-        said(self.0.synchronize())
+        converted(self.0.synchronize())
     }
 }
 
 impl GpuEvent for CudaEvent {
     fn record(&self, stream: StreamHandle) -> Result<()> {
-        said(self.0.record(named(stream)))
+        converted(self.0.record(raw_stream(stream)))
     }
 
-    fn is_over(&self) -> Result<bool> {
-        said(self.0.is_complete())
+    fn is_complete(&self) -> Result<bool> {
+        converted(self.0.is_complete())
     }
 
     fn wait(&self) -> Result<()> {
-        said(self.0.wait())
+        converted(self.0.wait())
     }
 }
 
@@ -136,12 +136,12 @@ impl From<Rows> for cuda::Rows {
 }
 
 /// Converts a driver's result to the engine's.
-fn said<T>(answer: cuda::Result<T>) -> Result<T> {
-    answer.map_err(|error| refused(&error))
+fn converted<T>(result: cuda::Result<T>) -> Result<T> {
+    result.map_err(|error| device_error(&error))
 }
 
 /// Converts a driver's error and adds a remedy.
-fn refused(error: &cuda::Error) -> Error {
+fn device_error(error: &cuda::Error) -> Error {
     let remedy = if error.is_out_of_memory() {
         "there is no memory that it could lock; lower the engine's pool (`workers`, `block_bytes`), or free some"
     } else {

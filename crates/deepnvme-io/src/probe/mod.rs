@@ -5,7 +5,6 @@
 #![cfg_attr(simulated, allow(dead_code, unused_imports, reason = "a simulated machine is not probed"))]
 
 mod facts;
-mod gpus;
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
@@ -16,15 +15,14 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use smallvec::smallvec;
 
 use self::facts::{Explanation, Facts, explain};
-pub use self::gpus::{GpuFacts, GpuProbe};
 use crate::backend::aio::AioBackend;
 use crate::backend::threads::{THREADS_MAX, ThreadsBackend};
 use crate::backend::uring::UringBackend;
 use crate::backend::{Backend, BackendKind, BackendSetup};
-use crate::config::{BackendChoice, SubmitMode};
+use crate::config::BackendChoice;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{self, OFlags};
-use crate::op::{Op, OpKind, Submit, Token};
+use crate::op::{Op, OpKind, Submit, SubmitMode, Token};
 use crate::start::start_thread;
 
 /// Bytes of the file that each backend reads.

@@ -6,9 +6,10 @@ use deepnvme_mem::{RegionMut, StreamHandle};
 use deepnvme_testkit::data::random_bytes;
 
 use super::*;
-use crate::backend::device::Rows;
 use crate::error::{Error, ErrorKind};
-use crate::gpus::Gpus;
+use crate::gpu::EngineGpus;
+use crate::gpu::device::Rows;
+use crate::gpu::registry::GpuRegistry;
 use crate::sync::{Mutex, lock};
 use crate::trace::{Recorder, Tape};
 
@@ -122,12 +123,12 @@ impl GpuEvent for Slow {
         Ok(())
     }
 
-    fn is_over(&self) -> Result<bool> {
-        let is_over = self.0.asked.fetch_add(1, Ordering::Relaxed) >= PATIENCE;
-        if is_over {
+    fn is_complete(&self) -> Result<bool> {
+        let is_complete = self.0.asked.fetch_add(1, Ordering::Relaxed) >= PATIENCE;
+        if is_complete {
             self.make_all();
         }
-        Ok(is_over)
+        Ok(is_complete)
     }
 
     fn wait(&self) -> Result<()> {
@@ -151,8 +152,8 @@ fn on_gpu(host: &Region) -> RegionMut {
     unsafe { RegionMut::from_raw(start, host.len(), ON, Arc::new(host.clone())) }
 }
 
-fn copies_with(gpu: &Slow) -> Copies {
-    Copies::new(&Arc::new(OpenedGpus::with(ON, Arc::new(gpu.clone()))), Box::new(|| None))
+fn copies_with(gpu: &Slow) -> AsyncCopier {
+    AsyncCopier::new(&Arc::new(GpuRegistry::with(ON, Arc::new(gpu.clone()))), Box::new(|| None))
 }
 
 fn memory(bytes: Vec<u8>) -> Region {
@@ -166,9 +167,9 @@ fn content(region: &Region) -> Vec<u8> {
 }
 
 /// Returns the two halves of GPU memory, in swapped order in a bounce buffer.
-fn crossed(gpu: &Region) -> Vec<Slice> {
+fn crossed(gpu: &Region) -> Vec<GpuSlice> {
     let half = gpu.len() / 2;
-    let slice = |at, from| Slice { at, memory: gpu.clone(), from, len: half };
+    let slice = |at, from| GpuSlice { at, memory: gpu.clone(), from, len: half };
     vec![slice(0, half), slice(half, 0)]
 }
 
@@ -180,12 +181,12 @@ fn a_copy_is_over_when_its_event_is_in_both_directions() {
         let mut copies = copies_with(&Slow::default());
         let number = copies.start(direction, &slot, crossed(&on_gpu(&mirror).region())).unwrap();
         for _ in 0..PATIENCE {
-            assert!(copies.take_finished().is_empty(), "its event is not over");
+            assert!(copies.take_completed().is_empty(), "its event is not over");
             assert_eq!((content(&slot), content(&mirror)), (slot_bytes.clone(), gpu_bytes.clone()));
         }
-        let finished = copies.take_finished();
+        let finished = copies.take_completed();
         assert!(
-            matches!(finished[..], [Finished { number: known, outcome: Ok(()), .. }] if known == number),
+            matches!(finished[..], [CompletedCopy { number: known, outcome: Ok(()), .. }] if known == number),
             "{finished:?}"
         );
         let (target, source) = match direction {
@@ -205,7 +206,7 @@ fn a_launch_that_is_refused_leaves_nothing_behind() {
     assert_eq!(error.kind(), ErrorKind::Device);
     assert!(lock(&gpu.0.given).is_empty(), "the half that was launched has been waited for");
     assert_eq!(content(&slot)[..4096], content(&mirror)[4096..]);
-    assert!(copies.take_finished().is_empty(), "who was told of the failure is not told again");
+    assert!(copies.take_completed().is_empty(), "who was told of the failure is not told again");
 }
 
 #[test]
@@ -225,16 +226,16 @@ fn whoever_drops_copies_waits_for_them_and_forgets_the_arena() {
 fn whoever_waits_has_the_bytes_and_points_are_behind_what_was_given() {
     let gpu = Slow::default();
     let (slot, mirror) = (memory(random_bytes(7, 8192)), memory(random_bytes(8, 8192)));
-    Fetcher::new(Arc::new(gpu.clone()))
+    BlockingCopier::new(Arc::new(gpu.clone()))
         .unwrap()
         .copy(Direction::Write, &slot, &crossed(&on_gpu(&mirror).region()))
         .unwrap();
     assert_eq!(content(&slot)[4096..], content(&mirror)[..4096]);
     let tape = Tape::new(&Arc::new(Recorder::new()), None);
-    let gpus = Gpus::new(Arc::new(OpenedGpus::with(ON, Arc::new(gpu.clone()))), tape);
+    let gpus = EngineGpus::new(Arc::new(GpuRegistry::with(ON, Arc::new(gpu.clone()))), tape);
     let streams = [(Device::Host, StreamHandle::DEFAULT), (ON, SEVENTH)];
-    assert!(gpus.points(&streams).unwrap().is_empty(), "nothing runs there");
+    assert!(gpus.record_events(&streams).unwrap().is_empty(), "nothing runs there");
     gpu.give(slot.addr(), mirror.addr(), Rows { address: mirror.addr(), bytes: 1, count: 1, pitch: 0 }).unwrap();
-    assert_eq!(gpus.points(&streams).unwrap().len(), 1);
+    assert_eq!(gpus.record_events(&streams).unwrap().len(), 1);
     gpu.make_all();
 }
