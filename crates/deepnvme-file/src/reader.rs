@@ -12,7 +12,7 @@ use crate::prefetch_window::{Filling, Held, Window};
 use crate::{BUFFER_BYTES, BUFFERS};
 use deepnvme_io::DirectMode;
 use deepnvme_io::Engine;
-use deepnvme_io::Pending;
+use deepnvme_io::Transfer;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, OpenOptions, TensorFile};
 use deepnvme_io::{Error, Result};
@@ -139,7 +139,7 @@ impl FileReader {
     ///
     /// # Errors
     /// As [`Engine::read`].
-    pub fn start_read(&mut self, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
+    pub fn start_read(&mut self, offset: u64, target: RegionMut) -> Result<Transfer<RegionMut>> {
         let end = offset.saturating_add(target.len() as u64);
         let fetched_bytes = if target.is_contiguous() && target.device() == Device::Host {
             self.fetched_bytes(offset).min(target.len())
@@ -294,7 +294,7 @@ impl FileReader {
         if let Some(twin) = &self.twin {
             return Ok(Arc::clone(twin));
         }
-        let twin = self.file.buffered_twin(CACHED_REASON)?;
+        let twin = self.file.reopen_buffered(CACHED_REASON)?;
         Ok(Arc::clone(self.twin.insert(twin)))
     }
 }

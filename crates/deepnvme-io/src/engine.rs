@@ -9,13 +9,12 @@ use crate::backend::{self, Backend, BackendKind, BackendSetup};
 use crate::config::{Config, DirectMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::{DirectState, TensorFile};
-use crate::gpu::GpuEvent;
-use crate::gpu::StreamBarrier;
-use crate::gpu::{EngineGpus, GpuAccess};
-use crate::job::{Durability, Job, Memory, WriteExtent, WriteOptions};
-use crate::pending::{self, Home, MemoryHome, Pending};
+use crate::gpu::{EngineGpus, GpuAccess, GpuEvent, StreamBarrier};
 use crate::probe::Probe;
-use crate::queue::{Queue, Turn};
+use crate::request::{
+    Durability, OpaqueMemory, Priority, Request, RequestMemory, RequestQueue, Transfer, TransferMemory, WriteExtent,
+    WriteOptions, take_memory,
+};
 use crate::split::{BlockSizes, Direction, Plan, Segment};
 use crate::start::start_thread;
 use crate::stats::{self, Comparisons, StatsSnapshot, WorkerStats};
@@ -60,7 +59,7 @@ pub struct Engine {
     probe: Probe,
     backend: BackendKind,
     backend_reason: String,
-    queue: Arc<Queue>,
+    queue: Arc<RequestQueue>,
     stats: Vec<Arc<WorkerStats>>,
     crew: Arc<Crew>,
     drops_in_background: bool,
@@ -74,7 +73,7 @@ pub struct Engine {
 /// The threads of an engine, and the state that ends them. Shared with the thread that waits for their end.
 #[derive(Debug)]
 struct Crew {
-    queue: Arc<Queue>,
+    queue: Arc<RequestQueue>,
     barrier: StreamBarrier,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -119,7 +118,7 @@ impl Engine {
 
     fn start(config: Config, probe: Probe, backend_reason: String, factory: &BackendFactory) -> Result<Self> {
         let recorder = Arc::new(Recorder::new());
-        let queue = Arc::new(Queue::new(config.workers, &recorder));
+        let queue = Arc::new(RequestQueue::new(config.workers, &recorder));
         let gpus = Arc::new(EngineGpus::new(Arc::default(), Tape::new(&recorder, None)));
         let stats: Vec<_> = (0..config.workers).map(|_| Arc::new(WorkerStats::new())).collect();
         let mut engine = Self {
@@ -184,7 +183,7 @@ impl Engine {
             let panicked = || Err(Error::new(ErrorKind::Io, "engine", "a worker panicked; report this as a bug"));
             if let Err(error) = ran.unwrap_or_else(|_| panicked()) {
                 tracing::error!(worker_index, %error, "a worker ended early");
-                setup.queue.worker_lost(&error);
+                setup.queue.worker_failed(&error);
             }
         };
         let thread = start_thread(|| thread::Builder::new().name(format!("deepnvme-{worker_index}")).spawn(run))?;
@@ -204,7 +203,7 @@ impl Engine {
     /// Finishes the submitted requests and ends the engine's threads. Nothing is in flight when it returns. Concurrent
     /// submissions fail with `Closed` from now on. Does nothing in a forked child.
     pub fn close(&self) {
-        if !self.queue.is_foreign() {
+        if !self.queue.is_forked() {
             self.crew.end();
         }
     }
@@ -295,7 +294,7 @@ impl Engine {
     /// # Errors
     /// `InvalidInput` if the range ends beyond 2^63. `Unsupported` and `Device` if the GPU memory is not usable.
     /// `Closed` in a forked child.
-    pub fn read(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
+    pub fn read(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Transfer<RegionMut>> {
         Ok(self.offer_read(file, offset, target)?)
     }
 
@@ -308,28 +307,28 @@ impl Engine {
         file: &Arc<TensorFile>,
         offset: u64,
         target: RegionMut,
-    ) -> Result<Pending<RegionMut>, Refused<RegionMut>> {
+    ) -> Result<Transfer<RegionMut>, Refused<RegionMut>> {
         let item = ReadItem { file: Arc::clone(file), offset, target };
-        self.offer(vec![item], Turn::Now)
+        self.offer(vec![item], Priority::Normal)
     }
 
     /// Reads ahead: as [`read`](Self::read), but with lower priority. The read is served once the blocks of all other
-    /// requests are in flight, or when [`Pending::hurry`] is called.
+    /// requests are in flight, or when [`Transfer::prioritize`] is called.
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn read_later(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
+    pub fn read_later(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Transfer<RegionMut>> {
         let item = ReadItem { file: Arc::clone(file), offset, target };
-        Ok(self.offer(vec![item], Turn::Later)?)
+        Ok(self.offer(vec![item], Priority::ReadAhead)?)
     }
 
     /// Reads ahead: as [`read_batch`](Self::read_batch), but with lower priority. The batch is served once the blocks
-    /// of all other requests are in flight, or when [`Pending::hurry`] is called.
+    /// of all other requests are in flight, or when [`Transfer::prioritize`] is called.
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn read_batch_later(&self, items: Vec<ReadItem>) -> Result<Pending<Vec<RegionMut>>> {
-        Ok(self.offer(items, Turn::Later)?)
+    pub fn read_batch_later(&self, items: Vec<ReadItem>) -> Result<Transfer<Vec<RegionMut>>> {
+        Ok(self.offer(items, Priority::ReadAhead)?)
     }
 
     /// Reads as [`read_batch`](Self::read_batch), or as [`read_batch_later`](Self::read_batch_later) if it is not
@@ -341,8 +340,8 @@ impl Engine {
         &self,
         items: Vec<ReadItem>,
         is_urgent: bool,
-    ) -> Result<Pending<Vec<RegionMut>>, Refused<Vec<RegionMut>>> {
-        self.offer(items, if is_urgent { Turn::Now } else { Turn::Later })
+    ) -> Result<Transfer<Vec<RegionMut>>, Refused<Vec<RegionMut>>> {
+        self.offer(items, if is_urgent { Priority::Normal } else { Priority::ReadAhead })
     }
 
     /// Reads as [`read`](Self::read), for a caller that waits immediately. A small request runs on the calling thread
@@ -350,18 +349,18 @@ impl Engine {
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn read_now(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
+    pub fn read_now(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Transfer<RegionMut>> {
         let item = ReadItem { file: Arc::clone(file), offset, target };
-        let job = self.read_job(vec![item]).map_err(|(error, _)| error)?;
-        self.submit_now(job)
+        let request = self.read_request(vec![item]).map_err(|(error, _)| error)?;
+        self.submit_now(request)
     }
 
     /// Reads many ranges as one request. Adjacent ranges become large transfers.
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn read_batch(&self, items: Vec<ReadItem>) -> Result<Pending<Vec<RegionMut>>> {
-        Ok(self.offer(items, Turn::Now)?)
+    pub fn read_batch(&self, items: Vec<ReadItem>) -> Result<Transfer<Vec<RegionMut>>> {
+        Ok(self.offer(items, Priority::Normal)?)
     }
 
     /// Writes `source` at `offset`. Returns immediately, whatever the size.
@@ -374,9 +373,9 @@ impl Engine {
         offset: u64,
         source: Region,
         options: WriteOptions,
-    ) -> Result<Pending<Region>> {
+    ) -> Result<Transfer<Region>> {
         let item = WriteItem { file: Arc::clone(file), offset, source };
-        self.submit(self.write_job(vec![item], options)?)
+        self.submit(self.write_request(vec![item], options)?)
     }
 
     /// Writes as [`write`](Self::write), for a caller that waits immediately; see [`read_now`](Self::read_now).
@@ -389,17 +388,17 @@ impl Engine {
         offset: u64,
         source: Region,
         options: WriteOptions,
-    ) -> Result<Pending<Region>> {
+    ) -> Result<Transfer<Region>> {
         let item = WriteItem { file: Arc::clone(file), offset, source };
-        self.submit_now(self.write_job(vec![item], options)?)
+        self.submit_now(self.write_request(vec![item], options)?)
     }
 
     /// Writes many ranges as one request. Adjacent ranges become large transfers.
     ///
     /// # Errors
     /// As [`read`](Self::read), and `InvalidInput` if two ranges overlap.
-    pub fn write_batch(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Pending<Vec<Region>>> {
-        self.submit(self.write_job(items, options)?)
+    pub fn write_batch(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Transfer<Vec<Region>>> {
+        self.submit(self.write_request(items, options)?)
     }
 
     /// Waits until earlier writes to the file have this durability. Does nothing for `None`.
@@ -416,15 +415,15 @@ impl Engine {
         Ok(())
     }
 
-    fn offer<T: Home>(&self, items: Vec<ReadItem>, turn: Turn) -> Result<Pending<T>, Refused<T>> {
-        let refused = |(error, memory)| Refused { error, memory: T::from_memory(MemoryHome::of(memory)) };
-        let job = self.read_job(items).map_err(refused)?;
-        let submitted = self.submit_for(Arc::clone(&job), turn);
-        submitted.map_err(|error| Refused { error, memory: pending::memory_of(&job) })
+    fn offer<T: TransferMemory>(&self, items: Vec<ReadItem>, priority: Priority) -> Result<Transfer<T>, Refused<T>> {
+        let refused = |(error, memory)| Refused { error, memory: T::from_memory(OpaqueMemory::of(memory)) };
+        let request = self.read_request(items).map_err(refused)?;
+        let submitted = self.submit_for(Arc::clone(&request), priority);
+        submitted.map_err(|error| Refused { error, memory: take_memory(&request) })
     }
 
     /// Returns the memory with an error.
-    fn read_job(&self, items: Vec<ReadItem>) -> Result<Arc<Job>, (Error, Memory)> {
+    fn read_request(&self, items: Vec<ReadItem>) -> Result<Arc<Request>, (Error, RequestMemory)> {
         let mut layout = RequestLayout::default();
         let mut targets = Vec::with_capacity(items.len());
         for ReadItem { file, offset, target } in items {
@@ -435,14 +434,14 @@ impl Engine {
             layout.add(file, offset, target.len(), place);
             targets.push(target);
         }
-        let memory = Memory::Targets(targets);
+        let memory = RequestMemory::Targets(targets);
         match self.planned(Direction::Read, layout) {
-            Ok(planned) => Ok(planned.job(memory, WriteOptions::default())),
+            Ok(planned) => Ok(planned.request(memory, WriteOptions::default())),
             Err(error) => Err((error, memory)),
         }
     }
 
-    fn write_job(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Arc<Job>> {
+    fn write_request(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Arc<Request>> {
         let mut layout = RequestLayout::default();
         let mut sources = Vec::with_capacity(items.len());
         for WriteItem { file, offset, source } in items {
@@ -450,7 +449,7 @@ impl Engine {
             layout.add(file, offset, source.len(), place);
             sources.push(source);
         }
-        Ok(self.planned(Direction::Write, layout)?.job(Memory::Sources(sources), options))
+        Ok(self.planned(Direction::Write, layout)?.request(RequestMemory::Sources(sources), options))
     }
 
     /// Refuses calls in a process that was forked from the engine's.
@@ -458,7 +457,7 @@ impl Engine {
     /// # Errors
     /// `Closed`.
     pub fn check_process(&self) -> Result<()> {
-        if self.queue.is_foreign() { Err(Error::forked()) } else { Ok(()) }
+        if self.queue.is_forked() { Err(Error::forked()) } else { Ok(()) }
     }
 
     fn planned(&self, direction: Direction, layout: RequestLayout) -> Result<Planned> {
@@ -490,31 +489,31 @@ impl Engine {
         Ok(Planned { plan, files, file_ends, has_gpu_memory, starts_after, span })
     }
 
-    /// Offers the job to the workers.
-    fn submit<T>(&self, job: Arc<Job>) -> Result<Pending<T>> {
-        self.submit_for(job, Turn::Now)
+    /// Offers the request to the workers.
+    fn submit<T>(&self, request: Arc<Request>) -> Result<Transfer<T>> {
+        self.submit_for(request, Priority::Normal)
     }
 
-    fn submit_for<T>(&self, job: Arc<Job>, turn: Turn) -> Result<Pending<T>> {
-        if job.plan.block_count() == 0 && !job.needs_preparing() {
-            self.queue.push_empty(&job)?;
-        } else if !job.is_ready()? {
+    fn submit_for<T>(&self, request: Arc<Request>, priority: Priority) -> Result<Transfer<T>> {
+        if request.plan.block_count() == 0 && !request.needs_preparing() {
+            self.queue.push_empty(&request)?;
+        } else if !request.is_ready()? {
             WorkerStats::count(&self.stats[0].counters.gpu_waits, 1);
-            self.crew.barrier.hold(&job, turn)?;
+            self.crew.barrier.hold(&request, priority)?;
         } else {
-            self.queue.push(&job, turn)?;
+            self.queue.push(&request, priority)?;
         }
-        Ok(Pending::new(job, Arc::clone(&self.queue)))
+        Ok(Transfer::new(request, Arc::clone(&self.queue)))
     }
 
-    /// Runs a small job on this thread, and offers any other to the workers.
-    fn submit_now<T>(&self, job: Arc<Job>) -> Result<Pending<T>> {
+    /// Runs a small request on this thread, and offers any other to the workers.
+    fn submit_now<T>(&self, request: Arc<Request>) -> Result<Transfer<T>> {
         if let Some(hands) = &self.hands
-            && hands.make(&job, &self.queue)?
+            && hands.make(&request, &self.queue)?
         {
-            return Ok(Pending::new(job, Arc::clone(&self.queue)));
+            return Ok(Transfer::new(request, Arc::clone(&self.queue)));
         }
-        self.submit(job)
+        self.submit(request)
     }
 }
 
@@ -558,7 +557,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.queue.is_foreign() {
+        if self.queue.is_forked() {
             // The threads exist in the parent only, and their locks may stay held forever.
             return;
         }
@@ -599,9 +598,9 @@ struct Planned {
 }
 
 impl Planned {
-    fn job(self, memory: Memory, options: WriteOptions) -> Arc<Job> {
+    fn request(self, memory: RequestMemory, options: WriteOptions) -> Arc<Request> {
         let Self { plan, files, file_ends, has_gpu_memory, starts_after, span } = self;
-        Arc::new(Job::new(plan, (files, file_ends), (memory, has_gpu_memory), starts_after, options, span))
+        Arc::new(Request::new(plan, (files, file_ends), (memory, has_gpu_memory), starts_after, options, span))
     }
 }
 

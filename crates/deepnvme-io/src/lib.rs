@@ -1,8 +1,8 @@
 //! The deepnvme engine: moves any byte range between a file and any memory, at the speed of the device.
 //!
-//! The path of a request: `engine` plans it (`split` divides ranges into blocks, without I/O). `queue` offers the
-//! blocks. Each `worker` moves blocks through its own `backend` and handles their completions. `pending` is the
-//! caller's handle.
+//! The path of a request: `engine` plans it (`split` divides ranges into blocks, without I/O). `request` offers the
+//! blocks. Each `worker` moves blocks through its own `backend` and handles their completions. `request` has a
+//! request's life, of which `Transfer` is the caller's handle.
 //!
 //! ```
 //! use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions};
@@ -30,22 +30,18 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
-mod claim;
 pub mod config;
 mod engine;
 pub mod error;
 mod file;
 pub mod fs;
 pub mod gpu;
-pub mod handover;
-mod job;
 mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
 pub mod op;
-mod pending;
 pub mod probe;
-mod queue;
+mod request;
 pub mod shown;
 pub mod split;
 mod start;
@@ -63,11 +59,11 @@ pub use engine::{BackendFactory, Engine, ReadItem, Refused, WriteItem};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{Access, DirectState, OpenOptions, TensorFile};
 pub use gpu::{GpuAccess, HostRegistration, StreamEvents};
-pub use job::{Durability, Progress, Transfer, WriteExtent, WriteOptions};
 pub use layout::Layout;
 pub use op::SubmitMode;
-pub use pending::{Home, Pending};
-pub use queue::REQUESTS_MAX;
+pub use request::{
+    Durability, Oneshot, Progress, REQUESTS_MAX, Transfer, TransferMemory, Transferred, WriteExtent, WriteOptions,
+};
 pub use start::start_thread;
 pub use stats::{Comparisons, LatencySummary, StatsSnapshot};
 pub use worker::{RETRIES_AT_ONCE, RETRIES_MAX, RETRY_PAUSE};

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use crate::backend::BackendKind;
-use crate::backend::gds;
+use crate::backend::{BackendKind, gds};
 use crate::split::{Channel, Direction, Via};
 use crate::sync::{Mutex, lock};
 

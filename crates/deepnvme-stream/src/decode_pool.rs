@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use deepnvme_io::mem::{Buffer, CreatorProcess, Device, RegionMut};
-use deepnvme_io::{Engine, GpuAccess, Pending, Refused, TensorFile};
+use deepnvme_io::{Engine, GpuAccess, Refused, TensorFile, Transfer};
 
 use crate::compressed_cache::CompressedCache;
 use crate::decode::{Workspace, convert};
@@ -53,7 +53,7 @@ struct StartedJob {
 #[derive(Debug)]
 enum JobBytes {
     /// A read in flight, and the rest of its buffer.
-    InFlight(Pending<RegionMut>, RegionMut),
+    InFlight(Transfer<RegionMut>, RegionMut),
     Ready(Buffer),
 }
 

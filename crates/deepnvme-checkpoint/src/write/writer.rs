@@ -11,7 +11,7 @@ use std::time::Duration;
 use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Pool, Region, Slot};
 use deepnvme_io::{
-    Durability, Engine, Error as IoError, GpuAccess, HostRegistration, Pending, TensorFile, WriteExtent, WriteOptions,
+    Durability, Engine, Error as IoError, GpuAccess, HostRegistration, TensorFile, Transfer, WriteExtent, WriteOptions,
 };
 
 use super::PIECE_BYTES;
@@ -84,7 +84,7 @@ pub(super) struct Writer {
 #[derive(Default)]
 struct Line {
     /// Submitted to the engine and not yet waited for.
-    started: VecDeque<Pending<Region>>,
+    started: VecDeque<Transfer<Region>>,
     /// Number of writes started but not completed.
     in_air: usize,
     /// Assembled pieces with their offsets in the file.
@@ -195,7 +195,7 @@ impl Writer {
     }
 
     /// Waits for these writes and starts as many others. Returns the first failure.
-    fn land(&self, started: impl IntoIterator<Item = Pending<Region>>) -> Result<()> {
+    fn land(&self, started: impl IntoIterator<Item = Transfer<Region>>) -> Result<()> {
         let mut outcome = Ok(());
         for pending in started {
             let (_, written) = pending.wait();

@@ -27,7 +27,7 @@ mod part;
 pub(crate) use part::Part;
 
 /// Smallest write in place that preallocates.
-const ROOM_BYTES_MIN: u64 = 4 << 20;
+const PREALLOCATION_BYTES_MIN: u64 = 4 << 20;
 
 /// The access of an open file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -231,28 +231,28 @@ impl TensorFile {
     /// Prepares a write of `written_bytes` that ends at `end`. A large write preallocates a plain file: file systems
     /// run writes inside a file concurrently, and extending ones one by one. In a stripe set, every part is extended to
     /// its share, so that the gap before a write beyond the end is readable. A plain file does that by itself.
-    pub(crate) fn make_room(&self, end: u64, written_bytes: u64) -> Result<()> {
+    pub(crate) fn preallocate(&self, end: u64, written_bytes: u64) -> Result<()> {
         if let [part] = &self.parts[..] {
-            return if written_bytes >= ROOM_BYTES_MIN { part.grow(end, written_bytes) } else { Ok(()) };
+            return if written_bytes >= PREALLOCATION_BYTES_MIN { part.allocate(end, written_bytes) } else { Ok(()) };
         }
         for (index, part) in self.parts.iter().enumerate() {
-            part.reach(self.layout.part_bytes(end, index))?;
+            part.extend(self.layout.part_bytes(end, index))?;
         }
         Ok(())
     }
 
-    /// Returns whether a write of this size needs [`make_room`](Self::make_room) first.
-    pub(crate) fn wants_room(&self, written_bytes: u64) -> bool {
-        self.parts.len() > 1 || written_bytes >= ROOM_BYTES_MIN
+    /// Returns whether a write of this size needs [`preallocate`](Self::preallocate) first.
+    pub(crate) fn needs_preallocation(&self, written_bytes: u64) -> bool {
+        self.parts.len() > 1 || written_bytes >= PREALLOCATION_BYTES_MIN
     }
 
     /// Truncates the file to `bytes` if it is longer. Allocates nothing.
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn cut(&self, bytes: u64) -> Result<()> {
+    pub fn truncate(&self, bytes: u64) -> Result<()> {
         for (index, part) in self.parts.iter().enumerate() {
-            part.cut(self.layout.part_bytes(bytes, index))?;
+            part.truncate(self.layout.part_bytes(bytes, index))?;
         }
         Ok(())
     }
@@ -295,8 +295,8 @@ impl TensorFile {
     ///
     /// # Errors
     /// If the buffered descriptor is not open yet, and cannot be opened.
-    pub fn buffered_twin(&self, reason: &str) -> Result<Arc<Self>> {
-        let parts = self.parts.iter().map(|part| part.buffered_twin(reason)).collect::<Result<Vec<_>>>()?;
+    pub fn reopen_buffered(&self, reason: &str) -> Result<Arc<Self>> {
+        let parts = self.parts.iter().map(|part| part.reopen_buffered(reason)).collect::<Result<Vec<_>>>()?;
         Ok(Arc::new(Self { path: self.path.clone(), parts, layout: self.layout }))
     }
 

@@ -124,7 +124,7 @@ impl Part {
         Self { path, folder, access, direct, buffered, required, buffered_reason, gds, gds_refusal }
     }
 
-    pub(super) fn buffered_twin(&self, reason: &str) -> Result<Self> {
+    pub(super) fn reopen_buffered(&self, reason: &str) -> Result<Self> {
         let (buffered, buffered_reason) = (OnceLock::new(), OnceLock::new());
         let _ = buffered.set(self.descriptor(Channel::Buffered)?);
         let _ = buffered_reason.set(reason.into());
@@ -254,7 +254,7 @@ impl Part {
         fs::stat_of(self.any().as_fd()).is_ok_and(|stat| stat.links > 0)
     }
 
-    pub(super) fn cut(&self, bytes: u64) -> Result<()> {
+    pub(super) fn truncate(&self, bytes: u64) -> Result<()> {
         if self.len()? <= bytes {
             return Ok(());
         }
@@ -283,7 +283,7 @@ impl Part {
 
     /// Extends the part to `bytes`, if it is shorter. It never truncates and changes no byte, even with concurrent
     /// writers: that is why it allocates the last byte rather than truncates.
-    pub(super) fn reach(&self, bytes: u64) -> Result<()> {
+    pub(super) fn extend(&self, bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         if stat.bytes >= bytes || stat.kind == Kind::BlockDevice {
             return Ok(());
@@ -297,7 +297,7 @@ impl Part {
 
     /// Allocates the bytes that a write of `written_bytes` that ends at `end` adds to the part. Errors are ignored: the
     /// write itself reports a full disk, with the bytes written so far.
-    pub(super) fn grow(&self, end: u64, written_bytes: u64) -> Result<()> {
+    pub(super) fn allocate(&self, end: u64, written_bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         let start = stat.bytes.max(end.saturating_sub(written_bytes));
         if start < end && stat.kind == Kind::File {

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::job::Job;
-use crate::queue::{Queue, Turn};
+use crate::request::{Priority, Request, RequestQueue};
 use crate::start::start_thread;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Instant, Mutex, lock, wait};
@@ -33,42 +32,42 @@ pub(crate) struct StreamBarrier {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    queue: Arc<Queue>,
+    queue: Arc<RequestQueue>,
     timeout: Duration,
 }
 
 #[derive(Default)]
 struct State {
-    held: Vec<(Arc<Job>, Turn)>,
+    held: Vec<(Arc<Request>, Priority)>,
     /// When the barrier was closed.
     closed: Option<Instant>,
 }
 
 impl StreamBarrier {
-    pub(crate) fn new(queue: &Arc<Queue>) -> Self {
+    pub(crate) fn new(queue: &Arc<RequestQueue>) -> Self {
         Self::with_timeout(queue, STREAM_TIMEOUT)
     }
 
-    fn with_timeout(queue: &Arc<Queue>, timeout: Duration) -> Self {
+    fn with_timeout(queue: &Arc<RequestQueue>, timeout: Duration) -> Self {
         let (state, changed) = (Mutex::new(State::default()), Condvar::new());
         let shared = Arc::new(Shared { state, changed, queue: Arc::clone(queue), timeout });
         Self { shared, thread: Mutex::new(None), closing: Mutex::new(()) }
     }
 
     /// Queues the request once its memory is ready.
-    pub(crate) fn hold(&self, job: &Arc<Job>, turn: Turn) -> Result<()> {
+    pub(crate) fn hold(&self, request: &Arc<Request>, priority: Priority) -> Result<()> {
         let mut thread = lock(&self.thread);
         // Checked under the thread lock: `close` takes the thread under it, and a thread created later would never be
         // joined.
         if lock(&self.shared.state).closed.is_some() {
-            return Err(closed(job));
+            return Err(closed(request));
         }
         if thread.is_none() {
             let shared = Arc::clone(&self.shared);
             let builder = thread::Builder::new().name("dnvme-barrier".into());
             *thread = Some(start_thread(|| builder.spawn(move || shared.run()))?);
         }
-        lock(&self.shared.state).held.push((Arc::clone(job), turn));
+        lock(&self.shared.state).held.push((Arc::clone(request), priority));
         self.shared.changed.notify_one();
         Ok(())
     }
@@ -97,7 +96,7 @@ impl Shared {
                 state = wait(&self.changed, state);
             }
             let is_overdue = state.closed.is_some_and(|closed| closed.elapsed() >= self.timeout);
-            let held = Held { shared: self, jobs: std::mem::take(&mut state.held) };
+            let held = Held { shared: self, requests: std::mem::take(&mut state.held) };
             drop(state);
             // A panic fails only the requests being polled, since later ones need this thread.
             if catch_unwind(AssertUnwindSafe(|| held.poll(is_overdue))).unwrap_or_default() {
@@ -107,80 +106,80 @@ impl Shared {
     }
 
     /// Releases the request if it is ready, and fails it if it is overdue. Returns whether it stays held.
-    fn stays_held(&self, job: &Arc<Job>, turn: Turn, is_overdue: bool) -> bool {
+    fn stays_held(&self, request: &Arc<Request>, priority: Priority, is_overdue: bool) -> bool {
         // A cancelled request is already done.
-        if job.has_failed() {
+        if request.has_failed() {
             return false;
         }
-        match job.is_ready() {
+        match request.is_ready() {
             Ok(false) if !is_overdue => return true,
-            Ok(false) => Err(self.overdue(job)),
-            Ok(true) => self.queue.push(job, turn),
+            Ok(false) => Err(self.overdue(request)),
+            Ok(true) => self.queue.push(request, priority),
             Err(error) => Err(error),
         }
-        .unwrap_or_else(|error| self.fail(job, error));
+        .unwrap_or_else(|error| self.fail(request, error));
         false
     }
 
-    fn overdue(&self, job: &Job) -> Error {
+    fn overdue(&self, request: &Request) -> Error {
         let seconds = self.timeout.as_secs_f32();
         let detail = format!(
             "the engine was closed, and the work that a GPU's stream had been given before this request did not end within \
              {seconds} s; synchronize the stream before you close the engine"
         );
-        let error = Error::new(ErrorKind::Closed, job.plan.direction().name(), detail);
-        match job.files().first() {
+        let error = Error::new(ErrorKind::Closed, request.plan.direction().name(), detail);
+        match request.files().first() {
             Some(file) => error.at_path(file.path()),
             None => error,
         }
     }
 
     /// Ends a request that no worker has. All of it is unclaimed, unless it was cancelled before.
-    fn fail(&self, job: &Arc<Job>, error: Error) {
-        self.queue.cancel(job, error);
+    fn fail(&self, request: &Arc<Request>, error: Error) {
+        self.queue.cancel(request, error);
     }
 }
 
 /// Requests being polled. If polling panics, dropping this fails them, since nothing else holds them.
 struct Held<'a> {
     shared: &'a Shared,
-    jobs: Vec<(Arc<Job>, Turn)>,
+    requests: Vec<(Arc<Request>, Priority)>,
 }
 
 impl Held<'_> {
     /// Releases the ready requests. Holds the others again, and returns whether there are any.
     fn poll(mut self, is_overdue: bool) -> bool {
-        self.jobs.retain(|(job, turn)| self.shared.stays_held(job, *turn, is_overdue));
-        let jobs = std::mem::take(&mut self.jobs);
-        let is_waiting = !jobs.is_empty();
-        lock(&self.shared.state).held.extend(jobs);
+        self.requests.retain(|(request, priority)| self.shared.stays_held(request, *priority, is_overdue));
+        let requests = std::mem::take(&mut self.requests);
+        let is_waiting = !requests.is_empty();
+        lock(&self.shared.state).held.extend(requests);
         is_waiting
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        for (job, _) in self.jobs.drain(..) {
-            let error = if std::thread::panicking() { panicked(&job) } else { closed(&job) };
-            self.shared.fail(&job, error);
+        for (request, _) in self.requests.drain(..) {
+            let error = if std::thread::panicking() { panicked(&request) } else { closed(&request) };
+            self.shared.fail(&request, error);
         }
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let jobs = std::mem::take(&mut lock(&self.state).held);
-        drop(Held { shared: self, jobs });
+        let requests = std::mem::take(&mut lock(&self.state).held);
+        drop(Held { shared: self, requests });
     }
 }
 
-fn panicked(job: &Job) -> Error {
+fn panicked(request: &Request) -> Error {
     let detail = "the thread that waits for streams of GPUs has panicked; report this as a bug";
-    Error::new(ErrorKind::Io, job.plan.direction().name(), detail)
+    Error::new(ErrorKind::Io, request.plan.direction().name(), detail)
 }
 
-fn closed(job: &Job) -> Error {
-    Error::new(ErrorKind::Closed, job.plan.direction().name(), "the engine is closed")
+fn closed(request: &Request) -> Error {
+    Error::new(ErrorKind::Closed, request.plan.direction().name(), "the engine is closed")
 }
 
 impl std::fmt::Debug for StreamBarrier {
@@ -196,9 +195,8 @@ mod tests {
 
     use super::*;
     use crate::gpu::GpuEvent;
-    use crate::job::{Memory, WriteOptions};
     use crate::layout::Layout;
-    use crate::pending::Pending;
+    use crate::request::{RequestMemory, Transfer, WriteOptions};
     use crate::split::{BlockSizes, Direction, Geometry, Plan, Segment};
     use crate::trace::Recorder;
 
@@ -224,25 +222,25 @@ mod tests {
         }
     }
 
-    fn job(event: Odd) -> Arc<Job> {
+    fn request(event: Odd) -> Arc<Request> {
         let segment = Segment { file: 0, item: 0, offset: 0, len: 4096, address: None, is_flat_gpu: false };
         let geometry = Geometry { direct: None, layout: Layout::SINGLE, has_gds: false };
         let sizes = BlockSizes { block_bytes: 4096, slot_bytes: 4096, gds_bytes: 4096 };
         let plan = Plan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
-        let memory = (Memory::Sources(Vec::new()), false);
+        let memory = (RequestMemory::Sources(Vec::new()), false);
         let events: Vec<Box<dyn GpuEvent>> = vec![Box::new(event)];
         let (files, options) = ((Vec::new(), Vec::new()), WriteOptions::default());
-        Arc::new(Job::new(plan, files, memory, events, options, tracing::Span::none()))
+        Arc::new(Request::new(plan, files, memory, events, options, tracing::Span::none()))
     }
 
     #[test]
     fn a_stream_that_never_comes_holds_nobody_for_ever() {
-        let queue = Arc::new(Queue::new(1, &Arc::new(Recorder::new())));
+        let queue = Arc::new(RequestQueue::new(1, &Arc::new(Recorder::new())));
         let timeout = Duration::from_millis(300);
         let barrier = Arc::new(StreamBarrier::with_timeout(&queue, timeout));
-        let (held, refused) = (job(Odd::Never), job(Odd::Never));
-        barrier.hold(&held, Turn::Now).unwrap();
-        let pending = Pending::<Vec<deepnvme_mem::Region>>::new(Arc::clone(&held), Arc::clone(&queue));
+        let (held, refused) = (request(Odd::Never), request(Odd::Never));
+        barrier.hold(&held, Priority::Normal).unwrap();
+        let pending = Transfer::<Vec<deepnvme_mem::Region>>::new(Arc::clone(&held), Arc::clone(&queue));
         let began = Instant::now();
         let closers: Vec<_> = (0..2)
             .map(|_| {
@@ -254,8 +252,8 @@ mod tests {
             thread::sleep(POLL_INTERVAL);
         }
         // A request that arrives while the first one waits is refused immediately.
-        assert_eq!(barrier.hold(&refused, Turn::Now).unwrap_err().kind(), ErrorKind::Closed);
-        assert!(began.elapsed() < timeout || held.outcome.get().is_some());
+        assert_eq!(barrier.hold(&refused, Priority::Normal).unwrap_err().kind(), ErrorKind::Closed);
+        assert!(began.elapsed() < timeout || held.result.get().is_some());
         closers.into_iter().for_each(|closer| closer.join().unwrap());
         assert!(began.elapsed() >= timeout, "it had its time");
         let error = pending.wait().1.unwrap_err();
@@ -265,18 +263,18 @@ mod tests {
 
     #[test]
     fn a_panic_fails_its_request_and_the_next_one_is_held_as_usual() {
-        let queue = Arc::new(Queue::new(1, &Arc::new(Recorder::new())));
+        let queue = Arc::new(RequestQueue::new(1, &Arc::new(Recorder::new())));
         let barrier = StreamBarrier::with_timeout(&queue, Duration::from_millis(50));
         for _ in 0..2 {
-            let job = job(Odd::Panics);
-            barrier.hold(&job, Turn::Now).unwrap();
-            let pending = Pending::<Vec<deepnvme_mem::Region>>::new(Arc::clone(&job), Arc::clone(&queue));
+            let request = request(Odd::Panics);
+            barrier.hold(&request, Priority::Normal).unwrap();
+            let pending = Transfer::<Vec<deepnvme_mem::Region>>::new(Arc::clone(&request), Arc::clone(&queue));
             assert!(pending.wait_timeout(Duration::from_secs(60)), "nobody waits for ever");
             assert_eq!(pending.wait().1.unwrap_err().kind(), ErrorKind::Io);
         }
-        let job = job(Odd::Never);
-        barrier.hold(&job, Turn::Now).unwrap();
+        let request = request(Odd::Never);
+        barrier.hold(&request, Priority::Normal).unwrap();
         barrier.close();
-        assert!(job.outcome.get().is_some());
+        assert!(request.result.get().is_some());
     }
 }

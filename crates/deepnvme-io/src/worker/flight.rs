@@ -7,10 +7,10 @@ use deepnvme_mem::Slot;
 
 use super::verdict::{self, Attempt, Headway, Verdict};
 use super::{RETRIES_AT_ONCE, RETRIES_MAX, RETRY_PAUSE};
-use crate::claim::Claim;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::GpuSlice;
 use crate::op::{Errno, Op, OpKind, Pieces, Token};
+use crate::request::WorkGuard;
 use crate::split::{Block, Channel, Direction, Via};
 use crate::sync::{Instant, thread};
 
@@ -31,7 +31,7 @@ pub(super) enum Task {
 
 #[derive(Debug)]
 pub(super) struct Flight {
-    pub(super) claim: Claim,
+    pub(super) guard: WorkGuard,
     pub(super) task: Task,
     pub(super) slot: Option<Slot>,
     pub(super) started: Instant,
@@ -51,13 +51,13 @@ pub(super) struct Landed {
 }
 
 impl Flight {
-    pub(super) fn sync(claim: Claim, path: PathBuf) -> Self {
-        Self::new(claim, Task::Sync { path }, None)
+    pub(super) fn sync(guard: WorkGuard, path: PathBuf) -> Self {
+        Self::new(guard, Task::Sync { path }, None)
     }
 
-    pub(super) fn block(claim: Claim, block: Block, slot: Option<Slot>) -> Self {
+    pub(super) fn block(guard: WorkGuard, block: Block, slot: Option<Slot>) -> Self {
         let channel = block.channel;
-        Self::new(claim, Task::Block { block, channel, base: 0, step_bytes: 1 }, slot)
+        Self::new(guard, Task::Block { block, channel, base: 0, step_bytes: 1 }, slot)
     }
 
     /// Starts the clock, with this many ops in flight.
@@ -66,16 +66,16 @@ impl Flight {
         (self.started, self.submitted, self.in_flight) = (now, now, in_flight);
     }
 
-    fn new(claim: Claim, task: Task, slot: Option<Slot>) -> Self {
+    fn new(guard: WorkGuard, task: Task, slot: Option<Slot>) -> Self {
         let (now, headway) = (Instant::now(), Headway { reached: 0, retries: 0 });
-        Self { claim, task, slot, started: now, submitted: now, in_flight: 1, headway }
+        Self { guard, task, slot, started: now, submitted: now, in_flight: 1, headway }
     }
 
     /// Fills the bounce buffer of a write from host memory. Returns the slices on GPUs.
     pub(super) fn fill(&mut self) -> Result<Vec<GpuSlice>> {
         match (&self.task, &mut self.slot) {
-            (Task::Block { block, .. }, Some(slot)) if self.claim.job().plan.direction() == Direction::Write => {
-                self.claim.job().copy(block, slot)
+            (Task::Block { block, .. }, Some(slot)) if self.guard.request().plan.direction() == Direction::Write => {
+                self.guard.request().copy(block, slot)
             }
             _ => Ok(Vec::new()),
         }
@@ -86,7 +86,7 @@ impl Flight {
         let Task::Block { block, channel, base, step_bytes } = &mut self.task else {
             return Err(Error::new(ErrorKind::Io, "read", "a sync has no blocks"));
         };
-        let file = self.claim.job().file(block);
+        let file = self.guard.request().file(block);
         let (part, offset) = file.part_at(block.io.start);
         *base = offset;
         match part.alignment() {
@@ -95,9 +95,9 @@ impl Flight {
             }
             _ => *channel = Channel::Buffered,
         }
-        let direction = self.claim.job().plan.direction();
+        let direction = self.guard.request().plan.direction();
         let pieces = match &self.slot {
-            None => self.claim.job().pieces(block)?,
+            None => self.guard.request().pieces(block)?,
             Some(slot) => {
                 let io_bytes = (block.io.end - block.io.start) as usize;
                 Pieces::from_iter([slot.region().slice(0..io_bytes)])
@@ -116,7 +116,7 @@ impl Flight {
         let Task::Block { block, channel, base, step_bytes } = &self.task else {
             return Verdict::Done;
         };
-        let direction = self.claim.job().plan.direction();
+        let direction = self.guard.request().plan.direction();
         let attempt = Attempt {
             before: (op.offset - base) as usize,
             needed: (block.range.end - block.io.start) as usize,
@@ -138,7 +138,7 @@ impl Flight {
             }
             Verdict::Fail(error) => {
                 let at = block.io.start + self.headway.reached as u64;
-                let file = self.claim.job().file(block);
+                let file = self.guard.request().file(block);
                 let path = if file.parts().len() == 1 { file.path() } else { file.part_at(at).0.path() };
                 Verdict::Fail(error.at_path(path).at_offset(at))
             }
@@ -151,7 +151,7 @@ impl Flight {
         let Task::Block { block, base, .. } = &self.task else {
             return false;
         };
-        let file = self.claim.job().file(block);
+        let file = self.guard.request().file(block);
         let (part, _) = file.part_at(block.io.start);
         part.len().is_ok_and(|bytes| bytes > base + self.headway.reached as u64)
     }
@@ -177,7 +177,7 @@ impl Flight {
         let Task::Block { block, channel, step_bytes, .. } = &mut self.task else {
             return Ok(op);
         };
-        let file = self.claim.job().file(block);
+        let file = self.guard.request().file(block);
         let (part, _) = file.part_at(block.io.start);
         part.refuse_direct(reason).map_err(|error| error.at_offset(block.io.start))?;
         *channel = Channel::Buffered;
@@ -193,13 +193,13 @@ impl Flight {
 
     /// Returns whether its bytes are in a bounce buffer and must be copied to the caller's memory.
     pub(super) fn is_bounced_read(&self) -> bool {
-        self.slot.is_some() && self.claim.job().plan.direction() == Direction::Read
+        self.slot.is_some() && self.guard.request().plan.direction() == Direction::Read
     }
 
     /// Copies the bytes of a bounced read to the caller's host memory. Returns the slices on GPUs.
     pub(super) fn copy_home(&mut self) -> Result<Vec<GpuSlice>> {
         match (&self.task, &mut self.slot) {
-            (Task::Block { block, .. }, Some(slot)) => self.claim.job().copy(block, slot),
+            (Task::Block { block, .. }, Some(slot)) => self.guard.request().copy(block, slot),
             _ => Ok(Vec::new()),
         }
     }
@@ -207,7 +207,7 @@ impl Flight {
     /// Adds the file and the offset to an error.
     pub(super) fn named(&self, error: Error) -> Error {
         let Task::Block { block, .. } = &self.task else { return error };
-        error.at_path(self.claim.job().file(block).path()).at_offset(block.range.start)
+        error.at_path(self.guard.request().file(block).path()).at_offset(block.range.start)
     }
 
     /// Returns the error for a range beyond the end of the file, with the number of bytes available.
@@ -215,10 +215,10 @@ impl Flight {
         let Task::Block { block, .. } = &self.task else {
             return Error::new(ErrorKind::UnexpectedEof, "read", "");
         };
-        let file = self.claim.job().file(block);
+        let file = self.guard.request().file(block);
         let reached = block.io.start + self.headway.reached as u64;
         let file_bytes = file.len().unwrap_or(reached);
-        let segments = &self.claim.job().plan.segments()[block.segments.clone()];
+        let segments = &self.guard.request().plan.segments()[block.segments.clone()];
         let missing = segments.iter().find(|segment| segment.offset + segment.len > file_bytes);
         let (offset, bytes) = missing.or(segments.first()).map_or((reached, 0), |s| (s.offset, s.len));
         let there = file_bytes.saturating_sub(offset).min(bytes);

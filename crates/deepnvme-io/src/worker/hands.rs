@@ -8,13 +8,11 @@ use super::mover::{Mover, SlotSetup};
 use super::window::Window;
 use crate::backend::Backend;
 use crate::backend::inline::InlineBackend;
-use crate::claim::Claim;
 use crate::config::Config;
 use crate::config::limits::{HAND_BYTES_MAX, HAND_SLOT_BYTES};
 use crate::error::Result;
 use crate::gpu::EngineGpus;
-use crate::job::Job;
-use crate::queue::{Duty, Queue};
+use crate::request::{Request, RequestQueue, WorkGuard, WorkKind};
 use crate::split::Plan;
 use crate::stats::WorkerStats;
 use crate::sync::{Mutex, lock};
@@ -53,28 +51,28 @@ impl Hands {
 
     /// Runs the whole request now if it is small and a mover is free. Returns whether it did. Its syncs go to the
     /// workers.
-    pub(crate) fn make(&self, job: &Arc<Job>, queue: &Arc<Queue>) -> Result<bool> {
+    pub(crate) fn make(&self, request: &Arc<Request>, queue: &Arc<RequestQueue>) -> Result<bool> {
         // With GPU memory, a worker waits for the GPU instead of the caller.
-        if job.has_gpu_memory() || !is_small(&job.plan) {
+        if request.has_gpu_memory() || !is_small(&request.plan) {
             return Ok(false);
         }
         let Some(mut mover) = lock(&self.resting).pop() else { return Ok(false) };
-        let caller = queue.enter(job)?;
-        let claim = |duty| Claim::new(Arc::clone(job), Arc::clone(queue), duty);
-        let preparation = job.claim_preparation().then(|| claim(Duty::Prepare));
+        let caller = queue.enter_inline(request)?;
+        let guard = |kind| WorkGuard::new(Arc::clone(request), Arc::clone(queue), kind);
+        let preparation = request.claim_preparation().then(|| guard(WorkKind::Prepare));
         // Claims all blocks before the preparation ends, which would offer the rest to the workers.
         let blocks: SmallVec<[_; BLOCKS_MAX as usize]> =
-            std::iter::from_fn(|| job.claim().map(|index| (index, claim(Duty::Block)))).collect();
-        if let Some(claim) = preparation {
-            super::prepare(claim);
+            std::iter::from_fn(|| request.claim_block().map(|index| (index, guard(WorkKind::Block)))).collect();
+        if let Some(guard) = preparation {
+            super::prepare(guard);
         }
-        for (index, claim) in blocks {
-            if job.has_failed() {
-                claim.end(Ok(0));
+        for (index, guard) in blocks {
+            if request.has_failed() {
+                guard.end(Ok(0));
                 continue;
             }
             // The only bounce buffer is free: the previous block has completed.
-            mover.start_block(claim, index)?;
+            mover.start_block(guard, index)?;
             while !mover.is_idle() {
                 mover.reap(true)?;
                 while mover.unload()? {}

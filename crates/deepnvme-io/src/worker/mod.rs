@@ -10,11 +10,10 @@ use std::time::Duration;
 
 use self::window::Window;
 use crate::backend::Backend;
-use crate::claim::{Claim, Work};
 use crate::config::WindowMode;
 use crate::error::Result;
 use crate::gpu::EngineGpus;
-use crate::queue::{Queue, Seat};
+use crate::request::{RequestQueue, WorkGuard, WorkItem, WorkerHandle};
 use crate::stats::WorkerStats;
 use crate::trace::Tape;
 
@@ -40,7 +39,7 @@ const FLUSH_BYTES: u64 = 64 << 10;
 
 /// The parameters of a worker.
 pub(crate) struct WorkerSetup {
-    pub(crate) queue: Arc<Queue>,
+    pub(crate) queue: Arc<RequestQueue>,
     pub(crate) stats: Arc<WorkerStats>,
     pub(crate) worker_index: u32,
     pub(crate) slots: SlotSetup,
@@ -52,18 +51,18 @@ pub(crate) struct WorkerSetup {
 
 /// The state of the loop.
 pub(crate) struct Worker<'a> {
-    queue: &'a Arc<Queue>,
-    seat: &'a Seat,
+    queue: &'a Arc<RequestQueue>,
+    handle: &'a WorkerHandle,
     mover: Mover<Box<dyn Backend>>,
     window: WindowMode,
     /// A claimed block that waits for a bounce buffer.
-    waiting: Option<(Claim, u64)>,
+    waiting: Option<(WorkGuard, u64)>,
 }
 
 impl<'a> Worker<'a> {
     pub(crate) fn new(setup: &'a WorkerSetup, backend: Box<dyn Backend>) -> Self {
-        let seat = setup.queue.seat(setup.worker_index);
-        seat.sit(backend.waker());
+        let handle = setup.queue.handle(setup.worker_index);
+        handle.register(backend.waker());
         let depth = backend.depth();
         let window = match setup.window {
             WindowMode::Sliding => Window::adapting(depth),
@@ -72,21 +71,21 @@ impl<'a> Worker<'a> {
         let accounts = (Arc::clone(&setup.stats), setup.tape.clone());
         let mover = Mover::new(backend, window, accounts, setup.slots, &setup.gpus);
         let mover = mover.with_gds(setup.gds.clone());
-        Self { queue: &setup.queue, seat, mover, window: setup.window, waiting: None }
+        Self { queue: &setup.queue, handle, mover, window: setup.window, waiting: None }
     }
 
     /// Works until the queue is closed and empty. An error means that the backend itself failed. Every request that
     /// this worker holds has then failed with it.
     pub(crate) fn run(mut self) -> Result<()> {
         loop {
-            self.seat.run();
+            self.handle.run();
             match self.fill().and_then(|()| self.rest_or_reap()) {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(error) => {
                     self.mover.abandon(&error);
-                    if let Some((claim, _)) = self.waiting {
-                        claim.end(Err(error.clone()));
+                    if let Some((guard, _)) = self.waiting {
+                        guard.end(Err(error.clone()));
                     }
                     return Err(error);
                 }
@@ -104,16 +103,16 @@ impl<'a> Worker<'a> {
                 break;
             }
             let work = match self.waiting.take() {
-                Some((claim, index)) => Some(Work::Block(claim, index)),
-                None => Work::next(self.queue),
+                Some((guard, index)) => Some(WorkItem::Block(guard, index)),
+                None => WorkItem::next(self.queue),
             };
             match work {
                 None => break,
-                Some(Work::Prepare(claim)) => prepare(claim),
-                Some(Work::Sync(claim, target)) => self.mover.start_sync(claim, &target)?,
-                Some(Work::Block(claim, index)) => {
-                    if let Some(claim) = self.mover.start_block(claim, index)? {
-                        self.waiting = Some((claim, index));
+                Some(WorkItem::Prepare(guard)) => prepare(guard),
+                Some(WorkItem::Sync(guard, target)) => self.mover.start_sync(guard, &target)?,
+                Some(WorkItem::Block(guard, index)) => {
+                    if let Some(guard) = self.mover.start_block(guard, index)? {
+                        self.waiting = Some((guard, index));
                         break;
                     }
                 }
@@ -143,24 +142,24 @@ impl<'a> Worker<'a> {
             return Ok(true);
         }
         if self.mover.is_idle() && self.waiting.is_none() {
-            if self.queue.leave() {
+            if self.queue.try_exit() {
                 return Ok(false);
             }
-            self.seat.park();
+            self.handle.park();
             return Ok(true);
         }
         // With a full queue or no free bounce buffer, only a completion can make room, so no wake is needed.
         let is_held_up = self.waiting.is_some() || self.mover.has_refused();
         let can_take_more = self.mover.has_room() && !is_held_up && self.may_take_work();
-        let may_block = !self.mover.has_news() && (!can_take_more || self.seat.may_reap());
+        let may_block = !self.mover.has_news() && (!can_take_more || self.handle.may_reap());
         self.mover.reap(may_block)?;
         Ok(true)
     }
 }
 
 /// Gives the files of a request their size.
-pub(crate) fn prepare(claim: Claim) {
-    let job = claim.job();
-    let sized = if job.has_failed() { Ok(()) } else { job.set_file_sizes() };
-    claim.end(sized.map(|()| 0));
+pub(crate) fn prepare(guard: WorkGuard) {
+    let request = guard.request();
+    let sized = if request.has_failed() { Ok(()) } else { request.set_file_sizes() };
+    guard.end(sized.map(|()| 0));
 }

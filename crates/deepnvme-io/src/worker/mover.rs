@@ -11,13 +11,11 @@ use super::flight::{Flight, Flights, Landed};
 use super::window::Window;
 use crate::backend::Backend;
 use crate::backend::gds::Gds;
-use crate::claim::Claim;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::EngineGpus;
-use crate::gpu::{AsyncCopier, GpuSlice};
+use crate::gpu::{AsyncCopier, EngineGpus, GpuSlice};
 use crate::op::{Completion, Errno, Op, Pieces, Submit};
-use crate::queue::SyncTarget;
+use crate::request::{SyncTarget, WorkGuard};
 use crate::split::{Block, Direction, Via};
 use crate::stats::WorkerStats;
 use crate::trace::Tape;
@@ -62,7 +60,7 @@ pub(super) enum Copying {
     /// The bounce buffer of a write is full, so its op can be submitted.
     Out(Flight),
     /// A read is complete.
-    Home(Landed),
+    TransferMemory(Landed),
 }
 
 /// The claims in progress on one backend.
@@ -79,7 +77,7 @@ pub(crate) struct Mover<B: Backend> {
     /// `None` if cuFile is disabled.
     pub(super) gds: Option<GdsSetup>,
     /// Blocks that cuFile has refused, waiting for a bounce buffer.
-    pub(super) refused: VecDeque<(Claim, Block)>,
+    pub(super) refused: VecDeque<(WorkGuard, Block)>,
     pub(super) window: Window,
     /// Bounced reads in flight.
     pub(super) bounced_reads: usize,
@@ -100,14 +98,14 @@ impl Copying {
     fn flight(&self) -> &Flight {
         match self {
             Self::Out(flight) => flight,
-            Self::Home(landed) => &landed.flight,
+            Self::TransferMemory(landed) => &landed.flight,
         }
     }
 
     pub(super) fn into_flight(self) -> Flight {
         match self {
             Self::Out(flight) => flight,
-            Self::Home(landed) => landed.flight,
+            Self::TransferMemory(landed) => landed.flight,
         }
     }
 }
@@ -165,10 +163,10 @@ impl<B: Backend> Mover<B> {
     /// Starts the blocks that cuFile has refused, through bounce buffers. Returns false if none is free for them.
     pub(crate) fn start_refused(&mut self) -> Result<bool> {
         while self.has_room()
-            && let Some((claim, block)) = self.refused.pop_front()
+            && let Some((guard, block)) = self.refused.pop_front()
         {
-            if let Some(claim) = self.start(claim, block.clone())? {
-                self.refused.push_front((claim, block));
+            if let Some(guard) = self.start(guard, block.clone())? {
+                self.refused.push_front((guard, block));
                 return Ok(false);
             }
         }
@@ -176,13 +174,13 @@ impl<B: Backend> Mover<B> {
     }
 
     /// Queues a block that cuFile does not take for bounce buffers, split as needed.
-    pub(super) fn send_through_slots(&mut self, claim: Claim, block: &Block) {
+    pub(super) fn send_through_slots(&mut self, guard: WorkGuard, block: &Block) {
         let slot_bytes = self.slot_setup.slot_bytes as u64;
         let starts = (block.range.start..block.range.end).step_by(self.slot_setup.slot_bytes);
-        let claims = claim.split((block.range.end - block.range.start).div_ceil(slot_bytes));
-        for (claim, start) in claims.into_iter().zip(starts) {
+        let guards = guard.split((block.range.end - block.range.start).div_ceil(slot_bytes));
+        for (guard, start) in guards.into_iter().zip(starts) {
             let range = start..(start + slot_bytes).min(block.range.end);
-            self.refused.push_back((claim, Block { io: range.clone(), range, via: Via::Slot, ..block.clone() }));
+            self.refused.push_back((guard, Block { io: range.clone(), range, via: Via::Slot, ..block.clone() }));
         }
     }
 
@@ -201,38 +199,38 @@ impl<B: Backend> Mover<B> {
         !self.completions.is_empty()
     }
 
-    pub(crate) fn start_sync(&mut self, claim: Claim, target: &SyncTarget) -> Result<()> {
+    pub(crate) fn start_sync(&mut self, guard: WorkGuard, target: &SyncTarget) -> Result<()> {
         WorkerStats::count(&self.stats.counters.syncs, 1);
         let (file, kind) = (Arc::clone(&target.file), target.kind);
-        let token = self.flights.insert(Flight::sync(claim, target.path.clone()));
+        let token = self.flights.insert(Flight::sync(guard, target.path.clone()));
         self.submit(Op { token, kind, file, offset: 0, pieces: Pieces::new(), cufile: None })
     }
 
     /// Starts a block. Returns its claim if it must wait for a bounce buffer.
-    pub(crate) fn start_block(&mut self, claim: Claim, index: u64) -> Result<Option<Claim>> {
-        let block = claim.job().plan.block(index);
+    pub(crate) fn start_block(&mut self, guard: WorkGuard, index: u64) -> Result<Option<WorkGuard>> {
+        let block = guard.request().plan.block(index);
         if block.via == Via::Gds
-            && let Err(reason) = self.check_gds(&claim, &block)
+            && let Err(reason) = self.check_gds(&guard, &block)
         {
             match self.do_without_gds(&reason) {
                 Ok(()) => {
-                    self.send_through_slots(claim, &block);
+                    self.send_through_slots(guard, &block);
                     return Ok(None);
                 }
                 Err(error) => {
-                    let path = claim.job().file(&block).path().to_path_buf();
-                    claim.end(Err(error.at_path(path)));
+                    let path = guard.request().file(&block).path().to_path_buf();
+                    guard.end(Err(error.at_path(path)));
                     return Ok(None);
                 }
             }
         }
-        self.start(claim, block)
+        self.start(guard, block)
     }
 
     /// Registers the file of a block with cuFile.
-    fn check_gds(&self, claim: &Claim, block: &Block) -> std::result::Result<(), String> {
+    fn check_gds(&self, guard: &WorkGuard, block: &Block) -> std::result::Result<(), String> {
         let Some(setup) = &self.gds else { return Err("this engine does without cuFile".into()) };
-        let file = claim.job().file(block);
+        let file = guard.request().file(block);
         file.part_at(block.io.start).0.check_gds(&setup.gds)
     }
 
@@ -246,29 +244,29 @@ impl<B: Backend> Mover<B> {
     }
 
     /// Starts a block as it is. Returns its claim if it must wait for a bounce buffer.
-    fn start(&mut self, claim: Claim, block: Block) -> Result<Option<Claim>> {
+    fn start(&mut self, guard: WorkGuard, block: Block) -> Result<Option<WorkGuard>> {
         let mut slot = None;
         if block.via == Via::Slot {
-            let is_read = claim.job().plan.direction() == Direction::Read;
-            let to_gpu = claim.job().has_gpu_memory();
+            let is_read = guard.request().plan.direction() == Direction::Read;
+            let to_gpu = guard.request().has_gpu_memory();
             if is_read && self.bounced_reads >= self.slot_setup.bounced_reads_max(to_gpu) {
-                return Ok(Some(claim));
+                return Ok(Some(guard));
             }
-            slot = match self.take_slot(&claim) {
+            slot = match self.take_slot(&guard) {
                 Ok(Some(slot)) => Some(slot),
-                Ok(None) => return Ok(Some(claim)),
+                Ok(None) => return Ok(Some(guard)),
                 Err(error) => {
-                    let path = claim.job().file(&block).path().to_path_buf();
-                    claim.end(Err(error.at_path(path)));
+                    let path = guard.request().file(&block).path().to_path_buf();
+                    guard.end(Err(error.at_path(path)));
                     return Ok(None);
                 }
             };
         }
-        let mut flight = Flight::block(claim, block, slot);
+        let mut flight = Flight::block(guard, block, slot);
         match flight.fill() {
             Ok(slices) if slices.is_empty() => self.launch(flight)?,
             Ok(slices) => self.copy(Copying::Out(flight), slices),
-            Err(error) => flight.claim.end(Err(error)),
+            Err(error) => flight.guard.end(Err(error)),
         }
         Ok(None)
     }
@@ -283,7 +281,7 @@ impl<B: Backend> Mover<B> {
                 self.submit(Op { token, ..op })
             }
             Err(error) => {
-                flight.claim.end(Err(error));
+                flight.guard.end(Err(error));
                 Ok(())
             }
         }
@@ -305,7 +303,7 @@ impl<B: Backend> Mover<B> {
                         crate::sync::lock(&self.stats.staged_reason).get_or_insert(error.detail().to_owned());
                     }
                 }
-                let direction = flight.claim.job().plan.direction();
+                let direction = flight.guard.request().plan.direction();
                 copies.start(direction, &slot.region(), slices).inspect(|_| self.stats.gpu_copy(direction, bytes))
             }
             None => Err(Error::new(ErrorKind::Io, "copy", "a block without a slot; report this as a bug")),
@@ -316,17 +314,17 @@ impl<B: Backend> Mover<B> {
             }
             Err(error) => {
                 let error = flight.named(error);
-                copying.into_flight().claim.end(Err(error));
+                copying.into_flight().guard.end(Err(error));
             }
         }
     }
 
     /// Takes a bounce buffer, or `None` while all are in use. The pool is created on first use, since most movers never
     /// need it. For a GPU, it is on the nearest NUMA node.
-    fn take_slot(&mut self, claim: &Claim) -> Result<Option<Slot>> {
+    fn take_slot(&mut self, guard: &WorkGuard) -> Result<Option<Slot>> {
         if self.pool.is_none() {
             let SlotSetup { slot_bytes, slots, lock_pool, register } = self.slot_setup;
-            let made = match claim.job().gpu().and_then(|gpu| self.gpus.node(gpu)) {
+            let made = match guard.request().gpu().and_then(|gpu| self.gpus.node(gpu)) {
                 Some(node) => Pool::on_node(slot_bytes, slots, lock_pool, node),
                 None => Pool::new(slot_bytes, slots, lock_pool),
             };
@@ -382,13 +380,13 @@ impl<B: Backend> Mover<B> {
     /// Fails everything in flight, after the backend failed.
     pub(crate) fn abandon(self, error: &Error) {
         let Self { backend, copies, mut flights, copying, landed, refused, .. } = self;
-        refused.into_iter().for_each(|(claim, _)| claim.end(Err(error.clone())));
+        refused.into_iter().for_each(|(guard, _)| guard.end(Err(error.clone())));
         drop(backend);
         drop(copies);
         let landed = landed.into_iter().map(|landed| landed.flight);
         let copying = copying.into_values().map(Copying::into_flight);
         for flight in flights.drain().into_iter().chain(landed).chain(copying) {
-            flight.claim.end(Err(error.clone()));
+            flight.guard.end(Err(error.clone()));
         }
     }
 }

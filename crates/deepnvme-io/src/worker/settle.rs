@@ -6,8 +6,8 @@ use super::verdict::Verdict;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::gpu::{AsyncCopier, CompletedCopy};
-use crate::job::Job;
 use crate::op::{Completion, Errno, Op, Token};
+use crate::request::Request;
 use crate::split::Block;
 use crate::stats::WorkerStats;
 use crate::sync::Instant;
@@ -34,7 +34,7 @@ impl<B: Backend> Mover<B> {
         match &flight.task {
             Task::Sync { path } => self.tape.sync(flight.submitted, path, result.is_err()),
             Task::Block { block, channel, .. } => {
-                let (file, direction) = (flight.claim.job().file(block), flight.claim.job().plan.direction());
+                let (file, direction) = (flight.guard.request().file(block), flight.guard.request().plan.direction());
                 let (part, _) = file.part_at(block.io.start);
                 let (way, bytes) = (Way::of(*channel, block.via), result.ok().map(|bytes| bytes as u64));
                 let moved = Moved { direction, file: part.path(), offset: op.offset, bytes, way };
@@ -63,8 +63,8 @@ impl<B: Backend> Mover<B> {
             Err(errno) => Some(Error::os("sync", errno)),
         };
         drop(op);
-        let Some(Flight { claim, task, .. }) = self.flights.remove(token) else { return Ok(()) };
-        claim.end(match (error, task) {
+        let Some(Flight { guard, task, .. }) = self.flights.remove(token) else { return Ok(()) };
+        guard.end(match (error, task) {
             (None, _) => Ok(0),
             (Some(error), Task::Sync { path }) => Err(error.at_path(path)),
             (Some(error), Task::Block { .. }) => Err(error),
@@ -112,12 +112,12 @@ impl<B: Backend> Mover<B> {
         let Some(flight) = self.flights.remove(token) else { return Ok(()) };
         let reason = self.gds.as_ref().and_then(|setup| setup.gds.take_refusal());
         let reason = reason.unwrap_or_else(|| "cuFile has refused a transfer".into());
-        let Flight { claim, task: Task::Block { block, .. }, .. } = flight else { return Ok(()) };
-        let file = claim.job().file(&block);
+        let Flight { guard, task: Task::Block { block, .. }, .. } = flight else { return Ok(()) };
+        let file = guard.request().file(&block);
         file.part_at(block.io.start).0.refuse_gds(&reason);
         match self.do_without_gds(&reason) {
-            Ok(()) => self.send_through_slots(claim, &block),
-            Err(error) => claim.end(Err(error.at_path(file.path()).at_offset(block.io.start))),
+            Ok(()) => self.send_through_slots(guard, &block),
+            Err(error) => guard.end(Err(error.at_path(file.path()).at_offset(block.io.start))),
         }
         Ok(())
     }
@@ -130,7 +130,7 @@ impl<B: Backend> Mover<B> {
         let landed = Landed { took: flight.started.elapsed(), flight };
         self.window.learn(landed.flight.in_flight, landed.took);
         match error {
-            Some(error) => landed.flight.claim.end(Err(error)),
+            Some(error) => landed.flight.guard.end(Err(error)),
             None if landed.flight.is_bounced_read() => self.landed.push_back(landed),
             None => self.finish(landed),
         }
@@ -147,8 +147,8 @@ impl<B: Backend> Mover<B> {
         if let Some(mut landed) = self.landed.pop_front() {
             match landed.flight.copy_home() {
                 Ok(slices) if slices.is_empty() => self.finish(landed),
-                Ok(slices) => self.copy(Copying::Home(landed), slices),
-                Err(error) => landed.flight.claim.end(Err(error)),
+                Ok(slices) => self.copy(Copying::TransferMemory(landed), slices),
+                Err(error) => landed.flight.guard.end(Err(error)),
             }
         }
         Ok(true)
@@ -166,11 +166,11 @@ impl<B: Backend> Mover<B> {
             let Some(copying) = self.copying.remove(&number) else { continue };
             match (outcome, copying) {
                 (Ok(()), Copying::Out(flight)) => self.launch(flight)?,
-                (Ok(()), Copying::Home(landed)) => self.finish(landed),
+                (Ok(()), Copying::TransferMemory(landed)) => self.finish(landed),
                 (Err(error), copying) => {
                     let flight = copying.into_flight();
                     let error = flight.named(error);
-                    flight.claim.end(Err(error));
+                    flight.guard.end(Err(error));
                 }
             }
         }
@@ -186,18 +186,18 @@ impl<B: Backend> Mover<B> {
 
     /// Returns the bounce buffer and ends the claim.
     fn finish(&self, landed: Landed) {
-        let Landed { flight: Flight { claim, task, slot, .. }, took } = landed;
+        let Landed { flight: Flight { guard, task, slot, .. }, took } = landed;
         drop(slot);
         let Task::Block { block, channel, .. } = task else { return };
-        let bytes = wanted_bytes(claim.job(), &block);
-        self.stats.block_done(claim.job().plan.direction(), channel, block.via, bytes, took);
-        claim.end(Ok(bytes));
+        let bytes = wanted_bytes(guard.request(), &block);
+        self.stats.block_done(guard.request().plan.direction(), channel, block.via, bytes, took);
+        guard.end(Ok(bytes));
     }
 }
 
 /// Returns the bytes of the block that belong to the caller, without gaps that were read.
-fn wanted_bytes(job: &Job, block: &Block) -> u64 {
-    job.plan.segments()[block.segments.clone()]
+fn wanted_bytes(request: &Request, block: &Block) -> u64 {
+    request.plan.segments()[block.segments.clone()]
         .iter()
         .map(|segment| (segment.offset + segment.len).min(block.range.end) - segment.offset.max(block.range.start))
         .sum()

@@ -1,54 +1,46 @@
-//! A request in progress: its unclaimed work, its counters, and its first error.
+//! A request's life. [`Request`] is its state: the unclaimed work, the counters, and the first error.
+//!
+//! `queue` offers requests to the workers, and `worker_handle` wakes a worker. Each `work_item` comes with a guard that
+//! ensures its end. `sync_targets` lists the descriptors to sync after a write. `transfer` is the caller's handle, and
+//! `oneshot` carries the result to it. `options` is how a write treats its file, and `memory` is the caller's memory.
 
+mod memory;
+mod oneshot;
+mod options;
+mod queue;
+mod sync_targets;
+mod transfer;
+mod work_item;
+mod worker_handle;
+
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
-use deepnvme_mem::{Device, Region, RegionMut};
+use deepnvme_mem::Device;
+use deepnvme_mem::sync::ignore_poison;
 
+pub use self::memory::TransferMemory;
+pub use self::oneshot::Oneshot;
+pub use self::options::{Durability, WriteExtent, WriteOptions};
+pub use self::queue::REQUESTS_MAX;
+pub use self::transfer::Transfer;
+
+pub(crate) use self::memory::{OpaqueMemory, RequestMemory};
+pub(crate) use self::queue::{Priority, RequestQueue, WorkKind};
+pub(crate) use self::sync_targets::SyncTarget;
+pub(crate) use self::transfer::take_memory;
+pub(crate) use self::work_item::{WorkGuard, WorkItem};
+pub(crate) use self::worker_handle::WorkerHandle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::TensorFile;
-use crate::gpu::GpuEvent;
-use crate::gpu::GpuSlice;
-use crate::handover::Handover;
+use crate::gpu::{GpuEvent, GpuSlice};
 use crate::op::Pieces;
-use crate::split::{Block, Direction, Plan};
+use crate::split::{Block, Direction, Plan, Segment};
 use crate::sync::{AtomicBool, AtomicU64, Instant, Mutex, RwLock, RwLockReadGuard, lock};
-
-/// The durability of a write when it is reported as done. Each level includes the previous ones.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Durability {
-    /// The kernel has accepted the bytes. A power cut may lose them.
-    #[default]
-    None,
-    /// The bytes and the size are on the device (`fdatasync`).
-    Data,
-    /// The bytes, the metadata and the file's name in its folder are on the device (`fsync` of both).
-    Full,
-}
-
-/// How a write affects the rest of the file.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum WriteExtent {
-    /// Changes the range only. The file grows if the range ends beyond it.
-    #[default]
-    InPlace,
-    /// Makes the file end where the write ends. Longer files are truncated, shorter ones are allocated first.
-    WholeFile,
-}
-
-/// How a write treats its file.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct WriteOptions {
-    /// Default `InPlace`.
-    pub extent: WriteExtent,
-    /// Default `None`.
-    pub durability: Durability,
-}
 
 /// The result of a finished request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Transfer {
+pub struct Transferred {
     /// Bytes requested.
     pub bytes: u64,
     /// When the last byte was moved.
@@ -64,75 +56,52 @@ pub struct Progress {
     pub bytes_total: u64,
 }
 
-/// The outcome of a cancellation.
+/// How much of a request a cancellation has stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cancelled {
     /// Every work item was claimed already.
     Nothing,
-    /// Some work items are claimed. The last one to end completes the job.
+    /// Some work items are claimed. The last one to end completes the request.
     Rest,
-    /// No work item is claimed. The canceller completes the job.
+    /// No work item is claimed. The canceller completes the request.
     All,
 }
 
-/// The caller's memory, in the caller's order.
+/// One request, shared by its workers and its caller. The last work item to end reports it as done.
 #[derive(Debug)]
-pub(crate) enum Memory {
-    Targets(Vec<RegionMut>),
-    Sources(Vec<Region>),
-}
-
-impl Memory {
-    fn item_device(&self, item: u32) -> Device {
-        match self {
-            Self::Targets(targets) => targets[item as usize].device(),
-            Self::Sources(sources) => sources[item as usize].device(),
-        }
-    }
-
-    fn item(&self, item: u32) -> Region {
-        match self {
-            Self::Targets(targets) => targets[item as usize].region(),
-            Self::Sources(sources) => sources[item as usize].clone(),
-        }
-    }
-}
-
-/// One request, shared by its workers. The last work item to end reports it as done.
-#[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct Request {
     pub(crate) plan: Plan,
-    /// The files while the job runs. They are released before its completion, so a caller that has waited can rely on
+    /// The files while the request runs. They are released before its completion, so a caller that has waited can rely on
     /// them being closed.
     files: RwLock<Vec<Arc<TensorFile>>>,
     /// The end of the request in each file, which is the final size with `WholeFile`.
     pub(crate) file_ends: Vec<u64>,
     pub(crate) options: WriteOptions,
-    /// Points in GPU streams that precede the first block.
+    /// Events in GPU streams that precede the first block.
     starts_after: Vec<Box<dyn GpuEvent>>,
     has_gpu_memory: bool,
     pub(crate) span: tracing::Span,
     pub(crate) submitted: Instant,
-    /// The memory while the job runs, and until `Pending` takes it back.
-    memory: RwLock<Option<Memory>>,
+    /// The memory while the request runs, and until `Transfer` takes it back.
+    memory: RwLock<Option<RequestMemory>>,
     /// Whether the files get a size before the first block. Decided once, since the files may change.
     needs_preparing: bool,
-    /// Whether the preparation is still to be claimed.
-    is_preparing_left: AtomicBool,
+    /// Whether the preparation is unclaimed.
+    is_preparation_unclaimed: AtomicBool,
     next_block: AtomicU64,
-    /// The preparation and the blocks that have not ended. The last one to end continues the job.
-    unfinished_pieces: AtomicU64,
+    /// The preparation and the blocks that have not ended. The last one to end continues the request.
+    unfinished_items: AtomicU64,
     unfinished_syncs: AtomicU64,
     bytes_done: AtomicU64,
     error: Mutex<Option<Error>>,
-    pub(crate) outcome: Handover<Result<Transfer>>,
+    pub(crate) result: Oneshot<Result<Transferred>>,
 }
 
-impl Job {
+impl Request {
     pub(crate) fn new(
         plan: Plan,
         (files, file_ends): (Vec<Arc<TensorFile>>, Vec<u64>),
-        (memory, has_gpu_memory): (Memory, bool),
+        (memory, has_gpu_memory): (RequestMemory, bool),
         starts_after: Vec<Box<dyn GpuEvent>>,
         options: WriteOptions,
         span: tracing::Span,
@@ -142,8 +111,8 @@ impl Job {
             starts_after,
             has_gpu_memory,
             needs_preparing,
-            is_preparing_left: AtomicBool::new(needs_preparing),
-            unfinished_pieces: AtomicU64::new(plan.block_count() + u64::from(needs_preparing)),
+            is_preparation_unclaimed: AtomicBool::new(needs_preparing),
+            unfinished_items: AtomicU64::new(plan.block_count() + u64::from(needs_preparing)),
             plan,
             files: RwLock::new(files),
             file_ends,
@@ -155,14 +124,14 @@ impl Job {
             unfinished_syncs: AtomicU64::new(0),
             bytes_done: AtomicU64::new(0),
             error: Mutex::new(None),
-            outcome: Handover::new(),
+            result: Oneshot::new(),
         }
     }
 
-    /// Returns whether the GPU streams have reached the points that the request follows.
+    /// Returns whether the GPU streams have reached the events that the request follows.
     pub(crate) fn is_ready(&self) -> Result<bool> {
-        for point in &self.starts_after {
-            match point.is_complete() {
+        for event in &self.starts_after {
+            match event.is_complete() {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),
                 Err(error) => {
@@ -187,9 +156,9 @@ impl Job {
         if !self.has_gpu_memory {
             return None;
         }
-        let first = |memory: &Memory| match memory {
-            Memory::Targets(targets) => targets.iter().find_map(|target| on_gpu(target.device())),
-            Memory::Sources(sources) => sources.iter().find_map(|source| on_gpu(source.device())),
+        let first = |memory: &RequestMemory| match memory {
+            RequestMemory::Targets(targets) => targets.iter().find_map(|target| on_gpu(target.device())),
+            RequestMemory::Sources(sources) => sources.iter().find_map(|source| on_gpu(source.device())),
         };
         self.with_memory(first).ok().flatten()
     }
@@ -201,11 +170,11 @@ impl Job {
 
     /// Claims the preparation of the files. Returns whether the caller got it.
     pub(crate) fn claim_preparation(&self) -> bool {
-        self.is_preparing_left.swap(false, Ordering::AcqRel)
+        self.is_preparation_unclaimed.swap(false, Ordering::AcqRel)
     }
 
     /// Claims the next block and returns its index.
-    pub(crate) fn claim(&self) -> Option<u64> {
+    pub(crate) fn claim_block(&self) -> Option<u64> {
         if !self.has_unclaimed() {
             return None;
         }
@@ -218,14 +187,14 @@ impl Job {
     pub(crate) fn fail(&self, error: Error) {
         let mut first = lock(&self.error);
         first.get_or_insert(error);
-        self.give_up();
+        self.claim_all();
     }
 
     /// Cancels the unclaimed work items, and records the reason if there were any.
     pub(crate) fn cancel(&self, error: Error) -> Cancelled {
         // The lock keeps `complete` from reading the error between the two steps.
         let mut first = lock(&self.error);
-        let (unclaimed, is_last) = self.give_up();
+        let (unclaimed, is_last) = self.claim_all();
         if unclaimed == 0 {
             return Cancelled::Nothing;
         }
@@ -234,7 +203,7 @@ impl Job {
     }
 
     /// Claims all unclaimed work items. Returns their number, and whether no others were left.
-    fn give_up(&self) -> (u64, bool) {
+    fn claim_all(&self) -> (u64, bool) {
         let count = self.plan.block_count();
         let claimed = self.next_block.swap(count, Ordering::Relaxed).min(count);
         let unclaimed = count - claimed + u64::from(self.claim_preparation());
@@ -242,23 +211,23 @@ impl Job {
     }
 
     /// Counts work items as ended. Returns true with the last one.
-    fn finish(&self, pieces: u64) -> bool {
-        let before = self.unfinished_pieces.fetch_sub(pieces, Ordering::AcqRel);
-        debug_assert!(before >= pieces, "a piece of a request was ended twice");
-        before == pieces
+    fn finish(&self, items: u64) -> bool {
+        let before = self.unfinished_items.fetch_sub(items, Ordering::AcqRel);
+        debug_assert!(before >= items, "a work item of a request was ended twice");
+        before == items
     }
 
     pub(crate) fn has_failed(&self) -> bool {
         lock(&self.error).is_some()
     }
 
-    /// Adds work items because a claimed block was divided. Its holder ends each of them.
-    pub(crate) fn expect_parts(&self, count: u64) {
-        self.unfinished_pieces.fetch_add(count, Ordering::AcqRel);
+    /// Adds work items because a claimed block was split. Its holder ends each of them.
+    pub(crate) fn add_items(&self, count: u64) {
+        self.unfinished_items.fetch_add(count, Ordering::AcqRel);
     }
 
     /// Records the end of the preparation or of one block. Returns true for the last work item.
-    pub(crate) fn finish_piece(&self, bytes: u64) -> bool {
+    pub(crate) fn finish_item(&self, bytes: u64) -> bool {
         self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
         self.finish(1)
     }
@@ -272,34 +241,34 @@ impl Job {
         self.unfinished_syncs.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Reports the outcome to the waiters. The caller must hold no op of this job.
+    /// Reports the result to the waiters. The caller must hold no op of this request.
     pub(crate) fn complete(&self) {
         let error = lock(&self.error).clone();
         let bytes_done = self.bytes_done.load(Ordering::Relaxed);
-        let outcome = match error {
+        let result = match error {
             // The end-of-file error already states the bytes read.
             Some(error) if error.kind() == ErrorKind::UnexpectedEof => Err(error),
             Some(error) => Err(error.after_bytes(bytes_done)),
-            None => Ok(Transfer { bytes: self.plan.bytes_total(), finished: Instant::now() }),
+            None => Ok(Transferred { bytes: self.plan.bytes_total(), finished: Instant::now() }),
         };
         let elapsed_us = self.submitted.elapsed().as_micros() as u64;
-        let ok = outcome.is_ok();
+        let ok = result.is_ok();
         self.span.in_scope(|| tracing::debug!(elapsed_us, bytes_done, ok, "done"));
-        drop(std::mem::take(&mut *self.files.write().unwrap_or_else(PoisonError::into_inner)));
-        self.outcome.put(outcome);
+        drop(std::mem::take(&mut *ignore_poison(self.files.write())));
+        self.result.set(result);
     }
 
     pub(crate) fn progress(&self) -> Progress {
         Progress { bytes_done: self.bytes_done.load(Ordering::Relaxed), bytes_total: self.plan.bytes_total() }
     }
 
-    /// Returns the memory of a finished job, or `None` if it was taken already.
-    pub(crate) fn take_memory(&self) -> Option<Memory> {
-        self.memory.write().unwrap_or_else(PoisonError::into_inner).take()
+    /// Returns the memory of a finished request, or `None` if it was taken already.
+    pub(crate) fn take_memory(&self) -> Option<RequestMemory> {
+        ignore_poison(self.memory.write()).take()
     }
 
-    fn with_memory<T>(&self, use_it: impl FnOnce(&Memory) -> T) -> Result<T> {
-        let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
+    fn with_memory<T>(&self, use_it: impl FnOnce(&RequestMemory) -> T) -> Result<T> {
+        let memory = ignore_poison(self.memory.read());
         let gone = || Error::new(ErrorKind::Io, self.plan.direction().name(), "the request's memory is gone");
         memory.as_ref().map(use_it).ok_or_else(gone)
     }
@@ -308,7 +277,7 @@ impl Job {
     pub(crate) fn pieces(&self, block: &Block) -> Result<Pieces> {
         let segments = &self.plan.segments()[block.segments.clone()];
         self.with_memory(|memory| {
-            let piece = |segment: &crate::split::Segment| {
+            let piece = |segment: &Segment| {
                 let start = segment.offset.max(block.range.start);
                 let end = (segment.offset + segment.len).min(block.range.end);
                 let range = (start - segment.offset) as usize..(end - segment.offset) as usize;
@@ -334,8 +303,8 @@ impl Job {
                     continue;
                 }
                 match memory {
-                    Memory::Targets(targets) => slot.scatter(at, &targets[segment.item as usize], from, len),
-                    Memory::Sources(sources) => slot.gather(at, &sources[segment.item as usize], from, len),
+                    RequestMemory::Targets(targets) => slot.scatter(at, &targets[segment.item as usize], from, len),
+                    RequestMemory::Sources(sources) => slot.gather(at, &sources[segment.item as usize], from, len),
                 }
             }
             left
@@ -347,9 +316,9 @@ impl Job {
         Arc::clone(&self.files()[block.file])
     }
 
-    /// Returns all files of the job. Empty once it is done.
+    /// Returns all files of the request. Empty once it is done.
     pub(crate) fn files(&self) -> RwLockReadGuard<'_, Vec<Arc<TensorFile>>> {
-        self.files.read().unwrap_or_else(PoisonError::into_inner)
+        ignore_poison(self.files.read())
     }
 
     /// Gives each file the size that the request makes it, or the space that a write in place needs.
@@ -361,7 +330,7 @@ impl Job {
         for segments in self.plan.segments().chunk_by(|a, b| a.file == b.file) {
             let last = segments[segments.len() - 1];
             let written_bytes = segments.iter().map(|segment| segment.len).sum();
-            self.files()[last.file as usize].make_room(last.offset + last.len, written_bytes)?;
+            self.files()[last.file as usize].preallocate(last.offset + last.len, written_bytes)?;
         }
         Ok(())
     }
@@ -373,8 +342,8 @@ impl Job {
 }
 
 fn needs_preparing(plan: &Plan, files: &[Arc<TensorFile>], extent: WriteExtent) -> bool {
-    let wants_room = |file: &Arc<TensorFile>| file.wants_room(plan.bytes_total());
+    let needs_preallocation = |file: &Arc<TensorFile>| file.needs_preallocation(plan.bytes_total());
     let is_whole = extent == WriteExtent::WholeFile;
-    let grows = || plan.block_count() > 0 && files.iter().any(wants_room);
+    let grows = || plan.block_count() > 0 && files.iter().any(needs_preallocation);
     plan.direction() == Direction::Write && (is_whole || grows())
 }

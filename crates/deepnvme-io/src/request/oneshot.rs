@@ -9,9 +9,9 @@ use crate::sync::{Condvar, Instant, Mutex, lock, wait, wait_timeout};
 
 /// A value that is set at most once.
 #[derive(Debug)]
-pub struct Handover<T> {
+pub struct Oneshot<T> {
     state: Mutex<State<T>>,
-    filled: Condvar,
+    is_set: Condvar,
 }
 
 #[derive(Debug)]
@@ -20,15 +20,15 @@ struct State<T> {
     notify: Vec<OwnedFd>,
 }
 
-impl<T: Clone> Handover<T> {
+impl<T: Clone> Oneshot<T> {
     /// Creates an empty oneshot.
     #[must_use]
     pub fn new() -> Self {
-        Self { state: Mutex::new(State { value: None, notify: Vec::new() }), filled: Condvar::new() }
+        Self { state: Mutex::new(State { value: None, notify: Vec::new() }), is_set: Condvar::new() }
     }
 
     /// Sets the value and wakes all waiters. Only the first call has an effect.
-    pub fn put(&self, value: T) {
+    pub fn set(&self, value: T) {
         let notify = {
             let mut state = lock(&self.state);
             if state.value.is_some() {
@@ -37,7 +37,7 @@ impl<T: Clone> Handover<T> {
             state.value = Some(value);
             std::mem::take(&mut state.notify)
         };
-        self.filled.notify_all();
+        self.is_set.notify_all();
         notify.iter().for_each(signal);
     }
 
@@ -53,7 +53,7 @@ impl<T: Clone> Handover<T> {
             if let Some(value) = &state.value {
                 return value.clone();
             }
-            state = wait(&self.filled, state);
+            state = wait(&self.is_set, state);
         }
     }
 
@@ -69,7 +69,7 @@ impl<T: Clone> Handover<T> {
                 Some(deadline) => deadline.checked_duration_since(Instant::now())?,
                 None => Duration::from_secs(3600),
             };
-            state = wait_timeout(&self.filled, state, left);
+            state = wait_timeout(&self.is_set, state, left);
         }
     }
 
@@ -85,7 +85,7 @@ impl<T: Clone> Handover<T> {
     }
 }
 
-impl<T: Clone> Default for Handover<T> {
+impl<T: Clone> Default for Oneshot<T> {
     fn default() -> Self {
         Self::new()
     }
