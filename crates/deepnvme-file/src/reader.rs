@@ -272,7 +272,7 @@ impl FileReader {
             }
             return Ok(offset + bytes as u64);
         }
-        let pending = self.engine.read_later(&self.file, offset, memory)?;
+        let pending = self.engine.read_ahead(&self.file, offset, memory)?;
         self.ahead.push_back(Window { offset, bytes, filling: Filling::Flying(pending) });
         Ok(offset + bytes as u64)
     }

@@ -287,7 +287,7 @@ impl Shared {
             let head = job.conversion.head();
             let started = buffer.map_err(|error| (error, None)).and_then(|buffer| {
                 let (target, rest) = buffer.into_region().split_at(head + bytes);
-                match self.engine.offer_read(&job.file, offset - head as u64, target) {
+                match self.engine.try_read(&job.file, offset - head as u64, target) {
                     Ok(pending) => Ok(JobBytes::InFlight(pending, rest)),
                     Err(Refused { error, memory }) => Err((error, join_buffer(memory, rest))),
                 }

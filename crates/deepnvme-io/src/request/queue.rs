@@ -118,6 +118,14 @@ impl RequestQueue {
         !self.creator.is_current()
     }
 
+    /// Refuses calls in a process that was forked from the one that owns the threads.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.is_forked() { Err(Error::forked()) } else { Ok(()) }
+    }
+
     /// Queues a new request.
     pub(crate) fn push(&self, request: &Arc<Request>, priority: Priority) -> Result<()> {
         {

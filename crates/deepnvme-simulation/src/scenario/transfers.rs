@@ -269,9 +269,9 @@ impl User<'_> {
             })
             .collect();
         let count = items.len();
-        let is_later = self.rng.chance(300);
+        let is_ahead = self.rng.chance(300);
         let submitted =
-            |engine: &Engine| if is_later { engine.read_batch_later(items) } else { engine.read_batch(items) };
+            |engine: &Engine| if is_ahead { engine.read_batch_ahead(items) } else { engine.read_batch(items) };
         let Some(pending) = self.submit(submitted) else { return };
         let Some((targets, result, was_cancelled)) = self.end(pending) else { return };
         let targets: Vec<RegionMut> = targets.unwrap_or_default();
