@@ -12,7 +12,7 @@ use crate::replace::Temporary;
 use deepnvme_io::fs;
 use deepnvme_io::op::Errno;
 use deepnvme_io::shown;
-use deepnvme_io::{Error, ErrorKind, Layout, Result};
+use deepnvme_io::{Error, ErrorKind, Result, StripeLayout};
 
 /// Maximum number of parts of a stripe set.
 pub const PARTS_MAX: usize = 4096;
@@ -95,10 +95,10 @@ impl StripeSet {
 
     /// The mapping from bytes to parts.
     #[must_use]
-    pub fn layout(&self) -> Layout {
+    pub fn layout(&self) -> StripeLayout {
         match self.parts.len() {
-            1 => Layout::SINGLE,
-            count => Layout { parts: count as u64, stripe_bytes: self.stripe_bytes },
+            1 => StripeLayout::SINGLE,
+            count => StripeLayout { parts: count as u64, stripe_bytes: self.stripe_bytes },
         }
     }
 

@@ -36,7 +36,6 @@ pub mod error;
 mod file;
 pub mod fs;
 pub mod gpu;
-mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
 pub mod op;
@@ -46,6 +45,7 @@ pub mod shown;
 pub mod split;
 mod start;
 mod stats;
+mod stripe_layout;
 mod sync;
 pub mod trace;
 mod worker;
@@ -59,11 +59,11 @@ pub use engine::{BackendFactory, Engine, ReadItem, Refused, WriteItem};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{Access, DirectState, OpenOptions, TensorFile};
 pub use gpu::{GpuAccess, HostRegistration, StreamEvents};
-pub use layout::Layout;
 pub use op::SubmitMode;
 pub use request::{
     Durability, Oneshot, Progress, REQUESTS_MAX, Transfer, TransferMemory, Transferred, WriteExtent, WriteOptions,
 };
 pub use start::start_thread;
 pub use stats::{Comparisons, LatencySummary, StatsSnapshot};
+pub use stripe_layout::StripeLayout;
 pub use worker::{RETRIES_AT_ONCE, RETRIES_MAX, RETRY_PAUSE};

@@ -9,12 +9,13 @@ use loom::thread;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{GpuEvent, StreamBarrier};
-use crate::layout::Layout;
+use crate::op::Direction;
 use crate::request::{
     Priority, Request, RequestMemory, RequestQueue, SyncTarget, Transfer, WorkGuard, WorkItem, WorkKind, WriteExtent,
     WriteOptions,
 };
-use crate::split::{BlockSizes, Direction, Geometry, Plan, Segment};
+use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
+use crate::stripe_layout::StripeLayout;
 use crate::trace::Recorder;
 
 /// Maximum voluntary thread switches. Three find the known kinds of races.
@@ -40,11 +41,11 @@ fn request(blocks: u64, is_prepared: bool, starts_after: Vec<Box<dyn GpuEvent>>)
         offset: n * 2 * BLOCK_BYTES,
         len: BLOCK_BYTES,
         address: None,
-        is_flat_gpu: false,
+        is_contiguous_gpu: false,
     };
-    let geometry = Geometry { direct: None, layout: Layout::SINGLE, has_gds: false };
-    let sizes = BlockSizes { block_bytes: BLOCK_BYTES, slot_bytes: BLOCK_BYTES, gds_bytes: BLOCK_BYTES };
-    let plan = Plan::new(Direction::Write, &[geometry], (0..blocks).map(segment).collect(), sizes).unwrap();
+    let geometry = FileGeometry { direct: None, layout: StripeLayout::SINGLE, has_gds: false };
+    let sizes = BlockSizes { block_bytes: BLOCK_BYTES, bounce_bytes: BLOCK_BYTES, gds_bytes: BLOCK_BYTES };
+    let plan = BlockPlan::new(Direction::Write, &[geometry], (0..blocks).map(segment).collect(), sizes).unwrap();
     assert_eq!(plan.block_count(), blocks);
     let extent = if is_prepared { WriteExtent::WholeFile } else { WriteExtent::InPlace };
     let options = WriteOptions { extent, ..WriteOptions::default() };

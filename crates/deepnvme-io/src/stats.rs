@@ -7,7 +7,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 
 use crate::backend::{BackendKind, gds};
-use crate::split::{Channel, Direction, Via};
+use crate::op::Direction;
+use crate::split::{IoMode, Route};
 use crate::sync::{Mutex, lock};
 
 /// Largest latency of the histogram. Longer ones count as this.
@@ -198,17 +199,17 @@ impl WorkerStats {
         counter.fetch_add(by, Ordering::Relaxed);
     }
 
-    pub(crate) fn block_done(&self, direction: Direction, channel: Channel, via: Via, bytes: u64, took: Duration) {
+    pub(crate) fn block_done(&self, direction: Direction, mode: IoMode, route: Route, bytes: u64, took: Duration) {
         let counters = &self.counters;
         let by_direction = match direction {
             Direction::Read => &counters.bytes_read,
             Direction::Write => &counters.bytes_written,
         };
-        let by_way = match (channel, via) {
-            (Channel::Direct, Via::Caller) => &counters.bytes_direct,
-            (Channel::Direct, Via::Slot) => &counters.bytes_bounced,
-            (_, Via::Gds) => &counters.bytes_gds,
-            (Channel::Buffered, _) => &counters.bytes_buffered,
+        let by_way = match (mode, route) {
+            (IoMode::Direct, Route::Caller) => &counters.bytes_direct,
+            (IoMode::Direct, Route::Bounce) => &counters.bytes_bounced,
+            (_, Route::CuFile) => &counters.bytes_gds,
+            (IoMode::Buffered, _) => &counters.bytes_buffered,
         };
         Self::count(by_direction, bytes);
         Self::count(by_way, bytes);

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use common::{all_real, decorated, engine, hidden_faults, open, small_config};
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::split::Direction;
-use deepnvme_io::trace::{Event, Recorded, Way, What, now_ns};
+use deepnvme_io::op::Direction;
+use deepnvme_io::trace::{DataPath, Event, Recorded, What, now_ns};
 use deepnvme_io::{
     DirectMode, Durability, Engine, ErrorKind, ReadItem, StatsSnapshot, SubmitMode, WriteItem, WriteOptions,
 };
@@ -119,13 +119,14 @@ fn whole_blocks_say_where_they_went_and_by_which_way() {
             let mut places = Vec::new();
             let mut by_way = [0_u64; 4];
             for event in &recorded.events {
-                let What::Transfer { direction, file: path, offset, bytes, way, failed, worker } = &event.what else {
+                let What::Transfer { direction, file: path, offset, bytes, data_path, failed, worker } = &event.what
+                else {
                     continue;
                 };
                 assert_eq!((*direction, *failed, &**path), (Direction::Read, false, &*file.path));
                 assert!(worker.is_some_and(|worker| worker < 2));
                 places.push((*offset, *bytes));
-                by_way[*way as usize] += bytes;
+                by_way[*data_path as usize] += bytes;
             }
             places.sort_unstable();
             let mut at = 0;
@@ -135,13 +136,13 @@ fn whole_blocks_say_where_they_went_and_by_which_way() {
             }
             assert_eq!(at, 1 << 20, "{kind:?} {mode:?}");
             let counters = [
-                (Way::Direct, after.bytes_direct - before.bytes_direct),
-                (Way::Bounced, after.bytes_bounced - before.bytes_bounced),
-                (Way::Buffered, after.bytes_buffered - before.bytes_buffered),
-                (Way::Gds, after.bytes_gds - before.bytes_gds),
+                (DataPath::Direct, after.bytes_direct - before.bytes_direct),
+                (DataPath::Bounced, after.bytes_bounced - before.bytes_bounced),
+                (DataPath::Buffered, after.bytes_buffered - before.bytes_buffered),
+                (DataPath::Gds, after.bytes_gds - before.bytes_gds),
             ];
-            for (way, bytes) in counters {
-                assert_eq!(by_way[way as usize], bytes, "{kind:?} {mode:?} {skew}: {}", way.name());
+            for (data_path, bytes) in counters {
+                assert_eq!(by_way[data_path as usize], bytes, "{kind:?} {mode:?} {skew}: {}", data_path.name());
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use deepnvme_io::split::Direction;
+use deepnvme_io::op::Direction;
 use deepnvme_io::trace::{Recorded, What};
 
 use super::formatting::{amount, nice_step, number};

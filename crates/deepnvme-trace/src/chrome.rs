@@ -5,8 +5,8 @@
 
 use std::fmt::{Display, Write as _};
 
+use deepnvme_io::op::Direction;
 use deepnvme_io::shown;
-use deepnvme_io::split::Direction;
 use deepnvme_io::trace::{Event, Recorded, What};
 use serde_json::{Map, Value, json};
 
@@ -102,13 +102,13 @@ fn arguments(what: &What) -> Map<String, Value> {
             let file = file.as_ref().map(|file| shown::path(file).to_string());
             json!({"kind": word(direction), "file": file, "files": files, "bytes": bytes})
         }
-        What::Transfer { worker, direction, file, offset, bytes, way, .. } => json!({
+        What::Transfer { worker, direction, file, offset, bytes, data_path, .. } => json!({
             "kind": word(direction),
             "file": shown::path(file).to_string(),
             "offset": offset,
             "bytes": bytes,
             "worker": worker,
-            "way": way.name(),
+            "way": data_path.name(),
         }),
         What::Sync { worker, file, .. } => {
             json!({"kind": "sync", "file": shown::path(file).to_string(), "worker": worker})

@@ -1,6 +1,6 @@
 //! Groups the events of a recording into lanes: pure.
 
-use deepnvme_io::split::Direction;
+use deepnvme_io::op::Direction;
 use deepnvme_io::trace::{Event, Recorded, What};
 
 use super::spans::{self, Span};

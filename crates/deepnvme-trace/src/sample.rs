@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_io::split::Direction;
-use deepnvme_io::trace::{Event, Recorded, Way, What};
+use deepnvme_io::op::Direction;
+use deepnvme_io::trace::{DataPath, Event, Recorded, What};
 
 const MIB: u64 = 1 << 20;
 const MS: u64 = 1_000_000;
@@ -28,7 +28,7 @@ pub(crate) fn recorded() -> Recorded {
                     file: Arc::clone(&file),
                     offset: (step * 2 + worker) * MIB,
                     bytes: MIB,
-                    way: Way::Bounced,
+                    data_path: DataPath::Bounced,
                     failed: step == 7,
                 },
             ));
@@ -42,7 +42,7 @@ pub(crate) fn recorded() -> Recorded {
                     file: Arc::clone(&file),
                     offset: step * MIB,
                     bytes: MIB / 2,
-                    way: Way::Direct,
+                    data_path: DataPath::Direct,
                     failed: false,
                 },
             ));

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
+use deepnvme_io::op::Direction;
 use deepnvme_io::shown;
-use deepnvme_io::split::Direction;
 use deepnvme_io::trace::{Event, Recorded, What};
 
 use super::formatting::{counted, escape, nice_step, time_text};
@@ -175,8 +175,8 @@ fn tooltip(event: &Event) -> String {
             let more = if *files > 1 { format!(" and {} more", files - 1) } else { String::new() };
             format!("{name}, {took}{suffix}\n{}{more}", shown::path(file))
         }
-        What::Transfer { file, offset, way, .. } => {
-            format!("{name} at {offset}, {}, {took}{suffix}\n{}", way.name(), shown::path(file))
+        What::Transfer { file, offset, data_path, .. } => {
+            format!("{name} at {offset}, {}, {took}{suffix}\n{}", data_path.name(), shown::path(file))
         }
         What::Sync { file, .. } => format!("{name}, {took}{suffix}\n{}", shown::path(file)),
         _ => format!("{name}, {took}{suffix}"),

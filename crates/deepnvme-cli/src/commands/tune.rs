@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use deepnvme_io::op::Direction as IoDirection;
 use deepnvme_io::shown;
-use deepnvme_io::split::Direction as IoDirection;
 use deepnvme_perf::measure::Direction;
 use deepnvme_perf::tune::{self, Choice, FolderResult, Options, Outcome, compare, space};
 use deepnvme_perf::{Error, Result};

@@ -10,8 +10,9 @@ use crate::config::{Config, DirectMode};
 use crate::error::{Error, Result};
 use crate::file::{DirectState, TensorFile};
 use crate::gpu::{EngineGpus, GpuEvent};
+use crate::op::Direction;
 use crate::request::{Request, RequestMemory, RequestQueue, WriteOptions};
-use crate::split::{BlockSizes, Direction, Plan, Segment};
+use crate::split::{BlockPlan, BlockSizes, Segment};
 use crate::stats::WorkerStats;
 use crate::sync::lock;
 use crate::worker::gds_required;
@@ -96,13 +97,13 @@ impl RequestPlanner {
             Some(file) => error.at_path(file.path()),
             None => error,
         };
-        let (block_bytes, slot_bytes) = (self.config.block_bytes, self.config.slot_bytes());
-        let mut sizes = BlockSizes { block_bytes, slot_bytes, gds_bytes: block_bytes };
+        let (block_bytes, bounce_bytes) = (self.config.block_bytes, self.config.slot_bytes());
+        let mut sizes = BlockSizes { block_bytes, bounce_bytes, gds_bytes: block_bytes };
         if !streams.is_empty() && self.has_gds(&files).map_err(with_path)? {
             sizes.gds_bytes = self.gds.block_bytes(block_bytes);
             geometries.iter_mut().for_each(|geometry| geometry.has_gds = true);
         }
-        let plan = Plan::new(direction, &geometries, segments, sizes).map_err(with_path)?;
+        let plan = BlockPlan::new(direction, &geometries, segments, sizes).map_err(with_path)?;
         let starts_after = self.gpus.record_events(&streams).map_err(with_path)?;
         let span = tracing::debug_span!(
             "request",
@@ -155,7 +156,7 @@ impl RequestPlanner {
 
 /// A request without its memory.
 struct Planned {
-    plan: Plan,
+    plan: BlockPlan,
     files: Vec<Arc<TensorFile>>,
     file_ends: Vec<u64>,
     has_gpu_memory: bool,
@@ -199,7 +200,7 @@ impl RequestBuilder {
         file: Arc<TensorFile>,
         offset: u64,
         len: usize,
-        (address, is_flat_gpu): (Option<usize>, bool),
+        (address, is_contiguous_gpu): (Option<usize>, bool),
     ) {
         let identity = Arc::as_ptr(&file) as usize;
         let file = *self.index_of.entry(identity).or_insert_with(|| {
@@ -210,6 +211,6 @@ impl RequestBuilder {
         let end = &mut self.file_ends[file as usize];
         *end = (*end).max(offset.saturating_add(len as u64));
         let item = self.segments.len() as u32;
-        self.segments.push(Segment { file, item, offset, len: len as u64, address, is_flat_gpu });
+        self.segments.push(Segment { file, item, offset, len: len as u64, address, is_contiguous_gpu });
     }
 }

@@ -17,9 +17,9 @@ use crate::config::DirectMode;
 use crate::error::{Error, Result};
 
 use crate::fs::{OFlags, Stat};
-use crate::layout::Layout;
 use crate::op::{Errno, Op, OpKind, Token};
-use crate::split::{Channel, Geometry};
+use crate::split::{FileGeometry, IoMode};
+use crate::stripe_layout::StripeLayout;
 
 mod alignment;
 mod part;
@@ -97,7 +97,7 @@ pub enum DirectState {
 pub struct TensorFile {
     path: PathBuf,
     parts: Vec<Part>,
-    layout: Layout,
+    layout: StripeLayout,
 }
 
 impl TensorFile {
@@ -106,7 +106,7 @@ impl TensorFile {
     /// # Errors
     /// The kernel's error, with the path. `Unsupported` if direct I/O is required and not available.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Arc<Self>> {
-        Self::open_parts(path, &[path.to_path_buf()], Layout::SINGLE, options)
+        Self::open_parts(path, &[path.to_path_buf()], StripeLayout::SINGLE, options)
     }
 
     /// Opens the parts of one logical file. Errors contain `path`.
@@ -116,7 +116,7 @@ impl TensorFile {
     ///
     /// # Panics
     /// If the layout has a different number of parts.
-    pub fn open_parts(path: &Path, parts: &[PathBuf], layout: Layout, options: OpenOptions) -> Result<Arc<Self>> {
+    pub fn open_parts(path: &Path, parts: &[PathBuf], layout: StripeLayout, options: OpenOptions) -> Result<Arc<Self>> {
         assert_eq!(layout.parts, parts.len() as u64, "a layout is for as many parts as there are");
         let parts = parts.iter().map(|part| Part::open(part, options)).collect::<Result<Vec<_>>>()?;
         Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
@@ -128,7 +128,7 @@ impl TensorFile {
     /// `InvalidInput` if it is not a regular file or block device, or not open for `access`.
     pub fn from_fd(fd: BorrowedFd<'_>, path: Option<&Path>, access: Access, direct: DirectMode) -> Result<Arc<Self>> {
         let part = Part::adopt(fd, path, access, direct)?;
-        Ok(Arc::new(Self { path: part.path().to_path_buf(), parts: vec![part], layout: Layout::SINGLE }))
+        Ok(Arc::new(Self { path: part.path().to_path_buf(), parts: vec![part], layout: StripeLayout::SINGLE }))
     }
 
     /// Duplicates the descriptors of one logical file's parts, as [`from_fd`](Self::from_fd). Errors contain `path`.
@@ -141,7 +141,7 @@ impl TensorFile {
     pub fn from_part_fds(
         path: &Path,
         parts: &[(BorrowedFd<'_>, &Path)],
-        layout: Layout,
+        layout: StripeLayout,
         access: Access,
         direct: DirectMode,
     ) -> Result<Arc<Self>> {
@@ -164,7 +164,7 @@ impl TensorFile {
     /// If that descriptor is not open yet, and cannot be opened.
     pub fn locate(&self, offset: u64) -> Result<(Arc<OwnedFd>, &Path, u64, u64)> {
         let (part, at) = self.part_at(offset);
-        Ok((part.descriptor(Channel::Buffered)?, part.path(), at, self.layout.together_bytes(offset)))
+        Ok((part.descriptor(IoMode::Buffered)?, part.path(), at, self.layout.contiguous_bytes(offset)))
     }
 
     /// Returns whether transfers bypass the page cache. For a stripe set, returns the first part that does not, if any.
@@ -276,10 +276,10 @@ impl TensorFile {
     /// # Errors
     /// The kernel's error, with path and offset.
     pub fn read_through_cache(&self, offset: u64, memory: &Region) -> Result<usize> {
-        let together = usize::try_from(self.layout.together_bytes(offset)).unwrap_or(usize::MAX);
+        let together = usize::try_from(self.layout.contiguous_bytes(offset)).unwrap_or(usize::MAX);
         let memory = memory.slice(0..memory.len().min(together));
         let (part, offset) = self.part_at(offset);
-        let file = part.descriptor(Channel::Buffered)?;
+        let file = part.descriptor(IoMode::Buffered)?;
         let op = Op { token: Token(0), kind: OpKind::Read, file, offset, pieces: smallvec![memory], cufile: None };
         loop {
             match call::perform(&op) {
@@ -306,7 +306,7 @@ impl TensorFile {
         self.parts[0].any().as_fd()
     }
 
-    pub(crate) fn geometry(&self) -> Geometry {
+    pub(crate) fn geometry(&self) -> FileGeometry {
         let mut direct = self.parts[0].alignment();
         for part in &self.parts[1..] {
             direct = match (direct, part.alignment()) {
@@ -316,7 +316,7 @@ impl TensorFile {
                 _ => None,
             };
         }
-        Geometry { direct, layout: self.layout, has_gds: false }
+        FileGeometry { direct, layout: self.layout, has_gds: false }
     }
 
     pub(crate) fn part_at(&self, offset: u64) -> (&Part, u64) {

@@ -11,7 +11,7 @@ use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{self, Kind, OFlags, Stat};
 use crate::op::{Errno, RegisteredFile};
-use crate::split::{Channel, FileAlignment};
+use crate::split::{FileAlignment, IoMode};
 use crate::sync::OnceLock;
 
 const DISABLED: &str = "direct I/O was disabled";
@@ -126,7 +126,7 @@ impl Part {
 
     pub(super) fn reopen_buffered(&self, reason: &str) -> Result<Self> {
         let (buffered, buffered_reason) = (OnceLock::new(), OnceLock::new());
-        let _ = buffered.set(self.descriptor(Channel::Buffered)?);
+        let _ = buffered.set(self.descriptor(IoMode::Buffered)?);
         let _ = buffered_reason.set(reason.into());
         Ok(Self {
             path: self.path.clone(),
@@ -204,9 +204,9 @@ impl Part {
         }
     }
 
-    /// Returns the descriptor of a channel. Opens the buffered one on first use.
-    pub(crate) fn descriptor(&self, channel: Channel) -> Result<Arc<OwnedFd>> {
-        if let (Channel::Direct, Some((fd, _))) = (channel, &self.direct) {
+    /// Returns the descriptor for direct or buffered I/O. Opens the buffered one on first use.
+    pub(crate) fn descriptor(&self, mode: IoMode) -> Result<Arc<OwnedFd>> {
+        if let (IoMode::Direct, Some((fd, _))) = (mode, &self.direct) {
             return Ok(Arc::clone(fd));
         }
         if let Some(fd) = self.buffered.get() {

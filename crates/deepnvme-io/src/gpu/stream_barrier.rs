@@ -195,9 +195,10 @@ mod tests {
 
     use super::*;
     use crate::gpu::GpuEvent;
-    use crate::layout::Layout;
+    use crate::op::Direction;
     use crate::request::{RequestMemory, Transfer, WriteOptions};
-    use crate::split::{BlockSizes, Direction, Geometry, Plan, Segment};
+    use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
+    use crate::stripe_layout::StripeLayout;
     use crate::trace::Recorder;
 
     /// An event that a stream never reaches, and one whose driver panics.
@@ -223,10 +224,10 @@ mod tests {
     }
 
     fn request(event: Odd) -> Arc<Request> {
-        let segment = Segment { file: 0, item: 0, offset: 0, len: 4096, address: None, is_flat_gpu: false };
-        let geometry = Geometry { direct: None, layout: Layout::SINGLE, has_gds: false };
-        let sizes = BlockSizes { block_bytes: 4096, slot_bytes: 4096, gds_bytes: 4096 };
-        let plan = Plan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
+        let segment = Segment { file: 0, item: 0, offset: 0, len: 4096, address: None, is_contiguous_gpu: false };
+        let geometry = FileGeometry { direct: None, layout: StripeLayout::SINGLE, has_gds: false };
+        let sizes = BlockSizes { block_bytes: 4096, bounce_bytes: 4096, gds_bytes: 4096 };
+        let plan = BlockPlan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
         let memory = (RequestMemory::Sources(Vec::new()), false);
         let events: Vec<Box<dyn GpuEvent>> = vec![Box::new(event)];
         let (files, options) = ((Vec::new(), Vec::new()), WriteOptions::default());

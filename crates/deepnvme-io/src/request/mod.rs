@@ -34,8 +34,8 @@ pub(crate) use self::worker_handle::WorkerHandle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::TensorFile;
 use crate::gpu::{GpuEvent, GpuSlice};
-use crate::op::Pieces;
-use crate::split::{Block, Direction, Plan, Segment};
+use crate::op::{Direction, Pieces};
+use crate::split::{Block, BlockPlan, Segment};
 use crate::sync::{AtomicBool, AtomicU64, Instant, Mutex, RwLock, RwLockReadGuard, lock};
 
 /// The result of a finished request.
@@ -70,7 +70,7 @@ pub(crate) enum Cancelled {
 /// One request, shared by its workers and its caller. The last work item to end reports it as done.
 #[derive(Debug)]
 pub(crate) struct Request {
-    pub(crate) plan: Plan,
+    pub(crate) plan: BlockPlan,
     /// The files while the request runs. They are released before its completion, so a caller that has waited can rely on
     /// them being closed.
     files: RwLock<Vec<Arc<TensorFile>>>,
@@ -99,7 +99,7 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn new(
-        plan: Plan,
+        plan: BlockPlan,
         (files, file_ends): (Vec<Arc<TensorFile>>, Vec<u64>),
         (memory, has_gpu_memory): (RequestMemory, bool),
         starts_after: Vec<Box<dyn GpuEvent>>,
@@ -341,7 +341,7 @@ impl Request {
     }
 }
 
-fn needs_preparing(plan: &Plan, files: &[Arc<TensorFile>], extent: WriteExtent) -> bool {
+fn needs_preparing(plan: &BlockPlan, files: &[Arc<TensorFile>], extent: WriteExtent) -> bool {
     let needs_preallocation = |file: &Arc<TensorFile>| file.needs_preallocation(plan.bytes_total());
     let is_whole = extent == WriteExtent::WholeFile;
     let grows = || plan.block_count() > 0 && files.iter().any(needs_preallocation);

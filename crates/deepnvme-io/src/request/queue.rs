@@ -394,9 +394,10 @@ fn closed(request: &Request) -> Error {
 mod tests {
     use super::*;
     use crate::backend::Wake;
-    use crate::layout::Layout;
+    use crate::op::Direction;
     use crate::request::{RequestMemory, WorkItem, WriteExtent, WriteOptions};
-    use crate::split::{BlockSizes, Direction, Geometry, Plan, Segment};
+    use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
+    use crate::stripe_layout::StripeLayout;
     use crate::sync::{mpsc, thread};
 
     struct NoWake;
@@ -408,10 +409,10 @@ mod tests {
     /// A request of one block, to be prepared first. It has no file and no memory.
     #[allow(clippy::unwrap_used, reason = "it is a part of the test")]
     fn request() -> Arc<Request> {
-        let segment = Segment { file: 0, item: 0, offset: 0, len: 4096, address: None, is_flat_gpu: false };
-        let geometry = Geometry { direct: None, layout: Layout::SINGLE, has_gds: false };
-        let sizes = BlockSizes { block_bytes: 4096, slot_bytes: 4096, gds_bytes: 4096 };
-        let plan = Plan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
+        let segment = Segment { file: 0, item: 0, offset: 0, len: 4096, address: None, is_contiguous_gpu: false };
+        let geometry = FileGeometry { direct: None, layout: StripeLayout::SINGLE, has_gds: false };
+        let sizes = BlockSizes { block_bytes: 4096, bounce_bytes: 4096, gds_bytes: 4096 };
+        let plan = BlockPlan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
         let options = WriteOptions { extent: WriteExtent::WholeFile, ..WriteOptions::default() };
         let memory = (RequestMemory::Sources(Vec::new()), false);
         Arc::new(Request::new(plan, (Vec::new(), Vec::new()), memory, Vec::new(), options, tracing::Span::none()))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Durability, Request};
 use crate::error::{Error, Result};
 use crate::op::OpKind;
-use crate::split::Channel;
+use crate::split::IoMode;
 
 /// A file or folder to sync.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) fn sync_targets(request: &Request) -> Result<Vec<SyncTarget>> {
     let mut folders = BTreeSet::new();
     for file in request.files().iter() {
         for part in file.parts() {
-            let (descriptor, path) = (part.descriptor(Channel::Direct)?, part.path().to_path_buf());
+            let (descriptor, path) = (part.descriptor(IoMode::Direct)?, part.path().to_path_buf());
             if request.options.durability == Durability::Full && part.has_name() {
                 folders.extend(part.folder().map(Path::to_path_buf));
             }

@@ -12,7 +12,7 @@ mod recorder;
 mod recording;
 mod tape;
 
-pub use event::{Event, Recorded, Way, What};
+pub use event::{DataPath, Event, Recorded, What};
 pub use recorder::EVENTS_MAX;
 pub(crate) use recorder::Recorder;
 pub use recording::{Lane, Recording};

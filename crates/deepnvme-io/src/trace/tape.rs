@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::event::{Way, What};
+use super::event::{DataPath, What};
 use super::now_ns;
 use super::recorder::Recorder;
-use crate::split::Direction;
+use crate::op::Direction;
 use crate::sync::Instant;
 
 /// Records the events of one worker.
@@ -23,7 +23,7 @@ pub(crate) struct Moved<'a> {
     pub(crate) offset: u64,
     /// `None` if it failed.
     pub(crate) bytes: Option<u64>,
-    pub(crate) way: Way,
+    pub(crate) data_path: DataPath,
 }
 
 /// A completed copy.
@@ -53,14 +53,14 @@ impl Tape {
     }
 
     pub(crate) fn transfer(&self, began: Instant, moved: &Moved<'_>) {
-        let Moved { direction, file, offset, bytes, way } = *moved;
+        let Moved { direction, file, offset, bytes, data_path } = *moved;
         self.recorder.note(self.recorder.at(began), now_ns(), |names| What::Transfer {
             worker: self.worker,
             direction,
             file: names.file(file),
             offset,
             bytes: bytes.unwrap_or(0),
-            way,
+            data_path,
             failed: bytes.is_none(),
         });
     }

@@ -9,17 +9,17 @@ use super::verdict::{self, Attempt, Headway, Verdict};
 use super::{RETRIES_AT_ONCE, RETRIES_MAX, RETRY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::GpuSlice;
-use crate::op::{Errno, Op, OpKind, Pieces, Token};
+use crate::op::{Direction, Errno, Op, OpKind, Pieces, Token};
 use crate::request::WorkGuard;
-use crate::split::{Block, Channel, Direction, Via};
+use crate::split::{Block, IoMode, Route};
 use crate::sync::{Instant, thread};
 
 #[derive(Debug)]
 pub(super) enum Task {
     Block {
         block: Block,
-        /// The block's channel, or buffered after the file refused a direct transfer.
-        channel: Channel,
+        /// The block's mode, or buffered after the file refused a direct transfer.
+        mode: IoMode,
         /// The initial offset of the op in its part file.
         base: u64,
         step_bytes: usize,
@@ -56,8 +56,8 @@ impl Flight {
     }
 
     pub(super) fn block(guard: WorkGuard, block: Block, slot: Option<Slot>) -> Self {
-        let channel = block.channel;
-        Self::new(guard, Task::Block { block, channel, base: 0, step_bytes: 1 }, slot)
+        let mode = block.mode;
+        Self::new(guard, Task::Block { block, mode, base: 0, step_bytes: 1 }, slot)
     }
 
     /// Starts the clock, with this many ops in flight.
@@ -83,17 +83,17 @@ impl Flight {
 
     /// Returns the block's op, with an unset token. The bounce buffer of a write is full.
     pub(super) fn first_op(&mut self) -> Result<Op> {
-        let Task::Block { block, channel, base, step_bytes } = &mut self.task else {
+        let Task::Block { block, mode, base, step_bytes } = &mut self.task else {
             return Err(Error::new(ErrorKind::Io, "read", "a sync has no blocks"));
         };
         let file = self.guard.request().file(block);
         let (part, offset) = file.part_at(block.io.start);
         *base = offset;
         match part.alignment() {
-            Some(alignment) if *channel == Channel::Direct => {
+            Some(alignment) if *mode == IoMode::Direct => {
                 *step_bytes = alignment.offset.max(alignment.memory).bytes() as usize;
             }
-            _ => *channel = Channel::Buffered,
+            _ => *mode = IoMode::Buffered,
         }
         let direction = self.guard.request().plan.direction();
         let pieces = match &self.slot {
@@ -107,13 +107,13 @@ impl Flight {
             Direction::Read => OpKind::Read,
             Direction::Write => OpKind::Write,
         };
-        let cufile = if block.via == Via::Gds { part.cufile_registration() } else { None };
-        Ok(Op { token: Token(0), kind, file: part.descriptor(*channel)?, offset, pieces, cufile })
+        let cufile = if block.route == Route::CuFile { part.cufile_registration() } else { None };
+        Ok(Op { token: Token(0), kind, file: part.descriptor(*mode)?, offset, pieces, cufile })
     }
 
     /// Classifies a completion of this block's op.
     pub(super) fn judge(&mut self, op: &Op, result: Result<usize, Errno>) -> Verdict {
-        let Task::Block { block, channel, base, step_bytes } = &self.task else {
+        let Task::Block { block, mode, base, step_bytes } = &self.task else {
             return Verdict::Done;
         };
         let direction = self.guard.request().plan.direction();
@@ -121,7 +121,7 @@ impl Flight {
             before: (op.offset - base) as usize,
             needed: (block.range.end - block.io.start) as usize,
             step_bytes: *step_bytes,
-            is_direct: *channel == Channel::Direct,
+            is_direct: *mode == IoMode::Direct,
             is_read: direction == Direction::Read,
             operation: direction.name(),
         };
@@ -174,21 +174,21 @@ impl Flight {
 
     /// Turns a refused direct op into a buffered one. Fails if direct I/O is required.
     pub(super) fn go_buffered(&mut self, mut op: Op, reason: &str) -> Result<Op> {
-        let Task::Block { block, channel, step_bytes, .. } = &mut self.task else {
+        let Task::Block { block, mode, step_bytes, .. } = &mut self.task else {
             return Ok(op);
         };
         let file = self.guard.request().file(block);
         let (part, _) = file.part_at(block.io.start);
         part.refuse_direct(reason).map_err(|error| error.at_offset(block.io.start))?;
-        *channel = Channel::Buffered;
+        *mode = IoMode::Buffered;
         *step_bytes = 1;
-        op.file = part.descriptor(Channel::Buffered)?;
+        op.file = part.descriptor(IoMode::Buffered)?;
         Ok(op)
     }
 
     /// Returns whether cuFile moves it.
     pub(super) fn is_gds(&self) -> bool {
-        matches!(&self.task, Task::Block { block, .. } if block.via == Via::Gds)
+        matches!(&self.task, Task::Block { block, .. } if block.route == Route::CuFile)
     }
 
     /// Returns whether its bytes are in a bounce buffer and must be copied to the caller's memory.

@@ -13,7 +13,7 @@ use crate::config::limits::{HAND_BYTES_MAX, HAND_SLOT_BYTES};
 use crate::error::Result;
 use crate::gpu::EngineGpus;
 use crate::request::{Request, RequestQueue, WorkGuard, WorkKind};
-use crate::split::Plan;
+use crate::split::BlockPlan;
 use crate::stats::WorkerStats;
 use crate::sync::{Mutex, lock};
 use crate::trace::{Recorder, Tape};
@@ -84,7 +84,7 @@ impl Hands {
     }
 }
 
-fn is_small(plan: &Plan) -> bool {
+fn is_small(plan: &BlockPlan) -> bool {
     let blocks = plan.block_count();
     (1..=BLOCKS_MAX).contains(&blocks)
         && plan.bytes_total() <= HAND_BYTES_MAX

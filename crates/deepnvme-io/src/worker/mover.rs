@@ -14,9 +14,9 @@ use crate::backend::gds::Gds;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{AsyncCopier, EngineGpus, GpuSlice};
-use crate::op::{Completion, Errno, Op, Pieces, Submit};
+use crate::op::{Completion, Direction, Errno, Op, Pieces, Submit};
 use crate::request::{SyncTarget, WorkGuard};
-use crate::split::{Block, Direction, Via};
+use crate::split::{Block, Route};
 use crate::stats::WorkerStats;
 use crate::trace::Tape;
 
@@ -180,7 +180,7 @@ impl<B: Backend> Mover<B> {
         let guards = guard.split((block.range.end - block.range.start).div_ceil(slot_bytes));
         for (guard, start) in guards.into_iter().zip(starts) {
             let range = start..(start + slot_bytes).min(block.range.end);
-            self.refused.push_back((guard, Block { io: range.clone(), range, via: Via::Slot, ..block.clone() }));
+            self.refused.push_back((guard, Block { io: range.clone(), range, route: Route::Bounce, ..block.clone() }));
         }
     }
 
@@ -209,7 +209,7 @@ impl<B: Backend> Mover<B> {
     /// Starts a block. Returns its claim if it must wait for a bounce buffer.
     pub(crate) fn start_block(&mut self, guard: WorkGuard, index: u64) -> Result<Option<WorkGuard>> {
         let block = guard.request().plan.block(index);
-        if block.via == Via::Gds
+        if block.route == Route::CuFile
             && let Err(reason) = self.check_gds(&guard, &block)
         {
             match self.do_without_gds(&reason) {
@@ -246,7 +246,7 @@ impl<B: Backend> Mover<B> {
     /// Starts a block as it is. Returns its claim if it must wait for a bounce buffer.
     fn start(&mut self, guard: WorkGuard, block: Block) -> Result<Option<WorkGuard>> {
         let mut slot = None;
-        if block.via == Via::Slot {
+        if block.route == Route::Bounce {
             let is_read = guard.request().plan.direction() == Direction::Read;
             let to_gpu = guard.request().has_gpu_memory();
             if is_read && self.bounced_reads >= self.slot_setup.bounced_reads_max(to_gpu) {

@@ -11,7 +11,7 @@ use crate::request::Request;
 use crate::split::Block;
 use crate::stats::WorkerStats;
 use crate::sync::Instant;
-use crate::trace::{Copied, Moved, Way};
+use crate::trace::{Copied, DataPath, Moved};
 
 impl<B: Backend> Mover<B> {
     /// Handles one completion.
@@ -33,11 +33,11 @@ impl<B: Backend> Mover<B> {
         let Some(flight) = self.flights.get_mut(op.token) else { return };
         match &flight.task {
             Task::Sync { path } => self.tape.sync(flight.submitted, path, result.is_err()),
-            Task::Block { block, channel, .. } => {
+            Task::Block { block, mode, .. } => {
                 let (file, direction) = (flight.guard.request().file(block), flight.guard.request().plan.direction());
                 let (part, _) = file.part_at(block.io.start);
-                let (way, bytes) = (Way::of(*channel, block.via), result.ok().map(|bytes| bytes as u64));
-                let moved = Moved { direction, file: part.path(), offset: op.offset, bytes, way };
+                let (data_path, bytes) = (DataPath::of(*mode, block.route), result.ok().map(|bytes| bytes as u64));
+                let moved = Moved { direction, file: part.path(), offset: op.offset, bytes, data_path };
                 self.tape.transfer(flight.submitted, &moved);
             }
         }
@@ -188,9 +188,9 @@ impl<B: Backend> Mover<B> {
     fn finish(&self, landed: Landed) {
         let Landed { flight: Flight { guard, task, slot, .. }, took } = landed;
         drop(slot);
-        let Task::Block { block, channel, .. } = task else { return };
+        let Task::Block { block, mode, .. } = task else { return };
         let bytes = wanted_bytes(guard.request(), &block);
-        self.stats.block_done(guard.request().plan.direction(), channel, block.via, bytes, took);
+        self.stats.block_done(guard.request().plan.direction(), mode, block.route, bytes, took);
         guard.end(Ok(bytes));
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use deepnvme_io::split::Direction;
+use deepnvme_io::op::Direction;
 use deepnvme_io::{
     Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, ReadItem, TensorFile, WriteItem,
     WriteOptions,

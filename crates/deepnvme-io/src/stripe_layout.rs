@@ -2,14 +2,14 @@
 
 /// Maps logical bytes to part files. One part is the identity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Layout {
+pub struct StripeLayout {
     /// The number of part files, at least 1.
     pub parts: u64,
     /// Bytes of one stripe. `u64::MAX` with one part.
     pub stripe_bytes: u64,
 }
 
-impl Layout {
+impl StripeLayout {
     /// A plain file.
     pub const SINGLE: Self = Self { parts: 1, stripe_bytes: u64::MAX };
 
@@ -26,7 +26,7 @@ impl Layout {
 
     /// Returns how many bytes from `offset` on are contiguous in one part.
     #[must_use]
-    pub fn together_bytes(self, offset: u64) -> u64 {
+    pub fn contiguous_bytes(self, offset: u64) -> u64 {
         if self.parts == 1 { u64::MAX - offset } else { self.stripe_bytes - offset % self.stripe_bytes }
     }
 
@@ -62,7 +62,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_byte_has_one_place_and_sizes_add_up(parts in 1u64..9, stripes in 1u64..5, bytes in 0u64..400_000) {
-            let layout = if parts == 1 { Layout::SINGLE } else { Layout { parts, stripe_bytes: stripes * 4096 } };
+            let layout = if parts == 1 { StripeLayout::SINGLE } else { StripeLayout { parts, stripe_bytes: stripes * 4096 } };
             let sizes: Vec<u64> = (0..parts as usize).map(|part| layout.part_bytes(bytes, part)).collect();
             prop_assert_eq!(sizes.iter().sum::<u64>(), bytes);
             let logical = sizes.iter().enumerate().map(|(part, size)| layout.logical_end(part, *size)).max();
