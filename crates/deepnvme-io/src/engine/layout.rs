@@ -97,7 +97,7 @@ impl RequestPlanner {
             Some(file) => error.at_path(file.path()),
             None => error,
         };
-        let (block_bytes, bounce_bytes) = (self.config.block_bytes, self.config.slot_bytes());
+        let (block_bytes, bounce_bytes) = (self.config.block_bytes, self.config.bounce_buffer_bytes());
         let mut sizes = BlockSizes { block_bytes, bounce_bytes, gds_bytes: block_bytes };
         if !streams.is_empty() && self.has_gds(&files).map_err(with_path)? {
             sizes.gds_bytes = self.gds.block_bytes(block_bytes);

@@ -28,7 +28,7 @@ use crate::start::start_thread;
 use crate::stats::{self, Comparisons, StatsSnapshot, WorkerStats};
 use crate::sync::thread;
 use crate::trace::{Lane, Recorder, Recording, Tape};
-use crate::worker::Hands;
+use crate::worker::InlineExecutor;
 
 /// Moves bytes between files and memory. Threads may share it. Dropping it waits for the submitted requests.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub struct Engine {
     threads: Arc<EngineThreads>,
     drops_in_background: bool,
     /// `None` if the caller made the backends.
-    hands: Option<Hands>,
+    inline: Option<InlineExecutor>,
     gpus: Arc<EngineGpus>,
     gds: Arc<Gds>,
     recorder: Arc<Recorder>,
@@ -60,7 +60,7 @@ impl Engine {
         let (kind, reason) = probe.choose(config.backend)?;
         let factory: BackendFactory = Arc::new(move |setup| backend::open(kind, setup));
         let mut engine = Self::start(config, probe, reason, &factory)?;
-        engine.hands = Some(Hands::new(&engine.stats[0], &engine.config, &engine.gpus, &engine.recorder));
+        engine.inline = Some(InlineExecutor::new(&engine.stats[0], &engine.config, &engine.gpus, &engine.recorder));
         Ok(engine)
     }
 
@@ -94,7 +94,7 @@ impl Engine {
             stats,
             threads: Arc::new(EngineThreads::new(&queue)),
             drops_in_background: false,
-            hands: None,
+            inline: None,
             gds,
             planner,
             gpus,
@@ -371,8 +371,8 @@ impl Engine {
 
     /// Runs a small request on this thread, and offers any other to the workers.
     fn submit_now<T>(&self, request: Arc<Request>) -> Result<Transfer<T>> {
-        if let Some(hands) = &self.hands
-            && hands.make(&request, &self.queue)?
+        if let Some(inline) = &self.inline
+            && inline.try_run(&request, &self.queue)?
         {
             return Ok(Transfer::new(request, Arc::clone(&self.queue)));
         }

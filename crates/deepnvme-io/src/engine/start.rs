@@ -14,7 +14,7 @@ use crate::stats::WorkerStats;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Mutex, lock, mpsc};
 use crate::trace::{Recorder, Tape};
-use crate::worker::{GdsSetup, SlotSetup, Worker, WorkerSetup};
+use crate::worker::{BounceSetup, GdsSetup, Worker, WorkerSetup};
 
 /// Creates the backend of one worker, on that worker's thread.
 pub type BackendFactory = Arc<dyn Fn(&BackendSetup) -> Result<Box<dyn Backend>> + Send + Sync>;
@@ -67,9 +67,9 @@ impl EngineThreads {
             gpus: Arc::clone(parts.gpus),
             gds: GdsSetup { gds: Arc::clone(parts.gds), mode: config.gds },
             tape: Tape::new(parts.recorder, Some(worker_index)),
-            slots: SlotSetup {
-                slot_bytes: config.slot_bytes() as usize,
-                slots: config.slots_per_worker() as usize,
+            bounce: BounceSetup {
+                buffer_bytes: config.bounce_buffer_bytes() as usize,
+                buffers: config.bounce_buffers_per_worker() as usize,
                 lock_pool: config.lock_pool,
                 register: config.register_pool,
             },

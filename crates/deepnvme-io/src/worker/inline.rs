@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::mover::{Mover, SlotSetup};
+use super::bounce::BounceSetup;
+use super::io_loop::IoLoop;
 use super::window::Window;
 use crate::backend::Backend;
 use crate::backend::inline::InlineBackend;
 use crate::config::Config;
-use crate::config::limits::{HAND_BYTES_MAX, HAND_SLOT_BYTES};
+use crate::config::limits::{INLINE_BUFFER_BYTES, INLINE_BYTES_MAX};
 use crate::error::Result;
 use crate::gpu::EngineGpus;
 use crate::request::{Request, RequestQueue, WorkGuard, WorkKind};
@@ -21,42 +22,46 @@ use crate::trace::{Recorder, Tape};
 /// A block and two ragged edges.
 const BLOCKS_MAX: u64 = 3;
 
-/// Movers that callers borrow.
-pub(crate) struct Hands {
-    resting: Mutex<Vec<Mover<InlineBackend>>>,
+/// Runs small requests on the threads of their callers, each with an I/O loop that is free.
+pub(crate) struct InlineExecutor {
+    idle: Mutex<Vec<IoLoop<InlineBackend>>>,
 }
 
-impl std::fmt::Debug for Hands {
+impl std::fmt::Debug for InlineExecutor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Hands({} resting)", lock(&self.resting).len())
+        write!(f, "InlineExecutor({} idle)", lock(&self.idle).len())
     }
 }
 
-impl Hands {
+impl InlineExecutor {
     pub(crate) fn new(
         stats: &Arc<WorkerStats>,
         config: &Config,
         gpus: &Arc<EngineGpus>,
         recorder: &Arc<Recorder>,
     ) -> Self {
-        let slots =
-            SlotSetup { slot_bytes: HAND_SLOT_BYTES as usize, slots: 1, lock_pool: config.lock_pool, register: false };
-        let mover = || {
+        let bounce = BounceSetup {
+            buffer_bytes: INLINE_BUFFER_BYTES as usize,
+            buffers: 1,
+            lock_pool: config.lock_pool,
+            register: false,
+        };
+        let io_loop = || {
             let backend = InlineBackend::default();
             let window = Window::fixed(backend.depth());
-            Mover::new(backend, window, (Arc::clone(stats), Tape::new(recorder, None)), slots, gpus)
+            IoLoop::new(backend, window, (Arc::clone(stats), Tape::new(recorder, None)), bounce, gpus)
         };
-        Self { resting: Mutex::new((0..config.hand_slots()).map(|_| mover()).collect()) }
+        Self { idle: Mutex::new((0..config.inline_buffers()).map(|_| io_loop()).collect()) }
     }
 
-    /// Runs the whole request now if it is small and a mover is free. Returns whether it did. Its syncs go to the
+    /// Runs the whole request now if it is small and an I/O loop is free. Returns whether it did. Its syncs go to the
     /// workers.
-    pub(crate) fn make(&self, request: &Arc<Request>, queue: &Arc<RequestQueue>) -> Result<bool> {
+    pub(crate) fn try_run(&self, request: &Arc<Request>, queue: &Arc<RequestQueue>) -> Result<bool> {
         // With GPU memory, a worker waits for the GPU instead of the caller.
         if request.has_gpu_memory() || !is_small(&request.plan) {
             return Ok(false);
         }
-        let Some(mut mover) = lock(&self.resting).pop() else { return Ok(false) };
+        let Some(mut io_loop) = lock(&self.idle).pop() else { return Ok(false) };
         let caller = queue.enter_inline(request)?;
         let guard = |kind| WorkGuard::new(Arc::clone(request), Arc::clone(queue), kind);
         let preparation = request.claim_preparation().then(|| guard(WorkKind::Prepare));
@@ -72,14 +77,14 @@ impl Hands {
                 continue;
             }
             // The only bounce buffer is free: the previous block has completed.
-            mover.start_block(guard, index)?;
-            while !mover.is_idle() {
-                mover.reap(true)?;
-                while mover.unload()? {}
+            io_loop.start_block(guard, index)?;
+            while !io_loop.is_idle() {
+                io_loop.reap(true)?;
+                while io_loop.copy_completed_read()? {}
             }
         }
         drop(caller);
-        lock(&self.resting).push(mover);
+        lock(&self.idle).push(io_loop);
         Ok(true)
     }
 }
@@ -87,6 +92,6 @@ impl Hands {
 fn is_small(plan: &BlockPlan) -> bool {
     let blocks = plan.block_count();
     (1..=BLOCKS_MAX).contains(&blocks)
-        && plan.bytes_total() <= HAND_BYTES_MAX
-        && (0..blocks).map(|index| plan.block(index).io).all(|io| io.end - io.start <= HAND_SLOT_BYTES)
+        && plan.bytes_total() <= INLINE_BYTES_MAX
+        && (0..blocks).map(|index| plan.block(index).io).all(|io| io.end - io.start <= INLINE_BUFFER_BYTES)
 }
