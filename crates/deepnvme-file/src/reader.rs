@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use deepnvme_io::mem::{Buffer, Device, Region, RegionMut};
+use deepnvme_io::mem::{Buffer, Device, PAGE_BYTES, Region, RegionMut};
 
 use crate::open::{Target, open};
 use crate::prefetch_window::{Filling, Held, Window};
@@ -28,7 +28,7 @@ const CACHED_BYTES_MAX: usize = 256 << 10;
 /// Smallest read that is copied from the page cache without a window.
 const UNWINDOWED_BYTES_MIN: usize = 16 << 10;
 /// Windows start at multiples of this, so that they need no bounce buffer on common devices.
-const WINDOW_ALIGNMENT_BYTES: u64 = 4096;
+const WINDOW_ALIGNMENT_BYTES: u64 = PAGE_BYTES;
 const CACHED_REASON: &str = "most of the bytes were in the page cache";
 
 /// Reads a file in any order. Fastest from start to end.

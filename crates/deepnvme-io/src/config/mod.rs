@@ -80,12 +80,14 @@ pub struct Config {
 
 /// The limits of [`Config`].
 pub mod limits {
+    use deepnvme_mem::PAGE_BYTES;
+
     /// Maximum workers.
     pub const WORKERS_MAX: u32 = 64;
     /// Maximum queue depth of a worker.
     pub const QUEUE_DEPTH_MAX: u32 = 4096;
     /// Smallest block. Every block size is a multiple of it.
-    pub const BLOCK_BYTES_MIN: u64 = 4096;
+    pub const BLOCK_BYTES_MIN: u64 = PAGE_BYTES;
     /// Largest block.
     pub const BLOCK_BYTES_MAX: u64 = 64 << 20;
     /// Largest bounce buffer.
@@ -100,7 +102,7 @@ pub mod limits {
     /// Maximum concurrent callers that do so. Other requests go to the workers.
     pub const INLINE_CALLERS_MAX: u64 = 16;
     /// Bounce buffer of one of them: its largest request, widened at both ends by the largest usual alignment.
-    pub const INLINE_BUFFER_BYTES: u64 = INLINE_BYTES_MAX + 2 * 4096;
+    pub const INLINE_BUFFER_BYTES: u64 = INLINE_BYTES_MAX + 2 * PAGE_BYTES;
 }
 
 impl Default for Config {

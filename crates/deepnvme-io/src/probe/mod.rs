@@ -10,7 +10,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_mem::Buffer;
+use deepnvme_mem::{Buffer, PAGE_BYTES};
 use rustix::rand::{GetRandomFlags, getrandom};
 use smallvec::smallvec;
 
@@ -26,7 +26,7 @@ use crate::op::{Op, OpKind, Submit, SubmitMode, Token};
 use crate::start::start_thread;
 
 /// Bytes of the file that each backend reads.
-const SAMPLE_BYTES: usize = 4096;
+const SAMPLE_BYTES: usize = PAGE_BYTES as usize;
 /// The file to read if the kernel has no files in memory.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 /// Bytes that `getrandom` returns without interruption by a signal.

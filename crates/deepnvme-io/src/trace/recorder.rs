@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use deepnvme_mem::CreatorProcess;
+
 use super::event::{Event, Recorded, What};
 use super::now_ns;
 use crate::sync::{Instant, Mutex, lock};
@@ -19,7 +21,7 @@ pub(crate) struct Recorder {
     /// The number of running recordings. Without any, nothing else is read.
     running: AtomicUsize,
     books: Mutex<Books>,
-    pid: u32,
+    creator: CreatorProcess,
     /// One moment in both clocks, which are the same clock in the kernel.
     moment: (Instant, u64),
 }
@@ -44,7 +46,7 @@ impl Recorder {
         Self {
             running: AtomicUsize::new(0),
             books: Mutex::new(Books::default()),
-            pid: std::process::id(),
+            creator: CreatorProcess::current(),
             moment: (Instant::now(), now_ns()),
         }
     }
@@ -100,7 +102,7 @@ impl Recorder {
     }
 
     pub(super) fn is_foreign(&self) -> bool {
-        self.pid != std::process::id()
+        !self.creator.is_current()
     }
 
     pub(super) fn close(&self, number: u64) -> Option<Recorded> {

@@ -1,8 +1,10 @@
 //! The threads, and the queues between them and the backend: jobs out, completions back.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{Builder, JoinHandle};
+
+use deepnvme_mem::sync::ignore_poison;
 
 use crate::backend::contract::Wake;
 use crate::op::{Completion, Errno, Op};
@@ -153,7 +155,7 @@ impl Shared {
                 return;
             } else {
                 jobs.idle += 1;
-                jobs = self.job_came.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                jobs = ignore_poison(self.job_came.wait(jobs));
                 jobs.idle -= 1;
             }
         }
@@ -198,7 +200,7 @@ impl Shared {
         let mut done = lock(&self.done);
         done.wanted = min as usize;
         while done.completions.len() < done.wanted && !done.woken {
-            done = self.done_came.wait(done).unwrap_or_else(PoisonError::into_inner);
+            done = ignore_poison(self.done_came.wait(done));
         }
         if min > 0 {
             done.woken = false;
@@ -217,7 +219,7 @@ impl Wake for Shared {
 
 /// Locks, ignoring poison: a thread that panicked with the lock left no partial change.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    ignore_poison(mutex.lock())
 }
 
 #[cfg(test)]
