@@ -9,9 +9,9 @@ use deepnvme_format::set::{self, State};
 use serde::{Deserialize, Serialize};
 
 use crate::replace::Temporary;
+use deepnvme_io::display;
 use deepnvme_io::fs;
 use deepnvme_io::op::Errno;
-use deepnvme_io::shown;
 use deepnvme_io::{Error, ErrorKind, Result, StripeLayout};
 
 /// Maximum number of parts of a stripe set.
@@ -73,10 +73,10 @@ impl StripeSet {
         }
         let mut seen = std::collections::HashSet::new();
         if let Some(twice) = parts.iter().find(|part| !seen.insert(part.as_path())) {
-            return Err(invalid(format!("the part {} is named twice", shown::path(twice))));
+            return Err(invalid(format!("the part {} is named twice", display::path(twice))));
         }
         if let Some(odd) = parts.iter().find(|part| part.as_os_str().as_encoded_bytes().contains(&0)) {
-            return Err(invalid(format!("the part {} has a null byte in its name; no file has", shown::path(odd))));
+            return Err(invalid(format!("the part {} has a null byte in its name; no file has", display::path(odd))));
         }
         Ok(Self { parts, stripe_bytes })
     }

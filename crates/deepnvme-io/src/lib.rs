@@ -31,6 +31,7 @@
 
 pub mod backend;
 pub mod config;
+pub mod display;
 mod engine;
 pub mod error;
 mod file;
@@ -41,7 +42,6 @@ mod loom_tests;
 pub mod op;
 pub mod probe;
 mod request;
-pub mod shown;
 pub mod split;
 mod start;
 mod stats;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::{all_real, decorated, engine, hidden_faults, open, small_config};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::op::Direction;
-use deepnvme_io::trace::{DataPath, Event, Recorded, What, now_ns};
+use deepnvme_io::trace::{DataPath, Event, EventKind, Recorded, now_ns};
 use deepnvme_io::{
     DirectMode, Durability, Engine, ErrorKind, ReadItem, StatsSnapshot, SubmitMode, WriteItem, WriteOptions,
 };
@@ -58,19 +58,19 @@ struct Sums {
 
 fn sums(recorded: &Recorded) -> Sums {
     let mut sums = Sums::default();
-    for Event { start_ns, end_ns, what } in &recorded.events {
-        assert!(recorded.start_ns <= *start_ns && start_ns <= end_ns && *end_ns <= recorded.end_ns, "{what:?}");
-        match what {
-            What::Request { failed, .. } => {
+    for Event { start_ns, end_ns, kind } in &recorded.events {
+        assert!(recorded.start_ns <= *start_ns && start_ns <= end_ns && *end_ns <= recorded.end_ns, "{kind:?}");
+        match kind {
+            EventKind::Request { failed, .. } => {
                 sums.requests += 1;
                 sums.requests_failed += u64::from(*failed);
             }
-            What::Transfer { .. } => sums.ops += 1,
-            What::Sync { .. } => {
+            EventKind::Op { .. } => sums.ops += 1,
+            EventKind::Sync { .. } => {
                 sums.ops += 1;
                 sums.syncs_at_least += 1;
             }
-            What::Copy { .. } | What::Span { .. } => {}
+            EventKind::Copy { .. } | EventKind::Span { .. } => {}
         }
     }
     sums
@@ -119,7 +119,7 @@ fn whole_blocks_say_where_they_went_and_by_which_way() {
             let mut places = Vec::new();
             let mut by_way = [0_u64; 4];
             for event in &recorded.events {
-                let What::Transfer { direction, file: path, offset, bytes, data_path, failed, worker } = &event.what
+                let EventKind::Op { direction, file: path, offset, bytes, data_path, failed, worker } = &event.kind
                 else {
                     continue;
                 };
@@ -163,7 +163,7 @@ fn what_is_continued_or_tried_again_is_there_each_time() {
         let sums = sums(&recorded);
         assert_eq!((sums.requests, 0, sums.ops), counted(&before, &after), "seed {seed}");
         let refused = recorded.events.iter().filter(|event| {
-            matches!(event.what, What::Transfer { failed: true, .. } | What::Sync { failed: true, .. })
+            matches!(event.kind, EventKind::Op { failed: true, .. } | EventKind::Sync { failed: true, .. })
         });
         assert_eq!(refused.count() as u64, after.retries - before.retries, "seed {seed}");
         assert!(after.retries > before.retries && after.short_transfers > before.short_transfers, "seed {seed}");
@@ -196,8 +196,8 @@ fn small_transfers_of_callers_have_no_worker() {
     let recording = engine.record().unwrap();
     engine.read_now(&target, 0, region_at(0, 4096)).unwrap().wait().1.unwrap();
     let recorded = recording.stop().unwrap();
-    let worker_of = |event: &Event| match event.what {
-        What::Transfer { worker, .. } => Some(worker),
+    let worker_of = |event: &Event| match event.kind {
+        EventKind::Op { worker, .. } => Some(worker),
         _ => None,
     };
     assert_eq!(recorded.events.iter().filter_map(worker_of).collect::<Vec<_>>(), [None]);
@@ -219,10 +219,13 @@ fn lanes_of_others_lie_beside_ours_and_recordings_beside_each_other() {
     drop(engine);
     let outer = outer.stop().expect("a recording outlives its engine");
     let Some((last, before)) = outer.events.split_last() else { unreachable!("there are events") };
-    assert!(matches!(&last.what, What::Span { lane, name } if &**lane == "compute" && &**name == "layer 0"));
+    assert!(matches!(&last.kind, EventKind::Span { lane, name } if &**lane == "compute" && &**name == "layer 0"));
     assert_eq!(last.start_ns, start);
-    assert!(before.iter().any(|event| matches!(event.what, What::Transfer { .. })));
-    assert!(matches!(&before[before.len() - 1].what, What::Request { bytes: 100_000, files: 1, failed: false, .. }));
+    assert!(before.iter().any(|event| matches!(event.kind, EventKind::Op { .. })));
+    assert!(matches!(
+        &before[before.len() - 1].kind,
+        EventKind::Request { bytes: 100_000, files: 1, failed: false, .. }
+    ));
     assert_eq!(inner.events.len(), 1);
     assert_eq!(inner.events[0].start_ns, inner.start_ns, "cut where that recording began");
 }

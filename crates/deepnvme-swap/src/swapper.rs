@@ -304,7 +304,7 @@ impl Swapper {
         let file = self.scheduler.disk().open_attached(target, self.scheduler.engine.config().direct)?;
         let file_bytes = file.len()?;
         if offset.checked_add(bytes as u64).is_none_or(|end| end > file_bytes) {
-            let path = deepnvme_io::shown::path(file.path());
+            let path = deepnvme_io::display::path(file.path());
             return Err(Error::Invalid(format!(
                 "{path} has {file_bytes} bytes, and {key:?} would be {bytes} bytes at offset {offset}"
             )));

@@ -1,7 +1,7 @@
 //! Sums over a recording: pure.
 
 use deepnvme_io::op::Direction;
-use deepnvme_io::trace::{DataPath, Recorded, What};
+use deepnvme_io::trace::{DataPath, EventKind, Recorded};
 use serde::Serialize;
 
 use super::lanes::{Kind, lanes, span};
@@ -92,9 +92,9 @@ pub fn summarise(recorded: &Recorded) -> Summary {
     };
     let (mut disk, mut copies) = (Vec::new(), Vec::new());
     for event in &recorded.events {
-        match &event.what {
-            What::Request { .. } => summary.requests += 1,
-            What::Transfer { direction, bytes, data_path, .. } => {
+        match &event.kind {
+            EventKind::Request { .. } => summary.requests += 1,
+            EventKind::Op { direction, bytes, data_path, .. } => {
                 summary.transfers += 1;
                 *match direction {
                     Direction::Read => &mut summary.bytes_read,
@@ -108,16 +108,16 @@ pub fn summarise(recorded: &Recorded) -> Summary {
                 } += bytes;
                 disk.push(span(event));
             }
-            What::Sync { .. } => {
+            EventKind::Sync { .. } => {
                 summary.transfers += 1;
                 disk.push(span(event));
             }
-            What::Copy { bytes, .. } => {
+            EventKind::Copy { bytes, .. } => {
                 summary.copies += 1;
                 summary.bytes_copied += bytes;
                 copies.push(span(event));
             }
-            What::Span { .. } => {}
+            EventKind::Span { .. } => {}
         }
     }
     let (disk, copies) = (union(disk), union(copies));

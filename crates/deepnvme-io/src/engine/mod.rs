@@ -27,7 +27,7 @@ use crate::request::{
 use crate::start::start_thread;
 use crate::stats::{self, Comparisons, StatsSnapshot, WorkerStats};
 use crate::sync::thread;
-use crate::trace::{Lane, Recorder, Recording, Tape};
+use crate::trace::{Lane, Recorder, Recording, Tracer};
 use crate::worker::InlineExecutor;
 
 /// Moves bytes between files and memory. Threads may share it. Dropping it waits for the submitted requests.
@@ -77,7 +77,7 @@ impl Engine {
     fn start(config: Config, probe: Probe, backend_reason: String, factory: &BackendFactory) -> Result<Self> {
         let recorder = Arc::new(Recorder::new());
         let queue = Arc::new(RequestQueue::new(config.workers, &recorder));
-        let gpus = Arc::new(EngineGpus::new(Arc::default(), Tape::new(&recorder, None)));
+        let gpus = Arc::new(EngineGpus::new(Arc::default(), Tracer::new(&recorder, None)));
         let stats: Vec<_> = (0..config.workers).map(|_| Arc::new(WorkerStats::new())).collect();
         let gds = Arc::new(Gds::new(gpus.cuda_devices()));
         let planner = RequestPlanner {

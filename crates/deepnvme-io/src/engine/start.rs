@@ -13,7 +13,7 @@ use crate::start::start_thread;
 use crate::stats::WorkerStats;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Mutex, lock, mpsc};
-use crate::trace::{Recorder, Tape};
+use crate::trace::{Recorder, Tracer};
 use crate::worker::{BounceSetup, GdsSetup, Worker, WorkerSetup};
 
 /// Creates the backend of one worker, on that worker's thread.
@@ -66,7 +66,7 @@ impl EngineThreads {
             worker_index,
             gpus: Arc::clone(parts.gpus),
             gds: GdsSetup { gds: Arc::clone(parts.gds), mode: config.gds },
-            tape: Tape::new(parts.recorder, Some(worker_index)),
+            tracer: Tracer::new(parts.recorder, Some(worker_index)),
             bounce: BounceSetup {
                 buffer_bytes: config.bounce_buffer_bytes() as usize,
                 buffers: config.bounce_buffers_per_worker() as usize,

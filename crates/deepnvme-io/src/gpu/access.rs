@@ -11,13 +11,13 @@ use crate::backend::gds::CudaDevices;
 use crate::error::Result;
 use crate::op::Direction;
 use crate::sync::{Mutex, lock};
-use crate::trace::{Copied, Tape, now_ns};
+use crate::trace::{CompletedGpuCopy, Tracer, now_ns};
 
 /// The GPUs of an engine.
 #[derive(Debug)]
 pub(crate) struct EngineGpus {
     registry: Arc<GpuRegistry>,
-    tape: Tape,
+    tracer: Tracer,
     /// Copiers that are not in use.
     idle: Mutex<Vec<(Device, BlockingCopier)>>,
 }
@@ -169,8 +169,8 @@ impl GpuAccess {
 }
 
 impl EngineGpus {
-    pub(crate) fn new(registry: Arc<GpuRegistry>, tape: Tape) -> Self {
-        Self { registry, tape, idle: Mutex::default() }
+    pub(crate) fn new(registry: Arc<GpuRegistry>, tracer: Tracer) -> Self {
+        Self { registry, tracer, idle: Mutex::default() }
     }
 
     /// Returns the opened GPUs, for asynchronous copies.
@@ -205,12 +205,12 @@ impl EngineGpus {
             Some(copier) => copier,
             None => BlockingCopier::new(self.get(device)?)?,
         };
-        let start = self.tape.now();
+        let start = self.tracer.now();
         let copied = copier.copy(direction, host, slices);
         if let Some(start_ns) = start {
             let bytes = slices.iter().map(|slice| slice.len as u64).sum();
             let (gpu, end_ns, failed) = (copier.index(), now_ns(), copied.is_err());
-            self.tape.copy(Copied { gpu, direction, bytes, start_ns, end_ns, failed });
+            self.tracer.gpu_copy(CompletedGpuCopy { gpu, direction, bytes, start_ns, end_ns, failed });
         }
         copied?;
         lock(&self.idle).push((device, copier));

@@ -14,7 +14,7 @@ use super::worker_handle::WorkerHandle;
 use super::{Cancelled, Request};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::{AtomicU64, Mutex, lock};
-use crate::trace::{Recorder, What};
+use crate::trace::{EventKind, Recorder};
 
 /// Maximum number of queued requests.
 pub const REQUESTS_MAX: usize = 1 << 20;
@@ -304,7 +304,7 @@ impl RequestQueue {
     /// Adds the request to recordings. This precedes its completion, so a caller that has waited finds it there.
     fn record(&self, request: &Request, now: u64) {
         let files = request.files();
-        self.recorder.note(self.recorder.at(request.submitted), now, |names| What::Request {
+        self.recorder.record(self.recorder.time_of(request.submitted), now, |names| EventKind::Request {
             direction: request.plan.direction(),
             file: files.first().map(|file| names.file(file.path())),
             files: files.len() as u32,

@@ -13,13 +13,13 @@ pub struct Event {
     pub start_ns: u64,
     /// End, as seen by the host.
     pub end_ns: u64,
-    /// The event.
-    pub what: What,
+    /// The kind of event, with its values.
+    pub kind: EventKind,
 }
 
 /// The kinds of events.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum What {
+pub enum EventKind {
     /// A request, from submission to reported completion, with its syncs.
     Request {
         /// Read or write.
@@ -33,9 +33,9 @@ pub enum What {
         /// Whether it failed.
         failed: bool,
     },
-    /// One transfer, from submission to the backend to its completion. Continuations and retries are separate
-    /// transfers.
-    Transfer {
+    /// One read or write op, from submission to the backend to its completion. Continuations and retries are separate
+    /// ops.
+    Op {
         /// The worker. `None` for a caller's own thread.
         worker: Option<u32>,
         /// Read or write.

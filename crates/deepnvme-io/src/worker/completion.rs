@@ -11,14 +11,14 @@ use crate::request::Request;
 use crate::split::Block;
 use crate::stats::WorkerStats;
 use crate::sync::{Instant, lock};
-use crate::trace::{DataPath, Moved};
+use crate::trace::{CompletedOp, DataPath};
 
 impl<B: Backend> IoLoop<B> {
     /// Handles one completion.
     pub(super) fn handle_completion(&mut self, completion: Completion) -> Result<()> {
         let Completion { op, result } = completion;
         let token = op.token;
-        if self.tape.is_on() {
+        if self.tracer.is_on() {
             self.record(&op, result);
         }
         match self.in_flight.get_mut(token).map(|entry| &entry.task) {
@@ -32,13 +32,13 @@ impl<B: Backend> IoLoop<B> {
     fn record(&mut self, op: &Op, result: Result<usize, Errno>) {
         let Some(entry) = self.in_flight.get_mut(op.token) else { return };
         match &entry.task {
-            Task::Sync { path } => self.tape.sync(entry.submitted, path, result.is_err()),
+            Task::Sync { path } => self.tracer.sync(entry.submitted, path, result.is_err()),
             Task::Block { block, mode, .. } => {
                 let (file, direction) = (entry.guard.request().file(block), entry.guard.request().plan.direction());
                 let (part, _) = file.part_at(block.io.start);
                 let (data_path, bytes) = (DataPath::of(*mode, block.route), result.ok().map(|bytes| bytes as u64));
-                let moved = Moved { direction, file: part.path(), offset: op.offset, bytes, data_path };
-                self.tape.transfer(entry.submitted, &moved);
+                let completed = CompletedOp { direction, file: part.path(), offset: op.offset, bytes, data_path };
+                self.tracer.op(entry.submitted, &completed);
             }
         }
     }
@@ -156,7 +156,7 @@ impl<B: Backend> IoLoop<B> {
 
     /// Continues the blocks whose GPU copies are complete. Returns whether there were any.
     pub(crate) fn handle_gpu_copies(&mut self) -> Result<bool> {
-        let completed = self.gpu.take_completed(&self.tape);
+        let completed = self.gpu.take_completed(&self.tracer);
         let any = !completed.is_empty();
         for (number, result) in completed {
             let Some(block) = self.gpu.remove(number) else { continue };

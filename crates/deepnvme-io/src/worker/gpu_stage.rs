@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{AsyncCopier, CompletedCopy, EngineGpus, GpuSlice};
 use crate::stats::WorkerStats;
 use crate::sync::lock;
-use crate::trace::{Copied, Tape};
+use crate::trace::{CompletedGpuCopy, Tracer};
 
 /// A block whose bytes are being copied from or to a GPU.
 pub(super) enum CopiedBlock {
@@ -82,9 +82,9 @@ impl GpuStage {
         copied: CopiedBlock,
         slices: Vec<GpuSlice>,
         bounce: &BouncePool,
-        (stats, tape): (&WorkerStats, &Tape),
+        (stats, tracer): (&WorkerStats, &Tracer),
     ) {
-        match self.submit(copied.block(), slices, bounce, (stats, tape)) {
+        match self.submit(copied.block(), slices, bounce, (stats, tracer)) {
             Ok(number) => {
                 self.blocks.insert(number, copied);
             }
@@ -97,14 +97,14 @@ impl GpuStage {
         block: &InFlightOp,
         slices: Vec<GpuSlice>,
         bounce: &BouncePool,
-        (stats, tape): (&WorkerStats, &Tape),
+        (stats, tracer): (&WorkerStats, &Tracer),
     ) -> Result<u64> {
         let Some(buffer) = &block.buffer else {
             return Err(Error::new(ErrorKind::Io, "copy", "a block without a bounce buffer; report this as a bug"));
         };
         let copier = self.copier.get_or_insert_with(|| {
-            let tape = tape.clone();
-            AsyncCopier::new(self.gpus.registry(), Box::new(move || tape.now()))
+            let tracer = tracer.clone();
+            AsyncCopier::new(self.gpus.registry(), Box::new(move || tracer.now()))
         });
         let bytes = slices.iter().map(|slice| slice.len as u64).sum();
         if !self.is_arena_registered
@@ -120,11 +120,11 @@ impl GpuStage {
     }
 
     /// Returns the numbers of the completed copies, each with its result.
-    pub(super) fn take_completed(&mut self, tape: &Tape) -> Vec<(u64, Result<()>)> {
+    pub(super) fn take_completed(&mut self, tracer: &Tracer) -> Vec<(u64, Result<()>)> {
         let completed = self.copier.as_mut().map(AsyncCopier::take_completed).unwrap_or_default();
         for CompletedCopy { outcome, gpu, direction, bytes, start_ns, end_ns, .. } in &completed {
             let (gpu, direction, bytes, failed) = (*gpu, *direction, *bytes, outcome.is_err());
-            tape.copy(Copied { gpu, direction, bytes, start_ns: *start_ns, end_ns: *end_ns, failed });
+            tracer.gpu_copy(CompletedGpuCopy { gpu, direction, bytes, start_ns: *start_ns, end_ns: *end_ns, failed });
         }
         completed.into_iter().map(|CompletedCopy { number, outcome, .. }| (number, outcome)).collect()
     }

@@ -17,7 +17,7 @@ use crate::request::{Request, RequestQueue, WorkGuard, WorkKind};
 use crate::split::BlockPlan;
 use crate::stats::WorkerStats;
 use crate::sync::{Mutex, lock};
-use crate::trace::{Recorder, Tape};
+use crate::trace::{Recorder, Tracer};
 
 /// A block and two ragged edges.
 const BLOCKS_MAX: u64 = 3;
@@ -49,7 +49,7 @@ impl InlineExecutor {
         let io_loop = || {
             let backend = InlineBackend::default();
             let window = Window::fixed(backend.depth());
-            IoLoop::new(backend, window, (Arc::clone(stats), Tape::new(recorder, None)), bounce, gpus)
+            IoLoop::new(backend, window, (Arc::clone(stats), Tracer::new(recorder, None)), bounce, gpus)
         };
         Self { idle: Mutex::new((0..config.inline_buffers()).map(|_| io_loop()).collect()) }
     }

@@ -16,7 +16,7 @@ use crate::op::{Completion, Direction, Op, Pieces, Submit};
 use crate::request::{SyncTarget, WorkGuard};
 use crate::split::{Block, Route};
 use crate::stats::WorkerStats;
-use crate::trace::Tape;
+use crate::trace::Tracer;
 
 /// Collected bytes that trigger a flush to the kernel although more ops could follow. It is small because the disk does
 /// not know of collected ops. With 64 KiB, the latency of 4 KiB blocks equals that of submitting each one immediately.
@@ -34,7 +34,7 @@ pub(crate) struct IoLoop<B: Backend> {
     pub(super) cufile: CuFileRoute,
     pub(super) window: Window,
     pub(super) stats: Arc<WorkerStats>,
-    pub(super) tape: Tape,
+    pub(super) tracer: Tracer,
     unflushed_bytes: u64,
     completions: Vec<Completion>,
 }
@@ -43,7 +43,7 @@ impl<B: Backend> IoLoop<B> {
     pub(super) fn new(
         backend: B,
         window: Window,
-        (stats, tape): (Arc<WorkerStats>, Tape),
+        (stats, tracer): (Arc<WorkerStats>, Tracer),
         bounce: BounceSetup,
         gpus: &Arc<EngineGpus>,
     ) -> Self {
@@ -56,7 +56,7 @@ impl<B: Backend> IoLoop<B> {
             cufile: CuFileRoute::default(),
             window,
             stats,
-            tape,
+            tracer,
             unflushed_bytes: 0,
         }
     }
@@ -194,7 +194,7 @@ impl<B: Backend> IoLoop<B> {
 
     /// Starts to copy the slices of a block that belong to GPU memory.
     pub(super) fn copy(&mut self, copied: CopiedBlock, slices: Vec<GpuSlice>) {
-        self.gpu.start(copied, slices, &self.bounce, (&self.stats, &self.tape));
+        self.gpu.start(copied, slices, &self.bounce, (&self.stats, &self.tracer));
     }
 
     pub(super) fn submit(&mut self, mut op: Op) -> Result<()> {

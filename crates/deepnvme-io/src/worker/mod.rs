@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::gpu::EngineGpus;
 use crate::request::{RequestQueue, WorkGuard, WorkItem, WorkerHandle};
 use crate::stats::WorkerStats;
-use crate::trace::Tape;
+use crate::trace::Tracer;
 
 mod bounce;
 mod completion;
@@ -43,7 +43,7 @@ pub(crate) struct WorkerSetup {
     pub(crate) gpus: Arc<EngineGpus>,
     pub(crate) gds: GdsSetup,
     pub(crate) window: WindowMode,
-    pub(crate) tape: Tape,
+    pub(crate) tracer: Tracer,
 }
 
 /// The state of the loop.
@@ -65,7 +65,7 @@ impl<'a> Worker<'a> {
             WindowMode::Sliding => Window::adapting(depth),
             WindowMode::Wave => Window::fixed(depth),
         };
-        let accounts = (Arc::clone(&setup.stats), setup.tape.clone());
+        let accounts = (Arc::clone(&setup.stats), setup.tracer.clone());
         let io_loop = IoLoop::new(backend, window, accounts, setup.bounce, &setup.gpus);
         let io_loop = io_loop.with_cufile(setup.gds.clone());
         Self { queue: &setup.queue, handle, io_loop, window: setup.window, waiting: None }

@@ -84,14 +84,14 @@ impl AioBackend {
                 Ok(0) | Err(Errno::AGAIN) => return Ok(()),
                 Ok(taken) => drop(self.collected.drain(..taken)),
                 Err(Errno::INTR) => {}
-                Err(errno) => self.refused(errno),
+                Err(errno) => self.refuse(errno),
             }
         }
         Ok(())
     }
 
     /// Handles the kernel's refusal of the first collected op.
-    fn refused(&mut self, errno: Errno) {
+    fn refuse(&mut self, errno: Errno) {
         let Some(block) = self.collected.pop_front() else {
             return;
         };
@@ -108,7 +108,7 @@ impl AioBackend {
     /// Fetches events. Waits for the first if `wait`.
     fn fetch(&mut self, wait: bool, completions: &mut Vec<Completion>) -> Result<()> {
         let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        let timeout = if wait { self.waker.patience() } else { Some(zero) };
+        let timeout = if wait { self.waker.wait_max() } else { Some(zero) };
         let fetched = match self.context.events(usize::from(wait), &mut self.events, timeout) {
             Ok(fetched) => fetched,
             Err(Errno::INTR) => 0,
@@ -116,12 +116,12 @@ impl AioBackend {
         };
         for event in &self.events[..fetched] {
             if event.data == WAKE_DATA {
-                self.waker.note(event);
+                self.waker.complete_poll(event);
             } else {
                 completions.extend(self.ops.complete(event.data as u32, event.result));
             }
         }
-        self.waker.look();
+        self.waker.check();
         Ok(())
     }
 
@@ -132,7 +132,7 @@ impl AioBackend {
         let before = self.collected.len();
         self.submit_collected()?;
         if self.collected.len() == before {
-            self.refused(Errno::AGAIN);
+            self.refuse(Errno::AGAIN);
         }
         Ok(())
     }
@@ -149,7 +149,7 @@ impl Drop for AioBackend {
             }
             completions.clear();
         }
-        self.waker.withdraw(&self.context);
+        self.waker.cancel_poll(&self.context);
     }
 }
 

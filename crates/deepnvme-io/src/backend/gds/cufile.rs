@@ -129,7 +129,7 @@ impl Gds {
         let (Some(file), [memory]) = (&op.cufile, &op.pieces[..]) else { return Err(Errno::BADF) };
         let Device::Cuda { index } = memory.device() else { return Err(Errno::INVAL) };
         let device = self.device(index).map_err(|_| Errno::NODEV)?;
-        let (span, is_pinned, touched) = self.pins.touch(index, memory.addr(), memory.len());
+        let (span, is_pinned, pin_use) = self.pins.acquire(index, memory.addr(), memory.len());
         // SAFETY: the op keeps the memory, which is contiguous on that device. Callers order the requests that use the
         // same memory.
         let moved = unsafe {
@@ -138,7 +138,7 @@ impl Gds {
                 _ => file.handle().write(&device, span, op.offset),
             }
         };
-        drop(touched);
+        drop(pin_use);
         self.outcome(moved, is_pinned)
     }
 
@@ -161,8 +161,8 @@ impl Gds {
     }
 
     /// Records cuFile's refusal of a transfer.
-    pub(super) fn refuse(&self, said: String) {
-        *lock(&self.refusal) = Some(said);
+    pub(super) fn refuse(&self, reason: String) {
+        *lock(&self.refusal) = Some(reason);
     }
 }
 

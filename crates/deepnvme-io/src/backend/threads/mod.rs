@@ -71,7 +71,7 @@ impl Backend for ThreadsBackend {
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         self.pool.run(&mut self.collected);
         let before = completions.len();
-        self.pool.shared().take_done(min, completions);
+        self.pool.shared().take_completions(min, completions);
         self.in_flight -= (completions.len() - before) as u32;
         Ok(())
     }

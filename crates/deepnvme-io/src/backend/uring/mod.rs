@@ -80,16 +80,16 @@ impl UringBackend {
     }
 
     /// Takes the visible completions.
-    fn harvest(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
+    fn fetch(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
         let Self { ring, ops, leases, files, waker, .. } = self;
         for entry in ring.completions() {
             if entry.user_data() == WAKE_DATA {
-                waker.note(&entry)?;
+                waker.complete_poll(&entry)?;
                 continue;
             }
             let index = entry.user_data() as u32;
             if let Some(completion) = ops.complete(index, i64::from(entry.result())) {
-                files.give_back(leases[index as usize]);
+                files.release(leases[index as usize]);
                 completions.push(completion);
             }
         }
@@ -102,7 +102,7 @@ impl Drop for UringBackend {
         let mut completions = Vec::new();
         while self.ops.len() > 0 {
             if self.reap(1, &mut completions).is_err() {
-                if self.ring.has_taken() {
+                if self.ring.has_accepted() {
                     // The kernel may still write into this memory, so it must never be freed.
                     std::mem::forget(std::mem::replace(&mut self.ops, InFlight::new(0)));
                 }
@@ -139,7 +139,7 @@ impl Backend for UringBackend {
         self.leases[index as usize] = lease;
         if let Some(op) = self.ops.get(index) {
             let entry = entry::of(op, memory, lease, &self.buffers).user_data(u64::from(index));
-            // SAFETY: `ops` owns the op, its memory, file and iovecs until its completion is harvested.
+            // SAFETY: `ops` owns the op, its memory, file and iovecs until its completion is fetched.
             let pushed = unsafe { self.ring.push(&entry) };
             assert!(pushed, "the ring has a free entry: it was looked at above");
         }
@@ -166,12 +166,12 @@ impl Backend for UringBackend {
 
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         let enough = completions.len() + min as usize;
-        self.harvest(completions)?;
+        self.fetch(completions)?;
         let mut satisfied = completions.len() >= enough || self.waker.is_woken();
         loop {
             if !satisfied || self.ring.has_work() {
                 self.enter(!satisfied)?;
-                self.harvest(completions)?;
+                self.fetch(completions)?;
             }
             if satisfied {
                 break;

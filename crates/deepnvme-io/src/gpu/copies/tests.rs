@@ -11,7 +11,7 @@ use crate::gpu::EngineGpus;
 use crate::gpu::device::Rows;
 use crate::gpu::registry::GpuRegistry;
 use crate::sync::{Mutex, lock};
-use crate::trace::{Recorder, Tape};
+use crate::trace::{Recorder, Tracer};
 
 // SAFETY: no driver uses this handle.
 const SEVENTH: StreamHandle = unsafe { StreamHandle::from_raw(7) };
@@ -231,8 +231,8 @@ fn whoever_waits_has_the_bytes_and_points_are_behind_what_was_given() {
         .copy(Direction::Write, &slot, &crossed(&on_gpu(&mirror).region()))
         .unwrap();
     assert_eq!(content(&slot)[4096..], content(&mirror)[..4096]);
-    let tape = Tape::new(&Arc::new(Recorder::new()), None);
-    let gpus = EngineGpus::new(Arc::new(GpuRegistry::with(ON, Arc::new(gpu.clone()))), tape);
+    let tracer = Tracer::new(&Arc::new(Recorder::new()), None);
+    let gpus = EngineGpus::new(Arc::new(GpuRegistry::with(ON, Arc::new(gpu.clone()))), tracer);
     let streams = [(Device::Host, StreamHandle::DEFAULT), (ON, SEVENTH)];
     assert!(gpus.record_events(&streams).unwrap().is_empty(), "nothing runs there");
     gpu.give(slot.addr(), mirror.addr(), Rows { address: mirror.addr(), bytes: 1, count: 1, pitch: 0 }).unwrap();

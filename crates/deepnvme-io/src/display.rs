@@ -11,18 +11,18 @@ use serde::Serializer;
 
 /// A name, with escapes for invalid UTF-8 and for invisible characters.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown<'a>(&'a [u8]);
+pub struct Escaped<'a>(&'a [u8]);
 
 /// Formats a file name.
 #[must_use]
-pub fn path(path: &Path) -> Shown<'_> {
-    Shown(path.as_os_str().as_bytes())
+pub fn path(path: &Path) -> Escaped<'_> {
+    Escaped(path.as_os_str().as_bytes())
 }
 
 /// Formats any other name.
 #[must_use]
-pub const fn text(text: &str) -> Shown<'_> {
-    Shown(text.as_bytes())
+pub const fn text(text: &str) -> Escaped<'_> {
+    Escaped(text.as_bytes())
 }
 
 /// Formats a size in the largest binary unit without a long fraction: `512 KiB`, `1.5 GiB`, `4097 bytes`.
@@ -63,15 +63,15 @@ pub fn serialize_all<S: Serializer>(named: &[PathBuf], serializer: S) -> Result<
 
 /// Returns whether a character controls a terminal or the order of adjacent characters.
 #[must_use]
-pub const fn acts(character: char) -> bool {
+pub const fn is_control(character: char) -> bool {
     matches!(character, '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-impl Display for Shown<'_> {
+impl Display for Escaped<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
             for character in chunk.valid().chars() {
-                if acts(character) {
+                if is_control(character) {
                     write!(f, "{}", character.escape_default())?;
                 } else {
                     f.write_char(character)?;

@@ -17,7 +17,7 @@ use crate::op::{Completion, Op, Submit};
 /// Maximum concurrent transfers of one worker, if each takes a thread.
 const THREADS_MAX: u32 = 8;
 /// Maximum concurrent batches of one worker. While one completes, the others keep the device busy.
-const LANES_MAX: u32 = 4;
+const BATCHES_MAX: u32 = 4;
 
 /// A main backend and cuFile.
 pub(crate) struct GdsBackend {
@@ -59,7 +59,7 @@ impl GdsBackend {
         let (setup, gds, main) = (&self.setup, &self.gds, &self.main);
         let pool = self.pool.get_or_insert_with(|| {
             let has_batches = gds.cufile().is_ok_and(CuFile::has_batches);
-            let (threads, most) = if has_batches { (LANES_MAX, ENTRIES_MAX) } else { (THREADS_MAX, 1) };
+            let (threads, most) = if has_batches { (BATCHES_MAX, ENTRIES_MAX) } else { (THREADS_MAX, 1) };
             let gds = Arc::clone(gds);
             let perform: Perform = Box::new(move |ops, finish| gds.perform_all(ops, finish));
             Pool::new(setup.worker_index, threads.min(setup.queue_depth), most, perform, Some(main.waker()))
@@ -67,10 +67,10 @@ impl GdsBackend {
         pool.run(&mut self.collected);
     }
 
-    fn take_done(&mut self, completions: &mut Vec<Completion>) {
+    fn take_completions(&mut self, completions: &mut Vec<Completion>) {
         let Some(pool) = &self.pool else { return };
         let before = completions.len();
-        pool.shared().take_done(0, completions);
+        pool.shared().take_completions(0, completions);
         self.in_flight -= (completions.len() - before) as u32;
     }
 }
@@ -109,11 +109,11 @@ impl Backend for GdsBackend {
         self.run();
         let (before, min) = (completions.len(), min as usize);
         loop {
-            self.take_done(completions);
+            self.take_completions(completions);
             // From here on, a completed transfer wakes the main backend, even before it has begun to wait.
             let missing = min.saturating_sub(completions.len() - before);
             self.main.reap(missing as u32, completions)?;
-            self.take_done(completions);
+            self.take_completions(completions);
             let is_over = completions.len() - before >= min;
             // A requested wake also ends it, and counts for one reap.
             if is_over || self.wake.is_wanted.swap(false, Ordering::AcqRel) {

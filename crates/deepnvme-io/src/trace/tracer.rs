@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::event::{DataPath, What};
+use super::event::{DataPath, EventKind};
 use super::now_ns;
 use super::recorder::Recorder;
 use crate::op::Direction;
@@ -11,13 +11,13 @@ use crate::sync::Instant;
 
 /// Records the events of one worker.
 #[derive(Clone, Debug)]
-pub(crate) struct Tape {
+pub(crate) struct Tracer {
     recorder: Arc<Recorder>,
     worker: Option<u32>,
 }
 
-/// A completed transfer.
-pub(crate) struct Moved<'a> {
+/// A completed read or write of one op.
+pub(crate) struct CompletedOp<'a> {
     pub(crate) direction: Direction,
     pub(crate) file: &'a Path,
     pub(crate) offset: u64,
@@ -26,9 +26,9 @@ pub(crate) struct Moved<'a> {
     pub(crate) data_path: DataPath,
 }
 
-/// A completed copy.
+/// A completed copy between a bounce buffer and a GPU.
 #[derive(Clone, Copy)]
-pub(crate) struct Copied {
+pub(crate) struct CompletedGpuCopy {
     pub(crate) gpu: u32,
     pub(crate) direction: Direction,
     pub(crate) bytes: u64,
@@ -38,8 +38,8 @@ pub(crate) struct Copied {
     pub(crate) failed: bool,
 }
 
-impl Tape {
-    /// Creates the tape of a worker, or with `None` that of callers that run small transfers themselves.
+impl Tracer {
+    /// Creates the tracer of a worker, or with `None` that of callers that run small transfers themselves.
     pub(crate) fn new(recorder: &Arc<Recorder>, worker: Option<u32>) -> Self {
         Self { recorder: Arc::clone(recorder), worker }
     }
@@ -52,9 +52,9 @@ impl Tape {
         self.recorder.now()
     }
 
-    pub(crate) fn transfer(&self, began: Instant, moved: &Moved<'_>) {
-        let Moved { direction, file, offset, bytes, data_path } = *moved;
-        self.recorder.note(self.recorder.at(began), now_ns(), |names| What::Transfer {
+    pub(crate) fn op(&self, began: Instant, completed: &CompletedOp<'_>) {
+        let CompletedOp { direction, file, offset, bytes, data_path } = *completed;
+        self.recorder.record(self.recorder.time_of(began), now_ns(), |names| EventKind::Op {
             worker: self.worker,
             direction,
             file: names.file(file),
@@ -66,14 +66,17 @@ impl Tape {
     }
 
     pub(crate) fn sync(&self, began: Instant, file: &Path, failed: bool) {
-        let what =
-            |names: &mut super::recorder::Names<'_>| What::Sync { worker: self.worker, file: names.file(file), failed };
-        self.recorder.note(self.recorder.at(began), now_ns(), what);
+        let kind = |names: &mut super::recorder::Names<'_>| EventKind::Sync {
+            worker: self.worker,
+            file: names.file(file),
+            failed,
+        };
+        self.recorder.record(self.recorder.time_of(began), now_ns(), kind);
     }
 
-    pub(crate) fn copy(&self, copied: Copied) {
-        let Copied { gpu, direction, bytes, start_ns, end_ns, failed } = copied;
+    pub(crate) fn gpu_copy(&self, completed: CompletedGpuCopy) {
+        let CompletedGpuCopy { gpu, direction, bytes, start_ns, end_ns, failed } = completed;
         let worker = self.worker;
-        self.recorder.note(start_ns, end_ns, |_| What::Copy { worker, gpu, direction, bytes, failed });
+        self.recorder.record(start_ns, end_ns, |_| EventKind::Copy { worker, gpu, direction, bytes, failed });
     }
 }
