@@ -1,8 +1,8 @@
 //! The deepnvme engine: moves any byte range between a file and any memory, at the speed of the device.
 //!
-//! The path of a request: `engine` plans it (`split` divides ranges into blocks, without I/O). `request` offers the
-//! blocks. Each `worker` moves blocks through its own `backend` and handles their completions. `request` has a
-//! request's life, of which `Transfer` is the caller's handle.
+//! The path of a request: `engine` plans it (`split` divides ranges into blocks, without I/O). `request` has its life:
+//! a queue offers its blocks, and a `Transfer` is the caller's handle. Each `worker` moves blocks through its own
+//! `backend` and handles their completions. `gpu` copies from and to GPUs.
 //!
 //! ```
 //! use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions};
@@ -21,7 +21,7 @@
 //! let target = Buffer::zeroed(1000).expect("1000 bytes").into_region();
 //! let (target, read) = engine.read(&file, 99_000, target)?.wait();
 //! read?;
-//! let bytes = target.and_then(|target| target.into_buffer().ok()).expect("the memory comes home");
+//! let bytes = target.and_then(|target| target.into_buffer().ok()).expect("the memory comes back");
 //! assert_eq!(bytes.as_slice(), [7; 1000]);
 //! # let _ = std::fs::remove_file(path);
 //! # Ok(())

@@ -101,7 +101,7 @@ fn transfer(request: &Arc<Request>, queue: &Arc<RequestQueue>) -> Transfer<deepn
 }
 
 fn kind(result: Option<Result<crate::request::Transferred>>) -> Option<ErrorKind> {
-    result.expect("whoever has waited finds the end").err().map(|error| error.kind())
+    result.expect("a result after waiting").err().map(|error| error.kind())
 }
 
 /// Cancels from another thread at any moment. The request ends once, with the reported outcome.
@@ -162,7 +162,7 @@ fn loom_the_last_worker_is_lost_while_a_request_comes() {
             let pushed = queue.push(&request, Priority::Normal);
             if pushed.is_ok() {
                 let outcome = request.result.wait();
-                assert_eq!(outcome.is_err(), items < 2, "nobody waits for ever");
+                assert_eq!(outcome.is_err(), items < 2, "no caller waits forever");
                 assert_eq!(queue.ended().0, 1);
             }
             queue.close();

@@ -1,7 +1,7 @@
 //! Backends: one contract, and its three implementations on Linux.
 //!
 //! A backend is the queue of one thread. It does not split, retry or align; `worker` does. `contract` is the interface.
-//! `uring` and `aio` share a slab of ops (`inflight`) and a waker (`eventfd`). `gds` adds cuFile to a
+//! `uring` and `aio` share a slab of ops (`op_slots`) and a waker (`eventfd`). `gds` adds cuFile to a
 //! backend.
 
 use crate::error::{Error, Result};
@@ -14,8 +14,8 @@ pub(crate) mod close;
 mod contract;
 mod eventfd;
 pub mod gds;
-mod inflight;
 pub mod inline;
+mod op_slots;
 pub mod threads;
 pub mod uring;
 

@@ -117,7 +117,7 @@ impl TensorFile {
     /// # Panics
     /// If the layout has a different number of parts.
     pub fn open_parts(path: &Path, parts: &[PathBuf], layout: StripeLayout, options: OpenOptions) -> Result<Arc<Self>> {
-        assert_eq!(layout.parts, parts.len() as u64, "a layout is for as many parts as there are");
+        assert_eq!(layout.parts, parts.len() as u64, "the layout has another number of parts");
         let parts = parts.iter().map(|part| Part::open(part, options)).collect::<Result<Vec<_>>>()?;
         Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
@@ -145,7 +145,7 @@ impl TensorFile {
         access: Access,
         direct: DirectMode,
     ) -> Result<Arc<Self>> {
-        assert_eq!(layout.parts, parts.len() as u64, "a layout is for as many parts as there are");
+        assert_eq!(layout.parts, parts.len() as u64, "the layout has another number of parts");
         let adopt = |(fd, path): &(BorrowedFd<'_>, &Path)| Part::adopt(*fd, Some(path), access, direct);
         let parts = parts.iter().map(adopt).collect::<Result<Vec<_>>>()?;
         Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))

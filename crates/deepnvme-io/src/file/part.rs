@@ -41,20 +41,20 @@ impl Part {
         // Linux creates the file before the file system refuses O_DIRECT. A refused open must not leave a file.
         let may_be_refused = options.create && options.direct == DirectMode::Required;
         // EXCL proves that this call created the file. Otherwise the cleanup could remove another process's file.
-        let made =
+        let created =
             may_be_refused.then(|| fs::open(path, options.access.flags() | OFlags::CREATE | OFlags::EXCL, 0o666));
-        let made = made.and_then(Result::ok).and_then(|file| fs::stat_of(file.as_fd()).ok());
-        let opened = Self::open_or_make(path, options);
-        if let Some(made) = made
+        let created = created.and_then(Result::ok).and_then(|file| fs::stat_of(file.as_fd()).ok());
+        let opened = Self::open_or_create(path, options);
+        if let Some(created) = created
             && opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unsupported)
-            && fs::stat_link(path).is_ok_and(|stat| (stat.identity, stat.bytes) == (made.identity, 0))
+            && fs::stat_link(path).is_ok_and(|stat| (stat.identity, stat.bytes) == (created.identity, 0))
         {
             let _ = fs::unlink(path);
         }
         opened
     }
 
-    fn open_or_make(path: &Path, options: OpenOptions) -> Result<Self> {
+    fn open_or_create(path: &Path, options: OpenOptions) -> Result<Self> {
         let mut flags = options.access.flags();
         if options.create {
             flags |= OFlags::CREATE;
@@ -69,7 +69,7 @@ impl Part {
         let mut part = Self::empty(path.to_path_buf(), options.access, options.direct);
         if options.direct != DirectMode::Disabled {
             match open(OFlags::DIRECT) {
-                Ok(fd) => part.take_direct(fd, &fail)?,
+                Ok(fd) => part.set_direct(fd, &fail)?,
                 Err(Errno::INVAL | Errno::OPNOTSUPP) => part.refuse_direct("the file system refuses O_DIRECT")?,
                 Err(errno) => return Err(fail(errno)),
             }
@@ -97,11 +97,11 @@ impl Part {
             own
         };
         if flags.contains(OFlags::DIRECT) {
-            part.take_direct(own, &fail)?;
+            part.set_direct(own, &fail)?;
         } else {
             if direct != DirectMode::Disabled {
                 match fs::reopen(own.as_fd(), access.flags() | OFlags::DIRECT) {
-                    Ok(direct) => part.take_direct(direct, &fail)?,
+                    Ok(direct) => part.set_direct(direct, &fail)?,
                     Err(_) => part.refuse_direct("the descriptor cannot be reopened with O_DIRECT")?,
                 }
             }
@@ -141,7 +141,7 @@ impl Part {
         })
     }
 
-    fn take_direct(&mut self, fd: OwnedFd, fail: &dyn Fn(Errno) -> Error) -> Result<()> {
+    fn set_direct(&mut self, fd: OwnedFd, fail: &dyn Fn(Errno) -> Error) -> Result<()> {
         let stat = fs::stat_of(fd.as_fd()).map_err(fail)?;
         check_type(&stat, &self.path)?;
         match alignment::find(fd.as_fd(), &stat) {

@@ -241,7 +241,7 @@ mod tests {
         let barrier = Arc::new(StreamBarrier::with_timeout(&queue, timeout));
         let (held, refused) = (request(Odd::Never), request(Odd::Never));
         barrier.hold(&held, Priority::Normal).unwrap();
-        let pending = Transfer::<Vec<deepnvme_mem::Region>>::new(Arc::clone(&held), Arc::clone(&queue));
+        let transfer = Transfer::<Vec<deepnvme_mem::Region>>::new(Arc::clone(&held), Arc::clone(&queue));
         let began = Instant::now();
         let closers: Vec<_> = (0..2)
             .map(|_| {
@@ -257,7 +257,7 @@ mod tests {
         assert!(began.elapsed() < timeout || held.result.get().is_some());
         closers.into_iter().for_each(|closer| closer.join().unwrap());
         assert!(began.elapsed() >= timeout, "it had its time");
-        let error = pending.wait().1.unwrap_err();
+        let error = transfer.wait().1.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed);
         assert!(error.to_string().contains("synchronize the stream"), "{error}");
     }
@@ -269,9 +269,9 @@ mod tests {
         for _ in 0..2 {
             let request = request(Odd::Panics);
             barrier.hold(&request, Priority::Normal).unwrap();
-            let pending = Transfer::<Vec<deepnvme_mem::Region>>::new(Arc::clone(&request), Arc::clone(&queue));
-            assert!(pending.wait_timeout(Duration::from_secs(60)), "nobody waits for ever");
-            assert_eq!(pending.wait().1.unwrap_err().kind(), ErrorKind::Io);
+            let transfer = Transfer::<Vec<deepnvme_mem::Region>>::new(Arc::clone(&request), Arc::clone(&queue));
+            assert!(transfer.wait_timeout(Duration::from_secs(60)), "no caller waits forever");
+            assert_eq!(transfer.wait().1.unwrap_err().kind(), ErrorKind::Io);
         }
         let request = request(Odd::Never);
         barrier.hold(&request, Priority::Normal).unwrap();

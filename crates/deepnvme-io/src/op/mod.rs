@@ -117,7 +117,7 @@ pub enum SubmitMode {
 }
 
 /// The outcome of a submission.
-#[must_use = "a busy backend hands the op back"]
+#[must_use = "a busy backend returns the op"]
 #[derive(Debug)]
 pub enum Submit {
     /// The backend owns the op until `reap` returns it.

@@ -289,7 +289,7 @@ impl Request {
 
     /// Copies between a bounce buffer with the block's `io` range and the caller's host memory. Returns the slices on
     /// GPUs, which are left to be copied.
-    pub(crate) fn copy(&self, block: &Block, slot: &mut deepnvme_mem::Slot) -> Result<Vec<GpuSlice>> {
+    pub(crate) fn copy(&self, block: &Block, buffer: &mut deepnvme_mem::Slot) -> Result<Vec<GpuSlice>> {
         let segments = &self.plan.segments()[block.segments.clone()];
         self.with_memory(|memory| {
             let mut left = Vec::new();
@@ -303,8 +303,8 @@ impl Request {
                     continue;
                 }
                 match memory {
-                    RequestMemory::Targets(targets) => slot.scatter(at, &targets[segment.item as usize], from, len),
-                    RequestMemory::Sources(sources) => slot.gather(at, &sources[segment.item as usize], from, len),
+                    RequestMemory::Targets(targets) => buffer.scatter(at, &targets[segment.item as usize], from, len),
+                    RequestMemory::Sources(sources) => buffer.gather(at, &sources[segment.item as usize], from, len),
                 }
             }
             left

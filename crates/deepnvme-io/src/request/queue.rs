@@ -433,7 +433,7 @@ mod tests {
         busy.run();
         assert!(busy.may_reap());
         preparation.end(Ok(0));
-        assert!(!queue.try_exit(), "a block is left, when the idle one looks");
+        assert!(!queue.try_exit(), "the request still has a block");
         busy.run();
         let Some(WorkItem::Block(block, _)) = WorkItem::next(&queue) else { panic!("a block comes next") };
         block.end(Ok(4096));

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// A request in flight. Dropping this does not affect the request: the engine keeps the file and memory until it is
 /// done.
-#[must_use = "a request that nobody waits for fails unnoticed"]
+#[must_use = "without waiting, a failure goes unnoticed"]
 pub struct Transfer<T> {
     request: Arc<Request>,
     queue: Arc<RequestQueue>,

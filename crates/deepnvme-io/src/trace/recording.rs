@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 
 /// A running recording. Dropping it discards its events.
 #[derive(Debug)]
-#[must_use = "a recording that nobody stops is lost"]
+#[must_use = "a recording that is not stopped is lost"]
 pub struct Recording {
     recorder: Arc<Recorder>,
     number: u64,

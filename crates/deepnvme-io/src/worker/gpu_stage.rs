@@ -116,7 +116,7 @@ impl GpuStage {
             }
         }
         let direction = block.guard.request().plan.direction();
-        copier.start(direction, &buffer.region(), slices).inspect(|_| stats.gpu_copy(direction, bytes))
+        copier.start(direction, &buffer.region(), slices).inspect(|_| stats.count_gpu_copy(direction, bytes))
     }
 
     /// Returns the numbers of the completed copies, each with its result.

@@ -155,7 +155,7 @@ impl<B: Backend> IoLoop<B> {
                 if register {
                     self.backend.register(&pool.arena());
                 }
-                self.stats.pool_made(pool.lock_state(), pool.bound_bytes() as u64);
+                self.stats.pool_created(pool.lock_state(), pool.bound_bytes() as u64);
             });
             buffer = match taken {
                 Ok(Some(buffer)) => Some(buffer),

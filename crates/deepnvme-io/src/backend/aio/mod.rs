@@ -20,7 +20,7 @@ use self::request::{block_of, set_up_error, sync_inline};
 use self::sys::{Context, ControlBlock, Event};
 use self::waker::{WAKE_DATA, Waker};
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
-use super::inflight::InFlight;
+use super::op_slots::OpSlots;
 use crate::error::{Error, Result};
 use crate::op::{Completion, Errno, Op, Submit, SubmitMode};
 
@@ -33,7 +33,7 @@ const STALL_PAUSE: Duration = Duration::from_millis(1);
 pub struct AioBackend {
     // Declared first, so that the queue is destroyed before anything that it may use.
     context: Context,
-    ops: InFlight,
+    ops: OpSlots,
     /// Ops that wait for the next `io_submit`, oldest first.
     collected: VecDeque<ControlBlock>,
     /// Ops that ended without an event: refused by `io_submit`, or done in the call.
@@ -59,7 +59,7 @@ impl AioBackend {
         let context = Context::new(room).map_err(|errno| set_up_error(errno, depth))?;
         Ok(Self {
             context,
-            ops: InFlight::new(depth),
+            ops: OpSlots::new(depth),
             collected: VecDeque::new(),
             ended: Vec::new(),
             events: vec![Event::default(); depth as usize + 1],
@@ -144,7 +144,7 @@ impl Drop for AioBackend {
         while self.in_flight() > 0 {
             if self.reap(1, &mut completions).is_err() {
                 // The kernel may still write into this memory, so it must never be freed.
-                std::mem::forget(std::mem::replace(&mut self.ops, InFlight::new(0)));
+                std::mem::forget(std::mem::replace(&mut self.ops, OpSlots::new(0)));
                 break;
             }
             completions.clear();

@@ -21,7 +21,7 @@ use self::files::{FileTable, Lease};
 use self::ring::{Mode, Ring};
 use self::waker::{WAKE_DATA, Waker};
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
-use super::inflight::InFlight;
+use super::op_slots::OpSlots;
 use crate::error::Result;
 use crate::op::{Completion, Op, Submit, SubmitMode};
 
@@ -31,7 +31,7 @@ const DEPTH_MAX: u32 = 32 * 1024 - 1;
 /// The `io_uring` backend.
 pub struct UringBackend {
     ring: Ring,
-    ops: InFlight,
+    ops: OpSlots,
     /// File reference of each op, by slot.
     leases: Vec<Lease>,
     files: FileTable,
@@ -55,7 +55,7 @@ impl UringBackend {
         let files = FileTable::new(&ring.submitter());
         let buffers = BufferTable::new(&ring.submitter());
         let waker = Waker::new()?;
-        let ops = InFlight::new(depth);
+        let ops = OpSlots::new(depth);
         let leases = vec![Lease { entry: None, registered: false }; depth as usize];
         Ok(Self { ring, ops, leases, files, buffers, submit: setup.submit, waker })
     }
@@ -104,7 +104,7 @@ impl Drop for UringBackend {
             if self.reap(1, &mut completions).is_err() {
                 if self.ring.has_accepted() {
                     // The kernel may still write into this memory, so it must never be freed.
-                    std::mem::forget(std::mem::replace(&mut self.ops, InFlight::new(0)));
+                    std::mem::forget(std::mem::replace(&mut self.ops, OpSlots::new(0)));
                 }
                 break;
             }
@@ -141,7 +141,7 @@ impl Backend for UringBackend {
             let entry = entry::of(op, memory, lease, &self.buffers).user_data(u64::from(index));
             // SAFETY: `ops` owns the op, its memory, file and iovecs until its completion is fetched.
             let pushed = unsafe { self.ring.push(&entry) };
-            assert!(pushed, "the ring has a free entry: it was looked at above");
+            assert!(pushed, "the ring has a free entry: is_full was checked above");
         }
         if self.submit == SubmitMode::Single {
             // After an error, the entry stays in the queue, and the next flush or reap reports it.

@@ -95,7 +95,7 @@ impl AsyncCopier {
 
     /// Starts to copy the slices of a bounce buffer: into it for a write, out of it for a read. Returns the number of
     /// the copy, which [`CompletedCopy`] reports once all slices are complete.
-    pub(crate) fn start(&mut self, direction: Direction, slot: &Region, slices: Vec<GpuSlice>) -> Result<u64> {
+    pub(crate) fn start(&mut self, direction: Direction, buffer: &Region, slices: Vec<GpuSlice>) -> Result<u64> {
         let number = self.next;
         self.next += 1;
         let mut by_queue: Vec<(usize, Vec<GpuSlice>)> = Vec::new();
@@ -111,7 +111,7 @@ impl AsyncCopier {
         let gpu = by_queue.first().map_or(0, |(queue, _)| self.queues[*queue].gpu.index());
         let submitted_ns = (self.clock)().unwrap_or(0);
         for (queue, slices) in by_queue {
-            if let Err(error) = self.queues[queue].start((number, submitted_ns), direction, slot, slices) {
+            if let Err(error) = self.queues[queue].start((number, submitted_ns), direction, buffer, slices) {
                 // The caller gets an error, so nothing of this copy may stay in flight.
                 for queue in &mut self.queues {
                     queue.end(number);
@@ -172,20 +172,20 @@ impl CopyQueue {
         &mut self,
         (number, submitted_ns): (u64, u64),
         direction: Direction,
-        slot: &Region,
+        buffer: &Region,
         slices: Vec<GpuSlice>,
     ) -> Result<()> {
         let event = match self.idle.pop() {
             Some(event) => event,
             None => self.gpu.new_event()?,
         };
-        let mut memory = vec![slot.clone()];
+        let mut memory = vec![buffer.clone()];
         let mut outcome = Ok(());
         for slice in slices {
             if outcome.is_ok() {
                 // SAFETY: both ends are kept until the event is complete. Blocks have separate bounce buffers, and
                 // callers order the requests that use the same memory.
-                outcome = unsafe { launch(&*self.stream, direction, slot, &slice) };
+                outcome = unsafe { launch(&*self.stream, direction, buffer, &slice) };
             }
             memory.push(slice.memory);
         }

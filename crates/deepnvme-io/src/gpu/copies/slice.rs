@@ -30,7 +30,7 @@ pub(super) unsafe fn launch(
     slice: &GpuSlice,
 ) -> Result<()> {
     let GpuSlice { at, memory, from, len } = slice;
-    assert!(at.checked_add(*len).is_some_and(|end| end <= host.len()), "a slice lies in its slot");
+    assert!(at.checked_add(*len).is_some_and(|end| end <= host.len()), "a slice lies in its bounce buffer");
     let mut start = std::ptr::with_exposed_provenance_mut::<u8>(host.addr() + at);
     let mut outcome = Ok(());
     memory.visit_rows(*from, *len, |address, bytes, count, pitch| {

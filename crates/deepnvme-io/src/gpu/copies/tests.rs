@@ -176,13 +176,13 @@ fn crossed(gpu: &Region) -> Vec<GpuSlice> {
 #[test]
 fn a_copy_is_over_when_its_event_is_in_both_directions() {
     for direction in [Direction::Read, Direction::Write] {
-        let (slot_bytes, gpu_bytes) = (random_bytes(1, 8192), random_bytes(2, 8192));
-        let (slot, mirror) = (memory(slot_bytes.clone()), memory(gpu_bytes.clone()));
+        let (buffer_bytes, gpu_bytes) = (random_bytes(1, 8192), random_bytes(2, 8192));
+        let (buffer, mirror) = (memory(buffer_bytes.clone()), memory(gpu_bytes.clone()));
         let mut copies = copies_with(&Slow::default());
-        let number = copies.start(direction, &slot, crossed(&on_gpu(&mirror).region())).unwrap();
+        let number = copies.start(direction, &buffer, crossed(&on_gpu(&mirror).region())).unwrap();
         for _ in 0..PATIENCE {
             assert!(copies.take_completed().is_empty(), "its event is not over");
-            assert_eq!((content(&slot), content(&mirror)), (slot_bytes.clone(), gpu_bytes.clone()));
+            assert_eq!((content(&buffer), content(&mirror)), (buffer_bytes.clone(), gpu_bytes.clone()));
         }
         let finished = copies.take_completed();
         assert!(
@@ -190,8 +190,8 @@ fn a_copy_is_over_when_its_event_is_in_both_directions() {
             "{finished:?}"
         );
         let (target, source) = match direction {
-            Direction::Read => (&mirror, &slot_bytes),
-            Direction::Write => (&slot, &gpu_bytes),
+            Direction::Read => (&mirror, &buffer_bytes),
+            Direction::Write => (&buffer, &gpu_bytes),
         };
         assert_eq!(content(target), [&source[4096..], &source[..4096]].concat(), "{direction:?}");
     }
@@ -200,42 +200,42 @@ fn a_copy_is_over_when_its_event_is_in_both_directions() {
 #[test]
 fn a_launch_that_is_refused_leaves_nothing_behind() {
     let gpu = Slow::refusing_after(1);
-    let (slot, mirror) = (memory(random_bytes(3, 8192)), memory(random_bytes(4, 8192)));
+    let (buffer, mirror) = (memory(random_bytes(3, 8192)), memory(random_bytes(4, 8192)));
     let mut copies = copies_with(&gpu);
-    let error = copies.start(Direction::Write, &slot, crossed(&on_gpu(&mirror).region())).unwrap_err();
+    let error = copies.start(Direction::Write, &buffer, crossed(&on_gpu(&mirror).region())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);
     assert!(lock(&gpu.0.given).is_empty(), "the half that was launched has been waited for");
-    assert_eq!(content(&slot)[..4096], content(&mirror)[4096..]);
+    assert_eq!(content(&buffer)[..4096], content(&mirror)[4096..]);
     assert!(copies.take_completed().is_empty(), "who was told of the failure is not told again");
 }
 
 #[test]
 fn whoever_drops_copies_waits_for_them_and_forgets_the_arena() {
     let gpu = Slow::default();
-    let (slot, mirror) = (memory(random_bytes(5, 8192)), memory(random_bytes(6, 8192)));
+    let (buffer, mirror) = (memory(random_bytes(5, 8192)), memory(random_bytes(6, 8192)));
     let mut copies = copies_with(&gpu);
-    copies.register(ON, &slot).unwrap();
+    copies.register(ON, &buffer).unwrap();
     assert_eq!(gpu.0.known.load(Ordering::Relaxed), 1);
-    copies.start(Direction::Read, &slot, crossed(&on_gpu(&mirror).region())).unwrap();
+    copies.start(Direction::Read, &buffer, crossed(&on_gpu(&mirror).region())).unwrap();
     drop(copies);
-    assert_eq!(content(&mirror)[..4096], content(&slot)[4096..], "copied before the memory was let go of");
+    assert_eq!(content(&mirror)[..4096], content(&buffer)[4096..], "copied before the memory was let go of");
     assert_eq!(gpu.0.known.load(Ordering::Relaxed), 0);
 }
 
 #[test]
 fn whoever_waits_has_the_bytes_and_points_are_behind_what_was_given() {
     let gpu = Slow::default();
-    let (slot, mirror) = (memory(random_bytes(7, 8192)), memory(random_bytes(8, 8192)));
+    let (buffer, mirror) = (memory(random_bytes(7, 8192)), memory(random_bytes(8, 8192)));
     BlockingCopier::new(Arc::new(gpu.clone()))
         .unwrap()
-        .copy(Direction::Write, &slot, &crossed(&on_gpu(&mirror).region()))
+        .copy(Direction::Write, &buffer, &crossed(&on_gpu(&mirror).region()))
         .unwrap();
-    assert_eq!(content(&slot)[4096..], content(&mirror)[..4096]);
+    assert_eq!(content(&buffer)[4096..], content(&mirror)[..4096]);
     let tracer = Tracer::new(&Arc::new(Recorder::new()), None);
     let gpus = EngineGpus::new(Arc::new(GpuRegistry::with(ON, Arc::new(gpu.clone()))), tracer);
     let streams = [(Device::Host, StreamHandle::DEFAULT), (ON, SEVENTH)];
     assert!(gpus.record_events(&streams).unwrap().is_empty(), "nothing runs there");
-    gpu.give(slot.addr(), mirror.addr(), Rows { address: mirror.addr(), bytes: 1, count: 1, pitch: 0 }).unwrap();
+    gpu.give(buffer.addr(), mirror.addr(), Rows { address: mirror.addr(), bytes: 1, count: 1, pitch: 0 }).unwrap();
     assert_eq!(gpus.record_events(&streams).unwrap().len(), 1);
     gpu.make_all();
 }

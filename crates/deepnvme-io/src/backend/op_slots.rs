@@ -7,7 +7,7 @@ pub(super) const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
 /// A fixed number of slots, each for one op in flight.
 #[derive(Debug)]
-pub(super) struct InFlight {
+pub(super) struct OpSlots {
     slots: Vec<Slot>,
     free: Vec<u32>,
 }
@@ -31,7 +31,7 @@ pub(super) enum Memory {
     Pieces { iovecs: *const libc::iovec, count: usize },
 }
 
-impl InFlight {
+impl OpSlots {
     /// Allocates slots for `depth` ops.
     pub(super) fn new(depth: u32) -> Self {
         let slots = (0..depth).map(|_| Slot::default()).collect();
@@ -112,12 +112,12 @@ mod tests {
 
     #[test]
     fn hands_every_op_back_under_its_number() {
-        let mut ops = InFlight::new(3);
+        let mut ops = OpSlots::new(3);
         let numbers: Vec<u32> = (0..3).map(|token| ops.insert(op(token, smallvec![])).0).collect();
         assert!(ops.is_full() && ops.len() == 3);
         let back = ops.complete(numbers[1], -i64::from(libc::EIO)).unwrap();
         assert_eq!((back.op.token, back.result), (Token(1), Err(Errno::IO)));
-        assert!(ops.complete(numbers[1], 0).is_none(), "an op comes home once");
+        assert!(ops.complete(numbers[1], 0).is_none(), "an op comes back once");
         assert_eq!(ops.insert(op(7, smallvec![])).0, numbers[1]);
         assert_eq!(ops.complete(numbers[0], 4096).unwrap().result, Ok(4096));
         assert!(ops.get(99).is_none() && ops.complete(99, 0).is_none());
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn describes_the_memory_of_an_op() {
-        let mut ops = InFlight::new(2);
+        let mut ops = OpSlots::new(2);
         let whole = Region::from_vec(vec![0; 100]);
         let addr = whole.addr();
         let (_, memory) = ops.insert(op(0, smallvec![whole.clone()]));
