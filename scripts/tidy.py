@@ -50,6 +50,7 @@ UNSAFE_HOMES = (
     "crates/deepnvme-mem/*",
     "crates/deepnvme-cuda/*",
     "crates/deepnvme-io/src/backend/*",
+    "crates/deepnvme-io/src/gpu/*",
     "crates/*/tests/*",
     "crates/deepnvme-testkit/fake_driver/*",
     "python/src/memory/*",

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use deepnvme_io::{Error, ErrorKind, Pending, Progress, Result};
+use deepnvme_io::{Error, ErrorKind, Progress, Result, Transfer};
 use deepnvme_mem::{Region, RegionMut};
 use pyo3::prelude::*;
 
@@ -18,10 +18,10 @@ pub(crate) const GRACE: Duration = Duration::from_secs(1);
 
 /// The four kinds of requests.
 pub(crate) enum Kind {
-    Read(Pending<RegionMut>),
-    Write(Pending<Region>),
-    ReadBatch(Pending<Vec<RegionMut>>),
-    WriteBatch(Pending<Vec<Region>>),
+    Read(Transfer<RegionMut>),
+    Write(Transfer<Region>),
+    ReadBatch(Transfer<Vec<RegionMut>>),
+    WriteBatch(Transfer<Vec<Region>>),
 }
 
 macro_rules! with_pending {

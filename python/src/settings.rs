@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use deepnvme_io::split::Direction;
+use deepnvme_io::op::Direction;
 use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SubmitMode, WindowMode};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 
 /// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -14,7 +14,7 @@ pub enum Error {
     #[error(transparent)]
     Io(#[from] deepnvme_io::Error),
     /// The file is malformed or of an unsupported format, or the data to save does not fit the format.
-    #[error("{}: {source}", shown::path(path))]
+    #[error("{}: {source}", display::path(path))]
     Format {
         /// The file.
         path: PathBuf,
@@ -25,7 +25,7 @@ pub enum Error {
     #[error(
         "{}: the bytes of {name:?} at offset {offset} are not those that were saved ({bytes} bytes, {sums}); \
              restore the file from a copy, or load it with verify='off' to have what is there",
-        shown::path(path)
+        display::path(path)
     )]
     Damaged {
         /// The file.
@@ -44,7 +44,7 @@ pub enum Error {
         "{}: this list of files is not the one that was saved: its checksum does not match; restore it from a copy, or \
          remove it where a newer file has taken its place. If another program has edited it on purpose, remove {:?} and \
          {:?} from it. verify='off' does not look at the checksum",
-        shown::path(path),
+        display::path(path),
         deepnvme_format::set::CHECKSUM_KEY,
         deepnvme_format::set::FILES_KEY
     )]
@@ -53,7 +53,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A record's header has another length than the archive's directory implies. Read all headers first.
-    #[error("{}: the header of {name:?} has an unusual length", shown::path(path))]
+    #[error("{}: the header of {name:?} has an unusual length", display::path(path))]
     Moved {
         /// The file.
         path: PathBuf,
@@ -61,7 +61,7 @@ pub enum Error {
         name: String,
     },
     /// Full verification was requested, but the file contains no checksums.
-    #[error("{}: {}; files that deepnvme saves have them, for this one use verify='sample'", shown::path(path),
+    #[error("{}: {}; files that deepnvme saves have them, for this one use verify='sample'", display::path(path),
             if *is_stale { "the checksums in the file were made for another file, and copied into this one" }
             else { "the file has no checksums" })]
     NoSums {
@@ -73,7 +73,7 @@ pub enum Error {
     /// Another process saves into the folder.
     #[error(
         "{}: {holder} saves into this folder; close its Checkpointer, or save into another folder. Reading needs no lock",
-        shown::path(path)
+        display::path(path)
     )]
     Locked {
         /// The folder.
@@ -84,7 +84,7 @@ pub enum Error {
     /// The manifest of a folder is damaged.
     #[error(
         "{}: this is no manifest of checkpoints ({detail}); move it away, and name a checkpoint's file",
-        shown::path(path)
+        display::path(path)
     )]
     Manifest {
         /// The file.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 use deepnvme_cli::show;
-use deepnvme_io::probe::GpuFacts;
+use deepnvme_io::gpu::GpuFacts;
 use deepnvme_io::{BackendChoice, Config, Durability};
 use deepnvme_perf::bench::{FolderSummary, Outcome, ToolResult, summary};
 use deepnvme_perf::measure::{Cache, Direction, Memory, Order, Sample, Workload};

@@ -2,7 +2,7 @@
 
 use deepnvme_io::mem::{Buffer, RegionMut};
 
-use deepnvme_io::Pending;
+use deepnvme_io::Transfer;
 use deepnvme_io::{Error, ErrorKind, Result};
 
 /// A requested range of the file.
@@ -15,7 +15,7 @@ pub(super) struct Window {
 
 #[derive(Debug)]
 pub(super) enum Filling {
-    Flying(Pending<RegionMut>),
+    Flying(Transfer<RegionMut>),
     Full(Buffer),
 }
 
@@ -53,7 +53,7 @@ impl Window {
         let buffer = match self.filling {
             Filling::Full(buffer) => buffer,
             Filling::Flying(pending) => {
-                pending.hurry();
+                pending.prioritize();
                 let (memory, result) = pending.wait();
                 result?;
                 let buffer = memory.and_then(|memory| memory.into_buffer().ok());

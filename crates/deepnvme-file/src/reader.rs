@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use deepnvme_io::mem::{Buffer, Device, Region, RegionMut};
+use deepnvme_io::mem::{Buffer, Device, PAGE_BYTES, Region, RegionMut};
 
 use crate::open::{Target, open};
 use crate::prefetch_window::{Filling, Held, Window};
 use crate::{BUFFER_BYTES, BUFFERS};
 use deepnvme_io::DirectMode;
 use deepnvme_io::Engine;
-use deepnvme_io::Pending;
+use deepnvme_io::Transfer;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, OpenOptions, TensorFile};
 use deepnvme_io::{Error, Result};
@@ -28,7 +28,7 @@ const CACHED_BYTES_MAX: usize = 256 << 10;
 /// Smallest read that is copied from the page cache without a window.
 const UNWINDOWED_BYTES_MIN: usize = 16 << 10;
 /// Windows start at multiples of this, so that they need no bounce buffer on common devices.
-const WINDOW_ALIGNMENT_BYTES: u64 = 4096;
+const WINDOW_ALIGNMENT_BYTES: u64 = PAGE_BYTES;
 const CACHED_REASON: &str = "most of the bytes were in the page cache";
 
 /// Reads a file in any order. Fastest from start to end.
@@ -111,7 +111,7 @@ impl FileReader {
         let bytes = self.file_bytes.saturating_sub(offset).min(target.len() as u64) as usize;
         let mut step = vec![0; bytes.min(GPU_STEP_BYTES)];
         let gpus = self.engine.gpu_access();
-        gpus.points([&target.region()])?.wait()?;
+        gpus.record_events([&target.region()])?.wait()?;
         let mut done = 0;
         while done < bytes {
             let step_bytes = step.len().min(bytes - done);
@@ -139,7 +139,7 @@ impl FileReader {
     ///
     /// # Errors
     /// As [`Engine::read`].
-    pub fn start_read(&mut self, offset: u64, target: RegionMut) -> Result<Pending<RegionMut>> {
+    pub fn start_read(&mut self, offset: u64, target: RegionMut) -> Result<Transfer<RegionMut>> {
         let end = offset.saturating_add(target.len() as u64);
         let fetched_bytes = if target.is_contiguous() && target.device() == Device::Host {
             self.fetched_bytes(offset).min(target.len())
@@ -272,7 +272,7 @@ impl FileReader {
             }
             return Ok(offset + bytes as u64);
         }
-        let pending = self.engine.read_later(&self.file, offset, memory)?;
+        let pending = self.engine.read_ahead(&self.file, offset, memory)?;
         self.ahead.push_back(Window { offset, bytes, filling: Filling::Flying(pending) });
         Ok(offset + bytes as u64)
     }
@@ -294,7 +294,7 @@ impl FileReader {
         if let Some(twin) = &self.twin {
             return Ok(Arc::clone(twin));
         }
-        let twin = self.file.buffered_twin(CACHED_REASON)?;
+        let twin = self.file.reopen_buffered(CACHED_REASON)?;
         Ok(Arc::clone(self.twin.insert(twin)))
     }
 }

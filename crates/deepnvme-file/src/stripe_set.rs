@@ -9,10 +9,10 @@ use deepnvme_format::set::{self, State};
 use serde::{Deserialize, Serialize};
 
 use crate::replace::Temporary;
+use deepnvme_io::display;
 use deepnvme_io::fs;
 use deepnvme_io::op::Errno;
-use deepnvme_io::shown;
-use deepnvme_io::{Error, ErrorKind, Layout, Result};
+use deepnvme_io::{Error, ErrorKind, Result, StripeLayout};
 
 /// Maximum number of parts of a stripe set.
 pub const PARTS_MAX: usize = 4096;
@@ -75,10 +75,10 @@ impl StripeSet {
         // Links are found when the parts are opened.
         let absolute = |part: &PathBuf| std::path::absolute(part).unwrap_or_else(|_| part.clone());
         if let Some(twice) = parts.iter().find(|part| !seen.insert(absolute(part))) {
-            return Err(invalid(format!("the part {} is named twice", shown::path(twice))));
+            return Err(invalid(format!("the part {} is named twice", display::path(twice))));
         }
         if let Some(odd) = parts.iter().find(|part| part.as_os_str().as_encoded_bytes().contains(&0)) {
-            return Err(invalid(format!("the part {} has a null byte in its name; no file has", shown::path(odd))));
+            return Err(invalid(format!("the part {} has a null byte in its name; no file has", display::path(odd))));
         }
         Ok(Self { parts, stripe_bytes })
     }
@@ -97,10 +97,10 @@ impl StripeSet {
 
     /// The mapping from bytes to parts.
     #[must_use]
-    pub fn layout(&self) -> Layout {
+    pub fn layout(&self) -> StripeLayout {
         match self.parts.len() {
-            1 => Layout::SINGLE,
-            count => Layout { parts: count as u64, stripe_bytes: self.stripe_bytes },
+            1 => StripeLayout::SINGLE,
+            count => StripeLayout { parts: count as u64, stripe_bytes: self.stripe_bytes },
         }
     }
 

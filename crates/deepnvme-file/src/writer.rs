@@ -10,8 +10,8 @@ use crate::open::Target;
 use crate::replace::Replacement;
 use crate::{BUFFER_BYTES, BUFFERS};
 use deepnvme_io::Engine;
-use deepnvme_io::Pending;
 use deepnvme_io::TensorFile;
+use deepnvme_io::Transfer;
 use deepnvme_io::{Durability, WriteOptions};
 use deepnvme_io::{Error, ErrorKind, Result};
 
@@ -24,7 +24,7 @@ const AHEAD_BYTES_MAX: u64 = if cfg!(simulated) { 128 << 10 } else { 4 << 30 };
 #[derive(Debug)]
 pub struct FileWriter {
     // Fields drop in order: the requests in flight end before the temporary is removed.
-    in_flight: VecDeque<(Pending<Region>, RegionMut)>,
+    in_flight: VecDeque<(Transfer<Region>, RegionMut)>,
     current: Option<Buffer>,
     current_bytes: usize,
     spare: Vec<Buffer>,
@@ -93,7 +93,7 @@ impl FileWriter {
     /// As [`write`](Self::write), and `Device` or `Unsupported` if copying from the GPU fails.
     pub fn write_region(&mut self, source: &Region) -> Result<()> {
         let gpus = self.engine.gpu_access();
-        gpus.points([source])?.wait()?;
+        gpus.record_events([source])?.wait()?;
         self.fill(source.len(), |from, out| gpus.copy_to_slice(source, from, out))
     }
 
@@ -168,7 +168,7 @@ impl FileWriter {
         let bytes = self.position();
         self.flush()?;
         // Drop the preallocated space.
-        self.file.cut(bytes)?;
+        self.file.truncate(bytes)?;
         self.engine.sync(&self.file, self.durability.min(Durability::Data))?;
         if given_up.load(Ordering::SeqCst) {
             let error = Error::new(ErrorKind::Cancelled, "close", "the file was given up before it had its name");

@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::display;
 use crate::op::Errno;
-use crate::shown;
 
 /// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -190,7 +190,7 @@ impl fmt::Display for Error {
         let inner = &*self.0;
         f.write_str(inner.operation)?;
         if let Some(path) = &inner.path {
-            write!(f, " {}", shown::path(path))?;
+            write!(f, " {}", display::path(path))?;
         }
         if let Some(offset) = inner.offset {
             write!(f, " at offset {offset}")?;

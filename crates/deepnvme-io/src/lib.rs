@@ -1,8 +1,8 @@
 //! The deepnvme engine: moves any byte range between a file and any memory, at the speed of the device.
 //!
-//! The path of a request: `engine` plans it (`split` divides ranges into blocks, without I/O). `queue` offers the
-//! blocks. Each `worker` moves blocks through its own `backend` and handles their completions. `pending` is the
-//! caller's handle.
+//! The path of a request: `engine` plans it (`split` divides ranges into blocks, without I/O). `request` has its life:
+//! a queue offers its blocks, and a `Transfer` is the caller's handle. Each `worker` moves blocks through its own
+//! `backend` and handles their completions. `gpu` copies from and to GPUs.
 //!
 //! ```
 //! use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions};
@@ -21,7 +21,7 @@
 //! let target = Buffer::zeroed(1000).expect("1000 bytes").into_region();
 //! let (target, read) = engine.read(&file, 99_000, target)?.wait();
 //! read?;
-//! let bytes = target.and_then(|target| target.into_buffer().ok()).expect("the memory comes home");
+//! let bytes = target.and_then(|target| target.into_buffer().ok()).expect("the memory comes back");
 //! assert_eq!(bytes.as_slice(), [7; 1000]);
 //! # let _ = std::fs::remove_file(path);
 //! # Ok(())
@@ -30,27 +30,22 @@
 #![deny(unsafe_code)]
 
 pub mod backend;
-mod claim;
 pub mod config;
+pub mod display;
 mod engine;
 pub mod error;
 mod file;
 pub mod fs;
-mod gate;
-mod gpus;
-pub mod handover;
-mod job;
-mod layout;
+pub mod gpu;
 #[cfg(all(test, loom))]
 mod loom_tests;
 pub mod op;
-mod pending;
 pub mod probe;
-mod queue;
-pub mod shown;
+mod request;
 pub mod split;
 mod start;
 mod stats;
+mod stripe_layout;
 mod sync;
 pub mod trace;
 mod worker;
@@ -59,15 +54,16 @@ mod worker;
 pub use deepnvme_mem as mem;
 
 pub use backend::gds::GpuPin;
-pub use config::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
+pub use config::{BackendChoice, Config, DirectMode, WindowMode};
 pub use engine::{BackendFactory, Engine, ReadItem, Refused, WriteItem};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{Access, DirectState, OpenOptions, TensorFile};
-pub use gpus::{GpuAccess, KnownMemory, StreamPoints};
-pub use job::{Durability, Progress, Transfer, WriteExtent, WriteOptions};
-pub use layout::Layout;
-pub use pending::{Home, Pending};
-pub use queue::REQUESTS_MAX;
+pub use gpu::{GpuAccess, HostRegistration, StreamEvents};
+pub use op::SubmitMode;
+pub use request::{
+    Durability, Oneshot, Progress, REQUESTS_MAX, Transfer, TransferMemory, Transferred, WriteExtent, WriteOptions,
+};
 pub use start::start_thread;
 pub use stats::{Comparisons, LatencySummary, StatsSnapshot};
+pub use stripe_layout::StripeLayout;
 pub use worker::{RETRIES_AT_ONCE, RETRIES_MAX, RETRY_PAUSE};

@@ -1,21 +1,21 @@
 //! Checks every interleaving of a request's completion. Covers work items on workers, cancellation from another thread,
-//! lost workers, an engine that closes during a submission, callers that run requests themselves, and the gate. Uses
-//! the real queue, jobs, claims, oneshot and gate, with requests that move nothing:
+//! lost workers, an engine that closes during a submission, callers that run requests themselves, and the barrier. Uses
+//! the real queue, requests, work items, oneshot and barrier, with requests that move nothing:
 //! `RUSTFLAGS="--cfg loom" cargo test -p deepnvme-io --lib loom_`
 
 use std::sync::Arc;
 
 use loom::thread;
 
-use crate::backend::device::GpuEvent;
-use crate::claim::{Claim, Work};
 use crate::error::{Error, ErrorKind, Result};
-use crate::gate::Gate;
-use crate::job::{Job, Memory, WriteExtent, WriteOptions};
-use crate::layout::Layout;
-use crate::pending::Pending;
-use crate::queue::{Duty, Queue, SyncTarget, Turn};
-use crate::split::{BlockSizes, Direction, Geometry, Plan, Segment};
+use crate::gpu::{GpuEvent, StreamBarrier};
+use crate::op::Direction;
+use crate::request::{
+    Priority, Request, RequestMemory, RequestQueue, SyncTarget, Transfer, WorkGuard, WorkItem, WorkKind, WriteExtent,
+    WriteOptions,
+};
+use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
+use crate::stripe_layout::StripeLayout;
 use crate::trace::Recorder;
 
 /// Maximum voluntary thread switches. Three find the known kinds of races.
@@ -27,13 +27,13 @@ fn model(check: impl Fn() + Sync + Send + 'static) {
     builder.check(check);
 }
 
-fn queue(workers: u32) -> Arc<Queue> {
-    Arc::new(Queue::new(workers, &Arc::new(Recorder::new())))
+fn queue(workers: u32) -> Arc<RequestQueue> {
+    Arc::new(RequestQueue::new(workers, &Arc::new(Recorder::new())))
 }
 
 /// A request of `blocks` blocks, with or without a preparation. It has no file and no memory, so only its work items
 /// can fail.
-fn job(blocks: u64, is_prepared: bool, starts_after: Vec<Box<dyn GpuEvent>>) -> Arc<Job> {
+fn request(blocks: u64, is_prepared: bool, starts_after: Vec<Box<dyn GpuEvent>>) -> Arc<Request> {
     const BLOCK_BYTES: u64 = 4096;
     let segment = |n| Segment {
         file: 0,
@@ -41,52 +41,52 @@ fn job(blocks: u64, is_prepared: bool, starts_after: Vec<Box<dyn GpuEvent>>) -> 
         offset: n * 2 * BLOCK_BYTES,
         len: BLOCK_BYTES,
         address: None,
-        is_flat_gpu: false,
+        is_contiguous_gpu: false,
     };
-    let geometry = Geometry { direct: None, layout: Layout::SINGLE, has_gds: false };
-    let sizes = BlockSizes { block_bytes: BLOCK_BYTES, slot_bytes: BLOCK_BYTES, gds_bytes: BLOCK_BYTES };
-    let plan = Plan::new(Direction::Write, &[geometry], (0..blocks).map(segment).collect(), sizes).unwrap();
+    let geometry = FileGeometry { direct: None, layout: StripeLayout::SINGLE, has_gds: false };
+    let sizes = BlockSizes { block_bytes: BLOCK_BYTES, bounce_bytes: BLOCK_BYTES, gds_bytes: BLOCK_BYTES };
+    let plan = BlockPlan::new(Direction::Write, &[geometry], (0..blocks).map(segment).collect(), sizes).unwrap();
     assert_eq!(plan.block_count(), blocks);
     let extent = if is_prepared { WriteExtent::WholeFile } else { WriteExtent::InPlace };
     let options = WriteOptions { extent, ..WriteOptions::default() };
-    let memory = (Memory::Sources(Vec::new()), false);
-    Arc::new(Job::new(plan, (Vec::new(), Vec::new()), memory, starts_after, options, tracing::Span::none()))
+    let memory = (RequestMemory::Sources(Vec::new()), false);
+    Arc::new(Request::new(plan, (Vec::new(), Vec::new()), memory, starts_after, options, tracing::Span::none()))
 }
 
 fn broken() -> Error {
     Error::new(ErrorKind::Io, "write", "the queue was taken away")
 }
 
-/// Runs a worker until the queue is closed, or fails after `pieces_max` work items.
-fn work(queue: &Arc<Queue>, pieces_max: usize) {
-    let seat = queue.seat(0);
-    let mut pieces = 0;
+/// Runs a worker until the queue is closed, or fails after `items_max` work items.
+fn work(queue: &Arc<RequestQueue>, items_max: usize) {
+    let handle = queue.handle(0);
+    let mut items = 0;
     loop {
-        seat.run();
-        while let Some(work) = Work::next(queue) {
-            if pieces == pieces_max {
-                // Drops its claim, as a panic does.
+        handle.run();
+        while let Some(work) = WorkItem::next(queue) {
+            if items == items_max {
+                // Drops its guard, as a panic does.
                 drop(work);
-                return queue.worker_lost(&broken());
+                return queue.worker_failed(&broken());
             }
-            pieces += 1;
+            items += 1;
             match work {
-                Work::Prepare(claim) => super::worker::prepare(claim),
-                Work::Block(claim, _) | Work::Sync(claim, SyncTarget { .. }) => claim.end(Ok(1)),
+                WorkItem::Prepare(guard) => super::worker::prepare(guard),
+                WorkItem::Block(guard, _) | WorkItem::Sync(guard, SyncTarget { .. }) => guard.end(Ok(1)),
             }
         }
-        if queue.leave() {
+        if queue.try_exit() {
             return;
         }
-        seat.park();
+        handle.park();
     }
 }
 
-fn worker(queue: &Arc<Queue>, pieces_max: usize) -> thread::JoinHandle<()> {
+fn worker(queue: &Arc<RequestQueue>, items_max: usize) -> thread::JoinHandle<()> {
     let queue = Arc::clone(queue);
     thread::spawn(move || {
-        queue.seat(0).sit(Arc::new(NoWake));
-        work(&queue, pieces_max);
+        queue.handle(0).register(Arc::new(NoWake));
+        work(&queue, items_max);
     })
 }
 
@@ -96,12 +96,12 @@ impl crate::backend::Wake for NoWake {
     fn wake(&self) {}
 }
 
-fn pending(job: &Arc<Job>, queue: &Arc<Queue>) -> Pending<deepnvme_mem::Region> {
-    Pending::new(Arc::clone(job), Arc::clone(queue))
+fn transfer(request: &Arc<Request>, queue: &Arc<RequestQueue>) -> Transfer<deepnvme_mem::Region> {
+    Transfer::new(Arc::clone(request), Arc::clone(queue))
 }
 
-fn kind(result: Option<Result<crate::job::Transfer>>) -> Option<ErrorKind> {
-    result.expect("whoever has waited finds the end").err().map(|error| error.kind())
+fn kind(result: Option<Result<crate::request::Transferred>>) -> Option<ErrorKind> {
+    result.expect("a result after waiting").err().map(|error| error.kind())
 }
 
 /// Cancels from another thread at any moment. The request ends once, with the reported outcome.
@@ -109,11 +109,11 @@ fn cancelled(blocks: u64, is_prepared: bool) {
     model(move || {
         let queue = queue(1);
         let worker = worker(&queue, usize::MAX);
-        let job = job(blocks, is_prepared, Vec::new());
-        queue.push(&job, Turn::Now).unwrap();
-        let cancelling = pending(&job, &queue);
+        let request = request(blocks, is_prepared, Vec::new());
+        queue.push(&request, Priority::Normal).unwrap();
+        let cancelling = transfer(&request, &queue);
         let canceller = thread::spawn(move || cancelling.cancel());
-        let outcome = job.outcome.wait();
+        let outcome = request.result.wait();
         let told = canceller.join().unwrap();
         assert_eq!(outcome.is_err(), told);
         queue.close();
@@ -141,9 +141,9 @@ fn loom_a_request_is_cancelled_between_its_blocks() {
 fn loom_two_cancel_at_once() {
     model(|| {
         let queue = queue(1);
-        let job = job(1, true, Vec::new());
-        queue.push(&job, Turn::Now).unwrap();
-        let (one, two) = (pending(&job, &queue), pending(&job, &queue));
+        let request = request(1, true, Vec::new());
+        queue.push(&request, Priority::Normal).unwrap();
+        let (one, two) = (transfer(&request, &queue), transfer(&request, &queue));
         let other = thread::spawn(move || one.cancel());
         let told = two.cancel();
         assert!(told != other.join().unwrap(), "one of them has given it up");
@@ -154,15 +154,15 @@ fn loom_two_cancel_at_once() {
 
 #[test]
 fn loom_the_last_worker_is_lost_while_a_request_comes() {
-    for pieces in 0..3 {
+    for items in 0..3 {
         model(move || {
             let queue = queue(1);
-            let worker = worker(&queue, pieces);
-            let job = job(1, true, Vec::new());
-            let pushed = queue.push(&job, Turn::Now);
+            let worker = worker(&queue, items);
+            let request = request(1, true, Vec::new());
+            let pushed = queue.push(&request, Priority::Normal);
             if pushed.is_ok() {
-                let outcome = job.outcome.wait();
-                assert_eq!(outcome.is_err(), pieces < 2, "nobody waits for ever");
+                let outcome = request.result.wait();
+                assert_eq!(outcome.is_err(), items < 2, "no caller waits forever");
                 assert_eq!(queue.ended().0, 1);
             }
             queue.close();
@@ -178,9 +178,9 @@ fn loom_an_engine_is_closed_while_a_request_comes() {
         let worker = worker(&queue, usize::MAX);
         let closing = Arc::clone(&queue);
         let closer = thread::spawn(move || closing.close());
-        let job = job(1, true, Vec::new());
-        match queue.push(&job, Turn::Now) {
-            Ok(()) => assert!(job.outcome.wait().is_ok(), "what was taken is finished"),
+        let request = request(1, true, Vec::new());
+        match queue.push(&request, Priority::Normal) {
+            Ok(()) => assert!(request.result.wait().is_ok(), "what was taken is finished"),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Closed),
         }
         closer.join().unwrap();
@@ -196,12 +196,12 @@ fn loom_workers_stay_for_callers() {
         let worker = worker(&queue, usize::MAX);
         let closing = Arc::clone(&queue);
         let closer = thread::spawn(move || closing.close());
-        let job = job(1, false, Vec::new());
-        if let Ok(caller) = queue.enter(&job) {
+        let request = request(1, false, Vec::new());
+        if let Ok(caller) = queue.enter_inline(&request) {
             // Its block stays unclaimed, and is offered like the blocks after a preparation.
-            queue.prepared(&job);
+            queue.offer_blocks(&request);
             drop(caller);
-            assert!(job.outcome.wait().is_ok());
+            assert!(request.result.wait().is_ok());
         }
         closer.join().unwrap();
         worker.join().unwrap();
@@ -213,61 +213,62 @@ fn loom_the_last_worker_is_lost_while_a_caller_works_itself() {
     model(|| {
         let queue = queue(1);
         let worker = worker(&queue, 0);
-        let other = job(1, false, Vec::new());
-        queue.push(&other, Turn::Now).unwrap();
-        let job = job(1, false, Vec::new());
-        if let Ok(caller) = queue.enter(&job) {
-            queue.prepared(&job);
+        let other = request(1, false, Vec::new());
+        queue.push(&other, Priority::Normal).unwrap();
+        let request = request(1, false, Vec::new());
+        if let Ok(caller) = queue.enter_inline(&request) {
+            queue.offer_blocks(&request);
             drop(caller);
-            assert_eq!(kind(Some(job.outcome.wait())), Some(ErrorKind::Io));
+            assert_eq!(kind(Some(request.result.wait())), Some(ErrorKind::Io));
         }
-        assert_eq!(kind(Some(other.outcome.wait())), Some(ErrorKind::Io));
+        assert_eq!(kind(Some(other.result.wait())), Some(ErrorKind::Io));
         worker.join().unwrap();
     });
 }
 
 #[test]
-fn loom_a_claim_that_is_dropped_fails_its_request() {
+fn loom_a_work_item_that_is_dropped_fails_its_request() {
     model(|| {
         let queue = queue(1);
-        let job = job(2, false, Vec::new());
-        let claims = [job.claim(), job.claim()].map(|_| Claim::new(Arc::clone(&job), Arc::clone(&queue), Duty::Block));
-        let [one, two] = claims;
+        let request = request(2, false, Vec::new());
+        let guards = [request.claim_block(), request.claim_block()]
+            .map(|_| WorkGuard::new(Arc::clone(&request), Arc::clone(&queue), WorkKind::Block));
+        let [one, two] = guards;
         let other = thread::spawn(move || drop(one));
         two.end(Ok(1));
         other.join().unwrap();
-        assert_eq!(kind(job.outcome.get()), Some(ErrorKind::Io));
+        assert_eq!(kind(request.result.get()), Some(ErrorKind::Io));
         assert_eq!(queue.ended(), (1, 1));
     });
 }
 
-/// Dropping a pending does not affect its request.
+/// Dropping a transfer does not affect its request.
 #[test]
-fn loom_a_pending_is_dropped_while_its_request_ends() {
+fn loom_a_transfer_is_dropped_while_its_request_ends() {
     model(|| {
         let queue = queue(1);
         let worker = worker(&queue, usize::MAX);
-        let job = job(1, false, Vec::new());
-        queue.push(&job, Turn::Now).unwrap();
-        let dropped = pending(&job, &queue);
+        let request = request(1, false, Vec::new());
+        queue.push(&request, Priority::Normal).unwrap();
+        let dropped = transfer(&request, &queue);
         let dropper = thread::spawn(move || drop(dropped));
         queue.close();
         worker.join().unwrap();
         dropper.join().unwrap();
-        assert_eq!(kind(job.outcome.get()), None);
+        assert_eq!(kind(request.result.get()), None);
     });
 }
 
-/// A stream point that another thread completes.
+/// An event that another thread completes.
 #[derive(Debug)]
-struct Point(Arc<loom::sync::atomic::AtomicBool>);
+struct FlagEvent(Arc<loom::sync::atomic::AtomicBool>);
 
-impl GpuEvent for Point {
+impl GpuEvent for FlagEvent {
     fn record(&self, _: deepnvme_mem::StreamHandle) -> Result<()> {
         Ok(())
     }
 
-    fn is_over(&self) -> Result<bool> {
+    fn is_complete(&self) -> Result<bool> {
         Ok(self.0.load(loom::sync::atomic::Ordering::SeqCst))
     }
 
@@ -277,27 +278,27 @@ impl GpuEvent for Point {
 }
 
 #[test]
-fn loom_the_gate_is_closed_while_a_request_is_held_and_cancelled() {
+fn loom_the_stream_barrier_is_closed_while_a_request_is_held_and_cancelled() {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);
     builder.check(|| {
         let queue = queue(1);
-        let gate = Arc::new(Gate::new(&queue));
+        let barrier = Arc::new(StreamBarrier::new(&queue));
         let come = Arc::new(loom::sync::atomic::AtomicBool::new(true));
-        let job = job(1, false, vec![Box::new(Point(come))]);
-        let cancelling = pending(&job, &queue);
-        let held = gate.hold(&job, Turn::Now);
+        let request = request(1, false, vec![Box::new(FlagEvent(come))]);
+        let cancelling = transfer(&request, &queue);
+        let held = barrier.hold(&request, Priority::Normal);
         let canceller = thread::spawn(move || cancelling.cancel());
-        gate.close();
+        barrier.close();
         let told = canceller.join().unwrap();
         assert!(held.is_ok());
-        assert_eq!(gate.hold(&job, Turn::Now).unwrap_err().kind(), ErrorKind::Closed);
-        // Requests released by the gate are in the queue, and no worker has started them.
+        assert_eq!(barrier.hold(&request, Priority::Normal).unwrap_err().kind(), ErrorKind::Closed);
+        // Requests released by the barrier are in the queue, and no worker has started them.
         queue.close();
         if !told {
-            assert!(matches!(Work::next(&queue), Some(Work::Block(..))));
+            assert!(matches!(WorkItem::next(&queue), Some(WorkItem::Block(..))));
         }
-        assert!(job.outcome.get().is_some());
+        assert!(request.result.get().is_some());
         assert_eq!(queue.ended().0, 1);
     });
 }

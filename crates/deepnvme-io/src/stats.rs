@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use crate::backend::BackendKind;
-use crate::backend::gds;
-use crate::split::{Channel, Direction, Via};
+use crate::backend::{BackendKind, gds};
+use crate::op::Direction;
+use crate::split::{IoMode, Route};
 use crate::sync::{Mutex, lock};
 
 /// Largest latency of the histogram. Longer ones count as this.
@@ -179,7 +179,7 @@ impl WorkerStats {
     }
 
     /// Counts a copy between a bounce buffer and a GPU.
-    pub(crate) fn gpu_copy(&self, direction: Direction, bytes: u64) {
+    pub(crate) fn count_gpu_copy(&self, direction: Direction, bytes: u64) {
         let counter = match direction {
             Direction::Read => &self.counters.bytes_to_gpu,
             Direction::Write => &self.counters.bytes_from_gpu,
@@ -189,7 +189,7 @@ impl WorkerStats {
     }
 
     /// Counts allocated bounce buffers.
-    pub(crate) fn pool_made(&self, state: deepnvme_mem::LockState, bytes: u64) {
+    pub(crate) fn pool_created(&self, state: deepnvme_mem::LockState, bytes: u64) {
         let mut pool = lock(&self.pool);
         let before = pool.as_ref().map_or(0, |(_, bytes)| *bytes);
         *pool = Some((state, before + bytes));
@@ -199,22 +199,22 @@ impl WorkerStats {
         counter.fetch_add(by, Ordering::Relaxed);
     }
 
-    pub(crate) fn block_done(&self, direction: Direction, channel: Channel, via: Via, bytes: u64, took: Duration) {
+    pub(crate) fn block_done(&self, direction: Direction, mode: IoMode, route: Route, bytes: u64, latency: Duration) {
         let counters = &self.counters;
         let by_direction = match direction {
             Direction::Read => &counters.bytes_read,
             Direction::Write => &counters.bytes_written,
         };
-        let by_way = match (channel, via) {
-            (Channel::Direct, Via::Caller) => &counters.bytes_direct,
-            (Channel::Direct, Via::Slot) => &counters.bytes_bounced,
-            (_, Via::Gds) => &counters.bytes_gds,
-            (Channel::Buffered, _) => &counters.bytes_buffered,
+        let by_data_path = match (mode, route) {
+            (IoMode::Direct, Route::Caller) => &counters.bytes_direct,
+            (IoMode::Direct, Route::Bounce) => &counters.bytes_bounced,
+            (_, Route::CuFile) => &counters.bytes_gds,
+            (IoMode::Buffered, _) => &counters.bytes_buffered,
         };
         Self::count(by_direction, bytes);
-        Self::count(by_way, bytes);
-        if let Some(latency) = &mut *lock(&self.latency) {
-            latency.saturating_record((took.as_micros() as u64).max(1));
+        Self::count(by_data_path, bytes);
+        if let Some(histogram) = &mut *lock(&self.latency) {
+            histogram.saturating_record((latency.as_micros() as u64).max(1));
         }
     }
 }

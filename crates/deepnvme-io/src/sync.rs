@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use deepnvme_mem::sync::ignore_poison;
+
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Condvar, Mutex, MutexGuard,
@@ -76,13 +78,13 @@ pub(crate) mod thread {
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    ignore_poison(mutex.lock())
 }
 
 pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    condvar.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner)
+    ignore_poison(condvar.wait(guard))
 }
 
 pub(crate) fn wait_timeout<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>, timeout: Duration) -> MutexGuard<'a, T> {
-    condvar.wait_timeout(guard, timeout).unwrap_or_else(std::sync::PoisonError::into_inner).0
+    ignore_poison(condvar.wait_timeout(guard, timeout)).0
 }

@@ -50,7 +50,7 @@ fn a_write_of_several_files_is_cancelled_at_any_moment() {
             let mut cancelled = 0;
             for round in 0..80 {
                 // Truncated each time, so that the preparation takes time.
-                files.iter().for_each(|file| file.cut(0).unwrap());
+                files.iter().for_each(|file| file.truncate(0).unwrap());
                 let pending = engine.write_batch(items(&files, BYTES), options).unwrap();
                 std::thread::sleep(Duration::from_micros(rng.below(1000)));
                 let told = pending.cancel();

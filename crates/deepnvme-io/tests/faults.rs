@@ -252,7 +252,7 @@ fn a_device_that_dies_ends_every_request() {
             read().wait().1.expect("the device is still alive");
         }
         let pendings: Vec<_> = (0..300).map(|_| read()).collect();
-        let outcomes: Vec<_> = pendings.into_iter().map(deepnvme_io::Pending::wait).collect();
+        let outcomes: Vec<_> = pendings.into_iter().map(deepnvme_io::Transfer::wait).collect();
         assert!(outcomes.iter().all(|(home, _)| home.is_some()), "memory did not come home");
         // Each read takes several ops, and at most 100 have succeeded.
         let failed = outcomes.iter().filter(|(_, result)| result.is_err()).count();

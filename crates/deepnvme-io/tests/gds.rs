@@ -41,8 +41,8 @@ fn every_size_and_place_comes_back_beside_every_backend() {
             assert!(gpu.peek(&other) == pattern(seed, bytes), "{backend:?} {bytes} at {offset}");
         }
         let stats = engine.stats();
-        assert!(stats.bytes_gds > 6 << 20, "{} by way of cuFile", stats.bytes_gds);
-        assert!(stats.bytes_to_gpu > 0, "ragged edges by way of slots");
+        assert!(stats.bytes_gds > 6 << 20, "{} through cuFile", stats.bytes_gds);
+        assert!(stats.bytes_to_gpu > 0, "ragged edges through bounce buffers");
         assert_eq!(stats.gds_reason, None);
         gpu.clear();
     }

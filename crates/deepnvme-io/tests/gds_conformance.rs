@@ -14,9 +14,9 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use deepnvme_io::backend::gds::alone::{CuFileAccess, KnownFile};
 use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup, Wake};
-use deepnvme_io::op::{Completion, Errno, Op, OpKind, Submit, Token};
+use deepnvme_io::gpu::CuFileAccess;
+use deepnvme_io::op::{Completion, Errno, Op, OpKind, RegisteredFile, Submit, Token};
 use deepnvme_io::{Result, SubmitMode, mem::Region};
 use deepnvme_testkit::data::TestFile;
 use fake_driver::{Gpu, GpuMemory};
@@ -47,7 +47,7 @@ fn beside(kind: BackendKind, has_batches: bool) -> Option<common::MakeBackend> {
             gpu.fail_always("cuFileBatchIOSetUp", 5039);
         }
         let access = CuFileAccess::new();
-        let inner = Some(access.beside(backend::open(kind, setup).unwrap(), setup));
+        let inner = Some(access.combine(backend::open(kind, setup).unwrap(), setup));
         Box::new(OnGpu { inner, access, moved: HashMap::new(), next: 0, gpu })
     }))
 }
@@ -65,7 +65,7 @@ struct OnGpu {
 
 struct Moved {
     op: Op,
-    memory: Option<(GpuMemory, KnownFile)>,
+    memory: Option<(GpuMemory, RegisteredFile)>,
 }
 
 impl Drop for OnGpu {
@@ -91,7 +91,7 @@ impl OnGpu {
 
     /// Returns the GPU memory for a plain transfer, if cuFile knows its file and the transfer is in whole pages, as
     /// engines require.
-    fn stand_in(&self, op: &Op) -> Option<(GpuMemory, KnownFile)> {
+    fn stand_in(&self, op: &Op) -> Option<(GpuMemory, RegisteredFile)> {
         let [memory] = &op.pieces[..] else { return None };
         let is_whole = op.offset.is_multiple_of(4096) && memory.len().is_multiple_of(4096);
         if !matches!(op.kind, OpKind::Read | OpKind::Write) || !is_whole {
@@ -203,7 +203,7 @@ backends! {
 fn an_op_never_meets_the_registration_of_another_file() {
     let setup = BackendSetup { queue_depth: 4, submit: SubmitMode::Batch, worker_index: 0 };
     let (gpu, access) = (gpu(), CuFileAccess::new());
-    let mut backend = access.beside(backend::open(BackendKind::Threads, &setup).unwrap(), &setup);
+    let mut backend = access.combine(backend::open(BackendKind::Threads, &setup).unwrap(), &setup);
     let (secret, other) = (TestFile::holding(&[0xAA; 4096]), TestFile::holding(&[0xBB; 4096]));
     let descriptor = |file: &TestFile| Arc::new(OwnedFd::from(File::open(&file.path).unwrap()));
     // Its transfers may continue after all other references to the file are gone.

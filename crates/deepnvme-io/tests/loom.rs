@@ -2,18 +2,18 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p deepnvme-io --release --test loom`
 #![cfg(loom)]
 
-use deepnvme_io::handover::Handover;
+use deepnvme_io::Oneshot;
 use loom::sync::Arc;
 use loom::thread;
 
 #[test]
 fn a_waiter_gets_the_value_whenever_it_comes() {
     loom::model(|| {
-        let handover = Arc::new(Handover::new());
-        let writer = Arc::clone(&handover);
-        let thread = thread::spawn(move || writer.put(7));
-        assert_eq!(handover.wait(), 7);
-        assert_eq!(handover.get(), Some(7));
+        let oneshot = Arc::new(Oneshot::new());
+        let writer = Arc::clone(&oneshot);
+        let thread = thread::spawn(move || writer.set(7));
+        assert_eq!(oneshot.wait(), 7);
+        assert_eq!(oneshot.get(), Some(7));
         thread.join().unwrap();
     });
 }
@@ -21,12 +21,12 @@ fn a_waiter_gets_the_value_whenever_it_comes() {
 #[test]
 fn two_waiters_are_both_woken() {
     loom::model(|| {
-        let handover = Arc::new(Handover::new());
-        let other = Arc::clone(&handover);
+        let oneshot = Arc::new(Oneshot::new());
+        let other = Arc::clone(&oneshot);
         let waiter = thread::spawn(move || other.wait());
-        let writer = Arc::clone(&handover);
-        let thread = thread::spawn(move || writer.put(7));
-        assert_eq!(handover.wait(), 7);
+        let writer = Arc::clone(&oneshot);
+        let thread = thread::spawn(move || writer.set(7));
+        assert_eq!(oneshot.wait(), 7);
         assert_eq!(waiter.join().unwrap(), 7);
         thread.join().unwrap();
     });
@@ -35,12 +35,12 @@ fn two_waiters_are_both_woken() {
 #[test]
 fn the_first_of_two_values_stays() {
     loom::model(|| {
-        let handover = Arc::new(Handover::new());
-        let writer = Arc::clone(&handover);
-        let thread = thread::spawn(move || writer.put(1));
-        handover.put(2);
-        let seen = handover.wait();
+        let oneshot = Arc::new(Oneshot::new());
+        let writer = Arc::clone(&oneshot);
+        let thread = thread::spawn(move || writer.set(1));
+        oneshot.set(2);
+        let seen = oneshot.wait();
         thread.join().unwrap();
-        assert_eq!(handover.get(), Some(seen));
+        assert_eq!(oneshot.get(), Some(seen));
     });
 }

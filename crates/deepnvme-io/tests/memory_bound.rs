@@ -8,7 +8,7 @@ use std::process::Command;
 
 use common::{REAL_BACKENDS, all_real, engine, open, try_real};
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::{Config, DirectMode, Pending, WriteOptions};
+use deepnvme_io::{Config, DirectMode, Transfer, WriteOptions};
 use deepnvme_mem::Buffer;
 use deepnvme_testkit::data::{TestFile, own_memory_bytes};
 use deepnvme_testkit::rng::Rng;
@@ -67,12 +67,12 @@ fn child_that_bounces() {
         engine.write(&target, offset, tensor.region(), WriteOptions::default()).expect("accepted")
     };
     let writes: Vec<_> = tensors.iter().enumerate().map(write).collect();
-    writes.into_iter().map(Pending::wait).for_each(|(_, result)| assert!(result.is_ok(), "{result:?}"));
+    writes.into_iter().map(Transfer::wait).for_each(|(_, result)| assert!(result.is_ok(), "{result:?}"));
     let read = |(index, tensor): (usize, deepnvme_mem::RegionMut)| {
         engine.read(&target, (index * TENSOR_BYTES) as u64, tensor).expect("accepted")
     };
     let reads: Vec<_> = tensors.into_iter().enumerate().map(read).collect();
-    reads.into_iter().map(Pending::wait).for_each(|(_, result)| assert!(result.is_ok(), "{result:?}"));
+    reads.into_iter().map(Transfer::wait).for_each(|(_, result)| assert!(result.is_ok(), "{result:?}"));
 
     let stats = engine.stats();
     let moved = (2 * REQUESTS * TENSOR_BYTES) as u64;

@@ -1,25 +1,30 @@
 //! Properties of splitting, over random requests: every wanted byte in exactly one block, every direct op aligned.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
-use deepnvme_io::Layout;
+use deepnvme_io::StripeLayout;
+use deepnvme_io::op::Direction;
 use deepnvme_io::split::{
-    Block, BlockSizes, Channel, Direction, FileAlignment, GDS_BYTES_MIN, Geometry, Plan, Segment, Via,
+    Block, BlockPlan, BlockSizes, FileAlignment, FileGeometry, GDS_BYTES_MIN, IoMode, Route, Segment,
 };
 use deepnvme_mem::Alignment;
 use proptest::prelude::*;
 
 const PAGE: u64 = 4096;
 
-fn geometries() -> impl Strategy<Value = Geometry> {
+fn geometries() -> impl Strategy<Value = FileGeometry> {
     let alignment = (0u32..4, 9u32..13).prop_map(|(memory, offset)| FileAlignment {
         memory: Alignment::new(1 << (memory * 3)).unwrap(),
         offset: Alignment::new(1 << offset).unwrap(),
     });
     let layout = prop_oneof![
-        Just(Layout::SINGLE),
-        (2u64..5, 1u64..9).prop_map(|(parts, pages)| Layout { parts, stripe_bytes: pages * PAGE }),
+        Just(StripeLayout::SINGLE),
+        (2u64..5, 1u64..9).prop_map(|(parts, pages)| StripeLayout { parts, stripe_bytes: pages * PAGE }),
     ];
-    (proptest::option::of(alignment), layout).prop_map(|(direct, layout)| Geometry { direct, layout, has_gds: false })
+    (proptest::option::of(alignment), layout).prop_map(|(direct, layout)| FileGeometry {
+        direct,
+        layout,
+        has_gds: false,
+    })
 }
 
 /// Generates ranges in file order with gaps between them. Some are adjacent.
@@ -32,31 +37,31 @@ fn segments() -> impl Strategy<Value = Vec<Segment>> {
         let place = |(index, (gap, len, address)): (usize, (u64, u64, Option<usize>))| {
             let start = offset + gap;
             offset = start + len;
-            Segment { file: 0, item: index as u32, offset: start, len, address, is_flat_gpu: false }
+            Segment { file: 0, item: index as u32, offset: start, len, address, is_contiguous_gpu: false }
         };
         list.into_iter().enumerate().map(place).collect()
     })
 }
 
-fn blocks(plan: &Plan) -> Vec<Block> {
+fn blocks(plan: &BlockPlan) -> Vec<Block> {
     (0..plan.block_count()).map(|index| plan.block(index)).collect()
 }
 
 fn check(
     direction: Direction,
-    geometry: Geometry,
+    geometry: FileGeometry,
     segments: &[Segment],
     sizes: BlockSizes,
 ) -> Result<(), TestCaseError> {
-    let plan = Plan::new(direction, &[geometry], segments.to_vec(), sizes).unwrap();
+    let plan = BlockPlan::new(direction, &[geometry], segments.to_vec(), sizes).unwrap();
     let mut moved: Vec<std::ops::Range<u64>> = Vec::new();
     for block in blocks(&plan) {
         prop_assert!(!block.range.is_empty());
         prop_assert!(block.io.start <= block.range.start && block.range.end <= block.io.end);
-        let largest = match block.via {
-            Via::Caller => sizes.block_bytes,
-            Via::Slot => sizes.slot_bytes,
-            Via::Gds => sizes.gds_bytes,
+        let largest = match block.route {
+            Route::Caller => sizes.block_bytes,
+            Route::Bounce => sizes.bounce_bytes,
+            Route::CuFile => sizes.gds_bytes,
         };
         prop_assert!(block.io.end - block.io.start <= largest, "an op fits a slot, or is a block");
         let parts = (geometry.layout.locate(block.io.start).0, geometry.layout.locate(block.io.end - 1).0);
@@ -80,13 +85,13 @@ fn check(
     Ok(())
 }
 
-fn check_alignment(geometry: Geometry, segments: &[Segment], block: &Block) -> Result<(), TestCaseError> {
-    let Channel::Direct = block.channel else {
+fn check_alignment(geometry: FileGeometry, segments: &[Segment], block: &Block) -> Result<(), TestCaseError> {
+    let IoMode::Direct = block.mode else {
         return Ok(());
     };
     let alignment = geometry.direct.expect("direct blocks only where there is direct I/O");
     prop_assert!(alignment.offset.is_aligned(block.io.start) && alignment.offset.is_aligned(block.io.end));
-    if block.via == Via::Caller {
+    if block.route == Route::Caller {
         for segment in segments.iter().filter(|s| s.offset < block.range.end && s.offset + s.len > block.range.start) {
             let start = segment.offset.max(block.range.start);
             let end = (segment.offset + segment.len).min(block.range.end);
@@ -115,9 +120,9 @@ proptest! {
         skew in prop_oneof![Just(0usize), 0usize..4096], slot_pages in 1u64..9, block_pages in 0u64..64,
     ) {
         let address = (offset % PAGE) as usize + skew + (1 << 20);
-        let segment = Segment { file: 0, item: 0, offset, len, address: Some(address), is_flat_gpu: false };
-        let slot_bytes = slot_pages * PAGE;
-        let sizes = BlockSizes { block_bytes: slot_bytes + block_pages * PAGE, slot_bytes, gds_bytes: slot_bytes };
+        let segment = Segment { file: 0, item: 0, offset, len, address: Some(address), is_contiguous_gpu: false };
+        let bounce_bytes = slot_pages * PAGE;
+        let sizes = BlockSizes { block_bytes: bounce_bytes + block_pages * PAGE, bounce_bytes, gds_bytes: bounce_bytes };
         let direction = if is_read { Direction::Read } else { Direction::Write };
         check(direction, geometry, &[segment], sizes)?;
     }
@@ -128,25 +133,25 @@ proptest! {
         geometry in geometries(), is_read: bool, offset in 0u64..20_000, len in 1u64..9_000_000,
         slot_pages in prop_oneof![1u64..9, 16u64..40], gds_pages in 0u64..200, later in segments(),
     ) {
-        let slot_bytes = slot_pages * PAGE;
-        let gds_bytes = slot_bytes + gds_pages * PAGE;
-        let sizes = BlockSizes { block_bytes: slot_bytes, slot_bytes, gds_bytes };
-        let geometry = Geometry { has_gds: true, ..geometry };
+        let bounce_bytes = slot_pages * PAGE;
+        let gds_bytes = bounce_bytes + gds_pages * PAGE;
+        let sizes = BlockSizes { block_bytes: bounce_bytes, bounce_bytes, gds_bytes };
+        let geometry = FileGeometry { has_gds: true, ..geometry };
         let direction = if is_read { Direction::Read } else { Direction::Write };
         let end = offset + len;
-        let on_gpu = |segment| Segment { is_flat_gpu: true, address: None, ..segment };
-        let mut segments = vec![on_gpu(Segment { file: 0, item: 0, offset, len, address: None, is_flat_gpu: true })];
+        let on_gpu = |segment| Segment { is_contiguous_gpu: true, address: None, ..segment };
+        let mut segments = vec![on_gpu(Segment { file: 0, item: 0, offset, len, address: None, is_contiguous_gpu: true })];
         segments.extend(later.into_iter().map(|s| on_gpu(Segment { offset: s.offset + end, item: s.item + 1, ..s })));
         check(direction, geometry, &segments, sizes)?;
         check(direction, geometry, &segments[..1], sizes)?;
-        let plan = Plan::new(direction, &[geometry], segments[..1].to_vec(), sizes).unwrap();
+        let plan = BlockPlan::new(direction, &[geometry], segments[..1].to_vec(), sizes).unwrap();
         let blocks = blocks(&plan);
-        for block in blocks.iter().filter(|block| block.via == Via::Gds) {
+        for block in blocks.iter().filter(|block| block.route == Route::CuFile) {
             prop_assert_eq!((block.range.start % PAGE, block.range.end % PAGE), (0, 0));
             prop_assert!(geometry.direct.is_some());
         }
-        let by_gds: u64 = blocks.iter().filter(|b| b.via == Via::Gds).map(|b| b.range.end - b.range.start).sum();
-        if geometry.direct.is_some() && geometry.layout == Layout::SINGLE && slot_bytes >= GDS_BYTES_MIN {
+        let by_gds: u64 = blocks.iter().filter(|b| b.route == Route::CuFile).map(|b| b.range.end - b.range.start).sum();
+        if geometry.direct.is_some() && geometry.layout == StripeLayout::SINGLE && bounce_bytes >= GDS_BYTES_MIN {
             prop_assert!(by_gds + 2 * (GDS_BYTES_MIN + PAGE) > len, "all but the ends");
         }
     }
@@ -154,9 +159,9 @@ proptest! {
     /// Pages with an edge are never written directly, which makes concurrent writes to adjacent ranges safe.
     #[test]
     fn direct_writes_are_whole_pages(geometry in geometries(), segments in segments(), pages in 1u64..9) {
-        let plan = Plan::new(Direction::Write, &[geometry], segments, BlockSizes::same(pages * PAGE)).unwrap();
+        let plan = BlockPlan::new(Direction::Write, &[geometry], segments, BlockSizes::same(pages * PAGE)).unwrap();
         for block in blocks(&plan) {
-            if block.channel == Channel::Direct {
+            if block.mode == IoMode::Direct {
                 prop_assert_eq!((block.range.start % PAGE, block.range.end % PAGE), (0, 0));
             }
         }
@@ -167,8 +172,8 @@ proptest! {
         let mut shuffled = segments.clone();
         let middle = seed % shuffled.len();
         shuffled.rotate_left(middle);
-        let one = Plan::new(Direction::Write, &[geometry], segments, BlockSizes::same(PAGE * 4)).unwrap();
-        let other = Plan::new(Direction::Write, &[geometry], shuffled, BlockSizes::same(PAGE * 4)).unwrap();
+        let one = BlockPlan::new(Direction::Write, &[geometry], segments, BlockSizes::same(PAGE * 4)).unwrap();
+        let other = BlockPlan::new(Direction::Write, &[geometry], shuffled, BlockSizes::same(PAGE * 4)).unwrap();
         prop_assert_eq!(blocks(&one), blocks(&other));
     }
 }
@@ -177,16 +182,16 @@ proptest! {
 #[test]
 fn a_long_range_that_needs_no_slot_has_large_blocks() {
     let alignment = Alignment::new(512).unwrap();
-    let geometry = Geometry {
+    let geometry = FileGeometry {
         direct: Some(FileAlignment { memory: alignment, offset: alignment }),
-        layout: Layout::SINGLE,
+        layout: StripeLayout::SINGLE,
         has_gds: false,
     };
-    let sizes = BlockSizes { block_bytes: 2 << 20, slot_bytes: 512 << 10, gds_bytes: 4 << 20 };
+    let sizes = BlockSizes { block_bytes: 2 << 20, bounce_bytes: 512 << 10, gds_bytes: 4 << 20 };
     let count = |address, offset, len| {
-        let segment = Segment { file: 0, item: 0, offset, len, address: Some(address), is_flat_gpu: false };
-        let plan = Plan::new(Direction::Read, &[geometry], vec![segment], sizes).unwrap();
-        let slots = blocks(&plan).iter().filter(|block| block.via == Via::Slot).count();
+        let segment = Segment { file: 0, item: 0, offset, len, address: Some(address), is_contiguous_gpu: false };
+        let plan = BlockPlan::new(Direction::Read, &[geometry], vec![segment], sizes).unwrap();
+        let slots = blocks(&plan).iter().filter(|block| block.route == Route::Bounce).count();
         (plan.block_count(), slots)
     };
     assert_eq!(count(4096, 0, 1 << 30), (512, 0));
@@ -201,16 +206,16 @@ fn a_long_range_that_needs_no_slot_has_large_blocks() {
 fn stripes_of_any_number_of_pages_are_cut_into_few_blocks() {
     // Primes, up to the one below 4 GiB.
     for (stripe_pages, parts) in [(257_u64, 3_u64), (16_381, 16), (1_048_573, 256)] {
-        let layout = Layout { parts, stripe_bytes: stripe_pages * PAGE };
+        let layout = StripeLayout { parts, stripe_bytes: stripe_pages * PAGE };
         let aligned = FileAlignment { memory: Alignment::new(512).unwrap(), offset: Alignment::new(4096).unwrap() };
         let len = layout.stripe_bytes * parts;
         for (address, block_bytes) in [(Some(0), 4 << 20), (Some(1), 512 << 10)] {
             for direct in [Some(aligned), None] {
-                let geometry = Geometry { direct, layout, has_gds: false };
-                let sizes = BlockSizes { block_bytes: 4 << 20, slot_bytes: 512 << 10, gds_bytes: 4 << 20 };
-                let segment = Segment { file: 0, item: 0, offset: 0, len, address, is_flat_gpu: false };
+                let geometry = FileGeometry { direct, layout, has_gds: false };
+                let sizes = BlockSizes { block_bytes: 4 << 20, bounce_bytes: 512 << 10, gds_bytes: 4 << 20 };
+                let segment = Segment { file: 0, item: 0, offset: 0, len, address, is_contiguous_gpu: false };
                 let began = std::time::Instant::now();
-                let plan = Plan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
+                let plan = BlockPlan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
                 let block_bytes: u64 = if direct.is_some() { block_bytes } else { 512 << 10 };
                 let share = (len / 16).min(block_bytes).max(512 << 10);
                 let bound = parts * layout.stripe_bytes.div_ceil(share) * 2 + 2;
@@ -227,40 +232,46 @@ fn stripes_of_any_number_of_pages_are_cut_into_few_blocks() {
 
 #[test]
 fn overlapping_writes_are_refused_and_overlapping_reads_are_not() {
-    let geometry = Geometry { direct: None, layout: Layout::SINGLE, has_gds: false };
-    let segment = |offset| Segment { file: 0, item: 0, offset, len: 100, address: Some(0), is_flat_gpu: false };
+    let geometry = FileGeometry { direct: None, layout: StripeLayout::SINGLE, has_gds: false };
+    let segment = |offset| Segment { file: 0, item: 0, offset, len: 100, address: Some(0), is_contiguous_gpu: false };
     let both = vec![segment(0), segment(99)];
-    assert!(Plan::new(Direction::Write, &[geometry], both.clone(), BlockSizes::same(PAGE)).is_err());
-    assert_eq!(Plan::new(Direction::Read, &[geometry], both, BlockSizes::same(PAGE)).unwrap().bytes_total(), 200);
+    assert!(BlockPlan::new(Direction::Write, &[geometry], both.clone(), BlockSizes::same(PAGE)).is_err());
+    assert_eq!(BlockPlan::new(Direction::Read, &[geometry], both, BlockSizes::same(PAGE)).unwrap().bytes_total(), 200);
 }
 
 #[test]
 fn a_range_beyond_the_largest_offset_is_refused() {
-    let geometry = Geometry { direct: None, layout: Layout::SINGLE, has_gds: false };
+    let geometry = FileGeometry { direct: None, layout: StripeLayout::SINGLE, has_gds: false };
     for (offset, len) in [(u64::MAX, 1), (i64::MAX as u64, 1), (1, u64::MAX)] {
-        let segment = Segment { file: 0, item: 0, offset, len, address: Some(0), is_flat_gpu: false };
-        assert!(Plan::new(Direction::Read, &[geometry], vec![segment], BlockSizes::same(PAGE)).is_err());
+        let segment = Segment { file: 0, item: 0, offset, len, address: Some(0), is_contiguous_gpu: false };
+        assert!(BlockPlan::new(Direction::Read, &[geometry], vec![segment], BlockSizes::same(PAGE)).is_err());
     }
 }
 
 #[test]
 fn ten_thousand_adjacent_tensors_become_large_transfers() {
     let alignment = Alignment::new(512).unwrap();
-    let geometry = Geometry {
+    let geometry = FileGeometry {
         direct: Some(FileAlignment { memory: alignment, offset: alignment }),
-        layout: Layout::SINGLE,
+        layout: StripeLayout::SINGLE,
         has_gds: false,
     };
     let mut offset = 0;
     let segments: Vec<_> = (0..10_000u32)
         .map(|item| {
             let len = 4096 + u64::from(item) * 7 % 60_000;
-            let segment =
-                Segment { file: 0, item, offset, len, address: Some(64 + item as usize * 65_536), is_flat_gpu: false };
+            let segment = Segment {
+                file: 0,
+                item,
+                offset,
+                len,
+                address: Some(64 + item as usize * 65_536),
+                is_contiguous_gpu: false,
+            };
             offset += len;
             segment
         })
         .collect();
-    let plan = Plan::new(Direction::Read, &[geometry], segments, BlockSizes::same(1 << 20)).unwrap();
+    let plan = BlockPlan::new(Direction::Read, &[geometry], segments, BlockSizes::same(1 << 20)).unwrap();
     assert_eq!(plan.block_count(), offset.div_ceil(1 << 20));
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use common::{all_real, decorated, engine, hidden_faults, open, small_config};
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::split::Direction;
-use deepnvme_io::trace::{Event, Recorded, Way, What, now_ns};
+use deepnvme_io::op::Direction;
+use deepnvme_io::trace::{DataPath, Event, EventKind, Recorded, now_ns};
 use deepnvme_io::{
     DirectMode, Durability, Engine, ErrorKind, ReadItem, StatsSnapshot, SubmitMode, WriteItem, WriteOptions,
 };
@@ -58,19 +58,19 @@ struct Sums {
 
 fn sums(recorded: &Recorded) -> Sums {
     let mut sums = Sums::default();
-    for Event { start_ns, end_ns, what } in &recorded.events {
-        assert!(recorded.start_ns <= *start_ns && start_ns <= end_ns && *end_ns <= recorded.end_ns, "{what:?}");
-        match what {
-            What::Request { failed, .. } => {
+    for Event { start_ns, end_ns, kind } in &recorded.events {
+        assert!(recorded.start_ns <= *start_ns && start_ns <= end_ns && *end_ns <= recorded.end_ns, "{kind:?}");
+        match kind {
+            EventKind::Request { failed, .. } => {
                 sums.requests += 1;
                 sums.requests_failed += u64::from(*failed);
             }
-            What::Transfer { .. } => sums.ops += 1,
-            What::Sync { .. } => {
+            EventKind::Op { .. } => sums.ops += 1,
+            EventKind::Sync { .. } => {
                 sums.ops += 1;
                 sums.syncs_at_least += 1;
             }
-            What::Copy { .. } | What::Span { .. } => {}
+            EventKind::Copy { .. } | EventKind::Span { .. } => {}
         }
     }
     sums
@@ -119,13 +119,14 @@ fn whole_blocks_say_where_they_went_and_by_which_way() {
             let mut places = Vec::new();
             let mut by_way = [0_u64; 4];
             for event in &recorded.events {
-                let What::Transfer { direction, file: path, offset, bytes, way, failed, worker } = &event.what else {
+                let EventKind::Op { direction, file: path, offset, bytes, data_path, failed, worker } = &event.kind
+                else {
                     continue;
                 };
                 assert_eq!((*direction, *failed, &**path), (Direction::Read, false, &*file.path));
                 assert!(worker.is_some_and(|worker| worker < 2));
                 places.push((*offset, *bytes));
-                by_way[*way as usize] += bytes;
+                by_way[*data_path as usize] += bytes;
             }
             places.sort_unstable();
             let mut at = 0;
@@ -135,13 +136,13 @@ fn whole_blocks_say_where_they_went_and_by_which_way() {
             }
             assert_eq!(at, 1 << 20, "{kind:?} {mode:?}");
             let counters = [
-                (Way::Direct, after.bytes_direct - before.bytes_direct),
-                (Way::Bounced, after.bytes_bounced - before.bytes_bounced),
-                (Way::Buffered, after.bytes_buffered - before.bytes_buffered),
-                (Way::Gds, after.bytes_gds - before.bytes_gds),
+                (DataPath::Direct, after.bytes_direct - before.bytes_direct),
+                (DataPath::Bounced, after.bytes_bounced - before.bytes_bounced),
+                (DataPath::Buffered, after.bytes_buffered - before.bytes_buffered),
+                (DataPath::Gds, after.bytes_gds - before.bytes_gds),
             ];
-            for (way, bytes) in counters {
-                assert_eq!(by_way[way as usize], bytes, "{kind:?} {mode:?} {skew}: {}", way.name());
+            for (data_path, bytes) in counters {
+                assert_eq!(by_way[data_path as usize], bytes, "{kind:?} {mode:?} {skew}: {}", data_path.name());
             }
         }
     }
@@ -162,7 +163,7 @@ fn what_is_continued_or_tried_again_is_there_each_time() {
         let sums = sums(&recorded);
         assert_eq!((sums.requests, 0, sums.ops), counted(&before, &after), "seed {seed}");
         let refused = recorded.events.iter().filter(|event| {
-            matches!(event.what, What::Transfer { failed: true, .. } | What::Sync { failed: true, .. })
+            matches!(event.kind, EventKind::Op { failed: true, .. } | EventKind::Sync { failed: true, .. })
         });
         assert_eq!(refused.count() as u64, after.retries - before.retries, "seed {seed}");
         assert!(after.retries > before.retries && after.short_transfers > before.short_transfers, "seed {seed}");
@@ -195,8 +196,8 @@ fn small_transfers_of_callers_have_no_worker() {
     let recording = engine.record().unwrap();
     engine.read_now(&target, 0, region_at(0, 4096)).unwrap().wait().1.unwrap();
     let recorded = recording.stop().unwrap();
-    let worker_of = |event: &Event| match event.what {
-        What::Transfer { worker, .. } => Some(worker),
+    let worker_of = |event: &Event| match event.kind {
+        EventKind::Op { worker, .. } => Some(worker),
         _ => None,
     };
     assert_eq!(recorded.events.iter().filter_map(worker_of).collect::<Vec<_>>(), [None]);
@@ -218,10 +219,13 @@ fn lanes_of_others_lie_beside_ours_and_recordings_beside_each_other() {
     drop(engine);
     let outer = outer.stop().expect("a recording outlives its engine");
     let Some((last, before)) = outer.events.split_last() else { unreachable!("there are events") };
-    assert!(matches!(&last.what, What::Span { lane, name } if &**lane == "compute" && &**name == "layer 0"));
+    assert!(matches!(&last.kind, EventKind::Span { lane, name } if &**lane == "compute" && &**name == "layer 0"));
     assert_eq!(last.start_ns, start);
-    assert!(before.iter().any(|event| matches!(event.what, What::Transfer { .. })));
-    assert!(matches!(&before[before.len() - 1].what, What::Request { bytes: 100_000, files: 1, failed: false, .. }));
+    assert!(before.iter().any(|event| matches!(event.kind, EventKind::Op { .. })));
+    assert!(matches!(
+        &before[before.len() - 1].kind,
+        EventKind::Request { bytes: 100_000, files: 1, failed: false, .. }
+    ));
     assert_eq!(inner.events.len(), 1);
     assert_eq!(inner.events[0].start_ns, inner.start_ns, "cut where that recording began");
 }

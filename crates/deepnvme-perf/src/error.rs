@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +46,7 @@ impl Error {
 
     /// Makes a `Failed` error from an I/O error, with the path, the operation and a remedy.
     pub fn at(path: &Path, operation: &str, error: &std::io::Error) -> Self {
-        Self::Failed(format!("{}: cannot {operation}: {error}{}", shown::path(path), remedy(error)))
+        Self::Failed(format!("{}: cannot {operation}: {error}{}", display::path(path), remedy(error)))
     }
 
     /// Returns the exit status: 0 for a closed output, 2 for invalid arguments, 1 for all else.

@@ -1,6 +1,6 @@
 //! Parsing and printing sizes. Suffixes are powers of 1024, as in fio and DeepSpeed; speeds are in GB/s, 10^9 bytes a second.
 
-pub use deepnvme_io::shown::bytes as bytes_text;
+pub use deepnvme_io::display::bytes as bytes_text;
 
 /// Parses a size: `4096`, `512K`, `8M`, `2G`, `1T`, also `512KiB`, `8MB`, in either case.
 ///

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use deepnvme_io::split::Direction;
+use deepnvme_io::op::Direction;
 use deepnvme_io::{Config, Error, ErrorKind, Result, fs};
 
 /// Most bytes of a file.

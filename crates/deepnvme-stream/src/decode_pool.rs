@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use deepnvme_io::mem::{Buffer, CreatorProcess, Device, RegionMut};
-use deepnvme_io::{Engine, GpuAccess, Pending, Refused, TensorFile};
+use deepnvme_io::{Engine, GpuAccess, Refused, TensorFile, Transfer};
 
 use crate::compressed_cache::CompressedCache;
 use crate::decode::{Workspace, convert};
@@ -53,7 +53,7 @@ struct StartedJob {
 #[derive(Debug)]
 enum JobBytes {
     /// A read in flight, and the rest of its buffer.
-    InFlight(Pending<RegionMut>, RegionMut),
+    InFlight(Transfer<RegionMut>, RegionMut),
     Ready(Buffer),
 }
 
@@ -287,7 +287,7 @@ impl Shared {
             let head = job.conversion.head();
             let started = buffer.map_err(|error| (error, None)).and_then(|buffer| {
                 let (target, rest) = buffer.into_region().split_at(head + bytes);
-                match self.engine.offer_read(&job.file, offset - head as u64, target) {
+                match self.engine.try_read(&job.file, offset - head as u64, target) {
                     Ok(pending) => Ok(JobBytes::InFlight(pending, rest)),
                     Err(Refused { error, memory }) => Err((error, join_buffer(memory, rest))),
                 }
@@ -407,7 +407,7 @@ impl ThreadScratch {
         converted.map_err(|source| Error::Corrupt { path: job.file.path().to_path_buf(), offset, source })?;
         if !on_host {
             // The caller's stream may still use the memory.
-            self.gpus.points([&job.target.region()])?.wait()?;
+            self.gpus.record_events([&job.target.region()])?.wait()?;
             self.gpus.copy_from_slice(&job.target, 0, &self.whole)?;
         }
         Ok(())

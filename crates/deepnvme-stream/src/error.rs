@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 
 /// The result of every call that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -14,7 +14,7 @@ pub enum Error {
     #[error(transparent)]
     Io(#[from] deepnvme_io::Error),
     /// The file is not the one that was opened.
-    #[error("{}: the file has changed since the model was opened ({what}); open the model again", shown::path(path))]
+    #[error("{}: the file has changed since the model was opened ({what}); open the model again", display::path(path))]
     Changed {
         /// The file.
         path: PathBuf,
@@ -24,7 +24,7 @@ pub enum Error {
     /// The bytes on disk are damaged.
     #[error(
         "{}: the weights at offset {offset} are damaged ({source}); restore the file from a copy",
-        shown::path(path)
+        display::path(path)
     )]
     Corrupt {
         /// The file.
@@ -55,7 +55,7 @@ pub enum Error {
         bytes_max: u64,
     },
     /// A bug of this library: decoding panicked.
-    #[error("decoding weights of {} at offset {offset} panicked ({what}); please report this bug", shown::path(path))]
+    #[error("decoding weights of {} at offset {offset} panicked ({what}); please report this bug", display::path(path))]
     Panicked {
         /// The file.
         path: PathBuf,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deepnvme_io::Pending;
+use deepnvme_io::Transfer;
 use deepnvme_io::mem::RegionMut;
 
 use crate::decode_pool::DecodePool;
@@ -14,7 +14,7 @@ use crate::sync::Instant;
 /// The reads and conversions to wait for.
 #[derive(Clone, Debug)]
 pub(crate) struct FetchHandle {
-    pub(crate) direct: Option<Arc<Pending<Vec<RegionMut>>>>,
+    pub(crate) direct: Option<Arc<Transfer<Vec<RegionMut>>>>,
     pub(crate) task: Option<Arc<DecodeTask>>,
 }
 
@@ -61,7 +61,7 @@ impl FetchHandle {
     /// Prioritises the fetch, since a thread waits for it.
     pub(crate) fn prioritise(&self, pool: Option<&DecodePool>) {
         if let Some(pending) = &self.direct {
-            pending.hurry();
+            pending.prioritize();
         }
         if let (Some(pool), Some(task)) = (pool, &self.task) {
             pool.prioritise(task);

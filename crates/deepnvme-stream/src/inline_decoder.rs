@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_io::mem::{Buffer, RegionMut, Reserved};
-use deepnvme_io::{Engine, Error as IoError, Pending, ReadItem};
+use deepnvme_io::{Engine, Error as IoError, ReadItem, Transfer};
 
 use crate::decode::{Workspace, convert};
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ pub(crate) struct DecodeCost {
 
 /// Reads in flight, with the conversions and the rest of the buffer for each.
 struct Batch<'a> {
-    pending: Pending<Vec<RegionMut>>,
+    pending: Transfer<Vec<RegionMut>>,
     reads: Vec<(&'a [Conversion], RegionMut)>,
     started: Instant,
 }

@@ -273,7 +273,7 @@ impl Streamer {
         let started = Instant::now();
         // A group without bytes needs an empty read, so that its fetch ends.
         let is_direct = !items.is_empty() || jobs.is_empty();
-        let direct = match is_direct.then(|| self.engine.offer_read_batch(items, is_urgent)).transpose() {
+        let direct = match is_direct.then(|| self.engine.try_read_batch(items, is_urgent)).transpose() {
             Ok(direct) => direct.map(Arc::new),
             Err(Refused { error, memory }) => {
                 gaps.extend(memory.into_iter().flatten());

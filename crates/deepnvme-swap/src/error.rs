@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 
 /// The result of every call that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -17,7 +17,7 @@ pub enum Error {
     #[error(
         "{}: {key:?} is damaged at offset {offset} (checksum {found:#018x} instead of {expected:#018x}); put it again, and \
          check the disk",
-        shown::path(path)
+        display::path(path)
     )]
     Corrupt {
         /// The swap file.
@@ -57,7 +57,7 @@ pub enum Error {
     /// An attached item cannot be changed.
     #[error(
         "{key:?} was attached from {} and is read-only; borrow it shared, or put a copy under another key",
-        shown::path(path)
+        display::path(path)
     )]
     ReadOnly {
         /// The item's key.

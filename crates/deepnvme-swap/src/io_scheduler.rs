@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use deepnvme_io::mem::{Arena, CreatorProcess, Region, RegionMut};
-use deepnvme_io::{Engine, Error as IoError, Pending, ReadItem, WriteItem, WriteOptions};
+use deepnvme_io::{Engine, Error as IoError, ReadItem, Transfer, WriteItem, WriteOptions};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use crate::checksums;
@@ -36,14 +36,14 @@ pub(crate) struct IoScheduler {
     pub(crate) has_checksums: bool,
     pub(crate) creator: CreatorProcess,
     disk: DiskSpace,
-    in_flight: Mutex<Vec<Transfer>>,
+    in_flight: Mutex<Vec<SlotTransfer>>,
     wake: OwnedFd,
     is_shut_down: AtomicBool,
 }
 
 /// A read or write in flight.
 #[derive(Debug)]
-struct Transfer {
+struct SlotTransfer {
     id: ItemId,
     slot: usize,
     stored: StoredItem,
@@ -52,8 +52,8 @@ struct Transfer {
 
 #[derive(Debug)]
 enum PendingIo {
-    Read(Pending<Vec<RegionMut>>),
-    Write(Pending<Vec<Region>>),
+    Read(Transfer<Vec<RegionMut>>),
+    Write(Transfer<Vec<Region>>),
 }
 
 impl PendingIo {
@@ -104,7 +104,7 @@ impl IoScheduler {
         &self.disk
     }
 
-    fn in_flight(&self) -> MutexGuard<'_, Vec<Transfer>> {
+    fn in_flight(&self) -> MutexGuard<'_, Vec<SlotTransfer>> {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -142,7 +142,7 @@ impl IoScheduler {
         }
     }
 
-    fn take_completed(&self) -> Vec<Transfer> {
+    fn take_completed(&self) -> Vec<SlotTransfer> {
         let mut in_flight = self.in_flight();
         let (done, rest) = std::mem::take(&mut *in_flight).into_iter().partition(|transfer| transfer.pending.is_done());
         *in_flight = rest;
@@ -162,7 +162,7 @@ impl IoScheduler {
     }
 
     /// Completes a transfer; a panic is handled as in [`start_or_fail`](Self::start_or_fail).
-    fn complete_or_fail(&self, transfer: Transfer) {
+    fn complete_or_fail(&self, transfer: SlotTransfer) {
         let (id, is_read) = (transfer.id, matches!(transfer.pending, PendingIo::Read(_)));
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.complete(transfer))) {
             if is_read {
@@ -206,13 +206,13 @@ impl IoScheduler {
             self.engine.write_batch(items, WriteOptions::default()).map(PendingIo::Write)
         };
         match result {
-            Ok(pending) => self.track(Transfer { id, slot, stored, pending }),
+            Ok(pending) => self.track(SlotTransfer { id, slot, stored, pending }),
             Err(error) if is_read => self.items.lock().read_completed(id, Err(error.into()), true),
             Err(error) => self.items.lock().write_completed(id, Err(error.into())),
         }
     }
 
-    fn track(&self, transfer: Transfer) {
+    fn track(&self, transfer: SlotTransfer) {
         // Without a spare descriptor, the swapper's thread finds the completion by polling.
         if let Ok(wake) = self.wake.try_clone() {
             match &transfer.pending {
@@ -226,8 +226,8 @@ impl IoScheduler {
     }
 
     /// Records a transfer that has completed.
-    fn complete(&self, transfer: Transfer) {
-        let Transfer { id, slot, stored, pending } = transfer;
+    fn complete(&self, transfer: SlotTransfer) {
+        let SlotTransfer { id, slot, stored, pending } = transfer;
         match pending {
             PendingIo::Read(pending) => {
                 let (memory, result) = pending.wait();

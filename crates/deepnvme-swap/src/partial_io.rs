@@ -23,7 +23,7 @@ impl Borrowed {
         if self.offset().is_some() {
             let (source, gpus) = (self.region(), self.scheduler().engine.gpu_access());
             // The caller's stream may still use the memory.
-            gpus.points([&target.region()])?.wait()?;
+            gpus.record_events([&target.region()])?.wait()?;
             return copy(range.len(), |at, step| {
                 source.copy_to_slice(from + at, step);
                 gpus.copy_from_slice(&target, at, step).map_err(Error::from)
@@ -75,7 +75,7 @@ impl Borrowed {
         let range = self.check(from, source.len())?;
         if self.offset().is_some() {
             let (target, gpus) = (self.target(), self.scheduler().engine.gpu_access());
-            gpus.points([source])?.wait()?;
+            gpus.record_events([source])?.wait()?;
             return copy(range.len(), |at, step| {
                 gpus.copy_to_slice(source, at, step)?;
                 target.copy_from_slice(from + at, step);

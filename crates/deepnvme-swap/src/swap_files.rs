@@ -88,7 +88,7 @@ impl SwapFiles {
 
     /// Truncates the file, if the file system supports that.
     pub(crate) fn truncate(&self, end: u64) {
-        let _ = self.file.cut(end);
+        let _ = self.file.truncate(end);
     }
 
     /// Finds an extent in the files, in order.

@@ -165,7 +165,7 @@ impl Swapper {
     pub fn put(&self, key: &str, source: &Region) -> Result<()> {
         let borrowed = self.create(key, source.len(), &mut || false)?;
         let gpus = self.scheduler.engine.gpu_access();
-        gpus.points([source])?.wait()?;
+        gpus.record_events([source])?.wait()?;
         let target = borrowed.target();
         let mut step = vec![0; COPY_BYTES.min(source.len())];
         for at in (0..source.len()).step_by(COPY_BYTES) {
@@ -292,7 +292,7 @@ impl Swapper {
         let file = self.scheduler.disk().open_attached(target, self.scheduler.engine.config().direct)?;
         let file_bytes = file.len()?;
         if offset.checked_add(bytes as u64).is_none_or(|end| end > file_bytes) {
-            let path = deepnvme_io::shown::path(file.path());
+            let path = deepnvme_io::display::path(file.path());
             return Err(Error::Invalid(format!(
                 "{path} has {file_bytes} bytes, and {key:?} would be {bytes} bytes at offset {offset}"
             )));

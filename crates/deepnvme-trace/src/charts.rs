@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use deepnvme_io::split::Direction;
-use deepnvme_io::trace::{Recorded, What};
+use deepnvme_io::op::Direction;
+use deepnvme_io::trace::{EventKind, Recorded};
 
 use super::formatting::{amount, nice_step, number};
 use super::lanes::span;
@@ -20,9 +20,9 @@ impl Svg {
         let part_s = (self.range.1 - self.range.0) as f64 / SPEED_PARTS as f64 / 1e9;
         let mut lines = Vec::new();
         for (class, direction) in [("read", Some(Direction::Read)), ("write", Some(Direction::Write)), ("copy", None)] {
-            let amounts = recorded.events.iter().filter_map(|event| match &event.what {
-                What::Transfer { direction: of, bytes, .. } if direction == Some(*of) => Some((span(event), *bytes)),
-                What::Copy { bytes, .. } if direction.is_none() => Some((span(event), *bytes)),
+            let amounts = recorded.events.iter().filter_map(|event| match &event.kind {
+                EventKind::Op { direction: of, bytes, .. } if direction == Some(*of) => Some((span(event), *bytes)),
+                EventKind::Copy { bytes, .. } if direction.is_none() => Some((span(event), *bytes)),
                 _ => None,
             });
             let speeds: Vec<f64> =
@@ -63,8 +63,8 @@ impl Svg {
 
     /// Bytes of transfers in flight over time.
     pub(crate) fn level(&mut self, name: &str, recorded: &Recorded) {
-        let transfers = recorded.events.iter().filter_map(|event| match &event.what {
-            What::Transfer { bytes, .. } => Some((span(event), *bytes)),
+        let transfers = recorded.events.iter().filter_map(|event| match &event.kind {
+            EventKind::Op { bytes, .. } => Some((span(event), *bytes)),
             _ => None,
         });
         let levels = downsample(levels(transfers), POINTS_MAX);

@@ -5,9 +5,9 @@
 
 use std::fmt::{Display, Write as _};
 
-use deepnvme_io::shown;
-use deepnvme_io::split::Direction;
-use deepnvme_io::trace::{Event, Recorded, What};
+use deepnvme_io::display;
+use deepnvme_io::op::Direction;
+use deepnvme_io::trace::{Event, EventKind, Recorded};
 use serde_json::{Map, Value, json};
 
 use super::lanes::{Kind, Lane, failed, lanes, span, title};
@@ -29,12 +29,12 @@ pub fn chrome(recorded: &Recorded) -> String {
     for (place, lane) in lanes(recorded).iter().enumerate() {
         push_lane(&mut events, place as u64 + 1, lane);
     }
-    push_counter(&mut events, recorded, "disk: bytes in flight", |what| match what {
-        What::Transfer { bytes, .. } => Some(*bytes),
+    push_counter(&mut events, recorded, "disk: bytes in flight", |event_kind| match event_kind {
+        EventKind::Op { bytes, .. } => Some(*bytes),
         _ => None,
     });
-    push_counter(&mut events, recorded, "copies: bytes in flight", |what| match what {
-        What::Copy { bytes, .. } => Some(*bytes),
+    push_counter(&mut events, recorded, "copies: bytes in flight", |event_kind| match event_kind {
+        EventKind::Copy { bytes, .. } => Some(*bytes),
         _ => None,
     });
     events.finish()
@@ -57,8 +57,8 @@ impl Events {
 }
 
 fn push_lane(events: &mut Events, pid: u64, lane: &Lane<'_>) {
-    let mut name = |what: &str, tid: u64, args: Value| {
-        events.push(json!({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}));
+    let mut name = |name: &str, tid: u64, args: Value| {
+        events.push(json!({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}));
     };
     name("process_name", 0, json!({"name": lane.name}));
     name("process_sort_index", 0, json!({"sort_index": pid}));
@@ -73,8 +73,8 @@ fn push_lane(events: &mut Events, pid: u64, lane: &Lane<'_>) {
         Kind::Other => "span",
     };
     for (event, row) in lane.events.iter().zip(&lane.rows) {
-        let Event { start_ns, end_ns, what } = event;
-        let (title, args) = (Value::from(title(what)), Value::from(arguments(what)));
+        let Event { start_ns, end_ns, kind: event_kind } = event;
+        let (title, args) = (Value::from(title(event_kind)), Value::from(arguments(event_kind)));
         events.push(format_args!(
             "{{\"ph\":\"X\",\"name\":{title},\"cat\":\"{category}\",\"pid\":{pid},\"tid\":{},\"ts\":{},\"dur\":{},\"args\":{args}}}",
             row + 1,
@@ -84,8 +84,8 @@ fn push_lane(events: &mut Events, pid: u64, lane: &Lane<'_>) {
     }
 }
 
-fn push_counter(events: &mut Events, recorded: &Recorded, name: &str, bytes: impl Fn(&What) -> Option<u64>) {
-    let spans = recorded.events.iter().filter_map(|event| Some((span(event), bytes(&event.what)?)));
+fn push_counter(events: &mut Events, recorded: &Recorded, name: &str, bytes: impl Fn(&EventKind) -> Option<u64>) {
+    let spans = recorded.events.iter().filter_map(|event| Some((span(event), bytes(&event.kind)?)));
     for (moment, level) in downsample(levels(spans), COUNTER_POINTS_MAX) {
         let name = Value::from(name);
         events.push(format_args!(
@@ -95,32 +95,32 @@ fn push_counter(events: &mut Events, recorded: &Recorded, name: &str, bytes: imp
     }
 }
 
-fn arguments(what: &What) -> Map<String, Value> {
+fn arguments(event_kind: &EventKind) -> Map<String, Value> {
     let word = |direction: &Direction| Value::from(direction.name());
-    let mut known = match what {
-        What::Request { direction, file, files, bytes, .. } => {
-            let file = file.as_ref().map(|file| shown::path(file).to_string());
+    let mut known = match event_kind {
+        EventKind::Request { direction, file, files, bytes, .. } => {
+            let file = file.as_ref().map(|file| display::path(file).to_string());
             json!({"kind": word(direction), "file": file, "files": files, "bytes": bytes})
         }
-        What::Transfer { worker, direction, file, offset, bytes, way, .. } => json!({
+        EventKind::Op { worker, direction, file, offset, bytes, data_path, .. } => json!({
             "kind": word(direction),
-            "file": shown::path(file).to_string(),
+            "file": display::path(file).to_string(),
             "offset": offset,
             "bytes": bytes,
             "worker": worker,
-            "way": way.name(),
+            "way": data_path.name(),
         }),
-        What::Sync { worker, file, .. } => {
-            json!({"kind": "sync", "file": shown::path(file).to_string(), "worker": worker})
+        EventKind::Sync { worker, file, .. } => {
+            json!({"kind": "sync", "file": display::path(file).to_string(), "worker": worker})
         }
-        What::Copy { worker, gpu, direction, bytes, .. } => {
+        EventKind::Copy { worker, gpu, direction, bytes, .. } => {
             let to = if *direction == Direction::Read { "to GPU" } else { "from GPU" };
             json!({"kind": to, "gpu": gpu, "bytes": bytes, "worker": worker})
         }
-        What::Span { .. } => json!({}),
+        EventKind::Span { .. } => json!({}),
     };
     let mut known = std::mem::take(known.as_object_mut().unwrap_or(&mut Map::new()));
-    if failed(what) {
+    if failed(event_kind) {
         known.insert("failed".into(), Value::from(true));
     }
     known

@@ -67,8 +67,8 @@ fn about(summary: &Summary) -> String {
         (summary.bytes_buffered, "buffered"),
         (summary.bytes_gds, "by cuFile"),
     ];
-    for (bytes, way) in ways.iter().filter(|(bytes, _)| *bytes > 0) {
-        let _ = write!(text, ", {} {way}", amount(*bytes));
+    for (bytes, data_path) in ways.iter().filter(|(bytes, _)| *bytes > 0) {
+        let _ = write!(text, ", {} {data_path}", amount(*bytes));
     }
     if summary.copies > 0 {
         let _ = write!(text, ", {} to or from GPUs", counted(summary.copies, "copy"));

@@ -1,10 +1,10 @@
 //! Groups the events of a recording into lanes: pure.
 
-use deepnvme_io::split::Direction;
-use deepnvme_io::trace::{Event, Recorded, What};
+use deepnvme_io::op::Direction;
+use deepnvme_io::trace::{Event, EventKind, Recorded};
 
 use super::spans::{self, Span};
-use deepnvme_io::shown;
+use deepnvme_io::display;
 
 /// The kind of events in a lane.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -50,7 +50,7 @@ pub(crate) fn span(event: &Event) -> Span {
 pub(crate) fn lanes(recorded: &Recorded) -> Vec<Lane<'_>> {
     let mut lanes: Vec<(Kind, String, Vec<&Event>)> = Vec::new();
     for event in &recorded.events {
-        let (kind, name) = lane_of(&event.what);
+        let (kind, name) = lane_of(&event.kind);
         match lanes.iter_mut().find(|lane| (lane.0, &lane.1) == (kind, &name)) {
             Some((.., events)) => events.push(event),
             None => lanes.push((kind, name, vec![event])),
@@ -64,41 +64,41 @@ pub(crate) fn lanes(recorded: &Recorded) -> Vec<Lane<'_>> {
     lanes.into_iter().map(|(kind, name, events)| Lane::new(name, kind, events)).collect()
 }
 
-fn lane_of(what: &What) -> (Kind, String) {
-    match what {
-        What::Request { .. } => (Kind::Requests, "requests".into()),
-        What::Transfer { worker, .. } | What::Sync { worker, .. } => (
+fn lane_of(event_kind: &EventKind) -> (Kind, String) {
+    match event_kind {
+        EventKind::Request { .. } => (Kind::Requests, "requests".into()),
+        EventKind::Op { worker, .. } | EventKind::Sync { worker, .. } => (
             Kind::Disk,
             match worker {
                 Some(worker) => format!("worker {worker}"),
                 None => "callers".into(),
             },
         ),
-        What::Copy { gpu, .. } => (Kind::Copies, format!("copies cuda:{gpu}")),
-        What::Span { lane, .. } => (Kind::Other, lane.to_string()),
+        EventKind::Copy { gpu, .. } => (Kind::Copies, format!("copies cuda:{gpu}")),
+        EventKind::Span { lane, .. } => (Kind::Other, lane.to_string()),
     }
 }
 
 /// The title of an event.
-pub(crate) fn title(what: &What) -> String {
-    match what {
-        What::Request { direction, bytes, .. } | What::Transfer { direction, bytes, .. } => {
-            format!("{} {}", direction.name(), shown::bytes(*bytes))
+pub(crate) fn title(event_kind: &EventKind) -> String {
+    match event_kind {
+        EventKind::Request { direction, bytes, .. } | EventKind::Op { direction, bytes, .. } => {
+            format!("{} {}", direction.name(), display::bytes(*bytes))
         }
-        What::Sync { .. } => "sync".into(),
-        What::Copy { direction: Direction::Read, bytes, .. } => format!("to GPU {}", shown::bytes(*bytes)),
-        What::Copy { bytes, .. } => format!("from GPU {}", shown::bytes(*bytes)),
-        What::Span { name, .. } => name.to_string(),
+        EventKind::Sync { .. } => "sync".into(),
+        EventKind::Copy { direction: Direction::Read, bytes, .. } => format!("to GPU {}", display::bytes(*bytes)),
+        EventKind::Copy { bytes, .. } => format!("from GPU {}", display::bytes(*bytes)),
+        EventKind::Span { name, .. } => name.to_string(),
     }
 }
 
 /// Whether an event ended in an error.
-pub(crate) fn failed(what: &What) -> bool {
-    match what {
-        What::Request { failed, .. }
-        | What::Transfer { failed, .. }
-        | What::Sync { failed, .. }
-        | What::Copy { failed, .. } => *failed,
-        What::Span { .. } => false,
+pub(crate) fn failed(event_kind: &EventKind) -> bool {
+    match event_kind {
+        EventKind::Request { failed, .. }
+        | EventKind::Op { failed, .. }
+        | EventKind::Sync { failed, .. }
+        | EventKind::Copy { failed, .. } => *failed,
+        EventKind::Span { .. } => false,
     }
 }

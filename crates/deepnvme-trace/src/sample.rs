@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_io::split::Direction;
-use deepnvme_io::trace::{Event, Recorded, Way, What};
+use deepnvme_io::op::Direction;
+use deepnvme_io::trace::{DataPath, Event, EventKind, Recorded};
 
 const MIB: u64 = 1 << 20;
 const MS: u64 = 1_000_000;
 
-fn event(start_ms: u64, end_ms: u64, what: What) -> Event {
-    Event { start_ns: (1000 + start_ms) * MS, end_ns: (1000 + end_ms) * MS, what }
+fn event(start_ms: u64, end_ms: u64, event_kind: EventKind) -> Event {
+    Event { start_ns: (1000 + start_ms) * MS, end_ns: (1000 + end_ms) * MS, kind: event_kind }
 }
 
 /// 100 ms: 80 of reads, 60 of copies, of which 50 overlap the reads, a sync, 40 of compute.
@@ -22,13 +22,13 @@ pub(crate) fn recorded() -> Recorded {
             events.push(event(
                 step * 10,
                 step * 10 + 10,
-                What::Transfer {
+                EventKind::Op {
                     worker: Some(worker as u32),
                     direction: Direction::Read,
                     file: Arc::clone(&file),
                     offset: (step * 2 + worker) * MIB,
                     bytes: MIB,
-                    way: Way::Bounced,
+                    data_path: DataPath::Bounced,
                     failed: step == 7,
                 },
             ));
@@ -36,28 +36,29 @@ pub(crate) fn recorded() -> Recorded {
             events.push(event(
                 step * 10 + 5,
                 step * 10 + 9,
-                What::Transfer {
+                EventKind::Op {
                     worker: Some(worker as u32),
                     direction: Direction::Write,
                     file: Arc::clone(&file),
                     offset: step * MIB,
                     bytes: MIB / 2,
-                    way: Way::Direct,
+                    data_path: DataPath::Direct,
                     failed: false,
                 },
             ));
         }
     }
     for (start, end) in [(30, 60), (60, 90)] {
-        let what = What::Copy { worker: Some(0), gpu: 1, direction: Direction::Read, bytes: 8 * MIB, failed: false };
-        events.push(event(start, end, what));
+        let event_kind =
+            EventKind::Copy { worker: Some(0), gpu: 1, direction: Direction::Read, bytes: 8 * MIB, failed: false };
+        events.push(event(start, end, event_kind));
     }
-    events.push(event(82, 82, What::Sync { worker: None, file: Arc::clone(&file), failed: false }));
+    events.push(event(82, 82, EventKind::Sync { worker: None, file: Arc::clone(&file), failed: false }));
     for (start, name) in [(0, "layer 0"), (20, "layer <1>")] {
-        events.push(event(start, start + 20, What::Span { lane: Arc::from("compute"), name: Arc::from(name) }));
+        events.push(event(start, start + 20, EventKind::Span { lane: Arc::from("compute"), name: Arc::from(name) }));
     }
     let request =
-        What::Request { direction: Direction::Read, file: Some(file), files: 1, bytes: 16 * MIB, failed: false };
+        EventKind::Request { direction: Direction::Read, file: Some(file), files: 1, bytes: 16 * MIB, failed: false };
     events.push(event(0, 95, request));
     Recorded { start_ns: 1000 * MS, end_ns: 1100 * MS, events, dropped: 3 }
 }

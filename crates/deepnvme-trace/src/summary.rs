@@ -1,7 +1,7 @@
 //! Sums over a recording: pure.
 
-use deepnvme_io::split::Direction;
-use deepnvme_io::trace::{Recorded, Way, What};
+use deepnvme_io::op::Direction;
+use deepnvme_io::trace::{DataPath, EventKind, Recorded};
 use serde::Serialize;
 
 use super::lanes::{Kind, lanes, span};
@@ -92,32 +92,32 @@ pub fn summarise(recorded: &Recorded) -> Summary {
     };
     let (mut disk, mut copies) = (Vec::new(), Vec::new());
     for event in &recorded.events {
-        match &event.what {
-            What::Request { .. } => summary.requests += 1,
-            What::Transfer { direction, bytes, way, .. } => {
+        match &event.kind {
+            EventKind::Request { .. } => summary.requests += 1,
+            EventKind::Op { direction, bytes, data_path, .. } => {
                 summary.transfers += 1;
                 *match direction {
                     Direction::Read => &mut summary.bytes_read,
                     Direction::Write => &mut summary.bytes_written,
                 } += bytes;
-                *match way {
-                    Way::Direct => &mut summary.bytes_direct,
-                    Way::Bounced => &mut summary.bytes_bounced,
-                    Way::Buffered => &mut summary.bytes_buffered,
-                    Way::Gds => &mut summary.bytes_gds,
+                *match data_path {
+                    DataPath::Direct => &mut summary.bytes_direct,
+                    DataPath::Bounced => &mut summary.bytes_bounced,
+                    DataPath::Buffered => &mut summary.bytes_buffered,
+                    DataPath::Gds => &mut summary.bytes_gds,
                 } += bytes;
                 disk.push(span(event));
             }
-            What::Sync { .. } => {
+            EventKind::Sync { .. } => {
                 summary.transfers += 1;
                 disk.push(span(event));
             }
-            What::Copy { bytes, .. } => {
+            EventKind::Copy { bytes, .. } => {
                 summary.copies += 1;
                 summary.bytes_copied += bytes;
                 copies.push(span(event));
             }
-            What::Span { .. } => {}
+            EventKind::Span { .. } => {}
         }
     }
     let (disk, copies) = (union(disk), union(copies));

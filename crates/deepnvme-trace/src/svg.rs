@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use deepnvme_io::shown;
-use deepnvme_io::split::Direction;
-use deepnvme_io::trace::{Event, Recorded, What};
+use deepnvme_io::display;
+use deepnvme_io::op::Direction;
+use deepnvme_io::trace::{Event, EventKind, Recorded};
 
 use super::formatting::{counted, escape, nice_step, time_text};
 use super::lanes::{Kind, Lane, failed, lanes, span, title};
@@ -101,13 +101,13 @@ impl Svg {
         for (event, row) in lane.events.iter().zip(&lane.rows) {
             let (left, right) = (self.x(event.start_ns), self.x(event.end_ns));
             let (width, top) = ((right - left - 0.4).max(0.8), self.y + row_height * *row as f64);
-            let class = if failed(&event.what) { "failed" } else { class(event, place) };
+            let class = if failed(&event.kind) { "failed" } else { class(event, place) };
             let tooltip = escape(&tooltip(event));
             let tall = row_height - 1.5;
             self.add(&format!(
                 "<rect class=\"bar {class}\" x=\"{left:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{tall}\"><title>{tooltip}</title></rect>"
             ));
-            let name = title(&event.what);
+            let name = title(&event.kind);
             if is_named && name.chars().count() as f64 * LETTER_WIDTH + 6.0 < width {
                 let (x, y) = (left + 4.0, top + row_height - 6.5);
                 self.add(&format!("<text class=\"inside\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escape(&name)));
@@ -155,30 +155,30 @@ fn noun(lane: &Lane<'_>) -> &'static str {
 
 /// The colour of a bar. User lanes cycle through three.
 fn class(event: &Event, place: usize) -> &'static str {
-    match &event.what {
-        What::Request { .. } => "request",
-        What::Transfer { direction: Direction::Read, .. } => "read",
-        What::Transfer { .. } => "write",
-        What::Sync { .. } => "sync",
-        What::Copy { .. } => "copy",
-        What::Span { .. } => ["span-a", "span-b", "span-c"][place % 3],
+    match &event.kind {
+        EventKind::Request { .. } => "request",
+        EventKind::Op { direction: Direction::Read, .. } => "read",
+        EventKind::Op { .. } => "write",
+        EventKind::Sync { .. } => "sync",
+        EventKind::Copy { .. } => "copy",
+        EventKind::Span { .. } => ["span-a", "span-b", "span-c"][place % 3],
     }
 }
 
 /// The tooltip of a bar.
 fn tooltip(event: &Event) -> String {
     let took = time_text((event.end_ns - event.start_ns) as f64, 0.0);
-    let name = title(&event.what);
-    let suffix = if failed(&event.what) { ", failed" } else { "" };
-    match &event.what {
-        What::Request { file: Some(file), files, .. } => {
+    let name = title(&event.kind);
+    let suffix = if failed(&event.kind) { ", failed" } else { "" };
+    match &event.kind {
+        EventKind::Request { file: Some(file), files, .. } => {
             let more = if *files > 1 { format!(" and {} more", files - 1) } else { String::new() };
-            format!("{name}, {took}{suffix}\n{}{more}", shown::path(file))
+            format!("{name}, {took}{suffix}\n{}{more}", display::path(file))
         }
-        What::Transfer { file, offset, way, .. } => {
-            format!("{name} at {offset}, {}, {took}{suffix}\n{}", way.name(), shown::path(file))
+        EventKind::Op { file, offset, data_path, .. } => {
+            format!("{name} at {offset}, {}, {took}{suffix}\n{}", data_path.name(), display::path(file))
         }
-        What::Sync { file, .. } => format!("{name}, {took}{suffix}\n{}", shown::path(file)),
+        EventKind::Sync { file, .. } => format!("{name}, {took}{suffix}\n{}", display::path(file)),
         _ => format!("{name}, {took}{suffix}"),
     }
 }

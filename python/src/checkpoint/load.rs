@@ -7,7 +7,7 @@ use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::read::{self, Arena, Contents, Coverage, Member, Reader, Verify};
 use deepnvme_file::Target;
 use deepnvme_format::set;
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_mem::sync::ignore_poison;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -155,7 +155,7 @@ impl CheckpointReader {
         if !self.is_exact {
             let text = format!(
                 "{}: this is a torch archive, and a safetensors file is expected",
-                shown::path(self.reader.path())
+                display::path(self.reader.path())
             );
             return Err(PyValueError::new_err(text));
         }

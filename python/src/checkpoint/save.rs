@@ -174,7 +174,7 @@ fn crc64(py: Python<'_>, stretches: &[Stretch]) -> PyResult<u64> {
     error::check(py, sum)?.ok_or_else(|| {
         let place = |Stretch { path, offset, bytes }: &Stretch| {
             let end = offset.saturating_add(*bytes);
-            format!("{}: {bytes} bytes are expected before byte {end}", deepnvme_io::shown::path(path))
+            format!("{}: {bytes} bytes are expected before byte {end}", deepnvme_io::display::path(path))
         };
         let places: Vec<String> = stretches.iter().map(place).collect();
         error::plain(py, "CorruptFileError", format!("the file is too short: {}", places.join("; ")))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_io::mem::{Region, RegionMut};
-use deepnvme_io::{Comparisons, Engine, GpuAccess, Pending};
+use deepnvme_io::{Comparisons, Engine, GpuAccess, Transfer};
 
 use super::extent::{header_of, header_room, sealed_room};
 use super::{Arena, Contents, Reader, seal, verify};
@@ -35,7 +35,7 @@ struct Chunk {
     arena: usize,
     start: u64,
     end: u64,
-    pending: Option<Pending<RegionMut>>,
+    pending: Option<Transfer<RegionMut>>,
 }
 
 impl Loading {
@@ -66,7 +66,7 @@ impl Loading {
     /// Returns whether all requests have completed, successfully or not.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.chunks.iter().filter_map(|chunk| chunk.pending.as_ref()).all(Pending::is_done)
+        self.chunks.iter().filter_map(|chunk| chunk.pending.as_ref()).all(Transfer::is_done)
     }
 
     /// Waits for the load and verifies it: the headers of all records, and as much of the data as `verify` says.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, RecordChecksums, checksums_of, chunk_count};
 use deepnvme_io::mem::{Device, Slot};
-use deepnvme_io::{GpuAccess, StreamPoints};
+use deepnvme_io::{GpuAccess, StreamEvents};
 
 use super::origin::{Origin, Window};
 use super::source::Source;
@@ -67,12 +67,12 @@ impl Image {
     }
 
     /// Records the points in GPU streams after which their memory may be read.
-    pub(super) fn points(&self) -> Result<StreamPoints> {
+    pub(super) fn points(&self) -> Result<StreamEvents> {
         let memory = self.sources.iter().filter_map(|source| match &source.origin {
             Origin::Gpu(gpu) => Some(&gpu.memory),
             _ => None,
         });
-        self.gpu().map_or_else(|| Ok(StreamPoints::default()), |(access, _)| Ok(access.points(memory)?))
+        self.gpu().map_or_else(|| Ok(StreamEvents::default()), |(access, _)| Ok(access.record_events(memory)?))
     }
 
     /// Returns the offset and the bytes of the index, once the checksums are finished.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use deepnvme_format::checksums::RecordChecksums;
-use deepnvme_io::{Durability, StreamPoints};
+use deepnvme_io::{Durability, StreamEvents};
 
 use super::archive::{ArchiveLayout, Record};
 use super::image::Image;
@@ -47,7 +47,7 @@ pub struct Saved {
 pub struct Save {
     pub(super) image: Image,
     /// Stream points to wait for before reading any memory.
-    pub(super) starts_after: StreamPoints,
+    pub(super) starts_after: StreamEvents,
     pub(super) options: SaveOptions,
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Pool, Region, Slot};
 use deepnvme_io::{
-    Durability, Engine, Error as IoError, GpuAccess, KnownMemory, Pending, TensorFile, WriteExtent, WriteOptions,
+    Durability, Engine, Error as IoError, GpuAccess, HostRegistration, TensorFile, Transfer, WriteExtent, WriteOptions,
 };
 
 use super::PIECE_BYTES;
@@ -38,7 +38,7 @@ const SLOT_WAIT: Duration = Duration::from_millis(20);
 pub struct Staging {
     pool: Arc<Pool>,
     /// The registration with the GPU driver, created by the first save that needs it because it is slow.
-    known: Arc<OnceLock<Option<KnownMemory>>>,
+    known: Arc<OnceLock<Option<HostRegistration>>>,
 }
 
 impl Staging {
@@ -73,7 +73,7 @@ pub(super) struct Writer {
     base: u64,
     pool: Arc<Pool>,
     /// The registration of the pool with the GPU driver.
-    known: Arc<OnceLock<Option<KnownMemory>>>,
+    known: Arc<OnceLock<Option<HostRegistration>>>,
     threads: usize,
     progress: Arc<Progress>,
     line: Mutex<Line>,
@@ -84,7 +84,7 @@ pub(super) struct Writer {
 #[derive(Default)]
 struct Line {
     /// Submitted to the engine and not yet waited for.
-    started: VecDeque<Pending<Region>>,
+    started: VecDeque<Transfer<Region>>,
     /// Number of writes started but not completed.
     in_air: usize,
     /// Assembled pieces with their offsets in the file.
@@ -111,7 +111,7 @@ impl Writer {
 
     /// Registers the pool with a GPU's driver. If that fails, copies are staged, which is slower but correct.
     pub(super) fn make_known(&self, access: &GpuAccess, index: u32) {
-        self.known.get_or_init(|| access.make_known(index, &self.pool.arena()).ok());
+        self.known.get_or_init(|| access.register_host(index, &self.pool.arena()).ok());
     }
 
     pub(super) fn file(&self) -> &Arc<TensorFile> {
@@ -195,7 +195,7 @@ impl Writer {
     }
 
     /// Waits for these writes and starts as many others. Returns the first failure.
-    fn land(&self, started: impl IntoIterator<Item = Pending<Region>>) -> Result<()> {
+    fn land(&self, started: impl IntoIterator<Item = Transfer<Region>>) -> Result<()> {
         let mut outcome = Ok(());
         for pending in started {
             let (_, written) = pending.wait();

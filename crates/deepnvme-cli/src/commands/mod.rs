@@ -9,7 +9,7 @@ use std::io::IsTerminal;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_perf::bench::processes;
 use deepnvme_perf::{Error, Result};
 
@@ -119,6 +119,6 @@ fn print_parse_error(error: &clap::Error, session: &mut Session<'_>) -> u8 {
 /// Escapes control characters and indents further lines: an error may quote text from a file, which must not move the cursor
 /// or look like a message of ours.
 fn sanitized(text: &str) -> String {
-    let lines: Vec<String> = text.split('\n').map(|line| shown::text(line).to_string()).collect();
+    let lines: Vec<String> = text.split('\n').map(|line| display::text(line).to_string()).collect();
     lines.join("\n  ")
 }

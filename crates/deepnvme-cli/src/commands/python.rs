@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::Command as Process;
 
 use clap::Parser;
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_perf::{Error, Result};
 
 use super::session::Session;
@@ -31,7 +31,7 @@ pub(super) fn run(arguments: &[OsString], session: &Session<'_>) -> Result<()> {
     if !probed.is_ok_and(|probed| probed.status.success()) {
         return Err(Error::failed(format!(
             "this command needs the Python package: {} -m pip install deepnvme transformers torch",
-            shown::path(&session.python)
+            display::path(&session.python)
         )));
     }
     let status = Process::new(&session.python).args(["-m", "deepnvme"]).args(arguments).status();
@@ -39,6 +39,6 @@ pub(super) fn run(arguments: &[OsString], session: &Session<'_>) -> Result<()> {
         Ok(status) if status.success() => Ok(()),
         // Python has printed the error.
         Ok(_) => Err(Error::InterruptedWithResult),
-        Err(error) => Err(Error::failed(format!("{}: {error}", shown::path(&session.python)))),
+        Err(error) => Err(Error::failed(format!("{}: {error}", display::path(&session.python)))),
     }
 }

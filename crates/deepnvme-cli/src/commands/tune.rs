@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_io::shown;
-use deepnvme_io::split::Direction as IoDirection;
+use deepnvme_io::display;
+use deepnvme_io::op::Direction as IoDirection;
 use deepnvme_perf::measure::Direction;
 use deepnvme_perf::tune::{self, Choice, FolderResult, Options, Outcome, compare, space};
 use deepnvme_perf::{Error, Result};
@@ -72,7 +72,7 @@ fn request(options: &TuneOptions) -> Result<Options> {
 fn check_replaceable(path: &Path) -> Result<()> {
     if path.exists() && SettingsFile::load(path).is_err() {
         let text = "exists and does not contain deepnvme settings; choose another file with --output";
-        return Err(Error::usage(format!("{} {text}", shown::path(path))));
+        return Err(Error::usage(format!("{} {text}", display::path(path))));
     }
     Ok(())
 }

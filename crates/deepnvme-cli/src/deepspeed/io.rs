@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_io::{Config, DirectMode, Durability, SubmitMode, WindowMode};
 
 use deepnvme_perf::bench::Launcher;
@@ -114,7 +114,7 @@ impl Options {
         let none = "At least one of --folder or --folder_to_device_mapping must be specified.";
         add(self.folder.is_none() && !has_mapping, none.into());
         if let Some(folder) = self.folder.as_ref().filter(|folder| !folder.is_dir()) {
-            add(true, format!("Invalid folder in --folder: {} ", shown::path(folder)));
+            add(true, format!("Invalid folder in --folder: {} ", display::path(folder)));
         }
         for entry in &self.folder_to_device_mapping {
             match entry.rsplit_once(':') {
@@ -215,7 +215,7 @@ pub fn run(
     let processes = options.processes();
     print(&format!("Configuring {} process to folder mapping\n", processes.len()))?;
     for (index, (folder, _)) in processes.iter().enumerate() {
-        print(&format!("[{index}]: process {index} <----> {}\n", shown::path(folder)))?;
+        print(&format!("[{index}]: process {index} <----> {}\n", display::path(folder)))?;
     }
     let workloads: Vec<_> = processes.into_iter().map(|(folder, device)| options.workload(folder, &device)).collect();
     workloads.iter().try_for_each(Workload::check)?;

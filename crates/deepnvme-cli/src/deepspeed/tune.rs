@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_io::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
 
 use deepnvme_perf::measure::{Benchmark, Cache, Direction, Memory, Observer, Order, Phase, Runner, Sample, Workload};
@@ -57,7 +57,7 @@ pub fn run(
     observer: &mut dyn Observer,
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<String> {
-    let names: Vec<_> = options.nvme_dir.iter().map(|folder| format!("'{}'", shown::path(folder))).collect();
+    let names: Vec<_> = options.nvme_dir.iter().map(|folder| format!("'{}'", display::path(folder))).collect();
     print(&format!("Running DeepNVMe performance tuning on [{}]\n", names.join(", ")))?;
     let space = match &options.sweep_config {
         None => default_sweep(),

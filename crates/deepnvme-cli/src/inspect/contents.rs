@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use deepnvme_checkpoint::read::{self, Contents, Located};
 use deepnvme_checkpoint::{Progress, until_stopped};
 use deepnvme_format::Dtype;
-use deepnvme_io::{Config, Engine, shown};
+use deepnvme_io::{Config, Engine, display};
 use deepnvme_perf::Result;
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ use super::files::{failed, find_files};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Inspection {
     /// The file.
-    #[serde(serialize_with = "shown::serialize")]
+    #[serde(serialize_with = "display::serialize")]
     pub path: PathBuf,
     /// `torch` or `safetensors`.
     pub format: &'static str,

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::write::SaveOptions;
-use deepnvme_io::{Config, Engine, shown};
+use deepnvme_io::{Config, Engine, display};
 use deepnvme_perf::Result;
 use serde::Serialize;
 
@@ -16,10 +16,10 @@ use super::files::failed;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Conversion {
     /// The source.
-    #[serde(serialize_with = "shown::serialize")]
+    #[serde(serialize_with = "display::serialize")]
     pub source: PathBuf,
     /// The new file.
-    #[serde(serialize_with = "shown::serialize")]
+    #[serde(serialize_with = "display::serialize")]
     pub target: PathBuf,
     /// Size of the new file in bytes.
     pub file_bytes: u64,

@@ -9,7 +9,7 @@ use deepnvme_checkpoint::read::{self, List, Located, Reader, Set};
 use deepnvme_checkpoint::{Progress, until_stopped};
 use deepnvme_format::set::State;
 use deepnvme_io::op::Errno;
-use deepnvme_io::{Config, Engine, ErrorKind, shown};
+use deepnvme_io::{Config, Engine, ErrorKind, display};
 use deepnvme_perf::{Error, Result};
 use serde::Serialize;
 
@@ -48,7 +48,7 @@ pub enum Coverage {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verification {
     /// The file.
-    #[serde(serialize_with = "shown::serialize")]
+    #[serde(serialize_with = "display::serialize")]
     pub path: PathBuf,
     /// The verdict.
     pub verdict: Verdict,
@@ -138,7 +138,7 @@ fn verify_history(
 /// Verifies one checkpoint of a `Checkpointer` by the manifest and by its own checksums.
 fn verify_entry(engine: &Arc<Engine>, entry: &Entry, path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
     let differs = |finding: String| {
-        let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", shown::path(path))));
+        let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", display::path(path))));
         let (verdict, coverage) = (Verdict::Damaged, Coverage::Nothing);
         Ok(vec![Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }])
     };
@@ -228,7 +228,7 @@ fn of_list(path: &Path, bytes: u64, error: &deepnvme_checkpoint::Error) -> Verif
 fn unsealed(path: &Path) -> Verification {
     let finding =
         "the list of files has no checksum, so it may lack tensors. deepnvme.save writes lists with a checksum";
-    let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", shown::path(path))));
+    let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", display::path(path))));
     let (verdict, coverage) = (Verdict::Unverifiable, Coverage::Nothing);
     Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_io::{DirectMode, Durability, SubmitMode};
 use deepnvme_perf::bench::{Outcome, ToolResult};
 use deepnvme_perf::measure::{Cache, Direction, Memory, Order};
@@ -16,7 +16,7 @@ pub fn draw(outcome: &Outcome) -> String {
     let mut out = format!("{}\n{}\n", workload_line(outcome), engine_line(outcome));
     for folder in &outcome.folders {
         let device = folder.device.as_ref().map_or_else(String::new, |device| format!(" on {device}"));
-        let _ = writeln!(out, "{} ({}{device})", shown::path(&folder.path), folder.file_system);
+        let _ = writeln!(out, "{} ({}{device})", display::path(&folder.path), folder.file_system);
     }
     if let Some(gpu) = &outcome.gpu {
         let route = match outcome.workload.config.gds {

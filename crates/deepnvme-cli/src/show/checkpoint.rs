@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_perf::units::{bytes_text, gb};
 
 use crate::inspect::{Conversion, Coverage, Inspection, Tensor, Verdict, Verification};
@@ -37,10 +37,10 @@ impl<'a> Node<'a> {
     fn draw(&self, indent: usize, depth: usize, out: &mut String) {
         for (part, node) in &self.children {
             // Nodes with one child are joined into one line.
-            let (mut name, mut node) = (shown::text(part).to_string(), node);
+            let (mut name, mut node) = (display::text(part).to_string(), node);
             while node.leaf.is_none() && node.children.len() == 1 {
                 let (part, next) = &node.children[0];
-                let _ = write!(name, ".{}", shown::text(part));
+                let _ = write!(name, ".{}", display::text(part));
                 node = next;
             }
             let blank = "  ".repeat(indent);
@@ -78,9 +78,9 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
         };
         let kind = if file.format == "torch" { "torch archive" } else { "safetensors" };
         let (count, bytes) = (file.tensors.len(), bytes_text(file.file_bytes));
-        let _ = writeln!(out, "{}: {kind}, {bytes}, {count} tensors, {sums}", shown::path(&file.path));
+        let _ = writeln!(out, "{}: {kind}, {bytes}, {count} tensors, {sums}", display::path(&file.path));
         for (key, value) in &file.metadata {
-            let _ = writeln!(out, "  {}: {}", shown::text(key), shown::text(value));
+            let _ = writeln!(out, "  {}: {}", display::text(key), display::text(value));
         }
         let mut root = Node::default();
         for tensor in &file.tensors {
@@ -103,14 +103,14 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
 pub fn draw_verifications(files: &[Verification]) -> String {
     let mut out = String::new();
     for file in files {
-        let finding = shown::text(file.finding.as_deref().unwrap_or_default());
+        let finding = display::text(file.finding.as_deref().unwrap_or_default());
         let _ = match file.verdict {
             Verdict::Damaged => writeln!(out, "DAMAGED  {finding}"),
             Verdict::Unverifiable => writeln!(out, "unknown  {finding}"),
             Verdict::Unreadable => writeln!(out, "NOT READ {finding}"),
             Verdict::Sound => {
                 let speed = gb(file.bytes) / file.seconds.max(1e-9);
-                let (path, bytes) = (shown::path(&file.path), bytes_text(file.bytes));
+                let (path, bytes) = (display::path(&file.path), bytes_text(file.bytes));
                 let covered = match file.coverage {
                     Coverage::File => "",
                     _ => "; names, types and shapes have no checksum: save the file again to add one",
@@ -131,9 +131,9 @@ pub fn draw_conversion(converted: &Conversion) -> String {
     let Conversion { target, file_bytes, tensors, left_out, seconds, .. } = converted;
     let speed = gb(*file_bytes) / seconds.max(1e-9);
     let bytes = bytes_text(*file_bytes);
-    let mut out = format!("{}: {tensors} tensors, {bytes}, {speed:.2} GB/s\n", shown::path(target));
+    let mut out = format!("{}: {tensors} tensors, {bytes}, {speed:.2} GB/s\n", display::path(target));
     for (name, kind) in left_out.iter().take(OMITTED_SHOWN_MAX) {
-        let _ = writeln!(out, "omitted, not a tensor: {} ({kind})", shown::text(name));
+        let _ = writeln!(out, "omitted, not a tensor: {} ({kind})", display::text(name));
     }
     if left_out.len() > OMITTED_SHOWN_MAX {
         let _ = writeln!(out, "and {} more; --json lists all", left_out.len() - OMITTED_SHOWN_MAX);

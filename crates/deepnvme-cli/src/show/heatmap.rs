@@ -6,7 +6,7 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_perf::bench::summary::median;
 use deepnvme_perf::measure::Direction;
 use deepnvme_perf::tune::{FolderResult, Outcome, Trial};
@@ -44,7 +44,7 @@ fn rows(outcome: &Outcome) -> Vec<Row> {
     let of = |result: &FolderResult, direction| {
         let choice = if direction == Direction::Read { &result.read } else { &result.write };
         let name = if direction == Direction::Read { "read" } else { "write" };
-        let folders: Vec<_> = result.folders.iter().map(|folder| shown::path(folder).to_string()).collect();
+        let folders: Vec<_> = result.folders.iter().map(|folder| display::path(folder).to_string()).collect();
         choice
             .as_ref()
             .map(|choice| Row { title: format!("{name}, {}", folders.join(" + ")), panels: panels(&choice.tried) })

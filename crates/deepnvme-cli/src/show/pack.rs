@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_perf::units::{bytes_text, gb};
 use deepnvme_stream::pack::{Estimate, LeftOut, Packed};
 
@@ -54,12 +54,12 @@ pub(crate) fn draw_packed(packed: &Packed, estimate: &Estimate, seconds: f64) ->
     let ratio = *bytes as f64 / estimate.bytes.max(1) as f64;
     let mut out = format!(
         "{}: {tensors} tensors, {encoded} of them encoded, {} ({ratio:.3} of the original), {:.2} GB/s; {copied} other files\n",
-        shown::path(file),
+        display::path(file),
         bytes_text(*bytes),
         gb(estimate.bytes) / seconds.max(1e-9)
     );
     for LeftOut { path, reason } in left_out.iter().take(OMITTED_SHOWN_MAX) {
-        let _ = writeln!(out, "omitted: {} ({reason})", shown::path(path));
+        let _ = writeln!(out, "omitted: {} ({reason})", display::path(path));
     }
     if let Some(more) = left_out.len().checked_sub(OMITTED_SHOWN_MAX).filter(|more| *more > 0) {
         let _ = writeln!(out, "omitted: {more} more; --json lists all");

@@ -5,7 +5,7 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_perf::bench::Outcome;
 use deepnvme_perf::bench::summary::all_latencies;
 use deepnvme_perf::measure::Sample;
@@ -43,7 +43,7 @@ pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
 pub fn check(path: &Path) -> Result<()> {
     match path.extension().and_then(|ending| ending.to_str()) {
         Some("svg" | "html") => Ok(()),
-        _ => Err(Error::usage(format!("--plot {}: the name must end in .svg or .html", shown::path(path)))),
+        _ => Err(Error::usage(format!("--plot {}: the name must end in .svg or .html", display::path(path)))),
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use deepnvme_io::probe::GpuFacts;
-use deepnvme_io::shown;
+use deepnvme_io::display;
+use deepnvme_io::gpu::GpuFacts;
 
 use deepnvme_perf::report::{Device, Folder, Op, Report, Severity};
 use deepnvme_perf::units::gb;
@@ -67,7 +67,7 @@ fn gpu(report: &Report) -> Vec<String> {
     let library = |name: &str, path: &Option<std::path::PathBuf>, version: &Option<String>| {
         let Some(path) = path else { return format!("no {name}") };
         let version = version.as_ref().map_or_else(String::new, |version| format!(" ({version})"));
-        format!("{}{version}", shown::path(path))
+        format!("{}{version}", display::path(path))
     };
     let mut facts = Vec::new();
     if gpu.cuda_devices.is_empty() {
@@ -146,7 +146,7 @@ fn draw_folder(folder: &Folder, has_gpu: bool, line: &mut impl FnMut(&str, &str)
         return;
     }
     line("", "");
-    line("folder", &shown::path(&folder.path).to_string());
+    line("folder", &display::path(&folder.path).to_string());
     let options = folder.mount_options.join(",");
     line("", &format!("{} of {} ({options})", folder.file_system, folder.source));
     line("", &format!("{:.1} GB free of {:.1}", gb(folder.free_bytes), gb(folder.total_bytes)));

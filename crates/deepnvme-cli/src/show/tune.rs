@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_io::{BackendChoice, Config, SubmitMode, WindowMode};
 use deepnvme_perf::measure::Direction;
 use deepnvme_perf::tune::compare::{Comparison, ROUNDS};
@@ -32,7 +32,7 @@ pub fn draw(outcome: &Outcome, written: Option<&std::path::Path>) -> String {
         let _ = write!(out, "\nfor DeepSpeed's configuration:\n{}", Block::of(both).text());
     }
     if let Some(path) = written {
-        let path = shown::path(path);
+        let path = display::path(path);
         let _ = writeln!(
             out,
             "\nwritten to {path}: deepnvme.Engine.from_file({path:?}), or DEEPNVME_CONFIG={path}",
@@ -43,7 +43,7 @@ pub fn draw(outcome: &Outcome, written: Option<&std::path::Path>) -> String {
 }
 
 fn draw_folders(result: &FolderResult, outcome: &Outcome, out: &mut String) {
-    let names: Vec<_> = result.folders.iter().map(|folder| shown::path(folder).to_string()).collect();
+    let names: Vec<_> = result.folders.iter().map(|folder| display::path(folder).to_string()).collect();
     let memory = outcome.gpu.map_or_else(String::new, |index| format!(", {}", memory_text(index)));
     let _ = writeln!(out, "{}, {} in each trial{memory}", names.join(" + "), bytes_text(outcome.io_bytes));
     if let Some(gds) = &result.gds {
@@ -101,7 +101,8 @@ pub fn describe(config: &Config) -> String {
 /// Draws a comparison as lines of text.
 #[must_use]
 pub fn draw_comparison(comparison: &Comparison) -> String {
-    let mut out = format!("{} against the defaults, {ROUNDS} alternating rounds\n", shown::path(&comparison.settings));
+    let mut out =
+        format!("{} against the defaults, {ROUNDS} alternating rounds\n", display::path(&comparison.settings));
     for line in &comparison.comparisons {
         let direction = match line.direction {
             Direction::Read => "read",
@@ -111,7 +112,7 @@ pub fn draw_comparison(comparison: &Comparison) -> String {
         let _ = writeln!(
             out,
             "\n{} {direction}: {stored:.2} GB/s, default {default:.2}; {:.2} times as fast ({:.2} to {:.2})\n  {}",
-            shown::path(&line.folder),
+            display::path(&line.folder),
             ratio.median,
             ratio.min,
             ratio.max,

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 
 use smallvec::SmallVec;
 
-use super::inflight::result_of;
+use super::op_slots::result_of;
 use crate::op::{Errno, Op, OpKind};
 
 /// Files can exceed 32-bit offsets, so this crate requires 64-bit ones.

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use deepnvme_mem::Region;
 
-use crate::config::SubmitMode;
 use crate::error::Result;
-use crate::op::{Completion, Op, Submit};
+use crate::op::{Completion, Op, Submit, SubmitMode};
 
 /// The implementation that moves the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

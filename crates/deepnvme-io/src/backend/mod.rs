@@ -1,9 +1,8 @@
 //! Backends: one contract, and its three implementations on Linux.
 //!
 //! A backend is the queue of one thread. It does not split, retry or align; `worker` does. `contract` is the interface.
-//! `uring` and `aio` share a slab of ops (`inflight`) and a waker (`eventfd`). `copies` moves bytes between bounce
-//! buffers and GPUs, which `device` opens. `gds` adds cuFile to a backend. All unsafe code of the crate is in this
-//! folder.
+//! `uring` and `aio` share a slab of ops (`op_slots`) and a waker (`eventfd`). `gds` adds cuFile to a
+//! backend.
 
 use crate::error::{Error, Result};
 
@@ -13,12 +12,10 @@ pub(crate) mod call;
 mod clone;
 pub(crate) mod close;
 mod contract;
-pub(crate) mod copies;
-pub(crate) mod device;
 mod eventfd;
 pub mod gds;
-mod inflight;
 pub mod inline;
+mod op_slots;
 pub mod threads;
 pub mod uring;
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::op::SubmitMode;
 
 /// The choice of backend.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
@@ -18,17 +19,6 @@ pub enum BackendChoice {
     Aio,
     /// `preadv`/`pwritev` on threads. Works everywhere.
     Threads,
-}
-
-/// When ops reach the kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SubmitMode {
-    /// Several with one system call.
-    #[default]
-    Batch,
-    /// Each with its own system call.
-    Single,
 }
 
 /// When the queue is refilled.
@@ -68,7 +58,7 @@ pub struct Config {
     /// 4096, default 128.
     pub queue_depth: u32,
     /// Largest op: a multiple of 4096, 4 KiB to 64 MiB, default 2 MiB. Ops through a bounce buffer are at most 512 KiB
-    /// ([`slot_bytes`](Self::slot_bytes)), so that the bounce buffers stay in the CPU's caches.
+    /// ([`bounce_buffer_bytes`](Self::bounce_buffer_bytes)), so that the bounce buffers stay in the CPU's caches.
     pub block_bytes: u64,
     /// Default `Batch`.
     pub submit: SubmitMode,
@@ -90,30 +80,29 @@ pub struct Config {
 
 /// The limits of [`Config`].
 pub mod limits {
+    use deepnvme_mem::PAGE_BYTES;
+
     /// Maximum workers.
     pub const WORKERS_MAX: u32 = 64;
     /// Maximum queue depth of a worker.
     pub const QUEUE_DEPTH_MAX: u32 = 4096;
     /// Smallest block. Every block size is a multiple of it.
-    pub const BLOCK_BYTES_MIN: u64 = 4096;
+    pub const BLOCK_BYTES_MIN: u64 = PAGE_BYTES;
     /// Largest block.
     pub const BLOCK_BYTES_MAX: u64 = 64 << 20;
     /// Largest bounce buffer.
-    pub const SLOT_BYTES_MAX: u64 = 512 << 10;
+    pub const BOUNCE_BUFFER_BYTES_MAX: u64 = 512 << 10;
     /// Default bound of a worker's bounce buffers: sixteen of the largest, or more small ones.
     pub const POOL_BYTES_PER_WORKER: u64 = 8 << 20;
     /// Default bound of all of them.
     pub const POOL_BYTES_DEFAULT_MAX: u64 = 256 << 20;
-    /// Maximum bytes per GPU that a process registers with cuFile. Small compared with the window of a data-centre GPU.
-    /// cuFile's own limit or a smaller window takes precedence.
-    pub const GDS_PINNED_BYTES_MAX: u64 = 8 << 30;
     /// Largest request that a waiting caller runs itself. Larger ones gain more from a deep queue than they lose by
     /// waking a worker.
-    pub const HAND_BYTES_MAX: u64 = 64 << 10;
+    pub const INLINE_BYTES_MAX: u64 = 64 << 10;
     /// Maximum concurrent callers that do so. Other requests go to the workers.
-    pub const HANDS_MAX: u64 = 16;
+    pub const INLINE_CALLERS_MAX: u64 = 16;
     /// Bounce buffer of one of them: its largest request, widened at both ends by the largest usual alignment.
-    pub const HAND_SLOT_BYTES: u64 = HAND_BYTES_MAX + 2 * 4096;
+    pub const INLINE_BUFFER_BYTES: u64 = INLINE_BYTES_MAX + 2 * PAGE_BYTES;
 }
 
 impl Default for Config {
@@ -151,13 +140,13 @@ impl Config {
                 self.block_bytes
             )));
         }
-        let smallest_pool = u64::from(self.workers) * self.slot_bytes();
+        let smallest_pool = u64::from(self.workers) * self.bounce_buffer_bytes();
         if let Some(pool_bytes) = self.pool_bytes
             && pool_bytes < smallest_pool
         {
             return Err(Error::invalid(format!(
-                "pool_bytes is {pool_bytes}; it must be at least {smallest_pool}: a slot of {} for each worker",
-                self.slot_bytes()
+                "pool_bytes is {pool_bytes}; it must be at least {smallest_pool}: a bounce buffer of {} bytes for each worker",
+                self.bounce_buffer_bytes()
             )));
         }
         Ok(())
@@ -165,39 +154,41 @@ impl Config {
 
     /// Returns the bytes of one bounce buffer: a block, at most 512 KiB.
     #[must_use]
-    pub fn slot_bytes(&self) -> u64 {
-        self.block_bytes.min(limits::SLOT_BYTES_MAX)
+    pub fn bounce_buffer_bytes(&self) -> u64 {
+        self.block_bytes.min(limits::BOUNCE_BUFFER_BYTES_MAX)
     }
 
     /// Returns the bounce buffers of one worker: its share of the bound, at most its queue depth.
     #[must_use]
-    pub fn slots_per_worker(&self) -> u32 {
+    pub fn bounce_buffers_per_worker(&self) -> u32 {
         let bound = match self.pool_bytes {
-            Some(pool_bytes) => pool_bytes - self.hand_slots() * limits::HAND_SLOT_BYTES,
+            Some(pool_bytes) => pool_bytes - self.inline_buffers() * limits::INLINE_BUFFER_BYTES,
             None => (u64::from(self.workers) * limits::POOL_BYTES_PER_WORKER).min(limits::POOL_BYTES_DEFAULT_MAX),
         };
-        let slots = bound / u64::from(self.workers) / self.slot_bytes();
-        slots.clamp(1, u64::from(self.queue_depth)) as u32
+        let buffers = bound / u64::from(self.workers) / self.bounce_buffer_bytes();
+        buffers.clamp(1, u64::from(self.queue_depth)) as u32
     }
 
     /// Returns the bounce buffers for small transfers that callers run themselves. None if a queue was chosen for every
     /// transfer, and never at the cost of a worker's last bounce buffer.
-    pub(crate) fn hand_slots(&self) -> u64 {
+    pub(crate) fn inline_buffers(&self) -> u64 {
         if !matches!(self.backend, BackendChoice::Auto | BackendChoice::Threads) {
             return 0;
         }
         let spare_bytes = match self.pool_bytes {
-            Some(pool_bytes) => (pool_bytes / 16).min(pool_bytes - u64::from(self.workers) * self.slot_bytes()),
+            Some(pool_bytes) => {
+                (pool_bytes / 16).min(pool_bytes - u64::from(self.workers) * self.bounce_buffer_bytes())
+            }
             None => u64::MAX,
         };
-        (spare_bytes / limits::HAND_SLOT_BYTES).min(limits::HANDS_MAX)
+        (spare_bytes / limits::INLINE_BUFFER_BYTES).min(limits::INLINE_CALLERS_MAX)
     }
 
     /// Returns the maximum bytes of bounce buffers that the engine ever holds.
     #[must_use]
     pub fn pool_bound_bytes(&self) -> u64 {
-        let slots = u64::from(self.workers) * u64::from(self.slots_per_worker());
-        slots * self.slot_bytes() + self.hand_slots() * limits::HAND_SLOT_BYTES
+        let buffers = u64::from(self.workers) * u64::from(self.bounce_buffers_per_worker());
+        buffers * self.bounce_buffer_bytes() + self.inline_buffers() * limits::INLINE_BUFFER_BYTES
     }
 }
 

@@ -5,10 +5,10 @@ use std::os::fd::BorrowedFd;
 use crate::fs::{self, Stat};
 use crate::op::Errno;
 use crate::split::FileAlignment;
-use deepnvme_mem::{Alignment, Buffer};
+use deepnvme_mem::{Alignment, Buffer, PAGE_BYTES};
 
 /// Alignments to try on a file system without `STATX_DIOALIGN`, in ascending order.
-const CANDIDATES: [u64; 4] = [512, 1024, 2048, 4096];
+const CANDIDATES: [u64; 4] = [512, 1024, 2048, PAGE_BYTES];
 
 /// Assumed if neither `statx` nor a trial can tell. Every direct file system in use accepts a page.
 const ASSUMED: Alignment = Alignment::PAGE;
@@ -47,7 +47,7 @@ fn try_reads(fd: BorrowedFd<'_>) -> Alignment {
     for bytes in CANDIDATES {
         // The address is aligned to exactly the candidate, so a success also proves the memory alignment.
         let at = bytes as usize;
-        match fs::read_at(fd, &mut page.as_mut_slice()[at..at + at.min(4096)], 0) {
+        match fs::read_at(fd, &mut page.as_mut_slice()[at..2 * at], 0) {
             Ok(0) => return ASSUMED,
             Ok(_) => return Alignment::new(bytes).unwrap_or(ASSUMED),
             Err(Errno::INVAL) => {}

@@ -15,13 +15,14 @@ use smallvec::smallvec;
 use crate::backend::cachestat::cached_pages;
 use crate::backend::call;
 use crate::config::DirectMode;
+use crate::display;
 use crate::error::{Error, ErrorKind, Result};
 
 use crate::fs::{OFlags, Stat};
-use crate::layout::Layout;
 use crate::op::{Errno, Op, OpKind, Token};
-use crate::shown;
-use crate::split::{Channel, Geometry};
+
+use crate::split::{FileGeometry, IoMode};
+use crate::stripe_layout::StripeLayout;
 
 mod alignment;
 mod part;
@@ -29,7 +30,7 @@ mod part;
 pub(crate) use part::Part;
 
 /// Smallest write in place that preallocates.
-const ROOM_BYTES_MIN: u64 = 4 << 20;
+const PREALLOCATION_BYTES_MIN: u64 = 4 << 20;
 
 /// The access of an open file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -99,7 +100,7 @@ pub enum DirectState {
 pub struct TensorFile {
     path: PathBuf,
     parts: Vec<Part>,
-    layout: Layout,
+    layout: StripeLayout,
 }
 
 impl TensorFile {
@@ -108,7 +109,7 @@ impl TensorFile {
     /// # Errors
     /// The kernel's error, with the path. `Unsupported` if direct I/O is required and not available.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Arc<Self>> {
-        Self::open_parts(path, &[path.to_path_buf()], Layout::SINGLE, options)
+        Self::open_parts(path, &[path.to_path_buf()], StripeLayout::SINGLE, options)
     }
 
     /// Opens the parts of one logical file. Errors contain `path`.
@@ -118,8 +119,8 @@ impl TensorFile {
     ///
     /// # Panics
     /// If the layout has a different number of parts.
-    pub fn open_parts(path: &Path, parts: &[PathBuf], layout: Layout, options: OpenOptions) -> Result<Arc<Self>> {
-        assert_eq!(layout.parts, parts.len() as u64, "a layout is for as many parts as there are");
+    pub fn open_parts(path: &Path, parts: &[PathBuf], layout: StripeLayout, options: OpenOptions) -> Result<Arc<Self>> {
+        assert_eq!(layout.parts, parts.len() as u64, "the layout has another number of parts");
         let parts = parts.iter().map(|part| Part::open(part, options)).collect::<Result<Vec<_>>>()?;
         refuse_one_file(&parts, path)?;
         Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
@@ -131,7 +132,7 @@ impl TensorFile {
     /// `InvalidInput` if it is not a regular file or block device, or not open for `access`.
     pub fn from_fd(fd: BorrowedFd<'_>, path: Option<&Path>, access: Access, direct: DirectMode) -> Result<Arc<Self>> {
         let part = Part::adopt(fd, path, access, direct)?;
-        Ok(Arc::new(Self { path: part.path().to_path_buf(), parts: vec![part], layout: Layout::SINGLE }))
+        Ok(Arc::new(Self { path: part.path().to_path_buf(), parts: vec![part], layout: StripeLayout::SINGLE }))
     }
 
     /// Duplicates the descriptors of one logical file's parts, as [`from_fd`](Self::from_fd). Errors contain `path`.
@@ -144,11 +145,11 @@ impl TensorFile {
     pub fn from_part_fds(
         path: &Path,
         parts: &[(BorrowedFd<'_>, &Path)],
-        layout: Layout,
+        layout: StripeLayout,
         access: Access,
         direct: DirectMode,
     ) -> Result<Arc<Self>> {
-        assert_eq!(layout.parts, parts.len() as u64, "a layout is for as many parts as there are");
+        assert_eq!(layout.parts, parts.len() as u64, "the layout has another number of parts");
         let adopt = |(fd, path): &(BorrowedFd<'_>, &Path)| Part::adopt(*fd, Some(path), access, direct);
         let parts = parts.iter().map(adopt).collect::<Result<Vec<_>>>()?;
         refuse_one_file(&parts, path)?;
@@ -168,7 +169,7 @@ impl TensorFile {
     /// If that descriptor is not open yet, and cannot be opened.
     pub fn locate(&self, offset: u64) -> Result<(Arc<OwnedFd>, &Path, u64, u64)> {
         let (part, at) = self.part_at(offset);
-        Ok((part.descriptor(Channel::Buffered)?, part.path(), at, self.layout.together_bytes(offset)))
+        Ok((part.descriptor(IoMode::Buffered)?, part.path(), at, self.layout.contiguous_bytes(offset)))
     }
 
     /// Returns whether transfers bypass the page cache. For a stripe set, returns the first part that does not, if any.
@@ -235,28 +236,28 @@ impl TensorFile {
     /// Prepares a write of `written_bytes` that ends at `end`. A large write preallocates a plain file: file systems
     /// run writes inside a file concurrently, and extending ones one by one. In a stripe set, every part is extended to
     /// its share, so that the gap before a write beyond the end is readable. A plain file does that by itself.
-    pub(crate) fn make_room(&self, end: u64, written_bytes: u64) -> Result<()> {
+    pub(crate) fn preallocate(&self, end: u64, written_bytes: u64) -> Result<()> {
         if let [part] = &self.parts[..] {
-            return if written_bytes >= ROOM_BYTES_MIN { part.grow(end, written_bytes) } else { Ok(()) };
+            return if written_bytes >= PREALLOCATION_BYTES_MIN { part.allocate(end, written_bytes) } else { Ok(()) };
         }
         for (index, part) in self.parts.iter().enumerate() {
-            part.reach(self.layout.part_bytes(end, index))?;
+            part.extend(self.layout.part_bytes(end, index))?;
         }
         Ok(())
     }
 
-    /// Returns whether a write of this size needs [`make_room`](Self::make_room) first.
-    pub(crate) fn wants_room(&self, written_bytes: u64) -> bool {
-        self.parts.len() > 1 || written_bytes >= ROOM_BYTES_MIN
+    /// Returns whether a write of this size needs [`preallocate`](Self::preallocate) first.
+    pub(crate) fn needs_preallocation(&self, written_bytes: u64) -> bool {
+        self.parts.len() > 1 || written_bytes >= PREALLOCATION_BYTES_MIN
     }
 
     /// Truncates the file to `bytes` if it is longer. Allocates nothing.
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn cut(&self, bytes: u64) -> Result<()> {
+    pub fn truncate(&self, bytes: u64) -> Result<()> {
         for (index, part) in self.parts.iter().enumerate() {
-            part.cut(self.layout.part_bytes(bytes, index))?;
+            part.truncate(self.layout.part_bytes(bytes, index))?;
         }
         Ok(())
     }
@@ -280,10 +281,10 @@ impl TensorFile {
     /// # Errors
     /// The kernel's error, with path and offset.
     pub fn read_through_cache(&self, offset: u64, memory: &Region) -> Result<usize> {
-        let together = usize::try_from(self.layout.together_bytes(offset)).unwrap_or(usize::MAX);
+        let together = usize::try_from(self.layout.contiguous_bytes(offset)).unwrap_or(usize::MAX);
         let memory = memory.slice(0..memory.len().min(together));
         let (part, offset) = self.part_at(offset);
-        let file = part.descriptor(Channel::Buffered)?;
+        let file = part.descriptor(IoMode::Buffered)?;
         let op = Op { token: Token(0), kind: OpKind::Read, file, offset, pieces: smallvec![memory], cufile: None };
         loop {
             match call::perform(&op) {
@@ -299,8 +300,8 @@ impl TensorFile {
     ///
     /// # Errors
     /// If the buffered descriptor is not open yet, and cannot be opened.
-    pub fn buffered_twin(&self, reason: &str) -> Result<Arc<Self>> {
-        let parts = self.parts.iter().map(|part| part.buffered_twin(reason)).collect::<Result<Vec<_>>>()?;
+    pub fn reopen_buffered(&self, reason: &str) -> Result<Arc<Self>> {
+        let parts = self.parts.iter().map(|part| part.reopen_buffered(reason)).collect::<Result<Vec<_>>>()?;
         Ok(Arc::new(Self { path: self.path.clone(), parts, layout: self.layout }))
     }
 
@@ -310,7 +311,7 @@ impl TensorFile {
         self.parts[0].any().as_fd()
     }
 
-    pub(crate) fn geometry(&self) -> Geometry {
+    pub(crate) fn geometry(&self) -> FileGeometry {
         let mut direct = self.parts[0].alignment();
         for part in &self.parts[1..] {
             direct = match (direct, part.alignment()) {
@@ -320,7 +321,7 @@ impl TensorFile {
                 _ => None,
             };
         }
-        Geometry { direct, layout: self.layout, has_gds: false }
+        FileGeometry { direct, layout: self.layout, has_gds: false }
     }
 
     pub(crate) fn part_at(&self, offset: u64) -> (&Part, u64) {
@@ -341,7 +342,7 @@ fn refuse_one_file(parts: &[Part], path: &Path) -> Result<()> {
     let mut seen = HashMap::with_capacity(parts.len());
     for part in parts {
         if let Some(other) = seen.insert(part.stat()?.identity, part.path()) {
-            let (one, two) = (shown::path(other), shown::path(part.path()));
+            let (one, two) = (display::path(other), display::path(part.path()));
             let detail = format!("the parts {one} and {two} are one file; name a file of its own for each");
             return Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(path));
         }

@@ -10,8 +10,8 @@ use crate::backend::gds::Gds;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{self, Kind, OFlags, Stat};
-use crate::op::{Errno, KnownFile};
-use crate::split::{Channel, FileAlignment};
+use crate::op::{Errno, RegisteredFile};
+use crate::split::{FileAlignment, IoMode};
 use crate::sync::OnceLock;
 
 const DISABLED: &str = "direct I/O was disabled";
@@ -32,7 +32,7 @@ pub(crate) struct Part {
     /// Why transfers are buffered. Set when opening or at the first refusal of a direct one.
     buffered_reason: OnceLock<String>,
     /// Its registration with cuFile, or the reason why there is none.
-    gds: OnceLock<Result<KnownFile, String>>,
+    gds: OnceLock<Result<RegisteredFile, String>>,
     gds_refusal: OnceLock<String>,
 }
 
@@ -41,20 +41,20 @@ impl Part {
         // Linux creates the file before the file system refuses O_DIRECT. A refused open must not leave a file.
         let may_be_refused = options.create && options.direct == DirectMode::Required;
         // EXCL proves that this call created the file. Otherwise the cleanup could remove another process's file.
-        let made =
+        let created =
             may_be_refused.then(|| fs::open(path, options.access.flags() | OFlags::CREATE | OFlags::EXCL, 0o666));
-        let made = made.and_then(Result::ok).and_then(|file| fs::stat_of(file.as_fd()).ok());
-        let opened = Self::open_or_make(path, options);
-        if let Some(made) = made
+        let created = created.and_then(Result::ok).and_then(|file| fs::stat_of(file.as_fd()).ok());
+        let opened = Self::open_or_create(path, options);
+        if let Some(created) = created
             && opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unsupported)
-            && fs::stat_link(path).is_ok_and(|stat| (stat.identity, stat.bytes) == (made.identity, 0))
+            && fs::stat_link(path).is_ok_and(|stat| (stat.identity, stat.bytes) == (created.identity, 0))
         {
             let _ = fs::unlink(path);
         }
         opened
     }
 
-    fn open_or_make(path: &Path, options: OpenOptions) -> Result<Self> {
+    fn open_or_create(path: &Path, options: OpenOptions) -> Result<Self> {
         let mut flags = options.access.flags();
         if options.create {
             flags |= OFlags::CREATE;
@@ -74,7 +74,7 @@ impl Part {
         let mut part = Self::empty(path.to_path_buf(), options.access, options.direct);
         if options.direct != DirectMode::Disabled {
             match open(OFlags::DIRECT) {
-                Ok(fd) => part.take_direct(fd, &fail)?,
+                Ok(fd) => part.set_direct(fd, &fail)?,
                 Err(Errno::INVAL | Errno::OPNOTSUPP) => part.refuse_direct("the file system refuses O_DIRECT")?,
                 Err(errno) => return Err(fail(errno)),
             }
@@ -102,11 +102,11 @@ impl Part {
             own
         };
         if flags.contains(OFlags::DIRECT) {
-            part.take_direct(own, &fail)?;
+            part.set_direct(own, &fail)?;
         } else {
             if direct != DirectMode::Disabled {
                 match fs::reopen(own.as_fd(), access.flags() | OFlags::DIRECT) {
-                    Ok(direct) => part.take_direct(direct, &fail)?,
+                    Ok(direct) => part.set_direct(direct, &fail)?,
                     Err(_) => part.refuse_direct("the descriptor cannot be reopened with O_DIRECT")?,
                 }
             }
@@ -129,9 +129,9 @@ impl Part {
         Self { path, folder, access, direct, buffered, required, buffered_reason, gds, gds_refusal }
     }
 
-    pub(super) fn buffered_twin(&self, reason: &str) -> Result<Self> {
+    pub(super) fn reopen_buffered(&self, reason: &str) -> Result<Self> {
         let (buffered, buffered_reason) = (OnceLock::new(), OnceLock::new());
-        let _ = buffered.set(self.descriptor(Channel::Buffered)?);
+        let _ = buffered.set(self.descriptor(IoMode::Buffered)?);
         let _ = buffered_reason.set(reason.into());
         Ok(Self {
             path: self.path.clone(),
@@ -146,7 +146,7 @@ impl Part {
         })
     }
 
-    fn take_direct(&mut self, fd: OwnedFd, fail: &dyn Fn(Errno) -> Error) -> Result<()> {
+    fn set_direct(&mut self, fd: OwnedFd, fail: &dyn Fn(Errno) -> Error) -> Result<()> {
         let stat = fs::stat_of(fd.as_fd()).map_err(fail)?;
         check_type(&stat, &self.path)?;
         match alignment::find(fd.as_fd(), &stat) {
@@ -181,7 +181,7 @@ impl Part {
     }
 
     /// Returns the file's registration with cuFile, if any.
-    pub(crate) fn known_to_cufile(&self) -> Option<KnownFile> {
+    pub(crate) fn cufile_registration(&self) -> Option<RegisteredFile> {
         self.gds.get()?.as_ref().ok().cloned()
     }
 
@@ -209,9 +209,9 @@ impl Part {
         }
     }
 
-    /// Returns the descriptor of a channel. Opens the buffered one on first use.
-    pub(crate) fn descriptor(&self, channel: Channel) -> Result<Arc<OwnedFd>> {
-        if let (Channel::Direct, Some((fd, _))) = (channel, &self.direct) {
+    /// Returns the descriptor for direct or buffered I/O. Opens the buffered one on first use.
+    pub(crate) fn descriptor(&self, mode: IoMode) -> Result<Arc<OwnedFd>> {
+        if let (IoMode::Direct, Some((fd, _))) = (mode, &self.direct) {
             return Ok(Arc::clone(fd));
         }
         if let Some(fd) = self.buffered.get() {
@@ -259,7 +259,7 @@ impl Part {
         fs::stat_of(self.any().as_fd()).is_ok_and(|stat| stat.links > 0)
     }
 
-    pub(super) fn cut(&self, bytes: u64) -> Result<()> {
+    pub(super) fn truncate(&self, bytes: u64) -> Result<()> {
         if self.len()? <= bytes {
             return Ok(());
         }
@@ -288,7 +288,7 @@ impl Part {
 
     /// Extends the part to `bytes`, if it is shorter. It never truncates and changes no byte, even with concurrent
     /// writers: that is why it allocates the last byte rather than truncates.
-    pub(super) fn reach(&self, bytes: u64) -> Result<()> {
+    pub(super) fn extend(&self, bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         if stat.bytes >= bytes || stat.kind == Kind::BlockDevice {
             return Ok(());
@@ -302,7 +302,7 @@ impl Part {
 
     /// Allocates the bytes that a write of `written_bytes` that ends at `end` adds to the part. Errors are ignored: the
     /// write itself reports a full disk, with the bytes written so far.
-    pub(super) fn grow(&self, end: u64, written_bytes: u64) -> Result<()> {
+    pub(super) fn allocate(&self, end: u64, written_bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         let start = stat.bytes.max(end.saturating_sub(written_bytes));
         if start < end && stat.kind == Kind::File {

@@ -9,9 +9,9 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use crate::display;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Errno;
-use crate::shown;
 
 /// Maximum times that a file may disappear and reappear during a read.
 const REPLACEMENTS_MAX: usize = 100;
@@ -133,7 +133,7 @@ impl OpenedFolder {
     /// The kernel's error, which states that the change was made.
     pub fn sync_change(&self, of: &Path) -> Result<()> {
         self.sync().map_err(|error| {
-            let change = format!("{} is the new one, but a power cut may bring back the old one", shown::path(of));
+            let change = format!("{} is the new one, but a power cut may bring back the old one", display::path(of));
             let detail = if error.detail().is_empty() { change } else { format!("{change}; {}", error.detail()) };
             error.because(detail)
         })

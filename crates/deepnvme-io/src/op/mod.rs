@@ -4,11 +4,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use deepnvme_mem::Region;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-mod known_file;
+mod registered_file;
 
-pub use self::known_file::KnownFile;
+pub use self::registered_file::RegisteredFile;
 
 /// Identifies an accepted op until its completion. Chosen by the submitter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -73,7 +74,7 @@ pub struct Op {
     /// The memory: contiguous host regions, none empty. No regions for the sync kinds.
     pub pieces: Pieces,
     /// The file's registration with cuFile, if cuFile moves the op.
-    pub cufile: Option<KnownFile>,
+    pub cufile: Option<RegisteredFile>,
 }
 
 impl Op {
@@ -104,8 +105,19 @@ impl Op {
     }
 }
 
+/// When ops reach the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SubmitMode {
+    /// Several with one system call.
+    #[default]
+    Batch,
+    /// Each with its own system call.
+    Single,
+}
+
 /// The outcome of a submission.
-#[must_use = "a busy backend hands the op back"]
+#[must_use = "a busy backend returns the op"]
 #[derive(Debug)]
 pub enum Submit {
     /// The backend owns the op until `reap` returns it.

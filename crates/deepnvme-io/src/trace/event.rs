@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::split::{Channel, Direction, Via};
+use crate::op::Direction;
+use crate::split::{IoMode, Route};
 
 /// One event of an engine. Times are nanoseconds of [`now_ns`](super::now_ns).
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -12,13 +13,13 @@ pub struct Event {
     pub start_ns: u64,
     /// End, as seen by the host.
     pub end_ns: u64,
-    /// The event.
-    pub what: What,
+    /// The kind of event, with its values.
+    pub kind: EventKind,
 }
 
 /// The kinds of events.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum What {
+pub enum EventKind {
     /// A request, from submission to reported completion, with its syncs.
     Request {
         /// Read or write.
@@ -32,9 +33,9 @@ pub enum What {
         /// Whether it failed.
         failed: bool,
     },
-    /// One transfer, from submission to the backend to its completion. Continuations and retries are separate
-    /// transfers.
-    Transfer {
+    /// One read or write op, from submission to the backend to its completion. Continuations and retries are separate
+    /// ops.
+    Op {
         /// The worker. `None` for a caller's own thread.
         worker: Option<u32>,
         /// Read or write.
@@ -46,7 +47,7 @@ pub enum What {
         /// Bytes moved, including those read only because of the disk's alignment.
         bytes: u64,
         /// The path of the bytes.
-        way: Way,
+        data_path: DataPath,
         /// Whether it failed.
         failed: bool,
     },
@@ -96,7 +97,7 @@ pub struct Recorded {
 
 /// The path of bytes between a file and memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Way {
+pub enum DataPath {
     /// Past the page cache, directly from or to the caller's memory.
     Direct,
     /// Past the page cache, through a bounce buffer.
@@ -107,7 +108,7 @@ pub enum Way {
     Gds,
 }
 
-impl Way {
+impl DataPath {
     /// Returns the name for stats and timelines.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -120,12 +121,12 @@ impl Way {
     }
 
     /// Returns the path of a block.
-    pub(crate) const fn of(channel: Channel, via: Via) -> Self {
-        match (channel, via) {
-            (_, Via::Gds) => Self::Gds,
-            (Channel::Buffered, _) => Self::Buffered,
-            (Channel::Direct, Via::Caller) => Self::Direct,
-            (Channel::Direct, Via::Slot) => Self::Bounced,
+    pub(crate) const fn of(mode: IoMode, route: Route) -> Self {
+        match (mode, route) {
+            (_, Route::CuFile) => Self::Gds,
+            (IoMode::Buffered, _) => Self::Buffered,
+            (IoMode::Direct, Route::Caller) => Self::Direct,
+            (IoMode::Direct, Route::Bounce) => Self::Bounced,
         }
     }
 }

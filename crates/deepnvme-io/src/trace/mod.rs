@@ -1,7 +1,7 @@
 //! Timelines: records the engine's work over time.
 //!
 //! [`Engine::record`](crate::Engine::record) starts a [`Recording`]. Stopping it returns all [`Event`]s in between:
-//! requests, transfers of each worker, and copies to or from GPUs. Programs can add [`Lane`]s for their own work.
+//! requests, ops of each worker, and copies to or from GPUs. Programs can add [`Lane`]s for their own work.
 //! Output formats, such as files for Perfetto, are up to the caller.
 //!
 //! Without a recording, each event costs one atomic load. A recording has at most [`EVENTS_MAX`] events, and counts the
@@ -10,13 +10,13 @@
 mod event;
 mod recorder;
 mod recording;
-mod tape;
+mod tracer;
 
-pub use event::{Event, Recorded, Way, What};
+pub use event::{DataPath, Event, EventKind, Recorded};
 pub use recorder::EVENTS_MAX;
 pub(crate) use recorder::Recorder;
 pub use recording::{Lane, Recording};
-pub(crate) use tape::{Copied, Moved, Tape};
+pub(crate) use tracer::{CompletedGpuCopy, CompletedOp, Tracer};
 
 /// Returns the time of events: nanoseconds of `CLOCK_MONOTONIC`, which is Python's `time.monotonic_ns()`.
 #[must_use]

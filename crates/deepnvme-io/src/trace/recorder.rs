@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::event::{Event, Recorded, What};
+use deepnvme_mem::CreatorProcess;
+
+use super::event::{Event, EventKind, Recorded};
 use super::now_ns;
 use crate::sync::{Instant, Mutex, lock};
 
@@ -18,15 +20,15 @@ pub const EVENTS_MAX: usize = 1 << 18;
 pub(crate) struct Recorder {
     /// The number of running recordings. Without any, nothing else is read.
     running: AtomicUsize,
-    books: Mutex<Books>,
-    pid: u32,
+    buffers: Mutex<TraceBuffers>,
+    creator: CreatorProcess,
     /// One moment in both clocks, which are the same clock in the kernel.
     moment: (Instant, u64),
 }
 
 #[derive(Debug, Default)]
-struct Books {
-    open: Vec<Book>,
+struct TraceBuffers {
+    open: Vec<TraceBuffer>,
     next: u64,
     /// Events share their names.
     files: HashSet<Arc<Path>>,
@@ -34,7 +36,7 @@ struct Books {
 }
 
 #[derive(Debug)]
-struct Book {
+struct TraceBuffer {
     number: u64,
     recorded: Recorded,
 }
@@ -43,8 +45,8 @@ impl Recorder {
     pub(crate) fn new() -> Self {
         Self {
             running: AtomicUsize::new(0),
-            books: Mutex::new(Books::default()),
-            pid: std::process::id(),
+            buffers: Mutex::new(TraceBuffers::default()),
+            creator: CreatorProcess::current(),
             moment: (Instant::now(), now_ns()),
         }
     }
@@ -60,33 +62,33 @@ impl Recorder {
     }
 
     /// Converts a moment since the recorder's creation to its time.
-    pub(crate) fn at(&self, moment: Instant) -> u64 {
+    pub(crate) fn time_of(&self, moment: Instant) -> u64 {
         let (then, ns) = self.moment;
         ns + u64::try_from(moment.saturating_duration_since(then).as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Starts a recording and returns its number.
     pub(super) fn open(&self) -> u64 {
-        let mut books = lock(&self.books);
-        let number = books.next;
-        books.next += 1;
+        let mut buffers = lock(&self.buffers);
+        let number = buffers.next;
+        buffers.next += 1;
         let start_ns = now_ns();
         let recorded = Recorded { start_ns, end_ns: start_ns, events: Vec::new(), dropped: 0 };
-        books.open.push(Book { number, recorded });
+        buffers.open.push(TraceBuffer { number, recorded });
         self.running.fetch_add(1, Ordering::Relaxed);
         number
     }
 
-    /// Adds a completed event to every recording that had started by its end. `what` uses the recorder's shared names.
-    pub(crate) fn note(&self, start_ns: u64, end_ns: u64, what: impl FnOnce(&mut Names<'_>) -> What) {
+    /// Adds a completed event to every recording that had started by its end. `kind` uses the recorder's shared names.
+    pub(crate) fn record(&self, start_ns: u64, end_ns: u64, kind: impl FnOnce(&mut Names<'_>) -> EventKind) {
         // In a forked child, the lock may stay held forever, and the recordings belong to the parent.
         if !self.is_on() || self.is_foreign() {
             return;
         }
-        let mut books = lock(&self.books);
-        let Books { open, files, names, .. } = &mut *books;
-        let what = what(&mut Names { files, names });
-        for Book { recorded, .. } in open {
+        let mut buffers = lock(&self.buffers);
+        let TraceBuffers { open, files, names, .. } = &mut *buffers;
+        let kind = kind(&mut Names { files, names });
+        for TraceBuffer { recorded, .. } in open {
             if end_ns < recorded.start_ns {
                 continue;
             }
@@ -95,22 +97,22 @@ impl Recorder {
                 continue;
             }
             let start_ns = start_ns.clamp(recorded.start_ns, end_ns);
-            recorded.events.push(Event { start_ns, end_ns, what: what.clone() });
+            recorded.events.push(Event { start_ns, end_ns, kind: kind.clone() });
         }
     }
 
     pub(super) fn is_foreign(&self) -> bool {
-        self.pid != std::process::id()
+        !self.creator.is_current()
     }
 
     pub(super) fn close(&self, number: u64) -> Option<Recorded> {
-        let mut books = lock(&self.books);
-        let place = books.open.iter().position(|book| book.number == number)?;
-        let mut recorded = books.open.swap_remove(place).recorded;
+        let mut buffers = lock(&self.buffers);
+        let place = buffers.open.iter().position(|buffer| buffer.number == number)?;
+        let mut recorded = buffers.open.swap_remove(place).recorded;
         self.running.fetch_sub(1, Ordering::Relaxed);
-        if books.open.is_empty() {
-            books.files.clear();
-            books.names.clear();
+        if buffers.open.is_empty() {
+            buffers.files.clear();
+            buffers.names.clear();
         }
         recorded.end_ns = now_ns();
         Some(recorded)
@@ -151,8 +153,8 @@ mod tests {
     use super::*;
 
     fn spans(recorded: &Recorded) -> Vec<(u64, u64, String)> {
-        let name = |event: &Event| match &event.what {
-            What::Span { name, .. } => name.to_string(),
+        let name = |event: &Event| match &event.kind {
+            EventKind::Span { name, .. } => name.to_string(),
             other => unreachable!("{other:?}"),
         };
         recorded.events.iter().map(|event| (event.start_ns, event.end_ns, name(event))).collect()
@@ -162,13 +164,13 @@ mod tests {
     fn each_of_several_recordings_has_what_ended_while_it_ran() {
         let recorder = Arc::new(Recorder::new());
         let lane = Lane::new(&recorder, "compute");
-        lane.span("nobody listens", now_ns(), now_ns());
+        lane.span("before a recording", now_ns(), now_ns());
         assert!(!lane.is_on());
         let outer = Recording::begin(&recorder);
         let (before, during) = (now_ns(), now_ns() + 1);
         lane.span("first", before, during);
         let inner = Recording::begin(&recorder);
-        let start = lock(&recorder.books).open[1].recorded.start_ns;
+        let start = lock(&recorder.buffers).open[1].recorded.start_ns;
         lane.span("over before the inner one", before, before);
         lane.span("both", 0, start + 5);
         let inner = inner.stop().unwrap();
@@ -180,7 +182,7 @@ mod tests {
         let names: Vec<_> = spans(&outer).into_iter().map(|(.., name)| name).collect();
         assert_eq!(names, ["first", "over before the inner one", "both", "last"]);
         assert_eq!(spans(&outer)[3], (start + 9, start + 9, "last".to_owned()), "nothing ends before it began");
-        assert_eq!(lock(&recorder.books).names.len(), 0, "the last one to leave puts out the light");
+        assert_eq!(lock(&recorder.buffers).names.len(), 0, "the last recording to stop clears the names");
     }
 
     #[test]
@@ -205,7 +207,7 @@ mod tests {
         let recorder = Arc::new(Recorder::new());
         drop(Recording::begin(&recorder));
         assert!(!recorder.is_on());
-        assert!(lock(&recorder.books).open.is_empty());
+        assert!(lock(&recorder.buffers).open.is_empty());
     }
 
     #[test]
@@ -214,6 +216,6 @@ mod tests {
         let (before, moment, after) = (now_ns(), Instant::now(), now_ns());
         // `new` reads the clocks one after the other, and the thread may even be preempted in between.
         let between = recorder.moment.1.saturating_sub(before).max(50_000_000);
-        assert!((before.saturating_sub(between)..=after + between).contains(&recorder.at(moment)));
+        assert!((before.saturating_sub(between)..=after + between).contains(&recorder.time_of(moment)));
     }
 }

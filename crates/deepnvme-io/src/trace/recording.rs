@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::event::{Recorded, What};
+use super::event::{EventKind, Recorded};
 use super::recorder::Recorder;
 use crate::error::{Error, Result};
 
 /// A running recording. Dropping it discards its events.
 #[derive(Debug)]
-#[must_use = "a recording that nobody stops is lost"]
+#[must_use = "a recording that is not stopped is lost"]
 pub struct Recording {
     recorder: Arc<Recorder>,
     number: u64,
@@ -69,7 +69,7 @@ impl Lane {
     /// without a recording or in a forked child. An end before the start becomes the start.
     pub fn span(&self, name: &str, start_ns: u64, end_ns: u64) {
         let lane = &self.name;
-        self.recorder.note(start_ns, end_ns.max(start_ns), |names| What::Span {
+        self.recorder.record(start_ns, end_ns.max(start_ns), |names| EventKind::Span {
             lane: Arc::clone(lane),
             name: names.name(name),
         });

@@ -1,92 +1,88 @@
 //! The worker loop: one thread and one backend. It fills the queue to its depth, reaps at least one op, and repeats.
 //!
 //! Workers implement the rules above the backends: they continue short transfers, retry interrupted ones, fall back
-//! from direct to buffered I/O, and copy to and from bounce buffers. `mover` has the backend and everything in flight.
-//! `flight` is one block of it. `window` limits the ops in flight, and `verdict` classifies completions; both are pure.
-//! `settle` handles completions. `hands` runs small transfers on the caller's own thread, by the same rules.
+//! from direct to buffered I/O, and copy to and from bounce buffers. `io_loop` drives the backend with the ops
+//! `in_flight`, and `completion` handles their completions. `window` limits the ops in flight, and `outcome` decides
+//! what follows a completion; both are pure. `bounce` has the bounce buffers, `gpu_stage` the copies to and from GPUs,
+//! and `cufile` the route past both. `inline` runs small transfers on the caller's own thread, by the same rules.
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use self::io_loop::IoLoop;
 use self::window::Window;
 use crate::backend::Backend;
-use crate::claim::{Claim, Work};
 use crate::config::WindowMode;
 use crate::error::Result;
-use crate::gpus::Gpus;
-use crate::queue::{Queue, Seat};
+use crate::gpu::EngineGpus;
+use crate::request::{RequestQueue, WorkGuard, WorkItem, WorkerHandle};
 use crate::stats::WorkerStats;
-use crate::trace::Tape;
+use crate::trace::Tracer;
 
-mod flight;
-mod hands;
-mod mover;
-mod settle;
-mod verdict;
+mod bounce;
+mod completion;
+mod cufile;
+mod gpu_stage;
+mod in_flight;
+mod inline;
+mod io_loop;
+mod outcome;
 mod window;
 
-pub(crate) use hands::Hands;
-pub(crate) use mover::{GdsSetup, Mover, SlotSetup, gds_required};
-
-/// Maximum resubmissions of one op without progress. After that, its error is reported.
-pub const RETRIES_MAX: u32 = 100;
-/// Retries of [`RETRIES_MAX`] that run immediately. Later ones are spaced by [`RETRY_PAUSE`].
-pub const RETRIES_AT_ONCE: u32 = 10;
-/// Pause before a late retry.
-pub const RETRY_PAUSE: Duration = Duration::from_millis(1);
-/// Collected bytes that trigger a flush to the kernel although more ops could follow. It is small because the disk does
-/// not know of collected ops. With 64 KiB, the latency of 4 KiB blocks equals that of submitting each one immediately.
-const FLUSH_BYTES: u64 = 64 << 10;
+pub(crate) use bounce::BounceSetup;
+pub(crate) use cufile::{GdsSetup, gds_required};
+pub use in_flight::{RETRIES_AT_ONCE, RETRY_PAUSE};
+pub(crate) use inline::InlineExecutor;
+pub use outcome::RETRIES_MAX;
 
 /// The parameters of a worker.
 pub(crate) struct WorkerSetup {
-    pub(crate) queue: Arc<Queue>,
+    pub(crate) queue: Arc<RequestQueue>,
     pub(crate) stats: Arc<WorkerStats>,
     pub(crate) worker_index: u32,
-    pub(crate) slots: SlotSetup,
-    pub(crate) gpus: Arc<Gpus>,
+    pub(crate) bounce: BounceSetup,
+    pub(crate) gpus: Arc<EngineGpus>,
     pub(crate) gds: GdsSetup,
     pub(crate) window: WindowMode,
-    pub(crate) tape: Tape,
+    pub(crate) tracer: Tracer,
 }
 
 /// The state of the loop.
 pub(crate) struct Worker<'a> {
-    queue: &'a Arc<Queue>,
-    seat: &'a Seat,
-    mover: Mover<Box<dyn Backend>>,
+    queue: &'a Arc<RequestQueue>,
+    handle: &'a WorkerHandle,
+    io_loop: IoLoop<Box<dyn Backend>>,
     window: WindowMode,
     /// A claimed block that waits for a bounce buffer.
-    waiting: Option<(Claim, u64)>,
+    waiting: Option<(WorkGuard, u64)>,
 }
 
 impl<'a> Worker<'a> {
     pub(crate) fn new(setup: &'a WorkerSetup, backend: Box<dyn Backend>) -> Self {
-        let seat = setup.queue.seat(setup.worker_index);
-        seat.sit(backend.waker());
+        let handle = setup.queue.handle(setup.worker_index);
+        handle.register(backend.waker());
         let depth = backend.depth();
         let window = match setup.window {
             WindowMode::Sliding => Window::adapting(depth),
             WindowMode::Wave => Window::fixed(depth),
         };
-        let accounts = (Arc::clone(&setup.stats), setup.tape.clone());
-        let mover = Mover::new(backend, window, accounts, setup.slots, &setup.gpus);
-        let mover = mover.with_gds(setup.gds.clone());
-        Self { queue: &setup.queue, seat, mover, window: setup.window, waiting: None }
+        let accounts = (Arc::clone(&setup.stats), setup.tracer.clone());
+        let io_loop = IoLoop::new(backend, window, accounts, setup.bounce, &setup.gpus);
+        let io_loop = io_loop.with_cufile(setup.gds.clone());
+        Self { queue: &setup.queue, handle, io_loop, window: setup.window, waiting: None }
     }
 
     /// Works until the queue is closed and empty. An error means that the backend itself failed. Every request that
     /// this worker holds has then failed with it.
     pub(crate) fn run(mut self) -> Result<()> {
         loop {
-            self.seat.run();
-            match self.fill().and_then(|()| self.rest_or_reap()) {
+            self.handle.run();
+            match self.fill().and_then(|()| self.sleep_or_reap()) {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(error) => {
-                    self.mover.abandon(&error);
-                    if let Some((claim, _)) = self.waiting {
-                        claim.end(Err(error.clone()));
+                    self.io_loop.abandon(&error);
+                    if let Some((guard, _)) = self.waiting {
+                        guard.end(Err(error.clone()));
                     }
                     return Err(error);
                 }
@@ -99,21 +95,21 @@ impl<'a> Worker<'a> {
         if !self.may_take_work() {
             return Ok(());
         }
-        while self.mover.has_room() {
-            if !self.mover.start_refused()? {
+        while self.io_loop.has_room() {
+            if !self.io_loop.start_refused()? {
                 break;
             }
             let work = match self.waiting.take() {
-                Some((claim, index)) => Some(Work::Block(claim, index)),
-                None => Work::next(self.queue),
+                Some((guard, index)) => Some(WorkItem::Block(guard, index)),
+                None => WorkItem::next(self.queue),
             };
             match work {
                 None => break,
-                Some(Work::Prepare(claim)) => prepare(claim),
-                Some(Work::Sync(claim, target)) => self.mover.start_sync(claim, &target)?,
-                Some(Work::Block(claim, index)) => {
-                    if let Some(claim) = self.mover.start_block(claim, index)? {
-                        self.waiting = Some((claim, index));
+                Some(WorkItem::Prepare(guard)) => prepare(guard),
+                Some(WorkItem::Sync(guard, target)) => self.io_loop.start_sync(guard, &target)?,
+                Some(WorkItem::Block(guard, index)) => {
+                    if let Some(guard) = self.io_loop.start_block(guard, index)? {
+                        self.waiting = Some((guard, index));
                         break;
                     }
                 }
@@ -124,43 +120,43 @@ impl<'a> Worker<'a> {
 
     /// Returns whether to take new work. In wave mode, the last wave must be complete.
     fn may_take_work(&self) -> bool {
-        self.window == WindowMode::Sliding || self.mover.is_idle() || self.mover.has_refused()
+        self.window == WindowMode::Sliding || self.io_loop.is_idle() || self.io_loop.has_refused()
     }
 
     /// Copies, sleeps or reaps. Returns false if the worker must end.
-    fn rest_or_reap(&mut self) -> Result<bool> {
+    fn sleep_or_reap(&mut self) -> Result<bool> {
         // Copies one block and returns to `fill`. Its bounce buffer then carries the next block while the following one
         // is copied.
-        if self.mover.unload()? || self.mover.settle_copies()? {
+        if self.io_loop.copy_completed_read()? || self.io_loop.handle_gpu_copies()? {
             return Ok(true);
         }
         // A GPU copies a block faster than a disk reads one, and the disk already has all the work it can get.
-        if self.mover.is_copying() {
-            self.mover.reap(false)?;
-            if !self.mover.has_landed() {
-                self.mover.wait_for_copy();
+        if self.io_loop.has_gpu_copies() {
+            self.io_loop.reap(false)?;
+            if !self.io_loop.has_completed_reads() {
+                self.io_loop.wait_for_gpu_copy();
             }
             return Ok(true);
         }
-        if self.mover.is_idle() && self.waiting.is_none() {
-            if self.queue.leave() {
+        if self.io_loop.is_idle() && self.waiting.is_none() {
+            if self.queue.try_exit() {
                 return Ok(false);
             }
-            self.seat.park();
+            self.handle.park();
             return Ok(true);
         }
         // With a full queue or no free bounce buffer, only a completion can make room, so no wake is needed.
-        let is_held_up = self.waiting.is_some() || self.mover.has_refused();
-        let can_take_more = self.mover.has_room() && !is_held_up && self.may_take_work();
-        let may_block = !self.mover.has_news() && (!can_take_more || self.seat.may_reap());
-        self.mover.reap(may_block)?;
+        let is_held_up = self.waiting.is_some() || self.io_loop.has_refused();
+        let can_take_more = self.io_loop.has_room() && !is_held_up && self.may_take_work();
+        let may_block = !self.io_loop.has_completions() && (!can_take_more || self.handle.may_reap());
+        self.io_loop.reap(may_block)?;
         Ok(true)
     }
 }
 
 /// Gives the files of a request their size.
-pub(crate) fn prepare(claim: Claim) {
-    let job = claim.job();
-    let sized = if job.has_failed() { Ok(()) } else { job.set_file_sizes() };
-    claim.end(sized.map(|()| 0));
+pub(crate) fn prepare(guard: WorkGuard) {
+    let request = guard.request();
+    let sized = if request.has_failed() { Ok(()) } else { request.set_file_sizes() };
+    guard.end(sized.map(|()| 0));
 }

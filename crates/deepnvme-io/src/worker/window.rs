@@ -2,16 +2,16 @@
 //!
 //! Virtual machines' devices take all available ops and report them together when all are done, so a deep queue keeps
 //! them busy. On a slow device, the same queue is many seconds of work, which delays other programs and cancellation.
-//! The window therefore covers the work of a device within [`PATIENCE`], between [`OPS_MIN`] and the queue depth.
+//! The window therefore covers the work of a device within [`LATENCY_TARGET`], between [`OPS_MIN`] and the queue depth.
 
 use std::time::Duration;
 
 /// Target latency of submitted ops.
-const PATIENCE: Duration = Duration::from_millis(200);
+const LATENCY_TARGET: Duration = Duration::from_millis(200);
 /// Minimum window, unless the queue depth is smaller.
 const OPS_MIN: u32 = 16;
 /// Initial window, until an op has completed.
-const OPS_AT_FIRST: u32 = 32;
+const OPS_INITIAL: u32 = 32;
 
 /// The maximum number of ops in flight at one backend.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Window {
 impl Window {
     /// Adapts to the device.
     pub(super) fn adapting(queue_depth: u32) -> Self {
-        Self { ops: OPS_AT_FIRST.min(queue_depth), ops_min: OPS_MIN.min(queue_depth), ops_max: queue_depth }
+        Self { ops: OPS_INITIAL.min(queue_depth), ops_min: OPS_MIN.min(queue_depth), ops_max: queue_depth }
     }
 
     /// Always equals the queue depth.
@@ -38,8 +38,8 @@ impl Window {
 
     /// Learns from a completed op: the ops in flight at its submission and its latency. Their ratio is the device's
     /// rate.
-    pub(super) fn learn(&mut self, in_flight: u32, took: Duration) {
-        let ops = u128::from(in_flight) * PATIENCE.as_nanos() / took.as_nanos().max(1);
+    pub(super) fn learn(&mut self, in_flight: u32, latency: Duration) {
+        let ops = u128::from(in_flight) * LATENCY_TARGET.as_nanos() / latency.as_nanos().max(1);
         self.ops = ops.clamp(self.ops_min.into(), self.ops_max.into()) as u32;
     }
 }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_one_gets_what_it_does_within_our_patience() {
+    fn a_slow_device_gets_what_it_does_within_the_target() {
         for done in [35, 100, 1000] {
             let in_flight = in_flight(Window::adapting(128), Duration::from_millis(5), done);
             assert!((38..=42).contains(&in_flight), "40 of 5 ms each: {in_flight}");
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_far_away_but_wide_gets_the_whole_queue() {
+    fn a_distant_but_wide_device_gets_the_whole_queue() {
         let mut window = Window::adapting(128);
         for _ in 0..5 {
             window.learn(window.ops, Duration::from_millis(80));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_waves_has_them_at_full_depth() {
+    fn waves_have_the_full_depth() {
         assert_eq!(in_flight(Window::fixed(64), Duration::from_millis(300), 1000), 63);
     }
 
@@ -107,10 +107,10 @@ mod tests {
             learnt in proptest::collection::vec((any::<u32>(), any::<u64>()), 0..300),
         ) {
             let mut window = Window::adapting(depth);
-            for (in_flight, took_ns) in learnt {
+            for (in_flight, latency_ns) in learnt {
                 prop_assert!(window.has_room(OPS_MIN.min(depth) - 1));
                 prop_assert!(!window.has_room(depth));
-                window.learn(in_flight, Duration::from_nanos(took_ns));
+                window.learn(in_flight, Duration::from_nanos(latency_ns));
             }
         }
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use deepnvme_io::{
-    Durability, Engine, Error, ErrorKind, Pending, ReadItem, Result, TensorFile, Transfer, WriteExtent, WriteItem,
+    Durability, Engine, Error, ErrorKind, ReadItem, Result, TensorFile, Transfer, Transferred, WriteExtent, WriteItem,
     WriteOptions,
 };
 use deepnvme_mem::{Region, RegionMut};
@@ -34,10 +34,10 @@ struct Flight {
 }
 
 enum Waiting {
-    Read(Pending<Vec<RegionMut>>, Vec<Vec<u8>>),
-    ReadOne(Pending<RegionMut>, Vec<u8>),
-    Write(Pending<Vec<Region>>),
-    WriteOne(Pending<Region>),
+    Read(Transfer<Vec<RegionMut>>, Vec<Vec<u8>>),
+    ReadOne(Transfer<RegionMut>, Vec<u8>),
+    Write(Transfer<Vec<Region>>),
+    WriteOne(Transfer<Region>),
 }
 
 impl<'a> Lane<'a> {
@@ -171,7 +171,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    fn check_write(&self, steps: &[Step], home: &[Region], bytes: usize, result: Result<Transfer>) {
+    fn check_write(&self, steps: &[Step], home: &[Region], bytes: usize, result: Result<Transferred>) {
         match result {
             Ok(transfer) => assert_eq!(transfer.bytes, bytes as u64, "{}: {steps:?}", self.label),
             Err(error) => panic!("{}: {steps:?} failed: {error}", self.label),
@@ -181,7 +181,7 @@ impl<'a> Lane<'a> {
         assert_eq!(came, went, "{}: other memory came home", self.label);
     }
 
-    fn check_read(&self, steps: &[Step], home: &[RegionMut], expected: &[Vec<u8>], result: Result<Transfer>) {
+    fn check_read(&self, steps: &[Step], home: &[RegionMut], expected: &[Vec<u8>], result: Result<Transferred>) {
         if let Err(error) = result {
             panic!("{}: {steps:?} failed: {error}", self.label);
         }
@@ -192,7 +192,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    fn check_end_of_file(&self, step: &Step, there: &[u8], result: Result<Transfer>) {
+    fn check_end_of_file(&self, step: &Step, there: &[u8], result: Result<Transferred>) {
         let error: Error = match result {
             Ok(_) => panic!("{}: {step:?} read beyond the end of the file", self.label),
             Err(error) => error,

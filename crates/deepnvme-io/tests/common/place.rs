@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use deepnvme_io::{Access, DirectMode, Durability, Engine, Layout, OpenOptions, TensorFile, WriteExtent, WriteOptions};
+use deepnvme_io::{
+    Access, DirectMode, Durability, Engine, OpenOptions, StripeLayout, TensorFile, WriteExtent, WriteOptions,
+};
 use deepnvme_testkit::data::{bytes_of, region_at, region_holding, temp_dir};
 use tempfile::TempDir;
 
@@ -19,7 +21,7 @@ pub(crate) enum Place {
 /// A file of this kind.
 pub(crate) struct Placed {
     parts: Vec<PathBuf>,
-    layout: Layout,
+    layout: StripeLayout,
     _dir: TempDir,
 }
 
@@ -28,8 +30,8 @@ impl Place {
     pub(crate) fn make(self, engine: &Engine, content: &[u8]) -> Placed {
         let dir = temp_dir();
         let layout = match self {
-            Self::File => Layout::SINGLE,
-            Self::Stripes { parts, stripe_bytes } => Layout { parts: parts as u64, stripe_bytes },
+            Self::File => StripeLayout::SINGLE,
+            Self::Stripes { parts, stripe_bytes } => StripeLayout { parts: parts as u64, stripe_bytes },
         };
         let parts = (0..layout.parts).map(|index| dir.path().join(format!("part{index}.bin"))).collect();
         let placed = Placed { parts, layout, _dir: dir };

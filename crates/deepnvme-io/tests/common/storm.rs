@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use deepnvme_io::op::Errno;
 use deepnvme_io::{
-    Durability, Engine, Error, ErrorKind, ReadItem, TensorFile, Transfer, WriteExtent, WriteItem, WriteOptions,
+    Durability, Engine, Error, ErrorKind, ReadItem, TensorFile, Transferred, WriteExtent, WriteItem, WriteOptions,
 };
 use deepnvme_mem::RegionMut;
 use deepnvme_testkit::data::{TestFile, bytes_of, difference, random_bytes, region_at, region_holding};
@@ -155,11 +155,11 @@ fn pick_durability(rng: &mut Rng) -> Durability {
 }
 
 /// Checks an outcome and returns whether it is a failure.
-fn settle(seed: u64, file: &TensorFile, range: &Range<u64>, result: Result<Transfer, Error>) -> bool {
+fn settle(seed: u64, file: &TensorFile, range: &Range<u64>, result: Result<Transferred, Error>) -> bool {
     settle_sum(seed, file, range, range.end - range.start, result)
 }
 
-fn settle_sum(seed: u64, file: &TensorFile, range: &Range<u64>, sum: u64, result: Result<Transfer, Error>) -> bool {
+fn settle_sum(seed: u64, file: &TensorFile, range: &Range<u64>, sum: u64, result: Result<Transferred, Error>) -> bool {
     match result {
         Ok(transfer) => {
             assert_eq!(transfer.bytes, sum, "seed {seed}: {range:?} moved other bytes than asked");

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use deepnvme_io::split::Direction;
+use deepnvme_io::op::Direction;
 use deepnvme_io::{
     Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, ReadItem, TensorFile, WriteItem,
     WriteOptions,
@@ -321,7 +321,7 @@ fn whatever_the_driver_refuses_is_an_error_and_leaves_nothing() {
 
 #[test]
 fn a_recording_has_every_copy_once_and_each_after_or_before_its_transfer() {
-    use deepnvme_io::trace::What;
+    use deepnvme_io::trace::EventKind;
     let gpu = Gpu::new();
     let folder = folder();
     for (number, backend) in CHOICES.into_iter().enumerate() {
@@ -335,7 +335,7 @@ fn a_recording_has_every_copy_once_and_each_after_or_before_its_transfer() {
         let stats = engine.stats();
         let (mut copies, mut bytes) = (0, [0, 0]);
         for event in &recorded.events {
-            let What::Copy { gpu, direction, bytes: copied, failed, .. } = &event.what else { continue };
+            let EventKind::Copy { gpu, direction, bytes: copied, failed, .. } = &event.kind else { continue };
             assert_eq!((*gpu, *failed), (1, false));
             assert!(recorded.start_ns <= event.start_ns && event.start_ns <= event.end_ns);
             copies += 1;
@@ -348,7 +348,7 @@ fn a_recording_has_every_copy_once_and_each_after_or_before_its_transfer() {
             let of_worker = recorded
                 .events
                 .iter()
-                .filter(|event| matches!(event.what, What::Copy { worker: of, .. } if of == worker));
+                .filter(|event| matches!(event.kind, EventKind::Copy { worker: of, .. } if of == worker));
             let mut spans: Vec<_> = of_worker.map(|event| (event.start_ns, event.end_ns)).collect();
             spans.sort_unstable();
             assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{backend:?}: {spans:?}");

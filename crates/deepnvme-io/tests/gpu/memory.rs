@@ -1,7 +1,7 @@
 //! GPU memory allocated through the engine, and the driver's GPU information.
 
+use deepnvme_io::gpu::{GpuFacts, GpuProbe};
 use deepnvme_io::mem::{Device, RegionMut};
-use deepnvme_io::probe::{GpuFacts, GpuProbe};
 use deepnvme_io::{Config, DirectMode, Engine, ErrorKind, WriteOptions};
 
 use crate::fake_driver::{Gpu, pattern};

@@ -5,8 +5,8 @@
 use std::path::Path;
 
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::probe::GpuFacts;
-use deepnvme_io::{DirectMode, DirectState, Engine, OpenOptions, shown};
+use deepnvme_io::gpu::GpuFacts;
+use deepnvme_io::{DirectMode, DirectState, Engine, OpenOptions, display};
 use serde::Serialize;
 
 use crate::baseline::fio::{self, Fio};
@@ -71,7 +71,7 @@ pub struct Outcome {
 #[derive(Clone, Debug, Serialize)]
 pub struct FolderSummary {
     /// The path as given.
-    #[serde(serialize_with = "shown::serialize")]
+    #[serde(serialize_with = "display::serialize")]
     pub path: std::path::PathBuf,
     /// `ext4`, `xfs`.
     pub file_system: String,

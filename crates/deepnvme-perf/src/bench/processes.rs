@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 
 use crate::error::{Error, Result};
 use crate::measure::{Benchmark, Observer, Phase, ProgressUpdate, Runner, Sample, Workload};
@@ -72,7 +72,7 @@ impl WorkerProcesses {
         let mut processes = Self { workers: Vec::new(), messages, round_bytes, phase: Phase::LayingOut };
         for (index, workload) in workloads.iter().enumerate() {
             let failed = |error: &dyn std::fmt::Display| {
-                Error::failed(format!("cannot start {} again as a worker: {error}", shown::path(&launcher.program)))
+                Error::failed(format!("cannot start {} again as a worker: {error}", display::path(&launcher.program)))
             };
             let mut child = Command::new(&launcher.program)
                 .args(&launcher.arguments)

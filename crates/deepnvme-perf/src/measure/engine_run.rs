@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deepnvme_io::mem::{Region, RegionMut};
-use deepnvme_io::{Engine, Pending, ReadItem, TensorFile, Transfer, WriteItem, WriteOptions};
+use deepnvme_io::{Engine, ReadItem, TensorFile, Transfer, Transferred, WriteItem, WriteOptions};
 
 use super::plan::{Piece, RequestPlan};
 use super::workload::Direction;
@@ -28,8 +28,8 @@ pub(super) struct EngineRun<'a> {
 
 /// A request in flight, and the slots whose memory it holds.
 enum StartedRequest {
-    Read(Vec<usize>, Pending<Vec<RegionMut>>),
-    Write(usize, Pending<Vec<Region>>),
+    Read(Vec<usize>, Transfer<Vec<RegionMut>>),
+    Write(usize, Transfer<Vec<Region>>),
 }
 
 impl StartedRequest {
@@ -153,7 +153,7 @@ impl<'a> EngineRun<'a> {
     }
 
     /// Takes back the memory of the oldest request.
-    fn take_oldest(&mut self) -> Result<Option<Transfer>> {
+    fn take_oldest(&mut self) -> Result<Option<Transferred>> {
         match self.in_flight.pop_front() {
             None => Ok(None),
             Some(StartedRequest::Read(slots, pending)) => {

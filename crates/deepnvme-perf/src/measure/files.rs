@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_file::replace::remove_stale;
 use deepnvme_file::{StripeSet, Target, Temporary};
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_io::{DirectMode, OpenOptions};
 
 use crate::error::{Error, Result};
@@ -81,7 +81,7 @@ pub(crate) fn check_room(folders: &[PathBuf], bytes_each: u64) -> Result<()> {
         let free = space.f_bavail * space.f_frsize;
         if *bytes > free {
             let (needed, free) = (bytes_text(*bytes), bytes_text(free));
-            let text = format!("{}: {needed} are needed, and {free} are free", shown::path(folder));
+            let text = format!("{}: {needed} are needed, and {free} are free", display::path(folder));
             return Err(Error::failed(format!("{text}; make --size smaller, or free some space")));
         }
     }

@@ -1,6 +1,6 @@
 //! The GPU that holds the memory.
 
-use deepnvme_io::probe::{GpuFacts, GpuProbe};
+use deepnvme_io::gpu::{GpuFacts, GpuProbe};
 
 use crate::error::{Error, Result};
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use deepnvme_io::display;
 use deepnvme_io::mem::RegionMut;
-use deepnvme_io::shown;
 use deepnvme_io::{Access, Config, Durability, Engine, GpuAccess, OpenOptions, TensorFile, WriteExtent, WriteOptions};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -215,7 +215,7 @@ impl Runner {
                 let path = self.files.targets()[piece.file].path();
                 let text = format!(
                     "{}: the byte at offset {offset} differs from the one that was written",
-                    shown::path(&path)
+                    display::path(&path)
                 );
                 return Err(Error::failed(format!("{text}; do not trust this disk, its file system or this program")));
             }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use deepnvme_file::stripe_set::{STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_io::{Config, Durability};
 use serde::{Deserialize, Serialize};
 
@@ -156,7 +156,7 @@ impl Workload {
 
 fn check_folder(folder: &std::path::Path) -> Result<()> {
     use std::os::unix::fs::FileTypeExt;
-    let name = shown::path(folder);
+    let name = display::path(folder);
     let metadata = std::fs::metadata(folder).map_err(|error| Error::at(folder, "read its metadata", &error))?;
     let kind = metadata.file_type();
     if kind.is_block_device() || kind.is_char_device() {

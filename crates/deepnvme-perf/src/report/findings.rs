@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use deepnvme_io::shown;
+use deepnvme_io::display;
 
 use super::backends::Backend;
 use super::{Device, Folder, System};
@@ -87,7 +87,7 @@ fn of_system(system: &System, pool_bytes: u64, findings: &mut Vec<Finding>) {
 }
 
 fn of_folder(folder: &Folder, findings: &mut Vec<Finding>) {
-    let path = shown::path(&folder.path);
+    let path = display::path(&folder.path);
     if let Some(error) = &folder.error {
         findings.push(Finding::new(Severity::Broken, error.clone(), "name a folder that exists"));
         return;
@@ -97,7 +97,7 @@ fn of_folder(folder: &Folder, findings: &mut Vec<Finding>) {
         let (text, remedy) = if read_only {
             (
                 "the file system is mounted read-only",
-                format!("mount -o remount,rw {}", shown::path(&folder.mount_point)),
+                format!("mount -o remount,rw {}", display::path(&folder.mount_point)),
             )
         } else {
             ("no file can be made in it", format!("chown or chmod {path}, or name another folder"))

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use deepnvme_file::Temporary;
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use deepnvme_io::{Access, DirectMode, DirectState, TensorFile};
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ use crate::system_files::SystemFiles;
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
 pub struct Folder {
     /// The path as given.
-    #[serde(serialize_with = "shown::serialize")]
+    #[serde(serialize_with = "display::serialize")]
     pub path: PathBuf,
     /// Why the folder could not be examined.
     pub error: Option<String>,
@@ -25,7 +25,7 @@ pub struct Folder {
     /// The mounted device or server.
     pub source: String,
     /// The mount point.
-    #[serde(serialize_with = "shown::serialize")]
+    #[serde(serialize_with = "display::serialize")]
     pub mount_point: PathBuf,
     /// The mount options.
     pub mount_options: Vec<String>,
@@ -87,14 +87,14 @@ impl Folder {
         let unknown = |error: String| Self { path: path.to_path_buf(), error: Some(error), ..Self::default() };
         let real = match path.canonicalize() {
             Ok(real) => real,
-            Err(error) => return unknown(format!("{}: {error}", shown::path(path))),
+            Err(error) => return unknown(format!("{}: {error}", display::path(path))),
         };
         let metadata = match real.metadata() {
             Ok(metadata) if metadata.is_dir() => metadata,
             Ok(_) => {
-                return unknown(format!("{}: not a folder; name the folder that contains it", shown::path(path)));
+                return unknown(format!("{}: not a folder; name the folder that contains it", display::path(path)));
             }
-            Err(error) => return unknown(format!("{}: {error}", shown::path(path))),
+            Err(error) => return unknown(format!("{}: {error}", display::path(path))),
         };
         let mount = mounts::of(files, &real);
         let space = rustix::fs::statvfs(&real).ok();

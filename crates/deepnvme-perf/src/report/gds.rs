@@ -58,7 +58,7 @@ pub fn path(mode: &Gds, gpu: &Gpu) -> Option<GpuPath> {
 
 #[cfg(test)]
 mod tests {
-    use deepnvme_io::probe::GpuFacts;
+    use deepnvme_io::gpu::GpuFacts;
 
     use super::super::CudaDevice;
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_io::probe::{GpuFacts, GpuProbe};
+use deepnvme_io::gpu::{GpuFacts, GpuProbe};
 use serde::Serialize;
 
 use crate::system_files::SystemFiles;

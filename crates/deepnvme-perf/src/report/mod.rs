@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use deepnvme_file::StripeSet;
 use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
 use deepnvme_io::config::Config;
-use deepnvme_io::probe::{GpuProbe, Probe};
+use deepnvme_io::gpu::GpuProbe;
+use deepnvme_io::probe::Probe;
 use serde::Serialize;
 
 use crate::system_files::SystemFiles;

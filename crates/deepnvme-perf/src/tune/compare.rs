@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use deepnvme_io::Config;
-use deepnvme_io::shown;
+use deepnvme_io::display;
 use serde::Serialize;
 
 use super::options::{Options, workload};
@@ -18,7 +18,7 @@ pub const ROUNDS: usize = 7;
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// The file of settings.
-    #[serde(serialize_with = "shown::serialize")]
+    #[serde(serialize_with = "display::serialize")]
     pub settings: PathBuf,
     /// One comparison for each folder and direction.
     pub comparisons: Vec<FolderComparison>,
@@ -28,7 +28,7 @@ pub struct Comparison {
 #[derive(Clone, Debug, Serialize)]
 pub struct FolderComparison {
     /// The folder.
-    #[serde(serialize_with = "shown::serialize")]
+    #[serde(serialize_with = "display::serialize")]
     pub folder: PathBuf,
     /// The direction.
     pub direction: Direction,

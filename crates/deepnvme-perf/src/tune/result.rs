@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use deepnvme_io::{Config, shown};
+use deepnvme_io::{Config, display};
 use serde::Serialize;
 
 use super::search::{Candidate, SearchResult};
@@ -33,7 +33,7 @@ pub struct Outcome {
 #[derive(Clone, Debug, Serialize)]
 pub struct FolderResult {
     /// The folders.
-    #[serde(serialize_with = "shown::serialize_all")]
+    #[serde(serialize_with = "display::serialize_all")]
     pub folders: Vec<PathBuf>,
     /// The route to the GPU, if cuFile was requested.
     pub gds: Option<GpuRoute>,

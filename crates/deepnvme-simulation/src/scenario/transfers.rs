@@ -1,4 +1,4 @@
-//! Several threads send requests to the engine, and cancel, hurry, forget and fail them at any point. Each ends once,
+//! Several threads send requests to the engine, and cancel, prioritize, forget and fail them at any point. Each ends once,
 //! its memory is returned, and no byte changes afterwards.
 
 use std::os::fd::AsFd;
@@ -10,8 +10,8 @@ use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{
-    Access, DirectMode, Durability, Engine, Error, ErrorKind, OpenOptions, Pending, ReadItem, Result, TensorFile,
-    Transfer, WriteExtent, WriteItem, WriteOptions,
+    Access, DirectMode, Durability, Engine, Error, ErrorKind, OpenOptions, ReadItem, Result, TensorFile, Transfer,
+    Transferred, WriteExtent, WriteItem, WriteOptions,
 };
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
@@ -269,9 +269,9 @@ impl User<'_> {
             })
             .collect();
         let count = items.len();
-        let is_later = self.rng.chance(300);
+        let is_ahead = self.rng.chance(300);
         let submitted =
-            |engine: &Engine| if is_later { engine.read_batch_later(items) } else { engine.read_batch(items) };
+            |engine: &Engine| if is_ahead { engine.read_batch_ahead(items) } else { engine.read_batch(items) };
         let Some(pending) = self.submit(submitted) else { return };
         let Some((targets, result, was_cancelled)) = self.end(pending) else { return };
         let targets: Vec<RegionMut> = targets.unwrap_or_default();
@@ -294,7 +294,7 @@ impl User<'_> {
         }
     }
 
-    fn submit<T>(&mut self, make: impl FnOnce(&Engine) -> Result<Pending<T>>) -> Option<Pending<T>> {
+    fn submit<T>(&mut self, make: impl FnOnce(&Engine) -> Result<Transfer<T>>) -> Option<Transfer<T>> {
         match make(self.engine) {
             Ok(pending) => {
                 self.submitted += 1;
@@ -308,12 +308,15 @@ impl User<'_> {
     }
 
     /// End a request in one of many ways. Returns the memory, the result, and whether it was cancelled.
-    fn end<T: deepnvme_io::Home>(&mut self, pending: Pending<T>) -> Option<(Option<T>, Result<Transfer>, bool)> {
+    fn end<T: deepnvme_io::TransferMemory>(
+        &mut self,
+        pending: Transfer<T>,
+    ) -> Option<(Option<T>, Result<Transferred>, bool)> {
         let manner = self.rng.below(10);
         let mut was_cancelled = false;
         if manner < 4 {
             (0..self.rng.below(60)).for_each(|_| thread::yield_now());
-            pending.hurry();
+            pending.prioritize();
             was_cancelled = pending.cancel();
             if manner == 0 {
                 // A second time: nothing is left to cancel.

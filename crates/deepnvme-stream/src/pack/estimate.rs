@@ -124,7 +124,7 @@ pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[Pat
     Ok(Speeds { disk, threads: decode_pool::decoding_threads() })
 }
 
-fn finish(reads: &mut VecDeque<deepnvme_io::Pending<deepnvme_io::mem::RegionMut>>) -> Result<Option<Buffer>> {
+fn finish(reads: &mut VecDeque<deepnvme_io::Transfer<deepnvme_io::mem::RegionMut>>) -> Result<Option<Buffer>> {
     let Some(read) = reads.pop_front() else { return Ok(None) };
     let (memory, transfer) = read.wait();
     transfer?;

@@ -9,7 +9,7 @@ use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_format::Dtype;
 use deepnvme_io::fs::Identity;
 use deepnvme_io::mem::{Buffer, RegionMut};
-use deepnvme_io::{Engine, Error as IoError, Pending};
+use deepnvme_io::{Engine, Error as IoError, Transfer};
 
 use super::container::METADATA_KEY;
 
@@ -36,7 +36,7 @@ pub(super) struct Model {
 
 /// A read in flight.
 pub(super) struct ChunkRead {
-    pending: Pending<RegionMut>,
+    pending: Transfer<RegionMut>,
     rest: RegionMut,
     range: Range<usize>,
 }

@@ -20,10 +20,9 @@ use self::request::{block_of, set_up_error, sync_inline};
 use self::sys::{Context, ControlBlock, Event};
 use self::waker::{WAKE_DATA, Waker};
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
-use super::inflight::InFlight;
-use crate::config::SubmitMode;
+use super::op_slots::OpSlots;
 use crate::error::{Error, Result};
-use crate::op::{Completion, Errno, Op, Submit};
+use crate::op::{Completion, Errno, Op, Submit, SubmitMode};
 
 /// Maximum queue depth, well below the limit of the kernel's counter.
 const DEPTH_MAX: u32 = 32 * 1024;
@@ -34,7 +33,7 @@ const STALL_PAUSE: Duration = Duration::from_millis(1);
 pub struct AioBackend {
     // Declared first, so that the queue is destroyed before anything that it may use.
     context: Context,
-    ops: InFlight,
+    ops: OpSlots,
     /// Ops that wait for the next `io_submit`, oldest first.
     collected: VecDeque<ControlBlock>,
     /// Ops that ended without an event: refused by `io_submit`, or done in the call.
@@ -60,7 +59,7 @@ impl AioBackend {
         let context = Context::new(room).map_err(|errno| set_up_error(errno, depth))?;
         Ok(Self {
             context,
-            ops: InFlight::new(depth),
+            ops: OpSlots::new(depth),
             collected: VecDeque::new(),
             ended: Vec::new(),
             events: vec![Event::default(); depth as usize + 1],
@@ -85,14 +84,14 @@ impl AioBackend {
                 Ok(0) | Err(Errno::AGAIN) => return Ok(()),
                 Ok(taken) => drop(self.collected.drain(..taken)),
                 Err(Errno::INTR) => {}
-                Err(errno) => self.refused(errno),
+                Err(errno) => self.refuse(errno),
             }
         }
         Ok(())
     }
 
     /// Handles the kernel's refusal of the first collected op.
-    fn refused(&mut self, errno: Errno) {
+    fn refuse(&mut self, errno: Errno) {
         let Some(block) = self.collected.pop_front() else {
             return;
         };
@@ -109,7 +108,7 @@ impl AioBackend {
     /// Fetches events. Waits for the first if `wait`.
     fn fetch(&mut self, wait: bool, completions: &mut Vec<Completion>) -> Result<()> {
         let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        let timeout = if wait { self.waker.patience() } else { Some(zero) };
+        let timeout = if wait { self.waker.wait_max() } else { Some(zero) };
         let fetched = match self.context.events(usize::from(wait), &mut self.events, timeout) {
             Ok(fetched) => fetched,
             Err(Errno::INTR) => 0,
@@ -117,12 +116,12 @@ impl AioBackend {
         };
         for event in &self.events[..fetched] {
             if event.data == WAKE_DATA {
-                self.waker.note(event);
+                self.waker.complete_poll(event);
             } else {
                 completions.extend(self.ops.complete(event.data as u32, event.result));
             }
         }
-        self.waker.look();
+        self.waker.check();
         Ok(())
     }
 
@@ -133,7 +132,7 @@ impl AioBackend {
         let before = self.collected.len();
         self.submit_collected()?;
         if self.collected.len() == before {
-            self.refused(Errno::AGAIN);
+            self.refuse(Errno::AGAIN);
         }
         Ok(())
     }
@@ -145,12 +144,12 @@ impl Drop for AioBackend {
         while self.in_flight() > 0 {
             if self.reap(1, &mut completions).is_err() {
                 // The kernel may still write into this memory, so it must never be freed.
-                std::mem::forget(std::mem::replace(&mut self.ops, InFlight::new(0)));
+                std::mem::forget(std::mem::replace(&mut self.ops, OpSlots::new(0)));
                 break;
             }
             completions.clear();
         }
-        self.waker.withdraw(&self.context);
+        self.waker.cancel_poll(&self.context);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use super::sys::{Command, ControlBlock};
-use crate::backend::inflight::Memory;
+use crate::backend::op_slots::Memory;
 use crate::error::Error;
 use crate::op::{Errno, Op, OpKind};
 

@@ -11,7 +11,7 @@ use crate::op::Errno;
 /// The `data` of the poll's events. Events of ops have a slot number there.
 pub(super) const WAKE_DATA: u64 = u64::MAX;
 /// Interval of checks if the kernel cannot poll with AIO (before 4.18, some sandboxes).
-const LOOK_EVERY_NS: libc::c_long = 1_000_000;
+const CHECK_INTERVAL_NS: libc::c_long = 1_000_000;
 
 /// The eventfd, its poll, and whether it has fired.
 pub(super) struct Waker {
@@ -66,30 +66,30 @@ impl Waker {
     }
 
     /// Returns the maximum wait for events. Without a poll, the wait must end to check for a wake.
-    pub(super) fn patience(&self) -> Option<libc::timespec> {
-        (!self.armed).then_some(libc::timespec { tv_sec: 0, tv_nsec: LOOK_EVERY_NS })
+    pub(super) fn wait_max(&self) -> Option<libc::timespec> {
+        (!self.armed).then_some(libc::timespec { tv_sec: 0, tv_nsec: CHECK_INTERVAL_NS })
     }
 
     /// Records an event of the poll.
-    pub(super) fn note(&mut self, event: &Event) {
+    pub(super) fn complete_poll(&mut self, event: &Event) {
         self.armed = false;
         self.supported = event.result >= 0;
-        self.look();
+        self.check();
     }
 
     /// Checks for a wake that no event could announce.
-    pub(super) fn look(&mut self) {
+    pub(super) fn check(&mut self) {
         self.woken |= !self.armed && self.event.is_pending();
     }
 
     /// Simulates a kernel that cannot poll.
     #[cfg(test)]
-    pub(super) fn give_up_polling(&mut self) {
+    pub(super) fn disable_polling(&mut self) {
         self.supported = false;
     }
 
     /// Cancels the poll. Destroying the queue would do so later.
-    pub(super) fn withdraw(&mut self, context: &Context) {
+    pub(super) fn cancel_poll(&mut self, context: &Context) {
         if self.armed {
             let _ = context.cancel(&mut self.block);
         }

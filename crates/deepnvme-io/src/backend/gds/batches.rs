@@ -7,13 +7,13 @@ use deepnvme_cuda::Batch;
 use crate::sync::{Mutex, lock};
 
 /// Maximum idle batches to keep for reuse, since creating one is slow.
-const RESTING_MAX: usize = 64;
+const IDLE_MAX: usize = 64;
 
 /// The batches of an engine.
 #[derive(Debug, Default)]
 pub(super) struct Batches {
     /// Each with its GPU.
-    resting: Mutex<Vec<(u32, Batch)>>,
+    idle: Mutex<Vec<(u32, Batch)>>,
     /// Whether cuFile has refused a batch. From then on, calls are made one by one.
     pub(super) are_refused: AtomicBool,
     pub(super) submissions: AtomicU64,
@@ -22,16 +22,16 @@ pub(super) struct Batches {
 impl Batches {
     /// Takes an idle batch for this GPU, if any.
     pub(super) fn take(&self, index: u32) -> Option<Batch> {
-        let mut resting = lock(&self.resting);
-        let place = resting.iter().position(|(gpu, _)| *gpu == index)?;
-        Some(resting.swap_remove(place).1)
+        let mut idle = lock(&self.idle);
+        let place = idle.iter().position(|(gpu, _)| *gpu == index)?;
+        Some(idle.swap_remove(place).1)
     }
 
     /// Keeps an empty batch for reuse.
     pub(super) fn put_back(&self, index: u32, batch: Batch) {
-        let mut resting = lock(&self.resting);
-        if resting.len() < RESTING_MAX {
-            resting.push((index, batch));
+        let mut idle = lock(&self.idle);
+        if idle.len() < IDLE_MAX {
+            idle.push((index, batch));
         }
     }
 }

@@ -1,25 +1,33 @@
 //! An engine's cuFile: the lazily opened library, its devices, the registered files and memory, and single transfers.
 #![allow(unsafe_code)]
 
+use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use deepnvme_cuda::{CuFile, IoError};
-use deepnvme_mem::{Device, Region};
+use deepnvme_mem::{Device, PAGE_BYTES, Region};
 
 use super::batches::Batches;
 use super::pins::{GpuPin, Pinned, Pins};
-use crate::backend::device::{OpenedGpus, cuda};
-use crate::config::limits::BLOCK_BYTES_MIN;
-use crate::error::{Error, ErrorKind, Result};
-use crate::op::{Errno, KnownFile, Op, OpKind};
+use crate::error::{Error, Result};
+use crate::op::{Errno, Op, OpKind, RegisteredFile};
 use crate::sync::{Mutex, lock};
+
+/// Opens CUDA devices by their index, each once.
+pub(crate) trait CudaDevices: Debug + Send + Sync {
+    /// Returns a device.
+    ///
+    /// # Errors
+    /// `Unsupported` and `Device` if there is no such device, or its driver refuses.
+    fn cuda_device(&self, index: u32) -> Result<Arc<deepnvme_cuda::Device>>;
+}
 
 /// An engine's cuFile, opened by the first request that can use it.
 #[derive(Debug)]
 pub(crate) struct Gds {
-    gpus: Arc<OpenedGpus>,
+    devices: Arc<dyn CudaDevices>,
     opened: OnceLock<std::result::Result<CuFile, String>>,
     /// cuFile's last refusal of a transfer.
     refusal: Mutex<Option<String>>,
@@ -44,9 +52,9 @@ pub(crate) struct Counts {
 }
 
 impl Gds {
-    pub(crate) fn new(gpus: &Arc<OpenedGpus>) -> Self {
+    pub(crate) fn new(devices: Arc<dyn CudaDevices>) -> Self {
         Self {
-            gpus: Arc::clone(gpus),
+            devices,
             opened: OnceLock::new(),
             refusal: Mutex::default(),
             batches: Batches::default(),
@@ -78,9 +86,7 @@ impl Gds {
 
     /// Returns the GPU with this index, for cuFile.
     pub(super) fn device(&self, index: u32) -> Result<Arc<deepnvme_cuda::Device>> {
-        let gpu = self.gpus.get(Device::Cuda { index })?;
-        let none = || Error::new(ErrorKind::Unsupported, "use cuFile", "it has transfers for CUDA's GPUs only");
-        cuda::device_of(&*gpu).cloned().ok_or_else(none)
+        self.devices.cuda_device(index)
     }
 
     /// Returns the counters so far.
@@ -103,14 +109,14 @@ impl Gds {
     }
 
     /// Registers a file with cuFile until the result is dropped.
-    pub(crate) fn register(&self, file: &Arc<OwnedFd>) -> std::result::Result<KnownFile, String> {
-        KnownFile::register(self.cufile()?, file)
+    pub(crate) fn register(&self, file: &Arc<OwnedFd>) -> std::result::Result<RegisteredFile, String> {
+        RegisteredFile::register(self.cufile()?, file)
     }
 
     /// Returns the largest block that cuFile moves in one transfer, up to `most`.
     pub(crate) fn block_bytes(&self, most: u64) -> u64 {
-        let limit = self.cufile().map_or(most, CuFile::transfer_bytes_max) / BLOCK_BYTES_MIN * BLOCK_BYTES_MIN;
-        most.min(limit.max(BLOCK_BYTES_MIN))
+        let limit = self.cufile().map_or(most, CuFile::transfer_bytes_max) / PAGE_BYTES * PAGE_BYTES;
+        most.min(limit.max(PAGE_BYTES))
     }
 
     /// Takes cuFile's last refusal.
@@ -123,7 +129,7 @@ impl Gds {
         let (Some(file), [memory]) = (&op.cufile, &op.pieces[..]) else { return Err(Errno::BADF) };
         let Device::Cuda { index } = memory.device() else { return Err(Errno::INVAL) };
         let device = self.device(index).map_err(|_| Errno::NODEV)?;
-        let (span, is_pinned, touched) = self.pins.touch(index, memory.addr(), memory.len());
+        let (span, is_pinned, pin_use) = self.pins.acquire(index, memory.addr(), memory.len());
         // SAFETY: the op keeps the memory, which is contiguous on that device. Callers order the requests that use the
         // same memory.
         let moved = unsafe {
@@ -132,7 +138,7 @@ impl Gds {
                 _ => file.handle().write(&device, span, op.offset),
             }
         };
-        drop(touched);
+        drop(pin_use);
         self.outcome(moved, is_pinned)
     }
 
@@ -155,8 +161,8 @@ impl Gds {
     }
 
     /// Records cuFile's refusal of a transfer.
-    pub(super) fn refuse(&self, said: String) {
-        *lock(&self.refusal) = Some(said);
+    pub(super) fn refuse(&self, reason: String) {
+        *lock(&self.refusal) = Some(reason);
     }
 }
 

@@ -1,18 +1,16 @@
 //! GPUDirect Storage: an engine's use of cuFile.
 //!
 //! `cufile` has the library and performs one op per call. `submission` performs many at once, with the engine's
-//! `batches`. `beside` combines cuFile with another backend. `pins` is the process's memory registered with cuFile, and
-//! `recency` is its eviction order. `alone` is for programs that drive backends without an engine.
+//! `batches`. `combined` combines cuFile with another backend. `pins` is the process's memory registered with cuFile, and
+//! `recency` is its eviction order.
 
-pub mod alone;
 mod batches;
-mod beside;
+mod combined;
 mod cufile;
 mod pins;
 mod recency;
 mod submission;
 
-pub(crate) use self::beside::GdsBackend;
-pub(crate) use self::cufile::{Counts, Gds};
-pub use self::pins::GpuPin;
-pub use crate::op::KnownFile;
+pub(crate) use self::combined::GdsBackend;
+pub(crate) use self::cufile::{Counts, CudaDevices, Gds};
+pub use self::pins::{GpuPin, PINNED_BYTES_MAX};

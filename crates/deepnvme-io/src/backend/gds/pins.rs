@@ -5,15 +5,19 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use deepnvme_cuda::{BufferRegistration, CuFile, Device, DeviceSpan};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_mem::{Device as Place, Region};
 use smallvec::SmallVec;
 
 use super::recency::Recency;
-use crate::config::limits::GDS_PINNED_BYTES_MAX;
 use crate::sync::{Mutex, lock};
+
+/// Maximum bytes per GPU that a process registers with cuFile. Small compared with the window of a data-centre GPU.
+/// cuFile's own limit or a smaller window takes precedence.
+pub const PINNED_BYTES_MAX: u64 = 8 << 30;
 
 /// The table of this process, while anything uses it.
 static OF_PROCESS: std::sync::Mutex<Weak<Pins>> = std::sync::Mutex::new(Weak::new());
@@ -24,26 +28,26 @@ static OF_PROCESS: std::sync::Mutex<Weak<Pins>> = std::sync::Mutex::new(Weak::ne
 /// start meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
-    by_gpu: Mutex<HashMap<u32, Recency<Known>>>,
+    by_gpu: Mutex<HashMap<u32, Recency<PinnedRange>>>,
     /// Held while registering, so that two threads that need room do not evict for each other.
     registering: Mutex<()>,
 }
 
 /// One registration.
 #[derive(Debug)]
-struct Known {
+struct PinnedRange {
     _registration: BufferRegistration,
     /// Identifies its pin: a later pin of the same memory is a different one.
     token: Arc<()>,
     /// Transfers in progress on its memory.
     transfers: u32,
     /// Whether its pin is dropped, so that it ends with the last transfer.
-    is_over: bool,
+    is_dropped: bool,
 }
 
 /// Keeps the registrations of a transfer until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Touched {
+pub(crate) struct PinUse {
     pins: Arc<Pins>,
     gpu: u32,
     starts: SmallVec<[usize; 1]>,
@@ -71,7 +75,7 @@ pub(crate) struct Pinned {
 impl Pins {
     /// Returns the table of the process.
     pub(crate) fn of_process() -> Arc<Self> {
-        let mut known = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = ignore_poison(OF_PROCESS.lock());
         known.upgrade().unwrap_or_else(|| {
             let pins = Arc::<Self>::default();
             *known = Arc::downgrade(&pins);
@@ -81,23 +85,23 @@ impl Pins {
 
     /// Returns cuFile's address of memory, and the guard that keeps it registered. Memory that is not entirely
     /// registered uses its own address.
-    pub(crate) fn touch(self: &Arc<Self>, gpu: u32, start: usize, bytes: usize) -> (DeviceSpan, bool, Touched) {
-        let mut touched = Touched { pins: Arc::clone(self), gpu, starts: SmallVec::new() };
+    pub(crate) fn acquire(self: &Arc<Self>, gpu: u32, start: usize, bytes: usize) -> (DeviceSpan, bool, PinUse) {
+        let mut pin_use = PinUse { pins: Arc::clone(self), gpu, starts: SmallVec::new() };
         let mut by_gpu = lock(&self.by_gpu);
         let unregistered = DeviceSpan::unregistered(start, bytes);
-        let Some(ranges) = by_gpu.get_mut(&gpu) else { return (unregistered, false, touched) };
+        let Some(ranges) = by_gpu.get_mut(&gpu) else { return (unregistered, false, pin_use) };
         if let Some((base, known)) = ranges.holding(start, bytes) {
             known.transfers += 1;
-            touched.starts.push(base);
-            return (DeviceSpan { base, offset_in_base: start - base, bytes }, true, touched);
+            pin_use.starts.push(base);
+            return (DeviceSpan { base, offset_in_base: start - base, bytes }, true, pin_use);
         }
-        touched.starts.extend(ranges.overlapping(start, bytes));
-        for start in &touched.starts {
+        pin_use.starts.extend(ranges.overlapping(start, bytes));
+        for start in &pin_use.starts {
             if let Some(known) = ranges.at(*start) {
                 known.transfers += 1;
             }
         }
-        (unregistered, false, touched)
+        (unregistered, false, pin_use)
     }
 
     /// Registers contiguous GPU memory, and evicts the least recently used if needed.
@@ -118,14 +122,14 @@ impl Pins {
         if lock(&self.by_gpu).entry(gpu).or_default().overlaps(start, bytes) {
             return (Err("some of it is pinned already".into()), 0);
         }
-        let bound = GDS_PINNED_BYTES_MAX.min(cufile.pinned_bytes_max());
+        let bound = PINNED_BYTES_MAX.min(cufile.pinned_bytes_max());
         if bytes as u64 > bound {
             return (Err(format!("it has {bytes} bytes, and no more than {bound} of a GPU are pinned at once")), 0);
         }
         let mut evicted = 0;
         while lock(&self.by_gpu).entry(gpu).or_default().bytes() + bytes as u64 > bound {
             if !self.evict(gpu) {
-                return (Err("what is pinned is in use, and there is no room beside it".into()), evicted);
+                return (Err("all pinned memory is in use, and no room is left".into()), evicted);
             }
             evicted += 1;
         }
@@ -136,7 +140,7 @@ impl Pins {
                 Ok(registration) => {
                     let token = Arc::new(());
                     let weak = Arc::downgrade(&token);
-                    let known = Known { _registration: registration, token, transfers: 0, is_over: false };
+                    let known = PinnedRange { _registration: registration, token, transfers: 0, is_dropped: false };
                     lock(&self.by_gpu).entry(gpu).or_default().insert(start, bytes, known);
                     return (Ok(weak), evicted);
                 }
@@ -149,19 +153,19 @@ impl Pins {
 
     fn evict(&self, gpu: u32) -> bool {
         let mut by_gpu = lock(&self.by_gpu);
-        let idle = |known: &Known| known.transfers == 0;
+        let idle = |known: &PinnedRange| known.transfers == 0;
         by_gpu.get_mut(&gpu).and_then(|ranges| ranges.evict(idle)).map(drop).is_some()
     }
 }
 
-impl Drop for Touched {
+impl Drop for PinUse {
     fn drop(&mut self) {
         let mut by_gpu = lock(&self.pins.by_gpu);
         let Some(ranges) = by_gpu.get_mut(&self.gpu) else { return };
         for start in &self.starts {
             let is_last = ranges.at(*start).is_some_and(|known| {
                 known.transfers -= 1;
-                known.is_over && known.transfers == 0
+                known.is_dropped && known.transfers == 0
             });
             if is_last {
                 drop(ranges.remove(*start));
@@ -186,7 +190,7 @@ impl GpuPin {
     pub fn refusal(&self) -> Option<String> {
         match &self.token {
             Ok(token) if token.strong_count() > 0 => None,
-            Ok(_) => Some("later pins needed the room".into()),
+            Ok(_) => Some("later pins have evicted it".into()),
             Err(reason) => Some(reason.clone()),
         }
     }
@@ -200,7 +204,7 @@ impl Drop for GpuPin {
         let Some(known) = ranges.at(self.start).filter(|known| Arc::as_ptr(&known.token) == token.as_ptr()) else {
             return;
         };
-        known.is_over = true;
+        known.is_dropped = true;
         if known.transfers == 0 {
             drop(ranges.remove(self.start));
         }

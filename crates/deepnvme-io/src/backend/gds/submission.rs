@@ -11,25 +11,25 @@ use deepnvme_cuda::{Batch, BatchEntry, BatchEvent, CuFile, Device as Gpu};
 use deepnvme_mem::Device;
 
 use super::cufile::Gds;
-use super::pins::Touched;
-use crate::op::{Completion, Errno, KnownFile, Op, OpKind};
+use super::pins::PinUse;
+use crate::op::{Completion, Errno, Op, OpKind, RegisteredFile};
 
 /// Maximum transfers of one batch.
 pub(super) const ENTRIES_MAX: usize = 64;
 /// How long a batch may be silent before it is cancelled, and then abandoned. As long as the kernel's timeout for a
 /// disk.
-const PATIENCE: Duration = Duration::from_secs(30);
+const BATCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An op for a batch, with everything that it needs.
-struct Ready {
+struct BatchOp {
     op: Op,
-    file: KnownFile,
+    file: RegisteredFile,
     span: deepnvme_cuda::DeviceSpan,
     is_pinned: bool,
-    touched: Touched,
+    pin_use: PinUse,
 }
 
-impl Ready {
+impl BatchOp {
     fn entry(&self, cookie: usize) -> BatchEntry<'_> {
         let is_read = self.op.kind == OpKind::Read;
         BatchEntry { file: self.file.handle(), is_read, span: self.span, offset: self.op.offset, cookie }
@@ -64,7 +64,7 @@ impl Gds {
     /// Performs ops on one GPU with a batch. Returns the ones that were not started.
     fn submit(&self, index: u32, ops: Vec<Op>, finish: Finish<'_>) -> Vec<Op> {
         let Some(mut batch) = self.batch(index) else { return ops };
-        let mut ready: Vec<Option<Ready>> =
+        let mut ready: Vec<Option<BatchOp>> =
             ops.into_iter().filter_map(|op| self.ready(index, op, finish)).map(Some).collect();
         let mut left: Vec<Op> = Vec::new();
         if ready.len() > batch.entries_max() as usize {
@@ -92,7 +92,7 @@ impl Gds {
         }
         // Transfers that were never reported may still be running.
         for lost in ready.into_iter().flatten() {
-            give_up(lost, finish);
+            abandon(lost, finish);
         }
         if batch.outstanding() == 0 {
             self.batches.put_back(index, batch);
@@ -104,33 +104,33 @@ impl Gds {
     fn reap(
         &self,
         batch: &mut Batch,
-        ready: &mut [Option<Ready>],
+        ready: &mut [Option<BatchOp>],
         finish: Finish<'_>,
     ) -> Result<(), deepnvme_cuda::Error> {
         while batch.outstanding() > 0 {
-            let events = batch.wait(PATIENCE).inspect_err(|error| self.refuse(error.to_string()))?;
-            self.settle(events, ready, finish);
+            let events = batch.wait(BATCH_TIMEOUT).inspect_err(|error| self.refuse(error.to_string()))?;
+            self.report(events, ready, finish);
         }
         Ok(())
     }
 
     /// Collects everything that an op needs. Completes the op with an error if something is missing.
-    fn ready(&self, index: u32, op: Op, finish: Finish<'_>) -> Option<Ready> {
+    fn ready(&self, index: u32, op: Op, finish: Finish<'_>) -> Option<BatchOp> {
         let Some(file) = op.cufile.clone() else {
             finish(Completion { op, result: Err(Errno::BADF) });
             return None;
         };
         let memory = &op.pieces[0];
-        let (span, is_pinned, touched) = self.pins.touch(index, memory.addr(), memory.len());
-        Some(Ready { op, file, span, is_pinned, touched })
+        let (span, is_pinned, pin_use) = self.pins.acquire(index, memory.addr(), memory.len());
+        Some(BatchOp { op, file, span, is_pinned, pin_use })
     }
 
-    fn settle(&self, events: Vec<BatchEvent>, ready: &mut [Option<Ready>], finish: Finish<'_>) {
+    fn report(&self, events: Vec<BatchEvent>, ready: &mut [Option<BatchOp>], finish: Finish<'_>) {
         for BatchEvent { cookie, result } in events {
-            let Some(Ready { op, is_pinned, touched, .. }) = ready.get_mut(cookie).and_then(Option::take) else {
+            let Some(BatchOp { op, is_pinned, pin_use, .. }) = ready.get_mut(cookie).and_then(Option::take) else {
                 continue;
             };
-            drop(touched);
+            drop(pin_use);
             let result = self.outcome(result, is_pinned);
             finish(Completion { op, result });
         }
@@ -162,8 +162,8 @@ impl Gds {
 
 /// Reports an op whose completion is unknown. Its memory, file and registrations are leaked, since they may still be in
 /// use.
-fn give_up(lost: Ready, finish: Finish<'_>) {
-    let Ready { op, file, touched, .. } = lost;
-    std::mem::forget((op.pieces.clone(), Arc::clone(&op.file), file, touched));
+fn abandon(lost: BatchOp, finish: Finish<'_>) {
+    let BatchOp { op, file, pin_use, .. } = lost;
+    std::mem::forget((op.pieces.clone(), Arc::clone(&op.file), file, pin_use));
     finish(Completion { op, result: Err(Errno::IO) });
 }

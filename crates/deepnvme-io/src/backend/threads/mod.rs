@@ -10,9 +10,8 @@ use std::sync::Arc;
 use self::pool::{Pool, Shared};
 use super::call;
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
-use crate::config::SubmitMode;
 use crate::error::Result;
-use crate::op::{Completion, Op, Submit};
+use crate::op::{Completion, Op, Submit, SubmitMode};
 
 /// Maximum threads of one backend.
 pub const THREADS_MAX: u32 = 16;
@@ -72,7 +71,7 @@ impl Backend for ThreadsBackend {
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         self.pool.run(&mut self.collected);
         let before = completions.len();
-        self.pool.shared().take_done(min, completions);
+        self.pool.shared().take_completions(min, completions);
         self.in_flight -= (completions.len() - before) as u32;
         Ok(())
     }

@@ -1,8 +1,10 @@
-//! The threads, and the queues between them and the backend: jobs out, completions back.
+//! The threads, and the queues between them and the backend: ops out, completions back.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{Builder, JoinHandle};
+
+use deepnvme_mem::sync::ignore_poison;
 
 use crate::backend::contract::Wake;
 use crate::op::{Completion, Errno, Op};
@@ -36,20 +38,20 @@ pub(in crate::backend) struct Pool {
 pub(in crate::backend) struct Shared {
     perform: Perform,
     /// Maximum ops that a thread takes at once, and the threads that share the queue.
-    most: usize,
+    ops_per_thread_max: usize,
     threads_max: usize,
-    /// Woken by every completion, for a waiter other than `take_done`.
+    /// Woken by every completion, for a waiter other than `take_completions`.
     listener: Option<Arc<dyn Wake>>,
-    jobs: Mutex<Jobs>,
-    job_came: Condvar,
+    queued: Mutex<OpQueue>,
+    op_queued: Condvar,
     done: Mutex<Done>,
-    done_came: Condvar,
+    op_completed: Condvar,
 }
 
 #[derive(Default)]
-struct Jobs {
-    queue: VecDeque<Op>,
-    /// Threads that wait for a job.
+struct OpQueue {
+    ops: VecDeque<Op>,
+    /// Threads that wait for an op.
     idle: usize,
     closed: bool,
 }
@@ -67,20 +69,20 @@ impl Pool {
     pub(in crate::backend) fn new(
         worker_index: u32,
         threads_max: u32,
-        most: usize,
+        ops_per_thread_max: usize,
         perform: Perform,
         listener: Option<Arc<dyn Wake>>,
     ) -> Self {
         let threads_max = threads_max as usize;
         let shared = Shared {
             perform,
-            most,
+            ops_per_thread_max,
             threads_max: threads_max.max(1),
             listener,
-            jobs: Mutex::default(),
-            job_came: Condvar::new(),
+            queued: Mutex::default(),
+            op_queued: Condvar::new(),
             done: Mutex::default(),
-            done_came: Condvar::new(),
+            op_completed: Condvar::new(),
         };
         Self { shared: Arc::new(shared), threads: Vec::new(), threads_max, worker_index }
     }
@@ -95,13 +97,13 @@ impl Pool {
         if ops.is_empty() {
             return;
         }
-        let mut jobs = lock(&self.shared.jobs);
+        let mut queued = lock(&self.shared.queued);
         let count = ops.len();
-        jobs.queue.extend(ops.drain(..));
-        let missing = jobs.queue.len().saturating_sub(jobs.idle);
-        drop(jobs);
+        queued.ops.extend(ops.drain(..));
+        let missing = queued.ops.len().saturating_sub(queued.idle);
+        drop(queued);
         for _ in 0..count {
-            self.shared.job_came.notify_one();
+            self.shared.op_queued.notify_one();
         }
         for _ in 0..missing {
             if self.threads.len() >= self.threads_max || !self.start_thread() {
@@ -127,8 +129,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        lock(&self.shared.jobs).closed = true;
-        self.shared.job_came.notify_all();
+        lock(&self.shared.queued).closed = true;
+        self.shared.op_queued.notify_all();
         for thread in self.threads.drain(..) {
             // An error means that the thread panicked. Its op is lost with it.
             let _ = thread.join();
@@ -140,21 +142,21 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// Runs a thread: takes jobs until the queue is closed and empty.
+    /// Runs a thread: takes ops until the queue is closed and empty.
     fn serve(&self) {
-        let mut jobs = lock(&self.jobs);
+        let mut queued = lock(&self.queued);
         loop {
-            let ops = self.share(&mut jobs);
+            let ops = self.take_share(&mut queued);
             if !ops.is_empty() {
-                drop(jobs);
+                drop(queued);
                 self.perform(ops);
-                jobs = lock(&self.jobs);
-            } else if jobs.closed {
+                queued = lock(&self.queued);
+            } else if queued.closed {
                 return;
             } else {
-                jobs.idle += 1;
-                jobs = self.job_came.wait(jobs).unwrap_or_else(PoisonError::into_inner);
-                jobs.idle -= 1;
+                queued.idle += 1;
+                queued = ignore_poison(self.op_queued.wait(queued));
+                queued.idle -= 1;
             }
         }
     }
@@ -162,7 +164,7 @@ impl Shared {
     /// Performs everything in the queue on the calling thread.
     fn run_queue(&self) {
         loop {
-            let ops = self.share(&mut lock(&self.jobs));
+            let ops = self.take_share(&mut lock(&self.queued));
             if ops.is_empty() {
                 return;
             }
@@ -171,9 +173,9 @@ impl Shared {
     }
 
     /// Takes one thread's share of the queue, so that the other threads have work.
-    fn share(&self, jobs: &mut Jobs) -> Vec<Op> {
-        let count = jobs.queue.len().div_ceil(self.threads_max).min(self.most);
-        jobs.queue.drain(..count).collect()
+    fn take_share(&self, queued: &mut OpQueue) -> Vec<Op> {
+        let count = queued.ops.len().div_ceil(self.threads_max).min(self.ops_per_thread_max);
+        queued.ops.drain(..count).collect()
     }
 
     fn perform(&self, ops: Vec<Op>) {
@@ -186,7 +188,7 @@ impl Shared {
         let is_awaited = done.wanted > 0 && done.completions.len() >= done.wanted;
         drop(done);
         if is_awaited {
-            self.done_came.notify_one();
+            self.op_completed.notify_one();
         }
         if let Some(listener) = &self.listener {
             listener.wake();
@@ -194,11 +196,11 @@ impl Shared {
     }
 
     /// Waits for `min` completions or a wake, and moves all completions.
-    pub(in crate::backend) fn take_done(&self, min: u32, completions: &mut Vec<Completion>) {
+    pub(in crate::backend) fn take_completions(&self, min: u32, completions: &mut Vec<Completion>) {
         let mut done = lock(&self.done);
         done.wanted = min as usize;
         while done.completions.len() < done.wanted && !done.woken {
-            done = self.done_came.wait(done).unwrap_or_else(PoisonError::into_inner);
+            done = ignore_poison(self.op_completed.wait(done));
         }
         if min > 0 {
             done.woken = false;
@@ -211,13 +213,13 @@ impl Shared {
 impl Wake for Shared {
     fn wake(&self) {
         lock(&self.done).woken = true;
-        self.done_came.notify_one();
+        self.op_completed.notify_one();
     }
 }
 
 /// Locks, ignoring poison: a thread that panicked with the lock left no partial change.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    ignore_poison(mutex.lock())
 }
 
 #[cfg(test)]
@@ -242,7 +244,7 @@ mod tests {
         let mut pool = Pool::new(0, 0, 1, one_by_one(perform), None);
         pool.run(&mut vec![read(1), read(2)]);
         let mut completions = Vec::new();
-        pool.shared().take_done(2, &mut completions);
+        pool.shared().take_completions(2, &mut completions);
         assert_eq!(completions.len(), 2);
         for completion in completions {
             let mut magic = [0; 4];
@@ -261,7 +263,7 @@ mod tests {
         pool.run(&mut (1..50).map(read).collect());
         assert_eq!(pool.threads.len(), 3);
         let mut completions = Vec::new();
-        pool.shared().take_done(50, &mut completions);
+        pool.shared().take_completions(50, &mut completions);
         assert_eq!(completions.len(), 50);
     }
 }

@@ -17,7 +17,7 @@ const BUFFER_BYTES_MAX: usize = 1 << 30;
 pub(super) struct BufferTable {
     regions: Vec<Registered>,
     /// The byte ranges of all regions by address, for the look-up of every op.
-    stretches: Vec<Stretch>,
+    ranges: Vec<PinnedRange>,
     free: Vec<u16>,
     enabled: bool,
     /// Maximum bytes of one entry.
@@ -32,7 +32,7 @@ struct Registered {
 }
 
 #[derive(Clone, Copy)]
-struct Stretch {
+struct PinnedRange {
     start: usize,
     end: usize,
     entry: u16,
@@ -43,7 +43,7 @@ impl BufferTable {
     pub(super) fn new(submitter: &Submitter<'_>) -> Self {
         let enabled = submitter.register_buffers_sparse(u32::from(BUFFERS_MAX)).is_ok();
         let free = if enabled { (0..BUFFERS_MAX).rev().collect() } else { Vec::new() };
-        Self { regions: Vec::new(), stretches: Vec::new(), free, enabled, entry_bytes: BUFFER_BYTES_MAX }
+        Self { regions: Vec::new(), ranges: Vec::new(), free, enabled, entry_bytes: BUFFER_BYTES_MAX }
     }
 
     /// Returns whether the kernel supports the table.
@@ -53,9 +53,9 @@ impl BufferTable {
 
     /// Returns the entry that covers all of this memory, if any.
     pub(super) fn find(&self, addr: usize, len: usize) -> Option<u16> {
-        let after = self.stretches.partition_point(|stretch| stretch.start <= addr);
-        let stretch = self.stretches[..after].last()?;
-        (addr + len <= stretch.end).then_some(stretch.entry)
+        let after = self.ranges.partition_point(|range| range.start <= addr);
+        let range = self.ranges[..after].last()?;
+        (addr + len <= range.end).then_some(range.entry)
     }
 
     /// Pins a region. Returns false if the kernel refuses. A region that overlaps a different registered one is
@@ -81,8 +81,8 @@ impl BufferTable {
                 return false;
             }
             registered.entries.push(entry);
-            let place = self.stretches.partition_point(|stretch| stretch.start < start);
-            self.stretches.insert(place, Stretch { start, end, entry });
+            let place = self.ranges.partition_point(|range| range.start < start);
+            self.ranges.insert(place, PinnedRange { start, end, entry });
         }
         self.regions.push(registered);
         true
@@ -114,7 +114,7 @@ impl BufferTable {
 
     fn overlaps(&self, region: &Region) -> bool {
         let (start, end) = (region.addr(), region.addr() + region.len());
-        self.stretches.iter().any(|stretch| stretch.start < end && start < stretch.end)
+        self.ranges.iter().any(|range| range.start < end && start < range.end)
     }
 
     fn release(&mut self, submitter: &Submitter<'_>, registered: &Registered) {
@@ -123,7 +123,7 @@ impl BufferTable {
             if update(submitter, entry, 0, 0) {
                 self.free.push(entry);
             }
-            self.stretches.retain(|stretch| stretch.entry != entry);
+            self.ranges.retain(|range| range.entry != entry);
         }
     }
 }

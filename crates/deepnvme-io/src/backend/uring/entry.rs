@@ -9,7 +9,7 @@ use io_uring::types::{Fd, Fixed, FsyncFlags};
 
 use super::buffers::BufferTable;
 use super::files::Lease;
-use crate::backend::inflight::Memory;
+use crate::backend::op_slots::Memory;
 use crate::op::{Op, OpKind};
 
 /// Encodes `op`, with its `memory`, and with its file as in `lease`.

@@ -56,7 +56,7 @@ impl FileTable {
 
     /// Counts an op on `file` that is about to be submitted.
     pub(super) fn lease(&mut self, submitter: &Submitter<'_>, file: &Arc<OwnedFd>) -> Lease {
-        let Some(index) = self.find(file).or_else(|| self.claim(submitter, file)) else {
+        let Some(index) = self.find(file).or_else(|| self.allocate(submitter, file)) else {
             return Lease { entry: None, registered: false };
         };
         self.recent = index;
@@ -71,10 +71,10 @@ impl FileTable {
     }
 
     /// Releases the lease of a completed op.
-    pub(super) fn give_back(&mut self, lease: Lease) {
+    pub(super) fn release(&mut self, lease: Lease) {
         if let Some(index) = lease.entry {
             let entry = &mut self.entries[usize::from(index)];
-            assert!(entry.in_flight > 0, "a lease is given back once");
+            assert!(entry.in_flight > 0, "a lease is released once");
             entry.in_flight -= 1;
         }
     }
@@ -99,7 +99,7 @@ impl FileTable {
     }
 
     /// Returns an entry for a new file: a free one, or one without ops in flight.
-    fn claim(&mut self, submitter: &Submitter<'_>, file: &Arc<OwnedFd>) -> Option<usize> {
+    fn allocate(&mut self, submitter: &Submitter<'_>, file: &Arc<OwnedFd>) -> Option<usize> {
         let free = self.entries.iter().position(|entry| entry.ops_seen == 0);
         let index = free.or_else(|| self.entries.iter().position(|entry| entry.in_flight == 0))?;
         self.clear(submitter, index);

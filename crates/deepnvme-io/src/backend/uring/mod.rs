@@ -21,10 +21,9 @@ use self::files::{FileTable, Lease};
 use self::ring::{Mode, Ring};
 use self::waker::{WAKE_DATA, Waker};
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
-use super::inflight::InFlight;
-use crate::config::SubmitMode;
+use super::op_slots::OpSlots;
 use crate::error::Result;
-use crate::op::{Completion, Op, Submit};
+use crate::op::{Completion, Op, Submit, SubmitMode};
 
 /// Maximum queue depth: the kernel's largest ring, minus the entry that polls the waker.
 const DEPTH_MAX: u32 = 32 * 1024 - 1;
@@ -32,7 +31,7 @@ const DEPTH_MAX: u32 = 32 * 1024 - 1;
 /// The `io_uring` backend.
 pub struct UringBackend {
     ring: Ring,
-    ops: InFlight,
+    ops: OpSlots,
     /// File reference of each op, by slot.
     leases: Vec<Lease>,
     files: FileTable,
@@ -56,7 +55,7 @@ impl UringBackend {
         let files = FileTable::new(&ring.submitter());
         let buffers = BufferTable::new(&ring.submitter());
         let waker = Waker::new()?;
-        let ops = InFlight::new(depth);
+        let ops = OpSlots::new(depth);
         let leases = vec![Lease { entry: None, registered: false }; depth as usize];
         Ok(Self { ring, ops, leases, files, buffers, submit: setup.submit, waker })
     }
@@ -81,16 +80,16 @@ impl UringBackend {
     }
 
     /// Takes the visible completions.
-    fn harvest(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
+    fn fetch(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
         let Self { ring, ops, leases, files, waker, .. } = self;
         for entry in ring.completions() {
             if entry.user_data() == WAKE_DATA {
-                waker.note(&entry)?;
+                waker.complete_poll(&entry)?;
                 continue;
             }
             let index = entry.user_data() as u32;
             if let Some(completion) = ops.complete(index, i64::from(entry.result())) {
-                files.give_back(leases[index as usize]);
+                files.release(leases[index as usize]);
                 completions.push(completion);
             }
         }
@@ -103,9 +102,9 @@ impl Drop for UringBackend {
         let mut completions = Vec::new();
         while self.ops.len() > 0 {
             if self.reap(1, &mut completions).is_err() {
-                if self.ring.has_taken() {
+                if self.ring.has_accepted() {
                     // The kernel may still write into this memory, so it must never be freed.
-                    std::mem::forget(std::mem::replace(&mut self.ops, InFlight::new(0)));
+                    std::mem::forget(std::mem::replace(&mut self.ops, OpSlots::new(0)));
                 }
                 break;
             }
@@ -140,9 +139,9 @@ impl Backend for UringBackend {
         self.leases[index as usize] = lease;
         if let Some(op) = self.ops.get(index) {
             let entry = entry::of(op, memory, lease, &self.buffers).user_data(u64::from(index));
-            // SAFETY: `ops` owns the op, its memory, file and iovecs until its completion is harvested.
+            // SAFETY: `ops` owns the op, its memory, file and iovecs until its completion is fetched.
             let pushed = unsafe { self.ring.push(&entry) };
-            assert!(pushed, "the ring has a free entry: it was looked at above");
+            assert!(pushed, "the ring has a free entry: is_full was checked above");
         }
         if self.submit == SubmitMode::Single {
             // After an error, the entry stays in the queue, and the next flush or reap reports it.
@@ -167,12 +166,12 @@ impl Backend for UringBackend {
 
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         let enough = completions.len() + min as usize;
-        self.harvest(completions)?;
+        self.fetch(completions)?;
         let mut satisfied = completions.len() >= enough || self.waker.is_woken();
         loop {
             if !satisfied || self.ring.has_work() {
                 self.enter(!satisfied)?;
-                self.harvest(completions)?;
+                self.fetch(completions)?;
             }
             if satisfied {
                 break;

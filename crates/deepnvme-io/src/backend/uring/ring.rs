@@ -57,7 +57,7 @@ pub(super) struct Ring {
     /// Consecutive refusals while nothing was in flight.
     stalls: u32,
     /// Whether the kernel has ever accepted an entry.
-    has_taken: bool,
+    has_accepted: bool,
 }
 
 impl Ring {
@@ -68,7 +68,7 @@ impl Ring {
             match mode.build(entries) {
                 Ok(inner) => {
                     check_ops(&inner)?;
-                    return Ok(Self { inner, mode, stalls: 0, has_taken: false });
+                    return Ok(Self { inner, mode, stalls: 0, has_accepted: false });
                 }
                 Err(error) => refusal = errno_of(&error),
             }
@@ -110,8 +110,8 @@ impl Ring {
     }
 
     /// Returns whether the kernel has ever accepted an entry. Before that it cannot access any memory.
-    pub(super) fn has_taken(&self) -> bool {
-        self.has_taken
+    pub(super) fn has_accepted(&self) -> bool {
+        self.has_accepted
     }
 
     /// Returns whether entering the kernel would submit ops or make completions visible.
@@ -129,15 +129,15 @@ impl Ring {
     /// May return early (a signal, a partial submission): the caller checks and repeats.
     pub(super) fn enter(&mut self, wait: bool, kernel_ops: u32) -> Result<()> {
         let queued = self.queued();
-        let taken = match self.enter_once(queued, wait) {
-            Ok(taken) => taken,
+        let accepted = match self.enter_once(queued, wait) {
+            Ok(accepted) => accepted,
             Err(Errno::INTR) => return Ok(()),
             // EAGAIN: no memory for a request. EBUSY: completions must be fetched first.
             Err(Errno::AGAIN | Errno::BUSY) => 0,
             Err(errno) => return Err(Error::os("io_uring_enter", errno)),
         };
-        self.has_taken |= taken > 0;
-        if taken > 0 || queued == 0 {
+        self.has_accepted |= accepted > 0;
+        if accepted > 0 || queued == 0 {
             self.stalls = 0;
             return Ok(());
         }

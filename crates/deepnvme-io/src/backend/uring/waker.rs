@@ -60,7 +60,7 @@ impl Waker {
     }
 
     /// Records a completion of the poll.
-    pub(super) fn note(&mut self, entry: &cqueue::Entry) -> Result<()> {
+    pub(super) fn complete_poll(&mut self, entry: &cqueue::Entry) -> Result<()> {
         if !cqueue::more(entry.flags()) {
             self.armed = false;
         }

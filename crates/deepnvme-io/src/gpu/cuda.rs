@@ -1,0 +1,151 @@
+//! GPUs of the CUDA driver.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::sync::Arc;
+
+use deepnvme_cuda as cuda;
+use deepnvme_mem::{Device, Region, RegionMut, StreamHandle};
+
+use super::device::{Gpu, GpuEvent, GpuStream, Registration, Rows};
+use crate::error::{Error, ErrorKind, Result};
+
+/// A GPU of the CUDA driver.
+#[derive(Debug)]
+pub(crate) struct CudaGpu(Arc<cuda::Device>);
+
+#[derive(Debug)]
+struct CudaStream(cuda::Stream);
+
+#[derive(Debug)]
+struct CudaEvent(cuda::Event);
+
+impl Registration for cuda::HostRegistration {}
+
+/// Returns the CUDA device of a GPU, for cuFile, or `None` for other GPUs.
+pub(crate) fn cuda_device(gpu: &dyn Gpu) -> Option<&Arc<cuda::Device>> {
+    (gpu as &dyn Any).downcast_ref().map(|CudaGpu(device)| device)
+}
+
+/// Returns the driver's handle of a stream.
+fn raw_stream(stream: StreamHandle) -> cuda::RawStream {
+    // SAFETY: the creator of the handle guarantees that the stream exists until its last use.
+    unsafe { cuda::RawStream::from_handle(stream.as_raw()) }
+}
+
+impl CudaGpu {
+    pub(super) fn open(index: u32) -> Result<Self> {
+        let driver = cuda::Driver::get().map_err(|absent| {
+            let detail = format!("the memory is on cuda:{index}, and {absent}");
+            Error::new(ErrorKind::Unsupported, "use GPU memory", detail)
+        })?;
+        Ok(Self(Arc::new(converted(cuda::Device::new(driver, index))?)))
+    }
+
+    fn allocated(&self, memory: cuda::DeviceMemory, bytes: usize) -> RegionMut {
+        let start = std::ptr::without_provenance_mut(memory.address());
+        let on = Device::Cuda { index: self.index() };
+        // SAFETY: the driver allocated these bytes exclusively, and the owner keeps them. Any byte value is valid, and
+        // no reference to GPU memory is ever created.
+        unsafe { RegionMut::from_raw(start, bytes, on, Arc::new(memory)) }
+    }
+}
+
+impl Gpu for CudaGpu {
+    fn index(&self) -> u32 {
+        self.0.index()
+    }
+
+    fn pci_bus_id(&self) -> Option<String> {
+        self.0.driver().device_properties(self.index()).ok().map(|properties| properties.pci_bus_id)
+    }
+
+    fn new_stream(&self) -> Result<Box<dyn GpuStream>> {
+        Ok(Box::new(CudaStream(converted(cuda::Stream::new(&self.0))?)))
+    }
+
+    fn new_event(&self) -> Result<Box<dyn GpuEvent>> {
+        Ok(Box::new(CudaEvent(converted(cuda::Event::new(&self.0))?)))
+    }
+
+    fn is_idle(&self, stream: StreamHandle) -> Result<bool> {
+        converted(raw_stream(stream).is_idle(&self.0))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<RegionMut> {
+        let memory = cuda::DeviceMemory::new(&self.0, bytes).map_err(|error| {
+            if !error.is_out_of_memory() {
+                return device_error(&error);
+            }
+            let index = self.index();
+            let detail = format!("{error}: cuda:{index} has no {bytes} bytes left; ask for fewer, or free some there");
+            Error::new(ErrorKind::Device, "allocate GPU memory", detail)
+        })?;
+        Ok(self.allocated(memory, bytes))
+    }
+
+    fn register(&self, arena: &Region) -> Result<Box<dyn Registration>> {
+        let owner = Box::new(arena.clone());
+        // SAFETY: a region's memory stays valid for as long as a clone of it lives.
+        let made = unsafe { cuda::HostRegistration::new(&self.0, arena.addr(), arena.len(), owner) };
+        Ok(Box::new(converted(made)?))
+    }
+}
+
+impl GpuStream for CudaStream {
+    fn raw(&self) -> StreamHandle {
+        // SAFETY: the stream exists until this value is dropped, and the engine does not use the handle after that.
+        unsafe { StreamHandle::from_raw(self.0.raw().as_handle()) }
+    }
+
+    // SAFETY: the driver's stream has the same requirements as this trait.
+    unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()> {
+        // SAFETY: the caller guarantees them.
+        converted(unsafe { self.0.copy_to_device(&target.into(), source) })
+    }
+
+    // SAFETY: as above.
+    unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()> {
+        // SAFETY: the caller guarantees them.
+        converted(unsafe { self.0.copy_to_host(target, &source.into()) })
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        converted(self.0.synchronize())
+    }
+}
+
+impl GpuEvent for CudaEvent {
+    fn record(&self, stream: StreamHandle) -> Result<()> {
+        converted(self.0.record(raw_stream(stream)))
+    }
+
+    fn is_complete(&self) -> Result<bool> {
+        converted(self.0.is_complete())
+    }
+
+    fn wait(&self) -> Result<()> {
+        converted(self.0.wait())
+    }
+}
+
+impl From<Rows> for cuda::Rows {
+    fn from(Rows { address, bytes, count, pitch }: Rows) -> Self {
+        Self { address, bytes, count, pitch }
+    }
+}
+
+/// Converts a driver's result to the engine's.
+fn converted<T>(result: cuda::Result<T>) -> Result<T> {
+    result.map_err(|error| device_error(&error))
+}
+
+/// Converts a driver's error and adds a remedy.
+fn device_error(error: &cuda::Error) -> Error {
+    let remedy = if error.is_out_of_memory() {
+        "there is no memory that it could lock; lower the engine's pool (`workers`, `block_bytes`), or free some"
+    } else {
+        "if earlier work on the GPU has failed, this is how it shows: run with CUDA_LAUNCH_BLOCKING=1 to find it"
+    };
+    Error::new(ErrorKind::Device, "use GPU memory", format!("{error}; {remedy}"))
+}

@@ -1,0 +1,95 @@
+//! The engine's interface to one GPU, for any vendor: memory, streams that copy, and events that report progress.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::fmt::Debug;
+
+use deepnvme_mem::{Region, RegionMut, StreamHandle};
+
+use crate::error::Result;
+
+/// One GPU, shared by any number of threads.
+///
+/// Its errors are the engine's (`Device`), with the driver's message and a matching remedy. They may also be about
+/// earlier work on the GPU.
+pub(crate) trait Gpu: Any + Debug + Send + Sync {
+    /// Returns its index in the driver's numbering.
+    fn index(&self) -> u32;
+
+    /// Returns its PCI bus address, as in `/sys/bus/pci/devices`, if the driver reports it.
+    fn pci_bus_id(&self) -> Option<String>;
+
+    /// Creates a stream that is independent of all others.
+    fn new_stream(&self) -> Result<Box<dyn GpuStream>>;
+
+    /// Creates an event without a recorded point, which counts as complete.
+    fn new_event(&self) -> Result<Box<dyn GpuEvent>>;
+
+    /// Returns whether a stream, also a foreign one, has completed all its work. Fails if it does not exist.
+    fn is_idle(&self, stream: StreamHandle) -> Result<bool>;
+
+    /// Allocates GPU memory, uninitialised. Dropping the last region of it frees it.
+    fn allocate(&self, bytes: usize) -> Result<RegionMut>;
+
+    /// Registers host memory with the driver, so that copies from and to it need no staging, until the result is
+    /// dropped.
+    fn register(&self, arena: &Region) -> Result<Box<dyn Registration>>;
+}
+
+/// A stream of the engine. Its copies run in order, concurrently with all other streams.
+pub(crate) trait GpuStream: Debug + Send + Sync {
+    /// Returns its handle, for events.
+    fn raw(&self) -> StreamHandle;
+
+    /// Copies contiguous bytes on the host to rows on the GPU, asynchronously.
+    ///
+    /// # Safety
+    /// Both hold until an event recorded after this is complete or the stream is synchronized. `source` is valid for
+    /// reads of the rows' bytes. The rows are memory of this GPU that nothing else reads or writes.
+    unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()>;
+
+    /// Copies rows on the GPU to contiguous bytes on the host, asynchronously.
+    ///
+    /// # Safety
+    /// Both hold until an event recorded after this is complete or the stream is synchronized. `target` is valid for
+    /// writes of the rows' bytes, and nothing else uses them. The rows are memory of this GPU that nothing writes.
+    unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()>;
+
+    /// Waits until all submitted work is complete. After a failure, nothing runs there any more.
+    fn synchronize(&self) -> Result<()>;
+}
+
+/// A point in a stream. It can be recorded repeatedly.
+pub(crate) trait GpuEvent: Debug + Send + Sync {
+    /// Records the current end of a stream, also of a foreign one. Fails if the stream does not exist.
+    fn record(&self, stream: StreamHandle) -> Result<()>;
+
+    /// Returns whether all work before the point is complete. Fails if some of that work failed.
+    fn is_complete(&self) -> Result<bool>;
+
+    /// Sleeps until all work before the point is complete. Fails as [`is_complete`](Self::is_complete).
+    fn wait(&self) -> Result<()>;
+}
+
+/// Host memory registered with a driver until this is dropped. It keeps the memory alive.
+pub(crate) trait Registration: Debug + Send + Sync {}
+
+/// Equally long and equally spaced pieces of GPU memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rows {
+    /// Address of the first row.
+    pub(crate) address: usize,
+    /// Bytes per row.
+    pub(crate) bytes: usize,
+    /// Number of rows.
+    pub(crate) count: usize,
+    /// Distance between the starts of adjacent rows. Meaningless with one row.
+    pub(crate) pitch: isize,
+}
+
+impl Rows {
+    /// Returns the bytes of all rows.
+    pub(crate) const fn total_bytes(&self) -> usize {
+        self.bytes * self.count
+    }
+}

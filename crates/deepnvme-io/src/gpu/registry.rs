@@ -1,0 +1,51 @@
+//! The GPUs that an engine has opened. Each is opened on first use.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use deepnvme_mem::Device;
+
+use super::cuda::{CudaGpu, cuda_device};
+use super::device::Gpu;
+use crate::backend::gds::CudaDevices;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::{Mutex, lock};
+
+/// The GPUs that an engine has opened.
+#[derive(Debug, Default)]
+pub(crate) struct GpuRegistry {
+    gpus: Mutex<HashMap<Device, Arc<dyn Gpu>>>,
+}
+
+impl GpuRegistry {
+    /// Creates a registry with an opened GPU.
+    #[cfg(test)]
+    pub(crate) fn with(device: Device, gpu: Arc<dyn Gpu>) -> Self {
+        Self { gpus: Mutex::new(HashMap::from([(device, gpu)])) }
+    }
+
+    /// Returns the GPU of a device. Opens it first if needed, with its vendor's library.
+    ///
+    /// # Errors
+    /// `Unsupported` if there is no such library. `Device` if it refuses, usually because there is no such GPU.
+    pub(crate) fn get(&self, device: Device) -> Result<Arc<dyn Gpu>> {
+        let mut gpus = lock(&self.gpus);
+        if let Some(gpu) = gpus.get(&device) {
+            return Ok(Arc::clone(gpu));
+        }
+        let gpu: Arc<dyn Gpu> = match device {
+            Device::Host => return Err(Error::invalid("the host's memory is on no GPU; report this as a bug")),
+            Device::Cuda { index } => Arc::new(CudaGpu::open(index)?),
+        };
+        gpus.insert(device, Arc::clone(&gpu));
+        Ok(gpu)
+    }
+}
+
+impl CudaDevices for GpuRegistry {
+    fn cuda_device(&self, index: u32) -> Result<Arc<deepnvme_cuda::Device>> {
+        let gpu = self.get(Device::Cuda { index })?;
+        let none = || Error::new(ErrorKind::Unsupported, "use cuFile", "it has transfers for CUDA's GPUs only");
+        cuda_device(&*gpu).cloned().ok_or_else(none)
+    }
+}

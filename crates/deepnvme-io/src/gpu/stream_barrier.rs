@@ -1,0 +1,281 @@
+//! The stream barrier: holds back requests whose GPU memory is in use, until their streams reach the recorded events.
+//!
+//! Workers never wait for GPU kernels: all other requests would wait behind them. Held requests are polled, which works
+//! for any number of streams and also ends when a stream fails.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::request::{Priority, Request, RequestQueue};
+use crate::start::start_thread;
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Instant, Mutex, lock, wait};
+
+/// Polling interval: short compared with GPU kernels worth waiting for, long compared with one poll.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+/// How long a closed engine waits for streams. As long as the kernel's timeout for a disk. Some streams never reach
+/// their event, for instance when a GPU kernel waits for another process.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The held requests of one engine.
+pub(crate) struct StreamBarrier {
+    shared: Arc<Shared>,
+    /// Created for the first held request.
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Held while closing, so that concurrent closers wait equally long.
+    closing: Mutex<()>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    queue: Arc<RequestQueue>,
+    timeout: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    held: Vec<(Arc<Request>, Priority)>,
+    /// When the barrier was closed.
+    closed: Option<Instant>,
+}
+
+impl StreamBarrier {
+    pub(crate) fn new(queue: &Arc<RequestQueue>) -> Self {
+        Self::with_timeout(queue, STREAM_TIMEOUT)
+    }
+
+    fn with_timeout(queue: &Arc<RequestQueue>, timeout: Duration) -> Self {
+        let (state, changed) = (Mutex::new(State::default()), Condvar::new());
+        let shared = Arc::new(Shared { state, changed, queue: Arc::clone(queue), timeout });
+        Self { shared, thread: Mutex::new(None), closing: Mutex::new(()) }
+    }
+
+    /// Queues the request once its memory is ready.
+    pub(crate) fn hold(&self, request: &Arc<Request>, priority: Priority) -> Result<()> {
+        let mut thread = lock(&self.thread);
+        // Checked under the thread lock: `close` takes the thread under it, and a thread created later would never be
+        // joined.
+        if lock(&self.shared.state).closed.is_some() {
+            return Err(closed(request));
+        }
+        if thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let builder = thread::Builder::new().name("dnvme-barrier".into());
+            *thread = Some(start_thread(|| builder.spawn(move || shared.run()))?);
+        }
+        lock(&self.shared.state).held.push((Arc::clone(request), priority));
+        self.shared.changed.notify_one();
+        Ok(())
+    }
+
+    /// Waits until no request is held, and ends the thread. Requests whose streams are overdue fail.
+    pub(crate) fn close(&self) {
+        let _closing = lock(&self.closing);
+        lock(&self.shared.state).closed.get_or_insert_with(Instant::now);
+        self.shared.changed.notify_one();
+        // Joined without the thread lock, so that new requests are refused immediately instead of waiting.
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        loop {
+            let mut state = lock(&self.state);
+            while state.held.is_empty() {
+                if state.closed.is_some() {
+                    return;
+                }
+                state = wait(&self.changed, state);
+            }
+            let is_overdue = state.closed.is_some_and(|closed| closed.elapsed() >= self.timeout);
+            let held = Held { shared: self, requests: std::mem::take(&mut state.held) };
+            drop(state);
+            // A panic fails only the requests being polled, since later ones need this thread.
+            if catch_unwind(AssertUnwindSafe(|| held.poll(is_overdue))).unwrap_or_default() {
+                thread::sleep(POLL_INTERVAL);
+            }
+        }
+    }
+
+    /// Releases the request if it is ready, and fails it if it is overdue. Returns whether it stays held.
+    fn stays_held(&self, request: &Arc<Request>, priority: Priority, is_overdue: bool) -> bool {
+        // A cancelled request is already done.
+        if request.has_failed() {
+            return false;
+        }
+        match request.is_ready() {
+            Ok(false) if !is_overdue => return true,
+            Ok(false) => Err(self.overdue(request)),
+            Ok(true) => self.queue.push(request, priority),
+            Err(error) => Err(error),
+        }
+        .unwrap_or_else(|error| self.fail(request, error));
+        false
+    }
+
+    fn overdue(&self, request: &Request) -> Error {
+        let seconds = self.timeout.as_secs_f32();
+        let detail = format!(
+            "the engine was closed, and the work that a GPU's stream had been given before this request did not end within \
+             {seconds} s; synchronize the stream before you close the engine"
+        );
+        let error = Error::new(ErrorKind::Closed, request.plan.direction().name(), detail);
+        match request.files().first() {
+            Some(file) => error.at_path(file.path()),
+            None => error,
+        }
+    }
+
+    /// Ends a request that no worker has. All of it is unclaimed, unless it was cancelled before.
+    fn fail(&self, request: &Arc<Request>, error: Error) {
+        self.queue.cancel(request, error);
+    }
+}
+
+/// Requests being polled. If polling panics, dropping this fails them, since nothing else holds them.
+struct Held<'a> {
+    shared: &'a Shared,
+    requests: Vec<(Arc<Request>, Priority)>,
+}
+
+impl Held<'_> {
+    /// Releases the ready requests. Holds the others again, and returns whether there are any.
+    fn poll(mut self, is_overdue: bool) -> bool {
+        self.requests.retain(|(request, priority)| self.shared.stays_held(request, *priority, is_overdue));
+        let requests = std::mem::take(&mut self.requests);
+        let is_waiting = !requests.is_empty();
+        lock(&self.shared.state).held.extend(requests);
+        is_waiting
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        for (request, _) in self.requests.drain(..) {
+            let error = if std::thread::panicking() { panicked(&request) } else { closed(&request) };
+            self.shared.fail(&request, error);
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let requests = std::mem::take(&mut lock(&self.state).held);
+        drop(Held { shared: self, requests });
+    }
+}
+
+fn panicked(request: &Request) -> Error {
+    let detail = "the thread that waits for streams of GPUs has panicked; report this as a bug";
+    Error::new(ErrorKind::Io, request.plan.direction().name(), detail)
+}
+
+fn closed(request: &Request) -> Error {
+    Error::new(ErrorKind::Closed, request.plan.direction().name(), "the engine is closed")
+}
+
+impl std::fmt::Debug for StreamBarrier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "StreamBarrier({} held)", lock(&self.shared.state).held.len())
+    }
+}
+
+#[cfg(all(test, not(loom), not(simulated)))]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use deepnvme_mem::StreamHandle;
+
+    use super::*;
+    use crate::gpu::GpuEvent;
+    use crate::op::Direction;
+    use crate::request::{RequestMemory, Transfer, WriteOptions};
+    use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
+    use crate::stripe_layout::StripeLayout;
+    use crate::trace::Recorder;
+
+    /// An event that a stream never reaches, and one whose driver panics.
+    #[derive(Debug)]
+    enum Odd {
+        Never,
+        Panics,
+    }
+
+    impl GpuEvent for Odd {
+        fn record(&self, _: StreamHandle) -> Result<()> {
+            Ok(())
+        }
+
+        fn is_complete(&self) -> Result<bool> {
+            assert!(matches!(self, Self::Never), "a test of panics");
+            Ok(false)
+        }
+
+        fn wait(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    fn request(event: Odd) -> Arc<Request> {
+        let segment = Segment { file: 0, item: 0, offset: 0, len: 4096, address: None, is_contiguous_gpu: false };
+        let geometry = FileGeometry { direct: None, layout: StripeLayout::SINGLE, has_gds: false };
+        let sizes = BlockSizes { block_bytes: 4096, bounce_bytes: 4096, gds_bytes: 4096 };
+        let plan = BlockPlan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
+        let memory = (RequestMemory::Sources(Vec::new()), false);
+        let events: Vec<Box<dyn GpuEvent>> = vec![Box::new(event)];
+        let (files, options) = ((Vec::new(), Vec::new()), WriteOptions::default());
+        Arc::new(Request::new(plan, files, memory, events, options, tracing::Span::none()))
+    }
+
+    #[test]
+    fn a_stream_that_never_comes_holds_nobody_for_ever() {
+        let queue = Arc::new(RequestQueue::new(1, &Arc::new(Recorder::new())));
+        let timeout = Duration::from_millis(300);
+        let barrier = Arc::new(StreamBarrier::with_timeout(&queue, timeout));
+        let (held, refused) = (request(Odd::Never), request(Odd::Never));
+        barrier.hold(&held, Priority::Normal).unwrap();
+        let transfer = Transfer::<Vec<deepnvme_mem::Region>>::new(Arc::clone(&held), Arc::clone(&queue));
+        let began = Instant::now();
+        let closers: Vec<_> = (0..2)
+            .map(|_| {
+                let barrier = Arc::clone(&barrier);
+                thread::spawn(move || barrier.close())
+            })
+            .collect();
+        while lock(&barrier.shared.state).closed.is_none() {
+            thread::sleep(POLL_INTERVAL);
+        }
+        // A request that arrives while the first one waits is refused immediately.
+        assert_eq!(barrier.hold(&refused, Priority::Normal).unwrap_err().kind(), ErrorKind::Closed);
+        assert!(began.elapsed() < timeout || held.result.get().is_some());
+        closers.into_iter().for_each(|closer| closer.join().unwrap());
+        assert!(began.elapsed() >= timeout, "it had its time");
+        let error = transfer.wait().1.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        assert!(error.to_string().contains("synchronize the stream"), "{error}");
+    }
+
+    #[test]
+    fn a_panic_fails_its_request_and_the_next_one_is_held_as_usual() {
+        let queue = Arc::new(RequestQueue::new(1, &Arc::new(Recorder::new())));
+        let barrier = StreamBarrier::with_timeout(&queue, Duration::from_millis(50));
+        for _ in 0..2 {
+            let request = request(Odd::Panics);
+            barrier.hold(&request, Priority::Normal).unwrap();
+            let transfer = Transfer::<Vec<deepnvme_mem::Region>>::new(Arc::clone(&request), Arc::clone(&queue));
+            assert!(transfer.wait_timeout(Duration::from_secs(60)), "no caller waits forever");
+            assert_eq!(transfer.wait().1.unwrap_err().kind(), ErrorKind::Io);
+        }
+        let request = request(Odd::Never);
+        barrier.hold(&request, Priority::Normal).unwrap();
+        barrier.close();
+        assert!(request.result.get().is_some());
+    }
+}

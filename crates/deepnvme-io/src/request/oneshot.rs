@@ -1,0 +1,97 @@
+//! A oneshot value: set once by one thread, awaited by others. It carries the result of a request to its owner.
+//!
+//! `tests/loom.rs` checks the interleavings.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use crate::sync::{Condvar, Instant, Mutex, lock, wait, wait_timeout};
+
+/// A value that is set at most once.
+#[derive(Debug)]
+pub struct Oneshot<T> {
+    state: Mutex<State<T>>,
+    is_set: Condvar,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    value: Option<T>,
+    notify: Vec<OwnedFd>,
+}
+
+impl<T: Clone> Oneshot<T> {
+    /// Creates an empty oneshot.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { state: Mutex::new(State { value: None, notify: Vec::new() }), is_set: Condvar::new() }
+    }
+
+    /// Sets the value and wakes all waiters. Only the first call has an effect.
+    pub fn set(&self, value: T) {
+        let notify = {
+            let mut state = lock(&self.state);
+            if state.value.is_some() {
+                return;
+            }
+            state.value = Some(value);
+            std::mem::take(&mut state.notify)
+        };
+        self.is_set.notify_all();
+        notify.iter().for_each(signal);
+    }
+
+    /// Returns the value, if it is set.
+    pub fn get(&self) -> Option<T> {
+        lock(&self.state).value.clone()
+    }
+
+    /// Waits for the value.
+    pub fn wait(&self) -> T {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(value) = &state.value {
+                return value.clone();
+            }
+            state = wait(&self.is_set, state);
+        }
+    }
+
+    /// Waits for the value, up to `timeout`.
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<T> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(value) = &state.value {
+                return Some(value.clone());
+            }
+            let left = match deadline {
+                Some(deadline) => deadline.checked_duration_since(Instant::now())?,
+                None => Duration::from_secs(3600),
+            };
+            state = wait_timeout(&self.is_set, state, left);
+        }
+    }
+
+    /// Writes to this eventfd once, when the value is set (immediately, if it is).
+    pub fn notify(&self, eventfd: OwnedFd) {
+        let mut state = lock(&self.state);
+        if state.value.is_none() {
+            state.notify.push(eventfd);
+            return;
+        }
+        drop(state);
+        signal(&eventfd);
+    }
+}
+
+impl<T: Clone> Default for Oneshot<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A full counter already signals the reader, and no caller could receive other errors.
+fn signal(eventfd: &OwnedFd) {
+    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+}

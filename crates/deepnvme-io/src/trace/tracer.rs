@@ -1,0 +1,82 @@
+//! Records the events of one worker.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::event::{DataPath, EventKind};
+use super::now_ns;
+use super::recorder::Recorder;
+use crate::op::Direction;
+use crate::sync::Instant;
+
+/// Records the events of one worker.
+#[derive(Clone, Debug)]
+pub(crate) struct Tracer {
+    recorder: Arc<Recorder>,
+    worker: Option<u32>,
+}
+
+/// A completed read or write of one op.
+pub(crate) struct CompletedOp<'a> {
+    pub(crate) direction: Direction,
+    pub(crate) file: &'a Path,
+    pub(crate) offset: u64,
+    /// `None` if it failed.
+    pub(crate) bytes: Option<u64>,
+    pub(crate) data_path: DataPath,
+}
+
+/// A completed copy between a bounce buffer and a GPU.
+#[derive(Clone, Copy)]
+pub(crate) struct CompletedGpuCopy {
+    pub(crate) gpu: u32,
+    pub(crate) direction: Direction,
+    pub(crate) bytes: u64,
+    /// 0 if the start or end was not recorded.
+    pub(crate) start_ns: u64,
+    pub(crate) end_ns: u64,
+    pub(crate) failed: bool,
+}
+
+impl Tracer {
+    /// Creates the tracer of a worker, or with `None` that of callers that run small transfers themselves.
+    pub(crate) fn new(recorder: &Arc<Recorder>, worker: Option<u32>) -> Self {
+        Self { recorder: Arc::clone(recorder), worker }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.recorder.is_on()
+    }
+
+    pub(crate) fn now(&self) -> Option<u64> {
+        self.recorder.now()
+    }
+
+    pub(crate) fn op(&self, began: Instant, completed: &CompletedOp<'_>) {
+        let CompletedOp { direction, file, offset, bytes, data_path } = *completed;
+        self.recorder.record(self.recorder.time_of(began), now_ns(), |names| EventKind::Op {
+            worker: self.worker,
+            direction,
+            file: names.file(file),
+            offset,
+            bytes: bytes.unwrap_or(0),
+            data_path,
+            failed: bytes.is_none(),
+        });
+    }
+
+    pub(crate) fn sync(&self, began: Instant, file: &Path, failed: bool) {
+        let kind = |names: &mut super::recorder::Names<'_>| EventKind::Sync {
+            worker: self.worker,
+            file: names.file(file),
+            failed,
+        };
+        self.recorder.record(self.recorder.time_of(began), now_ns(), kind);
+    }
+
+    pub(crate) fn gpu_copy(&self, completed: CompletedGpuCopy) {
+        let CompletedGpuCopy { gpu, direction, bytes, start_ns, end_ns, failed } = completed;
+        let worker = self.worker;
+        self.recorder.record(start_ns, end_ns, |_| EventKind::Copy { worker, gpu, direction, bytes, failed });
+    }
+}
