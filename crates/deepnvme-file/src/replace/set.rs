@@ -23,31 +23,22 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use serde_json::ser::Formatter;
-use serde_json::{Map, Value};
-
-use super::temporary::{self, EVERYBODY, Temporary, unlink_if};
-use crate::sync::{Instant, thread};
 use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
+use serde_json::Value;
 
-/// Maximum size of an index.
-const INDEX_BYTES_MAX: u64 = 256 << 20;
-/// How long a commit waits for another commit of the same set.
-const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
-const LOCK_STEP: Duration = Duration::from_millis(2);
+use self::identity::{folder_mark, mark, name_of, written_mark};
+use self::lock::lock_current;
+use self::owned::{Owned, clean_up, remove_listed};
+use self::record::{INTENT, Intended, Intent, Record, TOKEN_DIGITS, not_text, put, recorded, render};
+use super::temporary::{self, EVERYBODY, Temporary};
+use std::os::fd::AsFd;
+
 /// How often an index may change between open and lock.
 const RACES_MAX: usize = 1000;
-const INTENT: &str = "deepnvme-intent";
-/// Hexadecimal digits of a token.
-const TOKEN_DIGITS: usize = 32;
 
 /// The start and end of a member's name. The token of the save goes between.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -56,36 +47,6 @@ pub struct Member {
     pub before: PathBuf,
     /// The end of the name.
     pub after: OsString,
-}
-
-/// The names and identities of future members.
-#[derive(Serialize, Deserialize, Default, Debug)]
-struct Intent {
-    format: String,
-    version: u32,
-    members: Vec<Intended>,
-}
-
-/// A future member's name, and its identity. Without one, only its temporaries can be removed: they prove theirs.
-type Intended = (PathBuf, Option<String>);
-
-/// The record in an index of the files that it owns.
-#[derive(Serialize, Deserialize, Default, Debug)]
-struct Record {
-    /// The identity of the index itself.
-    index: String,
-    /// Its file name.
-    #[serde(default)]
-    name: String,
-    /// The identity of its folder.
-    #[serde(default)]
-    folder: String,
-    /// Contained in the names of all members.
-    token: String,
-    members: Vec<(PathBuf, String)>,
-    /// Members of the replaced index. They are removed unless that failed.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    replaces: Vec<(PathBuf, String)>,
 }
 
 /// The new files of a set and its new index. They are removed unless committed.
@@ -326,248 +287,6 @@ fn settle_member(path: &Path, mode: u32) -> Result<Stat> {
     Ok(stat)
 }
 
-/// Opens and locks the current index. `Some(None)`: there is none. `None`: it changed meanwhile.
-fn lock_current(index: &Path) -> Result<Option<Option<Locked>>> {
-    let refused = |errno| Error::os("replace", errno).at_path(index);
-    let file = match fs::open(index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {
-        Err(Errno::NOENT) => return Ok(Some(None)),
-        file => file.map_err(refused)?,
-    };
-    let file = Locked(file);
-    let began = Instant::now();
-    // Without locks the later of two commits wins, and the other's members stay.
-    while fs::try_lock(file.0.as_fd()) == Ok(false) {
-        if began.elapsed() > LOCK_WAIT_MAX {
-            let detail = "another process is replacing this set, and does not finish; end it, or wait for it";
-            return Err(Error::new(ErrorKind::Busy, "replace", detail).at_path(index));
-        }
-        thread::sleep(LOCK_STEP);
-    }
-    let identity = fs::stat_of(file.0.as_fd()).map_err(refused)?.identity;
-    Ok(fs::stat_link(index).is_ok_and(|stat| stat.identity == identity).then_some(Some(file)))
-}
-
-/// A locked index. Unlocks explicitly: after a fork the child shares the lock, so closing would not release it.
-struct Locked(OwnedFd);
-
-impl Drop for Locked {
-    fn drop(&mut self) {
-        let _ = fs::unlock(self.0.as_fd());
-    }
-}
-
-/// The files that the current index owns.
-#[derive(Default)]
-struct Owned {
-    members: Vec<(PathBuf, String)>,
-    replaced: Vec<(PathBuf, String)>,
-    /// Files that it lists but does not own.
-    foreign: Vec<PathBuf>,
-}
-
-impl Owned {
-    /// Returns `None` if the index is damaged or not an index: it may list anything.
-    fn of(index: &OwnedFd, path: &Path, record_at: &[String]) -> Result<Option<Self>> {
-        let stat = fs::stat_of(index.as_fd()).map_err(|errno| Error::os("read", errno).at_path(path))?;
-        let Some(value) = read(index, path)? else { return Ok(None) };
-        let listed = listed(&value, path);
-        let record = take(&value, record_at).and_then(|record| Record::deserialize(record).ok());
-        // A foreign index, a copy, another name of an index, or one from a network owns nothing here.
-        let is_own =
-            |record: &Record| record.index == mark(&stat) && stat.user == fs::user() && record.is_at(path, &stat);
-        let Some(record) = record.filter(is_own) else {
-            return Ok(Some(Self { foreign: listed, ..Self::default() }));
-        };
-        let has_token =
-            |(path, _): &(PathBuf, String)| is_token(&record.token) && contains(name_of(path), &record.token);
-        let members: Vec<_> = placed(record.members, path).into_iter().filter(has_token).collect();
-        let own: HashSet<&Path> = members.iter().map(|(path, _)| path.as_path()).collect();
-        let foreign = listed.into_iter().filter(|path| !own.contains(path.as_path())).collect();
-        let replaced = placed(record.replaces, path);
-        Ok(Some(Self { members, replaced, foreign }))
-    }
-
-    /// The `replaces` of the next index: this index's members, and earlier ones whose removal is still due.
-    fn replaced_by(&self, index: &Path) -> Vec<(PathBuf, String)> {
-        let all = self.members.iter().cloned().chain(lingering(&self.replaced));
-        all.map(|(path, stated)| (recorded(&path, index), stated)).collect()
-    }
-
-    /// Its members, and members of earlier indexes whose removal failed.
-    fn all(&self) -> impl Iterator<Item = &(PathBuf, String)> {
-        self.members.iter().chain(&self.replaced)
-    }
-
-    fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.all().map(|(path, _)| path.as_path())
-    }
-
-    /// Removes all files except those in `kept`, and those that somebody has written to.
-    fn remove(&self, kept: &HashSet<Identity>) -> Removal {
-        let mut removal = Removal { are_gone: true, changed: Vec::new() };
-        for (path, stated) in self.all() {
-            match fs::stat_link(path) {
-                Ok(stat) if !is_marked(&stat, stated) || kept.contains(&stat.identity) => {}
-                Ok(stat) if !is_as_written(&stat, stated) => removal.changed.push(path.clone()),
-                Ok(stat) => {
-                    let file = temporary::held(path);
-                    removal.are_gone &= unlink_if(path, stat.identity);
-                    temporary::release(file);
-                }
-                Err(Errno::NOENT | Errno::NOTDIR) => {}
-                Err(_) => removal.are_gone = false,
-            }
-        }
-        removal
-    }
-}
-
-/// The outcome of removing the members of an index.
-struct Removal {
-    /// Whether all that may be removed are gone.
-    are_gone: bool,
-    /// Members that somebody has written to. They stay.
-    changed: Vec<PathBuf>,
-}
-
-impl Record {
-    /// Whether the index with this record is the one that was written under this name. With a single name it is, also
-    /// after it was renamed.
-    fn is_at(&self, path: &Path, stat: &Stat) -> bool {
-        stat.links == 1
-            || (self.name == name_of(path).escape_ascii().to_string()
-                && folder_mark(path).as_ref() == Some(&self.folder))
-    }
-}
-
-/// Cleans up after killed saves of this set: removes members that an intent lists, and members that the index records
-/// as replaced.
-fn clean_up(index: &Path, record_at: &[String]) {
-    // Lock the lists before reading the index: a member listed by them can no longer come into use.
-    let lists = temporary::stale_of(index, Kind::File);
-    let current = fs::open(index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0);
-    let owned = match &current {
-        Ok(current) => Owned::of(current, index, record_at).ok().flatten(),
-        Err(Errno::NOENT) => Some(Owned::default()),
-        Err(_) => None,
-    };
-    // Without the index, the members in use are unknown.
-    let Some(Owned { members, replaced, foreign }) = owned else { return };
-    let mut live = HashSet::new();
-    for path in members.iter().map(|(path, _)| path).chain(&foreign) {
-        match fs::stat_link(path) {
-            Ok(stat) => drop(live.insert(stat.identity)),
-            Err(Errno::NOENT | Errno::NOTDIR) => {}
-            Err(_) => return,
-        }
-    }
-    let is_there = |path: &Path| !matches!(fs::stat_link(path), Err(Errno::NOENT | Errno::NOTDIR));
-    let left: Vec<_> = replaced.into_iter().filter(|(path, _)| is_there(path)).collect();
-    // The process that renamed the index may have died before the sync. A power cut would bring back the older index,
-    // which may need members that this one does not.
-    if (lists.is_empty() && left.is_empty()) || fs::sync_folder(fs::folder_of(index)).is_err() {
-        return;
-    }
-    for stale in lists {
-        // An intent is on disk before its members are created, so an unreadable text has none. After a power cut, the
-        // intent of a committed set may reappear.
-        let Ok(said) = read(&stale.file, &stale.path) else { continue };
-        let listed = said.map(|value| intended(&value, record_at, index)).unwrap_or_default();
-        // Remove the list only once its members are gone from the disk.
-        if remove_listed(listed.iter().map(|(path, stated)| (path.as_path(), stated.as_deref())), &live) {
-            stale.remove();
-        }
-    }
-    let _ = Owned { members: left, ..Owned::default() }.remove(&live);
-}
-
-/// Removes listed members and their temporaries. Returns whether all removals are on disk.
-fn remove_listed<'a>(
-    listed: impl Iterator<Item = (&'a Path, Option<&'a str>)> + Clone,
-    live: &HashSet<Identity>,
-) -> bool {
-    let mut are_gone = true;
-    for (path, stated) in listed.clone() {
-        // The member may not have its name yet, or may itself have been about to be replaced.
-        are_gone &= temporary::remove_all_stale(path);
-        are_gone &= stated.is_none_or(|stated| remove_member(path, stated, live));
-    }
-    are_gone && sync_folders_of(listed.map(|(path, _)| path))
-}
-
-/// Removes an unlisted member if its identity matches the list. Returns false if it may be left.
-fn remove_member(path: &Path, stated: &str, live: &HashSet<Identity>) -> bool {
-    let is_ours = |stat: &Stat| {
-        stat.user == fs::user()
-            && is_marked(stat, stated)
-            && is_as_written(stat, stated)
-            && !live.contains(&stat.identity)
-    };
-    match fs::stat_link(path) {
-        Ok(stat) if is_ours(&stat) => unlink_if(path, stat.identity),
-        Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => true,
-        Err(_) => false,
-    }
-}
-
-/// Filters the files whose removal may not be on disk yet. They stay recorded until it is, or somebody writes to them.
-fn lingering(replaced: &[(PathBuf, String)]) -> Vec<(PathBuf, String)> {
-    let is_due = |(path, stated): &&(PathBuf, String)| match fs::stat_link(path) {
-        Ok(stat) => is_marked(&stat, stated) && is_as_written(&stat, stated),
-        Err(Errno::NOENT | Errno::NOTDIR) => !sync_folders_of([path.as_path()]),
-        Err(_) => true,
-    };
-    replaced.iter().filter(is_due).cloned().collect()
-}
-
-/// Syncs the folders of these names. Returns whether it succeeded.
-fn sync_folders_of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> bool {
-    let folders: BTreeSet<&Path> = paths.into_iter().map(fs::folder_of).collect();
-    // A removed folder contains nothing.
-    folders
-        .into_iter()
-        .all(|folder| fs::sync_folder(folder).map_or_else(|error| error.kind() == ErrorKind::NotFound, |()| true))
-}
-
-/// The members that a stale temporary lists. It is an intent, or an index that did not get its name.
-fn intended(value: &Value, record_at: &[String], index: &Path) -> Vec<Intended> {
-    if let Some(record) = take(value, record_at).and_then(|record| Record::deserialize(record).ok()) {
-        return placed(record.members, index).into_iter().map(|(path, stated)| (path, Some(stated))).collect();
-    }
-    match Intent::deserialize(value) {
-        Ok(intent) if intent.format == INTENT && intent.version == 1 => {
-            let members = intent.members.into_iter().filter(|(path, _)| has_any_token(path));
-            members.map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
-        }
-        _ => Vec::new(),
-    }
-}
-
-/// The form of a path in the records of an index.
-fn recorded(path: &Path, index: &Path) -> PathBuf {
-    match path.file_name() {
-        Some(name) if fs::folder_of(path) == fs::folder_of(index) => name.into(),
-        _ => path.to_path_buf(),
-    }
-}
-
-/// Resolves the paths in the records of an index.
-fn placed(members: Vec<(PathBuf, String)>, index: &Path) -> Vec<(PathBuf, String)> {
-    members.into_iter().map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
-}
-
-/// All files that an index lists, owned or not: the parts of a stripe manifest, or the values of a weight map.
-fn listed(index: &Value, path: &Path) -> Vec<PathBuf> {
-    let names = match (index.get("parts"), index.get("weight_map")) {
-        (Some(Value::Array(parts)), _) => parts.iter().filter_map(Value::as_str).collect::<HashSet<_>>(),
-        (_, Some(Value::Object(map))) => map.values().filter_map(Value::as_str).collect(),
-        _ => HashSet::new(),
-    };
-    let mut paths: Vec<PathBuf> = names.into_iter().map(|name| fs::folder_of(path).join(name)).collect();
-    paths.sort();
-    paths
-}
-
 fn member_path(member: &Member, token: &str) -> Result<PathBuf> {
     let mut name = member.before.clone().into_os_string();
     name.push(token);
@@ -576,113 +295,15 @@ fn member_path(member: &Member, token: &str) -> Result<PathBuf> {
     std::path::absolute(&path).map_err(|error| Error::from_io("open for writing", &error).at_path(path))
 }
 
-/// Renders an index: indented, or on one line with spaces as Python does.
-fn render(index: &Value, is_one_line: bool) -> serde_json::Result<String> {
-    if !is_one_line {
-        return Ok(serde_json::to_string_pretty(index)? + "\n");
-    }
-    let mut bytes = Vec::new();
-    index.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, OneLine))?;
-    bytes.push(b'\n');
-    String::from_utf8(bytes).map_err(serde::ser::Error::custom)
-}
-
-struct OneLine;
-
-impl Formatter for OneLine {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()> {
-        writer.write_all(if is_first { b"" } else { b", " })
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()> {
-        writer.write_all(if is_first { b"" } else { b", " })
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
-    }
-}
-
-/// Parses an index or intent. Returns `None` if it is neither. A read failure is an error, since the content is
-/// unknown.
-fn read(file: &OwnedFd, path: &Path) -> Result<Option<Value>> {
-    match fs::read_small_of(file, path, INDEX_BYTES_MAX) {
-        Ok(text) => Ok(serde_json::from_slice(&text).ok()),
-        Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// The identity of a file, as records state it. Omits the device number, which changes when disks are remounted.
-fn mark(stat: &Stat) -> String {
-    format!("{:x}-{:x}", stat.identity.inode, stat.born_ns.unwrap_or(0))
-}
-
-/// The identity of a member that was written to the end, with its modification time.
-fn written_mark(stat: &Stat) -> String {
-    format!("{}-{:x}", mark(stat), stat.modified_ns)
-}
-
-/// Whether a record means this file.
-fn is_marked(stat: &Stat, stated: &str) -> bool {
-    let rest = stated.strip_prefix(&mark(stat));
-    stat.kind == Kind::File && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
-}
-
-/// Whether nobody has written to the file since its record. The time may be older than the record's: disks keep it with
-/// less precision than memory, and a power cut may bring back an earlier one.
-fn is_as_written(stat: &Stat, stated: &str) -> bool {
-    let modified_ns = stated.split('-').nth(2).map(|modified_ns| i128::from_str_radix(modified_ns, 16));
-    modified_ns.is_none_or(|modified_ns| modified_ns.is_ok_and(|modified_ns| stat.modified_ns <= modified_ns))
-}
-
-/// The identity of a file's folder.
-fn folder_mark(path: &Path) -> Option<String> {
-    fs::stat(fs::folder_of(path)).ok().map(|stat| mark(&stat))
-}
-
-fn name_of(path: &Path) -> &[u8] {
-    path.file_name().unwrap_or_default().as_encoded_bytes()
-}
-
-fn contains(name: &[u8], token: &str) -> bool {
-    name.windows(token.len()).any(|part| part == token.as_bytes())
-}
-
-fn is_token(text: &str) -> bool {
-    text.len() == TOKEN_DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-/// Returns whether this may be a member's name.
-fn has_any_token(path: &Path) -> bool {
-    let name = name_of(path);
-    name.windows(TOKEN_DIGITS).any(|part| std::str::from_utf8(part).is_ok_and(is_token))
-}
-
-fn take<'a>(value: &'a Value, keys: &[String]) -> Option<&'a Value> {
-    keys.iter().try_fold(value, |value, key| value.get(key))
-}
-
-fn put(value: &mut Value, keys: &[String], record: &Record) -> Result<()> {
-    let odd = || Error::invalid("the index is no JSON object with room for the record of its files");
-    let (last, above) = keys.split_last().ok_or_else(odd)?;
-    let mut object = value.as_object_mut().ok_or_else(odd)?;
-    for key in above {
-        let inner = object.entry(key.clone()).or_insert_with(|| Value::Object(Map::new()));
-        object = inner.as_object_mut().ok_or_else(odd)?;
-    }
-    let record = serde_json::to_value(record).map_err(|error| not_text(Path::new(""), &error))?;
-    object.insert(last.clone(), record);
-    Ok(())
-}
-
-fn not_text(path: &Path, error: &serde_json::Error) -> Error {
-    Error::invalid(format!("the name of a file is not UTF-8: {error}")).at_path(path)
-}
-
+mod identity;
+mod lock;
+mod owned;
+mod record;
 mod retire;
+
 #[cfg(test)]
 mod tests;
 
 pub(super) use retire::remove_stripes;
+
 pub use retire::{Retired, remove_whole_set, retire_set};

@@ -6,9 +6,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::{
-    Locked, Owned, RACES_MAX, Record, clean_up, index_path, intended, is_link, lock_current, put, read, sync_folders_of,
-};
+use super::lock::{Locked, lock_current};
+use super::owned::{Owned, clean_up, sync_folders_of};
+use super::record::{Record, intended, put, read};
+use super::{RACES_MAX, index_path, is_link};
 use crate::replace::temporary::{self, Temporary, unlink_if};
 use deepnvme_io::fs::{self, Kind, OFlags};
 use deepnvme_io::op::Errno;

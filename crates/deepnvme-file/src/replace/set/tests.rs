@@ -1,6 +1,9 @@
 //! Replacing sets concurrently, and from processes that stop at any step.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::Map;
 
 use super::*;
 use deepnvme_io::fs::crash;

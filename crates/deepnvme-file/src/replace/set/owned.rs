@@ -1,0 +1,177 @@
+//! The files that an index owns, and their removal. Nothing else is removed.
+
+use std::collections::{BTreeSet, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
+use deepnvme_io::op::Errno;
+use deepnvme_io::{Error, ErrorKind, Result};
+use serde::Deserialize;
+
+use super::identity::{is_as_written, is_marked, mark, name_of};
+use super::record::{Record, contains, intended, is_token, listed, placed, read, recorded, take};
+use crate::replace::temporary::{self, unlink_if};
+
+/// The files that the current index owns.
+#[derive(Default)]
+pub(super) struct Owned {
+    pub(super) members: Vec<(PathBuf, String)>,
+    pub(super) replaced: Vec<(PathBuf, String)>,
+    /// Files that it lists but does not own.
+    pub(super) foreign: Vec<PathBuf>,
+}
+
+impl Owned {
+    /// Returns `None` if the index is damaged or not an index: it may list anything.
+    pub(super) fn of(index: &OwnedFd, path: &Path, record_at: &[String]) -> Result<Option<Self>> {
+        let stat = fs::stat_of(index.as_fd()).map_err(|errno| Error::os("read", errno).at_path(path))?;
+        let Some(value) = read(index, path)? else { return Ok(None) };
+        let listed = listed(&value, path);
+        let record = take(&value, record_at).and_then(|record| Record::deserialize(record).ok());
+        // A foreign index, a copy, another name of an index, or one from a network owns nothing here.
+        let is_own =
+            |record: &Record| record.index == mark(&stat) && stat.user == fs::user() && record.is_at(path, &stat);
+        let Some(record) = record.filter(is_own) else {
+            return Ok(Some(Self { foreign: listed, ..Self::default() }));
+        };
+        let has_token =
+            |(path, _): &(PathBuf, String)| is_token(&record.token) && contains(name_of(path), &record.token);
+        let members: Vec<_> = placed(record.members, path).into_iter().filter(has_token).collect();
+        let own: HashSet<&Path> = members.iter().map(|(path, _)| path.as_path()).collect();
+        let foreign = listed.into_iter().filter(|path| !own.contains(path.as_path())).collect();
+        let replaced = placed(record.replaces, path);
+        Ok(Some(Self { members, replaced, foreign }))
+    }
+
+    /// The `replaces` of the next index: this index's members, and earlier ones whose removal is still due.
+    pub(super) fn replaced_by(&self, index: &Path) -> Vec<(PathBuf, String)> {
+        let all = self.members.iter().cloned().chain(lingering(&self.replaced));
+        all.map(|(path, stated)| (recorded(&path, index), stated)).collect()
+    }
+
+    /// Its members, and members of earlier indexes whose removal failed.
+    pub(super) fn all(&self) -> impl Iterator<Item = &(PathBuf, String)> {
+        self.members.iter().chain(&self.replaced)
+    }
+
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.all().map(|(path, _)| path.as_path())
+    }
+
+    /// Removes all files except those in `kept`, and those that somebody has written to.
+    pub(super) fn remove(&self, kept: &HashSet<Identity>) -> Removal {
+        let mut removal = Removal { are_gone: true, changed: Vec::new() };
+        for (path, stated) in self.all() {
+            match fs::stat_link(path) {
+                Ok(stat) if !is_marked(&stat, stated) || kept.contains(&stat.identity) => {}
+                Ok(stat) if !is_as_written(&stat, stated) => removal.changed.push(path.clone()),
+                Ok(stat) => {
+                    let file = temporary::held(path);
+                    removal.are_gone &= unlink_if(path, stat.identity);
+                    temporary::release(file);
+                }
+                Err(Errno::NOENT | Errno::NOTDIR) => {}
+                Err(_) => removal.are_gone = false,
+            }
+        }
+        removal
+    }
+}
+
+/// The outcome of removing the members of an index.
+pub(super) struct Removal {
+    /// Whether all that may be removed are gone.
+    pub(super) are_gone: bool,
+    /// Members that somebody has written to. They stay.
+    pub(super) changed: Vec<PathBuf>,
+}
+
+/// Cleans up after killed saves of this set: removes members that an intent lists, and members that the index records
+/// as replaced.
+pub(super) fn clean_up(index: &Path, record_at: &[String]) {
+    // Lock the lists before reading the index: a member listed by them can no longer come into use.
+    let lists = temporary::stale_of(index, Kind::File);
+    let current = fs::open(index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0);
+    let owned = match &current {
+        Ok(current) => Owned::of(current, index, record_at).ok().flatten(),
+        Err(Errno::NOENT) => Some(Owned::default()),
+        Err(_) => None,
+    };
+    // Without the index, the members in use are unknown.
+    let Some(Owned { members, replaced, foreign }) = owned else { return };
+    let mut live = HashSet::new();
+    for path in members.iter().map(|(path, _)| path).chain(&foreign) {
+        match fs::stat_link(path) {
+            Ok(stat) => drop(live.insert(stat.identity)),
+            Err(Errno::NOENT | Errno::NOTDIR) => {}
+            Err(_) => return,
+        }
+    }
+    let is_there = |path: &Path| !matches!(fs::stat_link(path), Err(Errno::NOENT | Errno::NOTDIR));
+    let left: Vec<_> = replaced.into_iter().filter(|(path, _)| is_there(path)).collect();
+    // The process that renamed the index may have died before the sync. A power cut would bring back the older index,
+    // which may need members that this one does not.
+    if (lists.is_empty() && left.is_empty()) || fs::sync_folder(fs::folder_of(index)).is_err() {
+        return;
+    }
+    for stale in lists {
+        // An intent is on disk before its members are created, so an unreadable text has none. After a power cut, the
+        // intent of a committed set may reappear.
+        let Ok(said) = read(&stale.file, &stale.path) else { continue };
+        let listed = said.map(|value| intended(&value, record_at, index)).unwrap_or_default();
+        // Remove the list only once its members are gone from the disk.
+        if remove_listed(listed.iter().map(|(path, stated)| (path.as_path(), stated.as_deref())), &live) {
+            stale.remove();
+        }
+    }
+    let _ = Owned { members: left, ..Owned::default() }.remove(&live);
+}
+
+/// Removes listed members and their temporaries. Returns whether all removals are on disk.
+pub(super) fn remove_listed<'a>(
+    listed: impl Iterator<Item = (&'a Path, Option<&'a str>)> + Clone,
+    live: &HashSet<Identity>,
+) -> bool {
+    let mut are_gone = true;
+    for (path, stated) in listed.clone() {
+        // The member may not have its name yet, or may itself have been about to be replaced.
+        are_gone &= temporary::remove_all_stale(path);
+        are_gone &= stated.is_none_or(|stated| remove_member(path, stated, live));
+    }
+    are_gone && sync_folders_of(listed.map(|(path, _)| path))
+}
+
+/// Removes an unlisted member if its identity matches the list. Returns false if it may be left.
+pub(super) fn remove_member(path: &Path, stated: &str, live: &HashSet<Identity>) -> bool {
+    let is_ours = |stat: &Stat| {
+        stat.user == fs::user()
+            && is_marked(stat, stated)
+            && is_as_written(stat, stated)
+            && !live.contains(&stat.identity)
+    };
+    match fs::stat_link(path) {
+        Ok(stat) if is_ours(&stat) => unlink_if(path, stat.identity),
+        Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => true,
+        Err(_) => false,
+    }
+}
+
+/// Filters the files whose removal may not be on disk yet. They stay recorded until it is, or somebody writes to them.
+pub(super) fn lingering(replaced: &[(PathBuf, String)]) -> Vec<(PathBuf, String)> {
+    let is_due = |(path, stated): &&(PathBuf, String)| match fs::stat_link(path) {
+        Ok(stat) => is_marked(&stat, stated) && is_as_written(&stat, stated),
+        Err(Errno::NOENT | Errno::NOTDIR) => !sync_folders_of([path.as_path()]),
+        Err(_) => true,
+    };
+    replaced.iter().filter(is_due).cloned().collect()
+}
+
+/// Syncs the folders of these names. Returns whether it succeeded.
+pub(super) fn sync_folders_of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> bool {
+    let folders: BTreeSet<&Path> = paths.into_iter().map(fs::folder_of).collect();
+    // A removed folder contains nothing.
+    folders
+        .into_iter()
+        .all(|folder| fs::sync_folder(folder).map_or_else(|error| error.kind() == ErrorKind::NotFound, |()| true))
+}

@@ -1,0 +1,173 @@
+//! The texts of an index and an intent: which files they list, and which are their own.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use deepnvme_io::fs::{self, Stat};
+use deepnvme_io::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::ser::Formatter;
+use serde_json::{Map, Value};
+
+use super::identity::{folder_mark, name_of};
+
+/// Maximum size of an index.
+const INDEX_BYTES_MAX: u64 = 256 << 20;
+
+pub(super) const INTENT: &str = "deepnvme-intent";
+
+/// Hexadecimal digits of a token.
+pub(super) const TOKEN_DIGITS: usize = 32;
+
+/// The names and identities of future members.
+#[derive(Serialize, Deserialize, Default, Debug)]
+pub(super) struct Intent {
+    pub(super) format: String,
+    pub(super) version: u32,
+    pub(super) members: Vec<Intended>,
+}
+
+/// A future member's name, and its identity. Without one, only its temporaries can be removed: they prove theirs.
+pub(super) type Intended = (PathBuf, Option<String>);
+
+/// The record in an index of the files that it owns.
+#[derive(Serialize, Deserialize, Default, Debug)]
+pub(super) struct Record {
+    /// The identity of the index itself.
+    pub(super) index: String,
+    /// Its file name.
+    #[serde(default)]
+    pub(super) name: String,
+    /// The identity of its folder.
+    #[serde(default)]
+    pub(super) folder: String,
+    /// Contained in the names of all members.
+    pub(super) token: String,
+    pub(super) members: Vec<(PathBuf, String)>,
+    /// Members of the replaced index. They are removed unless that failed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) replaces: Vec<(PathBuf, String)>,
+}
+
+impl Record {
+    /// Whether the index with this record is the one that was written under this name. With a single name it is, also
+    /// after it was renamed.
+    pub(super) fn is_at(&self, path: &Path, stat: &Stat) -> bool {
+        stat.links == 1
+            || (self.name == name_of(path).escape_ascii().to_string()
+                && folder_mark(path).as_ref() == Some(&self.folder))
+    }
+}
+
+/// The members that a stale temporary lists. It is an intent, or an index that did not get its name.
+pub(super) fn intended(value: &Value, record_at: &[String], index: &Path) -> Vec<Intended> {
+    if let Some(record) = take(value, record_at).and_then(|record| Record::deserialize(record).ok()) {
+        return placed(record.members, index).into_iter().map(|(path, stated)| (path, Some(stated))).collect();
+    }
+    match Intent::deserialize(value) {
+        Ok(intent) if intent.format == INTENT && intent.version == 1 => {
+            let members = intent.members.into_iter().filter(|(path, _)| has_any_token(path));
+            members.map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The form of a path in the records of an index.
+pub(super) fn recorded(path: &Path, index: &Path) -> PathBuf {
+    match path.file_name() {
+        Some(name) if fs::folder_of(path) == fs::folder_of(index) => name.into(),
+        _ => path.to_path_buf(),
+    }
+}
+
+/// Resolves the paths in the records of an index.
+pub(super) fn placed(members: Vec<(PathBuf, String)>, index: &Path) -> Vec<(PathBuf, String)> {
+    members.into_iter().map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
+}
+
+/// All files that an index lists, owned or not: the parts of a stripe manifest, or the values of a weight map.
+pub(super) fn listed(index: &Value, path: &Path) -> Vec<PathBuf> {
+    let names = match (index.get("parts"), index.get("weight_map")) {
+        (Some(Value::Array(parts)), _) => parts.iter().filter_map(Value::as_str).collect::<HashSet<_>>(),
+        (_, Some(Value::Object(map))) => map.values().filter_map(Value::as_str).collect(),
+        _ => HashSet::new(),
+    };
+    let mut paths: Vec<PathBuf> = names.into_iter().map(|name| fs::folder_of(path).join(name)).collect();
+    paths.sort();
+    paths
+}
+
+pub(super) fn take<'a>(value: &'a Value, keys: &[String]) -> Option<&'a Value> {
+    keys.iter().try_fold(value, |value, key| value.get(key))
+}
+
+pub(super) fn put(value: &mut Value, keys: &[String], record: &Record) -> Result<()> {
+    let odd = || Error::invalid("the index is no JSON object with room for the record of its files");
+    let (last, above) = keys.split_last().ok_or_else(odd)?;
+    let mut object = value.as_object_mut().ok_or_else(odd)?;
+    for key in above {
+        let inner = object.entry(key.clone()).or_insert_with(|| Value::Object(Map::new()));
+        object = inner.as_object_mut().ok_or_else(odd)?;
+    }
+    let record = serde_json::to_value(record).map_err(|error| not_text(Path::new(""), &error))?;
+    object.insert(last.clone(), record);
+    Ok(())
+}
+
+/// Parses an index or intent. Returns `None` if it is neither. A read failure is an error, since the content is
+/// unknown.
+pub(super) fn read(file: &OwnedFd, path: &Path) -> Result<Option<Value>> {
+    match fs::read_small_of(file, path, INDEX_BYTES_MAX) {
+        Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+        Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Renders an index: indented, or on one line with spaces as Python does.
+pub(super) fn render(index: &Value, is_one_line: bool) -> serde_json::Result<String> {
+    if !is_one_line {
+        return Ok(serde_json::to_string_pretty(index)? + "\n");
+    }
+    let mut bytes = Vec::new();
+    index.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, OneLine))?;
+    bytes.push(b'\n');
+    String::from_utf8(bytes).map_err(serde::ser::Error::custom)
+}
+
+struct OneLine;
+
+impl Formatter for OneLine {
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()> {
+        writer.write_all(if is_first { b"" } else { b", " })
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()> {
+        writer.write_all(if is_first { b"" } else { b", " })
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+pub(super) fn contains(name: &[u8], token: &str) -> bool {
+    name.windows(token.len()).any(|part| part == token.as_bytes())
+}
+
+pub(super) fn is_token(text: &str) -> bool {
+    text.len() == TOKEN_DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Returns whether this may be a member's name.
+pub(super) fn has_any_token(path: &Path) -> bool {
+    let name = name_of(path);
+    name.windows(TOKEN_DIGITS).any(|part| std::str::from_utf8(part).is_ok_and(is_token))
+}
+
+pub(super) fn not_text(path: &Path, error: &serde_json::Error) -> Error {
+    Error::invalid(format!("the name of a file is not UTF-8: {error}")).at_path(path)
+}
