@@ -65,7 +65,6 @@ def test_text_that_is_not_utf8_is_corrupt(tmp_path: Path) -> None:
         {True: torch.ones(2), "True": torch.zeros(2)},
         {"\udcff": torch.ones(2), "\\udcff": torch.zeros(2)},
         {"a": [torch.ones(2)], "a.0": torch.zeros(2)},
-        {0.5: torch.ones(2), "0.5": torch.zeros(2)},
     ],
 )
 def test_two_tensors_of_one_name_are_not_filled(tmp_path: Path, state: dict[Any, Any]) -> None:
