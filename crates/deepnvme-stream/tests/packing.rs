@@ -287,6 +287,13 @@ fn existing_folders_are_left_alone_whatever_their_names() {
     assert!(refused.to_string().contains("the folder exists already"), "{refused}");
     assert_eq!(fs::read(target.join("mine")).unwrap(), b"mine");
     fs::remove_file(target.join("mine")).unwrap();
+    for leads_to in [&target, &out.path().join("nowhere")] {
+        let link = out.path().join("link");
+        std::os::unix::fs::symlink(leads_to, &link).unwrap();
+        let refused = run(&engine, &model, &link, Mode::Keep, &[]).unwrap_err();
+        assert!(refused.to_string().contains("it is a symbolic link"), "{refused}");
+        fs::remove_file(&link).unwrap();
+    }
 
     // Foreign folders with names that unfinished ones have or had.
     let foreign =

@@ -49,8 +49,12 @@ pub(super) struct NewFolder {
 }
 
 impl NewFolder {
-    /// Refuses a target that exists.
+    /// Refuses a target that exists, or that is a link: the new folder could not get its name.
     pub(super) fn check(target: &Path) -> Result<()> {
+        if fs::stat_link(target).is_ok_and(|stat| stat.kind == Kind::Link) {
+            let text = "it is a symbolic link; name the folder that it leads to, or a new one";
+            return Err(IoError::new(ErrorKind::InvalidInput, "pack", text).at_path(target).into());
+        }
         let is_free = match fs::entries(target) {
             Ok(entries) => entries.is_empty(),
             Err(Errno::NOENT) => true,
