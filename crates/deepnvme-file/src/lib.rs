@@ -2,8 +2,7 @@
 //!
 //! - `open` resolves a path to a file or a stripe set, and opens it for the engine.
 //! - `stripe_set` is one logical file over several disks, with its manifest.
-//! - `replace` replaces a file, a set of files or a folder atomically, and cleans up after killed processes. No other
-//!   code of the workspace removes a file by its name.
+//! - `replace` replaces a file, a set of files or a folder atomically, and cleans up after killed processes.
 //! - `reader` and `writer` are file streams. `open(path, "rb")` and `open(path, "wb")` are built on them.
 //!
 //! ```
