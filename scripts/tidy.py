@@ -32,7 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "swap": {"file", "io"},
     "optim": {"mem", "codec"},
     "perf": {"file", "io"},
-    "settings": {"file", "io"},
+    "settings": {"io"},
     "stream": {"checkpoint", "file", "io", "format", "codec"},
     "trace": {"file", "io"},
     "cli": {"file", "io", "format", "codec", "perf", "settings", "checkpoint", "stream"},

@@ -87,7 +87,7 @@ fn classify_transfer(progress: &mut BlockProgress, attempt: Attempt, bytes: usiz
         return Outcome::Retry;
     }
     let error = Error::os(attempt.operation, Errno::IO);
-    Outcome::Fail(error.because(format!("the file latency no more bytes in {RETRIES_MAX} attempts")))
+    Outcome::Fail(error.because(format!("the file took no more bytes in {RETRIES_MAX} attempts")))
 }
 
 #[cfg(test)]
