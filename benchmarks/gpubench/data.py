@@ -20,7 +20,7 @@ _LAYERS = 16
 
 
 class Mismatch(Exception):
-    """What was read or written is not what should have been."""
+    """Bytes that were read or written differ from the expected ones."""
 
 
 def compare_state(place: Place, state: Any, model: dict[str, torch.Tensor], *, whole: bool) -> None:

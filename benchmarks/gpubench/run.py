@@ -31,7 +31,7 @@ MOVERS = (
 
 
 def run(gpu: Gpu, scratch: Path, results: Path, *, nbytes: int, pace: rows.Pace) -> dict[str, Any]:
-    """Compare reads, writes and loads; returns the record, which is in the folder of results, too."""
+    """Compare reads, writes and loads; returns the record, which is also in the folder of results."""
     results.mkdir(parents=True, exist_ok=True)
     scratch.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".gpubench-", dir=scratch))

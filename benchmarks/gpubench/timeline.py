@@ -31,7 +31,7 @@ _KEPT = (
 
 
 def record(transfers: Transfers, stem: Path, row: Row) -> dict[str, dict[str, Any]]:
-    """Read and write with bounce slots, once each to warm up and once recorded; metrics by kind.
+    """Read and write with bounce buffers, once each to warm up and once recorded; metrics by kind.
 
     ``<stem>-read.html`` and ``-write.html`` are pages, the ``.trace.json`` beside them is for Perfetto.
     """

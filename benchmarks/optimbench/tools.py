@@ -147,7 +147,7 @@ OURS = "deepnvme"
 
 
 def rows() -> list[Row]:
-    """All rows; whoever is named like :data:`OURS` is what ratios are of."""
+    """All rows. Ratios are of the one that is named like :data:`OURS`."""
     return [
         Row(
             "fp32",

@@ -26,7 +26,7 @@ class Model:
 
 
 def gpt2() -> Iterator[Shape]:
-    """Yield the shapes of GPT-2, whose embedding is the head, too.
+    """Yield the shapes of GPT-2, whose embedding is also the head.
 
     n_embd 768, n_layer 12, n_positions 1024, vocab_size 50257.
     """

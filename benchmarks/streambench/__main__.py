@@ -70,7 +70,7 @@ class Meeting:
         child = self.children[one.name]
         try:
             child.open()
-            # Whoever came before, and opening, have left the disk nothing to do.
+            # Earlier rows, and opening, have left the disk nothing to do.
             self.quiet.wait()
             answer = child.generate(job)
         finally:

@@ -103,7 +103,7 @@ class Pipelined(Stepper):
         for shape in shapes(self.setting.elements):
             count += torch.Size(shape).numel()
             left -= torch.Size(shape).numel()
-            # What is left over makes a group that is large enough to be swapped, or goes with the last one.
+            # The rest makes a group that is large enough to be swapped, or goes with the last one.
             if (count >= wanted and left >= _GROUP_MIN) or left == 0:
                 yield count
                 count = 0

@@ -18,7 +18,7 @@ from trainbench.steppers import Setting, Stepper
 from trainbench.workers import Child, Reply
 
 OURS, IN_MEMORY, FIO = "deepnvme", "in memory", "fio"
-# What says that it has the bits of torch's optimizer as it comes.
+# Claims to be bit for bit torch's optimizer in its default form.
 _BITWISE = (OURS,)
 _CHECKED_ELEMENTS, _TRIED_ELEMENTS = 1 << 20, 150_000_000
 # Every group of this many elements is read and written by itself, in the check.

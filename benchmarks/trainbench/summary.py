@@ -45,7 +45,7 @@ def _moved(answer: Answer) -> float:
 
 
 def lines(row: Row) -> list[Line]:
-    """Sum a row of steps up, the quickest first; whoever was left out half way is not there."""
+    """Sum a row of steps up, the quickest first, without those that were left out half way."""
     full = max(map(len, row.answers.values()), default=0)
     there = {name: found for name, found in row.answers.items() if len(found) == full and name not in row.left_out}
     found = [_line(row, name, answers, there.get(OURS, [])) for name, answers in there.items()]

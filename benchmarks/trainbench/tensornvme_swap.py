@@ -1,7 +1,7 @@
 """TensorNVMe's offloader under torch's fused AdamW, as ColossalAI and its own examples put it together.
 
 Moments of one parameter are one vectored request. While some parameters are changed, the next are read and the last
-written. What is read gets new memory, and what is written loses it.
+written. Moments get new memory when they are read, and lose it when they are written.
 """
 
 from __future__ import annotations

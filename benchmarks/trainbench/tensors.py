@@ -40,7 +40,7 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 class Numbers:
-    """Random numbers, the same for whoever asks for as many with the same seed."""
+    """Random numbers, the same for each caller that asks for as many with the same seed."""
 
     def __init__(self, seed: int, scale: float) -> None:
         self._numbers = torch.randn(_NUMBERS, generator=torch.Generator().manual_seed(seed)).mul_(scale)

@@ -25,7 +25,7 @@ from weightbench.tools import EVERYBODY
 
 _FIO = "fio best"
 _FIO_64 = "fio, 64 MiB of memory"
-# What goes through so much memory is in no cache, as fio's best is.
+# So much memory fits no cache, which fio's best setting uses.
 _SETTING_64 = fio.FioSetting("libaio", 1 << 20, 64, huge=True)
 
 

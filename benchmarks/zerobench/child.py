@@ -27,7 +27,7 @@ AIO = {
     "single_submit": False,
     "overlap_events": True,
 }
-# What is on disk in each row, and whether optimizer states are read ahead and written behind.
+# The state on disk in each row, and whether optimizer states are read ahead and written behind.
 ROWS = {
     "both": (True, False),
     "both-pipelined": (True, True),

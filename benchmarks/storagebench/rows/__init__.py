@@ -1,1 +1,1 @@
-"""What is compared: one file for each kind of work, all behind ``base.Row``."""
+"""The rows of the comparison: one file for each kind of work, all behind ``base.Row``."""
