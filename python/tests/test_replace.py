@@ -29,7 +29,7 @@ def save(folder: Path, text: str) -> None:
     new = _deepnvme._SetReplacement(index, members, RECORD)
     for member in new.members:
         member.write_text(text)
-    new.commit(json.dumps({"weight_map": {member.name: member.name for member in new.members}}))
+    new.commit(json.dumps({"weight_map": {name.name: name.name for name in new.names}}))
 
 
 def load(folder: Path) -> str:
@@ -90,7 +90,7 @@ def test_a_model_that_is_replaced_while_it_is_loaded_is_one_or_the_other(tmp_pat
         new = _deepnvme._SetReplacement(index, members, RECORD)
         for number, member in enumerate(new.members):
             save_file({f"weight{number}": torch.full((5000,), text)}, member)
-        weight_map = {f"weight{number}": member.name for number, member in enumerate(new.members)}
+        weight_map = {f"weight{number}": name.name for number, name in enumerate(new.names)}
         # A checksum of the list. It also covers the record of its files.
         blank = {"deepnvme.checksum": "-".join(["0" * 16] * 3)}
         new.commit(json.dumps({"metadata": blank, "weight_map": weight_map}))

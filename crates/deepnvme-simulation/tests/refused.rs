@@ -35,7 +35,7 @@ const MEMBERS: &str = "/d1";
 /// Consecutive calls that fail.
 const REFUSED_MAX: u64 = 3;
 /// Calls from the middle of a save to a little after its end.
-const LATE_CALLS: Range<u64> = 28..52;
+const LATE_CALLS: Range<u64> = 28..72;
 /// Calls of the next process at which it dies.
 const SECOND_CALLS: u64 = 20;
 
