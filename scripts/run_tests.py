@@ -4,7 +4,7 @@
 
 Suites of a lane run one after another, and lanes run in parallel. The Python tests wait for the disk and for deadlines
 more than they compute, so they have two lanes beside the Rust tests, which keep all processors busy while they are
-compiled. The first lane is shown while it runs. The others are shown at the end, to avoid mixing. The name `python`
+compiled. These have a lower priority, so that deadlines hold. The first lane is shown while it runs. The others are shown at the end, to avoid mixing. The name `python`
 selects all suites whose names begin with it.
 
 A suite without output for SILENCE_S is considered hanging and is killed. Failures are listed again at the end, with the
@@ -132,8 +132,9 @@ class Ended:
 def run(suite: Suite, show: Callable[[str], None]) -> Ended:
     """Run the command, and show each line of its output."""
     begin = time.monotonic()
+    priority = ["nice", "-n", "5"] if suite.lane == 0 else []
     process = subprocess.Popen(
-        suite.command,
+        [*priority, *suite.command],
         cwd=ROOT,
         env={**os.environ, **suite.environment},
         stdout=subprocess.PIPE,

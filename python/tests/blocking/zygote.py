@@ -10,7 +10,7 @@ from pathlib import Path
 
 # What a cell may take from the moment at which something comes, and how often a busy machine may miss that.
 LIMIT_S = 1.0
-ATTEMPTS = 5
+ATTEMPTS = 8
 TOO_SLOW = 75
 
 # The default engine makes a system call for every 4 KiB, one after the other: some MiB are seconds of work.

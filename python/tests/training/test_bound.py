@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 # Memory for state or parameters on disk.
 STATE_MEMORY, PARAMETER_MEMORY = 4 << 20, 12 << 20
-# Memory for steps: the gradient of a layer while it is added, stacks, allocators.
-CONSTANT = 24 << 20  # 16 is enough where this was written
+# Memory for steps: the gradient of a layer while it is added, stacks, allocators, and the bounce buffers of each worker
+# that gets work, which are more workers on a busy machine.
+CONSTANT = 32 << 20  # 16 is enough on a quiet one
 
 # The buffers of a save of parameters, and its file.
 BUFFERS = 32 << 20
