@@ -4,8 +4,8 @@
 
 Suites of a lane run one after another, and lanes run in parallel. The Python tests wait for the disk and for deadlines
 more than they compute, so they have two lanes beside the Rust tests, which keep all processors busy while they are
-compiled. These have a lower priority, so that deadlines hold. The first lane is shown while it runs. The others are shown at the end, to avoid mixing. The name `python`
-selects all suites whose names begin with it.
+compiled. These have a lower priority, so that deadlines hold. The first lane is shown while it runs. The others are
+shown at the end, to avoid mixing. The name `python` selects all suites whose names begin with it.
 
 A suite without output for SILENCE_S is considered hanging and is killed. Failures are listed again at the end, with the
 last lines of killed suites, so that the end of the log suffices.
