@@ -8,22 +8,10 @@ use std::sync::Arc;
 use deepnvme_file::{BUFFER_BYTES, BUFFERS, FileReader, StripeSet, Target};
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{BackendChoice, Config, DirectMode, Engine, ErrorKind, WriteOptions};
+use deepnvme_testkit::rng::random_bytes as random;
 use proptest::prelude::*;
 
 const FILE_BYTES: usize = BUFFER_BYTES * 5 + 4321;
-
-fn random(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(2).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    let mut out: Vec<u8> = (0..bytes.div_ceil(8)).flat_map(|_| next().to_le_bytes()).collect();
-    out.truncate(bytes);
-    out
-}
 
 /// A file of random bytes.
 struct Scratch {

@@ -7,11 +7,7 @@ use std::sync::Arc;
 use deepnvme_file::{StripeSet, Target, open};
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{Access, Config, DirectMode, Durability, Engine, OpenOptions, TensorFile, WriteExtent, WriteOptions};
-
-fn random(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    (0..bytes).map(|_| random.u8(..)).collect()
-}
+use deepnvme_testkit::rng::random_bytes as random;
 
 fn write(engine: &Engine, file: &Arc<TensorFile>, offset: u64, bytes: &[u8], options: WriteOptions) {
     let source = Region::from_vec(bytes.to_vec());

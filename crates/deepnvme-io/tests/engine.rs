@@ -14,6 +14,7 @@ use deepnvme_io::{
     SubmitMode, TensorFile, WriteExtent, WriteItem, WriteOptions,
 };
 use deepnvme_mem::{Region, RegionMut};
+use deepnvme_testkit::rng::random_bytes as random;
 
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
 const WHOLE: WriteOptions = WriteOptions { extent: WriteExtent::WholeFile, durability: Durability::None };
@@ -33,17 +34,6 @@ fn engine(backend: BackendChoice) -> Engine {
 
 fn open(path: &Path, access: Access, direct: DirectMode) -> Arc<TensorFile> {
     TensorFile::open(path, OpenOptions { access, create: access != Access::Read, direct }).unwrap()
-}
-
-fn random(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(2).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u8
-    };
-    (0..bytes).map(|_| next()).collect()
 }
 
 fn read_back(engine: &Engine, file: &Arc<TensorFile>, offset: u64, bytes: usize) -> Vec<u8> {

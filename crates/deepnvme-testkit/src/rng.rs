@@ -88,6 +88,14 @@ impl Rng {
     }
 }
 
+/// Returns random bytes, the same for the same seed.
+#[must_use]
+pub fn random_bytes(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut random = vec![0; bytes];
+    Rng::new(seed).fill(&mut random);
+    random
+}
+
 #[cfg(test)]
 mod tests {
     use super::Rng;

@@ -15,12 +15,8 @@ pub fn engine() -> Arc<Engine> {
     Arc::new(Engine::new(Config::default()).unwrap())
 }
 
-pub fn random(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    let mut data = vec![0; bytes];
-    random.fill(&mut data);
-    data
-}
+#[allow(unused_imports, reason = "not every test needs random bytes")]
+pub use deepnvme_testkit::rng::random_bytes as random;
 
 /// Pickles a dict of one-dimensional uint8 tensors, each with its own storage.
 pub fn pickle(storages: &[Vec<u8>]) -> Vec<u8> {
