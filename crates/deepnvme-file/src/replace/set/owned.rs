@@ -10,7 +10,7 @@ use deepnvme_io::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
 use super::identity::{is_as_written, is_marked, mark, name_of};
-use super::record::{Record, contains, intended, is_token, listed, placed, read, recorded, take};
+use super::record::{Record, contains, has_any_token, intended, is_token, listed, placed, read, recorded, take};
 use crate::replace::temporary::{self, unlink_if};
 
 /// The files that the current index owns.
@@ -40,7 +40,8 @@ impl Owned {
         let members: Vec<_> = placed(record.members, path).into_iter().filter(has_token).collect();
         let own: HashSet<&Path> = members.iter().map(|(path, _)| path.as_path()).collect();
         let foreign = listed.into_iter().filter(|path| !own.contains(path.as_path())).collect();
-        let replaced = placed(record.replaces, path);
+        // Tokens of earlier saves. A name of another form was not given by this library.
+        let replaced = placed(record.replaces, path).into_iter().filter(|(path, _)| has_any_token(path)).collect();
         Ok(Some(Self { members, replaced, foreign }))
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use deepnvme_io::fs::{self, Stat};
 use deepnvme_io::{Error, ErrorKind, Result};
@@ -68,7 +68,8 @@ pub(super) fn intended(value: &Value, record_at: &[String], index: &Path) -> Vec
     }
     match Intent::deserialize(value) {
         Ok(intent) if intent.format == INTENT && intent.version == 1 => {
-            let members = intent.members.into_iter().filter(|(path, _)| has_any_token(path));
+            let is_ours = |(path, _): &Intended| has_any_token(path) && is_recorded_form(path);
+            let members = intent.members.into_iter().filter(is_ours);
             members.map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
         }
         _ => Vec::new(),
@@ -83,9 +84,16 @@ pub(super) fn recorded(path: &Path, index: &Path) -> PathBuf {
     }
 }
 
-/// Resolves the paths in the records of an index.
+/// Whether [`recorded`] writes a path like this one.
+fn is_recorded_form(path: &Path) -> bool {
+    path.is_absolute() || path.components().eq([Component::Normal(path.as_os_str())])
+}
+
+/// Resolves the paths in the records of an index: file names in its folder, or absolute paths. Others were not written by
+/// this library, and lead out of the folder.
 pub(super) fn placed(members: Vec<(PathBuf, String)>, index: &Path) -> Vec<(PathBuf, String)> {
-    members.into_iter().map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
+    let ours = members.into_iter().filter(|(path, _)| is_recorded_form(path));
+    ours.map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
 }
 
 /// All files that an index lists, owned or not: the parts of a stripe manifest, or the values of a weight map.

@@ -491,3 +491,34 @@ fn members_have_private_names_until_they_are_whole() {
     new.commit(value).unwrap();
     assert!(!files(folder.path()).keys().any(is_private));
 }
+
+#[test]
+fn a_record_that_leads_out_of_the_folder_owns_nothing_there() {
+    let above = tempfile::tempdir().unwrap();
+    let folder = above.path().join("model");
+    std::fs::create_dir(&folder).unwrap();
+    let index = folder.join("index.json");
+    for name in ["thesis.txt".to_owned(), format!("one-{}.bin", "a".repeat(32))] {
+        let theirs = above.path().join(&name);
+        std::fs::write(&theirs, "theirs").unwrap();
+        let stated = written_mark(&fs::stat(&theirs).unwrap());
+        for (key, path) in [("replaces", format!("../{name}")), ("members", format!("../{name}"))] {
+            save(&index, "old").unwrap();
+            let mut value: Value = serde_json::from_slice(&std::fs::read(&index).unwrap()).unwrap();
+            let forged = serde_json::json!([[path, stated]]);
+            value["metadata"]["files"][key] = forged;
+            // In place, so that the index stays the recorded one.
+            std::fs::write(&index, value.to_string()).unwrap();
+            save(&index, "new").unwrap();
+            assert_eq!(std::fs::read_to_string(&theirs).unwrap(), "theirs", "{key}");
+        }
+    }
+    let plain = above.path().join("thesis.txt");
+    let stated = written_mark(&fs::stat(&plain).unwrap());
+    save(&index, "old").unwrap();
+    let mut value: Value = serde_json::from_slice(&std::fs::read(&index).unwrap()).unwrap();
+    value["metadata"]["files"]["replaces"] = serde_json::json!([[plain, stated]]);
+    std::fs::write(&index, value.to_string()).unwrap();
+    save(&index, "new").unwrap();
+    assert!(plain.exists());
+}
