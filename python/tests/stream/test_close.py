@@ -30,6 +30,15 @@ THREADS = 3
 MODELS = 10
 
 
+def call_once(model: Any, question: Any, errors: list[BaseException]) -> None:
+    """Call a model in a thread, which has gradients of its own to switch off. Keeps the error."""
+    try:
+        with torch.no_grad():
+            model(question)
+    except BaseException as error:
+        errors.append(error)
+
+
 def close_during(model: Any, call: Callable[[], Any], pick: random.Random) -> tuple[list[Any], list[BaseException]]:
     """Close a model while threads call it again and again. Returns their results, and their errors."""
     results: list[Any] = []
@@ -182,14 +191,7 @@ def test_close_waits_for_the_layer_that_runs(saved: plain_module.Saved) -> None:
     model.layers[3].__class__ = Slow
     model = deepnvme.stream(module, weights=saved.path, memory=plain_module.MEMORY)
 
-    def call() -> None:
-        try:
-            with torch.no_grad():
-                model(saved.question)
-        except BaseException as error:
-            errors.append(error)
-
-    caller = threading.Thread(target=call)
+    caller = threading.Thread(target=call_once, args=(model, saved.question, errors))
     caller.start()
     assert inside.wait(30)
     closers = [threading.Thread(target=model.streaming.close) for _ in range(2)]
@@ -242,14 +244,7 @@ def test_calls_that_close_from_within_do_not_wait_for_each_other(saved: plain_mo
     model.layers[2].register_forward_pre_hook(hook)
     errors: list[BaseException] = []
 
-    def call() -> None:
-        try:
-            with torch.no_grad():
-                model(saved.question)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=call) for _ in range(2)]
+    threads = [threading.Thread(target=call_once, args=(model, saved.question, errors)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

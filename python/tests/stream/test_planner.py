@@ -95,9 +95,7 @@ def test_a_large_unit_and_small_ones(memory: int, slots: int) -> None:
     class_of, classes = share_large_slot(memory, *classified, None, allocate_slots(memory, fitted, kept, None))
     assert class_of == [1] * 12 + [0]
     assert [each.slots for each in classes] == [1, slots]
-    assert classes[1].shares_memory == (memory < 1_400_000), (
-        "two small tensors that fit beside it have memory of their own"
-    )
+    assert classes[1].shares_memory == (memory < 1_400_000), "two small tensors have their own memory beside it"
     assert classes[1].ahead > 0, "something can come while another is in use"
 
 

@@ -1,12 +1,13 @@
 //! Replacing sets concurrently, and from processes that stop at any step.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde_json::Map;
 
 use super::*;
 use deepnvme_io::fs::crash;
+
+mod ownership;
 
 const RECORD: [&str; 2] = ["metadata", "files"];
 
@@ -430,95 +431,4 @@ fn lists_of_killed_saves_that_were_changed_remove_nothing_of_others() {
             }
         }
     }
-}
-
-#[test]
-fn an_index_under_another_name_owns_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let (index, linked) = (folder.path().join("index.json"), folder.path().join("linked.json"));
-    let other = folder.path().join("copy");
-    std::fs::create_dir(&other).unwrap();
-    save(&index, "one").unwrap();
-    for link in [&linked, &other.join("index.json")] {
-        std::fs::hard_link(&index, link).unwrap();
-        save(link, "other").unwrap();
-        assert_eq!((load(link), load(&index)), ("other".into(), "one".into()));
-        assert_eq!(retire_set(link, &RECORD).unwrap(), Retired::Removed);
-        std::fs::hard_link(&index, link).unwrap();
-        assert_eq!(retire_set(link, &RECORD).unwrap(), Retired::Foreign);
-        remove_whole_set(link, &RECORD);
-        assert_eq!(load(&index), "one");
-    }
-    // The index itself still owns its members.
-    save(&index, "two").unwrap();
-    assert_eq!(load(&index), "two");
-    std::fs::remove_file(&linked).unwrap();
-    std::fs::remove_dir_all(&other).unwrap();
-    assert_eq!(files(folder.path()).len(), 3);
-}
-
-#[test]
-fn a_member_that_somebody_has_written_to_stays() {
-    let folder = tempfile::tempdir().unwrap();
-    let index = folder.path().join("index.json");
-    save(&index, "old").unwrap();
-    let members: Vec<PathBuf> = files(folder.path()).into_keys().filter(|path| *path != index).collect();
-    // As long as before, in place, and later than the clock of files has ticked.
-    std::thread::sleep(Duration::from_millis(20));
-    std::fs::write(&members[0], "his").unwrap();
-    let new = begin(&index).unwrap();
-    fill(&new, "new");
-    let value = value(&new, "new");
-    assert_eq!(new.commit(value).unwrap(), [std::fs::canonicalize(&members[0]).unwrap()]);
-    save(&index, "newer").unwrap();
-    assert_eq!(load(&index), "newer");
-    assert_eq!(std::fs::read_to_string(&members[0]).unwrap(), "his");
-    assert!(!members[1].exists());
-    assert_eq!(files(folder.path()).len(), 4);
-    let text = std::fs::read_to_string(&index).unwrap();
-    assert!(!text.contains(members[0].file_name().unwrap().to_str().unwrap()), "forgotten: {text}");
-}
-
-#[test]
-fn members_have_private_names_until_they_are_whole() {
-    let folder = tempfile::tempdir().unwrap();
-    let index = folder.path().join("index.json");
-    let new = begin(&index).unwrap();
-    fill(&new, "new");
-    let is_private = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with('.');
-    assert!(files(folder.path()).keys().all(is_private));
-    let value = value(&new, "new");
-    new.commit(value).unwrap();
-    assert!(!files(folder.path()).keys().any(is_private));
-}
-
-#[test]
-fn a_record_that_leads_out_of_the_folder_owns_nothing_there() {
-    let above = tempfile::tempdir().unwrap();
-    let folder = above.path().join("model");
-    std::fs::create_dir(&folder).unwrap();
-    let index = folder.join("index.json");
-    for name in ["thesis.txt".to_owned(), format!("one-{}.bin", "a".repeat(32))] {
-        let theirs = above.path().join(&name);
-        std::fs::write(&theirs, "theirs").unwrap();
-        let stated = written_mark(&fs::stat(&theirs).unwrap());
-        for (key, path) in [("replaces", format!("../{name}")), ("members", format!("../{name}"))] {
-            save(&index, "old").unwrap();
-            let mut value: Value = serde_json::from_slice(&std::fs::read(&index).unwrap()).unwrap();
-            let forged = serde_json::json!([[path, stated]]);
-            value["metadata"]["files"][key] = forged;
-            // In place, so that the index stays the recorded one.
-            std::fs::write(&index, value.to_string()).unwrap();
-            save(&index, "new").unwrap();
-            assert_eq!(std::fs::read_to_string(&theirs).unwrap(), "theirs", "{key}");
-        }
-    }
-    let plain = above.path().join("thesis.txt");
-    let stated = written_mark(&fs::stat(&plain).unwrap());
-    save(&index, "old").unwrap();
-    let mut value: Value = serde_json::from_slice(&std::fs::read(&index).unwrap()).unwrap();
-    value["metadata"]["files"]["replaces"] = serde_json::json!([[plain, stated]]);
-    std::fs::write(&index, value.to_string()).unwrap();
-    save(&index, "new").unwrap();
-    assert!(plain.exists());
 }
