@@ -156,18 +156,18 @@ impl SetReplacement {
     }
 }
 
-/// Remove a set that one file has replaced: the index, then the files recorded as its own. Returns ``"absent"``,
-/// ``"removed"``, or ``"foreign"`` if the index is not known to be ours, and stays.
+/// Remove a set that one file has replaced: the index, then the files recorded as its own. Returns the
+/// listed files that stay, or ``None`` if the index is not known to be ours, and stays.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
-pub(crate) fn _retire_set(index: &Bound<'_, PyAny>, record_at: Vec<String>) -> PyResult<&'static str> {
+pub(crate) fn _retire_set(index: &Bound<'_, PyAny>, record_at: Vec<String>) -> PyResult<Option<Vec<PathBuf>>> {
     let (py, index) = (index.py(), file_name(index)?);
     let record_at: Vec<&str> = record_at.iter().map(String::as_str).collect();
     let retired = py.detach(|| replace::retire_set(&index, &record_at));
     Ok(match error::check(py, retired)? {
-        Retired::Absent => "absent",
-        Retired::Removed => "removed",
-        Retired::Foreign => "foreign",
+        Retired::Absent => Some(Vec::new()),
+        Retired::Removed { kept } => Some(kept),
+        Retired::Foreign => None,
     })
 }
 

@@ -252,6 +252,7 @@ fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result
             index_crc64: format!("{:016x}", checksums_of(text.as_bytes()).crc64),
             torch: String::new(),
             deepnvme: String::new(),
+            written_ns: None,
             parts: Vec::new(),
             pending: BTreeMap::new(),
         };

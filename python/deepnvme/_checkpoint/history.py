@@ -60,6 +60,8 @@ class Part:
     """The machine that wrote it. If folders are not shared, the file is there."""
     head_crc64: str | None = None
     """CRC-64/NVME of its first 64 KiB, which distinguishes it from other files of its name."""
+    written_ns: int | None = None
+    """Its modification time after the save, in nanoseconds since 1970. With a later one it is kept."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,9 @@ class Checkpoint:
     """The deepnvme version that saved it."""
     parts: tuple[Part, ...] = ()
     """The part files in order, if there are several."""
+    written_ns: int | None = None
+    """The latest modification time of its files after the save, in nanoseconds since 1970. A file with a later one is
+    kept when the checkpoint is retired. ``None`` for parts, which have their own."""
 
     @property
     def is_sharded(self) -> bool:

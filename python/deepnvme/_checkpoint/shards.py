@@ -65,9 +65,7 @@ def save_shards(
     except BaseException:
         new.give_up()
         raise
-    if foreign:
-        shown = ", ".join(str(file) for file in foreign[:5]) + (", ..." if len(foreign) > 5 else "")  # noqa: PLR2004
-        _warn(f"{index}: the old index listed files that are not its own, or were changed; they are kept: {shown}")
+    _warn_kept(index, foreign)
     if "deepnvme.replaces" in metadata:
         msg = f"{path}: this file is kept, since it may not be deepnvme's. deepnvme loads the new shards instead"
         _warn(f"{msg}; other programs prefer the file: remove or move it")
@@ -78,18 +76,25 @@ def retire_shards(path: Path) -> None:
     """Remove the index and the shards of an earlier save that the file ``path`` replaces."""
     index = _index_of(path)
     try:
-        is_foreign = _retire_set(index, _RECORD) == "foreign"
+        kept = _retire_set(index, _RECORD)
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return  # no index can have that name
         # The new file is complete and counts, so this is no error.
         _warn(f"{index}: the files of an earlier save could not be removed ({error}); remove them")
         return
-    if is_foreign:
+    _warn_kept(index, kept or [])
+    if kept is None:
         if _is_loaded(path):
             _warn(f"{index}: this index may not be deepnvme's, and is kept. Loaders prefer the new {path.name}")
         else:
             _warn(f"{index}: this index is damaged, and is kept. Remove it: until then deepnvme loads neither file")
+
+
+def _warn_kept(index: Path, kept: list[Path]) -> None:
+    if kept:
+        shown = ", ".join(str(file) for file in kept[:5]) + (", ..." if len(kept) > 5 else "")  # noqa: PLR2004
+        _warn(f"{index}: the old index listed files that are not its own, or were changed; they are kept: {shown}")
 
 
 def _is_loaded(path: Path) -> bool:

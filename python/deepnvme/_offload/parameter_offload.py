@@ -244,6 +244,12 @@ class ParameterOffload:
         with self._closing:
             if self.is_closed:
                 return
+            if self._runner.is_in_backward_elsewhere():
+                # It also needs groups that it does not hold at this moment.
+                raise RuntimeError(
+                    "a backward pass in another thread uses the parameters; call offloading.close() again when that "
+                    "has ended"
+                )
             self._runner.end_all()
             for group in self._groups:
                 self._residence.restore(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ class BlockRunner:
         self.counts_uses = True
         # Block calls whose backward has begun and not ended.
         self._in_backward: dict[int, _BlockCall] = {}
+        # Torch frees it when the backward pass ends or fails.
+        self._backward: weakref.ref[_BackwardEnd] | None = None
 
     def wrapper_for(self, block: Block) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Make a wrapper that runs a block's forward with its groups in memory."""
@@ -67,7 +70,9 @@ class BlockRunner:
             return
         if not self._in_backward:
             # Ends the blocks that are still open after the backward pass: none of their inputs needs a gradient.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001
+            end = _BackwardEnd(self)
+            self._backward = weakref.ref(end)
+            torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001
         else:
             # Such a block gets no event at its last gradient, so the start of the next block ends it.
             for other in [*self._in_backward.values()]:
@@ -92,7 +97,9 @@ class BlockRunner:
                 self._on_group_done(group)
 
     def end_all(self) -> None:
-        """Release everything: the backward pass failed or will never come."""
+        """Release everything: the backward pass failed or will never come. Another thread's pass keeps its groups."""
+        if self.is_in_backward_elsewhere():
+            return
         for call in [*self._in_backward.values()]:
             self._release(call)
         self._residence.release_orphaned()
@@ -106,9 +113,15 @@ class BlockRunner:
         """Forget uses that got no gradients: they will get none."""
         self._uses.clear()
 
-    def _end_backward(self) -> None:
+    def end_backward(self) -> None:
+        """End the blocks that are still open: the backward pass is over."""
         for call in [*self._in_backward.values()]:
             self.end(call)
+
+    def is_in_backward_elsewhere(self) -> bool:
+        """Whether a backward pass is under way in another thread."""
+        is_under_way = self._backward is not None and self._backward() is not None
+        return is_under_way and torch._C._current_graph_task_id() == _NO_BACKWARD  # noqa: SLF001
 
     def _release(self, call: _BlockCall) -> bool:
         if id(call) not in self._in_backward:
@@ -116,6 +129,16 @@ class BlockRunner:
         self._residence.release(call)
         del self._in_backward[id(call)]
         return True
+
+
+class _BackwardEnd:
+    """Called at the end of a backward pass. Exists while the pass is under way."""
+
+    def __init__(self, runner: BlockRunner) -> None:
+        self._runner = runner
+
+    def __call__(self) -> None:
+        self._runner.end_backward()
 
 
 class _BlockCall(Holder):

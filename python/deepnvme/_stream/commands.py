@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deepnvme._utils.terminal import OutputError, is_terminal, say, show
-from deepnvme.errors import Error
+from deepnvme.errors import Error, InvalidArgumentError
 
 _PATHS = ("model", "prompt_file", "folder", "trace")
 
@@ -24,14 +24,12 @@ def run(name: str, options: str) -> int:
     except BrokenPipeError:
         # The reader has closed the pipe on purpose.
         return 0
-    except OutputError as error:
-        return _refused(str(error), 1)
     except ImportError as error:
         return _refused(f"{error}; install it: {sys.executable} -m pip install torch transformers", 1)
-    except ValueError as error:
-        return _refused(str(error), 2)
-    except (Error, MemoryError, OSError) as error:
-        return _refused(str(error), 1)
+    except (Error, MemoryError, OSError, OutputError, ValueError) as error:
+        # Errors of files, such as CorruptFileError, are also ValueErrors.
+        is_usage = isinstance(error, InvalidArgumentError if isinstance(error, Error) else ValueError)
+        return _refused(str(error), 2 if is_usage else 1)
 
 
 def _path(value: Any) -> Any:

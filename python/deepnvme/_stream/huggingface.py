@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 # Options of `from_pretrained` by which another library places or changes the weights.
-_REFUSED_OPTIONS = ("device_map", "quantization_config", "tp_plan", "max_memory", "offload_folder", "state_dict")
+_REFUSED_OPTIONS = (
+    "device_map", "quantization_config", "tp_plan", "max_memory", "offload_folder", "state_dict",
+    "ignore_mismatched_sizes",
+)  # fmt: skip
 # Number of weights that an error lists.
 _NAMES_SHOWN_MAX = 3
 
@@ -63,13 +66,21 @@ def build_model(
         dtype = _dtype_of(config, files)
     try:
         model, loaded = chosen.from_pretrained(
-            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, **options
+            None,
+            config=config,
+            state_dict=state,
+            dtype=dtype,
+            output_loading_info=True,
+            # Mismatches are refused below, with the file's shape and the model's.
+            ignore_mismatched_sizes=True,
+            **options,
         )
     except UntraceableError as error:
         raise UnsupportedError(
             f"{folder}: the file layout differs from the memory layout of {chosen.__name__} ({error}); load the model "
             "with transformers, save it with save_pretrained(), and stream the result"
         ) from error
+    _refuse_mismatched(folder, chosen, loaded["mismatched_keys"])
     _refuse_missing(folder, chosen, loaded["missing_keys"])
     model.config._name_or_path = str(folder)  # noqa: SLF001
     model.name_or_path = str(folder)
@@ -86,6 +97,14 @@ def _read_config(transformers: Any, folder: Path) -> Any:
             remedy = "stream a folder written by save_pretrained(), or pass a module: stream(module, weights=...)"
             raise NotFoundError(errno.ENOENT, f"the model folder has no config.json; {remedy}", str(path)) from error
         raise UnsupportedError(f"{path}: transformers refuses it: {error}") from error
+
+
+def _refuse_mismatched(folder: Path, chosen: Any, mismatched: Collection[tuple[str, Any, Any]]) -> None:
+    for name, stored, wanted in sorted(mismatched, key=lambda each: each[0]):
+        raise UnsupportedError(
+            f"{folder}: {name} has shape {tuple(stored)} in the files, and {tuple(wanted)} in {chosen.__name__} as "
+            "config.json describes it; the files are of another model, or damaged (deepnvme verify)"
+        )
 
 
 def _refuse_missing(folder: Path, chosen: Any, missing: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,9 +11,10 @@ import torch
 from deepnvme._stream.placeholder import Placeholder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
+    from torch.utils.hooks import RemovableHandle
 
     from deepnvme._stream.call_gate import CallGate
     from deepnvme._stream.partition import Weight
@@ -73,6 +75,26 @@ def get_weight(weight: Weight) -> torch.Tensor:
     """Return the current tensor of a weight."""
     tensor: torch.Tensor = getattr(weight.module, weight.attribute)
     return tensor
+
+
+def refuse_loading(weights: Iterable[Weight]) -> list[RemovableHandle]:
+    """Make ``load_state_dict`` of weights fail: the next pass would bind those of the file again."""
+    names: dict[nn.Module, list[str]] = {}
+    for weight in weights:
+        names.setdefault(weight.module, []).append(weight.attribute)
+    return [
+        module.register_load_state_dict_pre_hook(partial(_refuse_loading, attributes))  # type: ignore[no-untyped-call]
+        for module, attributes in names.items()
+    ]
+
+
+def _refuse_loading(attributes: list[str], _module: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any) -> None:
+    for attribute in attributes:
+        if prefix + attribute in state:
+            raise RuntimeError(
+                f"{prefix + attribute} is streamed from its file and cannot be loaded; call model.streaming.close() "
+                "first"
+            )
 
 
 def view_weight(memory: torch.Tensor, at: int, origin: Origin, like: torch.Tensor) -> nn.Parameter | torch.Tensor:

@@ -14,7 +14,7 @@ from deepnvme._deepnvme import StripeSet
 from deepnvme._stream import huggingface, throughput
 from deepnvme._stream.call_gate import CallGate
 from deepnvme._stream.layer_cache import LayerCache
-from deepnvme._stream.parameter_binding import get_weight, set_weight
+from deepnvme._stream.parameter_binding import get_weight, refuse_loading, set_weight
 from deepnvme._stream.partition import has_forward
 from deepnvme._stream.planner import Plan, PlanInput, find_sufficient_memory
 from deepnvme._stream.resident_weights import load_resident
@@ -81,6 +81,7 @@ class Streaming:
         self._final_counters: dict[str, float] | None = None
         self._recorded: Callable[[], object] | None = None
         self._originals = [(weight, get_weight(weight)) for weight in found.weights()]
+        self._load_hooks = refuse_loading(weight for weight, _ in self._originals)
         try:
             load_resident(found.resident, origin_of, sources, device, engine)
             if found.lookups:
@@ -254,6 +255,8 @@ class Streaming:
         self._gate.unwrap(keep=self._model())
         for weight, original in self._originals:
             set_weight(weight, original)
+        for hook in self._load_hooks:
+            hook.remove()
         self._gate.unwrap()
         for part in (self.layer_cache, self.row_cache):
             if part is not None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from deepnvme._checkpoint.load_buffer import LoadBuffers
 from deepnvme._deepnvme import _CheckpointReader
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    import os
     from types import TracebackType
 
     from typing_extensions import Self
@@ -39,6 +40,9 @@ class TensorFile:
         self._device = torch.device(device)
         self._reader = _CheckpointReader(filename, None, False)
         self._reader.check(None)
+        if self._reader.format != "safetensors":
+            msg = f"{os.fsdecode(filename)}: this is a torch archive, not safetensors; read it with deepnvme.load"
+            raise InvalidArgumentError(msg)
         self._storages = self._reader.storages()
         self._tensors = {tensor[0]: tensor for tensor in self._reader.tensors()}
 

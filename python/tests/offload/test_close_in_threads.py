@@ -55,6 +55,43 @@ def test_parameters_in_use_are_not_moved(tmp_path: Path) -> None:
     assert torch.equal(model(question), answer)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_backward_pass_in_another_thread_keeps_its_parameters(tmp_path: Path, *, fails: bool) -> None:
+    model, question, _ = offloaded(tmp_path)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(*_gradients: Any) -> None:
+        inside.set()
+        assert go_on.wait(30)
+        if fails:
+            raise ArithmeticError
+
+    hidden = model[:4](question)
+    # Called in the backward of block 3, which holds its weights by then.
+    hidden.grad_fn.register_hook(wait)
+    loss = model[4:](hidden).square().sum()
+    errors: list[BaseException] = []
+
+    def backward() -> None:
+        try:
+            loss.backward()
+        except ArithmeticError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=backward)
+    thread.start()
+    assert inside.wait(30)
+    with pytest.raises(RuntimeError, match=r"backward pass in another thread.* call offloading\.close\(\) again"):
+        model.offloading.close()
+    go_on.set()
+    thread.join(30)
+    assert len(errors) == fails
+    if not fails:
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    model.offloading.close()
+    assert model(question).isfinite().all()
+
+
 def test_two_threads_that_close(tmp_path: Path) -> None:
     for _ in range(10):
         model, question, answer = offloaded(tmp_path)

@@ -6,6 +6,7 @@ import copy
 import functools
 import io
 import json
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,31 @@ def test_weights_that_are_missing_are_never_made_up(models: SmallModels, tmp_pat
     )
     with pytest.raises(UnsupportedError, match=f"the files lack weights.*{missing[0]}"):
         deepnvme.stream(folder, memory="1MB")
+
+
+def test_weights_of_another_shape(models: SmallModels, tmp_path: Path) -> None:
+    folder = shutil.copytree(models.folder("llama"), tmp_path / "other")
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if "mlp.up_proj" in name)
+    weights[name] = weights[name].t().contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    shape = tuple(weights[name].shape)
+    expected = f"{name} has shape {shape} in the files, and {shape[::-1]} in Llama"
+    with pytest.raises(UnsupportedError, match=re.escape(expected)):
+        deepnvme.stream(folder, memory="1MB")
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_is_not_loaded_over_streamed_weights(saved: plain_module.Saved, *, assign: bool) -> None:
+    model = saved.stream()
+    state = {name: torch.rand(tensor.shape) for name, tensor in plain_module.Plain().state_dict().items()}
+    with pytest.raises(RuntimeError, match=r"is streamed from its file.*close\(\) first"):
+        model.load_state_dict(state, assign=assign)
+    with torch.no_grad():
+        assert torch.equal(model(saved.question), saved.answer)
+    model.streaming.close()
+    model.load_state_dict(state, assign=True)
+    assert torch.equal(model.layers[0].weight, state["layers.0.weight"])
 
 
 def test_models_managed_by_other_libraries(models: SmallModels, tmp_path: Path, saved: plain_module.Saved) -> None:

@@ -74,6 +74,35 @@ fn is_pending(path: &Path, stat: &Stat, private: &str, name: &str, entry: &Entry
     }
 }
 
+/// The latest modification time of the files of a checkpoint that has no parts, in nanoseconds since 1970.
+///
+/// # Errors
+/// The error of the kernel, also if a file is missing.
+pub(super) fn written_ns(folder: &Path, entry: &Entry) -> IoResult<i64> {
+    let modified_ns = |path: &Path| {
+        // NFS refreshes the time of a file that other machines wrote when it is opened.
+        let file = fs::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY, 0);
+        let stat = file.and_then(|file| fs::stat_of(file.as_fd()));
+        let stat = stat.map_err(|errno| IoError::os("stat", errno).at_path(path))?;
+        // Times up to the year 2262.
+        Ok(i64::try_from(stat.modified_ns).unwrap_or(i64::MAX))
+    };
+    let path = folder.join(entry.pending.get(&entry.file).unwrap_or(&entry.file));
+    if !entry.is_folder() {
+        return modified_ns(&path);
+    }
+    let index = path.join(SHARDS_LIST);
+    let shards = members::shards(&fs::read_small(&index, LIST_BYTES_MAX)?).unwrap_or_default();
+    // The clocks of the machines that wrote the shards may differ.
+    shards.iter().try_fold(modified_ns(&index)?, |latest, shard| Ok(latest.max(modified_ns(&path.join(shard))?)))
+}
+
+/// Returns whether nobody has written to the file since the save. The time may be older than the recorded one: disks
+/// store it with less precision than memory, and a power cut may bring back an earlier one.
+fn is_as_written(stat: &Stat, written_ns: Option<i64>) -> bool {
+    written_ns.is_none_or(|written_ns| stat.modified_ns <= written_ns.into())
+}
+
 /// Returns whether a file's content matches the manifest's record under `name`.
 pub(super) fn is_as_listed(path: &Path, name: &str, entry: &Entry) -> Result<bool, Errno> {
     let index = if entry.is_folder() { path.join(SHARDS_LIST) } else { path.to_path_buf() };
@@ -119,7 +148,8 @@ fn rename_new(from: &Path, to: &Path) -> Result<(), Errno> {
     }
 }
 
-/// Removes a retired checkpoint's files from this folder, each only if it matches the manifest's record.
+/// Removes a retired checkpoint's files from this folder, each only if it matches the manifest's record and nobody has
+/// written to it.
 #[must_use]
 pub(super) fn remove(folder: &Path, entry: &Entry) -> Removal {
     let mut removal = Removal::default();
@@ -132,12 +162,14 @@ pub(super) fn remove(folder: &Path, entry: &Entry) -> Removal {
     }
     for part in &entry.parts {
         for name in privately(&part.file) {
-            removal.remove_file(folder, &name, |file, stat| is_part(file, stat, part));
+            removal.remove_file(folder, &name, |file, stat| {
+                Ok(is_as_written(stat, part.written_ns) && is_part(file, stat, part)?)
+            });
         }
     }
     for name in privately(&entry.file) {
         removal.remove_file(folder, &name, |file, stat| match entry.parts.as_slice() {
-            [] => Ok(stat.bytes == entry.nbytes && has_index(file, entry)?),
+            [] => Ok(is_as_written(stat, entry.written_ns) && stat.bytes == entry.nbytes && has_index(file, entry)?),
             parts => Ok(lists(file, &folder.join(&name), parts)),
         });
     }
@@ -159,8 +191,10 @@ impl Removal {
                 return Ok(false);
             }
             match fs::stat_link(&path) {
-                Ok(named) if named.identity == stat.identity => fs::unlink(&path)?,
-                Ok(_) => return Ok(false),
+                Ok(named) if (named.identity, named.modified_ns) != (stat.identity, stat.modified_ns) => {
+                    return Ok(false);
+                }
+                Ok(_) => fs::unlink(&path)?,
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno),
             }
@@ -202,7 +236,9 @@ impl Removal {
         }
         if let Some(files) = listed {
             for (file, identity) in files {
-                self.remove_file(&folder, &file, |file, stat| is_shard(file, stat, identity));
+                self.remove_file(&folder, &file, |file, stat| {
+                    Ok(is_as_written(stat, entry.written_ns) && is_shard(file, stat, identity)?)
+                });
             }
             if !self.failures.is_empty() {
                 return;

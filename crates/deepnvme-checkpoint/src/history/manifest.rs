@@ -28,6 +28,9 @@ pub struct Part {
     /// CRC-64/NVME of its first bytes, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_crc64: Option<String>,
+    /// Its modification time after the save, in nanoseconds since 1970. A later one means that somebody wrote to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_ns: Option<i64>,
 }
 
 /// One checkpoint.
@@ -52,6 +55,9 @@ pub struct Entry {
     pub torch: String,
     /// The version of deepnvme that saved it.
     pub deepnvme: String,
+    /// The latest modification time of its files after the save, in nanoseconds since 1970. Parts have their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_ns: Option<i64>,
     /// The part files, in order, if it consists of parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Part>,

@@ -333,7 +333,11 @@ impl History {
         self.check_written(entry)?;
         self.check_manifest()?;
         let now = self.manifest();
-        let next = plan::next(&now, entry, self.keep, |entry| files::is_there(&self.folder, entry));
+        let mut entry = entry.clone();
+        if entry.parts.is_empty() {
+            entry.written_ns = Some(files::written_ns(&self.folder, &entry)?);
+        }
+        let next = plan::next(&now, &entry, self.keep, |entry| files::is_there(&self.folder, entry));
         // Sync the names before the manifest that lists them.
         fs::sync_folder(&self.folder)?;
         self.write(&next)

@@ -26,6 +26,7 @@ fn entry(file: &str, step: u64, bytes: &[u8]) -> Entry {
         index_crc64: format!("{crc64:016x}"),
         torch: "2".into(),
         deepnvme: "1".into(),
+        written_ns: None,
         parts: Vec::new(),
         pending: BTreeMap::new(),
     }

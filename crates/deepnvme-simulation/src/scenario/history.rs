@@ -63,7 +63,7 @@ pub(super) fn play(context: &Context) {
     if context.rng(5).chance(300) {
         running.push(bystanders::spoiler(context, &play));
     }
-    if context.rng(7).chance(300) {
+    if context.rng(7).chance(500) {
         running.push(bystanders::mover(context, &play));
     }
     finish(context, &play, running, is_cut);
@@ -99,6 +99,10 @@ pub(super) fn finish(context: &Context, play: &Arc<Play>, running: Vec<thread::J
 
 /// Judge the state after all processes ended or the power was cut, and the next process that uses it.
 fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
+    if is_cut {
+        // The power cut may have undone the edit, or the way back.
+        lock(&play.log).returned.clear();
+    }
     check(context, play, is_cut, "afterwards");
     begin_again(context, play);
     check(context, play, is_cut, "after a save that could not read the manifest");
@@ -236,6 +240,7 @@ fn entry(name: &str, step: u64, bytes: &[u8]) -> Entry {
         index_crc64: format!("{:016x}", hasher.finish().crc64),
         torch: String::new(),
         deepnvme: String::new(),
+        written_ns: None,
         parts: Vec::new(),
         pending: BTreeMap::new(),
     }
@@ -254,7 +259,9 @@ fn shown(context: &Context, play: &Play, entry: &Entry) -> Result<Shown, Error> 
     let place = |name: &String| history::place_of(&play.folder, name, entry);
     if play.content == Content::Bytes {
         let bytes = fs::read_small(&place(&entry.file), 1 << 20)?;
-        let version = payload::recognised(play.seed, &bytes);
+        let path = play.folder.join(&entry.file);
+        let moved = || lock(&play.log).moved.iter().find(|(_, moved)| **moved == path).map(|(version, _)| *version);
+        let version = payload::recognised(play.seed, &bytes).or_else(moved);
         return Ok(version.map_or_else(|| Shown::Foreign("other bytes".into()), Shown::Saved));
     }
     let engine = context.engine(94)?;
@@ -294,13 +301,15 @@ fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
     let counted = |(version, save): &(&Version, &Save)| {
         save.counts && (!after_cut || save.durability >= Durability::Data) && !log.moved.contains_key(version)
     };
-    for path in log.returned.iter().filter(|path| !after_cut && fs::stat_link(path).is_err()) {
+    for path in log.returned.iter().filter(|path| fs::stat_link(path).is_err()) {
         context.fail(format!("{when}: {} was moved back, and removed", path.display()));
     }
     match newest(context, play) {
         Err(error) => context.fail(format!("{when}: the newest cannot be read: {error}")),
         Ok(None) => {
-            if let Some((version, _)) = log.saves.iter().find(counted) {
+            // A version that was moved away may have replaced all others.
+            let counted = log.saves.iter().find(counted).filter(|_| log.moved.is_empty());
+            if let Some((version, _)) = counted {
                 context.fail(format!("{when}: nothing counts, though version {version} was saved"));
             }
         }
@@ -334,8 +343,9 @@ fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
 /// Check that the last save without a successor counts.
 fn check_last(context: &Context, log: &Log, shown: &[Version], after_cut: bool, when: &str) {
     for (version, save) in log.saves.iter().filter(|(version, save)| save.counts && !log.moved.contains_key(version)) {
-        // A save that neither counts nor is there has replaced nothing.
-        let is_nothing = |other: &Version, it: &Save| !it.counts && !shown.contains(other);
+        // A save that neither counts nor was ever there has replaced nothing.
+        let is_nothing =
+            |other: &Version, it: &Save| !it.counts && !shown.contains(other) && !log.moved.contains_key(other);
         let is_before = |it: &Save| it.ended.is_some_and(|end| end < save.began);
         let is_last = log.saves.iter().all(|(other, it)| other == version || is_before(it) || is_nothing(other, it));
         if is_last && !shown.contains(version) && !(after_cut && save.durability < Durability::Data) {

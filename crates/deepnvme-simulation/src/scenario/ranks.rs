@@ -289,7 +289,10 @@ impl Member<'_> {
         for ((file, share), said) in saving.part_names().into_iter().zip(&saving.shares).zip(&sealed) {
             pending.insert(file.clone(), said.text.clone());
             let head_crc64 = said.names.first().cloned();
-            parts.push(Part { file, nbytes: share.end - share.start, host: "here".into(), head_crc64 });
+            let stat = fs::stat_link(&saving.path.with_file_name(&said.text));
+            let written_ns = stat.ok().map(|stat| stat.modified_ns as i64);
+            let nbytes = share.end - share.start;
+            parts.push(Part { file, nbytes, host: "here".into(), head_crc64, written_ns });
         }
         Ok((saved, pending, parts))
     }

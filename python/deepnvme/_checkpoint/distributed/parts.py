@@ -6,8 +6,9 @@ part, even if they send and need nothing.
 
 from __future__ import annotations
 
+import os
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -51,9 +52,19 @@ def fetch(group: RankGroup, found: Checkpoint, durability: Literal["none", "data
         receivers = {place: rank for rank, (place, _) in reversed(list(enumerate(gathered))) if sizes[rank] is None}
         if receivers:
             nbytes = sizes[senders[0]] or 0
-            _send(group, path, nbytes, (senders[0], group.rank in receivers.values()), durability)
+            receives = group.rank in receivers.values()
+            _send(group, path, nbytes, (senders[0], receives), durability)
+            if receives:
+                _set_time(path, None if number == 0 else found.parts[number - 1].written_ns)
             fetched_nbytes += nbytes if place in receivers else 0
     return fetched_nbytes
+
+
+def _set_time(path: Path, written_ns: int | None) -> None:
+    """Give a copy the time that the manifest records. With a later one it would count as changed, and never go."""
+    if written_ns is not None:
+        with suppress(OSError):
+            os.utime(path, ns=(written_ns, written_ns))
 
 
 def _size(path: Path, expected: int | None) -> int | None:

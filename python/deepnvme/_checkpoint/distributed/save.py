@@ -17,7 +17,7 @@ Files that the manifest lists are not removed: the next process that opens the f
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deepnvme._checkpoint.distributed.state import SerializedState, raise_different, serialize
 from deepnvme._checkpoint.history import HEAD_BYTES, PARTS_LIST, Part
@@ -97,6 +97,19 @@ def start(
         raise
     saving.temporary_name = made[0][1]
     return saving
+
+
+class _Finished(NamedTuple):
+    """The files of one rank, ready for their final names."""
+
+    new: str
+    """The private name of its file, or of the shared one; empty without one."""
+    listed: str
+    """The private name of the list of parts; empty except on the leader."""
+    head_crc64: str | None
+    """The checksum of a part's first bytes."""
+    written_ns: int | None
+    """The modification time of a part, in nanoseconds since 1970."""
 
 
 class SharedSave:
@@ -219,33 +232,34 @@ class SharedSave:
             raise CancelledError(msg)
         return saved
 
-    def _finish_files(self) -> tuple[str, str, str | None]:
-        """Prepare the files for their final names. Returns their private names, and the checksum of a part's head."""
-        head = None
+    def _finish_files(self) -> _Finished:
+        """Prepare the files for their final names."""
+        head = written_ns = None
         if self._new is not None:
             self._new.take_mode()
             if self._writers.layout == "parts":
                 start, stop = self._shares[self._number or 0]
                 head = f"{_crc64(self._new.temporary, 0, min(stop - start, HEAD_BYTES)):016x}"
+                written_ns = self._new.temporary.stat().st_mtime_ns
         if self._group.is_leader and self._writers.layout == "parts":
             self._list = self._write_list()
         new, listed = ("" if file is None else file.temporary.name for file in (self._new, self._list))
-        return new, listed, head
+        return _Finished(new, listed, head, written_ns)
 
-    def _record_files(self, finished: list[tuple[str, str, str | None]]) -> None:
+    def _record_files(self, finished: list[_Finished]) -> None:
         """Record the files that all ranks made."""
         if self._writers.layout == "file":
-            self.pending = {self.path.name: finished[0][0]}
+            self.pending = {self.path.name: finished[0].new}
             return
         made = [finished[rank] for rank in self._writers.ranks[: len(self._shares)]]
         names = self._part_names()
         hosts = [self._group.hosts[rank] for rank in self._writers.ranks]
         self.parts = tuple(
-            Part(name, stop - start, host, head)
-            for name, (start, stop), host, (_, _, head) in zip(names, self._shares, hosts, made, strict=False)
+            Part(name, stop - start, host, each.head_crc64, each.written_ns)
+            for name, (start, stop), host, each in zip(names, self._shares, hosts, made, strict=False)
         )
-        self.pending = {name: private for name, (private, _, _) in zip(names, made, strict=True)}
-        self.pending[self.path.name] = finished[0][1]
+        self.pending = {name: each.new for name, each in zip(names, made, strict=True)}
+        self.pending[self.path.name] = finished[0].listed
 
     def _part_names(self) -> list[str]:
         return [self._part_path(number).name for number in range(len(self._shares))]

@@ -60,13 +60,15 @@ impl Owned {
         self.all().map(|(path, _)| path.as_path())
     }
 
-    /// Removes all files except those in `kept`, and those that somebody has written to.
-    pub(super) fn remove(&self, kept: &HashSet<Identity>) -> Removal {
+    /// Removes all files except those in `used`, and those that somebody has replaced or written to.
+    pub(super) fn remove(&self, used: &HashSet<Identity>) -> Removal {
         let mut removal = Removal { are_gone: true, changed: Vec::new() };
         for (path, stated) in self.all() {
             match fs::stat_link(path) {
-                Ok(stat) if !is_marked(&stat, stated) || kept.contains(&stat.identity) => {}
-                Ok(stat) if !is_as_written(&stat, stated) => removal.changed.push(path.clone()),
+                Ok(stat) if used.contains(&stat.identity) => {}
+                Ok(stat) if !is_marked(&stat, stated) || !is_as_written(&stat, stated) => {
+                    removal.changed.push(path.clone());
+                }
                 Ok(stat) => {
                     let file = temporary::held(path);
                     removal.are_gone &= unlink_if(path, stat.identity);
@@ -84,7 +86,7 @@ impl Owned {
 pub(super) struct Removal {
     /// Whether all that may be removed are gone.
     pub(super) are_gone: bool,
-    /// Members that somebody has written to. They stay.
+    /// Members that somebody has replaced or written to. They stay.
     pub(super) changed: Vec<PathBuf>,
 }
 

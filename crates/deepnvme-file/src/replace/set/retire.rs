@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
@@ -16,12 +16,15 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 
 /// The outcome of retiring a set.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Retired {
     /// No set existed.
     Absent,
     /// Removed the index and the files that it recorded as its own.
-    Removed,
+    Removed {
+        /// Files that it listed and that stay: they are not its own, or somebody has changed them.
+        kept: Vec<PathBuf>,
+    },
     /// The set stays: the index is not known to be ours. It may be another program's, a copy, or a symbolic link.
     Foreign,
 }
@@ -59,12 +62,15 @@ pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
             return Err(Error::new(ErrorKind::PermissionDenied, "replace", detail).at_path(&index));
         }
         // Remove the index before its files, also on disk: an index without its files would be an unreadable set.
-        let synced = folder.sync();
-        let is_gone = synced.is_ok() && old.remove(&HashSet::new()).are_gone && sync_folders_of(old.paths());
-        if !is_gone {
+        if let Err(error) = folder.sync() {
+            written.leave();
+            return Err(error);
+        }
+        let removal = old.remove(&HashSet::new());
+        if !removal.are_gone || !sync_folders_of(old.paths()) {
             written.leave();
         }
-        return synced.map(|()| Retired::Removed);
+        return Ok(Retired::Removed { kept: [old.foreign, removal.changed].concat() });
     }
     Err(Error::new(ErrorKind::Busy, "replace", "the index was replaced again and again meanwhile; save again")
         .at_path(&index))

@@ -1,10 +1,12 @@
 //! Processes beside those that save: readers, bad sectors, and users who move checkpoints.
 
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepnvme_checkpoint::history::{MANIFEST, Manifest, is_checkpoint};
-use deepnvme_io::fs;
+use deepnvme_io::fs::{self, OFlags};
+use deepnvme_io::op::Errno;
 use deepnvme_simulation_runtime::thread;
 
 use super::play::{Play, lock};
@@ -50,13 +52,14 @@ pub(super) fn spoiler(context: &Context, play: &Arc<Play>) -> thread::JoinHandle
     })
 }
 
-/// Move checkpoints out of the folder, and back after a while: a disk that was not mounted, or a user's archive.
+/// Move checkpoints out of the folder, and back after a while: a disk that was not mounted, or a user's archive. Some
+/// are edited in place meanwhile.
 pub(super) fn mover(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
     let play = Arc::clone(play);
     context.process(USERS_FROM + 3, move |context| {
         let mut rng = context.rng(8);
-        for _ in 0..rng.within(1..5) {
-            (0..rng.below(100)).for_each(|_| thread::yield_now());
+        for _ in 0..rng.within(1..20) {
+            (0..rng.below(60)).for_each(|_| thread::yield_now());
             let names = fs::entries(&play.folder).unwrap_or_default();
             let names: Vec<_> = names.into_iter().filter(|name| name.to_str().is_some_and(is_checkpoint)).collect();
             if names.is_empty() {
@@ -66,20 +69,32 @@ pub(super) fn mover(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<(
             let Ok(bytes) = fs::read_small(&here, 1 << 20) else { continue };
             let Some(version) = payload::recognised(play.seed, &bytes) else { continue };
             let away = PathBuf::from("/d0/away");
-            lock(&play.log).moved.insert(version, here.clone());
+            {
+                let mut log = lock(&play.log);
+                log.moved.insert(version, here.clone());
+                log.returned.retain(|path| *path != here);
+            }
             if fs::rename_new(&here, &away).is_err() {
                 continue;
             }
+            let manifest = || Manifest::parse(&fs::read_small(&play.folder.join(MANIFEST), 1 << 20).ok()?).ok();
+            let name = here.file_name().unwrap_or_default().to_string_lossy();
+            // A removal that has begun may have examined the file already.
+            let counts = manifest().is_some_and(|now| now.checkpoints.iter().any(|entry| entry.file == name));
+            let is_edited = counts && rng.chance(400) && edit(&away).is_ok();
             (0..rng.below(200)).for_each(|_| thread::yield_now());
             // Once no manifest lists it, none will again.
-            let listed = fs::read_small(&play.folder.join(MANIFEST), 1 << 20).map(|text| Manifest::parse(&text));
-            let is_forgotten = match (listed, here.file_name().and_then(|name| name.to_str())) {
-                (Ok(Ok(manifest)), Some(name)) => !manifest.knows(name),
-                _ => false,
-            };
-            if fs::rename_new(&away, &here).is_ok() && is_forgotten {
+            let is_forgotten = manifest().is_some_and(|now| !now.knows(&name));
+            let is_back = fs::rename_new(&away, &here).is_ok();
+            if is_back && (is_forgotten || is_edited) {
                 lock(&play.log).returned.push(here);
             }
         }
     })
+}
+
+/// Overwrite the first byte. The size, the index and the identity stay.
+fn edit(path: &Path) -> Result<(), Errno> {
+    let file = fs::open(path, OFlags::WRONLY, 0)?;
+    fs::write_all(file.as_fd(), b"?")
 }

@@ -25,9 +25,9 @@ pub(super) struct Log {
     /// Saves in starting order, with their outcomes.
     pub(super) saves: BTreeMap<Version, Save>,
     pub(super) now: u64,
-    /// Versions whose files a user has moved away, for a while or for good.
+    /// Versions whose files a user has moved away, for a while or for good. Other files may have their names.
     pub(super) moved: BTreeMap<Version, PathBuf>,
-    /// Files that came back when no manifest listed them any more: nobody may remove them.
+    /// Files that came back edited, or when no manifest listed them any more: nobody may remove them.
     pub(super) returned: Vec<PathBuf>,
 }
 

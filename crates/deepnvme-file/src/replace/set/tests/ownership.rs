@@ -15,7 +15,7 @@ fn an_index_under_another_name_owns_nothing() {
         std::fs::hard_link(&index, link).unwrap();
         save(link, "other").unwrap();
         assert_eq!((load(link), load(&index)), ("other".into(), "one".into()));
-        assert_eq!(retire_set(link, &RECORD).unwrap(), Retired::Removed);
+        assert_eq!(retire_set(link, &RECORD).unwrap(), Retired::Removed { kept: Vec::new() });
         std::fs::hard_link(&index, link).unwrap();
         assert_eq!(retire_set(link, &RECORD).unwrap(), Retired::Foreign);
         remove_whole_set(link, &RECORD);
