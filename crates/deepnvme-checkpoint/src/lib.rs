@@ -45,7 +45,6 @@ pub mod history;
 mod progress;
 pub mod read;
 mod stoppable;
-mod stretch;
 mod summed;
 mod sync;
 pub mod write;

@@ -1,5 +1,6 @@
 //! Full verify: reading a whole file to compare it with its checksums, in little memory. `deepnvme verify` uses it.
 
+use deepnvme_file::aligned_range::read_range;
 use deepnvme_format::checksums::CHUNK_BYTES;
 use deepnvme_io::Engine;
 use deepnvme_io::mem::Region;
@@ -9,7 +10,6 @@ use super::verify::{Comparison, SAMPLE, scratch};
 use crate::crew;
 use crate::error::Result;
 use crate::progress::Progress;
-use crate::stretch;
 
 /// Bytes per read of a thread: whole chunks.
 const WINDOW_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
@@ -146,7 +146,7 @@ impl Reader {
     }
 
     fn compare(&self, window: &Window, engine: &Engine, comparison: &Comparison<'_>, scratch: &mut [u8]) -> Result<()> {
-        let view = stretch::read(engine, &self.file, &(window.offset..window.offset + window.bytes))?;
+        let view = read_range(engine, &self.file, &(window.offset..window.offset + window.bytes))?;
         for &(extent, index, at, bytes) in &window.cells {
             comparison.compare(extent, index, bytes, scratch, |from, step| {
                 view.copy_to_slice((at + from) as usize, step);

@@ -11,6 +11,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use deepnvme_file::aligned_range::read_range;
 use deepnvme_format::pickle::Graph;
 use deepnvme_format::set::Identity;
 use deepnvme_format::state::State;
@@ -138,7 +139,7 @@ impl Reader {
             let text = format!("the index of a file has {INDEX_BYTES_MAX} bytes at the most");
             return Err(Error::format(&self.path, FormatError::Unsupported(text)));
         }
-        let view = crate::stretch::read(engine, &self.file, &self.seal.index)?;
+        let view = read_range(engine, &self.file, &self.seal.index)?;
         let mut bytes = vec![0; view.len()];
         view.copy_to_slice(0, &mut bytes);
         Ok(deepnvme_format::checksums::covered_sum(&bytes, &[]))

@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use deepnvme_file::aligned_range::read_range;
 use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Device, Region, Strided};
 use deepnvme_io::{Engine, GpuAccess, TensorFile};
 
 use super::flips::Flips;
 use crate::error::Result;
-use crate::stretch;
 use crate::sync::Mutex;
 
 /// The data source of a record.
@@ -88,7 +88,7 @@ impl Origin {
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Memory(memory) | Self::Gpu(GpuBytes { memory, .. }) => memory.len() as u64,
-            Self::File(stretch) => stretch.range.end - stretch.range.start,
+            Self::File(source) => source.range.end - source.range.start,
             Self::View(view) => view.layout.total_bytes() as u64,
         }
     }
@@ -107,7 +107,7 @@ impl Origin {
                 access.copy_to_slice(memory, range.start as usize, &mut bytes)?;
                 Ok(Window { memory: Region::from_vec(bytes), start: range.start })
             }
-            Self::File(stretch) => Ok(Window { memory: stretch.read(range)?, start: range.start }),
+            Self::File(source) => Ok(Window { memory: source.read(range)?, start: range.start }),
             Self::View(view) => {
                 let memory = view.read()?;
                 let Some(flips) = view.flips else { return Ok(Window { memory, start: 0 }) };
@@ -127,7 +127,7 @@ impl FileBytes {
 
     fn read(&self, part: &Range<u64>) -> Result<Region> {
         let range = self.range.start + part.start..self.range.start + part.end;
-        stretch::read(&self.engine, &self.file, &range)
+        Ok(read_range(&self.engine, &self.file, &range)?)
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use deepnvme_file::aligned_range::read_range;
 use deepnvme_file::{Replacement, Target};
 use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, chunk_count};
 use deepnvme_format::safetensors::{Plan, TensorSpec};
@@ -16,7 +17,6 @@ use deepnvme_io::{Durability, Engine, Error as IoError, TensorFile, WriteOptions
 use crate::crew;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::stretch;
 
 /// Size of a thread's reads: whole chunks. Small, since a saving process may have little memory left and each thread
 /// allocates one.
@@ -103,7 +103,7 @@ impl Placed {
         // One thread more than can hash at a time, so that one is always reading.
         crew::each(crew::threads(windows.len()) + 1, &windows, scratch, |scratch, window| {
             progress.check()?;
-            let view = stretch::read(&self.engine, &self.file, &(window.offset..window.offset + window.bytes))?;
+            let view = read_range(&self.engine, &self.file, &(window.offset..window.offset + window.bytes))?;
             let mut at = 0;
             for &(tensor, cell, bytes) in &window.cells {
                 let (mut hasher, end) = (Hasher::of_chunks(), at + bytes);
