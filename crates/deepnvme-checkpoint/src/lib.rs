@@ -39,7 +39,6 @@
 #![forbid(unsafe_code)]
 
 mod convert;
-mod crew;
 mod error;
 pub mod history;
 mod progress;
@@ -47,6 +46,7 @@ pub mod read;
 mod stoppable;
 mod summed;
 mod sync;
+mod work_queue;
 pub mod write;
 
 pub use convert::{Conversion, convert};

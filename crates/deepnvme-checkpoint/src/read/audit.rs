@@ -7,9 +7,9 @@ use deepnvme_io::mem::Region;
 
 use super::Reader;
 use super::verify::{Comparison, SAMPLE, scratch};
-use crate::crew;
 use crate::error::Result;
 use crate::progress::Progress;
+use crate::work_queue;
 
 /// Bytes per read of a thread: whole chunks.
 const WINDOW_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
@@ -105,7 +105,7 @@ impl Reader {
         let comparison = Comparison::new(self)?;
         progress.expect(windows.iter().map(|window| window.bytes).sum());
         // One thread more than can hash at a time, so that one is always reading.
-        crew::each(crew::threads(windows.len()) + 1, windows, scratch, |scratch, window| {
+        work_queue::for_each(work_queue::thread_count(windows.len()) + 1, windows, scratch, |scratch, window| {
             progress.check()?;
             self.compare(window, engine, &comparison, scratch)?;
             progress.advance(window.bytes);

@@ -10,10 +10,10 @@ use deepnvme_io::mem::Region;
 use deepnvme_io::mem::sync::ignore_poison;
 
 use super::{Arena, Coverage, Reader};
-use crate::crew;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::sync::{AtomicU64, Instant, Mutex, thread};
+use crate::work_queue;
 
 /// How much of the loaded data to compare with checksums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -261,7 +261,7 @@ impl<'a> Plan<'a> {
         progress: &Progress,
         compared: &AtomicU64,
     ) -> Result<()> {
-        let threads = crew::threads(self.cells.len());
+        let threads = work_queue::thread_count(self.cells.len());
         let compare = |cell: &Cell, scratch: &mut [u8]| {
             let mut work = || self.compare(*cell, comparison, scratch);
             let bytes = match &self.budget {
@@ -272,7 +272,7 @@ impl<'a> Plan<'a> {
             Ok(())
         };
         let put_off = Mutex::new(Vec::new());
-        crew::each(threads, &self.cells, scratch, |scratch, cell| {
+        work_queue::for_each(threads, &self.cells, scratch, |scratch, cell| {
             progress.check()?;
             let range = self.range(*cell);
             wait(cell.arena, range.start, range.end)?;
@@ -286,7 +286,7 @@ impl<'a> Plan<'a> {
         let Some(deadline) = self.budget.as_ref().filter(|_| !put_off.is_empty()).map(Budget::deadline) else {
             return Ok(());
         };
-        crew::each(threads.min(put_off.len()), &put_off, scratch, |scratch, cell| {
+        work_queue::for_each(threads.min(put_off.len()), &put_off, scratch, |scratch, cell| {
             progress.check()?;
             if Instant::now() < deadline { compare(cell, scratch) } else { Ok(()) }
         })

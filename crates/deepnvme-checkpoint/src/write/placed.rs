@@ -14,9 +14,9 @@ use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::Region;
 use deepnvme_io::{Durability, Engine, Error as IoError, TensorFile, WriteOptions};
 
-use crate::crew;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
+use crate::work_queue;
 
 /// Size of a thread's reads: whole chunks. Small, since a saving process may have little memory left and each thread
 /// allocates one.
@@ -101,7 +101,7 @@ impl Placed {
             .collect();
         let scratch = || vec![0; STEP_BYTES as usize];
         // One thread more than can hash at a time, so that one is always reading.
-        crew::each(crew::threads(windows.len()) + 1, &windows, scratch, |scratch, window| {
+        work_queue::for_each(work_queue::thread_count(windows.len()) + 1, &windows, scratch, |scratch, window| {
             progress.check()?;
             let view = read_range(&self.engine, &self.file, &(window.offset..window.offset + window.bytes))?;
             let mut at = 0;

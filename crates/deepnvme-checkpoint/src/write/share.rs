@@ -9,9 +9,9 @@ use deepnvme_io::{DirectState, Durability, Engine, TensorFile};
 
 use super::save::{Save, Saved};
 use super::writer::Writer;
-use crate::crew::{self, THREADS_MAX};
 use crate::error::Result;
 use crate::progress::Progress;
+use crate::work_queue::{self, THREADS_MAX};
 
 /// A share after its first step. Dropping it waits for writes in flight.
 pub struct Share {
@@ -42,9 +42,9 @@ impl Save {
             // Threads that wait for a disk need no core each.
             THREADS_MAX.min(early).max(1)
         } else if matches!(file.direct(), DirectState::Direct { .. }) {
-            crew::threads_beside_workers(early)
+            work_queue::thread_count_beside_engine(early)
         } else {
-            crew::threads(early)
+            work_queue::thread_count(early)
         };
         let writer = Writer::new(engine, file, base, threads, self.options.staging.as_ref(), progress)?;
         if let Some((access, index)) = self.image.gpu() {

@@ -16,10 +16,10 @@ use deepnvme_io::{
 
 use super::PIECE_BYTES;
 use super::image::Image;
-use crate::crew::{self, THREADS_MAX};
 use crate::error::Result;
 use crate::progress::Progress;
 use crate::sync::{Mutex, MutexGuard, OnceLock};
+use crate::work_queue::{self, THREADS_MAX};
 
 /// Writes in flight per thread. Virtual devices report completions in bulk, so as many more pieces are assembled
 /// meanwhile to keep the device busy.
@@ -48,7 +48,7 @@ impl Staging {
     /// # Errors
     /// `Io` if the memory cannot be allocated.
     pub fn new(bytes: u64) -> Result<Self> {
-        let slots = (bytes.div_ceil(PIECE_BYTES) as usize).max(crew::threads_beside_workers(usize::MAX) * 2);
+        let slots = (bytes.div_ceil(PIECE_BYTES) as usize).max(work_queue::thread_count_beside_engine(usize::MAX) * 2);
         Ok(Self { pool: pool(slots)?, known: Arc::default() })
     }
 
@@ -129,7 +129,7 @@ impl Writer {
     /// Assembles the pieces and starts to write them. The image's memory has been read when it returns.
     pub(super) fn write(&self, image: &Image, pieces: &[Range<u64>]) -> Result<()> {
         let threads = self.threads.min(pieces.len()).max(1);
-        crew::each(
+        work_queue::for_each(
             threads,
             pieces,
             || (),
