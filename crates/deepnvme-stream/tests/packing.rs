@@ -430,7 +430,7 @@ fn damaged_packed_and_cancelled_models_are_refused() {
     stopped.stop();
     let options = PackOptions { mode: Mode::Keep, ..PackOptions::default() };
     let packer = Packer::new(&engine, model.path(), &target, options).unwrap();
-    assert!(packer.estimate().bytes > 0 && packer.estimate().stretches >= 1.0 && packer.estimate().layers == 3);
+    assert!(packer.estimate().bytes > 0 && packer.estimate().file_ranges >= 1.0 && packer.estimate().layers == 3);
     assert!(matches!(packer.run(&stopped), Err(Error::Interrupted)));
     assert!(!target.exists());
 

@@ -39,14 +39,14 @@ pub(super) fn safetensors(
     let mut sources: HashMap<String, (usize, usize)> = HashMap::new();
     let mut tensors = Vec::with_capacity(entries.len());
     for entry in entries {
-        let stretch = whole(engine, readers, entry.reader, entry.extent);
+        let storage = whole(engine, readers, entry.reader, entry.extent);
         let at = entry.offset * entry.dtype.bytes();
         let bytes = if entry.is_contiguous() && entry.signs.are_plain() {
-            let start = stretch.range.start + at;
-            if entry.bytes() == stretch.range.end - stretch.range.start {
+            let start = storage.range.start + at;
+            if entry.bytes() == storage.range.end - storage.range.start {
                 sources.insert(entry.name.clone(), (entry.reader, entry.extent));
             }
-            Origin::File(FileBytes { range: start..start + entry.bytes(), ..stretch })
+            Origin::File(FileBytes { range: start..start + entry.bytes(), ..storage })
         } else {
             let unsupported = |why: String| {
                 let text = format!("the tensor {:?}: {why}", entry.name);
@@ -54,7 +54,7 @@ pub(super) fn safetensors(
             };
             let layout = layout(&entry).map_err(|error| unsupported(error.to_string()))?;
             let flips = Flips::of(entry.dtype, entry.signs).map_err(|why| unsupported(why.into()))?;
-            Origin::View(FileView { storage: stretch, at: at as usize, layout, flips, last: Arc::clone(&last) })
+            Origin::View(FileView { storage, at: at as usize, layout, flips, last: Arc::clone(&last) })
         };
         let Entry { name, dtype, shape, .. } = entry;
         tensors.push(Tensor { spec: TensorSpec { name, dtype, shape }, bytes });

@@ -219,9 +219,10 @@ impl<'a> Plan<'a> {
             Verify::Sample | Verify::Auto if reader.has_sums() => Some(Comparison::new(reader)?),
             Verify::Sample | Verify::Auto | Verify::Off => None,
         };
-        let members = arenas.iter().enumerate().flat_map(|(arena, (stretch, _))| {
-            stretch.members.iter().map(move |member| (arena, member.extent, member.at))
-        });
+        let members = arenas
+            .iter()
+            .enumerate()
+            .flat_map(|(index, (arena, _))| arena.members.iter().map(move |member| (index, member.extent, member.at)));
         let bytes = members.clone().map(|(_, extent, _)| reader.records[extent].bytes).sum();
         let mut cells = Vec::new();
         if comparison.is_some() {

@@ -121,7 +121,7 @@ impl Model {
     }
 
     /// The number of file ranges that contain these tensors; nearby ranges count as one.
-    pub(super) fn stretches(&self, tensors: &[usize]) -> usize {
+    pub(super) fn file_ranges(&self, tensors: &[usize]) -> usize {
         const CLOSE_BYTES: u64 = 64 << 10;
         let mut places: Vec<(usize, u64, u64)> = tensors.iter().map(|index| &self.tensors[*index]).map(place).collect();
         places.sort_unstable();
