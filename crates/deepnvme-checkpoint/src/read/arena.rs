@@ -12,8 +12,6 @@ const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 const SHARED_BYTES_MAX: u64 = 32 << 20;
 /// Maximum gap of unwanted bytes that is read along.
 const GAP_BYTES_MAX: u64 = 64 << 10;
-/// Alignment that suits every element type.
-pub(super) const ELEMENT_ALIGNMENT: u64 = 16;
 
 /// An extent in an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use deepnvme_io::mem::RegionMut;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, Engine, OpenOptions, ReadItem, TensorFile};
 
-use super::extent::{Extent, HEADER_BYTES_MAX, header_of};
+use super::extent::{ELEMENT_ALIGNMENT, Extent, HEADER_BYTES_MAX, header_of};
 use super::seal::{self, Coverage, Seal};
 use super::{Contents, INDEX_BYTES_MAX, Reader, arena};
 use crate::error::{Error, Result};
@@ -320,7 +320,7 @@ impl<'a> Source<'a> {
             bytes: tensor.bytes,
             crc32: None,
             record_name: String::new(),
-            alignment: tensor.dtype.bytes().clamp(1, arena::ELEMENT_ALIGNMENT),
+            alignment: tensor.dtype.bytes().clamp(1, ELEMENT_ALIGNMENT),
         };
         let extents: Vec<Extent> = header.tensors.iter().map(extent).collect();
         let data_offset = LENGTH_BYTES + json_bytes;
@@ -347,15 +347,7 @@ fn storages(directory: &Directory, state: &State) -> FormatResult<Vec<Extent>> {
             let what = format!("the record {name:?} has {} bytes, and its objects say {}", record.bytes, storage.bytes);
             return corrupt(record.header_offset, what);
         }
-        Ok(Extent {
-            name,
-            header_offset: record.header_offset,
-            data_offset: record.data_offset,
-            bytes: record.bytes,
-            crc32: Some(record.crc32),
-            record_name: record.name.clone(),
-            alignment: arena::ELEMENT_ALIGNMENT,
-        })
+        Ok(Extent::of_record(name, record))
     };
     state.storages.iter().map(extent).collect()
 }
@@ -369,16 +361,8 @@ fn others(directory: &Directory, storages: &[Extent]) -> Vec<Extent> {
         !known.contains(name) && side_car != Some(name)
     });
     let root = format!("{}/", directory.root());
-    let extent = |record: &Record| Extent {
-        name: record.name.strip_prefix(&root).unwrap_or(&record.name).to_owned(),
-        header_offset: record.header_offset,
-        data_offset: record.data_offset,
-        bytes: record.bytes,
-        crc32: Some(record.crc32),
-        record_name: record.name.clone(),
-        alignment: arena::ELEMENT_ALIGNMENT,
-    };
-    others.map(extent).collect()
+    let name = |record: &Record| record.name.strip_prefix(&root).unwrap_or(&record.name).to_owned();
+    others.map(|record| Extent::of_record(name(record), record)).collect()
 }
 
 /// Describes a ZIP file that contains no objects.
