@@ -83,8 +83,8 @@ impl Model {
     /// Verifies files that have checksums, so that damage does not get valid new ones.
     pub(super) fn verify(&mut self, engine: &Engine, progress: &Progress) -> Result<()> {
         for reader in &mut self.readers {
-            if reader.has_sums() {
-                reader.audit(engine, progress)?;
+            if reader.has_checksums() {
+                reader.verify_all(engine, progress)?;
             }
         }
         Ok(())
