@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -27,22 +27,14 @@ pub(crate) fn run<T: Send + 'static>(
 /// Run `work`, which changes nothing, on a thread. An exception from a signal is raised at once: the thread ends by
 /// itself and drops its result.
 pub(crate) fn read_only<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
-    let (report, mut over) = mpsc::channel();
-    threads::start(py, "deepnvme-open", move || {
-        let _ = report.send(work());
-    })?;
+    let started = threads::start(py, "deepnvme-open", work)?;
     loop {
-        let waited;
-        (over, waited) = py.detach(move || {
-            let waited = over.recv_timeout(SLICE);
-            (over, waited)
-        });
-        match waited {
+        match started.wait(py, SLICE) {
             Ok(value) => return Ok(value),
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
+            Err(RecvTimeoutError::Disconnected) => {
                 return Err(error::plain(py, "Error", "the thread that did the work stopped".into()));
             }
-            Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
         }
     }
 }
@@ -55,24 +47,16 @@ pub(crate) fn watch<T: Send + 'static>(
     look: &mut dyn FnMut() -> PyResult<()>,
     stop: &dyn Fn(),
 ) -> PyResult<T> {
-    let (report, mut over) = mpsc::channel();
-    threads::start(py, "deepnvme-work", move || {
-        let _ = report.send(work());
-    })?;
+    let started = threads::start(py, "deepnvme-work", work)?;
     let mut raised = None;
     loop {
-        let waited;
-        (over, waited) = py.detach(move || {
-            let waited = over.recv_timeout(SLICE);
-            (over, waited)
-        });
-        match (waited, raised) {
+        match (started.wait(py, SLICE), raised) {
             (Ok(_), Some(signal)) => return Err(signal),
             (Ok(value), None) => return Ok(value),
-            (Err(mpsc::RecvTimeoutError::Disconnected), _) => {
+            (Err(RecvTimeoutError::Disconnected), _) => {
                 return Err(error::plain(py, "Error", "the thread that did the work stopped".into()));
             }
-            (Err(mpsc::RecvTimeoutError::Timeout), before) => raised = before,
+            (Err(RecvTimeoutError::Timeout), before) => raised = before,
         }
         if let Err(signal) = py.check_signals().and_then(|()| if raised.is_none() { look() } else { Ok(()) }) {
             stop();

@@ -1,6 +1,7 @@
 //! `deepnvme.Engine`.
 
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 
 use deepnvme_io::{Config, Engine};
 use deepnvme_settings::SettingsFile;
@@ -15,7 +16,7 @@ use crate::settings::{self, Typed, direct_word, submit_word, window_word};
 use crate::stats::Stats;
 use crate::timeline::{self, Trace};
 use crate::transfer::PyTransfer;
-use crate::{error, orphans};
+use crate::{error, orphans, threads};
 
 /// Move tensors between files and memory.
 ///
@@ -348,30 +349,19 @@ impl PyEngine {
         let Some(engine) = self.inner.take() else { return Ok(()) };
         // The engine's drop waits for the device, perhaps for long. Another thread does that, so that Ctrl-C works
         // here. Calls in progress keep the engine alive, and the last one drops it.
-        let (report, mut over) = mpsc::sync_channel::<()>(1);
         let closing = Arc::clone(&engine);
-        let thread = std::thread::Builder::new().name("deepnvme-close".into());
-        let started = deepnvme_io::start_thread(|| {
-            thread.spawn(move || {
-                closing.close();
-                drop((closing, report));
-            })
+        let close = threads::start(py, "deepnvme-close", move || {
+            closing.close();
+            drop(closing);
         });
-        if started.is_err() {
+        let Ok(close) = close else {
             py.detach(move || engine.close());
             return Ok(());
-        }
-        loop {
-            let waited;
-            (over, waited) = py.detach(move || {
-                let waited = over.recv_timeout(SLICE);
-                (over, waited)
-            });
-            if !matches!(waited, Err(mpsc::RecvTimeoutError::Timeout)) {
-                return Ok(());
-            }
+        };
+        while matches!(close.wait(py, SLICE), Err(RecvTimeoutError::Timeout)) {
             py.check_signals()?;
         }
+        Ok(())
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

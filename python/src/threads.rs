@@ -1,6 +1,8 @@
 //! The extension's own threads. A process may reach its thread limit: that is an error, never a panic.
 
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use deepnvme_io::start_thread;
 use deepnvme_mem::sync::ignore_poison;
@@ -8,10 +10,26 @@ use pyo3::prelude::*;
 
 use crate::error;
 
+/// Work on its own thread, which sends its result.
+pub(crate) struct Work<T>(Mutex<Receiver<T>>);
+
 /// Run `work` on its own thread.
-pub(crate) fn start(py: Python<'_>, name: &str, work: impl FnOnce() + Send + 'static) -> PyResult<()> {
-    let started = start_thread(|| std::thread::Builder::new().name(name.into()).spawn(work));
-    error::check(py, started.map(drop))
+pub(crate) fn start<T: Send + 'static>(
+    py: Python<'_>,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<Work<T>> {
+    let (sender, receiver) = mpsc::channel();
+    let run = move || drop(sender.send(work()));
+    let started = start_thread(|| std::thread::Builder::new().name(name.into()).spawn(run));
+    error::check(py, started.map(|_| Work(Mutex::new(receiver))))
+}
+
+impl<T: Send> Work<T> {
+    /// Wait for the result without the GIL. `Disconnected` means that the work panicked.
+    pub(crate) fn wait(&self, py: Python<'_>, timeout: Duration) -> Result<T, RecvTimeoutError> {
+        py.detach(|| ignore_poison(self.0.lock()).recv_timeout(timeout))
+    }
 }
 
 /// Drop a value on its own thread, since its drop waits for the disk. If no thread can start, it is dropped here.

@@ -1,7 +1,8 @@
 //! The writer of `deepnvme.open`, behind `deepnvme.Writer`.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc::RecvTimeoutError;
 
 use deepnvme_file::Target;
 use pyo3::exceptions::PyTypeError;
@@ -79,28 +80,20 @@ impl FileWriter {
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         let Some(writer) = self.handle.end(py, |writer| writer)? else { return Ok(()) };
         let given_up = Arc::new(AtomicBool::new(false));
-        let (report, mut over) = mpsc::sync_channel(1);
         let seen = Arc::clone(&given_up);
-        threads::start(py, "deepnvme-commit", move || {
-            let _ = report.send(writer.commit_unless(&seen));
-        })?;
+        let commit = threads::start(py, "deepnvme-commit", move || writer.commit_unless(&seen))?;
         loop {
-            let waited;
-            (over, waited) = py.detach(move || {
-                let waited = over.recv_timeout(SLICE);
-                (over, waited)
-            });
-            match waited {
+            match commit.wait(py, SLICE) {
                 Ok(result) => return error::check(py, result),
-                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                Err(RecvTimeoutError::Disconnected) => {
                     return Err(error::plain(py, "Error", "the thread that closed the file stopped".into()));
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => {}
             }
             if let Err(interrupt) = py.check_signals() {
                 given_up.store(true, Ordering::SeqCst);
                 // Mostly it ends within this time, and nothing is left when the caller looks.
-                let _ = py.detach(move || over.recv_timeout(GRACE).is_ok());
+                let _ = commit.wait(py, GRACE);
                 return Err(interrupt);
             }
         }

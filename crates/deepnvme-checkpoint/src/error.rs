@@ -23,7 +23,7 @@ pub enum Error {
     },
     /// The data differs from the saved data.
     #[error(
-        "{}: the bytes of {name:?} at offset {offset} are not those that were saved ({bytes} bytes, {sums}); \
+        "{}: the bytes of {name:?} at offset {offset} are not those that were saved ({bytes} bytes, {checksums}); \
              restore the file from a copy, or load it with verify='off' to have what is there",
         display::path(path)
     )]
@@ -37,7 +37,7 @@ pub enum Error {
         /// Size of the damaged range.
         bytes: u64,
         /// The checksums that differ.
-        sums: &'static str,
+        checksums: &'static str,
     },
     /// The file list of a checkpoint differs from the saved one.
     #[error(
@@ -64,7 +64,7 @@ pub enum Error {
     #[error("{}: {}; files that deepnvme saves have them, for this one use verify='sample'", display::path(path),
             if *is_stale { "the checksums in the file were made for another file, and copied into this one" }
             else { "the file has no checksums" })]
-    NoSums {
+    NoChecksums {
         /// The file.
         path: PathBuf,
         /// Whether the file's checksums were made for another file.

@@ -1,11 +1,11 @@
 //! Checkpoints: save and load state dicts as torch archives and safetensors files, at disk speed.
 //!
 //! Writing: `deepnvme_format` lays out the file, and `write::spans` cuts it into pieces. Threads copy each piece into a
-//! pooled slot (`image`) and hash it while it is in the CPU cache, and the engine writes it with direct I/O (`writer`).
-//! Headers that contain checksums are written last. The file is synced and then gets its name, or nothing is left of
-//! it.
+//! pooled slot (`file_layout`) and hash it while it is in the CPU cache, and the engine writes it with direct I/O
+//! (`write_pipeline`). Headers that contain checksums are written last. The file is synced and then gets its name, or
+//! nothing is left of it.
 //!
-//! Reading: `read::open` parses the metadata of a file, and `read::arena` decides which byte ranges to mirror in
+//! Reading: `read::open` parses the metadata of a file, and `read::load_buffer` decides which byte ranges to mirror in
 //! memory. The engine reads them directly, and `read::verify` compares the data with the checksums.
 //!
 //! `history` manages a folder of checkpoints: which of them count, the writer's lock, and retention.
@@ -31,7 +31,7 @@
 //! save.run(Arc::clone(&engine), &Target::from(&path), Arc::new(Progress::default()))?;
 //!
 //! let mut reader = Reader::open(&engine, &Target::from(&path))?;
-//! assert_eq!(reader.audit(&engine, &Progress::default())?, 24, "every byte is as it was saved");
+//! assert_eq!(reader.verify_all(&engine, &Progress::default())?, 24, "every byte is as it was saved");
 //! let converted = convert(&engine, &path, &archive, SaveOptions::default(), &Arc::new(Progress::default()))?;
 //! assert_eq!((converted.tensors, converted.left_out.len()), (1, 0));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -39,19 +39,18 @@
 #![forbid(unsafe_code)]
 
 mod convert;
-mod crew;
 mod error;
 pub mod history;
 mod progress;
 pub mod read;
 mod stoppable;
-mod stretch;
 mod summed;
 mod sync;
+mod work_queue;
 pub mod write;
 
 pub use convert::{Conversion, convert};
 pub use error::{Error, Result};
 pub use progress::Progress;
 pub use stoppable::until_stopped;
-pub use summed::{Stretch, crc64_of};
+pub use summed::{FileRange, crc64_of};

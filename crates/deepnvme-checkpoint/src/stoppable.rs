@@ -5,7 +5,7 @@ use crate::progress::Progress;
 
 /// How often to poll for a stop request.
 #[cfg(not(simulated))]
-const LOOK: std::time::Duration = std::time::Duration::from_millis(20);
+const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// Runs `work`, which changes nothing, until it is done or a stop is requested. An abandoned thread ends by itself and
 /// drops its result.
@@ -23,7 +23,7 @@ pub fn until_stopped<T: Send + 'static>(
     let run = move || drop(report.send(work()));
     deepnvme_io::start_thread(|| std::thread::Builder::new().name("deepnvme-open".into()).spawn(run))?;
     loop {
-        match over.recv_timeout(LOOK) {
+        match over.recv_timeout(POLL_INTERVAL) {
             Ok(done) => return done,
             Err(RecvTimeoutError::Timeout) => progress.check()?,
             Err(RecvTimeoutError::Disconnected) => {

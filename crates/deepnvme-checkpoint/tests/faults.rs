@@ -73,7 +73,7 @@ proptest! {
             Ok(fatal) => {
                 prop_assert_eq!(fatal, 0, "a failure was swallowed");
                 let mut reader = Reader::open(&engine(), &Target::from(&path)).unwrap();
-                let bytes = reader.audit(&engine(), &Progress::default()).unwrap();
+                let bytes = reader.verify_all(&engine(), &Progress::default()).unwrap();
                 prop_assert_eq!(bytes, new.iter().map(|state| state.len() as u64).sum::<u64>());
             }
             Err(Error::Io(error)) => {
@@ -95,7 +95,7 @@ fn a_slow_disk_is_waited_for() {
         .run(Arc::clone(&engine), &Target::from(&path), Arc::default())
         .unwrap();
     assert!(faults.counts().slow > 0);
-    Reader::open(&engine, &Target::from(&path)).unwrap().audit(&engine, &Progress::default()).unwrap();
+    Reader::open(&engine, &Target::from(&path)).unwrap().verify_all(&engine, &Progress::default()).unwrap();
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_checkpoint::read::{Reader, Verify};
-use deepnvme_checkpoint::write::{Origin, Record, Save, SaveOptions, Tensor};
+use deepnvme_checkpoint::write::{DataSource, Record, Save, SaveOptions, Tensor};
 use deepnvme_checkpoint::{Error, Progress};
 use deepnvme_file::Target;
 use deepnvme_format::Dtype;
@@ -31,8 +31,8 @@ fn states(gpu: &Gpu) -> (Vec<Vec<u8>>, Vec<Option<GpuMemory>>) {
     (plain, SIZES.iter().enumerate().map(on_gpu).collect())
 }
 
-fn origin(engine: &Engine, plain: &[u8], memory: Option<&GpuMemory>) -> Origin {
-    Origin::memory(engine, memory.map_or_else(|| Region::from_vec(plain.to_vec()), GpuMemory::region))
+fn origin(engine: &Engine, plain: &[u8], memory: Option<&GpuMemory>) -> DataSource {
+    DataSource::memory(engine, memory.map_or_else(|| Region::from_vec(plain.to_vec()), GpuMemory::region))
 }
 
 fn run(save: Save, engine: &Arc<Engine>, path: &Path) -> Result<(), Error> {
@@ -90,7 +90,7 @@ fn a_save_waits_for_the_streams_and_copies_no_tensor_as_a_whole() {
     gpu.fill(stream, &memory, 2, 50_000);
     let tensor = Tensor {
         spec: TensorSpec { name: "t".into(), dtype: Dtype::U8, shape: vec![5 << 20] },
-        bytes: Origin::memory(&engine, memory.region().after(stream)),
+        bytes: DataSource::memory(&engine, memory.region().after(stream)),
     };
     let save = Save::safetensors(&path, vec![tensor], Vec::new(), SaveOptions::default()).unwrap();
     // Work launched after the save was planned is not waited for. It must not touch the tensor, as on the CPU.
@@ -126,7 +126,7 @@ fn loads_fill_gpus_and_are_compared_there() {
             }
             let reader = Arc::new(Reader::open(&engine, &Target::from(&path)).unwrap());
             let wanted: Vec<usize> = (0..reader.extents().len()).collect();
-            let arenas = reader.arenas(&wanted);
+            let arenas = reader.load_buffers(&wanted);
             let memories: Vec<_> = arenas
                 .iter()
                 .map(|arena| gpu.memory(arena.offset as u32 / 4096 % 2, arena.bytes as usize, 9))

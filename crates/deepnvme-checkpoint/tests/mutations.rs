@@ -112,7 +112,7 @@ fn engine() -> Engine {
 fn load(engine: &Engine, reader: Reader) -> Result<Tensors> {
     let reader = Arc::new(reader);
     let wanted: Vec<usize> = (0..reader.extents().len()).collect();
-    let arenas = reader.arenas(&wanted);
+    let arenas = reader.load_buffers(&wanted);
     let targets: Vec<RegionMut> =
         arenas.iter().map(|arena| Buffer::zeroed(arena.bytes as usize).unwrap().into_region()).collect();
     let views: Vec<Region> = targets.iter().map(RegionMut::region).collect();
@@ -192,14 +192,14 @@ fn checksums() {
         let (folder, engine) = (tempfile::tempdir().unwrap(), engine());
         let path = saved(folder.path(), "a.safetensors", &[100, CHUNK_BYTES as usize + 1]);
         let (mut header, data) = header_of(&path);
-        let sums: Value = serde_json::from_str(header["__metadata__"][METADATA_KEY].as_str().unwrap()).unwrap();
+        let checksums: Value = serde_json::from_str(header["__metadata__"][METADATA_KEY].as_str().unwrap()).unwrap();
         header["__metadata__"][METADATA_KEY] = Value::Null;
         let write = |document: &Value| {
             let mut header = header.clone();
             header["__metadata__"][METADATA_KEY] = document.to_string().into();
             write_header(&path, &header, &data);
         };
-        attack(guard, &sums, write, || load_file(&engine, &path));
+        attack(guard, &checksums, write, || load_file(&engine, &path));
     });
 }
 
@@ -425,18 +425,18 @@ fn zipped(records: &[(&str, &[u8])]) -> Vec<u8> {
     let specs: Vec<RecordSpec<'_>> =
         records.iter().map(|(name, bytes)| RecordSpec { name, bytes: bytes.len() as u64 }).collect();
     let plan = Plan::new("a", &specs).unwrap();
-    let sums: Vec<u32> =
+    let checksums: Vec<u32> =
         records.iter().map(|(_, bytes)| deepnvme_format::checksums::checksums_of(bytes).crc32).collect();
     let mut file = Vec::new();
     for (index, (_, bytes)) in records.iter().enumerate() {
         let place = &plan.records()[index];
         file.resize(place.header_offset as usize, 0);
-        file.extend(plan.header(index, sums[index]));
+        file.extend(plan.header(index, checksums[index]));
         file.resize(place.data_offset as usize, 0);
         file.extend(*bytes);
     }
     file.resize(plan.index_offset() as usize, 0);
-    file.extend(plan.index(&sums));
+    file.extend(plan.index(&checksums));
     file
 }
 
@@ -454,9 +454,10 @@ fn pickles() {
             std::fs::write(&path, zipped(&records)).unwrap();
             let reader = Reader::open(&engine, &Target::from(&path))?;
             let all: Vec<usize> = (0..reader.extents().len()).collect();
-            let arenas = reader.arenas(&all);
-            let memory =
-                |arena: &deepnvme_checkpoint::read::Arena| Buffer::zeroed(arena.bytes as usize).unwrap().into_region();
+            let arenas = reader.load_buffers(&all);
+            let memory = |arena: &deepnvme_checkpoint::read::LoadBuffer| {
+                Buffer::zeroed(arena.bytes as usize).unwrap().into_region()
+            };
             let targets: Vec<_> = arenas.into_iter().map(|arena| (arena.clone(), memory(&arena))).collect();
             Arc::new(reader).start(&engine, targets)?.finish(Verify::Off, &Progress::default()).map(drop)
         };

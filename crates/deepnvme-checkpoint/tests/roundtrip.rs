@@ -43,7 +43,7 @@ fn load(path: &Path, verify: Verify) -> Result<Vec<(String, Vec<u8>)>, Error> {
 
 fn arenas_of(reader: &Arc<Reader>, engine: &Engine, verify: Verify) -> Result<Vec<(String, Vec<u8>)>, Error> {
     let wanted: Vec<usize> = (0..reader.extents().len()).collect();
-    let arenas = reader.arenas(&wanted);
+    let arenas = reader.load_buffers(&wanted);
     let targets: Vec<RegionMut> =
         arenas.iter().map(|arena| Buffer::zeroed(arena.bytes as usize).unwrap().into_region()).collect();
     let views: Vec<Region> = targets.iter().map(RegionMut::region).collect();
@@ -75,11 +75,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn what_was_saved_is_loaded(sizes in sizes(), seed: u64, has_sums: bool) {
+    fn what_was_saved_is_loaded(sizes in sizes(), seed: u64, has_checksums: bool) {
         let folder = tempfile::tempdir().unwrap();
         let storages: Vec<_> = sizes.iter().enumerate().map(|(i, size)| random(*size, seed ^ i as u64)).collect();
         let staging = (seed % 2 == 0).then(|| Staging::new(seed % (8 << 20)).unwrap());
-        let options = SaveOptions { durability: deepnvme_io::Durability::None, has_sums, staging };
+        let options = SaveOptions { durability: deepnvme_io::Durability::None, has_checksums, staging };
         let (pt, st) = (folder.path().join("a.pt"), folder.path().join("a.safetensors"));
         let pt_bytes = archive(&pt, &storages, options.clone()).unwrap();
         let st_bytes = safetensors(&st, &storages, options).unwrap();
@@ -90,22 +90,22 @@ proptest! {
             let index = &file[saved.index_offset as usize..(saved.index_offset + saved.index_bytes) as usize];
             prop_assert_eq!(deepnvme_format::checksums::checksums_of(index).crc64, saved.index_crc64);
         }
-        let audited = |path: &Path| {
+        let verified = |path: &Path| {
             let engine = engine();
-            Reader::open(&engine, &Target::from(&path.to_path_buf())).unwrap().audit(&engine, &Progress::default())
+            Reader::open(&engine, &Target::from(&path.to_path_buf())).unwrap().verify_all(&engine, &Progress::default())
         };
         let total: usize = sizes.iter().sum();
-        prop_assert_eq!(audited(&pt).unwrap(), total as u64);
-        match audited(&st) {
-            Ok(bytes) => prop_assert!(has_sums && bytes == total as u64),
-            Err(Error::NoSums { .. }) => prop_assert!(!has_sums),
+        prop_assert_eq!(verified(&pt).unwrap(), total as u64);
+        match verified(&st) {
+            Ok(bytes) => prop_assert!(has_checksums && bytes == total as u64),
+            Err(Error::NoChecksums { .. }) => prop_assert!(!has_checksums),
             Err(other) => panic!("{other}"),
         }
         for (index, (name, bytes)) in load(&pt, Verify::Full).unwrap().into_iter().enumerate() {
             prop_assert_eq!(name, format!("data/{index}"));
             prop_assert_eq!(&bytes, &storages[index]);
         }
-        let verify = if has_sums { Verify::Full } else { Verify::Sample };
+        let verify = if has_checksums { Verify::Full } else { Verify::Sample };
         for (name, bytes) in load(&st, verify).unwrap() {
             let index: usize = name[1..].parse().unwrap();
             prop_assert_eq!(&bytes, &storages[index]);
@@ -122,8 +122,8 @@ fn a_changed_byte_is_found_and_named() {
         (folder.path().join("a.pt"), archive as fn(&Path, &[Vec<u8>], SaveOptions) -> Result<Saved, Error>),
         (folder.path().join("a.safetensors"), safetensors),
     ] {
-        for has_sums in [true, false] {
-            save(&path, &storages, SaveOptions { has_sums, ..SaveOptions::default() }).unwrap();
+        for has_checksums in [true, false] {
+            save(&path, &storages, SaveOptions { has_checksums, ..SaveOptions::default() }).unwrap();
             let engine = engine();
             let reader = Reader::open(&engine, &Target::from(&path)).unwrap();
             let is_archive = matches!(reader.contents(), Contents::Archive { .. });
@@ -138,14 +138,14 @@ fn a_changed_byte_is_found_and_named() {
                     assert_eq!(name, extent.name);
                     let (offset, bytes) = (offset as usize, bytes as usize);
                     assert!((offset..offset + bytes).contains(&damaged));
-                    assert_eq!(bytes, if has_sums { 1 << 20 } else { 3 << 20 });
+                    assert_eq!(bytes, if has_checksums { 1 << 20 } else { 3 << 20 });
                 }
-                Err(Error::NoSums { .. }) => assert!(!has_sums && !is_archive),
+                Err(Error::NoChecksums { .. }) => assert!(!has_checksums && !is_archive),
                 other => panic!("{other:?}"),
             }
             let mut reader = Reader::open(&engine, &Target::from(&path)).unwrap();
-            let audited = reader.audit(&engine, &Progress::default());
-            assert!(matches!(audited, Err(Error::Damaged { .. } | Error::NoSums { .. })), "{audited:?}");
+            let verified = reader.verify_all(&engine, &Progress::default());
+            assert!(matches!(verified, Err(Error::Damaged { .. } | Error::NoChecksums { .. })), "{verified:?}");
         }
     }
 }

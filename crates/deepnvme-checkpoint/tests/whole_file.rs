@@ -25,13 +25,13 @@ type Metadata = Vec<(String, String)>;
 fn check(engine: &Engine, path: &Path) -> Result<()> {
     let open = || Reader::open(engine, &Target::from(&path.to_path_buf()));
     load(engine, &Arc::new(open()?), Verify::Full)?;
-    open()?.audit(engine, &Progress::default())?;
+    open()?.verify_all(engine, &Progress::default())?;
     Ok(())
 }
 
 fn load(engine: &Engine, reader: &Arc<Reader>, verify: Verify) -> Result<()> {
     let wanted: Vec<usize> = (0..reader.extents().len()).collect();
-    let arenas = reader.arenas(&wanted);
+    let arenas = reader.load_buffers(&wanted);
     let targets: Vec<RegionMut> =
         arenas.iter().map(|arena| Buffer::zeroed(arena.bytes as usize).unwrap().into_region()).collect();
     reader.start(engine, arenas.into_iter().zip(targets).collect())?.finish(verify, &Progress::default())
@@ -103,7 +103,7 @@ fn every_changed_byte_is_reported() {
                 let open = Reader::open(&engine, &Target::from(&path));
                 checked(match (at + index) % 2 {
                     0 => open.and_then(|reader| load(&engine, &Arc::new(reader), Verify::Full)),
-                    _ => open.and_then(|mut reader| reader.audit(&engine, &Progress::default()).map(drop)),
+                    _ => open.and_then(|mut reader| reader.verify_all(&engine, &Progress::default()).map(drop)),
                 });
             }
             file.write_all_at(&[*byte], at as u64).unwrap();
@@ -142,9 +142,9 @@ fn every_byte_more_or_less_is_reported() {
                 let loaded = Reader::open(&engine, &Target::from(&path))
                     .and_then(|reader| load(&engine, &Arc::new(reader), Verify::Full));
                 assert!(loaded.is_err(), "{now}: loaded");
-                let audited = Reader::open(&engine, &Target::from(&path))
-                    .and_then(|mut reader| reader.audit(&engine, &Progress::default()));
-                assert!(audited.is_err(), "{now}: verified");
+                let verified = Reader::open(&engine, &Target::from(&path))
+                    .and_then(|mut reader| reader.verify_all(&engine, &Progress::default()));
+                assert!(verified.is_err(), "{now}: verified");
             }
         }
     }
@@ -181,10 +181,10 @@ fn checksums_of_another_file_are_known_as_such() {
         });
         rewritten(&path, &random(100, 7), &[100], extra);
         let reader = Arc::new(Reader::open(&engine, &Target::from(&path)).unwrap());
-        assert_eq!((reader.coverage(), reader.has_sums()), (Coverage::Stale, false), "{extra}");
+        assert_eq!((reader.coverage(), reader.has_checksums()), (Coverage::Stale, false), "{extra}");
         load(&engine, &reader, Verify::Sample).unwrap();
         let refused = load(&engine, &reader, Verify::Full).unwrap_err();
-        assert!(matches!(refused, Error::NoSums { is_stale: true, .. }), "{refused}");
+        assert!(matches!(refused, Error::NoChecksums { is_stale: true, .. }), "{refused}");
         assert!(refused.to_string().contains("made for another file"), "{refused}");
     }
 }
@@ -198,14 +198,14 @@ fn checksums_that_are_given_as_metadata_are_left_out() {
     let json_bytes = u64::from_le_bytes(bytes[..LENGTH_BYTES as usize].try_into().unwrap()) as usize;
     let metadata = Header::parse(&bytes[8..8 + json_bytes], bytes.len() as u64).unwrap().metadata;
     assert!(!metadata.is_empty());
-    for has_sums in [true, false] {
-        let options = SaveOptions { has_sums, ..SaveOptions::default() };
+    for has_checksums in [true, false] {
+        let options = SaveOptions { has_checksums, ..SaveOptions::default() };
         let second = save(folder.path(), "b.safetensors", |path| {
             Save::safetensors(path, vec![tensor("w", Dtype::U8, &[50])], metadata.clone(), options).unwrap()
         });
         let mut reader = Reader::open(&engine, &Target::from(&second)).unwrap();
-        assert_eq!(reader.coverage(), if has_sums { Coverage::File } else { Coverage::Nothing });
-        assert_eq!(reader.audit(&engine, &Progress::default()).is_ok(), has_sums);
+        assert_eq!(reader.coverage(), if has_checksums { Coverage::File } else { Coverage::Nothing });
+        assert_eq!(reader.verify_all(&engine, &Progress::default()).is_ok(), has_checksums);
     }
     let twice = vec![("a".to_owned(), String::new()), ("a".to_owned(), String::new())];
     assert!(Save::safetensors(&first, Vec::new(), twice, SaveOptions::default()).is_err());

@@ -49,19 +49,8 @@ impl FakeDriver {
     }
 
     fn assert_clean(&self) {
-        assert_eq!(self.violations(), "");
-        for kind in [
-            "contexts",
-            "streams",
-            "events",
-            "registrations",
-            "cufile_handles",
-            "cufile_buffers",
-            "cufile_batches",
-            "cufile_drivers",
-        ] {
-            assert_eq!(self.live(kind), 0, "{kind} that nobody has given back");
-        }
+        self.assert_released();
+        assert_eq!(self.live("contexts"), 0, "contexts that were not released");
     }
 }
 

@@ -3,6 +3,7 @@
 //! - `open` resolves a path to a file or a stripe set, and opens it for the engine.
 //! - `stripe_set` is one logical file over several disks, with its manifest.
 //! - `replace` replaces a file, a set of files or a folder atomically, and cleans up after killed processes.
+//! - `aligned_range` reads byte ranges into buffers without a copy.
 //! - `reader` and `writer` are file streams. `open(path, "rb")` and `open(path, "wb")` are built on them.
 //!
 //! ```
@@ -28,6 +29,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod aligned_range;
 mod open;
 mod prefetch_window;
 mod reader;

@@ -7,19 +7,12 @@ use std::sync::Arc;
 use deepnvme_file::{StripeSet, Target, open};
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{Access, Config, DirectMode, Durability, Engine, OpenOptions, TensorFile, WriteExtent, WriteOptions};
+use deepnvme_testkit::data::read_back;
 use deepnvme_testkit::rng::random_bytes as random;
 
 fn write(engine: &Engine, file: &Arc<TensorFile>, offset: u64, bytes: &[u8], options: WriteOptions) {
     let source = Region::from_vec(bytes.to_vec());
     assert_eq!(engine.write(file, offset, source, options).unwrap().wait().1.unwrap().bytes, bytes.len() as u64);
-}
-
-fn read_back(engine: &Engine, file: &Arc<TensorFile>, offset: u64, bytes: usize) -> Vec<u8> {
-    let (target, result) = engine.read(file, offset, RegionMut::from_vec(vec![0; bytes])).unwrap().wait();
-    assert_eq!(result.unwrap().bytes, bytes as u64);
-    let mut out = vec![0; bytes];
-    target.unwrap().region().copy_to_slice(0, &mut out);
-    out
 }
 
 #[test]

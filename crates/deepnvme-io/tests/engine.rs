@@ -14,6 +14,7 @@ use deepnvme_io::{
     SubmitMode, TensorFile, WriteExtent, WriteItem, WriteOptions,
 };
 use deepnvme_mem::{Region, RegionMut};
+use deepnvme_testkit::data::read_back;
 use deepnvme_testkit::rng::random_bytes as random;
 
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
@@ -34,14 +35,6 @@ fn engine(backend: BackendChoice) -> Engine {
 
 fn open(path: &Path, access: Access, direct: DirectMode) -> Arc<TensorFile> {
     TensorFile::open(path, OpenOptions { access, create: access != Access::Read, direct }).unwrap()
-}
-
-fn read_back(engine: &Engine, file: &Arc<TensorFile>, offset: u64, bytes: usize) -> Vec<u8> {
-    let (target, result) = engine.read(file, offset, RegionMut::from_vec(vec![0; bytes])).unwrap().wait();
-    assert_eq!(result.unwrap().bytes, bytes as u64);
-    let mut out = vec![0; bytes];
-    target.unwrap().region().copy_to_slice(0, &mut out);
-    out
 }
 
 fn write(engine: &Engine, file: &Arc<TensorFile>, offset: u64, bytes: &[u8], options: WriteOptions) {

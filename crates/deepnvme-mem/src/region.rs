@@ -14,7 +14,9 @@ use crate::strided::Strided;
 /// time. A region therefore copies bytes and never returns a reference to them. Its length counts logical bytes: the
 /// bytes of the elements in row-major order.
 #[derive(Clone)]
-pub struct Region(pub(crate) Span);
+pub struct Region {
+    pub(crate) span: Span,
+}
 
 impl Region {
     /// Creates a region of contiguous memory.
@@ -28,7 +30,7 @@ impl Region {
     /// If `len` exceeds `isize::MAX`.
     #[must_use]
     pub unsafe fn from_raw(ptr: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
-        Self(Span::flat(ptr, len, device, owner))
+        Self { span: Span::flat(ptr, len, device, owner) }
     }
 
     /// Creates a region of a tensor's elements. `ptr` is the address of the element at index zero of every dimension.
@@ -41,25 +43,25 @@ impl Region {
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "a layout belongs to one tensor")]
     pub unsafe fn from_strided(ptr: *mut u8, strides: Strided, device: Device, owner: Owner) -> Self {
-        Self(Span::strided(ptr, &strides, device, owner))
+        Self { span: Span::strided(ptr, &strides, device, owner) }
     }
 
     /// Turns a vector into a region without copying it.
     #[must_use]
     pub fn from_vec(bytes: Vec<u8>) -> Self {
-        Self(from_vec(bytes))
+        Self { span: from_vec(bytes) }
     }
 
     /// Returns the address of the first byte.
     #[must_use]
     pub fn addr(&self) -> usize {
-        self.0.addr()
+        self.span.addr()
     }
 
     /// Returns the number of logical bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.span.len()
     }
 
     /// Whether the region is empty.
@@ -71,20 +73,20 @@ impl Region {
     /// Returns the device of the memory.
     #[must_use]
     pub fn device(&self) -> Device {
-        self.0.device()
+        self.span.device()
     }
 
     /// Returns the same GPU memory, read only after the work queued on `stream` so far. Default: the device's default
     /// stream.
     #[must_use]
     pub fn after(self, stream: StreamHandle) -> Self {
-        Self(self.0.after(stream))
+        Self { span: self.span.after(stream) }
     }
 
     /// Returns the stream that accesses to the memory are ordered after.
     #[must_use]
     pub fn stream(&self) -> StreamHandle {
-        self.0.stream()
+        self.span.stream()
     }
 
     /// Calls `visit(address, row_bytes, rows, pitch)` for each run of equal rows in the logical bytes from `from` on,
@@ -93,13 +95,13 @@ impl Region {
     /// # Panics
     /// If the range is out of bounds.
     pub fn visit_rows(&self, from: usize, len: usize, visit: impl FnMut(usize, usize, usize, isize)) {
-        self.0.visit_rows(from, len, visit);
+        self.span.visit_rows(from, len, visit);
     }
 
     /// Whether the bytes are contiguous.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
-        self.0.is_contiguous()
+        self.span.is_contiguous()
     }
 
     /// Returns a range of contiguous memory, with the same owner.
@@ -108,7 +110,7 @@ impl Region {
     /// If the region is not contiguous or the range is out of bounds.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
-        Self(self.0.slice(range))
+        Self { span: self.span.slice(range) }
     }
 
     /// Returns a strided view of contiguous memory. Its first element starts at `at`. Returns `None` if the view is
@@ -118,7 +120,8 @@ impl Region {
     /// If the region is not contiguous.
     #[must_use]
     pub fn view(&self, at: usize, layout: &Strided) -> Option<Self> {
-        self.0.view(at, layout).map(Self)
+        let span = self.span.view(at, layout)?;
+        Some(Self { span })
     }
 
     /// Fills `out` with the logical bytes from `at` on.
@@ -127,13 +130,13 @@ impl Region {
     /// If the range is out of bounds, or the memory is not on the host.
     pub fn copy_to_slice(&self, at: usize, out: &mut [u8]) {
         // SAFETY: a mutable slice is valid for writes of its length.
-        unsafe { self.0.copy_out(at, out.as_mut_ptr(), out.len()) }
+        unsafe { self.span.copy_out(at, out.as_mut_ptr(), out.len()) }
     }
 }
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Region({:?})", self.0)
+        write!(f, "Region({:?})", self.span)
     }
 }
 
@@ -165,7 +168,7 @@ pub(crate) fn from_vec(bytes: Vec<u8>) -> Span {
     #[cfg(simulated)]
     if let Ok(mut buffer) = crate::Buffer::zeroed(PAGE_OFFSET_BYTES + bytes.len()) {
         buffer.as_mut_slice()[PAGE_OFFSET_BYTES..].copy_from_slice(&bytes);
-        return buffer.into_region().0.slice(PAGE_OFFSET_BYTES..PAGE_OFFSET_BYTES + bytes.len());
+        return buffer.into_region().span.slice(PAGE_OFFSET_BYTES..PAGE_OFFSET_BYTES + bytes.len());
     }
     let mut bytes = std::mem::ManuallyDrop::new(bytes);
     let parts = VecParts { start: bytes.as_mut_ptr(), len: bytes.len(), capacity: bytes.capacity() };

@@ -1,6 +1,7 @@
 //! Memory to write to.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::buffer::Buffer;
@@ -14,9 +15,24 @@ use crate::strided::Strided;
 /// A `RegionMut` is not cloneable, but [`RegionMut::region`] gives access to the same memory for reading and for the
 /// kernel. Copying into it takes `&self`, since several workers fill one request at once. **Concurrent copies must be
 /// disjoint.** Where two overlap, or one overlaps with I/O in flight, the bytes in the overlap are unspecified.
-pub struct RegionMut(pub(crate) Span);
+pub struct RegionMut {
+    region: Region,
+}
+
+/// A `RegionMut` can do what a [`Region`] can, as a `&mut T` can do what a `&T` can.
+impl Deref for RegionMut {
+    type Target = Region;
+
+    fn deref(&self) -> &Region {
+        &self.region
+    }
+}
 
 impl RegionMut {
+    pub(crate) fn of(span: Span) -> Self {
+        Self { region: Region { span } }
+    }
+
     /// Creates a region of contiguous memory.
     ///
     /// # Safety
@@ -27,7 +43,7 @@ impl RegionMut {
     /// If `len` exceeds `isize::MAX`.
     #[must_use]
     pub unsafe fn from_raw(ptr: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
-        Self(Span::flat(ptr, len, device, owner))
+        Self::of(Span::flat(ptr, len, device, owner))
     }
 
     /// Creates a region of a tensor's elements. `ptr` is the address of the element at index zero of every dimension.
@@ -42,69 +58,33 @@ impl RegionMut {
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "a layout belongs to one tensor")]
     pub unsafe fn from_strided(ptr: *mut u8, strides: Strided, device: Device, owner: Owner) -> Self {
-        Self(Span::strided(ptr, &strides, device, owner))
+        Self::of(Span::strided(ptr, &strides, device, owner))
     }
 
     /// Turns a vector into a region without copying it.
     #[must_use]
     pub fn from_vec(bytes: Vec<u8>) -> Self {
-        Self(from_vec(bytes))
-    }
-
-    /// Returns the address of the first byte.
-    #[must_use]
-    pub fn addr(&self) -> usize {
-        self.0.addr()
-    }
-
-    /// Returns the number of logical bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether the region is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Returns the device of the memory.
-    #[must_use]
-    pub fn device(&self) -> Device {
-        self.0.device()
+        Self::of(from_vec(bytes))
     }
 
     /// Returns the same GPU memory, written only after the work queued on `stream` so far. Default: the device's
     /// default stream.
     #[must_use]
     pub fn after(self, stream: StreamHandle) -> Self {
-        Self(self.0.after(stream))
-    }
-
-    /// Returns the stream that accesses to the memory are ordered after.
-    #[must_use]
-    pub fn stream(&self) -> StreamHandle {
-        self.0.stream()
-    }
-
-    /// Whether the bytes are contiguous.
-    #[must_use]
-    pub fn is_contiguous(&self) -> bool {
-        self.0.is_contiguous()
+        Self::of(self.region.span.after(stream))
     }
 
     /// Returns the same memory, for the kernel or to read the bytes once they are complete.
     #[must_use]
     pub fn region(&self) -> Region {
-        Region(self.0.clone())
+        self.region.clone()
     }
 
     /// Requests huge pages for the parts that have no pages yet: filling fresh memory then costs one page fault per 2
     /// MiB instead of 512. Changes no byte. Returns false if the kernel refuses, or if a trial on large memory found
     /// small pages to be faster.
     pub fn advise_huge(&self) -> bool {
-        self.0.advise_huge()
+        self.span.advise_huge()
     }
 
     /// Splits the region into the bytes before `mid` and those from `mid` on.
@@ -113,7 +93,7 @@ impl RegionMut {
     /// If the region is not contiguous or `mid` is out of bounds.
     #[must_use]
     pub fn split_at(self, mid: usize) -> (Self, Self) {
-        (Self(self.0.slice(0..mid)), Self(self.0.slice(mid..self.len())))
+        (Self::of(self.span.slice(0..mid)), Self::of(self.span.slice(mid..self.len())))
     }
 
     /// Joins two adjacent regions of one owner: the inverse of [`split_at`](Self::split_at).
@@ -121,8 +101,8 @@ impl RegionMut {
     /// # Errors
     /// Returns both regions if they are not adjacent or have different owners.
     pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
-        match self.0.join(&next.0) {
-            Some(joined) => Ok(Self(joined)),
+        match self.span.join(&next.span) {
+            Some(joined) => Ok(Self::of(joined)),
             None => Err((self, next)),
         }
     }
@@ -133,7 +113,7 @@ impl RegionMut {
     /// If the range is out of bounds, or the memory is not on the host.
     pub fn copy_from_slice(&self, at: usize, source: &[u8]) {
         // SAFETY: a slice is valid for reads of its length, and a `RegionMut` is writable.
-        unsafe { self.0.copy_in(at, source.as_ptr(), source.len()) }
+        unsafe { self.span.copy_in(at, source.as_ptr(), source.len()) }
     }
 
     /// Copies as [`copy_from_slice`](Self::copy_from_slice) with non-temporal stores, for bytes that are read much
@@ -143,7 +123,7 @@ impl RegionMut {
     /// As [`copy_from_slice`](Self::copy_from_slice).
     pub fn copy_non_temporal(&self, at: usize, source: &[u8]) {
         // SAFETY: a slice is valid for reads of its length, and a `RegionMut` is writable.
-        unsafe { self.0.copy_in_non_temporal(at, source) }
+        unsafe { self.span.copy_in_non_temporal(at, source) }
     }
 
     /// Returns the buffer that this region was created from.
@@ -153,7 +133,7 @@ impl RegionMut {
     /// region of the same memory is alive (I/O in flight holds one).
     pub fn into_buffer(self) -> Result<Buffer, Self> {
         let is_all_of = |buffer: &Buffer, span: &Span| buffer.addr() == span.addr() && buffer.len() == span.len();
-        self.0.into_owner(is_all_of).map_err(Self)
+        self.region.span.into_owner(is_all_of).map_err(Self::of)
     }
 }
 
@@ -169,6 +149,6 @@ impl Buffer {
 
 impl fmt::Debug for RegionMut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RegionMut({:?})", self.0)
+        write!(f, "RegionMut({:?})", self.span)
     }
 }

@@ -80,11 +80,7 @@ impl Reserved {
     /// If the range is out of bounds.
     #[must_use]
     pub fn region_mut(&self, range: Range<usize>) -> RegionMut {
-        assert!(
-            range.start <= range.end && range.end <= self.len,
-            "{range:?} is outside a range of {} bytes",
-            self.len
-        );
+        self.assert_inside(&range);
         let start = self.mapping.start().as_ptr().wrapping_add(range.start);
         let owner = Arc::clone(&self.mapping);
         // SAFETY: the range lies inside the mapping, which the owner keeps alive. Anonymous pages are zeroed bytes,
@@ -97,14 +93,15 @@ impl Reserved {
     /// # Panics
     /// If the range is out of bounds.
     pub fn discard(&self, range: Range<usize>) {
-        assert!(
-            range.start <= range.end && range.end <= self.len,
-            "{range:?} is outside a range of {} bytes",
-            self.len
-        );
+        self.assert_inside(&range);
         // The rest of the last page is unused.
         let end = if range.end == self.len { self.mapping.mapped_bytes() } else { range.end };
         self.mapping.discard(range.start..end);
+    }
+
+    fn assert_inside(&self, range: &Range<usize>) {
+        let is_inside = range.start <= range.end && range.end <= self.len;
+        assert!(is_inside, "{range:?} is outside a range of {} bytes", self.len);
     }
 }
 

@@ -123,18 +123,9 @@ impl<'a> FloatSliceMut<'a> {
 
     pub(crate) fn split_at(self, at: usize) -> (Self, Self) {
         match self {
-            Self::F32(values) => {
-                let (head, tail) = values.split_at_mut(at);
-                (Self::F32(head), Self::F32(tail))
-            }
-            Self::Bf16(values) => {
-                let (head, tail) = values.split_at_mut(at);
-                (Self::Bf16(head), Self::Bf16(tail))
-            }
-            Self::F16(values) => {
-                let (head, tail) = values.split_at_mut(at);
-                (Self::F16(head), Self::F16(tail))
-            }
+            Self::F32(values) => split_slice(values, at, Self::F32),
+            Self::Bf16(values) => split_slice(values, at, Self::Bf16),
+            Self::F16(values) => split_slice(values, at, Self::F16),
         }
     }
 
@@ -158,6 +149,12 @@ impl<'a> FloatSliceMut<'a> {
             Self::F16(values) => narrow::<F16>(&mut values[at..], tile, noise),
         }
     }
+}
+
+/// Splits a slice at `at`, and wraps both parts.
+pub(crate) fn split_slice<'a, T, S>(values: &'a mut [T], at: usize, wrap: impl Fn(&'a mut [T]) -> S) -> (S, S) {
+    let (head, tail) = values.split_at_mut(at);
+    (wrap(head), wrap(tail))
 }
 
 /// Returns the noise for weights if they are rounded stochastically.

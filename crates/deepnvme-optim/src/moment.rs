@@ -24,6 +24,7 @@
 //! memory.
 
 use crate::error::{Error, Result};
+use crate::float_slice::{direct, split_slice, store_tile, widen};
 use deepnvme_codec::half::{Bf16, F32_INFINITY, F32_MAGNITUDE, Half};
 
 use crate::{BLOCK, TILE};
@@ -92,14 +93,8 @@ impl<'a> MomentMut<'a> {
     /// Splits at `at`, a multiple of [`BLOCK`] or the end.
     pub(crate) fn split_at(self, at: usize) -> (Self, Self) {
         match self {
-            Self::F32(values) => {
-                let (head, tail) = values.split_at_mut(at);
-                (Self::F32(head), Self::F32(tail))
-            }
-            Self::Bf16(values) => {
-                let (head, tail) = values.split_at_mut(at);
-                (Self::Bf16(head), Self::Bf16(tail))
-            }
+            Self::F32(values) => split_slice(values, at, Self::F32),
+            Self::Bf16(values) => split_slice(values, at, Self::Bf16),
             Self::Q8 { codes, scales } => {
                 let (codes, scales) = (codes.split_at_mut(at), scales.split_at_mut(at.div_ceil(BLOCK)));
                 (Self::Q8 { codes: codes.0, scales: scales.0 }, Self::Q8 { codes: codes.1, scales: scales.1 })
@@ -116,8 +111,8 @@ impl<'a> MomentMut<'a> {
     #[inline(always)]
     pub(crate) fn tile<'b>(&'b mut self, sign: Sign, at: usize, buffer: &'b mut [f32; TILE]) -> &'b mut [f32; TILE] {
         match self {
-            Self::F32(values) => return crate::float_slice::direct(values, at, buffer),
-            Self::Bf16(values) => crate::float_slice::widen::<Bf16>(&values[at..], buffer),
+            Self::F32(values) => return direct(values, at, buffer),
+            Self::Bf16(values) => widen::<Bf16>(&values[at..], buffer),
             Self::Q8 { codes, scales } => decode(sign, &codes[at..], scales[at / BLOCK], buffer),
         }
         buffer
@@ -127,7 +122,7 @@ impl<'a> MomentMut<'a> {
     #[inline(always)]
     pub(crate) fn store(&mut self, sign: Sign, at: usize, tile: &[f32; TILE], noise: &[u32; TILE]) {
         match self {
-            Self::F32(values) => crate::float_slice::store_tile(values, at, tile),
+            Self::F32(values) => store_tile(values, at, tile),
             Self::Bf16(values) => {
                 for ((target, value), noise) in values[at..].iter_mut().zip(tile).zip(noise) {
                     *target = Bf16::narrow_stochastic(value.to_bits(), halves(sign, *noise));

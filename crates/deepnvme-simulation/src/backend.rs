@@ -10,6 +10,7 @@ use deepnvme_io::op::{Completion, Errno, Op, OpKind, Pieces, Submit};
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::sync::{Condvar, Mutex};
 use deepnvme_simulation_runtime::thread;
+use deepnvme_testkit::data::first_bytes_of;
 use deepnvme_testkit::rng::Rng;
 
 use crate::world::folder::Inode;
@@ -135,15 +136,7 @@ impl WorldBackend {
     }
 
     fn record(&self, op: &Op, written: usize) -> Option<(Inode, ChangeId)> {
-        let mut bytes = vec![0; written];
-        let mut at = 0;
-        for piece in &op.pieces {
-            let len = piece.len().min(written - at);
-            if len > 0 {
-                piece.slice(0..len).copy_to_slice(0, &mut bytes[at..at + len]);
-                at += len;
-            }
-        }
+        let bytes = first_bytes_of(op, written);
         let mut state = self.world.state();
         let inode = state.tree.inode_of(op.file.as_fd()).ok()?;
         let id = state.wrote(inode, op.offset, bytes, false).ok()?;

@@ -11,14 +11,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use deepnvme_file::aligned_range::{AlignedRead, BLOCK_BYTES};
 use deepnvme_io::mem::{Buffer, CreatorProcess, Device, RegionMut};
-use deepnvme_io::{Engine, GpuAccess, Refused, TensorFile, Transfer};
+use deepnvme_io::{Engine, GpuAccess, TensorFile};
 
 use crate::compressed_cache::CompressedCache;
 use crate::decode::{Workspace, convert};
 use crate::decode_task::{DecodeTask, JobCost};
 use crate::error::{Error, Result};
-use crate::layer_group::{BLOCK_BYTES, Conversion};
+use crate::layer_group::Conversion;
 use crate::sync::{Condvar, Instant, JoinHandle, Mutex, MutexGuard, thread};
 use deepnvme_io::start_thread;
 
@@ -52,8 +53,7 @@ struct StartedJob {
 
 #[derive(Debug)]
 enum JobBytes {
-    /// A read in flight, and the rest of its buffer.
-    InFlight(Transfer<RegionMut>, RegionMut),
+    InFlight(AlignedRead),
     Ready(Buffer),
 }
 
@@ -283,17 +283,12 @@ impl Shared {
                 jobs.waiting.push_front((task, job));
                 break;
             };
-            let Conversion { offset, bytes, .. } = job.conversion;
-            let head = job.conversion.head();
-            let started = buffer.map_err(|error| (error, None)).and_then(|buffer| {
-                let (target, rest) = buffer.into_region().split_at(head + bytes);
-                match self.engine.try_read(&job.file, offset - head as u64, target) {
-                    Ok(pending) => Ok(JobBytes::InFlight(pending, rest)),
-                    Err(Refused { error, memory }) => Err((error, join_buffer(memory, rest))),
-                }
-            });
+            let range = job.conversion.aligned_range();
+            let started = buffer
+                .map_err(|error| (error, None))
+                .and_then(|buffer| AlignedRead::start(&self.engine, &job.file, range, buffer));
             match started {
-                Ok(bytes) => jobs.started.push_back(StartedJob { task, job, bytes, owner }),
+                Ok(read) => jobs.started.push_back(StartedJob { task, job, bytes: JobBytes::InFlight(read), owner }),
                 Err((error, buffer)) => {
                     jobs.put_back(owner, buffer, false);
                     task.end(job.target, Err(error.into()));
@@ -324,9 +319,10 @@ impl Shared {
         let fill = || {
             let (finished, began) = (read?, Instant::now());
             let lost = || Error::Plan("an error lost the memory of a read".into());
-            let (head, bytes) = (job.conversion.head(), job.conversion.bytes);
-            scratch.fill(&job, &buffer.as_ref().ok_or_else(lost)?.as_slice()[head..head + bytes])?;
-            Ok(JobCost { read: finished.map(|finished| (bytes as u64, finished)), converting: began.elapsed() })
+            let range = job.conversion.aligned_range().in_buffer();
+            scratch.fill(&job, &buffer.as_ref().ok_or_else(lost)?.as_slice()[range])?;
+            let bytes = job.conversion.bytes as u64;
+            Ok(JobCost { read: finished.map(|finished| (bytes, finished)), converting: began.elapsed() })
         };
         // A panic becomes the task's error, and the thread goes on: no other thread would end the job.
         let result = catch_unwind(AssertUnwindSafe(fill)).unwrap_or_else(|panic| {
@@ -343,22 +339,17 @@ impl Shared {
     }
 }
 
-/// Joins the parts of a buffer.
-fn join_buffer(memory: Option<RegionMut>, rest: RegionMut) -> Option<Buffer> {
-    memory.and_then(|memory| memory.join(rest).ok()).and_then(|whole| whole.into_buffer().ok())
-}
-
 impl JobBytes {
     fn is_ready(&self) -> bool {
         match self {
-            Self::InFlight(pending, _) => pending.is_done(),
+            Self::InFlight(read) => read.is_done(),
             Self::Ready(_) => true,
         }
     }
 
     fn wait_timeout(&self, timeout: Duration) -> bool {
         match self {
-            Self::InFlight(pending, _) => pending.wait_timeout(timeout),
+            Self::InFlight(read) => read.wait_timeout(timeout),
             Self::Ready(_) => true,
         }
     }
@@ -367,9 +358,9 @@ impl JobBytes {
     fn wait(self) -> (Option<Buffer>, Result<Option<Instant>>) {
         match self {
             Self::Ready(buffer) => (Some(buffer), Ok(None)),
-            Self::InFlight(pending, rest) => {
-                let (memory, transfer) = pending.wait();
-                (join_buffer(memory, rest), transfer.map(|transfer| Some(transfer.finished)).map_err(Error::from))
+            Self::InFlight(read) => {
+                let (buffer, transfer) = read.wait();
+                (buffer, transfer.map(|transfer| Some(transfer.finished)).map_err(Error::from))
             }
         }
     }

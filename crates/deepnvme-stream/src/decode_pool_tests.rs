@@ -57,16 +57,7 @@ impl World {
         for index in range {
             let (target, behind) = rest.split_at(2 * JOB_BYTES);
             rest = behind;
-            let conversion = Conversion {
-                source: 0,
-                offset: start + (index * JOB_BYTES) as u64,
-                bytes: JOB_BYTES,
-                at: 0,
-                target_bytes: 2 * JOB_BYTES,
-                decoding: Decoding::Cast { from: Float::Bf16, to: Float::F32 },
-                trim: (0, 0),
-                final_cast: None,
-            };
+            let conversion = conversion(start, index);
             let entry = (index < self.entries).then_some(index);
             jobs.push(DecodeJob { file: Arc::clone(self.source.file()), conversion, target, entry });
         }
@@ -198,21 +189,25 @@ fn a_cache_entry_survives_a_failed_read() {
     assert_eq!(world.counts(), (0, 0, world.pool.shared.buffers));
 }
 
+/// The conversion of one job. The first job's bytes begin at `start`.
+fn conversion(start: u64, index: usize) -> Conversion {
+    Conversion {
+        source: 0,
+        offset: start + (index * JOB_BYTES) as u64,
+        bytes: JOB_BYTES,
+        at: 0,
+        target_bytes: 2 * JOB_BYTES,
+        decoding: Decoding::Cast { from: Float::Bf16, to: Float::F32 },
+        trim: (0, 0),
+        final_cast: None,
+    }
+}
+
 /// Jobs whose targets are too small, to simulate a bug.
 fn begin_defective(world: &World, jobs: usize) -> Arc<DecodeTask> {
     let job = |index: usize| {
-        let conversion = Conversion {
-            source: 0,
-            offset: 7 + (index * JOB_BYTES) as u64,
-            bytes: JOB_BYTES,
-            at: 0,
-            target_bytes: 2 * JOB_BYTES,
-            decoding: Decoding::Cast { from: Float::Bf16, to: Float::F32 },
-            trim: (0, 0),
-            final_cast: None,
-        };
         let target = Buffer::zeroed(4096).unwrap().into_region();
-        DecodeJob { file: Arc::clone(world.source.file()), conversion, target, entry: None }
+        DecodeJob { file: Arc::clone(world.source.file()), conversion: conversion(7, index), target, entry: None }
     };
     world.pool.begin((0..jobs).map(job).collect(), false)
 }

@@ -103,7 +103,7 @@ impl Fetch {
 /// Joins the parts of a slot.
 pub(crate) fn join_parts(mut parts: Vec<RegionMut>) -> Option<RegionMut> {
     parts.retain(|part| !part.is_empty());
-    parts.sort_unstable_by_key(RegionMut::addr);
+    parts.sort_unstable_by_key(|part| part.addr());
     let mut parts = parts.into_iter();
     let first = parts.next()?;
     parts.try_fold(first, |before, part| before.join(part).ok())

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use deepnvme_file::aligned_range::{BLOCK_BYTES, join_buffer};
 use deepnvme_io::mem::{Buffer, RegionMut, Reserved};
 use deepnvme_io::{Engine, Error as IoError, ReadItem, Transfer};
 
 use crate::decode::{Workspace, convert};
 use crate::error::{Error, Result};
-use crate::layer_group::{BLOCK_BYTES, Conversion};
+use crate::layer_group::Conversion;
 use crate::sync::Instant;
 use crate::weight_file::WeightFile;
 
@@ -79,19 +80,16 @@ impl InlineDecoder {
         cost.disk_busy += transfer.finished.saturating_duration_since(batch.started);
         let began = Instant::now();
         for (target, (conversions, rest)) in home.into_iter().flatten().zip(batch.reads) {
-            let buffer = target.join(rest).ok().and_then(|whole| whole.into_buffer().ok());
-            let Some(buffer) = buffer else {
-                return Err(Error::Plan("an error lost the memory of a read".into()));
-            };
-            let (head, bytes) = (conversions[0].head(), conversions[0].bytes);
-            cost.bytes += bytes as u64;
+            let lost = || Error::Plan("an error lost the memory of a read".into());
+            let buffer = join_buffer(Some(target), rest).ok_or_else(lost)?;
+            let source = &buffer.as_slice()[conversions[0].aligned_range().in_buffer()];
+            cost.bytes += source.len() as u64;
             for conversion in conversions {
                 let target = memory.region_mut(conversion.at..conversion.at + conversion.target_bytes);
                 let put = |at: usize, step: &[u8]| {
                     target.copy_from_slice(at, step);
                     Ok::<(), deepnvme_codec::Error>(())
                 };
-                let source = &buffer.as_slice()[head..head + bytes];
                 convert(conversion, source, &mut self.workspace, put).map_err(|source| Error::Corrupt {
                     path: sources[conversion.source].file().path().to_path_buf(),
                     offset: conversion.offset,
@@ -114,12 +112,12 @@ fn start<'a>(
 ) -> Result<Batch<'a>> {
     let (mut items, mut kept) = (Vec::with_capacity(reads.len()), Vec::with_capacity(reads.len()));
     for conversions in reads {
-        let first = &conversions[0];
+        let (source, range) = (conversions[0].source, conversions[0].aligned_range());
         let buffer = spare.pop().map_or_else(|| Buffer::zeroed(buffer_bytes), Ok);
         let buffer = buffer.map_err(|error| IoError::from_io("allocate", &error))?;
-        let (target, rest) = buffer.into_region().split_at(first.head() + first.bytes);
-        let file = Arc::clone(sources[first.source].file());
-        items.push(ReadItem { file, offset: first.offset - first.head() as u64, target });
+        let (target, rest) = range.split(buffer);
+        let file = Arc::clone(sources[source].file());
+        items.push(ReadItem { file, offset: range.block_start(), target });
         kept.push((*conversions, rest));
     }
     let started = Instant::now();

@@ -2,6 +2,7 @@
 
 use deepnvme_codec::Float;
 use deepnvme_codec::quant::Scheme;
+use deepnvme_file::aligned_range::AlignedRange;
 
 use crate::error::{Error, Result};
 use crate::residency::Class;
@@ -9,9 +10,6 @@ use crate::residency::Class;
 /// The alignment of slots. If the offset within a page of memory equals the offset within a page of the file, direct
 /// I/O needs no copy.
 pub(crate) const SLOT_ALIGNMENT: usize = deepnvme_io::mem::PAGE_BYTES as usize;
-
-/// The alignment of direct I/O, in the file and in memory.
-pub(crate) const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// A range of a file, and its place in the slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,14 +46,14 @@ pub struct Conversion {
 }
 
 impl Conversion {
-    /// Bytes before it in its first block.
-    pub(crate) fn head(&self) -> usize {
-        (self.offset % BLOCK_BYTES) as usize
+    /// Its range of the file, and of the buffer that it is read into.
+    pub(crate) fn aligned_range(&self) -> AlignedRange {
+        AlignedRange::new(self.offset, self.bytes)
     }
 
     /// Bytes to read for it: whole blocks.
     pub(crate) fn read_bytes(&self) -> usize {
-        (self.head() + self.bytes).next_multiple_of(BLOCK_BYTES as usize)
+        self.aligned_range().block_bytes()
     }
 
     /// Bytes that `decoding` must produce, before trimming and casting. `None` if the sizes are inconsistent.

@@ -109,8 +109,8 @@ fn run(engine: &Arc<Engine>, model: &Model, target: &Path, mode: Mode, disks: &[
 /// Loads all tensors of a packed file as a model would. Returns the encoding of each as well.
 fn unpacked(engine: &Arc<Engine>, target: &Target) -> HashMap<String, (Dtype, Vec<u64>, Vec<u8>, bool)> {
     let mut reader = Reader::open(engine, target).unwrap();
-    assert!(reader.has_sums(), "the new file has checksums");
-    reader.audit(engine, &Progress::default()).unwrap();
+    assert!(reader.has_checksums(), "the new file has checksums");
+    reader.verify_all(engine, &Progress::default()).unwrap();
     let Contents::Safetensors { header } = reader.contents() else { panic!("it is a safetensors file") };
     let mut found = HashMap::new();
     for tensor in &header.tensors {
@@ -430,7 +430,7 @@ fn damaged_packed_and_cancelled_models_are_refused() {
     stopped.stop();
     let options = PackOptions { mode: Mode::Keep, ..PackOptions::default() };
     let packer = Packer::new(&engine, model.path(), &target, options).unwrap();
-    assert!(packer.estimate().bytes > 0 && packer.estimate().stretches >= 1.0 && packer.estimate().layers == 3);
+    assert!(packer.estimate().bytes > 0 && packer.estimate().file_ranges >= 1.0 && packer.estimate().layers == 3);
     assert!(matches!(packer.run(&stopped), Err(Error::Interrupted)));
     assert!(!target.exists());
 

@@ -154,10 +154,8 @@ impl<E: Clone> ItemTable<E> {
                     self.changed.notify_all();
                 }
             }
-            table = wait(&self.changed, table, CANCEL_CHECK_INTERVAL);
-            drop(table);
-            let stop = is_cancelled();
-            table = self.lock();
+            let stop;
+            (table, stop) = self.wait_for_change(table, is_cancelled);
             if stop {
                 break Err(WaitError::Interrupted);
             }
@@ -251,16 +249,25 @@ impl<E: Clone> ItemTable<E> {
                 let (own, all) = table.detector.count_borrows(thread);
                 break Err(WaitError::Deadlock(waiting_for, own, all));
             }
-            table = wait(&self.changed, table, CANCEL_CHECK_INTERVAL);
-            drop(table);
-            let stop = is_cancelled();
-            table = self.lock();
+            let stop;
+            (table, stop) = self.wait_for_change(table, is_cancelled);
             if stop {
                 break Err(WaitError::Interrupted);
             }
         };
         table.detector.stop_waiting(thread);
         done
+    }
+
+    /// Waits for a change, but not for long. Returns whether the wait was cancelled, which is asked without the lock.
+    fn wait_for_change<'a>(
+        &'a self,
+        table: MutexGuard<'a, TableState<E>>,
+        is_cancelled: &mut dyn FnMut() -> bool,
+    ) -> (MutexGuard<'a, TableState<E>>, bool) {
+        drop(wait(&self.changed, table, CANCEL_CHECK_INTERVAL));
+        let stop = is_cancelled();
+        (self.lock(), stop)
     }
 }
 

@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use deepnvme_io::op::Op;
+use deepnvme_io::{Engine, TensorFile};
 use deepnvme_mem::{Buffer, Region, RegionMut};
 use rustix::fs::{Mode, OFlags};
 use tempfile::TempDir;
@@ -45,6 +47,32 @@ pub fn region_holding(skew: usize, bytes: &[u8]) -> RegionMut {
 pub fn bytes_of(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
     region.copy_to_slice(0, &mut bytes);
+    bytes
+}
+
+/// Reads a byte range of a file through the engine.
+///
+/// # Panics
+/// If the read fails.
+#[must_use]
+pub fn read_back(engine: &Engine, file: &Arc<TensorFile>, offset: u64, bytes: usize) -> Vec<u8> {
+    let (target, result) = engine.read(file, offset, RegionMut::from_vec(vec![0; bytes])).unwrap().wait();
+    assert_eq!(result.unwrap().bytes, bytes as u64);
+    bytes_of(&target.unwrap())
+}
+
+/// Copies the first bytes of an op's memory.
+#[must_use]
+pub fn first_bytes_of(op: &Op, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    let mut at = 0;
+    for piece in &op.pieces {
+        let len = piece.len().min(count - at);
+        if len > 0 {
+            piece.slice(0..len).copy_to_slice(0, &mut bytes[at..at + len]);
+            at += len;
+        }
+    }
     bytes
 }
 

@@ -75,14 +75,14 @@ pub(crate) fn downsample(levels: Vec<(u64, u64)>, count_max: usize) -> Vec<(u64,
     }
     let width = (last.0 - first.0).div_ceil(count_max.saturating_sub(1).max(1) as u64).max(1);
     let mut kept: Vec<(u64, u64)> = Vec::with_capacity(count_max);
-    let mut stretch = None;
+    let mut last_index = None;
     for (moment, level) in levels {
         let index = (moment - first.0) / width;
         match kept.last_mut() {
-            Some(highest) if stretch == Some(index) && moment != last.0 => highest.1 = highest.1.max(level),
+            Some(highest) if last_index == Some(index) && moment != last.0 => highest.1 = highest.1.max(level),
             _ => kept.push((moment, level)),
         }
-        stretch = Some(index);
+        last_index = Some(index);
     }
     kept
 }

@@ -4,7 +4,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Progress;
-use deepnvme_checkpoint::read::{self, Arena, Contents, Coverage, Member, Reader, Verify};
+use deepnvme_checkpoint::read::{self, BufferedExtent, Contents, Coverage, LoadBuffer, Reader, Verify};
 use deepnvme_file::Target;
 use deepnvme_format::set;
 use deepnvme_io::display;
@@ -35,7 +35,7 @@ pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) ->
     let path = file_name(path)?;
     let find = move || read::find_set(&path).and_then(|set| if check { set.check().map(|()| set) } else { Ok(set) });
     let set = background::read_only(py, find)?;
-    let answer = |file: read::Located| {
+    let answer = |file: read::CheckpointFile| {
         let identity = file.identity.map(|identity| (identity.bytes, identity.index_crc64));
         (file.path, file.names, identity)
     };
@@ -117,7 +117,7 @@ impl CheckpointReader {
 
     #[getter]
     fn has_checksums(&self) -> bool {
-        self.reader.has_sums()
+        self.reader.has_checksums()
     }
 
     /// Coverage of the checksums: ``"file"``, ``"data"``, ``"nothing"``, or ``"stale"`` if they belong to another file.
@@ -161,7 +161,7 @@ impl CheckpointReader {
         }
         let progress = Arc::new(Progress::default());
         let (reader, engine, seen) = (Arc::clone(&self.reader), Arc::clone(&self.engine), Arc::clone(&progress));
-        let work = move || reader.audit_tensors(&engine, is_sample, &seen);
+        let work = move || reader.verify_tensors(&engine, is_sample, &seen);
         let stop = || progress.stop();
         background::watch(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
     }
@@ -179,7 +179,7 @@ impl CheckpointReader {
         let filled = memory.region();
         let read = background::read_only(py, move || {
             engine.read(reader.file(), offset, memory)?.wait().1?;
-            reader.audit_range(&engine, extent, start, &filled)
+            reader.verify_range(&engine, extent, start, &filled)
         })?;
         read.map_err(|error| raise(py, &error))
     }
@@ -273,11 +273,11 @@ impl CheckpointReader {
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     fn arenas(&self, wanted: Vec<usize>) -> PyResult<Vec<ArenaAnswer>> {
         self.check_extents(wanted.iter().copied())?;
-        let answer = |arena: Arena| {
+        let answer = |arena: LoadBuffer| {
             let members = arena.members.iter().map(|member| (member.extent, member.at)).collect();
             (arena.offset, arena.bytes, members)
         };
-        Ok(self.reader.arenas(&wanted).into_iter().map(answer).collect())
+        Ok(self.reader.load_buffers(&wanted).into_iter().map(answer).collect())
     }
 
     /// Start reading into one buffer per arena.
@@ -292,8 +292,8 @@ impl CheckpointReader {
             if target.len() as u64 != bytes {
                 return Err(PyValueError::new_err(format!("{} bytes are no room for {bytes}", target.len())));
             }
-            let members = members.into_iter().map(|(extent, at)| Member { extent, at }).collect();
-            Ok((Arena { offset, bytes, members }, target))
+            let members = members.into_iter().map(|(extent, at)| BufferedExtent { extent, at }).collect();
+            Ok((LoadBuffer { offset, bytes, members }, target))
         };
         let objects: Vec<_> = arenas.iter().map(|(_, object)| object.clone()).collect();
         let targets = arenas.into_iter().map(target).collect::<PyResult<Vec<_>>>()?;

@@ -40,7 +40,7 @@ fn raise(py: Python<'_>, failure: &Error) -> PyErr {
         Error::Format { source: deepnvme_format::Error::Memory { .. }, .. } => "OutOfMemoryError",
         Error::Format { .. } => "CorruptFileError",
         Error::Damaged { .. } | Error::ChangedList { .. } => "ChecksumError",
-        Error::NoSums { .. } => "InvalidArgumentError",
+        Error::NoChecksums { .. } => "InvalidArgumentError",
         Error::Moved { .. } => "MovedError",
         Error::Panicked(_) => "Error",
         Error::Interrupted => "CancelledError",
@@ -50,7 +50,7 @@ fn raise(py: Python<'_>, failure: &Error) -> PyErr {
     let raised = error::plain(py, class, failure.to_string());
     let place = match failure {
         Error::Format { path, source: deepnvme_format::Error::Corrupt { offset, .. } } => Some((path, Some(*offset))),
-        Error::Format { path, .. } | Error::NoSums { path, .. } | Error::Moved { path, .. } => Some((path, None)),
+        Error::Format { path, .. } | Error::NoChecksums { path, .. } | Error::Moved { path, .. } => Some((path, None)),
         Error::Damaged { path, offset, .. } => Some((path, Some(*offset))),
         Error::Locked { path, .. } | Error::Manifest { path, .. } | Error::ChangedList { path } => Some((path, None)),
         Error::Io(_) | Error::Panicked(_) | Error::Interrupted => None,

@@ -27,7 +27,8 @@ impl NewFile {
         let engine = default::or_default(py, engine)?;
         let target = Target::Path(path);
         let created = py.detach(|| write::create(&engine, &target, nbytes));
-        let (replacement, _) = created.map_err(|failure| raise(py, &write::named(failure, &target.path(), nbytes)))?;
+        let (replacement, _) =
+            created.map_err(|failure| raise(py, &write::error_of_target(failure, &target.path(), nbytes)))?;
         let temporary = replacement.temporary().path();
         Ok(Self { temporary, inner: Ending::new(replacement) })
     }

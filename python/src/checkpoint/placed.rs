@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use deepnvme_checkpoint::Progress;
-use deepnvme_checkpoint::write::Placed;
+use deepnvme_checkpoint::write::ReflinkTarget;
 use deepnvme_file::Target;
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::TensorSpec;
@@ -24,7 +24,7 @@ use crate::{background, default};
 #[pyclass(frozen, name = "_PlacedFile", module = "deepnvme._deepnvme")]
 pub(crate) struct PlacedFile {
     data_offset: u64,
-    inner: Ending<Placed>,
+    inner: Ending<ReflinkTarget>,
 }
 
 #[pymethods]
@@ -43,7 +43,7 @@ impl PlacedFile {
             None => Err(PyValueError::new_err(format!("{name:?}: torch.{dtype} is not known"))),
         };
         let specs = tensors.into_iter().map(spec).collect::<PyResult<Vec<_>>>()?;
-        let placed = py.detach(|| Placed::new(engine, &target, specs, metadata, checksums));
+        let placed = py.detach(|| ReflinkTarget::new(engine, &target, specs, metadata, checksums));
         let placed = placed.map_err(|error| raise(py, &error))?;
         Ok(Self { data_offset: placed.data_offset(), inner: Ending::new(placed) })
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_checkpoint::Progress;
-use deepnvme_checkpoint::write::{Origin, Record, Save, SaveOptions, Staging, Tensor, named};
+use deepnvme_checkpoint::write::{DataSource, Record, Save, SaveOptions, Staging, Tensor, error_of_target};
 use deepnvme_file::Target;
 use deepnvme_format::Dtype;
 use deepnvme_format::archive::STORAGES;
@@ -50,7 +50,7 @@ pub(crate) fn _plan_archive(
 ) -> PyResult<SavePlan> {
     let _uncollected = memory::Uncollected::new(py);
     let engine = default::or_default(py, options.engine.as_ref())?;
-    let bytes = |memory| Origin::memory(&engine, memory);
+    let bytes = |memory| DataSource::memory(&engine, memory);
     let record =
         |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, bytes: bytes(memory::source(&object)?) });
     let mut records = before.into_iter().map(record).collect::<PyResult<Vec<_>>>()?;
@@ -80,7 +80,7 @@ pub(crate) fn _plan_safetensors(
         let known = Dtype::from_torch(&dtype);
         let dtype = known.ok_or_else(|| PyValueError::new_err(format!("{name:?}: torch.{dtype} is not known")))?;
         let memory = memory::source(&object).map_err(|error| named_tensor(py, &name, error))?;
-        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes: Origin::memory(&engine, memory) })
+        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes: DataSource::memory(&engine, memory) })
     };
     let tensors = tensors.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
     SavePlan::new(py, path, &engine, options, |target, options| {
@@ -120,7 +120,7 @@ impl SavePlan {
         let target = target(path)?;
         let staging = options.staging.and_then(|staging| staging.get().inner.with(py, |inner| inner.clone()));
         let durability = settings::durability(&options.durability)?;
-        let options = SaveOptions { durability, has_sums: options.checksums, staging };
+        let options = SaveOptions { durability, has_checksums: options.checksums, staging };
         let save = plan(&target, options).map_err(|error| raise(py, &error))?;
         Ok(Self { engine, target, nbytes: save.bytes(), progress: Arc::default(), save: Ending::new(save) })
     }
@@ -178,9 +178,9 @@ impl SavePlan {
         let (engine, progress) = (Arc::clone(&self.engine), Arc::clone(&self.progress));
         let written = py.detach(|| {
             let file = deepnvme_file::open(&Target::Path(file), options)?;
-            save.share(engine, file, range, base, progress)
+            save.start_shard(engine, file, range, base, progress)
         });
-        let share = written.map_err(|error| raise(py, &named(error, &self.target.path(), self.nbytes)))?;
+        let share = written.map_err(|error| raise(py, &error_of_target(error, &self.target.path(), self.nbytes)))?;
         Ok(SaveShare::new(share, self.target.path(), self.nbytes))
     }
 

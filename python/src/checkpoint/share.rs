@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use deepnvme_checkpoint::write::{self, Share};
+use deepnvme_checkpoint::write::{self, Shard};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -13,20 +13,20 @@ use crate::threads::Ending;
 /// Split a file for at most ``writers`` processes. Returns start and end of each shard.
 #[pyfunction]
 pub(crate) fn _shares(nbytes: u64, writers: usize) -> Vec<(u64, u64)> {
-    write::shares(nbytes, writers.max(1)).into_iter().map(|share| (share.start, share.end)).collect()
+    write::shard_ranges(nbytes, writers.max(1)).into_iter().map(|shard| (shard.start, shard.end)).collect()
 }
 
 /// A shard whose first step is done.
 #[pyclass(frozen, name = "_SaveShare", module = "deepnvme._deepnvme")]
 pub(crate) struct SaveShare {
-    inner: Ending<Share>,
+    inner: Ending<Shard>,
     /// The final path and the file's size, for errors.
     target: (PathBuf, u64),
 }
 
 impl SaveShare {
-    pub(super) fn new(share: Share, target: PathBuf, nbytes: u64) -> Self {
-        Self { inner: Ending::new(share), target: (target, nbytes) }
+    pub(super) fn new(shard: Shard, target: PathBuf, nbytes: u64) -> Self {
+        Self { inner: Ending::new(shard), target: (target, nbytes) }
     }
 }
 
@@ -34,19 +34,19 @@ impl SaveShare {
 impl SaveShare {
     /// Return this process's checksums for the other processes.
     fn tally(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
-        let tally = self.inner.with(py, |share| share.tally());
-        tally.ok_or_else(|| PyRuntimeError::new_err("the share is finished"))
+        let checksums = self.inner.with(py, |shard| shard.checksums());
+        checksums.ok_or_else(|| PyRuntimeError::new_err("the share is finished"))
     }
 
     /// Write the rest with the others' checksums, and sync. Returns the file size, and the index's offset, size and
     /// checksum.
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
     fn finish(&self, py: Python<'_>, others: Vec<Vec<u8>>) -> PyResult<Numbers> {
-        let Some(share) = self.inner.take(py) else {
+        let Some(shard) = self.inner.take(py) else {
             return Err(PyRuntimeError::new_err("the share is finished"));
         };
-        let finished = py.detach(|| share.finish(&others));
+        let finished = py.detach(|| shard.finish(&others));
         let (target, nbytes) = &self.target;
-        finished.map(numbers).map_err(|failure| raise(py, &write::named(failure, target, *nbytes)))
+        finished.map(numbers).map_err(|failure| raise(py, &write::error_of_target(failure, target, *nbytes)))
     }
 }

@@ -15,12 +15,12 @@ use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::read::{Reader, open_all};
 use crate::stoppable::until_stopped;
-use crate::write::{Save, SaveOptions, Saved, create, named};
+use crate::write::{Save, SaveOptions, Saved, create, error_of_target};
 
 mod entries;
 mod target;
 
-use self::target::Copied;
+use self::target::UnchangedRecord;
 
 /// The result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ pub fn convert(
     } else {
         target::archive(engine, target, &readers, &entries, options)?
     };
-    audit_others(&readers, &copied, engine, progress)?;
+    verify_others(&readers, &copied, engine, progress)?;
     let saved = write(save, &readers, &copied, engine, target, durability, progress)?;
     Ok(Conversion { saved, tensors, left_out })
 }
@@ -79,7 +79,7 @@ pub fn convert(
 fn write(
     save: Save,
     readers: &[Arc<Reader>],
-    copied: &[Copied],
+    copied: &[UnchangedRecord],
     engine: &Arc<Engine>,
     target: &Path,
     durability: Durability,
@@ -91,14 +91,14 @@ fn write(
         replacement.limit_mode(reader.file().permissions()?);
     }
     let save = Arc::new(save);
-    let share = Arc::clone(&save).share(Arc::clone(engine), file, 0..bytes, 0, Arc::clone(progress));
-    let saved = share.and_then(|share| share.finish(&[])).map_err(|error| match error {
+    let shard = Arc::clone(&save).start_shard(Arc::clone(engine), file, 0..bytes, 0, Arc::clone(progress));
+    let saved = shard.and_then(|shard| shard.finish(&[])).map_err(|error| match error {
         // Report errors of the old file with its own path.
         Error::Io(io) if readers.iter().any(|reader| io.path() == Some(reader.path())) => Error::Io(io),
-        error => named(error, replacement.target(), bytes),
+        error => error_of_target(error, replacement.target(), bytes),
     })?;
-    for Copied { record, reader, extent } in copied {
-        readers[*reader].compare_sums(*extent, save.sums(*record)?)?;
+    for UnchangedRecord { record, reader, extent } in copied {
+        readers[*reader].compare_checksums(*extent, save.checksums(*record)?)?;
     }
     progress.check()?;
     replacement.commit(durability == Durability::Full)?;
@@ -106,13 +106,18 @@ fn write(
 }
 
 /// Verifies extents that are not copied unchanged: their old checksums are not computed on the way.
-fn audit_others(readers: &[Arc<Reader>], copied: &[Copied], engine: &Engine, progress: &Progress) -> Result<()> {
+fn verify_others(
+    readers: &[Arc<Reader>],
+    copied: &[UnchangedRecord],
+    engine: &Engine,
+    progress: &Progress,
+) -> Result<()> {
     for (index, reader) in readers.iter().enumerate() {
         let mut is_copied = vec![false; reader.extents().len()];
         copied.iter().filter(|copied| copied.reader == index).for_each(|copied| is_copied[copied.extent] = true);
         let others: Vec<usize> = (0..is_copied.len()).filter(|extent| !is_copied[*extent]).collect();
-        if !others.is_empty() && reader.can_be_audited() {
-            reader.audit_these(&others, engine, progress)?;
+        if !others.is_empty() && reader.is_verifiable() {
+            reader.verify_extents(&others, engine, progress)?;
         }
     }
     Ok(())

@@ -14,14 +14,14 @@ use deepnvme_io::mem::{Region, Strided};
 use super::entries::Entry;
 use crate::error::{Error, Result};
 use crate::read::{Contents, Reader};
-use crate::write::{FileBytes, FileView, Flips, LastStorage, Origin, Record, Save, SaveOptions, Tensor};
+use crate::write::{DataSource, FileBytes, FileView, Record, Save, SaveOptions, SignFlips, StorageCache, Tensor};
 
 /// The minimum that torch requires besides the objects and their storages.
 const VERSION: (&str, &[u8]) = ("version", b"3\n");
 const BYTE_ORDER: (&str, &[u8]) = ("byteorder", b"little");
 
 /// A record of the new file that equals a whole record of the old one.
-pub(super) struct Copied {
+pub(super) struct UnchangedRecord {
     pub(super) record: usize,
     pub(super) reader: usize,
     pub(super) extent: usize,
@@ -34,34 +34,34 @@ pub(super) fn safetensors(
     readers: &[Arc<Reader>],
     entries: Vec<Entry>,
     options: SaveOptions,
-) -> Result<(Save, Vec<Copied>)> {
-    let last = Arc::new(LastStorage::default());
+) -> Result<(Save, Vec<UnchangedRecord>)> {
+    let last = Arc::new(StorageCache::default());
     let mut sources: HashMap<String, (usize, usize)> = HashMap::new();
     let mut tensors = Vec::with_capacity(entries.len());
     for entry in entries {
-        let stretch = whole(engine, readers, entry.reader, entry.extent);
+        let storage = whole(engine, readers, entry.reader, entry.extent);
         let at = entry.offset * entry.dtype.bytes();
         let bytes = if entry.is_contiguous() && entry.signs.are_plain() {
-            let start = stretch.range.start + at;
-            if entry.bytes() == stretch.range.end - stretch.range.start {
+            let start = storage.range.start + at;
+            if entry.bytes() == storage.range.end - storage.range.start {
                 sources.insert(entry.name.clone(), (entry.reader, entry.extent));
             }
-            Origin::File(FileBytes { range: start..start + entry.bytes(), ..stretch })
+            DataSource::File(FileBytes { range: start..start + entry.bytes(), ..storage })
         } else {
             let unsupported = |why: String| {
                 let text = format!("the tensor {:?}: {why}", entry.name);
                 Error::format(readers[entry.reader].path(), deepnvme_format::Error::Unsupported(text))
             };
             let layout = layout(&entry).map_err(|error| unsupported(error.to_string()))?;
-            let flips = Flips::of(entry.dtype, entry.signs).map_err(|why| unsupported(why.into()))?;
-            Origin::View(FileView { storage: stretch, at: at as usize, layout, flips, last: Arc::clone(&last) })
+            let flips = SignFlips::of(entry.dtype, entry.signs).map_err(|why| unsupported(why.into()))?;
+            DataSource::View(FileView { storage, at: at as usize, layout, flips, last: Arc::clone(&last) })
         };
         let Entry { name, dtype, shape, .. } = entry;
         tensors.push(Tensor { spec: TensorSpec { name, dtype, shape }, bytes });
     }
     let save = Save::safetensors(path, tensors, metadata(readers), options)?;
     let copied = save.names().enumerate().filter_map(|(record, name)| {
-        sources.get(name).map(|(reader, extent)| Copied { record, reader: *reader, extent: *extent })
+        sources.get(name).map(|(reader, extent)| UnchangedRecord { record, reader: *reader, extent: *extent })
     });
     let copied = copied.collect();
     Ok((save, copied))
@@ -89,7 +89,7 @@ pub(super) fn archive(
     readers: &[Arc<Reader>],
     entries: &[Entry],
     options: SaveOptions,
-) -> Result<(Save, Vec<Copied>)> {
+) -> Result<(Save, Vec<UnchangedRecord>)> {
     let mut pickle = PickleWriter::default();
     // Storages by file and extent. The first tensor's type becomes the storage's type.
     let mut keys: HashMap<(usize, usize), (usize, deepnvme_format::Dtype)> = HashMap::new();
@@ -124,8 +124,8 @@ pub(super) fn archive(
     let mut records = vec![fixed((PICKLE, &pickle.finish())), fixed(BYTE_ORDER)];
     let mut copied = Vec::with_capacity(order.len());
     for (key, (reader, extent)) in order.into_iter().enumerate() {
-        copied.push(Copied { record: records.len(), reader, extent });
-        let bytes = Origin::File(whole(engine, readers, reader, extent));
+        copied.push(UnchangedRecord { record: records.len(), reader, extent });
+        let bytes = DataSource::File(whole(engine, readers, reader, extent));
         records.push(Record { name: format!("{STORAGES}{key}"), bytes });
     }
     records.push(fixed(VERSION));

@@ -3,12 +3,14 @@
 use std::path::Path;
 
 use deepnvme_format::Error as FormatError;
-use deepnvme_format::archive::{Header, LOCAL_BYTES};
+use deepnvme_format::archive::{Header, LOCAL_BYTES, Record};
 
 use crate::error::{Error, Result};
 
 /// Maximum size of a header: the name and the extra field have 16-bit lengths.
 pub(super) const HEADER_BYTES_MAX: u64 = LOCAL_BYTES + 2 * 65_535;
+/// Alignment that suits every element type.
+pub(super) const ELEMENT_ALIGNMENT: u64 = 16;
 /// Upper bound of the padding in headers that deepnvme writes.
 const PADDING_BYTES_MAX: u64 = 4 * deepnvme_io::mem::PAGE_BYTES;
 
@@ -32,6 +34,19 @@ pub struct Extent {
 }
 
 impl Extent {
+    /// The extent of an archive's record. `name` is its name below the root.
+    pub(super) fn of_record(name: String, record: &Record) -> Self {
+        Self {
+            name,
+            header_offset: record.header_offset,
+            data_offset: record.data_offset,
+            bytes: record.bytes,
+            crc32: Some(record.crc32),
+            record_name: record.name.clone(),
+            alignment: ELEMENT_ALIGNMENT,
+        }
+    }
+
     /// End offset of its data.
     #[must_use]
     pub fn end(&self) -> u64 {

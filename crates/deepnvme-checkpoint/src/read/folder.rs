@@ -27,7 +27,7 @@ const IN_FOLDER: [&str; 3] = ["model.safetensors", "pytorch_model.bin", "diffusi
 
 /// One of the files that a path refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Located {
+pub struct CheckpointFile {
     /// Path of the file.
     pub path: PathBuf,
     /// The tensors that the index assigns to the file (`None`: all).
@@ -36,10 +36,10 @@ pub struct Located {
     pub identity: Option<Identity>,
 }
 
-impl Located {
+impl CheckpointFile {
     /// Creates a file that no index lists.
     #[must_use]
-    pub fn alone(path: PathBuf) -> Self {
+    pub fn unlisted(path: PathBuf) -> Self {
         Self { path, names: None, identity: None }
     }
 
@@ -76,7 +76,7 @@ impl Located {
 
 /// The file list of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct List {
+pub struct FileList {
     /// Path of the list.
     pub path: PathBuf,
     /// Size of the list.
@@ -87,21 +87,21 @@ pub struct List {
 
 /// The files that a path refers to, and their list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Set {
+pub struct FileSet {
     /// The files, sorted by name.
-    pub files: Vec<Located>,
+    pub files: Vec<CheckpointFile>,
     /// The list, if there is one.
-    pub list: Option<List>,
+    pub list: Option<FileList>,
 }
 
-impl Set {
+impl FileSet {
     /// Compares the list with its checksum.
     ///
     /// # Errors
     /// `ChangedList`.
     pub fn check(&self) -> Result<()> {
         match &self.list {
-            Some(List { path, state: State::Damaged, .. }) => Err(Error::ChangedList { path: path.clone() }),
+            Some(FileList { path, state: State::Damaged, .. }) => Err(Error::ChangedList { path: path.clone() }),
             _ => Ok(()),
         }
     }
@@ -120,7 +120,7 @@ enum Found {
 ///
 /// # Errors
 /// `Io` if nothing is found, or `Format` for a damaged index.
-pub fn find_set(path: &Path) -> Result<Set> {
+pub fn find_set(path: &Path) -> Result<FileSet> {
     let found = if fs::is_folder(path) {
         in_folder(path)?
     } else if path.as_os_str().as_encoded_bytes().ends_with(INDEX_SUFFIX.as_bytes()) {
@@ -129,7 +129,7 @@ pub fn find_set(path: &Path) -> Result<Set> {
         newest(path)?.unwrap_or_else(|| Found::File(path.to_path_buf()))
     };
     match found {
-        Found::File(path) => Ok(Set { files: vec![Located::alone(path)], list: None }),
+        Found::File(path) => Ok(FileSet { files: vec![CheckpointFile::unlisted(path)], list: None }),
         Found::Index(path, text) => of_index(path, &text),
     }
 }
@@ -180,30 +180,30 @@ fn is_that(file: &Stat, replaced: Replaced) -> bool {
     file.bytes == replaced.bytes && [then, then - then.rem_euclid(SECOND)].contains(&file.modified_ns)
 }
 
-fn of_index(path: PathBuf, text: &[u8]) -> Result<Set> {
+fn of_index(path: PathBuf, text: &[u8]) -> Result<FileSet> {
     let index = Index::parse(text).map_err(|error| Error::format(&path, error))?;
     let (state, identities) = identities(&path, text)?;
     let folder = path.parent().unwrap_or(Path::new("."));
-    let mut files: Vec<Located> = Vec::new();
+    let mut files: Vec<CheckpointFile> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
     for (name, file) in index.weight_map {
         let at = *known.entry(file.clone()).or_insert_with(|| {
             let identity = identities.get(&file).copied();
-            files.push(Located { path: folder.join(&file), names: Some(Vec::new()), identity });
+            files.push(CheckpointFile { path: folder.join(&file), names: Some(Vec::new()), identity });
             files.len() - 1
         });
         files[at].names.get_or_insert_default().push(name);
     }
     files.sort_by(|left, right| left.path.cmp(&right.path));
     let bytes = text.len() as u64;
-    Ok(Set { files, list: Some(List { path, bytes, state }) })
+    Ok(FileSet { files, list: Some(FileList { path, bytes, state }) })
 }
 
 /// Finds the files of a distributed checkpoint's folder. Returns `None` if the folder has no list of its files.
 ///
 /// # Errors
 /// `Io`, or `Format` for a damaged list.
-pub fn find_shards(folder: &Path) -> Result<Option<Set>> {
+pub fn find_shards(folder: &Path) -> Result<Option<FileSet>> {
     let path = folder.join(SHARDS_LIST);
     let Some(text) = fs::read_small_if_there(&path, INDEX_BYTES_MAX)? else { return Ok(None) };
     let (mut state, identities) = identities(&path, &text)?;
@@ -211,14 +211,14 @@ pub fn find_shards(folder: &Path) -> Result<Option<Set>> {
     if state == State::Unsealed && serde_json::from_slice::<serde::de::IgnoredAny>(&text).is_err() {
         state = State::Damaged;
     }
-    let mut files: Vec<Located> = identities
+    let mut files: Vec<CheckpointFile> = identities
         .into_iter()
-        .map(|(name, identity)| Located { path: folder.join(name), names: None, identity: Some(identity) })
+        .map(|(name, identity)| CheckpointFile { path: folder.join(name), names: None, identity: Some(identity) })
         .collect();
     files.sort_by(|left, right| left.path.cmp(&right.path));
     let is_known = !files.is_empty() || state != State::Unsealed;
     let bytes = text.len() as u64;
-    Ok(is_known.then_some(Set { files, list: Some(List { path, bytes, state }) }))
+    Ok(is_known.then_some(FileSet { files, list: Some(FileList { path, bytes, state }) }))
 }
 
 /// Reads the identities of files from a list. A damaged list yields none.
@@ -236,10 +236,10 @@ fn identities(path: &Path, text: &[u8]) -> Result<(State, HashMap<String, Identi
 ///
 /// # Errors
 /// As `find`, and the error of `work` when the set has not changed.
-pub fn follow<T>(
+pub fn retry_if_replaced<T>(
     path: &Path,
-    find: impl Fn(&Path) -> Result<Set>,
-    mut work: impl FnMut(&Set) -> Result<T>,
+    find: impl Fn(&Path) -> Result<FileSet>,
+    mut work: impl FnMut(&FileSet) -> Result<T>,
 ) -> Result<T> {
     let mut set = find(path)?;
     for _ in 0..REPLACEMENTS_MAX {
@@ -266,11 +266,12 @@ fn may_be_replaced(error: &Error) -> bool {
     }
 }
 
-/// Opens the files of [`find_set`] one after the other, retrying like [`follow`]. Verifies the list's checksum.
+/// Opens the files of [`find_set`] one after the other, retrying like [`retry_if_replaced`]. Verifies the list's
+/// checksum.
 ///
 /// # Errors
-/// As [`follow`]; `ChangedList`.
-pub fn open_all<T>(path: &Path, open: impl FnMut(&Located) -> Result<T>) -> Result<Vec<T>> {
+/// As [`retry_if_replaced`]; `ChangedList`.
+pub fn open_all<T>(path: &Path, open: impl FnMut(&CheckpointFile) -> Result<T>) -> Result<Vec<T>> {
     open_all_of(path, find_set, open)
 }
 
@@ -280,10 +281,10 @@ pub fn open_all<T>(path: &Path, open: impl FnMut(&Located) -> Result<T>) -> Resu
 /// As [`open_all`].
 pub fn open_all_of<T>(
     path: &Path,
-    find: impl Fn(&Path) -> Result<Set>,
-    mut open: impl FnMut(&Located) -> Result<T>,
+    find: impl Fn(&Path) -> Result<FileSet>,
+    mut open: impl FnMut(&CheckpointFile) -> Result<T>,
 ) -> Result<Vec<T>> {
-    follow(path, find, |set| {
+    retry_if_replaced(path, find, |set| {
         set.check()?;
         set.files.iter().map(&mut open).collect()
     })

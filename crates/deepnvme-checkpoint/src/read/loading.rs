@@ -7,56 +7,56 @@ use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{Comparisons, Engine, GpuAccess, Transfer};
 
 use super::extent::{header_of, header_room, sealed_room};
-use super::{Arena, Contents, Reader, seal, verify};
+use super::{Contents, LoadBuffer, Reader, seal, verify};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::read::Verify;
 use crate::sync::Instant;
 
 /// Maximum size of a request. Finished requests are hashed while others are in flight.
-const CHUNK_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
+const REQUEST_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
 /// How often a waiting thread polls for interruption.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A load in flight. Dropping it cancels unstarted requests and waits for the others: the memory belongs to the caller.
 #[derive(Debug)]
 pub struct Loading {
     reader: Arc<Reader>,
     access: GpuAccess,
-    arenas: Vec<(Arena, Region)>,
-    chunks: Vec<Chunk>,
+    buffers: Vec<(LoadBuffer, Region)>,
+    requests: Vec<ReadRequest>,
     began: Instant,
     comparisons: Comparisons,
 }
 
-/// One request for a part of an arena.
+/// One request for a part of a buffer.
 #[derive(Debug)]
-struct Chunk {
-    arena: usize,
+struct ReadRequest {
+    buffer: usize,
     start: u64,
     end: u64,
     pending: Option<Transfer<RegionMut>>,
 }
 
 impl Loading {
-    pub(super) fn start(reader: Arc<Reader>, engine: &Engine, targets: Vec<(Arena, RegionMut)>) -> Result<Self> {
+    pub(super) fn start(reader: Arc<Reader>, engine: &Engine, targets: Vec<(LoadBuffer, RegionMut)>) -> Result<Self> {
         let access = engine.gpu_access();
-        let (arenas, chunks) = (Vec::with_capacity(targets.len()), Vec::new());
+        let (buffers, requests) = (Vec::with_capacity(targets.len()), Vec::new());
         let (began, comparisons) = (Instant::now(), engine.comparisons());
-        let mut loading = Self { reader, access, arenas, chunks, began, comparisons };
-        for (arena, target) in targets {
-            assert_eq!(arena.bytes, target.len() as u64, "a target has the length of its arena");
-            let index = loading.arenas.len();
-            let (offset, bytes) = (arena.offset, arena.bytes);
-            loading.arenas.push((arena, target.region()));
+        let mut loading = Self { reader, access, buffers, requests, began, comparisons };
+        for (buffer, target) in targets {
+            assert_eq!(buffer.bytes, target.len() as u64, "a target has the length of its buffer");
+            let index = loading.buffers.len();
+            let (offset, bytes) = (buffer.offset, buffer.bytes);
+            loading.buffers.push((buffer, target.region()));
             let mut rest = target;
             let mut start = 0;
             while start < bytes {
-                let end = (start + CHUNK_BYTES).min(bytes);
+                let end = (start + REQUEST_BYTES).min(bytes);
                 let (now, later) = rest.split_at((end - start) as usize);
                 rest = later;
                 let pending = Some(engine.read(loading.reader.file(), offset + start, now)?);
-                loading.chunks.push(Chunk { arena: index, start, end, pending });
+                loading.requests.push(ReadRequest { buffer: index, start, end, pending });
                 start = end;
             }
         }
@@ -66,7 +66,7 @@ impl Loading {
     /// Returns whether all requests have completed, successfully or not.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.chunks.iter().filter_map(|chunk| chunk.pending.as_ref()).all(Transfer::is_done)
+        self.requests.iter().filter_map(|request| request.pending.as_ref()).all(Transfer::is_done)
     }
 
     /// Waits for the load and verifies it: the headers of all records, and as much of the data as `verify` says.
@@ -74,14 +74,14 @@ impl Loading {
     /// # Errors
     /// `Io`, `Damaged` with the offset, `Moved` if headers must be read first, or `Interrupted`.
     pub fn finish(mut self, verify: Verify, progress: &Progress) -> Result<()> {
-        progress.expect(self.chunks.iter().map(|chunk| chunk.end - chunk.start).sum());
+        progress.expect(self.requests.iter().map(|request| request.end - request.start).sum());
         if verify != Verify::Off {
             self.reader.check()?;
         }
-        let plan = verify::Plan::new(&self.reader, &self.arenas, &self.access, verify, self.began)?;
+        let plan = verify::VerifyPlan::new(&self.reader, &self.buffers, &self.access, verify, self.began)?;
         let this = &self;
-        let verified = plan.run(&|arena, start, end| this.wait_for(arena, start, end, progress), progress);
-        self.land(progress)?;
+        let verified = plan.run(&|buffer, start, end| this.wait_for(buffer, start, end, progress), progress);
+        self.collect_results(progress)?;
         // Check headers first: data from a wrong offset fails its checksums as well.
         self.check_headers(verify)?;
         let compared = verified?;
@@ -89,12 +89,13 @@ impl Loading {
         Ok(())
     }
 
-    /// Waits for a range of an arena.
-    fn wait_for(&self, arena: usize, start: u64, end: u64, progress: &Progress) -> Result<()> {
-        let first = self.chunks.partition_point(|chunk| (chunk.arena, chunk.end) <= (arena, start));
-        let overlapping = self.chunks[first..].iter().take_while(|chunk| chunk.arena == arena && chunk.start < end);
-        for pending in overlapping.filter_map(|chunk| chunk.pending.as_ref()) {
-            while !pending.wait_timeout(LOOK) {
+    /// Waits for a range of a buffer.
+    fn wait_for(&self, buffer: usize, start: u64, end: u64, progress: &Progress) -> Result<()> {
+        let first = self.requests.partition_point(|request| (request.buffer, request.end) <= (buffer, start));
+        let overlapping =
+            self.requests[first..].iter().take_while(|request| request.buffer == buffer && request.start < end);
+        for pending in overlapping.filter_map(|request| request.pending.as_ref()) {
+            while !pending.wait_timeout(POLL_INTERVAL) {
                 progress.check()?;
             }
             if let Some(Err(error)) = pending.result() {
@@ -105,11 +106,11 @@ impl Loading {
     }
 
     /// Collects all results. An interruption cancels unstarted requests.
-    fn land(&mut self, progress: &Progress) -> Result<()> {
+    fn collect_results(&mut self, progress: &Progress) -> Result<()> {
         let mut outcome = Ok(());
-        for chunk in &mut self.chunks {
-            let Some(pending) = chunk.pending.take() else { continue };
-            while outcome.is_ok() && !pending.wait_timeout(LOOK) {
+        for request in &mut self.requests {
+            let Some(pending) = request.pending.take() else { continue };
+            while outcome.is_ok() && !pending.wait_timeout(POLL_INTERVAL) {
                 outcome = progress.check();
             }
             if outcome.is_err() {
@@ -125,19 +126,19 @@ impl Loading {
         outcome
     }
 
-    /// Checks the header that precedes each record in the arena. Compares all of it if the seal covers it.
+    /// Checks the header that precedes each record in the buffer. Compares all of it if the seal covers it.
     fn check_headers(&self, verify: Verify) -> Result<()> {
         if !matches!(self.reader.contents(), Contents::Archive { .. }) {
             return Ok(());
         }
         let is_compared = verify != Verify::Off && self.reader.seal.covers_headers();
-        for (arena, memory) in &self.arenas {
-            // Copy all headers of an arena at once: each copy from GPU memory waits.
-            let mut members = Vec::with_capacity(arena.members.len());
-            let mut parts = Vec::with_capacity(arena.members.len());
-            for member in &arena.members {
+        for (buffer, memory) in &self.buffers {
+            // Copy all headers of a buffer at once: each copy from GPU memory waits.
+            let mut members = Vec::with_capacity(buffer.members.len());
+            let mut parts = Vec::with_capacity(buffer.members.len());
+            for member in &buffer.members {
                 let extent = &self.reader.extents()[member.extent];
-                let Some(at) = extent.header_offset.checked_sub(arena.offset) else { continue };
+                let Some(at) = extent.header_offset.checked_sub(buffer.offset) else { continue };
                 let room = (member.at - at) as usize;
                 let wanted = if is_compared { sealed_room(extent) } else { header_room(extent) };
                 parts.push((at as usize, wanted.min(room)));
@@ -164,11 +165,11 @@ impl Loading {
 
 impl Drop for Loading {
     fn drop(&mut self) {
-        self.chunks.iter().filter_map(|chunk| chunk.pending.as_ref()).for_each(|pending| {
+        self.requests.iter().filter_map(|request| request.pending.as_ref()).for_each(|pending| {
             pending.cancel();
         });
-        for chunk in &mut self.chunks {
-            if let Some(pending) = chunk.pending.take() {
+        for request in &mut self.requests {
+            if let Some(pending) = request.pending.take() {
                 let _ = pending.wait();
             }
         }

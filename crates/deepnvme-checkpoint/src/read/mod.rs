@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Reader::open -> contents             (open: head, tail, directory, pickle or header)
-//! arena::plan  -> byte ranges          (pure)
+//! load_buffer::plan  -> byte ranges          (pure)
 //! Reader::start -> Loading             (the engine reads; the caller creates its objects meanwhile)
 //! Loading::finish                      (compares headers and checksums with the data)
 //! ```
@@ -11,6 +11,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use deepnvme_file::aligned_range::read_range;
 use deepnvme_format::pickle::Graph;
 use deepnvme_format::set::Identity;
 use deepnvme_format::state::State;
@@ -22,18 +23,21 @@ use crate::error::{Error, Result};
 use extent::{header_of, header_room, sealed_room};
 use seal::Seal;
 
-mod arena;
-mod audit;
 mod extent;
 mod folder;
+mod full_verify;
+mod load_buffer;
 mod loading;
 mod open;
 mod seal;
 mod verify;
 
-pub use arena::{Arena, Member};
 pub use extent::Extent;
-pub use folder::{INDEX_SUFFIX, List, Located, SHARDS_LIST, Set, find_set, find_shards, follow, open_all, open_all_of};
+pub use folder::{
+    CheckpointFile, FileList, FileSet, INDEX_SUFFIX, SHARDS_LIST, find_set, find_shards, open_all, open_all_of,
+    retry_if_replaced,
+};
+pub use load_buffer::{BufferedExtent, LoadBuffer};
 pub use loading::Loading;
 pub use seal::Coverage;
 pub use verify::Verify;
@@ -104,14 +108,14 @@ impl Reader {
 
     /// The checksums of an extent's chunks, if the file contains them.
     #[must_use]
-    pub fn sums(&self, extent: usize) -> Option<&[u64]> {
-        self.seal.sums.as_ref()?.get(&self.records[extent].name).map(Vec::as_slice)
+    pub fn checksums(&self, extent: usize) -> Option<&[u64]> {
+        self.seal.checksums.as_ref()?.get(&self.records[extent].name).map(Vec::as_slice)
     }
 
     /// Returns whether the file contains checksums of its chunks.
     #[must_use]
-    pub fn has_sums(&self) -> bool {
-        self.seal.sums.is_some() || self.seal.refused.is_some()
+    pub fn has_checksums(&self) -> bool {
+        self.seal.checksums.is_some() || self.seal.refused.is_some()
     }
 
     /// Returns the coverage of the checksums.
@@ -138,7 +142,7 @@ impl Reader {
             let text = format!("the index of a file has {INDEX_BYTES_MAX} bytes at the most");
             return Err(Error::format(&self.path, FormatError::Unsupported(text)));
         }
-        let view = crate::stretch::read(engine, &self.file, &self.seal.index)?;
+        let view = read_range(engine, &self.file, &self.seal.index)?;
         let mut bytes = vec![0; view.len()];
         view.copy_to_slice(0, &mut bytes);
         Ok(deepnvme_format::checksums::covered_sum(&bytes, &[]))
@@ -146,8 +150,8 @@ impl Reader {
 
     /// Plans the byte ranges to mirror in memory for these extents. Each keeps the alignment that it has in the file.
     #[must_use]
-    pub fn arenas(&self, wanted: &[usize]) -> Vec<Arena> {
-        arena::plan(&self.records, wanted, self.file_bytes)
+    pub fn load_buffers(&self, wanted: &[usize]) -> Vec<LoadBuffer> {
+        load_buffer::plan(&self.records, wanted, self.file_bytes)
     }
 
     /// Reads the headers of these extents to find where their data begins.
@@ -234,19 +238,19 @@ impl Reader {
         ))
     }
 
-    /// Starts to read byte ranges of the file into memory. Each target is as long as its arena.
+    /// Starts to read byte ranges of the file into memory. Each target is as long as its buffer.
     ///
     /// # Errors
     /// The error of a request that the engine rejects at once.
     ///
     /// # Panics
-    /// If a target's length differs from its arena's.
-    pub fn start(self: &Arc<Self>, engine: &Engine, targets: Vec<(Arena, RegionMut)>) -> Result<Loading> {
+    /// If a target's length differs from its buffer's.
+    pub fn start(self: &Arc<Self>, engine: &Engine, targets: Vec<(LoadBuffer, RegionMut)>) -> Result<Loading> {
         Loading::start(Arc::clone(self), engine, targets)
     }
 
-    pub(crate) fn mismatch(&self, extent: &Extent, cell: u64, bytes: u64, sums: &'static str) -> Error {
-        let offset = extent.data_offset + cell;
-        Error::Damaged { path: self.path.clone(), name: extent.name.clone(), offset, bytes, sums }
+    pub(crate) fn mismatch(&self, extent: &Extent, at: u64, bytes: u64, checksums: &'static str) -> Error {
+        let offset = extent.data_offset + at;
+        Error::Damaged { path: self.path.clone(), name: extent.name.clone(), offset, bytes, checksums }
     }
 }

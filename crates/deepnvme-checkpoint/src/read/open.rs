@@ -17,9 +17,9 @@ use deepnvme_io::mem::RegionMut;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, Engine, OpenOptions, ReadItem, TensorFile};
 
-use super::extent::{Extent, HEADER_BYTES_MAX, header_of};
+use super::extent::{ELEMENT_ALIGNMENT, Extent, HEADER_BYTES_MAX, header_of};
 use super::seal::{self, Coverage, Seal};
-use super::{Contents, INDEX_BYTES_MAX, Reader, arena};
+use super::{Contents, INDEX_BYTES_MAX, Reader, load_buffer};
 use crate::error::{Error, Result};
 
 /// Bytes to read from the start before the format is known.
@@ -27,7 +27,7 @@ const HEAD_BYTES: u64 = 128 << 10;
 /// Bytes to read from the end.
 const TAIL_BYTES: u64 = 512 << 10;
 /// Maximum size of a sidecar: 16 digits for each MiB of a file of many terabytes.
-const SIDE_CAR_BYTES_MAX: u64 = 256 << 20;
+const SIDECAR_BYTES_MAX: u64 = 256 << 20;
 
 /// Maximum size of a non-storage record that is verified on open.
 const OTHER_BYTES_MAX: u64 = 1 << 20;
@@ -47,24 +47,24 @@ impl Reader {
         let file = deepnvme_file::open(target, options)?;
         let path = target.path();
         let file_bytes = file.len()?;
-        let source = Source::new(engine, file, file_bytes)?;
+        let source = FileEnds::new(engine, file, file_bytes)?;
         let mut reader = source.read_all().map_err(|error| match error {
             Failure::Format(error) => Error::format(&path, error),
             Failure::Other(error) => error,
         })?;
         // A record at an unusual offset: read its header to find its data. Such records are rare, or a single one at
         // the end.
-        let odd = reader.extents().iter().enumerate().filter(|(_, extent)| !arena::is_mirrored(extent));
-        let odd: Vec<usize> = odd.map(|(index, _)| index).collect();
-        if !odd.is_empty() {
-            reader.resolve(engine, &odd)?;
+        let misaligned = reader.extents().iter().enumerate().filter(|(_, extent)| !load_buffer::is_mirrored(extent));
+        let misaligned: Vec<usize> = misaligned.map(|(index, _)| index).collect();
+        if !misaligned.is_empty() {
+            reader.resolve(engine, &misaligned)?;
         }
         Ok(reader)
     }
 }
 
 /// The parsed metadata of a file.
-struct Known {
+struct Metadata {
     contents: Contents,
     /// The extents of the contents, followed by an archive's other records.
     records: Vec<Extent>,
@@ -90,7 +90,7 @@ impl From<Error> for Failure {
 }
 
 /// A file of which both ends have been read.
-struct Source<'a> {
+struct FileEnds<'a> {
     engine: &'a Engine,
     file: Arc<TensorFile>,
     file_bytes: u64,
@@ -98,7 +98,7 @@ struct Source<'a> {
     tail: Vec<u8>,
 }
 
-impl<'a> Source<'a> {
+impl<'a> FileEnds<'a> {
     fn new(engine: &'a Engine, file: Arc<TensorFile>, file_bytes: u64) -> Result<Self> {
         let head_bytes = HEAD_BYTES.min(file_bytes);
         let tail_bytes = TAIL_BYTES.max(TAIL_BYTES_MAX).min(file_bytes);
@@ -108,12 +108,12 @@ impl<'a> Source<'a> {
     }
 
     fn read_all(self) -> Result<Reader, Failure> {
-        let Known { contents, records, extents, seal } = if self.head.starts_with(ZIP_MAGIC) {
+        let Metadata { contents, records, extents, seal } = if self.head.starts_with(ZIP_MAGIC) {
             self.archive()?
         } else if self.head.get(LENGTH_BYTES as usize) == Some(&b'{') {
             self.safetensors()?
         } else {
-            return Err(foreign(&self.head, self.file_bytes).into());
+            return Err(describe_foreign(&self.head, self.file_bytes).into());
         };
         let path = self.file.path().to_path_buf();
         Ok(Reader { path, file: self.file, file_bytes: self.file_bytes, contents, records, extents, seal })
@@ -145,11 +145,11 @@ impl<'a> Source<'a> {
         ranges.iter().map(bytes).collect()
     }
 
-    fn archive(&self) -> Result<Known, Failure> {
+    fn archive(&self) -> Result<Metadata, Failure> {
         let end = archive::find_end(&self.tail, self.file_bytes - self.tail.len() as u64)?;
         let directory_range = end.directory_offset..end.directory_offset + end.directory_bytes;
         let directory = Directory::parse(&self.bytes(directory_range)?, end, self.file_bytes)?;
-        let Some(pickle_record) = directory.find(PICKLE) else { return Err(other_zip(&directory).into()) };
+        let Some(pickle_record) = directory.find(PICKLE) else { return Err(describe_zip(&directory).into()) };
         if directory.find("constants.pkl").is_some() {
             return Err(FormatError::Unsupported(
                 "this is a TorchScript archive, which holds code; load it with torch.jit.load".into(),
@@ -170,13 +170,13 @@ impl<'a> Source<'a> {
         records.extend(others(&directory, &records));
         let seal = match directory.find(SIDECAR) {
             Some(record) => self.archive_seal(record, &records, extents)?,
-            None => self.without_side_car(&records, end.directory_offset..self.file_bytes)?,
+            None => self.without_sidecar(&records, end.directory_offset..self.file_bytes)?,
         };
-        Ok(Known { contents: Contents::Archive { graph, state }, records, extents, seal })
+        Ok(Metadata { contents: Contents::Archive { graph, state }, records, extents, seal })
     }
 
     /// Checks the header of the last record: a sidecar whose name in the directory is damaged is still named there.
-    fn without_side_car(&self, records: &[Extent], index: Range<u64>) -> Result<Seal, Failure> {
+    fn without_sidecar(&self, records: &[Extent], index: Range<u64>) -> Result<Seal, Failure> {
         let Some(last) = records.iter().max_by_key(|record| record.header_offset) else {
             return Ok(Seal::none(Coverage::Data, index));
         };
@@ -193,16 +193,16 @@ impl<'a> Source<'a> {
     fn archive_seal(&self, record: &Record, records: &[Extent], extents: usize) -> Result<Seal, Failure> {
         let path = self.file.path();
         let index = record.header_offset..self.file_bytes;
-        let text = match self.record(record, SIDE_CAR_BYTES_MAX) {
+        let text = match self.record(record, SIDECAR_BYTES_MAX) {
             Ok(text) => text,
             Err(Failure::Other(error @ Error::Damaged { .. })) => return Ok(Seal::refused(error, index)),
             Err(failure) => return Err(failure),
         };
         let index_bytes = index.end - index.start;
         let frame = Frame { file_bytes: self.file_bytes, index_offset: index.start, index_bytes };
-        let side_car = checksums::decode(&text);
+        let sidecar = checksums::decode(&text);
         let is_last = records.iter().all(|other| other.header_offset <= index.start);
-        if let Ok(checksums::Sidecar { seal: Some(sealed), .. }) = &side_car
+        if let Ok(checksums::Sidecar { seal: Some(sealed), .. }) = &sidecar
             && sealed.frame != frame
             && sealed.frame.index_offset == frame.index_offset
             && is_last
@@ -211,7 +211,7 @@ impl<'a> Source<'a> {
             return Ok(Seal::refused(seal::damaged(path, "the index", index.clone(), "the size of the file"), index));
         }
         let check = |saved| self.compare_index(record, index.clone(), saved);
-        let seal = Seal::new(path, side_car, records, frame, check, Coverage::Data);
+        let seal = Seal::new(path, sidecar, records, frame, check, Coverage::Data);
         if !seal.covers_headers() {
             return Ok(seal);
         }
@@ -270,9 +270,10 @@ impl<'a> Source<'a> {
         for (record, bytes) in wanted.iter().zip(self.all_bytes(&ranges)?) {
             let (header, data) = bytes.split_at((record.data_offset - record.header_offset) as usize);
             seal::compare_header(path, record, header)?;
-            let cells = seal.sums.as_ref().and_then(|sums| sums.get(&record.name)).map_or(&[][..], Vec::as_slice);
-            let differs = |(cell, saved): (&[u8], &u64)| checksums::covered_sum(cell, &[]) != *saved;
-            if data.chunks(CHUNK_BYTES as usize).zip(cells).any(differs) {
+            let chunks =
+                seal.checksums.as_ref().and_then(|saved| saved.get(&record.name)).map_or(&[][..], Vec::as_slice);
+            let differs = |(chunk, saved): (&[u8], &u64)| checksums::covered_sum(chunk, &[]) != *saved;
+            if data.chunks(CHUNK_BYTES as usize).zip(chunks).any(differs) {
                 return Err(seal::damaged(path, &record.name, record.data_offset..record.end(), "CRC-64"));
             }
         }
@@ -300,14 +301,14 @@ impl<'a> Source<'a> {
         if checksums::checksums_of(data).crc32 != record.crc32 {
             let (name, offset) = (record.name.clone(), record.header_offset + header.header_bytes);
             let path = self.file.path().to_path_buf();
-            return Err(Error::Damaged { path, name, offset, bytes: record.bytes, sums: "CRC-32" }.into());
+            return Err(Error::Damaged { path, name, offset, bytes: record.bytes, checksums: "CRC-32" }.into());
         }
         bytes.drain(..from);
         bytes.truncate(record.bytes as usize);
         Ok(bytes)
     }
 
-    fn safetensors(&self) -> Result<Known, Failure> {
+    fn safetensors(&self) -> Result<Metadata, Failure> {
         let mut length = [0; LENGTH_BYTES as usize];
         length.copy_from_slice(&self.head[..LENGTH_BYTES as usize]);
         let json_bytes = safetensors::Header::json_bytes(length, self.file_bytes)?;
@@ -320,7 +321,7 @@ impl<'a> Source<'a> {
             bytes: tensor.bytes,
             crc32: None,
             record_name: String::new(),
-            alignment: tensor.dtype.bytes().clamp(1, arena::ELEMENT_ALIGNMENT),
+            alignment: tensor.dtype.bytes().clamp(1, ELEMENT_ALIGNMENT),
         };
         let extents: Vec<Extent> = header.tensors.iter().map(extent).collect();
         let data_offset = LENGTH_BYTES + json_bytes;
@@ -331,7 +332,7 @@ impl<'a> Source<'a> {
             }
             None => Seal::none(Coverage::Nothing, 0..data_offset),
         };
-        Ok(Known { contents: Contents::Safetensors { header }, extents: extents.len(), records: extents, seal })
+        Ok(Metadata { contents: Contents::Safetensors { header }, extents: extents.len(), records: extents, seal })
     }
 }
 
@@ -347,15 +348,7 @@ fn storages(directory: &Directory, state: &State) -> FormatResult<Vec<Extent>> {
             let what = format!("the record {name:?} has {} bytes, and its objects say {}", record.bytes, storage.bytes);
             return corrupt(record.header_offset, what);
         }
-        Ok(Extent {
-            name,
-            header_offset: record.header_offset,
-            data_offset: record.data_offset,
-            bytes: record.bytes,
-            crc32: Some(record.crc32),
-            record_name: record.name.clone(),
-            alignment: arena::ELEMENT_ALIGNMENT,
-        })
+        Ok(Extent::of_record(name, record))
     };
     state.storages.iter().map(extent).collect()
 }
@@ -363,26 +356,18 @@ fn storages(directory: &Directory, state: &State) -> FormatResult<Vec<Extent>> {
 /// The records that are not storages of the state, except the sidecar, which the seal covers.
 fn others(directory: &Directory, storages: &[Extent]) -> Vec<Extent> {
     let known: HashSet<&str> = storages.iter().map(|storage| storage.record_name.as_str()).collect();
-    let side_car = directory.find(SIDECAR).map(|record| record.name.as_str());
+    let sidecar = directory.find(SIDECAR).map(|record| record.name.as_str());
     let others = directory.records().iter().filter(|record| {
         let name = record.name.as_str();
-        !known.contains(name) && side_car != Some(name)
+        !known.contains(name) && sidecar != Some(name)
     });
     let root = format!("{}/", directory.root());
-    let extent = |record: &Record| Extent {
-        name: record.name.strip_prefix(&root).unwrap_or(&record.name).to_owned(),
-        header_offset: record.header_offset,
-        data_offset: record.data_offset,
-        bytes: record.bytes,
-        crc32: Some(record.crc32),
-        record_name: record.name.clone(),
-        alignment: arena::ELEMENT_ALIGNMENT,
-    };
-    others.map(extent).collect()
+    let name = |record: &Record| record.name.strip_prefix(&root).unwrap_or(&record.name).to_owned();
+    others.map(|record| Extent::of_record(name(record), record)).collect()
 }
 
 /// Describes a ZIP file that contains no objects.
-fn other_zip(directory: &Directory) -> FormatError {
+fn describe_zip(directory: &Directory) -> FormatError {
     let names: HashSet<&str> = directory.records().iter().filter_map(|record| record.name.rsplit('/').next()).collect();
     let text = if names.iter().any(|name| name.ends_with(".npy")) {
         "this is an .npz file; load it with numpy.load"
@@ -393,7 +378,7 @@ fn other_zip(directory: &Directory) -> FormatError {
 }
 
 /// Describes a file that is neither an archive nor safetensors.
-fn foreign(head: &[u8], file_bytes: u64) -> FormatError {
+fn describe_foreign(head: &[u8], file_bytes: u64) -> FormatError {
     let text = if file_bytes == 0 {
         "the file is empty: whoever wrote it was interrupted"
     } else if head.starts_with(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19") {

@@ -34,7 +34,7 @@ pub enum Coverage {
 #[derive(Debug)]
 pub(super) struct Seal {
     /// The chunk checksums of each record, by name.
-    pub(super) sums: Option<HashMap<String, Vec<u64>>>,
+    pub(super) checksums: Option<HashMap<String, Vec<u64>>>,
     pub(super) coverage: Coverage,
     /// Set if nothing in the file can be verified, with the reason.
     pub(super) refused: Option<Error>,
@@ -45,18 +45,18 @@ pub(super) struct Seal {
 impl Seal {
     /// For a file without checksums of ours.
     pub(super) fn none(coverage: Coverage, index: Range<u64>) -> Self {
-        Self { sums: None, coverage, refused: None, index }
+        Self { checksums: None, coverage, refused: None, index }
     }
 
     /// For a file whose checksums are damaged or of a later version.
     pub(super) fn refused(error: Error, index: Range<u64>) -> Self {
-        Self { sums: None, coverage: Coverage::File, refused: Some(error), index }
+        Self { checksums: None, coverage: Coverage::File, refused: Some(error), index }
     }
 
     /// Creates the seal of these records. `check` compares the index with its checksum.
     pub(super) fn new(
         path: &Path,
-        side_car: FormatResult<Sidecar>,
+        sidecar: FormatResult<Sidecar>,
         records: &[Extent],
         frame: Frame,
         check: impl FnOnce(u64) -> Result<()>,
@@ -64,8 +64,8 @@ impl Seal {
     ) -> Self {
         let index = frame.index_offset..frame.index_offset + frame.index_bytes;
         let refuse = |error| Self::refused(Error::format(path, error), index.clone());
-        let Sidecar { records: sums, seal } = match side_car {
-            Ok(side_car) => side_car,
+        let Sidecar { records: checksums, seal } = match sidecar {
+            Ok(sidecar) => sidecar,
             Err(error) => return refuse(error),
         };
         let coverage = if seal.is_some() { Coverage::File } else { Coverage::Data };
@@ -73,9 +73,9 @@ impl Seal {
             return Self::none(without, index);
         }
         let refused = seal.and_then(|seal| check(seal.index_crc64).err());
-        match (refused, by_name(sums, records)) {
+        match (refused, by_name(checksums, records)) {
             (Some(error), _) => Self::refused(error, index),
-            (None, Ok(sums)) => Self { sums: Some(sums), coverage, refused: None, index },
+            (None, Ok(checksums)) => Self { checksums: Some(checksums), coverage, refused: None, index },
             (None, Err(error)) => refuse(error),
         }
     }
@@ -87,24 +87,25 @@ impl Seal {
 }
 
 /// Maps names to the chunk checksums of a sidecar. Each record must have one per chunk.
-fn by_name(sums: Vec<SidecarRecord>, records: &[Extent]) -> FormatResult<HashMap<String, Vec<u64>>> {
-    let sums: HashMap<String, Vec<u64>> = sums.into_iter().map(|record| (record.name, record.chunks)).collect();
+fn by_name(checksums: Vec<SidecarRecord>, records: &[Extent]) -> FormatResult<HashMap<String, Vec<u64>>> {
+    let checksums: HashMap<String, Vec<u64>> =
+        checksums.into_iter().map(|record| (record.name, record.chunks)).collect();
     for record in records {
-        let cells = sums.get(&record.name).map(Vec::len);
-        if cells != Some(chunk_count(record.bytes)) {
-            let what = format!("the checksums have {cells:?} cells for {:?} of {} bytes", record.name, record.bytes);
+        let count = checksums.get(&record.name).map(Vec::len);
+        if count != Some(chunk_count(record.bytes)) {
+            let what = format!("the checksums have {count:?} chunks for {:?} of {} bytes", record.name, record.bytes);
             return Err(FormatError::Corrupt { offset: record.data_offset, what });
         }
     }
-    Ok(sums)
+    Ok(checksums)
 }
 
 /// Reads the seal of a safetensors file. `header` is everything before the first tensor.
 pub(super) fn of_header(path: &Path, text: &str, header: &[u8], file_bytes: u64, tensors: &[Extent]) -> Seal {
     let index_bytes = header.len() as u64;
     let spaces = header.iter().rev().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count() as u64;
-    let side_car = checksums::decode(text.as_bytes());
-    let is_sealed = side_car.as_ref().is_ok_and(|side_car| side_car.seal.is_some());
+    let sidecar = checksums::decode(text.as_bytes());
+    let is_sealed = sidecar.as_ref().is_ok_and(|sidecar| sidecar.seal.is_some());
     // Damage cannot turn our headers into such ones: the length would contradict the file, or the padding would not be
     // spaces.
     let is_foreign = !index_bytes.is_multiple_of(ALIGNMENT_LARGE) || (is_sealed && spaces < PADDING_BYTES_MIN);
@@ -116,7 +117,7 @@ pub(super) fn of_header(path: &Path, text: &str, header: &[u8], file_bytes: u64,
         if digits == Some(saved) { Ok(()) } else { Err(damaged(path, "the header", 0..index_bytes, "CRC-64")) }
     };
     let frame = Frame { file_bytes, index_offset: 0, index_bytes };
-    Seal::new(path, side_car, tensors, frame, check, Coverage::Stale)
+    Seal::new(path, sidecar, tensors, frame, check, Coverage::Stale)
 }
 
 /// Compares the header of a record with the one that deepnvme writes.
@@ -129,7 +130,7 @@ pub(super) fn compare_header(path: &Path, record: &Extent, header: &[u8]) -> Res
     Err(damaged(path, &record.name, place, "the header of the record"))
 }
 
-pub(super) fn damaged(path: &Path, name: &str, place: Range<u64>, sums: &'static str) -> Error {
+pub(super) fn damaged(path: &Path, name: &str, place: Range<u64>, checksums: &'static str) -> Error {
     let (path, name, bytes) = (path.to_path_buf(), name.to_owned(), place.end - place.start);
-    Error::Damaged { path, name, offset: place.start, bytes, sums }
+    Error::Damaged { path, name, offset: place.start, bytes, checksums }
 }

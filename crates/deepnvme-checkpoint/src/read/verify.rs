@@ -9,11 +9,11 @@ use deepnvme_io::GpuAccess;
 use deepnvme_io::mem::Region;
 use deepnvme_io::mem::sync::ignore_poison;
 
-use super::{Arena, Coverage, Reader};
-use crate::crew;
+use super::{Coverage, LoadBuffer, Reader};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::sync::{AtomicU64, Instant, Mutex, thread};
+use crate::work_queue;
 
 /// How much of the loaded data to compare with checksums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum Verify {
     Off,
     /// One chunk in [`SAMPLE`], chosen at random, and at least one. Without checksums nothing.
     Sample,
-    /// At least a sample, and as much as [`LOAD_SHARE`] of the load's time allows: everything if the processors are
+    /// At least a sample, and as much as [`LOAD_FRACTION`] of the load's time allows: everything if the processors are
     /// faster than the disk. Without checksums nothing.
     #[default]
     Auto,
@@ -30,11 +30,11 @@ pub enum Verify {
     Full,
 }
 
-/// The share of a load's cost that verification may use: of the CPU time while data arrives, and of the load's own time
-/// afterwards.
-const LOAD_SHARE: f64 = 0.03;
+/// The fraction of a load's cost that verification may use: of the CPU time while data arrives, and of the load's own
+/// time afterwards.
+const LOAD_FRACTION: f64 = 0.03;
 /// Always allowed: too short to notice.
-const FREE: Duration = Duration::from_micros(100);
+const FREE_TIME: Duration = Duration::from_micros(100);
 
 /// The bytes of a load that were compared with checksums, and those that were not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,13 +46,13 @@ pub(super) struct Compared {
 }
 
 /// The time that verification has used, and its limit.
-struct Budget {
+struct TimeBudget {
     began: Instant,
     spent_ns: AtomicU64,
     processors: f64,
 }
 
-impl Budget {
+impl TimeBudget {
     fn new(began: Instant) -> Self {
         let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
         Self { began, spent_ns: AtomicU64::new(0), processors }
@@ -60,13 +60,13 @@ impl Budget {
 
     /// Returns whether CPU time is left while data arrives.
     fn is_left(&self) -> bool {
-        let allowed = self.began.elapsed().mul_f64(LOAD_SHARE * self.processors).max(FREE);
+        let allowed = self.began.elapsed().mul_f64(LOAD_FRACTION * self.processors).max(FREE_TIME);
         u128::from(self.spent_ns.load(Ordering::Relaxed)) < allowed.as_nanos()
     }
 
     /// The deadline for the remaining chunks once all data has arrived.
     fn deadline(&self) -> Instant {
-        Instant::now() + self.began.elapsed().mul_f64(LOAD_SHARE)
+        Instant::now() + self.began.elapsed().mul_f64(LOAD_FRACTION)
     }
 
     fn spend<T>(&self, mut work: impl FnMut() -> T) -> T {
@@ -87,8 +87,8 @@ pub(super) fn scratch() -> Vec<u8> {
     vec![0; STEP_BYTES as usize]
 }
 
-/// Waits for a range of an arena: arena, start, end.
-type Wait<'a> = &'a (dyn Fn(usize, u64, u64) -> Result<()> + Sync);
+/// Waits for a range of a buffer: buffer, start, end.
+type WaitForRange<'a> = &'a (dyn Fn(usize, u64, u64) -> Result<()> + Sync);
 
 /// Compares chunks and records with their checksums, in any order, on any thread.
 pub(super) struct Comparison<'a> {
@@ -99,20 +99,20 @@ pub(super) struct Comparison<'a> {
 
 impl Reader {
     /// Returns whether the file contains checksums to compare with.
-    pub(crate) fn can_be_audited(&self) -> bool {
-        self.has_sums() || self.coverage() == Coverage::Data
+    pub(crate) fn is_verifiable(&self) -> bool {
+        self.has_checksums() || self.coverage() == Coverage::Data
     }
 
     /// Compares the checksums of a copied extent with those of the file.
-    pub(crate) fn compare_sums(&self, index: usize, copy: &RecordChecksums) -> Result<()> {
+    pub(crate) fn compare_checksums(&self, index: usize, copy: &RecordChecksums) -> Result<()> {
         let extent = &self.extents()[index];
-        let Some(cells) = self.sums(index) else {
+        let Some(chunks) = self.checksums(index) else {
             let is_same = extent.crc32.is_none_or(|crc32| crc32 == copy.crc32);
             return if is_same { Ok(()) } else { Err(self.mismatch(extent, 0, extent.bytes, CRC32)) };
         };
-        let different = cells.iter().zip(&copy.chunks).position(|(saved, copied)| saved != copied);
-        different.map_or(Ok(()), |cell| {
-            let start = cell as u64 * CHUNK_BYTES;
+        let different = chunks.iter().zip(&copy.chunks).position(|(saved, copied)| saved != copied);
+        different.map_or(Ok(()), |chunk| {
+            let start = chunk as u64 * CHUNK_BYTES;
             Err(self.mismatch(extent, start, CHUNK_BYTES.min(extent.bytes - start), "CRC-64"))
         })
     }
@@ -125,11 +125,11 @@ impl<'a> Comparison<'a> {
     /// Creates a comparison for a file that contains checksums.
     pub(super) fn new(reader: &'a Reader) -> Result<Self> {
         reader.check()?;
-        if !reader.can_be_audited() {
+        if !reader.is_verifiable() {
             let is_stale = reader.coverage() == Coverage::Stale;
-            return Err(Error::NoSums { path: reader.path().to_path_buf(), is_stale });
+            return Err(Error::NoChecksums { path: reader.path().to_path_buf(), is_stale });
         }
-        let wants_parts = !reader.has_sums();
+        let wants_parts = !reader.has_checksums();
         let parts = if wants_parts { reader.records.iter().map(|_| Mutex::default()).collect() } else { Vec::new() };
         Ok(Self { reader, parts })
     }
@@ -145,7 +145,7 @@ impl<'a> Comparison<'a> {
         step: impl Fn(u64, &mut [u8]) -> Result<()>,
     ) -> Result<()> {
         let start = index * CHUNK_BYTES;
-        let saved = self.reader.sums(extent).map(|cells| cells[index as usize]);
+        let saved = self.reader.checksums(extent).map(|chunks| chunks[index as usize]);
         let mut hasher = if saved.is_some() { Hasher::of_chunks() } else { Hasher::of_records() };
         let mut at = 0;
         while at < bytes {
@@ -154,12 +154,12 @@ impl<'a> Comparison<'a> {
             hasher.update(now);
             at += now.len() as u64;
         }
-        let sums = hasher.finish();
+        let checksums = hasher.finish();
         match saved {
-            Some(saved) if saved == sums.crc64 => Ok(()),
+            Some(saved) if saved == checksums.crc64 => Ok(()),
             Some(_) => Err(self.reader.mismatch(&self.reader.records[extent], start, bytes, "CRC-64")),
             None => {
-                ignore_poison(self.parts[extent].lock()).push((start, sums));
+                ignore_poison(self.parts[extent].lock()).push((start, checksums));
                 Ok(())
             }
         }
@@ -172,8 +172,9 @@ impl<'a> Comparison<'a> {
             if parts.is_empty() {
                 continue;
             }
-            let sums = RecordChecksums::from_parts(parts).map_err(|error| Error::format(self.reader.path(), error))?;
-            if Some(sums.crc32) != extent.crc32 {
+            let checksums =
+                RecordChecksums::from_parts(parts).map_err(|error| Error::format(self.reader.path(), error))?;
+            if Some(checksums.crc32) != extent.crc32 {
                 return Err(self.reader.mismatch(extent, 0, extent.bytes, CRC32));
             }
         }
@@ -181,89 +182,89 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// The chunks to compare of arenas that are being read.
-pub(super) struct Plan<'a> {
+/// The chunks to compare of buffers that are being read.
+pub(super) struct VerifyPlan<'a> {
     reader: &'a Reader,
-    arenas: &'a [(Arena, Region)],
+    buffers: &'a [(LoadBuffer, Region)],
     access: &'a GpuAccess,
     /// In order of arrival.
-    cells: Vec<Cell>,
+    chunks: Vec<Chunk>,
     comparison: Option<Comparison<'a>>,
     /// Limits the chunks that are optional.
-    budget: Option<Budget>,
+    budget: Option<TimeBudget>,
     bytes: u64,
 }
 
 #[derive(Clone, Copy)]
-struct Cell {
-    arena: usize,
+struct Chunk {
+    buffer: usize,
     extent: usize,
-    /// Start of the extent in the arena.
+    /// Start of the extent in the buffer.
     at: u64,
     index: u64,
     /// Compared at any cost.
-    is_due: bool,
+    is_required: bool,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> VerifyPlan<'a> {
     /// Plans the verification of a load that began at `began`.
     pub(super) fn new(
         reader: &'a Reader,
-        arenas: &'a [(Arena, Region)],
+        buffers: &'a [(LoadBuffer, Region)],
         access: &'a GpuAccess,
         verify: Verify,
         began: Instant,
     ) -> Result<Self> {
         let comparison = match verify {
             Verify::Full => Some(Comparison::new(reader)?),
-            Verify::Sample | Verify::Auto if reader.has_sums() => Some(Comparison::new(reader)?),
+            Verify::Sample | Verify::Auto if reader.has_checksums() => Some(Comparison::new(reader)?),
             Verify::Sample | Verify::Auto | Verify::Off => None,
         };
-        let members = arenas.iter().enumerate().flat_map(|(arena, (stretch, _))| {
-            stretch.members.iter().map(move |member| (arena, member.extent, member.at))
+        let members = buffers.iter().enumerate().flat_map(|(index, (buffer, _))| {
+            buffer.members.iter().map(move |member| (index, member.extent, member.at))
         });
         let bytes = members.clone().map(|(_, extent, _)| reader.records[extent].bytes).sum();
-        let mut cells = Vec::new();
+        let mut chunks = Vec::new();
         if comparison.is_some() {
-            for (arena, extent, at) in members {
+            for (buffer, extent, at) in members {
                 let count = reader.records[extent].bytes.div_ceil(CHUNK_BYTES);
-                cells.extend((0..count).map(|index| Cell { arena, extent, at, index, is_due: true }));
+                chunks.extend((0..count).map(|index| Chunk { buffer, extent, at, index, is_required: true }));
             }
         }
-        if verify != Verify::Full && !cells.is_empty() {
-            let count = cells.len().div_ceil(SAMPLE);
-            fastrand::shuffle(&mut cells);
+        if verify != Verify::Full && !chunks.is_empty() {
+            let count = chunks.len().div_ceil(SAMPLE);
+            fastrand::shuffle(&mut chunks);
             match verify {
-                Verify::Auto => cells[count..].iter_mut().for_each(|cell| cell.is_due = false),
-                _ => cells.truncate(count),
+                Verify::Auto => chunks[count..].iter_mut().for_each(|chunk| chunk.is_required = false),
+                _ => chunks.truncate(count),
             }
-            cells.sort_unstable_by_key(|cell| (cell.arena, cell.at, cell.index));
+            chunks.sort_unstable_by_key(|chunk| (chunk.buffer, chunk.at, chunk.index));
         }
-        let budget = (verify == Verify::Auto).then(|| Budget::new(began));
-        Ok(Self { reader, arenas, access, cells, comparison, budget, bytes })
+        let budget = (verify == Verify::Auto).then(|| TimeBudget::new(began));
+        Ok(Self { reader, buffers, access, chunks, comparison, budget, bytes })
     }
 
     /// Compares the planned chunks. Returns how many bytes were compared.
-    pub(super) fn run(&self, wait: Wait<'_>, progress: &Progress) -> Result<Compared> {
+    pub(super) fn run(&self, wait: WaitForRange<'_>, progress: &Progress) -> Result<Compared> {
         let compared = AtomicU64::new(0);
         if let Some(comparison) = &self.comparison {
-            self.run_cells(comparison, wait, progress, &compared)?;
+            self.run_chunks(comparison, wait, progress, &compared)?;
             comparison.finish()?;
         }
         let compared = compared.into_inner();
         Ok(Compared { compared, skipped: self.bytes - compared })
     }
 
-    fn run_cells(
+    fn run_chunks(
         &self,
         comparison: &Comparison<'_>,
-        wait: Wait<'_>,
+        wait: WaitForRange<'_>,
         progress: &Progress,
         compared: &AtomicU64,
     ) -> Result<()> {
-        let threads = crew::threads(self.cells.len());
-        let compare = |cell: &Cell, scratch: &mut [u8]| {
-            let mut work = || self.compare(*cell, comparison, scratch);
+        let threads = work_queue::thread_count(self.chunks.len());
+        let compare = |chunk: &Chunk, scratch: &mut [u8]| {
+            let mut work = || self.compare(*chunk, comparison, scratch);
             let bytes = match &self.budget {
                 Some(budget) => budget.spend(&mut work)?,
                 None => work()?,
@@ -271,38 +272,38 @@ impl<'a> Plan<'a> {
             compared.fetch_add(bytes, Ordering::Relaxed);
             Ok(())
         };
-        let put_off = Mutex::new(Vec::new());
-        crew::each(threads, &self.cells, scratch, |scratch, cell| {
+        let deferred = Mutex::new(Vec::new());
+        work_queue::for_each(threads, &self.chunks, scratch, |scratch, chunk| {
             progress.check()?;
-            let range = self.range(*cell);
-            wait(cell.arena, range.start, range.end)?;
-            if cell.is_due || self.budget.as_ref().is_none_or(Budget::is_left) {
-                return compare(cell, scratch);
+            let range = self.range(*chunk);
+            wait(chunk.buffer, range.start, range.end)?;
+            if chunk.is_required || self.budget.as_ref().is_none_or(TimeBudget::is_left) {
+                return compare(chunk, scratch);
             }
-            ignore_poison(put_off.lock()).push(*cell);
+            ignore_poison(deferred.lock()).push(*chunk);
             Ok(())
         })?;
-        let put_off = ignore_poison(put_off.into_inner());
-        let Some(deadline) = self.budget.as_ref().filter(|_| !put_off.is_empty()).map(Budget::deadline) else {
+        let deferred = ignore_poison(deferred.into_inner());
+        let Some(deadline) = self.budget.as_ref().filter(|_| !deferred.is_empty()).map(TimeBudget::deadline) else {
             return Ok(());
         };
-        crew::each(threads.min(put_off.len()), &put_off, scratch, |scratch, cell| {
+        work_queue::for_each(threads.min(deferred.len()), &deferred, scratch, |scratch, chunk| {
             progress.check()?;
-            if Instant::now() < deadline { compare(cell, scratch) } else { Ok(()) }
+            if Instant::now() < deadline { compare(chunk, scratch) } else { Ok(()) }
         })
     }
 
-    /// Returns the range of a chunk in its arena.
-    fn range(&self, cell: Cell) -> Range<u64> {
-        let start = cell.index * CHUNK_BYTES;
-        let bytes = CHUNK_BYTES.min(self.reader.records[cell.extent].bytes - start);
-        cell.at + start..cell.at + start + bytes
+    /// Returns the range of a chunk in its buffer.
+    fn range(&self, chunk: Chunk) -> Range<u64> {
+        let start = chunk.index * CHUNK_BYTES;
+        let bytes = CHUNK_BYTES.min(self.reader.records[chunk.extent].bytes - start);
+        chunk.at + start..chunk.at + start + bytes
     }
 
-    fn compare(&self, cell: Cell, comparison: &Comparison<'_>, scratch: &mut [u8]) -> Result<u64> {
-        let range = self.range(cell);
-        let (memory, bytes) = (&self.arenas[cell.arena].1, range.end - range.start);
-        comparison.compare(cell.extent, cell.index, bytes, scratch, |at, step| {
+    fn compare(&self, chunk: Chunk, comparison: &Comparison<'_>, scratch: &mut [u8]) -> Result<u64> {
+        let range = self.range(chunk);
+        let (memory, bytes) = (&self.buffers[chunk.buffer].1, range.end - range.start);
+        comparison.compare(chunk.extent, chunk.index, bytes, scratch, |at, step| {
             Ok(self.access.copy_to_slice(memory, (range.start + at) as usize, step)?)
         })?;
         Ok(bytes)

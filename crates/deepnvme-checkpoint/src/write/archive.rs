@@ -6,8 +6,8 @@ use deepnvme_format::archive::{ENTRY_CRC32, HEADER_CRC32, Plan, RecordSpec, root
 use deepnvme_format::checksums::{self, Frame, INDEX_DIGITS, RecordChecksums, SIDECAR};
 use deepnvme_format::{Error, Result};
 
-use super::image::Layout;
-use super::origin::Origin;
+use super::data_source::DataSource;
+use super::file_layout::HeaderRenderer;
 use super::spans::{Content, Spans};
 
 /// A record of an archive.
@@ -16,32 +16,32 @@ pub struct Record {
     /// Its name below the archive's root.
     pub name: String,
     /// Its data.
-    pub bytes: Origin,
+    pub bytes: DataSource,
 }
 
 /// The plan of an archive. Its last record is the sidecar, if it has one.
-pub(super) struct ArchiveLayout {
+pub(super) struct ArchiveHeaders {
     plan: Plan,
     /// Number of records without the sidecar.
     records: usize,
-    has_sums: bool,
+    has_checksums: bool,
 }
 
-impl ArchiveLayout {
-    pub(super) fn new(path: &Path, records: &[Record], has_sums: bool) -> Result<Self> {
+impl ArchiveHeaders {
+    pub(super) fn new(path: &Path, records: &[Record], has_checksums: bool) -> Result<Self> {
         let file_name = path.file_name().unwrap_or_default().to_string_lossy();
         let mut specs: Vec<RecordSpec<'_>> = Vec::with_capacity(records.len() + 1);
         specs.extend(records.iter().map(|record| RecordSpec { name: &record.name, bytes: record.bytes.bytes() }));
-        if has_sums {
+        if has_checksums {
             let bare_bytes =
                 checksums::encode(specs.iter().map(|spec| (spec.name, &[][..])), Frame::default()).len() as u64;
-            let sums_bytes: u64 = specs.iter().map(|spec| checksums::text_bytes(spec.bytes)).sum();
-            specs.push(RecordSpec { name: SIDECAR, bytes: bare_bytes + sums_bytes });
+            let checksums_bytes: u64 = specs.iter().map(|spec| checksums::text_bytes(spec.bytes)).sum();
+            specs.push(RecordSpec { name: SIDECAR, bytes: bare_bytes + checksums_bytes });
         }
         if specs.len() > u32::MAX as usize {
             return Err(Error::Invalid("an archive has 2^32 records at the most".into()));
         }
-        Ok(Self { plan: Plan::new(&root_of(&file_name), &specs)?, records: records.len(), has_sums })
+        Ok(Self { plan: Plan::new(&root_of(&file_name), &specs)?, records: records.len(), has_checksums })
     }
 
     pub(super) fn spans(&self) -> Spans {
@@ -57,12 +57,12 @@ impl ArchiveLayout {
 
     /// Start of the part that depends on all checksums.
     fn late_offset(&self) -> u64 {
-        let side_car = self.plan.records().get(self.records);
-        side_car.map_or(self.plan.index_offset(), |record| record.header_offset)
+        let sidecar = self.plan.records().get(self.records);
+        sidecar.map_or(self.plan.index_offset(), |record| record.header_offset)
     }
 }
 
-impl Layout for ArchiveLayout {
+impl HeaderRenderer for ArchiveHeaders {
     fn name(&self, record: usize) -> &str {
         self.plan.name(record)
     }
@@ -71,15 +71,18 @@ impl Layout for ArchiveLayout {
         self.plan.header(record, crc32)
     }
 
-    fn index(&self, sums: &[RecordChecksums]) -> Vec<u8> {
-        let crc32: Vec<u32> = sums.iter().map(|sums| sums.crc32).collect();
-        if !self.has_sums {
+    fn index(&self, checksums: &[RecordChecksums]) -> Vec<u8> {
+        let crc32: Vec<u32> = checksums.iter().map(|checksums| checksums.crc32).collect();
+        if !self.has_checksums {
             return self.plan.index(&crc32);
         }
         let (index_offset, file_bytes) = (self.late_offset(), self.plan.file_bytes());
         let frame = Frame { file_bytes, index_offset, index_bytes: file_bytes - index_offset };
-        let cells = sums.iter().enumerate().map(|(record, sums)| (self.plan.name(record), sums.chunks.as_slice()));
-        let mut text = checksums::encode(cells, frame).into_bytes();
+        let chunks = checksums
+            .iter()
+            .enumerate()
+            .map(|(record, checksums)| (self.plan.name(record), checksums.chunks.as_slice()));
+        let mut text = checksums::encode(chunks, frame).into_bytes();
         // The sidecar's checksum covers this index, which contains the sidecar's CRC-32: both are excluded.
         let record = &self.plan.records()[self.records];
         let text_at = (record.data_offset - index_offset) as usize;
@@ -93,7 +96,7 @@ impl Layout for ArchiveLayout {
     }
 }
 
-impl ArchiveLayout {
+impl ArchiveHeaders {
     /// Renders the sidecar with its header, the gap, and the directory.
     fn index_of(&self, text: &[u8], crc32: &[u32], text_crc32: u32) -> Vec<u8> {
         let mut bytes = self.plan.header(self.records, text_crc32);

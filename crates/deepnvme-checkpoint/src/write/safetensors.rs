@@ -4,8 +4,8 @@ use deepnvme_format::Result;
 use deepnvme_format::checksums::RecordChecksums;
 use deepnvme_format::safetensors::{Plan, TensorSpec};
 
-use super::image::Layout;
-use super::origin::Origin;
+use super::data_source::DataSource;
+use super::file_layout::HeaderRenderer;
 use super::spans::{Content, Spans};
 
 /// A tensor of a safetensors file.
@@ -14,28 +14,28 @@ pub struct Tensor {
     /// Its name, type and shape.
     pub spec: TensorSpec,
     /// Its elements in row-major order.
-    pub bytes: Origin,
+    pub bytes: DataSource,
 }
 
 /// The plan of a file. Its header contains all checksums.
-pub(super) struct SafetensorsLayout {
+pub(super) struct SafetensorsHeaders {
     plan: Plan,
 }
 
-impl SafetensorsLayout {
+impl SafetensorsHeaders {
     /// Plans the file. Returns the tensors' data sources in the plan's order.
     pub(super) fn new(
         tensors: Vec<Tensor>,
         metadata: Vec<(String, String)>,
-        has_sums: bool,
-    ) -> Result<(Self, Vec<Origin>)> {
-        let (specs, mut origins): (Vec<TensorSpec>, Vec<Option<Origin>>) =
+        has_checksums: bool,
+    ) -> Result<(Self, Vec<DataSource>)> {
+        let (specs, mut sources): (Vec<TensorSpec>, Vec<Option<DataSource>>) =
             tensors.into_iter().map(|tensor| (tensor.spec, Some(tensor.bytes))).unzip();
-        let plan = Plan::new(specs, metadata, has_sums)?;
-        let ordered: Vec<Origin> = plan.order().iter().filter_map(|index| origins[*index].take()).collect();
+        let plan = Plan::new(specs, metadata, has_checksums)?;
+        let ordered: Vec<DataSource> = plan.order().iter().filter_map(|index| sources[*index].take()).collect();
         // The plan derives sizes from type and shape. The memory must match them.
-        for (planned, origin) in plan.tensors().iter().zip(&ordered) {
-            let bytes = origin.bytes();
+        for (planned, source) in plan.tensors().iter().zip(&ordered) {
+            let bytes = source.bytes();
             if planned.bytes != bytes {
                 let text = format!("the tensor {:?} of {:?} has {bytes} bytes", planned.name, planned.shape);
                 return Err(deepnvme_format::Error::Invalid(text));
@@ -54,7 +54,7 @@ impl SafetensorsLayout {
     }
 }
 
-impl Layout for SafetensorsLayout {
+impl HeaderRenderer for SafetensorsHeaders {
     fn name(&self, record: usize) -> &str {
         &self.plan.tensors()[record].name
     }
@@ -63,8 +63,8 @@ impl Layout for SafetensorsLayout {
         Vec::new()
     }
 
-    fn index(&self, sums: &[RecordChecksums]) -> Vec<u8> {
-        let cells: Vec<&[u64]> = sums.iter().map(|sums| sums.chunks.as_slice()).collect();
+    fn index(&self, checksums: &[RecordChecksums]) -> Vec<u8> {
+        let cells: Vec<&[u64]> = checksums.iter().map(|checksums| checksums.chunks.as_slice()).collect();
         self.plan.header(&cells)
     }
 }

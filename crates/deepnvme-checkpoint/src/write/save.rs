@@ -1,14 +1,14 @@
-//! A save planned to the last byte. One process writes all of it, or several write a share each.
+//! A save planned to the last byte. One process writes all of it, or several write a shard each.
 
 use std::path::Path;
 
 use deepnvme_format::checksums::RecordChecksums;
 use deepnvme_io::{Durability, StreamEvents};
 
-use super::archive::{ArchiveLayout, Record};
-use super::image::Image;
-use super::safetensors::{SafetensorsLayout, Tensor};
-use super::writer::Staging;
+use super::archive::{ArchiveHeaders, Record};
+use super::file_layout::FileLayout;
+use super::safetensors::{SafetensorsHeaders, Tensor};
+use super::write_pipeline::Staging;
 use crate::error::{Error, Result};
 
 /// Options of a save.
@@ -17,14 +17,14 @@ pub struct SaveOptions {
     /// Guarantees after a power cut, once the save returns.
     pub durability: Durability,
     /// Whether to store checksums of each tensor.
-    pub has_sums: bool,
+    pub has_checksums: bool,
     /// Memory that the data is copied to first. `None`: a small pool of the save's own.
     pub staging: Option<Staging>,
 }
 
 impl Default for SaveOptions {
     fn default() -> Self {
-        Self { durability: Durability::Full, has_sums: true, staging: None }
+        Self { durability: Durability::Full, has_checksums: true, staging: None }
     }
 }
 
@@ -45,7 +45,7 @@ pub struct Saved {
 
 /// A file that is planned to the last byte.
 pub struct Save {
-    pub(super) image: Image,
+    pub(super) layout: FileLayout,
     /// Stream points to wait for before reading any memory.
     pub(super) starts_after: StreamEvents,
     pub(super) options: SaveOptions,
@@ -57,11 +57,11 @@ impl Save {
     /// # Errors
     /// `Format` if an archive cannot hold the records.
     pub fn archive(path: &Path, records: Vec<Record>, options: SaveOptions) -> Result<Self> {
-        let layout = ArchiveLayout::new(path, &records, options.has_sums);
-        let layout = layout.map_err(|error| Error::format(path, error))?;
+        let headers = ArchiveHeaders::new(path, &records, options.has_checksums);
+        let headers = headers.map_err(|error| Error::format(path, error))?;
         let bytes = records.into_iter().map(|record| record.bytes).collect();
-        let image = Image::new(path, layout.spans(), bytes, Box::new(layout));
-        Ok(Self { starts_after: image.points()?, image, options })
+        let layout = FileLayout::new(path, headers.spans(), bytes, Box::new(headers));
+        Ok(Self { starts_after: layout.record_events()?, layout, options })
     }
 
     /// Plans a safetensors file of these tensors. Those with wide elements come first.
@@ -74,32 +74,32 @@ impl Save {
         metadata: Vec<(String, String)>,
         options: SaveOptions,
     ) -> Result<Self> {
-        let layout = SafetensorsLayout::new(tensors, metadata, options.has_sums);
-        let (layout, bytes) = layout.map_err(|error| Error::format(path, error))?;
-        let image = Image::new(path, layout.spans(), bytes, Box::new(layout));
-        Ok(Self { starts_after: image.points()?, image, options })
+        let headers = SafetensorsHeaders::new(tensors, metadata, options.has_checksums);
+        let (headers, bytes) = headers.map_err(|error| Error::format(path, error))?;
+        let layout = FileLayout::new(path, headers.spans(), bytes, Box::new(headers));
+        Ok(Self { starts_after: layout.record_events()?, layout, options })
     }
 
     /// Size of the file.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.image.bytes()
+        self.layout.bytes()
     }
 
     /// The names of the records or tensors, in file order.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.image.names()
+        self.layout.names()
     }
 
     /// Returns the checksums of a record, once all are written.
-    pub(crate) fn sums(&self, record: usize) -> Result<&RecordChecksums> {
-        self.image.sums(record)
+    pub(crate) fn checksums(&self, record: usize) -> Result<&RecordChecksums> {
+        self.layout.checksums(record)
     }
 
     /// Equal for saves that describe the same file, regardless of the tensors' values. Writers compare fingerprints
-    /// before they write their shares.
+    /// before they write their shards.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
-        self.image.fingerprint()
+        self.layout.fingerprint()
     }
 }

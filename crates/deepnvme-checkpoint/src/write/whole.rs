@@ -31,9 +31,10 @@ impl Save {
         let bytes = self.bytes();
         let (replacement, file) = create(&engine, target, bytes)?;
         let shown = Arc::clone(&progress);
-        let share = Arc::new(self).share(engine, file, 0..bytes, 0, progress);
-        let saved =
-            share.and_then(|share| share.finish(&[])).map_err(|error| named(error, replacement.target(), bytes))?;
+        let shard = Arc::new(self).start_shard(engine, file, 0..bytes, 0, progress);
+        let saved = shard
+            .and_then(|shard| shard.finish(&[]))
+            .map_err(|error| error_of_target(error, replacement.target(), bytes))?;
         shown.check()?;
         Ok((saved, replacement))
     }
@@ -50,9 +51,9 @@ impl Save {
         let filled = || {
             let file = deepnvme_file::open(&Target::Path(path.to_path_buf()), options)?;
             file.set_len(bytes)?;
-            Arc::new(self).share(engine, file, 0..bytes, 0, progress)?.finish(&[])
+            Arc::new(self).start_shard(engine, file, 0..bytes, 0, progress)?.finish(&[])
         };
-        let saved = filled().map_err(|error| named(error, path, bytes))?;
+        let saved = filled().map_err(|error| error_of_target(error, path, bytes))?;
         shown.check()?;
         Ok(saved)
     }
@@ -71,7 +72,7 @@ pub fn create(engine: &Engine, target: &Target, bytes: u64) -> Result<(Replaceme
 }
 
 /// Converts an error of the temporary into one of the target. If the disk is full, adds the space needed.
-pub fn named(error: Error, target: &Path, file_bytes: u64) -> Error {
+pub fn error_of_target(error: Error, target: &Path, file_bytes: u64) -> Error {
     let Error::Io(error) = error else { return error };
     let error = error.at_path(target);
     if error.kind() != ErrorKind::NoSpace {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_checkpoint::read::{self, Contents, Located};
+use deepnvme_checkpoint::read::{self, CheckpointFile, Contents};
 use deepnvme_checkpoint::{Progress, until_stopped};
 use deepnvme_format::Dtype;
 use deepnvme_io::{Config, Engine, display};
@@ -61,7 +61,7 @@ pub fn inspect(path: &Path, progress: &Progress) -> Result<Vec<Inspection>> {
     until_stopped(progress, inspect).map_err(failed)
 }
 
-fn inspect_file(engine: &Engine, file: &Located) -> deepnvme_checkpoint::Result<Inspection> {
+fn inspect_file(engine: &Engine, file: &CheckpointFile) -> deepnvme_checkpoint::Result<Inspection> {
     let reader = file.open(engine)?;
     let (format, metadata, tensors) = match reader.contents() {
         Contents::Archive { state, .. } => {
@@ -96,7 +96,7 @@ fn inspect_file(engine: &Engine, file: &Located) -> deepnvme_checkpoint::Result<
         format,
         file_bytes: reader.file_bytes(),
         tensor_bytes: reader.extents().iter().map(|extent| extent.bytes).sum(),
-        has_checksums: reader.has_sums(),
+        has_checksums: reader.has_checksums(),
         has_stale_checksums: reader.coverage() == read::Coverage::Stale,
         metadata,
         tensors,

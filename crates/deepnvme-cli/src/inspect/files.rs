@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use deepnvme_checkpoint::read::{Located, Set, find_set, find_shards};
+use deepnvme_checkpoint::read::{CheckpointFile, FileSet, find_set, find_shards};
 use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
 use deepnvme_perf::Error;
 use deepnvme_stream::pack::{PACKED_NAME, PLAIN_NAME};
 
 /// Finds the files of a model, a checkpoint or a packed model.
-pub(super) fn find_files(path: &Path) -> deepnvme_checkpoint::Result<Set> {
+pub(super) fn find_files(path: &Path) -> deepnvme_checkpoint::Result<FileSet> {
     if !deepnvme_io::fs::is_folder(path) {
         return find_set(path);
     }
@@ -23,7 +23,7 @@ pub(super) fn find_files(path: &Path) -> deepnvme_checkpoint::Result<Set> {
         .map(|name| path.join(name))
         .find(|path| deepnvme_io::fs::exists(path).unwrap_or(false))
     {
-        Some(path) => Ok(Set { files: vec![Located::alone(path)], list: None }),
+        Some(path) => Ok(FileSet { files: vec![CheckpointFile::unlisted(path)], list: None }),
         None => find_set(path),
     }
 }

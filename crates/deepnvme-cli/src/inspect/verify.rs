@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use deepnvme_checkpoint::history::{self, Entry, Listed};
-use deepnvme_checkpoint::read::{self, List, Located, Reader, Set};
+use deepnvme_checkpoint::read::{self, CheckpointFile, FileList, FileSet, Reader};
 use deepnvme_checkpoint::{Progress, until_stopped};
 use deepnvme_format::set::State;
 use deepnvme_io::op::Errno;
@@ -193,7 +193,7 @@ fn verify_path(engine: &Arc<Engine>, path: &Path, progress: &Progress) -> Result
 fn verify_set(
     engine: &Arc<Engine>,
     path: &Path,
-    set: deepnvme_checkpoint::Result<Set>,
+    set: deepnvme_checkpoint::Result<FileSet>,
     progress: &Progress,
 ) -> Result<Vec<Verification>> {
     let set = match set {
@@ -203,7 +203,7 @@ fn verify_set(
         Err(error) => return Err(failed(error)),
     };
     let mut found = Vec::with_capacity(set.files.len() + 1);
-    if let Some(List { path, bytes, state }) = &set.list {
+    if let Some(FileList { path, bytes, state }) = &set.list {
         match (state, set.check()) {
             (State::Unsealed, _) => found.push(unsealed(path)),
             (_, Ok(())) => found.push(compared(path, Instant::now(), Ok((*bytes, Coverage::File)))?),
@@ -233,19 +233,19 @@ fn unsealed(path: &Path) -> Verification {
     Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }
 }
 
-fn verify_file(engine: &Arc<Engine>, file: &Located, progress: &Progress) -> Result<Verification> {
+fn verify_file(engine: &Arc<Engine>, file: &CheckpointFile, progress: &Progress) -> Result<Verification> {
     let began = Instant::now();
-    let audited = opened(engine, file, progress).and_then(|mut reader| {
+    let verified = opened(engine, file, progress).and_then(|mut reader| {
         file.compare(engine, &reader)?;
-        let bytes = reader.audit(engine, progress)?;
+        let bytes = reader.verify_all(engine, progress)?;
         let coverage = if reader.coverage() == read::Coverage::File { Coverage::File } else { Coverage::Data };
         Ok((bytes, coverage))
     });
-    compared(&file.path, began, audited)
+    compared(&file.path, began, verified)
 }
 
 /// Opens a file, interruptibly: reading the names of millions of tensors takes time.
-fn opened(engine: &Arc<Engine>, file: &Located, progress: &Progress) -> deepnvme_checkpoint::Result<Reader> {
+fn opened(engine: &Arc<Engine>, file: &CheckpointFile, progress: &Progress) -> deepnvme_checkpoint::Result<Reader> {
     let (engine, target) = (Arc::clone(engine), file.target()?);
     until_stopped(progress, move || Reader::open(&engine, &target))
 }
@@ -253,9 +253,9 @@ fn opened(engine: &Arc<Engine>, file: &Located, progress: &Progress) -> deepnvme
 fn compared(
     path: &Path,
     began: Instant,
-    audited: deepnvme_checkpoint::Result<(u64, Coverage)>,
+    verified: deepnvme_checkpoint::Result<(u64, Coverage)>,
 ) -> Result<Verification> {
-    let (bytes, coverage, verdict, finding) = match audited {
+    let (bytes, coverage, verdict, finding) = match verified {
         Ok((bytes, coverage)) => (bytes, coverage, Verdict::Sound, None),
         Err(error) => match verdict(&error) {
             Some(verdict) => (0, Coverage::Nothing, verdict, Some(error.to_string())),
@@ -275,7 +275,9 @@ fn verdict(error: &deepnvme_checkpoint::Error) -> Option<Verdict> {
         Failure::Io(error) if error.kind() == ErrorKind::Corrupt => Some(Verdict::Damaged),
         Failure::Io(_) | Failure::Panicked(_) | Failure::Interrupted | Failure::Locked { .. } => None,
         Failure::Format { source: Finding::Memory { .. }, .. } => None,
-        Failure::NoSums { .. } | Failure::Format { source: Finding::Unsupported(_), .. } => Some(Verdict::Unverifiable),
+        Failure::NoChecksums { .. } | Failure::Format { source: Finding::Unsupported(_), .. } => {
+            Some(Verdict::Unverifiable)
+        }
         Failure::Format { .. }
         | Failure::Damaged { .. }
         | Failure::ChangedList { .. }

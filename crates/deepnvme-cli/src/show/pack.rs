@@ -11,7 +11,7 @@ const OMITTED_SHOWN_MAX: usize = 20;
 
 /// Draws the estimate of the gain.
 pub(crate) fn draw_estimate(estimate: &Estimate) -> String {
-    let Estimate { forms, bytes, packed_bytes, layers, stretches, threads, .. } = estimate;
+    let Estimate { forms, bytes, packed_bytes, layers, file_ranges, threads, .. } = estimate;
     let fraction = |some: u64| some as f64 / (*bytes).max(1) as f64;
     let mut out = String::new();
     for (name, share) in forms {
@@ -27,7 +27,8 @@ pub(crate) fn draw_estimate(estimate: &Estimate) -> String {
         fraction(*packed_bytes)
     );
     if *layers > 0 {
-        let _ = writeln!(out, "layers    {layers}, each read from {stretches:.1} file ranges now, from 1 when packed");
+        let _ =
+            writeln!(out, "layers    {layers}, each read from {file_ranges:.1} file ranges now, from 1 when packed");
     }
     let _ = writeln!(out, "disk      {:.2} GB/s", estimate.disk_gb_s);
     if let Some(speed) = estimate.decode_gb_s {

@@ -12,6 +12,7 @@ use super::set;
 use super::temporary::{self, Proof, unlink_if};
 use crate::stripe_set::MANIFEST_SUFFIX;
 use deepnvme_io::fs::{self, Identity, Kind, OFlags};
+use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 
@@ -30,7 +31,7 @@ pub struct PrivateFolder {
     contents: OwnedFd,
     contents_bytes: u64,
     is_kept: bool,
-    process: u32,
+    creator: CreatorProcess,
 }
 
 impl PrivateFolder {
@@ -53,8 +54,8 @@ impl PrivateFolder {
             let _ = fs::remove_folder(&path);
             refused(errno)
         })?;
-        let process = std::process::id();
-        let new = Self { target, path, identity, folder, contents, contents_bytes: 0, is_kept: false, process };
+        let creator = CreatorProcess::current();
+        let new = Self { target, path, identity, folder, contents, contents_bytes: 0, is_kept: false, creator };
         // Sync before adding files: after a power cut, files could exist without a list that states they are ours.
         fs::sync_folder(&new.path)?;
         fs::sync_folder(fs::folder_of(&new.target))?;
@@ -120,7 +121,7 @@ impl PrivateFolder {
 
 impl Drop for PrivateFolder {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if !self.creator.is_current() {
             return;
         }
         if !self.is_kept && fs::stat_link(&self.path).is_ok_and(|stat| stat.identity == self.identity) {

@@ -26,6 +26,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
+use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 use serde_json::Value;
@@ -63,7 +64,7 @@ pub struct SetReplacement {
     marks: Vec<String>,
     /// Lists the members until the index does, then `None`.
     intent: Option<Temporary>,
-    process: u32,
+    creator: CreatorProcess,
 }
 
 impl SetReplacement {
@@ -84,9 +85,9 @@ impl SetReplacement {
         if let Some(path) = paths.iter().find(|path| fs::stat_link(path) == Err(Errno::NAMETOOLONG)) {
             return Err(Error::os("open for writing", Errno::NAMETOOLONG).at_path(path));
         }
-        let process = std::process::id();
         let (files, marks, intent) = (Vec::with_capacity(paths.len()), Vec::with_capacity(paths.len()), None);
-        let mut new = Self { index, record_at, token, paths, files, marks, intent, process };
+        let creator = CreatorProcess::current();
+        let mut new = Self { index, record_at, token, paths, files, marks, intent, creator };
         // Listed first: the intent leads to the private names, which prove their identity.
         new.list(new.paths.iter().map(|path| (path.clone(), None)).collect())?;
         for path in &new.paths {
@@ -245,7 +246,7 @@ impl SetReplacement {
 
 impl Drop for SetReplacement {
     fn drop(&mut self) {
-        if self.intent.is_some() && self.process == std::process::id() {
+        if self.intent.is_some() && self.creator.is_current() {
             // Remove the members before the list, also on disk. If a removal fails, the list stays for the next save of
             // the set.
             self.files.clear();

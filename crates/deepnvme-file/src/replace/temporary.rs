@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use crate::sync::thread;
 use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
+use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::start_thread;
 use deepnvme_io::{Error, ErrorKind, Result};
@@ -32,8 +33,8 @@ pub struct Temporary {
     file: OwnedFd,
     identity: Identity,
     is_kept: bool,
-    /// The process that created it. After a fork, only the parent removes the file.
-    process: u32,
+    /// After a fork, only the parent removes the file.
+    creator: CreatorProcess,
 }
 
 /// Widest permissions of a new file, before the umask.
@@ -57,7 +58,7 @@ impl Temporary {
             made => made,
         };
         let (path, file, identity) = made.map_err(|errno| Error::os("open for writing", errno).at_path(target))?;
-        Ok(Self { path, file, identity, is_kept: false, process: std::process::id() })
+        Ok(Self { path, file, identity, is_kept: false, creator: CreatorProcess::current() })
     }
 
     /// The current, private name.
@@ -140,12 +141,12 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        if !self.is_kept && self.process == std::process::id() {
+        if !self.is_kept && self.creator.is_current() {
             // The failure that led here was reported already.
             unlink_if(&self.path, self.identity);
         }
         // Unlock explicitly: the child of a fork would hold the lock for as long as it lives.
-        if self.process == std::process::id() {
+        if self.creator.is_current() {
             let _ = fs::unlock(self.file.as_fd());
         }
     }

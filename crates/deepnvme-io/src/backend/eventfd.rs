@@ -50,6 +50,42 @@ impl WakeEvent {
     }
 }
 
+/// The wakes that a backend has received.
+pub(super) struct ReceivedWakes {
+    event: Arc<WakeEvent>,
+    /// A wake arrived, and no blocking `reap` has returned for it yet.
+    is_woken: bool,
+}
+
+impl ReceivedWakes {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self { event: WakeEvent::new()?, is_woken: false })
+    }
+
+    /// Returns the event that other threads wake with.
+    pub(super) fn event(&self) -> &Arc<WakeEvent> {
+        &self.event
+    }
+
+    /// Returns whether a blocking `reap` must return.
+    pub(super) fn is_woken(&self) -> bool {
+        self.is_woken
+    }
+
+    /// Records a wake.
+    pub(super) fn set(&mut self) {
+        self.is_woken = true;
+    }
+
+    /// Clears the wakes so far, when a blocking `reap` returns for them.
+    pub(super) fn clear(&mut self) {
+        if self.is_woken {
+            self.is_woken = false;
+            self.event.drain();
+        }
+    }
+}
+
 impl Wake for WakeEvent {
     fn wake(&self) {
         if !self.pending.swap(true, Ordering::AcqRel) {

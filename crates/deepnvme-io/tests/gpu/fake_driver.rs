@@ -121,18 +121,7 @@ impl Gpu {
 
     /// Checks that the engine has released everything and never misused the GPU.
     pub(crate) fn assert_clean(&self) {
-        assert_eq!(self.violations(), "");
-        for kind in [
-            "streams",
-            "events",
-            "registrations",
-            "cufile_handles",
-            "cufile_buffers",
-            "cufile_batches",
-            "cufile_drivers",
-        ] {
-            assert_eq!(self.live(kind), 0, "{kind} that nobody has given back");
-        }
+        self.assert_released();
         assert_eq!(self.live("contexts"), 2, "those of the test itself");
         assert_eq!(self.count("device_synchronises"), 0);
     }

@@ -35,7 +35,7 @@ impl Slot {
         let memory = slots.memory(index);
         let guard = std::sync::Arc::new(SlotGuard { slots, index });
         // The guard keeps the pool's arena alive, so it may replace the arena as the owner.
-        Self { index, memory: RegionMut(memory.with_owner(guard)) }
+        Self { index, memory: RegionMut::of(memory.with_owner(guard)) }
     }
 
     /// Returns the index of the slot in the arena.
@@ -69,7 +69,7 @@ impl Slot {
     pub fn gather(&mut self, at: usize, source: &Region, from: usize, len: usize) {
         self.assert_inside(at, len);
         // SAFETY: the range was checked against the slot, whose memory the guard keeps alive.
-        unsafe { source.0.copy_out(from, self.memory.0.start().add(at), len) }
+        unsafe { source.span.copy_out(from, self.memory.span.start().add(at), len) }
     }
 
     /// Copies `len` bytes of the slot, from `at` on, over the logical bytes of `target` from `to` on.
@@ -81,7 +81,7 @@ impl Slot {
     pub fn scatter(&self, at: usize, target: &RegionMut, to: usize, len: usize) {
         self.assert_inside(at, len);
         // SAFETY: the range was checked against the slot, and a `RegionMut` is writable.
-        unsafe { target.0.copy_in(to, self.memory.0.start().add(at), len) }
+        unsafe { target.span.copy_in(to, self.memory.span.start().add(at), len) }
     }
 
     /// Returns the bytes. While the slice is alive, no I/O may be started that reads into the slot.
@@ -92,7 +92,7 @@ impl Slot {
     pub fn as_slice(&self) -> &[u8] {
         self.assert_no_region();
         // SAFETY: the slot's memory is initialised, and nothing else can reach it.
-        unsafe { slice::from_raw_parts(self.memory.0.start(), self.len()) }
+        unsafe { slice::from_raw_parts(self.memory.span.start(), self.len()) }
     }
 
     /// Returns the bytes, to write to.
@@ -103,7 +103,7 @@ impl Slot {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         self.assert_no_region();
         // SAFETY: as in `as_slice`. The slot is borrowed while the slice lives, so no region can be created.
-        unsafe { slice::from_raw_parts_mut(self.memory.0.start(), self.len()) }
+        unsafe { slice::from_raw_parts_mut(self.memory.span.start(), self.len()) }
     }
 
     fn assert_inside(&self, at: usize, len: usize) {
@@ -112,7 +112,7 @@ impl Slot {
     }
 
     fn assert_no_region(&self) {
-        assert!(self.memory.0.is_unique(), "slot {} is borrowed while a region of it is alive", self.index);
+        assert!(self.memory.span.is_unique(), "slot {} is borrowed while a region of it is alive", self.index);
     }
 }
 
@@ -132,7 +132,7 @@ impl Slots {
     /// Returns the memory of one slot. Only the slot's holder may call this.
     pub(super) fn memory(&self, index: usize) -> Span {
         let start = index * self.stride_bytes;
-        self.arena.0.slice(start..start + self.slot_bytes)
+        self.arena.span.slice(start..start + self.slot_bytes)
     }
 
     /// Returns a slot and wakes one waiter.

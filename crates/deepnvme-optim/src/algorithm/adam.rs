@@ -111,12 +111,7 @@ impl Scalars {
         square: &mut Tile<N>,
         largest: &mut Tile<N>,
     ) {
-        let streams = [
-            StreamAddress::of(weights),
-            StreamAddress::of(grad.raw),
-            StreamAddress::of(mean),
-            StreamAddress::of(square),
-        ];
+        let streams = [&*weights, grad.raw, mean, square].map(StreamAddress::of);
         for line in line_offsets::<N>() {
             prefetch_ahead(&streams, line);
             for at in vector_offsets_in_line::<S>(line) {
@@ -138,12 +133,7 @@ impl Scalars {
         square: &mut Tile<N>,
         largest: &mut Tile<N>,
     ) {
-        let streams = [
-            StreamAddress::of(weights),
-            StreamAddress::of(grad.raw),
-            StreamAddress::of(mean),
-            StreamAddress::of(square),
-        ];
+        let streams = [&*weights, grad.raw, mean, square].map(StreamAddress::of);
         let mut roots = [0.0; N];
         for line in line_offsets::<N>() {
             prefetch_ahead(&streams, line);

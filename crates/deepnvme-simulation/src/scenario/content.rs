@@ -114,7 +114,7 @@ impl Content {
             return write_bytes(order).map(|replacement| Written::One(replacement, None));
         }
         let tensors = tensors(order.seed, order.version);
-        let options = SaveOptions { durability: order.durability, has_sums: true, staging: order.staging.clone() };
+        let options = SaveOptions { durability: order.durability, has_checksums: true, staging: order.staging.clone() };
         let progress = Arc::new(Progress::default());
         let stopper = order.is_stopped.then(|| {
             let (progress, mut rng) = (Arc::clone(&progress), Rng::keyed(order.seed, &[0x7374_6f70, order.version]));
@@ -317,22 +317,22 @@ pub(super) fn load(engine: &Arc<Engine>, reader: Reader) -> Result<Vec<(String, 
         loaded => loaded?,
     };
     if let Some(mut reader) = Arc::into_inner(reader) {
-        reader.audit(engine, &Progress::default())?;
+        reader.verify_all(engine, &Progress::default())?;
     }
     Ok(loaded)
 }
 
 fn fill(engine: &Arc<Engine>, reader: &Arc<Reader>) -> Result<Vec<(String, Vec<u8>)>> {
     let wanted: Vec<usize> = (0..reader.extents().len()).collect();
-    let arenas = reader.arenas(&wanted);
-    let targets: Vec<RegionMut> = arenas.iter().map(|arena| payload::memory(arena.bytes as usize)).collect();
+    let buffers = reader.load_buffers(&wanted);
+    let targets: Vec<RegionMut> = buffers.iter().map(|buffer| payload::memory(buffer.bytes as usize)).collect();
     let views: Vec<Region> = targets.iter().map(RegionMut::region).collect();
-    let loading = reader.start(engine, arenas.iter().cloned().zip(targets).collect())?;
+    let loading = reader.start(engine, buffers.iter().cloned().zip(targets).collect())?;
     loading.finish(Verify::Full, &Progress::default())?;
     let mut found: Vec<(String, Vec<u8>)> =
         reader.extents().iter().map(|extent| (extent.name.clone(), vec![0; extent.bytes as usize])).collect();
-    for (arena, view) in arenas.iter().zip(&views) {
-        for member in &arena.members {
+    for (buffer, view) in buffers.iter().zip(&views) {
+        for member in &buffer.members {
             view.copy_to_slice(member.at as usize, &mut found[member.extent].1);
         }
     }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use deepnvme_checkpoint::history::{Entry, HEAD_BYTES, History, Holder, Manifest, PARTS_LIST, Part, private_name};
-use deepnvme_checkpoint::write::{Save, SaveOptions, Saved, Share, create};
+use deepnvme_checkpoint::write::{Save, SaveOptions, Saved, Shard, create};
 use deepnvme_checkpoint::{Error, Progress};
 use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_format::checksums::Hasher;
@@ -102,7 +102,7 @@ struct Saving {
     path: PathBuf,
     in_parts: bool,
     save: Arc<Save>,
-    shares: Vec<Range<u64>>,
+    shards: Vec<Range<u64>>,
     new: Option<Replacement>,
     list: Option<Replacement>,
     /// Private name of the one file.
@@ -117,12 +117,12 @@ impl Saving {
     fn part(&self, number: usize) -> PathBuf {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let whole = name.strip_suffix(PARTS_LIST).unwrap_or(&name);
-        self.path.with_file_name(format!("{whole}.part-{number:02}-of-{:02}", self.shares.len()))
+        self.path.with_file_name(format!("{whole}.part-{number:02}-of-{:02}", self.shards.len()))
     }
 
     fn part_names(&self) -> Vec<String> {
         let name = |number| self.part(number).file_name().unwrap_or_default().to_string_lossy().into_owned();
-        (0..self.shares.len()).map(name).collect()
+        (0..self.shards.len()).map(name).collect()
     }
 }
 
@@ -230,15 +230,15 @@ impl Member<'_> {
             let path = this.play.folder.join(name);
             let whole = path.with_file_name(name.strip_suffix(PARTS_LIST).unwrap_or(name));
             let tensors = content::tensors(this.play.seed, version);
-            let options = SaveOptions { durability, has_sums: true, staging: None };
+            let options = SaveOptions { durability, has_checksums: true, staging: None };
             let save = Arc::new(this.play.content.plan(&whole, &tensors, options)?);
-            let shares = cut(save.bytes(), this.team.ranks());
+            let shards = cut(save.bytes(), this.team.ranks());
             let (new, list, temporary) = (None, None, String::new());
-            let saving = saving.insert(Saving { path, in_parts, save, shares, new, list, temporary });
+            let saving = saving.insert(Saving { path, in_parts, save, shards, new, list, temporary });
             if in_parts {
-                if let Some(share) = saving.shares.get(this.rank) {
+                if let Some(shard) = saving.shards.get(this.rank) {
                     let target = Target::from(saving.part(this.rank));
-                    saving.new = Some(create(&this.engine, &target, share.end - share.start)?.0);
+                    saving.new = Some(create(&this.engine, &target, shard.end - shard.start)?.0);
                 }
             } else if this.is_leader() {
                 saving.new = Some(create(&this.engine, &Target::from(&saving.path), saving.save.bytes())?.0);
@@ -263,17 +263,17 @@ impl Member<'_> {
 
     /// Write and sync this rank's shard. Returns all ranks' results, private names and parts.
     fn write(&mut self, saving: &mut Saving) -> Result<Written, Failure> {
-        let mut share = None;
-        let begun = &mut share;
+        let mut shard = None;
+        let begun = &mut shard;
         let tallies = self.agree(|this| {
-            *begun = this.begin_share(saving)?;
-            Ok(Said { bytes: begun.as_ref().map(Share::tally), ..Said::default() })
+            *begun = this.begin_shard(saving)?;
+            Ok(Said { bytes: begun.as_ref().map(Shard::checksums), ..Said::default() })
         })?;
         let rank = self.rank;
         let finished = self.agree(|_| {
             let others = tallies.iter().enumerate().filter(|(other, _)| *other != rank);
             let others: Vec<Vec<u8>> = others.filter_map(|(_, said)| said.bytes.clone()).collect();
-            let saved = share.map(|share| share.finish(&others)).transpose()?;
+            let saved = shard.map(|shard| shard.finish(&others)).transpose()?;
             Ok(Said { saved, ..Said::default() })
         })?;
         let sealed = self.agree(|this| this.seal(saving))?;
@@ -286,26 +286,26 @@ impl Member<'_> {
         }
         pending.insert(name, sealed[0].other_text.clone());
         let mut parts = Vec::new();
-        for ((file, share), said) in saving.part_names().into_iter().zip(&saving.shares).zip(&sealed) {
+        for ((file, shard), said) in saving.part_names().into_iter().zip(&saving.shards).zip(&sealed) {
             pending.insert(file.clone(), said.text.clone());
             let head_crc64 = said.names.first().cloned();
             let stat = fs::stat_link(&saving.path.with_file_name(&said.text));
             let written_ns = stat.ok().map(|stat| stat.modified_ns as i64);
-            let nbytes = share.end - share.start;
+            let nbytes = shard.end - shard.start;
             parts.push(Part { file, nbytes, host: "here".into(), head_crc64, written_ns });
         }
         Ok((saved, pending, parts))
     }
 
-    fn begin_share(&self, saving: &Saving) -> Result<Option<Share>, Error> {
-        let Some(range) = saving.shares.get(self.rank).cloned() else { return Ok(None) };
+    fn begin_shard(&self, saving: &Saving) -> Result<Option<Shard>, Error> {
+        let Some(range) = saving.shards.get(self.rank).cloned() else { return Ok(None) };
         let (target, base) = match &saving.new {
             Some(new) => (new.temporary(), if saving.in_parts { range.start } else { 0 }),
             None => (Target::from(saving.path.with_file_name(&saving.temporary)), 0),
         };
         let file = deepnvme_file::open(&target, OpenOptions::to_fill(DirectMode::Preferred))?;
         let (save, engine) = (Arc::clone(&saving.save), Arc::clone(&self.engine));
-        save.share(engine, file, range, base, Arc::<Progress>::default()).map(Some)
+        save.start_shard(engine, file, range, base, Arc::<Progress>::default()).map(Some)
     }
 
     /// Prepare the files for their final names.
@@ -315,12 +315,12 @@ impl Member<'_> {
             new.take_mode()?;
             said.text = private_name(new).unwrap_or_default();
             if saving.in_parts {
-                let share = &saving.shares[self.rank];
-                said.names.push(head_crc64(new, (share.end - share.start).min(HEAD_BYTES))?);
+                let shard = &saving.shards[self.rank];
+                said.names.push(head_crc64(new, (shard.end - shard.start).min(HEAD_BYTES))?);
             }
         }
         if self.is_leader() && saving.in_parts {
-            let stripe_bytes = saving.shares[0].end.next_multiple_of(BLOCK_BYTES);
+            let stripe_bytes = saving.shards[0].end.next_multiple_of(BLOCK_BYTES);
             let parts = saving.part_names();
             let list = StripeSet::new(parts.into_iter().map(Into::into).collect(), stripe_bytes)?.to_list()?;
             let new = Replacement::new(&Target::Path(saving.path.clone()))?;
@@ -371,7 +371,7 @@ fn cut(bytes: u64, ranks: usize) -> Vec<Range<u64>> {
     let share_bytes = bytes.div_ceil(BLOCK_BYTES).div_ceil(ranks as u64).max(1) * BLOCK_BYTES;
     (0..ranks as u64)
         .map(|rank| rank * share_bytes..((rank + 1) * share_bytes).min(bytes))
-        .filter(|share| share.start < share.end)
+        .filter(|shard| shard.start < shard.end)
         .collect()
 }
 

@@ -201,7 +201,7 @@ impl User<'_> {
     }
 
     /// Draw a range of the area.
-    fn stretch(&mut self) -> (usize, usize) {
+    fn draw_range(&mut self) -> (usize, usize) {
         let len = self.play.area(self.area).len();
         let at = self.rng.below(len as u64) as usize;
         (at, 1 + self.rng.below((len - at) as u64) as usize)
@@ -220,7 +220,7 @@ impl User<'_> {
     }
 
     fn write(&mut self) {
-        let (at, len) = self.stretch();
+        let (at, len) = self.draw_range();
         let mut bytes = vec![0; len];
         self.rng.fill(&mut bytes);
         let durability = self.rng.pick(&[Durability::None, Durability::None, Durability::Data, Durability::Full]);
@@ -257,7 +257,7 @@ impl User<'_> {
     }
 
     fn read(&mut self) {
-        let (at, len) = self.stretch();
+        let (at, len) = self.draw_range();
         let cut = if len > 2 && self.rng.chance(400) { 1 + self.rng.below(len as u64 - 1) as usize } else { len };
         let items: Vec<ReadItem> = [(0, cut), (cut, len)]
             .into_iter()

@@ -76,31 +76,13 @@ impl Calls for World {
     fn link(&self, file: BorrowedFd<'_>, path: &Path) -> Result<(), Errno> {
         let mut state = self.fallible("link", &path, Errno::NOSPC)?;
         let inode = state.tree.inode_of(file)?;
-        let place = state.tree.find(path, false)?;
-        if place.inode.is_some() {
-            return Err(Errno::EXIST);
-        }
-        if state.tree.disk_of(place.folder) != state.tree.disk_of(inode) {
-            return Err(Errno::XDEV);
-        }
-        state.before_change();
-        state.tree.set_names(place.folder, vec![(place.name, Some(inode))]);
-        Ok(())
+        link(&mut state, inode, path)
     }
 
     fn link_path(&self, from: &Path, to: &Path) -> Result<(), Errno> {
         let mut state = self.fallible("link_path", &(from, to), Errno::NOSPC)?;
         let inode = state.tree.find(from, false)?.inode.ok_or(Errno::NOENT)?;
-        let place = state.tree.find(to, false)?;
-        if place.inode.is_some() {
-            return Err(Errno::EXIST);
-        }
-        if state.tree.disk_of(place.folder) != state.tree.disk_of(inode) {
-            return Err(Errno::XDEV);
-        }
-        state.before_change();
-        state.tree.set_names(place.folder, vec![(place.name, Some(inode))]);
-        Ok(())
+        link(&mut state, inode, to)
     }
 
     fn resolved_path(&self, file: BorrowedFd<'_>) -> Result<PathBuf, Errno> {
@@ -402,4 +384,18 @@ impl State {
             direct_alignment: Some(direct),
         })
     }
+}
+
+/// Gives an inode another name.
+fn link(state: &mut State, inode: Inode, path: &Path) -> Result<(), Errno> {
+    let place = state.tree.find(path, false)?;
+    if place.inode.is_some() {
+        return Err(Errno::EXIST);
+    }
+    if state.tree.disk_of(place.folder) != state.tree.disk_of(inode) {
+        return Err(Errno::XDEV);
+    }
+    state.before_change();
+    state.tree.set_names(place.folder, vec![(place.name, Some(inode))]);
+    Ok(())
 }

@@ -52,7 +52,7 @@ pub struct Estimate {
     /// Number of layers, by tensor names.
     pub layers: usize,
     /// Average number of file ranges per layer in the old files; one in the new file.
-    pub stretches: f64,
+    pub file_ranges: f64,
     /// Read speed in the new folder, or of all disks together.
     pub disk_gb_s: f64,
     /// Decoding speed of all threads; `None` if nothing is decoded.
@@ -142,7 +142,7 @@ pub(super) fn plan(engine: &Engine, model: &Model, mode: Mode, speeds: &Speeds) 
         bytes: 0,
         packed_bytes: 0,
         layers: 0,
-        stretches: 0.0,
+        file_ranges: 0.0,
         disk_gb_s: speeds.disk / 1e9,
         decode_gb_s: decode.map(|speed| speed / 1e9),
         threads: speeds.threads,
@@ -175,9 +175,9 @@ pub(super) fn plan(engine: &Engine, model: &Model, mode: Mode, speeds: &Speeds) 
     estimate.packed_gb_s = estimate.bytes as f64 / read_s.max(decode_s).max(1e-9) / 1e9;
     let order = write::layout(model, &encodings);
     let layers: Vec<_> = order.layers().collect();
-    let stretches: usize = layers.iter().map(|group| model.stretches(&order.tensors[(*group).clone()])).sum();
+    let file_ranges: usize = layers.iter().map(|group| model.file_ranges(&order.tensors[(*group).clone()])).sum();
     estimate.layers = layers.len();
-    estimate.stretches = stretches as f64 / layers.len().max(1) as f64;
+    estimate.file_ranges = file_ranges as f64 / layers.len().max(1) as f64;
     Ok(Plan { encodings, estimate })
 }
 

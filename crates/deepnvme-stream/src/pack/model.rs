@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_checkpoint::read::{Contents, Reader, open_all};
 use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_file::aligned_range::{AlignedRange, AlignedRead, BLOCK_BYTES};
 use deepnvme_format::Dtype;
 use deepnvme_io::fs::Identity;
-use deepnvme_io::mem::{Buffer, RegionMut};
-use deepnvme_io::{Engine, Error as IoError, Transfer};
+use deepnvme_io::mem::Buffer;
+use deepnvme_io::{Engine, Error as IoError};
 
 use super::container::METADATA_KEY;
-
-const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// A contiguous tensor in one of the files.
 #[derive(Clone, Debug)]
@@ -36,9 +35,8 @@ pub(super) struct Model {
 
 /// A read in flight.
 pub(super) struct ChunkRead {
-    pending: Transfer<RegionMut>,
-    rest: RegionMut,
-    range: Range<usize>,
+    read: AlignedRead,
+    range: AlignedRange,
 }
 
 impl Model {
@@ -85,8 +83,8 @@ impl Model {
     /// Verifies files that have checksums, so that damage does not get valid new ones.
     pub(super) fn verify(&mut self, engine: &Engine, progress: &Progress) -> Result<()> {
         for reader in &mut self.readers {
-            if reader.has_sums() {
-                reader.audit(engine, progress)?;
+            if reader.has_checksums() {
+                reader.verify_all(engine, progress)?;
             }
         }
         Ok(())
@@ -95,13 +93,11 @@ impl Model {
     /// Starts to read part of a tensor.
     pub(super) fn start(&self, engine: &Engine, tensor: usize, part: &Range<u64>) -> Result<ChunkRead> {
         let tensor = &self.tensors[tensor];
-        let offset = tensor.offset + part.start;
-        let (head, bytes) = ((offset % BLOCK_BYTES) as usize, (part.end - part.start) as usize);
-        let buffer = Buffer::zeroed((head + bytes).next_multiple_of(BLOCK_BYTES as usize).max(BLOCK_BYTES as usize));
+        let range = AlignedRange::new(tensor.offset + part.start, (part.end - part.start) as usize);
+        let buffer = Buffer::zeroed(range.block_bytes().max(BLOCK_BYTES as usize));
         let buffer = buffer.map_err(|error| IoError::from_io("allocate memory to read into", &error))?;
-        let (target, rest) = buffer.into_region().split_at(head + bytes);
-        let pending = engine.read(self.readers[tensor.file].file(), offset - head as u64, target)?;
-        Ok(ChunkRead { pending, rest, range: head..head + bytes })
+        let read = AlignedRead::start(engine, self.readers[tensor.file].file(), range, buffer);
+        Ok(ChunkRead { read: read.map_err(|(error, _)| error)?, range })
     }
 
     /// Reads part of a tensor.
@@ -125,7 +121,7 @@ impl Model {
     }
 
     /// The number of file ranges that contain these tensors; nearby ranges count as one.
-    pub(super) fn stretches(&self, tensors: &[usize]) -> usize {
+    pub(super) fn file_ranges(&self, tensors: &[usize]) -> usize {
         const CLOSE_BYTES: u64 = 64 << 10;
         let mut places: Vec<(usize, u64, u64)> = tensors.iter().map(|index| &self.tensors[*index]).map(place).collect();
         places.sort_unstable();
@@ -148,11 +144,10 @@ fn place(tensor: &SourceTensor) -> (usize, u64, u64) {
 impl ChunkRead {
     /// Waits for the read. Returns the buffer, and the range of it that was requested.
     pub(super) fn wait(self) -> Result<(Buffer, Range<usize>)> {
-        let (memory, transfer) = self.pending.wait();
+        let (buffer, transfer) = self.read.wait();
         transfer?;
-        let whole = memory.and_then(|memory| memory.join(self.rest).ok()).and_then(|whole| whole.into_buffer().ok());
         let lost = || IoError::new(deepnvme_io::ErrorKind::Io, "read", "an error lost the memory of a read");
-        Ok((whole.ok_or_else(lost)?, self.range))
+        Ok((buffer.ok_or_else(lost)?, self.range.in_buffer()))
     }
 }
 

@@ -94,6 +94,25 @@ impl Loaded {
         unsafe { self.function::<unsafe extern "C" fn(*const c_char) -> i64>("fake_driver_live")(kind.as_ptr()) }
     }
 
+    /// Asserts that the code under test has released everything but contexts, and never misused the driver.
+    ///
+    /// # Panics
+    /// If it has not.
+    pub fn assert_released(&self) {
+        assert_eq!(self.violations(), "");
+        for kind in [
+            "streams",
+            "events",
+            "registrations",
+            "cufile_handles",
+            "cufile_buffers",
+            "cufile_batches",
+            "cufile_drivers",
+        ] {
+            assert_eq!(self.live(kind), 0, "{kind} that were not released");
+        }
+    }
+
     /// Returns a counter.
     #[must_use]
     pub fn count(&self, counter: &str) -> u64 {

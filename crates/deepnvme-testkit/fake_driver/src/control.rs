@@ -120,7 +120,7 @@ fn at_once(body: impl FnOnce(&State) -> Outcome) -> Code {
 fn move_bytes(state: &State, from: Side, to: Side, bytes: usize) -> Outcome {
     let shape = Shape::line(bytes);
     let (from, to) = (state.locate(from, shape, false)?, state.locate(to, shape, true)?);
-    from.stretch.copy_to(&to.stretch);
+    from.range.copy_to(&to.range);
     Ok(())
 }
 

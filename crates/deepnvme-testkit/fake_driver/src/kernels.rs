@@ -14,8 +14,8 @@ use crate::state::Guard;
 pub(crate) fn fill(stream: Handle, to: u64, bytes: usize, seed: u64, delay_us: u64) -> Code {
     driver("fake_driver_fill_kernel", Needs::Context, move |state, device| {
         let to = state.locate(Side::Device(to), Shape::line(bytes), true)?;
-        let (uses, stretch) = (vec![to.used], to.stretch);
-        let work = Box::new(move |_: &Clock| stretch.fill_pattern(seed));
+        let (uses, range) = (vec![to.used], to.range);
+        let work = Box::new(move |_: &Clock| range.fill_pattern(seed));
         queue(
             state,
             (device, stream),
@@ -32,7 +32,7 @@ pub(crate) fn copy(stream: Handle, to: u64, from: u64, bytes: usize, delay_us: u
         let (from, to) =
             (state.locate(Side::Device(from), shape, false)?, state.locate(Side::Device(to), shape, true)?);
         let uses = vec![from.used, to.used];
-        let (from, to) = (from.stretch, to.stretch);
+        let (from, to) = (from.range, to.range);
         let work = Box::new(move |_: &Clock| from.copy_to(&to));
         queue(
             state,

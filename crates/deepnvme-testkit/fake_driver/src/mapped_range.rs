@@ -28,7 +28,7 @@ pub(crate) struct MappedRange {
 
 /// The result of [`State::locate`].
 pub(crate) struct Located {
-    pub(crate) stretch: MappedRange,
+    pub(crate) range: MappedRange,
     pub(crate) used: Access,
     pub(crate) pageable: bool,
 }
@@ -53,8 +53,8 @@ impl State {
             }
             Side::Either(start) => return self.locate(Side::Host(start as usize), shape, writes),
         };
-        let stretch = MappedRange { address, shape, _keep: keep };
-        Ok(Located { stretch, used: Access { start, shape, writes }, pageable })
+        let range = MappedRange { address, shape, _keep: keep };
+        Ok(Located { range, used: Access { start, shape, writes }, pageable })
     }
 }
 

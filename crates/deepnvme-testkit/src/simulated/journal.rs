@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use deepnvme_io::op::Op;
 
+use crate::data::first_bytes_of;
 use crate::rng::Rng;
 
 /// A power cut tears writes between sectors, never inside one.
@@ -43,15 +44,7 @@ impl Journal {
 
     /// Records that the first `written` bytes of the op are in the file.
     pub(super) fn record(&mut self, op: &Op, written: usize) -> WriteId {
-        let mut bytes = vec![0; written];
-        let mut at = 0;
-        for piece in &op.pieces {
-            let len = piece.len().min(written - at);
-            if len > 0 {
-                piece.slice(0..len).copy_to_slice(0, &mut bytes[at..at + len]);
-                at += len;
-            }
-        }
+        let bytes = first_bytes_of(op, written);
         self.next_id += 1;
         self.writes.push(Written { id: self.next_id, offset: op.offset as usize, bytes, reported: false });
         self.next_id

@@ -21,14 +21,14 @@ pub(super) struct Choice<'a> {
 /// A place in the state: the names that start with its own name.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Place {
-    tensors: Stretch,
-    wanted: Stretch,
+    tensors: NameRange,
+    wanted: NameRange,
     /// Length of its own name in bytes.
     bytes: usize,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Stretch {
+struct NameRange {
     begin: usize,
     end: usize,
 }
@@ -43,7 +43,7 @@ impl<'a> Choice<'a> {
     }
 
     pub(super) fn root(&self) -> Place {
-        let whole = |names: &[&[u8]]| Stretch { begin: 0, end: names.len() };
+        let whole = |names: &[&[u8]]| NameRange { begin: 0, end: names.len() };
         Place { tensors: whole(&self.tensors), wanted: whole(&self.wanted), bytes: 0 }
     }
 
@@ -73,14 +73,14 @@ impl<'a> Choice<'a> {
     /// Like `leaves_out`, for an object. If it is a tensor, names below its own don't count: it is not built for them.
     pub(super) fn leaves_out_object(&self, place: Place) -> bool {
         // The shortest name comes first.
-        let has = |names: &[&[u8]], stretch: Stretch| {
-            names[stretch.begin..stretch.end].first().is_some_and(|name| name.len() == place.bytes)
+        let has = |names: &[&[u8]], range: NameRange| {
+            names[range.begin..range.end].first().is_some_and(|name| name.len() == place.bytes)
         };
         if has(&self.tensors, place.tensors) { !has(&self.wanted, place.wanted) } else { self.leaves_out(place) }
     }
 }
 
-impl Stretch {
+impl NameRange {
     fn is_empty(self) -> bool {
         self.begin == self.end
     }
@@ -93,11 +93,11 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    fn narrow(&self, names: &[&[u8]], stretch: Stretch) -> Stretch {
-        let names = &names[stretch.begin..stretch.end];
+    fn narrow(&self, names: &[&[u8]], range: NameRange) -> NameRange {
+        let names = &names[range.begin..range.end];
         let begin = names.partition_point(|name| self.side(name) == Ordering::Less);
         let end = begin + names[begin..].partition_point(|name| self.side(name) == Ordering::Equal);
-        Stretch { begin: stretch.begin + begin, end: stretch.begin + end }
+        NameRange { begin: range.begin + begin, end: range.begin + end }
     }
 
     /// Compare a name with the names that take this step: before, among, or after them.

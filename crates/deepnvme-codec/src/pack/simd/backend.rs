@@ -16,3 +16,14 @@ pub(in crate::pack) trait SimdBackend: Copy {
     /// order; the rest of `escaped` is unspecified.
     fn compress(self, bytes: &[u8; GROUP], symbols: [u8; 3], escaped: &mut [u8; GROUP]) -> (u64, u64);
 }
+
+/// Copies the bytes whose bits are set to the front of `escaped`, in order.
+#[inline(always)]
+pub(super) fn collect_escaped(bytes: &[u8; GROUP], mut escapes: u64, escaped: &mut [u8; GROUP]) {
+    let mut taken = 0;
+    while escapes != 0 {
+        escaped[taken % GROUP] = bytes[escapes.trailing_zeros() as usize % GROUP];
+        escapes &= escapes - 1;
+        taken += 1;
+    }
+}

@@ -1,6 +1,6 @@
 //! The portable back end, without SIMD.
 
-use super::backend::{SimdBackend, WINDOW};
+use super::backend::{SimdBackend, WINDOW, collect_escaped};
 use crate::pack::GROUP;
 
 /// Works on words of eight bytes, and loops over set bits.
@@ -53,12 +53,7 @@ impl SimdBackend for Portable {
     fn compress(self, bytes: &[u8; GROUP], symbols: [u8; 3], escaped: &mut [u8; GROUP]) -> (u64, u64) {
         let [first, second, third] = symbols.map(|symbol| equal(bytes, symbol));
         let escapes = !(first | second | third);
-        let (mut left, mut taken) = (escapes, 0);
-        while left != 0 {
-            escaped[taken % GROUP] = bytes[left.trailing_zeros() as usize % GROUP];
-            left &= left - 1;
-            taken += 1;
-        }
+        collect_escaped(bytes, escapes, escaped);
         (second | escapes, third | escapes)
     }
 }

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use fearless_simd::prelude::*;
 use fearless_simd::{Avx2, Avx512, kernel, u8x32, u8x64};
 
-use super::backend::{SimdBackend, WINDOW};
+use super::backend::{SimdBackend, WINDOW, collect_escaped};
 use crate::pack::GROUP;
 
 impl SimdBackend for Avx512 {
@@ -135,12 +135,7 @@ kernel! {
             u64::from(head) | u64::from(tail) << 32
         });
         let escapes = !(first | second | third);
-        let (mut left, mut taken) = (escapes, 0);
-        while left != 0 {
-            escaped[taken % GROUP] = bytes[left.trailing_zeros() as usize % GROUP];
-            left &= left - 1;
-            taken += 1;
-        }
+        collect_escaped(bytes, escapes, escaped);
         (second | escapes, third | escapes)
     }
 }

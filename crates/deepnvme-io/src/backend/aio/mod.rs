@@ -191,13 +191,13 @@ impl Backend for AioBackend {
             self.waker.arm(&self.context);
             self.submit_collected()?;
             completions.append(&mut self.ended);
-            let satisfied = completions.len() >= enough || self.waker.is_woken();
+            let satisfied = completions.len() >= enough || self.waker.wakes.is_woken();
             if !satisfied && !self.collected.is_empty() && self.in_kernel() == 0 {
                 self.stalled()?;
                 continue;
             }
             self.fetch(!satisfied, completions)?;
-            if completions.len() >= enough || self.waker.is_woken() {
+            if completions.len() >= enough || self.waker.wakes.is_woken() {
                 break;
             }
         }
@@ -205,12 +205,12 @@ impl Backend for AioBackend {
         self.submit_collected()?;
         completions.append(&mut self.ended);
         if min > 0 {
-            self.waker.clear();
+            self.waker.wakes.clear();
         }
         Ok(())
     }
 
     fn waker(&self) -> Arc<dyn Wake> {
-        self.waker.event().clone()
+        self.waker.wakes.event().clone()
     }
 }

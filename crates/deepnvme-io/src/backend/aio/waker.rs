@@ -1,10 +1,8 @@
 //! The poll of the waker's eventfd. It is always in the queue, and does not count as an op.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
-
 use super::sys::{Context, ControlBlock, Event};
-use crate::backend::eventfd::WakeEvent;
+use crate::backend::eventfd::ReceivedWakes;
 use crate::error::Result;
 use crate::op::Errno;
 
@@ -13,46 +11,26 @@ pub(super) const WAKE_DATA: u64 = u64::MAX;
 /// Interval of checks if the kernel cannot poll with AIO (before 4.18, some sandboxes).
 const CHECK_INTERVAL_NS: libc::c_long = 1_000_000;
 
-/// The eventfd, its poll, and whether it has fired.
+/// The poll, and the wakes that it has announced.
 pub(super) struct Waker {
-    event: Arc<WakeEvent>,
+    pub(super) wakes: ReceivedWakes,
     /// Boxed to keep its address while the kernel has it: `io_cancel` identifies the block by its address.
     block: Box<ControlBlock>,
     armed: bool,
     /// Whether this kernel can poll with AIO.
     supported: bool,
-    /// A wake arrived, and no blocking `reap` has returned for it yet.
-    woken: bool,
 }
 
 impl Waker {
     pub(super) fn new() -> Result<Self> {
-        let event = WakeEvent::new()?;
-        let block = Box::new(ControlBlock::poll(event.raw_fd()).carrying(WAKE_DATA));
-        Ok(Self { event, block, armed: false, supported: true, woken: false })
-    }
-
-    /// Returns the event that other threads wake with.
-    pub(super) fn event(&self) -> &Arc<WakeEvent> {
-        &self.event
-    }
-
-    /// Returns whether a blocking `reap` must return.
-    pub(super) fn is_woken(&self) -> bool {
-        self.woken
-    }
-
-    /// Clears the wakes so far, when a blocking `reap` returns for them.
-    pub(super) fn clear(&mut self) {
-        if self.woken {
-            self.woken = false;
-            self.event.drain();
-        }
+        let wakes = ReceivedWakes::new()?;
+        let block = Box::new(ControlBlock::poll(wakes.event().raw_fd()).carrying(WAKE_DATA));
+        Ok(Self { wakes, block, armed: false, supported: true })
     }
 
     /// Adds the poll to the queue if it is not there.
     pub(super) fn arm(&mut self, context: &Context) {
-        if self.armed || self.woken || !self.supported {
+        if self.armed || self.wakes.is_woken() || !self.supported {
             return;
         }
         let mut block = [std::ptr::from_mut(&mut *self.block)];
@@ -79,7 +57,9 @@ impl Waker {
 
     /// Checks for a wake that no event could announce.
     pub(super) fn check(&mut self) {
-        self.woken |= !self.armed && self.event.is_pending();
+        if !self.armed && self.wakes.event().is_pending() {
+            self.wakes.set();
+        }
     }
 
     /// Simulates a kernel that cannot poll.

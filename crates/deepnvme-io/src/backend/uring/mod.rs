@@ -167,7 +167,7 @@ impl Backend for UringBackend {
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         let enough = completions.len() + min as usize;
         self.fetch(completions)?;
-        let mut satisfied = completions.len() >= enough || self.waker.is_woken();
+        let mut satisfied = completions.len() >= enough || self.waker.wakes.is_woken();
         loop {
             if !satisfied || self.ring.has_work() {
                 self.enter(!satisfied)?;
@@ -176,20 +176,20 @@ impl Backend for UringBackend {
             if satisfied {
                 break;
             }
-            satisfied = completions.len() >= enough || self.waker.is_woken();
+            satisfied = completions.len() >= enough || self.waker.wakes.is_woken();
             if satisfied && self.ring.queued() == 0 {
                 break;
             }
         }
         if min > 0 {
-            self.waker.clear();
+            self.waker.wakes.clear();
         }
         self.files.sweep(&self.ring.submitter(), self.ops.len() == 0);
         Ok(())
     }
 
     fn waker(&self) -> Arc<dyn Wake> {
-        self.waker.event().clone()
+        self.waker.wakes.event().clone()
     }
 
     fn register(&mut self, memory: &Region) -> bool {

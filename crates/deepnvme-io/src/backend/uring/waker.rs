@@ -1,49 +1,27 @@
 //! The poll of the waker's eventfd. It is always in the ring, and does not count as an op.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
-
 use io_uring::{cqueue, opcode, types};
 
 use super::ring::Ring;
-use crate::backend::eventfd::WakeEvent;
+use crate::backend::eventfd::ReceivedWakes;
 use crate::error::{Error, Result};
 use crate::op::Errno;
 
 /// The `user_data` of the poll's completions. Those of ops have a slot number there.
 pub(super) const WAKE_DATA: u64 = u64::MAX;
 
-/// The eventfd, its poll, and whether it has fired.
+/// The poll, and the wakes that it has announced.
 pub(super) struct Waker {
-    event: Arc<WakeEvent>,
+    pub(super) wakes: ReceivedWakes,
     armed: bool,
     /// One poll for many wakes. Off on kernels before 5.13.
     multishot: bool,
-    /// A wake arrived, and no blocking `reap` has returned for it yet.
-    woken: bool,
 }
 
 impl Waker {
     pub(super) fn new() -> Result<Self> {
-        Ok(Self { event: WakeEvent::new()?, armed: false, multishot: true, woken: false })
-    }
-
-    /// Returns the event that other threads wake with.
-    pub(super) fn event(&self) -> &Arc<WakeEvent> {
-        &self.event
-    }
-
-    /// Returns whether a blocking `reap` must return.
-    pub(super) fn is_woken(&self) -> bool {
-        self.woken
-    }
-
-    /// Clears the wakes so far, when a blocking `reap` returns for them.
-    pub(super) fn clear(&mut self) {
-        if self.woken {
-            self.woken = false;
-            self.event.drain();
-        }
+        Ok(Self { wakes: ReceivedWakes::new()?, armed: false, multishot: true })
     }
 
     /// Adds the poll to the ring if it is not there.
@@ -51,7 +29,7 @@ impl Waker {
         if self.armed {
             return;
         }
-        let poll = opcode::PollAdd::new(types::Fd(self.event.raw_fd()), libc::POLLIN as u32)
+        let poll = opcode::PollAdd::new(types::Fd(self.wakes.event().raw_fd()), libc::POLLIN as u32)
             .multi(self.multishot)
             .build()
             .user_data(WAKE_DATA);
@@ -65,7 +43,7 @@ impl Waker {
             self.armed = false;
         }
         if entry.result() >= 0 {
-            self.woken = true;
+            self.wakes.set();
         } else if self.multishot {
             self.multishot = false;
         } else {

@@ -45,7 +45,7 @@ pub(super) struct Request {
 pub(super) struct Transfer {
     way: Way,
     file: Arc<File>,
-    stretch: MappedRange,
+    range: MappedRange,
     bytes: usize,
     file_offset: i64,
     pub(super) used: Access,
@@ -101,7 +101,7 @@ impl State {
         device_of(self, used.start, bytes)?;
         let unregistered = registered.is_none();
         let located = self.locate(Side::Either(used.start), Shape::line(bytes), used.writes);
-        let stretch = located.map_err(|_| CUDA_POINTER_INVALID)?.stretch;
+        let range = located.map_err(|_| CUDA_POINTER_INVALID)?.range;
         if [file_offset as u64, bytes as u64, used.start].iter().any(|number| number % ALIGNMENT != 0) {
             self.call_log.count("unaligned_io");
         }
@@ -111,7 +111,7 @@ impl State {
         let key = self.handle();
         let mut rng = self.rng(key);
         let delay = Duration::from_micros(rng.below(self.config.delay_us + 1));
-        Ok(Transfer { way, file, stretch, bytes, file_offset, used, rng, delay })
+        Ok(Transfer { way, file, range, bytes, file_offset, used, rng, delay })
     }
 
     /// Adds a synchronous transfer to the race detector.
@@ -149,7 +149,7 @@ impl Transfer {
     }
 
     fn piece(&self, from: usize, bytes: usize) -> Result<usize, i32> {
-        let memory = self.stretch.part(from);
+        let memory = self.range.part(from);
         let offset = self.file_offset + from as i64;
         let numbers = [memory.addr() as u64, offset as u64, bytes as u64];
         let aligned = numbers.iter().all(|number| number % ALIGNMENT == 0);
@@ -162,7 +162,7 @@ impl Transfer {
     }
 
     fn call(&self, fd: RawFd, memory: *mut u8, offset: i64, bytes: usize) -> Result<usize, i32> {
-        // SAFETY: the range was checked against its allocation, and the stretch holds that allocation.
+        // SAFETY: the range was checked against its allocation, and keeps that allocation.
         let moved = unsafe {
             match self.way {
                 Way::Read => libc::pread(fd, memory.cast(), bytes, offset),

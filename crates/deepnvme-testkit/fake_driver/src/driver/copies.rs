@@ -65,7 +65,7 @@ pub(super) fn copy(mut state: Guard, label: &'static str, from: Located, to: Loc
         state.call_log.count("pageable_copies");
     }
     let uses = vec![from.used, to.used];
-    let (from, to) = (from.stretch, to.stretch);
+    let (from, to) = (from.range, to.range);
     let work = Box::new(move |_: &Clock| from.copy_to(&to));
     state.enqueue(id, Op { label, uses, delay: Delay::Random, work })?;
     if waits || pageable {
@@ -81,7 +81,7 @@ fn fill(mut state: Guard, label: &'static str, to: (u64, usize), byte: u8, at: (
         return Ok(());
     }
     let to = state.locate(Side::Device(to.0), Shape::line(to.1), true)?;
-    let (uses, stretch) = (vec![to.used], to.stretch);
-    let work = Box::new(move |_: &Clock| stretch.fill(byte));
+    let (uses, range) = (vec![to.used], to.range);
+    let work = Box::new(move |_: &Clock| range.fill(byte));
     state.enqueue(id, Op { label, uses, delay: Delay::Random, work }).map(drop)
 }

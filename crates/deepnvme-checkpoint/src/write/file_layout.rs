@@ -8,10 +8,10 @@ use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, RecordChecksums, checksums
 use deepnvme_io::mem::{Device, Slot};
 use deepnvme_io::{GpuAccess, StreamEvents};
 
-use super::origin::{Origin, Window};
-use super::source::Source;
+use super::data_source::{DataSource, LoadedPart};
+use super::record_source::RecordSource;
 use super::spans::{Content, Pieces, Span, Spans};
-use super::{PIECE_BYTES, tally};
+use super::{PIECE_BYTES, checksum_exchange};
 use crate::error::{Error, Result};
 use crate::sync::OnceLock;
 
@@ -19,31 +19,31 @@ use crate::sync::OnceLock;
 const STEP_BYTES: u64 = 128 << 10;
 
 /// Renders the headers of a file format once the checksums are known.
-pub(super) trait Layout: Send + Sync {
+pub(super) trait HeaderRenderer: Send + Sync {
     /// The name of a record.
     fn name(&self, record: usize) -> &str;
     /// The header of a record.
     fn header(&self, record: usize, crc32: u32) -> Vec<u8>;
     /// Renders the index, which contains all checksums.
-    fn index(&self, sums: &[RecordChecksums]) -> Vec<u8>;
+    fn index(&self, checksums: &[RecordChecksums]) -> Vec<u8>;
 }
 
 /// The layout of a file, with the sources of its data.
-pub(super) struct Image {
+pub(super) struct FileLayout {
     spans: Spans,
-    sources: Vec<Source>,
-    layout: Box<dyn Layout>,
+    sources: Vec<RecordSource>,
+    headers: Box<dyn HeaderRenderer>,
     /// The rendered index, once all checksums are known.
     index: OnceLock<Vec<u8>>,
     /// The file, for errors.
     path: PathBuf,
 }
 
-impl Image {
-    /// Creates an image of records in the order of their spans.
-    pub(super) fn new(path: &Path, spans: Spans, records: Vec<Origin>, layout: Box<dyn Layout>) -> Self {
-        let sources = records.into_iter().map(Source::new).collect();
-        Self { spans, sources, layout, index: OnceLock::new(), path: path.to_path_buf() }
+impl FileLayout {
+    /// Creates a layout of records in the order of their spans.
+    pub(super) fn new(path: &Path, spans: Spans, records: Vec<DataSource>, headers: Box<dyn HeaderRenderer>) -> Self {
+        let sources = records.into_iter().map(RecordSource::new).collect();
+        Self { spans, sources, headers, index: OnceLock::new(), path: path.to_path_buf() }
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -52,13 +52,13 @@ impl Image {
 
     /// Returns whether some data must be read from a file.
     pub(super) fn is_on_disk(&self) -> bool {
-        self.sources.iter().any(|source| source.origin.is_on_disk())
+        self.sources.iter().any(|source| source.data.is_on_disk())
     }
 
     /// Returns the access to GPUs and the index of the first one, if any data is on a GPU.
     pub(super) fn gpu(&self) -> Option<(&GpuAccess, u32)> {
-        self.sources.iter().find_map(|source| match &source.origin {
-            Origin::Gpu(gpu) => match gpu.memory.device() {
+        self.sources.iter().find_map(|source| match &source.data {
+            DataSource::Gpu(gpu) => match gpu.memory.device() {
                 Device::Cuda { index } => Some((&gpu.access, index)),
                 Device::Host => None,
             },
@@ -67,9 +67,9 @@ impl Image {
     }
 
     /// Records the points in GPU streams after which their memory may be read.
-    pub(super) fn points(&self) -> Result<StreamEvents> {
-        let memory = self.sources.iter().filter_map(|source| match &source.origin {
-            Origin::Gpu(gpu) => Some(&gpu.memory),
+    pub(super) fn record_events(&self) -> Result<StreamEvents> {
+        let memory = self.sources.iter().filter_map(|source| match &source.data {
+            DataSource::Gpu(gpu) => Some(&gpu.memory),
             _ => None,
         });
         self.gpu().map_or_else(|| Ok(StreamEvents::default()), |(access, _)| Ok(access.record_events(memory)?))
@@ -82,14 +82,14 @@ impl Image {
 
     /// The names of the records, in file order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        (0..self.sources.len()).map(|record| self.layout.name(record))
+        (0..self.sources.len()).map(|record| self.headers.name(record))
     }
 
     /// The CRC-64 of all names, sizes and offsets. Writers with equal fingerprints may each write a part of the file.
     pub(super) fn fingerprint(&self) -> u64 {
-        let blank = |source: &Source| RecordChecksums { crc32: 0, chunks: vec![0; chunk_count(source.bytes())] };
+        let blank = |source: &RecordSource| RecordChecksums { crc32: 0, chunks: vec![0; chunk_count(source.bytes())] };
         let blank: Vec<RecordChecksums> = self.sources.iter().map(blank).collect();
-        checksums_of(&self.layout.index(&blank)).crc64
+        checksums_of(&self.headers.index(&blank)).crc64
     }
 
     /// Splits a range of the file into pieces to write at once and pieces that need the checksums of large records.
@@ -125,7 +125,7 @@ impl Image {
             match span.content {
                 Content::Header(record) => {
                     let crc32 = self.sources[record].crc32()?;
-                    target.copy_from_slice(&self.layout.header(record, crc32)[within]);
+                    target.copy_from_slice(&self.headers.header(record, crc32)[within]);
                 }
                 Content::Index => target.copy_from_slice(&self.index.get().map_or(&[][..], Vec::as_slice)[within]),
                 Content::Record(_) | Content::Gap => {}
@@ -140,7 +140,7 @@ impl Image {
         let mut access = None;
         for span in spans {
             let Content::Record(record) = span.content else { continue };
-            let Origin::Gpu(gpu) = &self.sources[record].origin else { continue };
+            let DataSource::Gpu(gpu) = &self.sources[record].data else { continue };
             let (range, at) = overlap(span.offset..span.end(), piece);
             let from = (range.start - span.offset) as usize;
             parts.push((at as usize, &gpu.memory, from, (range.end - range.start) as usize));
@@ -150,24 +150,24 @@ impl Image {
     }
 
     /// Copies a part of a record into the slot and hashes it there. GPU data is in the slot already.
-    fn copy(&self, source: &Source, range: Range<u64>, at: usize, slot: &mut Slot) -> Result<()> {
-        let window = match &source.origin {
-            Origin::Gpu(_) => None,
-            origin => Some(origin.window(&range)?),
+    fn copy(&self, source: &RecordSource, range: Range<u64>, at: usize, slot: &mut Slot) -> Result<()> {
+        let loaded = match &source.data {
+            DataSource::Gpu(_) => None,
+            data => Some(data.load(&range)?),
         };
         let is_whole = range == (0..source.bytes());
-        for cell in cut(&range, CHUNK_BYTES) {
+        for chunk in cut(&range, CHUNK_BYTES) {
             let mut hasher = Hasher::default();
-            for step in cut(&cell, STEP_BYTES) {
+            for step in cut(&chunk, STEP_BYTES) {
                 let (to, len) = (at + (step.start - range.start) as usize, (step.end - step.start) as usize);
-                if let Some(Window { memory, start }) = &window {
+                if let Some(LoadedPart { memory, start }) = &loaded {
                     slot.gather(to, memory, (step.start - start) as usize, len);
                 }
                 if !source.is_small() || is_whole {
                     hasher.update(&slot.as_slice()[to..to + len]);
                 }
             }
-            source.note(cell.start, hasher.finish());
+            source.note(chunk.start, hasher.finish());
         }
         Ok(())
     }
@@ -184,29 +184,29 @@ impl Image {
                     continue;
                 }
                 let within = range.start - span.offset..range.end - span.offset;
-                let Window { memory, start } = source.origin.window(&within)?;
-                for cell in cut(&within, CHUNK_BYTES) {
-                    scratch.resize((cell.end - cell.start) as usize, 0);
-                    memory.copy_to_slice((cell.start - start) as usize, &mut scratch);
-                    source.note(cell.start, checksums_of(&scratch));
+                let LoadedPart { memory, start } = source.data.load(&within)?;
+                for chunk in cut(&within, CHUNK_BYTES) {
+                    scratch.resize((chunk.end - chunk.start) as usize, 0);
+                    memory.copy_to_slice((chunk.start - start) as usize, &mut scratch);
+                    source.note(chunk.start, checksums_of(&scratch));
                 }
             }
         }
         Ok(())
     }
 
-    /// Encodes the checksums known so far, for the writers of the other shares.
-    pub(super) fn tally(&self) -> Vec<u8> {
-        let noted = |(record, source): (usize, &Source)| {
-            source.noted().into_iter().map(move |(offset, part)| tally::Entry { record, offset, part })
+    /// Encodes the checksums known so far, for the writers of the other shards.
+    pub(super) fn encode_checksums(&self) -> Vec<u8> {
+        let noted = |(record, source): (usize, &RecordSource)| {
+            source.noted().into_iter().map(move |(offset, part)| checksum_exchange::Entry { record, offset, part })
         };
-        tally::encode(self.sources.iter().enumerate().flat_map(noted))
+        checksum_exchange::encode(self.sources.iter().enumerate().flat_map(noted))
     }
 
     /// Adds the checksums of another writer.
-    pub(super) fn add(&self, tally: &[u8]) -> Result<()> {
+    pub(super) fn add_checksums(&self, encoded: &[u8]) -> Result<()> {
         let refused = |error| Error::format(&self.path, error);
-        for tally::Entry { record, offset, part } in tally::decode(tally).map_err(refused)? {
+        for checksum_exchange::Entry { record, offset, part } in checksum_exchange::decode(encoded).map_err(refused)? {
             let source = self
                 .sources
                 .get(record)
@@ -221,15 +221,15 @@ impl Image {
     }
 
     /// Returns the checksums of a record, once they are finished.
-    pub(super) fn sums(&self, record: usize) -> Result<&RecordChecksums> {
+    pub(super) fn checksums(&self, record: usize) -> Result<&RecordChecksums> {
         self.sources[record].finish(&self.path)
     }
 
     /// Combines all checksums and renders the index.
-    pub(super) fn finish_sums(&self) -> Result<()> {
-        let sums: Vec<RecordChecksums> =
-            (0..self.sources.len()).map(|record| self.sums(record).cloned()).collect::<Result<_>>()?;
-        let _ = self.index.set(self.layout.index(&sums));
+    pub(super) fn finish_checksums(&self) -> Result<()> {
+        let checksums: Vec<RecordChecksums> =
+            (0..self.sources.len()).map(|record| self.checksums(record).cloned()).collect::<Result<_>>()?;
+        let _ = self.index.set(self.headers.index(&checksums));
         Ok(())
     }
 }

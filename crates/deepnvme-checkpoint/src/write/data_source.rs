@@ -3,18 +3,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use deepnvme_file::aligned_range::read_range;
 use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Device, Region, Strided};
 use deepnvme_io::{Engine, GpuAccess, TensorFile};
 
-use super::flips::Flips;
+use super::sign_flips::SignFlips;
 use crate::error::Result;
-use crate::stretch;
 use crate::sync::Mutex;
 
 /// The data source of a record.
 #[derive(Clone, Debug)]
-pub enum Origin {
+pub enum DataSource {
     /// Memory, in row-major order if it is strided.
     Memory(Region),
     /// Memory on a GPU.
@@ -51,21 +51,21 @@ pub struct FileView {
     /// Offset of the first element.
     pub(crate) at: usize,
     pub(crate) layout: Strided,
-    pub(crate) flips: Option<Flips>,
-    pub(crate) last: Arc<LastStorage>,
+    pub(crate) flips: Option<SignFlips>,
+    pub(crate) last: Arc<StorageCache>,
 }
 
 /// The storage that was read last. Only one stays in memory.
 #[derive(Debug, Default)]
-pub(crate) struct LastStorage(Mutex<Option<(FileBytes, Region)>>);
+pub(crate) struct StorageCache(Mutex<Option<(FileBytes, Region)>>);
 
 /// A part of a record in memory. `start` is the offset of its first byte in the record.
-pub(super) struct Window {
+pub(super) struct LoadedPart {
     pub(super) memory: Region,
     pub(super) start: u64,
 }
 
-impl Origin {
+impl DataSource {
     /// Creates a source for memory on any device. The engine copies from a GPU.
     #[must_use]
     pub fn memory(engine: &Engine, memory: Region) -> Self {
@@ -76,19 +76,19 @@ impl Origin {
     }
 }
 
-impl From<Region> for Origin {
+impl From<Region> for DataSource {
     fn from(memory: Region) -> Self {
         Self::Memory(memory)
     }
 }
 
-impl Origin {
+impl DataSource {
     /// Size of the record.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Memory(memory) | Self::Gpu(GpuBytes { memory, .. }) => memory.len() as u64,
-            Self::File(stretch) => stretch.range.end - stretch.range.start,
+            Self::File(source) => source.range.end - source.range.start,
             Self::View(view) => view.layout.total_bytes() as u64,
         }
     }
@@ -99,22 +99,22 @@ impl Origin {
     }
 
     /// Returns memory that contains at least this part of the record.
-    pub(super) fn window(&self, range: &Range<u64>) -> Result<Window> {
+    pub(super) fn load(&self, range: &Range<u64>) -> Result<LoadedPart> {
         match self {
-            Self::Memory(memory) => Ok(Window { memory: memory.clone(), start: 0 }),
+            Self::Memory(memory) => Ok(LoadedPart { memory: memory.clone(), start: 0 }),
             Self::Gpu(GpuBytes { memory, access }) => {
                 let mut bytes = vec![0; (range.end - range.start) as usize];
                 access.copy_to_slice(memory, range.start as usize, &mut bytes)?;
-                Ok(Window { memory: Region::from_vec(bytes), start: range.start })
+                Ok(LoadedPart { memory: Region::from_vec(bytes), start: range.start })
             }
-            Self::File(stretch) => Ok(Window { memory: stretch.read(range)?, start: range.start }),
+            Self::File(source) => Ok(LoadedPart { memory: source.read(range)?, start: range.start }),
             Self::View(view) => {
                 let memory = view.read()?;
-                let Some(flips) = view.flips else { return Ok(Window { memory, start: 0 }) };
+                let Some(flips) = view.flips else { return Ok(LoadedPart { memory, start: 0 }) };
                 let mut bytes = vec![0; (range.end - range.start) as usize];
                 memory.copy_to_slice(range.start as usize, &mut bytes);
                 flips.apply(range.start, &mut bytes);
-                Ok(Window { memory: Region::from_vec(bytes), start: range.start })
+                Ok(LoadedPart { memory: Region::from_vec(bytes), start: range.start })
             }
         }
     }
@@ -127,7 +127,7 @@ impl FileBytes {
 
     fn read(&self, part: &Range<u64>) -> Result<Region> {
         let range = self.range.start + part.start..self.range.start + part.end;
-        stretch::read(&self.engine, &self.file, &range)
+        Ok(read_range(&self.engine, &self.file, &range)?)
     }
 }
 

@@ -6,24 +6,24 @@ use deepnvme_format::LARGE_BYTES;
 use deepnvme_format::checksums::{PartChecksums, RecordChecksums, checksums_of};
 use deepnvme_io::mem::sync::ignore_poison;
 
-use super::origin::{Origin, Window};
+use super::data_source::{DataSource, LoadedPart};
 use crate::error::{Error, Result};
 use crate::sync::{Mutex, OnceLock};
 
-pub(super) struct Source {
-    pub(super) origin: Origin,
+pub(super) struct RecordSource {
+    pub(super) data: DataSource,
     parts: Mutex<Vec<(u64, PartChecksums)>>,
     /// The checksums of a record that is small or finished.
-    sums: OnceLock<RecordChecksums>,
+    checksums: OnceLock<RecordChecksums>,
 }
 
-impl Source {
-    pub(super) fn new(origin: Origin) -> Self {
-        Self { origin, parts: Mutex::default(), sums: OnceLock::new() }
+impl RecordSource {
+    pub(super) fn new(data: DataSource) -> Self {
+        Self { data, parts: Mutex::default(), checksums: OnceLock::new() }
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.origin.bytes()
+        self.data.bytes()
     }
 
     /// Returns whether its checksum is computed in one go.
@@ -36,7 +36,7 @@ impl Source {
         if !self.is_small() {
             ignore_poison(self.parts.lock()).push((offset, part));
         } else if part.bytes == self.bytes() {
-            let _ = self.sums.set(one_part(part));
+            let _ = self.checksums.set(one_part(part));
         }
     }
 
@@ -45,40 +45,40 @@ impl Source {
         if !self.is_small() {
             return ignore_poison(self.parts.lock()).clone();
         }
-        let part = |sums: &RecordChecksums| PartChecksums {
+        let part = |checksums: &RecordChecksums| PartChecksums {
             bytes: self.bytes(),
-            crc32: sums.crc32,
-            crc64: sums.chunks.first().copied().unwrap_or(0),
+            crc32: checksums.crc32,
+            crc64: checksums.chunks.first().copied().unwrap_or(0),
         };
-        self.sums.get().map(|sums| (0, part(sums))).into_iter().collect()
+        self.checksums.get().map(|checksums| (0, part(checksums))).into_iter().collect()
     }
 
     /// Returns the CRC-32 for the record's header, or 0 for a large record that is not finished.
     pub(super) fn crc32(&self) -> Result<u32> {
         if self.is_small() {
-            return Ok(self.small_sums()?.crc32);
+            return Ok(self.small_checksums()?.crc32);
         }
-        Ok(self.sums.get().map_or(0, |sums| sums.crc32))
+        Ok(self.checksums.get().map_or(0, |checksums| checksums.crc32))
     }
 
     /// Returns the checksums of a small record. Reads its data unless it was hashed already.
-    fn small_sums(&self) -> Result<&RecordChecksums> {
-        if let Some(sums) = self.sums.get() {
-            return Ok(sums);
+    fn small_checksums(&self) -> Result<&RecordChecksums> {
+        if let Some(checksums) = self.checksums.get() {
+            return Ok(checksums);
         }
         let mut bytes = vec![0; self.bytes() as usize];
-        let Window { memory, start } = self.origin.window(&(0..self.bytes()))?;
+        let LoadedPart { memory, start } = self.data.load(&(0..self.bytes()))?;
         memory.copy_to_slice(start as usize, &mut bytes);
-        Ok(self.sums.get_or_init(|| one_part(checksums_of(&bytes))))
+        Ok(self.checksums.get_or_init(|| one_part(checksums_of(&bytes))))
     }
 
     /// Combines the checksums of all parts. `path` names the file in errors.
     pub(super) fn finish(&self, path: &Path) -> Result<&RecordChecksums> {
         if self.is_small() {
-            return self.small_sums();
+            return self.small_checksums();
         }
-        if let Some(sums) = self.sums.get() {
-            return Ok(sums);
+        if let Some(checksums) = self.checksums.get() {
+            return Ok(checksums);
         }
         let parts = std::mem::take(&mut *ignore_poison(self.parts.lock()));
         let known: u64 = parts.iter().map(|(_, part)| part.bytes).sum();
@@ -86,12 +86,15 @@ impl Source {
             let text = format!("of {} bytes of a record, {known} have been hashed", self.bytes());
             return Err(Error::format(path, deepnvme_format::Error::Invalid(text)));
         }
-        let sums = RecordChecksums::from_parts(parts).map_err(|error| Error::format(path, error))?;
-        Ok(self.sums.get_or_init(|| sums))
+        let checksums = RecordChecksums::from_parts(parts).map_err(|error| Error::format(path, error))?;
+        Ok(self.checksums.get_or_init(|| checksums))
     }
 }
 
 /// A small record has one chunk, or none if it is empty.
-fn one_part(sums: PartChecksums) -> RecordChecksums {
-    RecordChecksums { crc32: sums.crc32, chunks: if sums.bytes > 0 { vec![sums.crc64] } else { Vec::new() } }
+fn one_part(checksums: PartChecksums) -> RecordChecksums {
+    RecordChecksums {
+        crc32: checksums.crc32,
+        chunks: if checksums.bytes > 0 { vec![checksums.crc64] } else { Vec::new() },
+    }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Barrier, Mutex};
 
-use deepnvme_checkpoint::write::{Save, SaveOptions, create, shares};
+use deepnvme_checkpoint::write::{Save, SaveOptions, create, shard_ranges};
 use deepnvme_checkpoint::{Error, Progress};
 use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_io::{Access, DirectMode, OpenOptions, TensorFile};
@@ -18,23 +18,23 @@ use crate::common::{engine, plan_archive, plan_safetensors, random};
 
 type PlanOf = fn(&Path, &[Vec<u8>], SaveOptions) -> Save;
 
-/// Returns the file of a share, and the offset in the whole file of its first byte.
+/// Returns the file of a shard, and the offset in the whole file of its first byte.
 type Place = Box<dyn Fn(usize) -> (Arc<TensorFile>, u64) + Sync>;
 
-/// Writes each share on a thread, as a process with the same state would.
+/// Writes each shard on a thread, as a process with the same state would.
 fn write_together(save: &(dyn Fn() -> Save + Sync), ranges: &[Range<u64>], place: &Place) {
-    let (tallies, barrier) = (Mutex::new(vec![Vec::new(); ranges.len()]), Barrier::new(ranges.len()));
+    let (checksums, barrier) = (Mutex::new(vec![Vec::new(); ranges.len()]), Barrier::new(ranges.len()));
     std::thread::scope(|scope| {
         for (writer, range) in ranges.iter().enumerate() {
-            let (tallies, barrier) = (&tallies, &barrier);
+            let (checksums, barrier) = (&checksums, &barrier);
             scope.spawn(move || {
                 let (file, base) = place(writer);
-                let share = Arc::new(save()).share(engine(), file, range.clone(), base, Arc::default()).unwrap();
-                tallies.lock().unwrap()[writer] = share.tally();
+                let shard = Arc::new(save()).start_shard(engine(), file, range.clone(), base, Arc::default()).unwrap();
+                checksums.lock().unwrap()[writer] = shard.checksums();
                 barrier.wait();
-                let mut others = tallies.lock().unwrap().clone();
+                let mut others = checksums.lock().unwrap().clone();
                 others.remove(writer);
-                share.finish(&others).unwrap();
+                shard.finish(&others).unwrap();
             });
         }
     });
@@ -52,7 +52,7 @@ proptest! {
         sizes in proptest::collection::vec(prop_oneof![0usize..5000, 200_000usize..3_000_000], 1..12),
         cuts in proptest::collection::btree_set(0u64..2000, 0..5),
         is_archive: bool,
-        has_sums: bool,
+        has_checksums: bool,
         seed: u64,
     ) {
         let folder = tempfile::tempdir().unwrap();
@@ -60,7 +60,7 @@ proptest! {
         let storages: Vec<Vec<u8>> =
             sizes.iter().enumerate().map(|(index, bytes)| random(*bytes, seed ^ index as u64)).collect();
         let plan: PlanOf = if is_archive { plan_archive } else { plan_safetensors };
-        let save = || plan(&path, &storages, SaveOptions { has_sums, ..SaveOptions::default() });
+        let save = || plan(&path, &storages, SaveOptions { has_checksums, ..SaveOptions::default() });
         let expected = alone(save(), &path);
         std::fs::remove_file(&path).unwrap();
 
@@ -89,7 +89,7 @@ fn part_files_are_a_stripe_set() {
     let storages: Vec<Vec<u8>> = (0..4).map(|index| random(23 << 20 | 1234, index)).collect();
     let save = || plan_archive(&path, &storages, SaveOptions::default());
     let expected = alone(save(), &path);
-    let ranges = shares(expected.len() as u64, 4);
+    let ranges = shard_ranges(expected.len() as u64, 4);
     assert_eq!(ranges.len(), 4);
     let parts: Vec<_> = (0..4).map(|index| folder.path().join(format!("part-{index}"))).collect();
     let created: Vec<(Replacement, Arc<TensorFile>)> = parts
@@ -112,7 +112,7 @@ fn part_files_are_a_stripe_set() {
         expected.len() as u64
     );
     let mut reader = deepnvme_checkpoint::read::Reader::open(&engine(), &Target::Stripes(set)).unwrap();
-    reader.audit(&engine(), &Progress::default()).unwrap();
+    reader.verify_all(&engine(), &Progress::default()).unwrap();
 }
 
 #[test]
@@ -133,9 +133,9 @@ fn other_states_have_other_fingerprints_and_sums_that_do_not_fit_are_refused() {
         vec![vec![0; 7]],
         vec![[0, u64::MAX, u64::MAX, 0, 0].map(u64::to_le_bytes).concat()],
     ] {
-        let share = Arc::new(save(&[8 << 20]));
-        let share = share.share(engine(), Arc::clone(&file), 0..4 << 20, 0, Arc::default()).unwrap();
-        assert!(matches!(share.finish(&others), Err(Error::Format { .. })), "the other half is not known");
+        let shard = Arc::new(save(&[8 << 20]));
+        let shard = shard.start_shard(engine(), Arc::clone(&file), 0..4 << 20, 0, Arc::default()).unwrap();
+        assert!(matches!(shard.finish(&others), Err(Error::Format { .. })), "the other half is not known");
     }
     drop(replacement);
     assert!(!path.exists());

@@ -1,4 +1,4 @@
-//! The encoding of one writer's checksums for the writers of the other shares.
+//! The encoding of one writer's checksums for the writers of the other shards.
 
 use deepnvme_format::checksums::PartChecksums;
 use deepnvme_format::{Error, Result};
@@ -22,7 +22,7 @@ pub(super) fn encode(entries: impl Iterator<Item = Entry>) -> Vec<u8> {
 
 pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Entry>> {
     if !bytes.len().is_multiple_of(ENTRY_BYTES) {
-        return Err(Error::Invalid(format!("the sums of another writer have {} bytes", bytes.len())));
+        return Err(Error::Invalid(format!("the checksums of another writer have {} bytes", bytes.len())));
     }
     let entry = |bytes: &[u8]| {
         let number = |index: usize| {

@@ -1,4 +1,4 @@
-//! A thread pool: several threads share work until it is done or one of them fails.
+//! A scoped work queue: threads take items until all are done or one of them fails.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,20 +13,20 @@ use deepnvme_io::start_thread;
 pub(crate) const THREADS_MAX: usize = 8;
 
 /// Returns how many threads to use for `items` items.
-pub(crate) fn threads(items: usize) -> usize {
+pub(crate) fn thread_count(items: usize) -> usize {
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     cores.min(THREADS_MAX).min(items).max(1)
 }
 
 /// Returns how many threads to use next to the engine's workers: half of the cores. A virtual device idles while a
 /// worker waits for a core, and one thread fills buffers faster than most disks empty them.
-pub(crate) fn threads_beside_workers(items: usize) -> usize {
-    (threads(usize::MAX) / 2).min(items).max(1)
+pub(crate) fn thread_count_beside_engine(items: usize) -> usize {
+    (thread_count(usize::MAX) / 2).min(items).max(1)
 }
 
 /// Runs `work` for each item, in order, on `threads` threads including this one. Each thread has its own `scratch`.
 /// After the first failure, which is returned, no new item starts. If threads cannot be started, fewer do all the work.
-pub(crate) fn each<T: Sync, S>(
+pub(crate) fn for_each<T: Sync, S>(
     threads: usize,
     items: &[T],
     scratch: impl Fn() -> S + Sync,
@@ -51,7 +51,7 @@ pub(crate) fn each<T: Sync, S>(
     };
     thread::scope(|scope| {
         for _ in 1..threads {
-            let builder = thread::Builder::new().name("deepnvme-crew".into());
+            let builder = thread::Builder::new().name("deepnvme-queue".into());
             let started = start_thread(|| builder.spawn_scoped(scope, run));
             if started.is_err() {
                 break;
@@ -75,7 +75,7 @@ mod tests {
     fn every_item_is_done_once_and_a_failure_ends_it() {
         let items: Vec<u64> = (0..1000).collect();
         let sum = Mutex::new(0);
-        each(
+        for_each(
             4,
             &items,
             || (),
@@ -86,16 +86,16 @@ mod tests {
         )
         .unwrap();
         assert_eq!(*sum.lock().unwrap(), 499_500);
-        let failed = each(4, &items, || (), |(), item| if *item == 500 { Err(Error::Interrupted) } else { Ok(()) });
+        let failed = for_each(4, &items, || (), |(), item| if *item == 500 { Err(Error::Interrupted) } else { Ok(()) });
         assert!(matches!(failed, Err(Error::Interrupted)));
-        assert!(each(4, &Vec::<u64>::new(), || (), |(), _| Err(Error::Interrupted)).is_ok());
+        assert!(for_each(4, &Vec::<u64>::new(), || (), |(), _| Err(Error::Interrupted)).is_ok());
     }
 
     #[test]
     fn a_panic_is_an_error_and_ends_the_others() {
         let items: Vec<u64> = (0..1000).collect();
         let done = Mutex::new(0);
-        let failed = each(
+        let failed = for_each(
             4,
             &items,
             || (),

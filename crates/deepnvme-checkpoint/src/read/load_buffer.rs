@@ -1,38 +1,36 @@
 //! Planning which byte ranges of a file to mirror in memory. Pure.
 //!
 //! Memory that begins at a page and mirrors a file from a block on can be read directly, without a copy. Each tensor
-//! keeps the alignment that it has in the file. Small adjacent tensors share an arena. A large tensor gets its own, so
+//! keeps the alignment that it has in the file. Small adjacent tensors share a buffer. A large tensor gets its own, so
 //! that its memory is freed when it is dropped.
 
 use super::extent::Extent;
 
-/// Alignment of an arena, in memory and in the file.
+/// Alignment of a buffer, in memory and in the file.
 const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
-/// Maximum size of an arena that several extents share.
+/// Maximum size of a buffer that several extents share.
 const SHARED_BYTES_MAX: u64 = 32 << 20;
 /// Maximum gap of unwanted bytes that is read along.
 const GAP_BYTES_MAX: u64 = 64 << 10;
-/// Alignment that suits every element type.
-pub(super) const ELEMENT_ALIGNMENT: u64 = 16;
 
-/// An extent in an arena.
+/// An extent in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct BufferedExtent {
     /// Index of the extent.
     pub extent: usize,
-    /// Start of its data in the arena.
+    /// Start of its data in the buffer.
     pub at: u64,
 }
 
 /// A byte range of the file that is mirrored in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Arena {
+pub struct LoadBuffer {
     /// Offset in the file.
     pub offset: u64,
     /// Size of the range.
     pub bytes: u64,
     /// The extents inside.
-    pub members: Vec<Member>,
+    pub members: Vec<BufferedExtent>,
 }
 
 /// Returns whether an extent is aligned for use in place.
@@ -40,41 +38,41 @@ pub(super) fn is_mirrored(extent: &Extent) -> bool {
     extent.data_offset.is_multiple_of(extent.alignment)
 }
 
-/// Plans the arenas of the wanted extents, in file order. Empty extents are in none.
-pub(super) fn plan(extents: &[Extent], wanted: &[usize], file_bytes: u64) -> Vec<Arena> {
+/// Plans the buffers of the wanted extents, in file order. Empty extents are in none.
+pub(super) fn plan(extents: &[Extent], wanted: &[usize], file_bytes: u64) -> Vec<LoadBuffer> {
     let mut order: Vec<usize> = wanted.iter().copied().filter(|index| extents[*index].bytes > 0).collect();
     order.sort_unstable_by_key(|index| (extents[*index].data_offset, *index));
     order.dedup();
-    let mut arenas: Vec<Arena> = Vec::new();
-    // End of the last wanted byte in the current arena.
+    let mut buffers: Vec<LoadBuffer> = Vec::new();
+    // End of the last wanted byte in the current buffer.
     let mut end = 0;
     for index in order {
         let extent = &extents[index];
         if !is_mirrored(extent) {
-            let members = vec![Member { extent: index, at: 0 }];
-            arenas.push(Arena { offset: extent.data_offset, bytes: extent.bytes, members });
+            let members = vec![BufferedExtent { extent: index, at: 0 }];
+            buffers.push(LoadBuffer { offset: extent.data_offset, bytes: extent.bytes, members });
             end = u64::MAX;
             continue;
         }
-        let shared = arenas.last_mut().filter(|arena| {
+        let shared = buffers.last_mut().filter(|buffer| {
             extent.header_offset >= end
                 && extent.header_offset - end <= GAP_BYTES_MAX
-                && extent.end() - arena.offset <= SHARED_BYTES_MAX
+                && extent.end() - buffer.offset <= SHARED_BYTES_MAX
         });
         match shared {
-            Some(arena) => {
-                arena.members.push(Member { extent: index, at: extent.data_offset - arena.offset });
-                arena.bytes = rounded(extent.end(), file_bytes) - arena.offset;
+            Some(buffer) => {
+                buffer.members.push(BufferedExtent { extent: index, at: extent.data_offset - buffer.offset });
+                buffer.bytes = rounded(extent.end(), file_bytes) - buffer.offset;
             }
             None => {
                 let offset = extent.header_offset / BLOCK_BYTES * BLOCK_BYTES;
-                let members = vec![Member { extent: index, at: extent.data_offset - offset }];
-                arenas.push(Arena { offset, bytes: rounded(extent.end(), file_bytes) - offset, members });
+                let members = vec![BufferedExtent { extent: index, at: extent.data_offset - offset }];
+                buffers.push(LoadBuffer { offset, bytes: rounded(extent.end(), file_bytes) - offset, members });
             }
         }
         end = extent.end();
     }
-    arenas
+    buffers
 }
 
 /// Rounds up to the end of the block or the file.
@@ -118,15 +116,15 @@ mod tests {
             let extents = extents(&sizes);
             let file_bytes = extents.last().unwrap().end() + 10;
             let wanted: Vec<usize> = picks.iter().map(|pick| pick.index(extents.len())).collect();
-            let arenas = plan(&extents, &wanted, file_bytes);
+            let buffers = plan(&extents, &wanted, file_bytes);
             let mut found = Vec::new();
-            for arena in &arenas {
-                prop_assert!(arena.offset + arena.bytes <= file_bytes);
-                for member in &arena.members {
+            for buffer in &buffers {
+                prop_assert!(buffer.offset + buffer.bytes <= file_bytes);
+                for member in &buffer.members {
                     let extent = &extents[member.extent];
-                    prop_assert_eq!(arena.offset + member.at, extent.data_offset);
-                    prop_assert!(member.at + extent.bytes <= arena.bytes);
-                    prop_assert!(arena.members.len() == 1 || arena.bytes <= SHARED_BYTES_MAX + BLOCK_BYTES);
+                    prop_assert_eq!(buffer.offset + member.at, extent.data_offset);
+                    prop_assert!(member.at + extent.bytes <= buffer.bytes);
+                    prop_assert!(buffer.members.len() == 1 || buffer.bytes <= SHARED_BYTES_MAX + BLOCK_BYTES);
                     found.push(member.extent);
                 }
             }
@@ -143,9 +141,9 @@ mod tests {
         let mut extents = extents(&[(0, 90), (10, 96), (4, 4)]);
         extents.iter_mut().for_each(|extent| extent.alignment = 2);
         assert_eq!(extents.iter().map(|extent| extent.data_offset).collect::<Vec<_>>(), [60, 220, 380]);
-        let arenas = plan(&extents, &[0, 1, 2], 400);
-        assert_eq!(arenas.len(), 1);
-        assert_eq!(arenas[0].members.iter().map(|member| member.at).collect::<Vec<_>>(), [60, 220, 380]);
+        let buffers = plan(&extents, &[0, 1, 2], 400);
+        assert_eq!(buffers.len(), 1);
+        assert_eq!(buffers[0].members.iter().map(|member| member.at).collect::<Vec<_>>(), [60, 220, 380]);
         extents[1].alignment = 8;
         assert_eq!(plan(&extents, &[0, 1, 2], 400).len(), 3, "220 is no place for 8 bytes");
     }
@@ -154,8 +152,8 @@ mod tests {
     fn a_tensor_at_an_odd_place_has_memory_of_its_own() {
         let mut all = extents(&[(4, 100), (4, 100), (4, 100)]);
         all[1].data_offset += 1;
-        let arenas = plan(&all, &[0, 1, 2], 10_000);
-        assert_eq!(arenas.len(), 3);
-        assert_eq!((arenas[1].offset, arenas[1].bytes), (all[1].data_offset, 100));
+        let buffers = plan(&all, &[0, 1, 2], 10_000);
+        assert_eq!(buffers.len(), 3);
+        assert_eq!((buffers[1].offset, buffers[1].bytes), (all[1].data_offset, 100));
     }
 }

@@ -15,22 +15,22 @@ use deepnvme_io::{
 };
 
 use super::PIECE_BYTES;
-use super::image::Image;
-use crate::crew::{self, THREADS_MAX};
+use super::file_layout::FileLayout;
 use crate::error::Result;
 use crate::progress::Progress;
 use crate::sync::{Mutex, MutexGuard, OnceLock};
+use crate::work_queue::{self, THREADS_MAX};
 
 /// Writes in flight per thread. Virtual devices report completions in bulk, so as many more pieces are assembled
 /// meanwhile to keep the device busy.
-const IN_AIR: usize = 6;
+const IN_FLIGHT: usize = 6;
 /// Slots per thread, within [`POOL_BYTES_MAX`].
-const SLOTS: usize = 2 * IN_AIR;
+const SLOTS_PER_THREAD: usize = 2 * IN_FLIGHT;
 /// Maximum memory of a save without a [`Staging`].
-pub const POOL_BYTES_MAX: u64 = (THREADS_MAX / 2 * SLOTS) as u64 * PIECE_BYTES;
+pub const POOL_BYTES_MAX: u64 = (THREADS_MAX / 2 * SLOTS_PER_THREAD) as u64 * PIECE_BYTES;
 const SLOTS_MAX: usize = (POOL_BYTES_MAX / PIECE_BYTES) as usize;
 /// How often a thread that waits for a slot polls.
-const SLOT_WAIT: Duration = Duration::from_millis(20);
+const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Reusable memory that a save copies its data to before it reaches the disk. The copied part of a state may change
 /// while the save goes on.
@@ -38,7 +38,7 @@ const SLOT_WAIT: Duration = Duration::from_millis(20);
 pub struct Staging {
     pool: Arc<Pool>,
     /// The registration with the GPU driver, created by the first save that needs it because it is slow.
-    known: Arc<OnceLock<Option<HostRegistration>>>,
+    registration: Arc<OnceLock<Option<HostRegistration>>>,
 }
 
 impl Staging {
@@ -48,8 +48,8 @@ impl Staging {
     /// # Errors
     /// `Io` if the memory cannot be allocated.
     pub fn new(bytes: u64) -> Result<Self> {
-        let slots = (bytes.div_ceil(PIECE_BYTES) as usize).max(crew::threads_beside_workers(usize::MAX) * 2);
-        Ok(Self { pool: pool(slots)?, known: Arc::default() })
+        let slots = (bytes.div_ceil(PIECE_BYTES) as usize).max(work_queue::thread_count_beside_engine(usize::MAX) * 2);
+        Ok(Self { pool: pool(slots)?, registration: Arc::default() })
     }
 
     /// Size of the memory.
@@ -65,33 +65,33 @@ fn pool(slots: usize) -> Result<Arc<Pool>> {
     Ok(Arc::new(pool))
 }
 
-/// Writes pieces of an image into a file.
-pub(super) struct Writer {
+/// Writes pieces of a layout into a file.
+pub(super) struct WritePipeline {
     engine: Arc<Engine>,
     file: Arc<TensorFile>,
-    /// Offset in the image of the file's first byte.
+    /// Offset in the layout of the file's first byte.
     base: u64,
     pool: Arc<Pool>,
     /// The registration of the pool with the GPU driver.
-    known: Arc<OnceLock<Option<HostRegistration>>>,
+    registration: Arc<OnceLock<Option<HostRegistration>>>,
     threads: usize,
     progress: Arc<Progress>,
-    line: Mutex<Line>,
-    in_air_max: usize,
+    state: Mutex<PipelineState>,
+    in_flight_max: usize,
 }
 
 /// The pieces in the pipeline, oldest first.
 #[derive(Default)]
-struct Line {
+struct PipelineState {
     /// Submitted to the engine and not yet waited for.
     started: VecDeque<Transfer<Region>>,
     /// Number of writes started but not completed.
-    in_air: usize,
+    in_flight: usize,
     /// Assembled pieces with their offsets in the file.
     ready: VecDeque<(u64, Region)>,
 }
 
-impl Writer {
+impl WritePipeline {
     pub(super) fn new(
         engine: Arc<Engine>,
         file: Arc<TensorFile>,
@@ -100,18 +100,18 @@ impl Writer {
         staging: Option<&Staging>,
         progress: Arc<Progress>,
     ) -> Result<Self> {
-        let (pool, known) = match staging {
-            Some(staging) => (Arc::clone(&staging.pool), Arc::clone(&staging.known)),
-            None => (pool((threads * SLOTS).min(SLOTS_MAX))?, Arc::default()),
+        let (pool, registration) = match staging {
+            Some(staging) => (Arc::clone(&staging.pool), Arc::clone(&staging.registration)),
+            None => (pool((threads * SLOTS_PER_THREAD).min(SLOTS_MAX))?, Arc::default()),
         };
         let slots = (pool.bound_bytes() as u64 / PIECE_BYTES) as usize;
-        let in_air_max = (slots / 2).clamp(1, threads * IN_AIR);
-        Ok(Self { engine, file, base, pool, known, threads, progress, line: Mutex::default(), in_air_max })
+        let in_flight_max = (slots / 2).clamp(1, threads * IN_FLIGHT);
+        Ok(Self { engine, file, base, pool, registration, threads, progress, state: Mutex::default(), in_flight_max })
     }
 
     /// Registers the pool with a GPU's driver. If that fails, copies are staged, which is slower but correct.
-    pub(super) fn make_known(&self, access: &GpuAccess, index: u32) {
-        self.known.get_or_init(|| access.register_host(index, &self.pool.arena()).ok());
+    pub(super) fn register_pool(&self, access: &GpuAccess, index: u32) {
+        self.registration.get_or_init(|| access.register_host(index, &self.pool.arena()).ok());
     }
 
     pub(super) fn file(&self) -> &Arc<TensorFile> {
@@ -126,41 +126,41 @@ impl Writer {
         &self.progress
     }
 
-    /// Assembles the pieces and starts to write them. The image's memory has been read when it returns.
-    pub(super) fn write(&self, image: &Image, pieces: &[Range<u64>]) -> Result<()> {
+    /// Assembles the pieces and starts to write them. The layout's memory has been read when it returns.
+    pub(super) fn write(&self, layout: &FileLayout, pieces: &[Range<u64>]) -> Result<()> {
         let threads = self.threads.min(pieces.len()).max(1);
-        crew::each(
+        work_queue::for_each(
             threads,
             pieces,
             || (),
             |(), piece| {
                 let mut slot = self.take_slot()?;
-                image.fill(piece, &mut slot)?;
+                layout.fill(piece, &mut slot)?;
                 let source = slot.region().slice(0..(piece.end - piece.start) as usize);
-                let mut line = lock(&self.line);
-                line.ready.push_back((piece.start - self.base, source));
-                self.start(&mut line, self.in_air_max)
+                let mut state = lock(&self.state);
+                state.ready.push_back((piece.start - self.base, source));
+                self.start(&mut state, self.in_flight_max)
             },
         )?;
         // No thread will assemble more and start the rest, so start all of it now.
-        self.start(&mut lock(&self.line), usize::MAX)
+        self.start(&mut lock(&self.state), usize::MAX)
     }
 
-    /// Submits ready pieces up to `in_air_max` in flight.
-    fn start(&self, line: &mut Line, in_air_max: usize) -> Result<()> {
-        while line.in_air < in_air_max
-            && let Some((offset, source)) = line.ready.pop_front()
+    /// Submits ready pieces up to `in_flight_max` in flight.
+    fn start(&self, state: &mut PipelineState, in_flight_max: usize) -> Result<()> {
+        while state.in_flight < in_flight_max
+            && let Some((offset, source)) = state.ready.pop_front()
         {
             let options = WriteOptions { durability: Durability::None, extent: WriteExtent::InPlace };
             match self.engine.write(&self.file, offset, source, options) {
-                Ok(pending) => line.started.push_back(pending),
+                Ok(pending) => state.started.push_back(pending),
                 Err(error) => {
                     // The other pieces will never start, and threads that wait for their slots would hang.
-                    line.ready.clear();
+                    state.ready.clear();
                     return Err(error.into());
                 }
             }
-            line.in_air += 1;
+            state.in_flight += 1;
         }
         Ok(())
     }
@@ -169,56 +169,56 @@ impl Writer {
     fn take_slot(&self) -> Result<Slot> {
         loop {
             self.progress.check()?;
-            let landed = {
-                let started = &mut lock(&self.line).started;
+            let completed = {
+                let started = &mut lock(&self.state).started;
                 let done = started.iter().take_while(|pending| pending.is_done()).count();
                 let must_wait = done == 0 && self.pool.free() == 0;
                 let count = if must_wait { started.len().min(1) } else { done };
                 started.drain(..count).collect::<Vec<_>>()
             };
-            if !landed.is_empty() {
-                self.land(landed)?;
-            } else if let Some(slot) = self.pool.take_timeout(SLOT_WAIT) {
+            if !completed.is_empty() {
+                self.wait_for(completed)?;
+            } else if let Some(slot) = self.pool.take_timeout(SLOT_POLL_INTERVAL) {
                 return Ok(slot);
             }
         }
     }
 
     /// Waits for all started writes. Returns the first failure. After a failure, unstarted pieces are dropped.
-    pub(super) fn land_all(&self) -> Result<()> {
+    pub(super) fn wait_all(&self) -> Result<()> {
         let started = {
-            let mut line = lock(&self.line);
-            line.ready.clear();
-            std::mem::take(&mut line.started)
+            let mut state = lock(&self.state);
+            state.ready.clear();
+            std::mem::take(&mut state.started)
         };
-        self.land(started)
+        self.wait_for(started)
     }
 
     /// Waits for these writes and starts as many others. Returns the first failure.
-    fn land(&self, started: impl IntoIterator<Item = Transfer<Region>>) -> Result<()> {
+    fn wait_for(&self, started: impl IntoIterator<Item = Transfer<Region>>) -> Result<()> {
         let mut outcome = Ok(());
         for pending in started {
             let (_, written) = pending.wait();
-            let mut line = lock(&self.line);
-            line.in_air -= 1;
+            let mut state = lock(&self.state);
+            state.in_flight -= 1;
             match written {
                 Ok(transfer) => self.progress.advance(transfer.bytes),
                 Err(error) => outcome = outcome.and(Err(error.into())),
             }
             if outcome.is_ok() {
-                outcome = self.start(&mut line, self.in_air_max);
+                outcome = self.start(&mut state, self.in_flight_max);
             } else {
-                line.ready.clear();
+                state.ready.clear();
             }
         }
         outcome
     }
 }
 
-impl Drop for Writer {
+impl Drop for WritePipeline {
     /// The kernel uses the slots until every write has completed.
     fn drop(&mut self) {
-        let _ = self.land_all();
+        let _ = self.wait_all();
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use deepnvme_file::aligned_range::read_range;
 use deepnvme_file::{Replacement, Target};
 use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, chunk_count};
 use deepnvme_format::safetensors::{Plan, TensorSpec};
@@ -13,28 +14,27 @@ use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::Region;
 use deepnvme_io::{Durability, Engine, Error as IoError, TensorFile, WriteOptions};
 
-use crate::crew;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::stretch;
+use crate::work_queue;
 
 /// Size of a thread's reads: whole chunks. Small, since a saving process may have little memory left and each thread
 /// allocates one.
-const WINDOW_BYTES: u64 = 2 << 20;
+const RUN_BYTES: u64 = 2 << 20;
 /// Bytes copied and then hashed at a time, small enough for the cache of one core.
 const STEP_BYTES: u64 = 128 << 10;
 
 /// A new file under a private name. It is removed unless committed.
-pub struct Placed {
+pub struct ReflinkTarget {
     engine: Arc<Engine>,
     plan: Plan,
-    has_sums: bool,
+    has_checksums: bool,
     replacement: Replacement,
     file: Arc<TensorFile>,
     descriptor: OwnedFd,
 }
 
-impl Placed {
+impl ReflinkTarget {
     /// Creates the file at its final length, with these tensors in order. Allocates no space, since shared blocks need
     /// none.
     ///
@@ -45,16 +45,17 @@ impl Placed {
         target: &Target,
         tensors: Vec<TensorSpec>,
         metadata: Vec<(String, String)>,
-        has_sums: bool,
+        has_checksums: bool,
     ) -> Result<Self> {
-        let plan = Plan::in_order(tensors, metadata, has_sums).map_err(|error| Error::format(target.path(), error))?;
+        let plan =
+            Plan::in_order(tensors, metadata, has_checksums).map_err(|error| Error::format(target.path(), error))?;
         let replacement = Replacement::new(target)?;
         let refused = |errno| IoError::os("open for writing", errno).at_path(target.path());
         let file = replacement.open(engine.config().direct)?;
         let descriptor = fs::open(&replacement.temporary().path(), OFlags::RDWR | OFlags::NOFOLLOW, 0);
         let descriptor = descriptor.map_err(refused)?;
         fs::truncate(descriptor.as_fd(), plan.file_bytes()).map_err(refused)?;
-        Ok(Self { engine, plan, has_sums, replacement, file, descriptor })
+        Ok(Self { engine, plan, has_checksums, replacement, file, descriptor })
     }
 
     /// The open file to place the tensors in.
@@ -76,11 +77,14 @@ impl Placed {
     pub fn commit(self, progress: &Progress) -> Result<()> {
         let target: PathBuf = self.replacement.target().to_path_buf();
         let named = |error: IoError| Error::from(error.at_path(&target));
-        let cells =
-            if self.has_sums { self.sums(progress).map_err(|error| rename(error, &named))? } else { Vec::new() };
+        let chunks = if self.has_checksums {
+            self.checksums(progress).map_err(|error| rename(error, &named))?
+        } else {
+            Vec::new()
+        };
         let none = vec![&[][..]; self.plan.tensors().len()];
-        let cells: Vec<&[u64]> = if self.has_sums { cells.iter().map(Vec::as_slice).collect() } else { none };
-        let header = Region::from_vec(self.plan.header(&cells));
+        let chunks: Vec<&[u64]> = if self.has_checksums { chunks.iter().map(Vec::as_slice).collect() } else { none };
+        let header = Region::from_vec(self.plan.header(&chunks));
         let options = WriteOptions::default();
         let written = self.engine.write(&self.file, 0, header, options).and_then(|pending| pending.wait().1);
         written.and_then(|_| self.engine.sync(&self.file, Durability::Data)).map_err(named)?;
@@ -90,10 +94,10 @@ impl Placed {
     }
 
     /// Computes the chunk checksums of each tensor.
-    fn sums(&self, progress: &Progress) -> Result<Vec<Vec<u64>>> {
-        let windows = windows(&self.plan);
-        progress.expect(windows.iter().map(|window| window.bytes).sum());
-        let sums: Vec<Vec<AtomicU64>> = self
+    fn checksums(&self, progress: &Progress) -> Result<Vec<Vec<u64>>> {
+        let runs = runs(&self.plan);
+        progress.expect(runs.iter().map(|run| run.bytes).sum());
+        let checksums: Vec<Vec<AtomicU64>> = self
             .plan
             .tensors()
             .iter()
@@ -101,11 +105,11 @@ impl Placed {
             .collect();
         let scratch = || vec![0; STEP_BYTES as usize];
         // One thread more than can hash at a time, so that one is always reading.
-        crew::each(crew::threads(windows.len()) + 1, &windows, scratch, |scratch, window| {
+        work_queue::for_each(work_queue::thread_count(runs.len()) + 1, &runs, scratch, |scratch, run| {
             progress.check()?;
-            let view = stretch::read(&self.engine, &self.file, &(window.offset..window.offset + window.bytes))?;
+            let view = read_range(&self.engine, &self.file, &(run.offset..run.offset + run.bytes))?;
             let mut at = 0;
-            for &(tensor, cell, bytes) in &window.cells {
+            for &(tensor, chunk, bytes) in &run.chunks {
                 let (mut hasher, end) = (Hasher::of_chunks(), at + bytes);
                 while at < end {
                     let step = &mut scratch[..STEP_BYTES.min(end - at) as usize];
@@ -113,12 +117,12 @@ impl Placed {
                     hasher.update(step);
                     at += step.len() as u64;
                 }
-                sums[tensor][cell].store(hasher.finish().crc64, Ordering::Relaxed);
+                checksums[tensor][chunk].store(hasher.finish().crc64, Ordering::Relaxed);
             }
-            progress.advance(window.bytes);
+            progress.advance(run.bytes);
             Ok(())
         })?;
-        Ok(sums.into_iter().map(|cells| cells.into_iter().map(AtomicU64::into_inner).collect()).collect())
+        Ok(checksums.into_iter().map(|chunks| chunks.into_iter().map(AtomicU64::into_inner).collect()).collect())
     }
 }
 
@@ -130,28 +134,28 @@ fn rename(error: Error, named: &impl Fn(IoError) -> Error) -> Error {
 }
 
 /// A byte range of the file, as adjacent chunks: tensor, chunk index, size.
-struct Window {
+struct ChunkRun {
     offset: u64,
     bytes: u64,
-    cells: Vec<(usize, usize, u64)>,
+    chunks: Vec<(usize, usize, u64)>,
 }
 
-fn windows(plan: &Plan) -> Vec<Window> {
-    let mut windows: Vec<Window> = Vec::new();
+fn runs(plan: &Plan) -> Vec<ChunkRun> {
+    let mut runs: Vec<ChunkRun> = Vec::new();
     for (index, tensor) in plan.tensors().iter().enumerate() {
-        for cell in 0..chunk_count(tensor.bytes) {
-            let start = cell as u64 * CHUNK_BYTES;
+        for chunk in 0..chunk_count(tensor.bytes) {
+            let start = chunk as u64 * CHUNK_BYTES;
             let bytes = CHUNK_BYTES.min(tensor.bytes - start);
-            match windows.last_mut().filter(|last| last.bytes + bytes <= WINDOW_BYTES) {
+            match runs.last_mut().filter(|last| last.bytes + bytes <= RUN_BYTES) {
                 Some(last) => {
                     last.bytes += bytes;
-                    last.cells.push((index, cell, bytes));
+                    last.chunks.push((index, chunk, bytes));
                 }
                 None => {
-                    windows.push(Window { offset: tensor.offset + start, bytes, cells: vec![(index, cell, bytes)] });
+                    runs.push(ChunkRun { offset: tensor.offset + start, bytes, chunks: vec![(index, chunk, bytes)] });
                 }
             }
         }
     }
-    windows
+    runs
 }

@@ -1,25 +1,25 @@
 //! Full verify: reading a whole file to compare it with its checksums, in little memory. `deepnvme verify` uses it.
 
+use deepnvme_file::aligned_range::read_range;
 use deepnvme_format::checksums::CHUNK_BYTES;
 use deepnvme_io::Engine;
 use deepnvme_io::mem::Region;
 
 use super::Reader;
 use super::verify::{Comparison, SAMPLE, scratch};
-use crate::crew;
 use crate::error::Result;
 use crate::progress::Progress;
-use crate::stretch;
+use crate::work_queue;
 
 /// Bytes per read of a thread: whole chunks.
-const WINDOW_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
+const RUN_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
 
 /// A byte range of one extent, or of several adjacent extents.
-struct Window {
+struct ChunkRun {
     offset: u64,
     bytes: u64,
-    /// Extent, chunk index, start of the chunk in the window, size of the chunk.
-    cells: Vec<(usize, u64, u64, u64)>,
+    /// Extent, chunk index, start of the chunk in the run, size of the chunk.
+    chunks: Vec<(usize, u64, u64, u64)>,
 }
 
 impl Reader {
@@ -27,12 +27,12 @@ impl Reader {
     /// [`coverage`](Self::coverage) tells whether names, types and shapes are covered as well.
     ///
     /// # Errors
-    /// `Damaged` with the first difference found, or `NoSums` if there are no checksums.
-    pub fn audit(&mut self, engine: &Engine, progress: &Progress) -> Result<u64> {
+    /// `Damaged` with the first difference found, or `NoChecksums` if there are no checksums.
+    pub fn verify_all(&mut self, engine: &Engine, progress: &Progress) -> Result<u64> {
         self.check()?;
         let all: Vec<usize> = (0..self.records.len()).collect();
         self.resolve(engine, &all)?;
-        self.audit_these(&all, engine, progress)?;
+        self.verify_extents(&all, engine, progress)?;
         Ok(self.extents().iter().map(|extent| extent.bytes).sum())
     }
 
@@ -41,40 +41,40 @@ impl Reader {
     /// [resolved](Self::resolve).
     ///
     /// # Errors
-    /// As [`audit`](Self::audit).
-    pub fn audit_tensors(&self, engine: &Engine, is_sample: bool, progress: &Progress) -> Result<()> {
+    /// As [`verify_all`](Self::verify_all).
+    pub fn verify_tensors(&self, engine: &Engine, is_sample: bool, progress: &Progress) -> Result<()> {
         self.check()?;
         let all: Vec<usize> = (0..self.extents).collect();
         if !is_sample {
-            return self.audit_these(&all, engine, progress);
+            return self.verify_extents(&all, engine, progress);
         }
-        if !self.has_sums() {
+        if !self.has_checksums() {
             return Ok(());
         }
-        let cells = all.into_iter().flat_map(|extent| {
+        let chunks = all.into_iter().flat_map(|extent| {
             let count = self.records[extent].bytes.div_ceil(CHUNK_BYTES);
             (0..count).map(move |index| (extent, index))
         });
-        let mut cells: Vec<(usize, u64)> = cells.collect();
-        fastrand::shuffle(&mut cells);
-        cells.truncate(cells.len().div_ceil(SAMPLE));
-        let window = |(extent, index): (usize, u64)| {
+        let mut chunks: Vec<(usize, u64)> = chunks.collect();
+        fastrand::shuffle(&mut chunks);
+        chunks.truncate(chunks.len().div_ceil(SAMPLE));
+        let run = |(extent, index): (usize, u64)| {
             let (start, record) = (index * CHUNK_BYTES, &self.records[extent]);
             let bytes = CHUNK_BYTES.min(record.bytes - start);
-            Window { offset: record.data_offset + start, bytes, cells: vec![(extent, index, 0, bytes)] }
+            ChunkRun { offset: record.data_offset + start, bytes, chunks: vec![(extent, index, 0, bytes)] }
         };
-        let windows: Vec<Window> = cells.into_iter().map(window).collect();
-        self.audit_windows(&windows, engine, progress)
+        let runs: Vec<ChunkRun> = chunks.into_iter().map(run).collect();
+        self.verify_runs(&runs, engine, progress)
     }
 
     /// Compares bytes of an extent with the checksums, after the range from `start` was read into `memory`. Whole
     /// chunks are compared in memory. Chunks that the range cuts are read again. Without checksums nothing is compared.
     ///
     /// # Errors
-    /// As [`audit`](Self::audit).
-    pub fn audit_range(&self, engine: &Engine, extent: usize, start: u64, memory: &Region) -> Result<()> {
+    /// As [`verify_all`](Self::verify_all).
+    pub fn verify_range(&self, engine: &Engine, extent: usize, start: u64, memory: &Region) -> Result<()> {
         self.check()?;
-        if !self.has_sums() || memory.is_empty() {
+        if !self.has_checksums() || memory.is_empty() {
             return Ok(());
         }
         let (record, end) = (&self.records[extent], start + memory.len() as u64);
@@ -84,8 +84,8 @@ impl Reader {
             let from = index * CHUNK_BYTES;
             let bytes = CHUNK_BYTES.min(record.bytes - from);
             if from < start || from + bytes > end {
-                let cells = vec![(extent, index, 0, bytes)];
-                cut.push(Window { offset: record.data_offset + from, bytes, cells });
+                let chunks = vec![(extent, index, 0, bytes)];
+                cut.push(ChunkRun { offset: record.data_offset + from, bytes, chunks });
                 continue;
             }
             comparison.compare(extent, index, bytes, &mut scratch, |at, step| {
@@ -93,61 +93,61 @@ impl Reader {
                 Ok(())
             })?;
         }
-        self.audit_windows(&cut, engine, &Progress::default())
+        self.verify_runs(&cut, engine, &Progress::default())
     }
 
-    /// Like [`audit`](Self::audit), for some extents whose headers have been read.
-    pub(crate) fn audit_these(&self, wanted: &[usize], engine: &Engine, progress: &Progress) -> Result<()> {
-        self.audit_windows(&self.windows(wanted), engine, progress)
+    /// Like [`verify_all`](Self::verify_all), for some extents whose headers have been read.
+    pub(crate) fn verify_extents(&self, wanted: &[usize], engine: &Engine, progress: &Progress) -> Result<()> {
+        self.verify_runs(&self.runs(wanted), engine, progress)
     }
 
-    fn audit_windows(&self, windows: &[Window], engine: &Engine, progress: &Progress) -> Result<()> {
+    fn verify_runs(&self, runs: &[ChunkRun], engine: &Engine, progress: &Progress) -> Result<()> {
         let comparison = Comparison::new(self)?;
-        progress.expect(windows.iter().map(|window| window.bytes).sum());
+        progress.expect(runs.iter().map(|run| run.bytes).sum());
         // One thread more than can hash at a time, so that one is always reading.
-        crew::each(crew::threads(windows.len()) + 1, windows, scratch, |scratch, window| {
+        work_queue::for_each(work_queue::thread_count(runs.len()) + 1, runs, scratch, |scratch, run| {
             progress.check()?;
-            self.compare(window, engine, &comparison, scratch)?;
-            progress.advance(window.bytes);
+            self.compare(run, engine, &comparison, scratch)?;
+            progress.advance(run.bytes);
             Ok(())
         })?;
         comparison.finish()
     }
 
-    fn windows(&self, all: &[usize]) -> Vec<Window> {
-        let mut windows: Vec<Window> = Vec::new();
-        for arena in self.arenas(all) {
-            if arena.bytes <= WINDOW_BYTES {
-                let cells = arena.members.iter().flat_map(|member| {
+    fn runs(&self, all: &[usize]) -> Vec<ChunkRun> {
+        let mut runs: Vec<ChunkRun> = Vec::new();
+        for buffer in self.load_buffers(all) {
+            if buffer.bytes <= RUN_BYTES {
+                let chunks = buffer.members.iter().flat_map(|member| {
                     let bytes = self.records[member.extent].bytes;
                     (0..bytes.div_ceil(CHUNK_BYTES)).map(move |index| {
                         let start = index * CHUNK_BYTES;
                         (member.extent, index, member.at + start, CHUNK_BYTES.min(bytes - start))
                     })
                 });
-                let cells = cells.collect();
-                windows.push(Window { offset: arena.offset, bytes: arena.bytes, cells });
+                let chunks = chunks.collect();
+                runs.push(ChunkRun { offset: buffer.offset, bytes: buffer.bytes, chunks });
                 continue;
             }
-            for member in arena.members {
+            for member in buffer.members {
                 let extent = &self.records[member.extent];
-                for from in (0..extent.bytes).step_by(WINDOW_BYTES as usize) {
-                    let bytes = WINDOW_BYTES.min(extent.bytes - from);
-                    let cells = (0..bytes.div_ceil(CHUNK_BYTES)).map(|index| {
+                for from in (0..extent.bytes).step_by(RUN_BYTES as usize) {
+                    let bytes = RUN_BYTES.min(extent.bytes - from);
+                    let chunks = (0..bytes.div_ceil(CHUNK_BYTES)).map(|index| {
                         let at = index * CHUNK_BYTES;
                         (member.extent, from / CHUNK_BYTES + index, at, CHUNK_BYTES.min(bytes - at))
                     });
-                    let cells = cells.collect();
-                    windows.push(Window { offset: extent.data_offset + from, bytes, cells });
+                    let chunks = chunks.collect();
+                    runs.push(ChunkRun { offset: extent.data_offset + from, bytes, chunks });
                 }
             }
         }
-        windows
+        runs
     }
 
-    fn compare(&self, window: &Window, engine: &Engine, comparison: &Comparison<'_>, scratch: &mut [u8]) -> Result<()> {
-        let view = stretch::read(engine, &self.file, &(window.offset..window.offset + window.bytes))?;
-        for &(extent, index, at, bytes) in &window.cells {
+    fn compare(&self, run: &ChunkRun, engine: &Engine, comparison: &Comparison<'_>, scratch: &mut [u8]) -> Result<()> {
+        let view = read_range(engine, &self.file, &(run.offset..run.offset + run.bytes))?;
+        for &(extent, index, at, bytes) in &run.chunks {
             comparison.compare(extent, index, bytes, scratch, |from, step| {
                 view.copy_to_slice((at + from) as usize, step);
                 Ok(())

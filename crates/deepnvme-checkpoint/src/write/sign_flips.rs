@@ -6,14 +6,14 @@ use deepnvme_format::state::Signs;
 /// The sign bits of a tensor that are inverted relative to its storage. Numbers are little-endian floats, so a sign is
 /// the highest bit of a number's last byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Flips {
+pub(crate) struct SignFlips {
     /// Size of one number: for a complex element, of its real part.
     number_bytes: u64,
     is_complex: bool,
     signs: Signs,
 }
 
-impl Flips {
+impl SignFlips {
     /// Returns the flips of a tensor's elements, or `None` if there are none.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     fn flipped(dtype: Dtype, is_conj: bool, is_neg: bool, numbers: &[f32]) -> Vec<f32> {
-        let flips = Flips::of(dtype, Signs { is_conj, is_neg }).unwrap().unwrap();
+        let flips = SignFlips::of(dtype, Signs { is_conj, is_neg }).unwrap().unwrap();
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         // In pieces of odd sizes and offsets.
         let mut out = Vec::new();
@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(flipped(Dtype::Complex64, false, true, &numbers), [-1.0, -2.0, 3.0, -0.0]);
         assert_eq!(flipped(Dtype::Complex64, true, true, &numbers), [-1.0, 2.0, 3.0, 0.0]);
         assert_eq!(flipped(Dtype::F32, false, true, &numbers), [-1.0, -2.0, 3.0, -0.0]);
-        assert_eq!(Flips::of(Dtype::I32, Signs::default()), Ok(None));
-        assert!(Flips::of(Dtype::I32, Signs { is_conj: false, is_neg: true }).is_err());
+        assert_eq!(SignFlips::of(Dtype::I32, Signs::default()), Ok(None));
+        assert!(SignFlips::of(Dtype::I32, Signs { is_conj: false, is_neg: true }).is_err());
     }
 }
