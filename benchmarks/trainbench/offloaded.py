@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trainbench.tensors import weights
-from trainbench.workers import Answer, took
+from trainbench.workers import Reply, took
 
 # Of each batch entry.
 TOKENS = 8
@@ -72,7 +72,7 @@ class Trained:
 
     _offloading: Any = None
 
-    def open(self, setting: dict[str, Any]) -> Answer:
+    def open(self, setting: dict[str, Any]) -> Reply:
         """Make ready.
 
         Args:
@@ -114,11 +114,11 @@ class Trained:
         stats = self._offloading.stats()
         return {name: float(getattr(stats, name)) for name in ("bytes_read", "bytes_written", "stalled_s", "waits")}
 
-    def close(self) -> Answer:
+    def close(self) -> Reply:
         """Nothing: its process ends with its row."""
         return {}
 
-    def turn(self, steps: int) -> Answer:
+    def turn(self, steps: int) -> Reply:
         """Make steps."""
         from zerobench.child import spent  # noqa: PLC0415
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from trainbench.rounds import FIO, IN_MEMORY, OURS, Row
-from trainbench.workers import Answer
+from trainbench.workers import Reply
 
 _FLOOR_SHARE, _TIMES_DEEPSPEED, _TIMES_TENSORNVME, _ROOFLINES = 0.9, 1.5, 1.0, 1.10
 _BASELINES = {"DeepSpeed, pipelined": _TIMES_DEEPSPEED, "TensorNVMe": _TIMES_TENSORNVME}
@@ -35,13 +35,13 @@ class Line:
     """To torch's optimizer as it comes, to the last bit."""
 
 
-def step_s(answer: Answer) -> float:
+def step_s(reply: Reply) -> float:
     """Seconds of a step."""
-    return float(answer["took_s"]) / float(answer["steps"])
+    return float(reply["took_s"]) / float(reply["steps"])
 
 
-def _moved(answer: Answer) -> float:
-    return float(answer["read_bytes"] + answer["write_bytes"]) / float(answer["steps"])
+def _moved(reply: Reply) -> float:
+    return float(reply["read_bytes"] + reply["write_bytes"]) / float(reply["steps"])
 
 
 def lines(row: Row) -> list[Line]:
@@ -52,7 +52,7 @@ def lines(row: Row) -> list[Line]:
     return sorted(found, key=lambda one: one.step_s)
 
 
-def _line(row: Row, name: str, answers: list[Answer], ours: list[Answer]) -> Line:
+def _line(row: Row, name: str, answers: list[Reply], ours: list[Reply]) -> Line:
     times = [step_s(one) for one in answers]
     floors = [_moved(one) / speed / step_s(one) for one, speed in zip(answers, row.fio, strict=False)]
     pairs = list(zip(answers, ours, strict=False))
@@ -99,8 +99,8 @@ def offload(row: Row) -> dict[str, float]:
     }
 
 
-def _own(answer: Answer) -> float:
-    return float(answer["own"]["bytes_read"] + answer["own"]["bytes_written"]) / float(answer["steps"])
+def _own(reply: Reply) -> float:
+    return float(reply["own"]["bytes_read"] + reply["own"]["bytes_written"]) / float(reply["steps"])
 
 
 def verdicts(row: Row) -> list[dict[str, Any]]:
