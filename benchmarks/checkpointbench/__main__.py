@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shutil
 import sys
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,7 @@ from checkpointbench.limit import Fio, FioAsMuchMemory
 from checkpointbench.models import MODELS, State
 from checkpointbench.tools import Tool, all_tools
 from checkpointbench.workers import Job, Workers, sums
-from storagebench import cache, environment, fio, hugepages
+from storagebench import cache, command, fio, hugepages
 from storagebench.disk_idle import DiskIdleProbe, idle_disk
 from storagebench.measure import Sample, timed
 from storagebench.rounds import order
@@ -179,9 +177,7 @@ def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="checkpointbench", description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)} (default: all)")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
-    parser.add_argument("--results", type=Path, default=Path("results"))
+    command.add_options(parser, rounds=5)
     arguments = parser.parse_args()
     arguments.scratch.mkdir(parents=True, exist_ok=True)
     results = Results()
@@ -190,9 +186,7 @@ def main() -> int:
         for model in arguments.models.split(","):
             measure(model, MODELS[model](), place, results)
             show([line for line in summary(results) if str(line["row"]).endswith(model)])
-    record = {
-        "date": time.strftime("%Y-%m-%d"),
-        "environment": environment.describe(arguments.scratch),
+    fields = {
         "rounds": arguments.rounds,
         "summary": summary(results),
         "samples": {
@@ -201,9 +195,7 @@ def main() -> int:
         },
         "left_out": results.left_out,
     }
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / f"{record['date']}-checkpoints.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    path = command.write_record(arguments.results, "checkpoints", arguments.scratch, fields)
     for key, reason in results.left_out.items():
         print(f"left out: {key}: {reason}")
     print(f"written: {path.name}")

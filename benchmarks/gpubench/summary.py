@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gpubench import loaders, ours
+from storagebench.verdict import Verdict
 
 if TYPE_CHECKING:
     from gpubench.rows import Row
@@ -27,22 +28,6 @@ class Line:
     cpu_s_per_gb: float
     of_mark: float | None
     ours_beside: float | None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One target: what was wanted and what came out; None where it was not measured, and why."""
-
-    text: str
-    wanted: str
-    measured: float | None
-    met: bool | None
-    why: str = ""
-
-    def __str__(self) -> str:
-        if self.measured is None:
-            return f"not measured  {self.text} (wanted {self.wanted}): {self.why}"
-        return f"{'met' if self.met else 'MISSED':12}  {self.text}: {self.measured:.3f} (wanted {self.wanted})"
 
 
 def lines(row: Row) -> list[Line]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from optimbench.tools import OURS, NotOffered, Row, Tensors, rows
-from storagebench import environment
+from storagebench import command
 from storagebench.rounds import order
 
 
@@ -95,9 +94,7 @@ def main() -> int:
         done.append(measure(row, arguments.elements, arguments.threads, arguments.rounds, arguments.steps))
         loads.append(os.getloadavg()[0])
         print(_table(done[-1]), flush=True)
-    record = {
-        "date": time.strftime("%Y-%m-%d"),
-        "environment": environment.describe(Path()),
+    fields = {
         "elements": arguments.elements,
         "threads": arguments.threads,
         "rounds": arguments.rounds,
@@ -105,9 +102,7 @@ def main() -> int:
         "load": loads,
         "rows": done,
     }
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / f"{record['date']}-optim.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    path = command.write_record(arguments.results, "optim", Path(), fields)
     print(path, file=sys.stderr)
     return 0
 

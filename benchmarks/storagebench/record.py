@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from storagebench.registry import Registry
     from storagebench.rounds import RowResult
     from storagebench.settings import Settings
-    from storagebench.targets import Verdict
+    from storagebench.verdict import Verdict
 
 
 def write(  # noqa: PLR0913 - a record is the sum of its parts

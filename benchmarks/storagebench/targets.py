@@ -6,11 +6,11 @@ DeepSpeed, the drop-in handle is judged as well, called exactly like DeepSpeed's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from storagebench.summary import Line, RowSummary, ratio_between, summarise
 from storagebench.tools.fio_job import FioAsMuchMemory
+from storagebench.verdict import Verdict
 
 if TYPE_CHECKING:
     from storagebench.rounds import RowResult
@@ -24,21 +24,6 @@ _OURS = ("deepnvme auto", "deepnvme io_uring", "deepnvme aio", "deepnvme threads
 _DROP_IN = "deepnvme aio_handle"
 _CPU_BASELINE = "fio libaio"
 _ONE_LARGE = ", one large"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One target: the wanted value, the measured value (None if not measured), and whether it is met."""
-
-    text: str
-    wanted: str
-    measured: float | None
-    met: bool | None
-
-    def __str__(self) -> str:
-        if self.measured is None:
-            return f"not measured  {self.text} (wanted {self.wanted})"
-        return f"{'met' if self.met else 'MISSED':12}  {self.text}: {self.measured:.3f} (wanted {self.wanted})"
 
 
 def judge(results: list[RowResult]) -> list[Verdict]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
-import time
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
-from storagebench import cache, environment
+from storagebench import cache, command
 from storagebench.disk_idle import DiskIdleProbe, idle_disk
 from storagebench.rounds import order
 from storagebench.tools.base import NotOffered
@@ -114,7 +112,7 @@ def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="streambench", description=__doc__)
     parser.add_argument("--rows", default=",".join(_ROWS), help=f"some of {', '.join(_ROWS)} (default: all)")
-    parser.add_argument("--rounds", type=int, default=5)
+    command.add_options(parser, rounds=5)
     parser.add_argument("--mb", type=int, default=1200, help="of weights, about (10^6 bytes)")
     parser.add_argument("--new-tokens", type=int, default=8, help="that each prompt gets")
     parser.add_argument(
@@ -124,8 +122,6 @@ def main() -> int:
         help="dtype of the computation; the files have bfloat16",
     )
     parser.add_argument("--without", default="", help="tools that take no part, with semicolons between")
-    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
-    parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--name", default="stream", help="of the record, behind its date")
     arguments = parser.parse_args()
     scratch = (arguments.scratch / "stream").absolute()
@@ -133,7 +129,6 @@ def main() -> int:
     dtype: torch.dtype = getattr(torch, arguments.dtype)
     # A quarter of what the model has in memory.
     setting = Setting(scratch / "model", made // torch.bfloat16.itemsize * dtype.itemsize // 4, scratch, dtype)
-    arguments.results.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     line = [one for one in all_tools() if one.name not in arguments.without.split(";")]
     loads = [os.getloadavg()[0]]
@@ -144,9 +139,7 @@ def main() -> int:
             meeting.measure(rows[-1])
             loads.append(os.getloadavg()[0])
             print(summary.table(rows[-1]), flush=True)
-            record = {
-                "date": time.strftime("%Y-%m-%d"),
-                "environment": environment.describe(scratch),
+            fields = {
                 "threads_wait": {name: os.environ[name] for name in _WAITING if name in os.environ},
                 "dtype": arguments.dtype,
                 "model_bytes": made,
@@ -156,8 +149,7 @@ def main() -> int:
                 "load": loads,
                 "rows": [summary.record(row) for row in rows],
             }
-            path = arguments.results / f"{record['date']}-{arguments.name}.json"
-            path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            path = command.write_record(arguments.results, arguments.name, scratch, fields)
     shutil.rmtree(scratch, ignore_errors=True)
     for row in rows:
         for one in summary.verdicts(row):

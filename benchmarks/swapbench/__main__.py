@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import shutil
 import sys
 import time
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import deepnvme
 import torch
 
-from storagebench import environment, hugepages
+from storagebench import command, hugepages
 from storagebench.disk_idle import idle_disk
 from swapbench.fio_mixed import HUGE_BYTES, best_of_fio
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _WANTED = 0.9
 
@@ -48,15 +49,13 @@ def step(swapper: deepnvme.Swapper, keys: list[str]) -> dict[str, float]:
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="swapbench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    command.add_options(parser, rounds=5)
     parser.add_argument("--mib", type=int, default=4096, help="of state")
     parser.add_argument("--item-mib", type=int, default=64)
     parser.add_argument("--memory-mib", type=int, default=512)
     parser.add_argument("--ahead-mib", type=int, default=None)
     parser.add_argument("--reserve-mib", type=int, default=None)
     parser.add_argument("--checksums", action="store_true")
-    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
-    parser.add_argument("--results", type=Path, default=Path("results"))
     return parser.parse_args()
 
 
@@ -126,26 +125,16 @@ def main() -> int:
     if shutil.which("fio") is None:
         print("skipped: fio is not installed, and there is nothing to compare with")
         return 0
-    scratch = (chosen.scratch / "swap").absolute()
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
+    settings = {key: str(value) for key, value in vars(chosen).items() if key not in {"scratch", "results"}}
+    with command.scratch_folder(chosen.scratch / "swap") as scratch:
         measured = alternate(chosen, scratch)
-        record = {
-            "date": time.strftime("%Y-%m-%d"),
-            "environment": environment.describe(scratch),
+        fields = {
             "load": os.getloadavg()[0],
-            "settings": {
-                key: str(value) for key, value in vars(chosen).items() if key not in {"scratch", "results"}
-            },
+            "settings": settings,
             **measured,
             "ratio": report(measured),
         }
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    chosen.results.mkdir(parents=True, exist_ok=True)
-    path = chosen.results / f"{record['date']}-swap.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        path = command.write_record(chosen.results, "swap", scratch, fields)
     print(f"written: {path.name}")
     return 0
 

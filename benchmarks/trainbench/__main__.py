@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
-from storagebench import environment, hugepages
+from storagebench import command, hugepages
 from storagebench.disk_idle import idle_disk
 from swapbench.fio_mixed import HUGE_BYTES, best_of_fio
 from trainbench import summary
@@ -37,15 +35,13 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="trainbench", description=__doc__)
     parser.add_argument("--rows", help=f"some of {', '.join(_ROWS)} (default: all)")
-    parser.add_argument("--rounds", type=int, default=5)
+    command.add_options(parser, rounds=5)
     parser.add_argument("--elements", type=int, default=500_000_000, help="that an optimizer steps")
     parser.add_argument("--steps", type=int, default=2, help="in a row, for each turn")
     parser.add_argument("--width", type=int, default=1024, help="of the model whose parameters are on disk")
     parser.add_argument("--blocks", type=int, default=24, help="of that model")
     parser.add_argument("--without", default="", help="tools that take no part, with semicolons between")
     parser.add_argument("--quick", action="store_true", help="does everything work? the speeds mean little")
-    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
-    parser.add_argument("--results", type=Path, default=Path("results"))
     chosen = parser.parse_args()
     chosen.rows = chosen.rows or (_QUICK_ROWS if chosen.quick else ",".join(_ROWS))
     if chosen.quick:
@@ -73,9 +69,7 @@ def run(chosen: argparse.Namespace, scratch: Path) -> Path:
                     batch, in_backward = _OFFLOAD[key]
                     rows.append(bench.offload_row(key, size, batch, in_backward=in_backward))
                 print(summary.table(rows[-1]), flush=True)
-                record = {
-                    "date": time.strftime("%Y-%m-%d"),
-                    "environment": environment.describe(scratch),
+                fields = {
                     "load": os.getloadavg()[0],
                     "fio": {"best": str(best), "trials": trials, "file_bytes": nbytes},
                     "rounds": chosen.rounds,
@@ -85,8 +79,8 @@ def run(chosen: argparse.Namespace, scratch: Path) -> Path:
                     "chosen": bench.chosen,
                     "rows": [summary.record(row) for row in rows],
                 }
-                path: Path = chosen.results / f"{record['date']}-train{'-quick' if chosen.quick else ''}.json"
-                path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+                kind = "train-quick" if chosen.quick else "train"
+                path = command.write_record(chosen.results, kind, scratch, fields)
     for row in rows:
         for one in summary.verdicts(row):
             measured = "not measured" if one["measured"] is None else f"{one['measured']:.2f}"
@@ -101,14 +95,8 @@ def main() -> int:
     if shutil.which("fio") is None:
         print("skipped: fio is not installed, and there is nothing to compare with")
         return 0
-    scratch = (chosen.scratch / "train").absolute()
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    chosen.results.mkdir(parents=True, exist_ok=True)
-    try:
+    with command.scratch_folder(chosen.scratch / "train") as scratch:
         path = run(chosen, scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     print(f"written: {path.name}")
     return 0
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from checkpointbench.limit import Fio
-from storagebench import cache, environment, fio, hugepages
+from storagebench import cache, command, fio, hugepages
 from storagebench.disk_idle import idle_disk
 from storagebench.measure import Sample
 from storagebench.rounds import order
@@ -128,17 +126,8 @@ def show(lines: list[dict[str, Any]]) -> None:
         )
 
 
-def main() -> int:
-    """Run what was asked for."""
-    parser = argparse.ArgumentParser(prog="weightbench", description=__doc__)
-    parser.add_argument("--layers", type=int, default=22, help="of 88 MB each, besides two ends of 131 MB")
-    parser.add_argument("--shard-mb", type=int, default=500, help="of each file, about (10^6 bytes)")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
-    parser.add_argument("--results", type=Path, default=Path("results"))
-    arguments = parser.parse_args()
-    scratch = (arguments.scratch / "weights").absolute()
-    shutil.rmtree(scratch, ignore_errors=True)
+def run(arguments: argparse.Namespace, scratch: Path) -> Path:
+    """Measure, and write the record."""
     model.write(scratch / "small", SMALL_LAYERS, arguments.shard_mb * 1_000_000)
     nbytes = model.write(scratch / "model", arguments.layers, arguments.shard_mb * 1_000_000)
     loads = [os.getloadavg()[0]]
@@ -155,9 +144,7 @@ def main() -> int:
                     quiet.wait()
                     meeting.turn(name, is_counted=index > 0)
             loads.append(os.getloadavg()[0])
-    record = {
-        "date": time.strftime("%Y-%m-%d"),
-        "environment": environment.describe(scratch),
+    fields = {
         "weights_bytes": nbytes,
         "files": len(model.files(scratch / "model")),
         "rounds": arguments.rounds,
@@ -167,10 +154,18 @@ def main() -> int:
         "left_out": meeting.left_out,
     }
     show(summary(meeting.samples))
-    shutil.rmtree(scratch)
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / f"{record['date']}-weights.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return command.write_record(arguments.results, "weights", scratch, fields)
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="weightbench", description=__doc__)
+    parser.add_argument("--layers", type=int, default=22, help="of 88 MB each, besides two ends of 131 MB")
+    parser.add_argument("--shard-mb", type=int, default=500, help="of each file, about (10^6 bytes)")
+    command.add_options(parser, rounds=5)
+    arguments = parser.parse_args()
+    with command.scratch_folder(arguments.scratch / "weights") as scratch:
+        path = run(arguments, scratch)
     print(f"written: {path.name}")
     return 0
 

@@ -8,12 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from storagebench import environment
+from storagebench import command
 from storagebench.disk_idle import idle_disk
 from storagebench.rounds import order
 from zerobench.child import AIO, CONTEXT, LAYERS, ROWS, WIDTH, WORDS
@@ -123,18 +122,8 @@ def table(row: str, found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Run what was asked for."""
-    parser = argparse.ArgumentParser(prog="zerobench", description=__doc__)
-    parser.add_argument("--rows", default=",".join(ROWS), help=f"some of {', '.join(ROWS)} (default: all)")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
-    parser.add_argument("--results", type=Path, default=Path("results"))
-    arguments = parser.parse_args()
-    scratch = (arguments.scratch / "zero").absolute()
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    arguments.results.mkdir(parents=True, exist_ok=True)
+def run(arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
+    """Measure all rows, and write the record after each."""
     rows, loads = [], [os.getloadavg()[0]]
     for key in arguments.rows.split(","):
         folder = scratch / key
@@ -144,17 +133,24 @@ def main() -> int:
         rows.append({"key": key, **summed(steps), "samples": steps})
         loads.append(os.getloadavg()[0])
         print(table(key, rows[-1]), flush=True)
-        record = {
-            "date": time.strftime("%Y-%m-%d"),
-            "environment": environment.describe(scratch),
+        fields = {
             "model": {"width": WIDTH, "layers": LAYERS, "words": WORDS, "context": CONTEXT},
             "aio": AIO,
             "load": loads,
             "rows": rows,
         }
-        path = arguments.results / f"{record['date']}-zero.json"
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    shutil.rmtree(scratch, ignore_errors=True)
+        command.write_record(arguments.results, "zero", scratch, fields)
+    return rows
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="zerobench", description=__doc__)
+    parser.add_argument("--rows", default=",".join(ROWS), help=f"some of {', '.join(ROWS)} (default: all)")
+    command.add_options(parser, rounds=7)
+    arguments = parser.parse_args()
+    with command.scratch_folder(arguments.scratch / "zero") as scratch:
+        rows = run(arguments, scratch)
     for one in rows:
         faster = one["times"]["step_s"]
         print(

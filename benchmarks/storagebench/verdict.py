@@ -1,0 +1,22 @@
+"""The outcome of a target: met, missed or not measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target: the wanted value, the measured value, and whether it is met. None if not measured, and why."""
+
+    text: str
+    wanted: str
+    measured: float | None
+    met: bool | None
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.measured is None:
+            why = f": {self.why}" if self.why else ""
+            return f"not measured  {self.text} (wanted {self.wanted}){why}"
+        return f"{'met' if self.met else 'MISSED':12}  {self.text}: {self.measured:.3f} (wanted {self.wanted})"
