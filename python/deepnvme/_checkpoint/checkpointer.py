@@ -29,7 +29,6 @@ from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Literal
 
     import torch
@@ -397,12 +396,7 @@ class Checkpointer:
         self._check_process()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

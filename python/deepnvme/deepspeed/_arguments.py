@@ -41,18 +41,18 @@ def integer(value: object, name: str) -> int:
 
 def positive(value: object, name: str) -> int:
     """Return an integer of 1 or more, or raise `TypeError` or `ValueError`."""
-    number = integer(value, name)
-    if number < 1:
-        msg = f"{name} is {number}; it must be 1 or more"
-        raise ValueError(msg)
-    return number
+    return _at_least(1, value, name)
 
 
 def natural(value: object, name: str) -> int:
     """Return an integer of 0 or more, or raise `TypeError` or `ValueError`."""
+    return _at_least(0, value, name)
+
+
+def _at_least(low: int, value: object, name: str) -> int:
     number = integer(value, name)
-    if number < 0:
-        msg = f"{name} is {number}; it must be 0 or more"
+    if number < low:
+        msg = f"{name} is {number}; it must be {low} or more"
         raise ValueError(msg)
     return number
 

@@ -13,7 +13,6 @@ from deepnvme._deepnvme import _CheckpointReader
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -87,12 +86,7 @@ class TensorFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Do nothing: the file stays open while anyone may read it."""
 
 
