@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,6 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs deaf to Ctrl-C, and they pass that on to their children; the tests press it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Limit of a test's child processes and threads.
 CHILD_S = 200
 
 
@@ -146,6 +148,31 @@ def threads() -> Callable[[int], AbstractContextManager[None]]:
         torch.set_num_threads(before)
 
     return limit
+
+
+@pytest.fixture
+def in_threads() -> Callable[[Callable[[int], object], int], None]:
+    """Run work in several threads at once, which get 0, 1, 2 and so on. Raises the first failure."""
+
+    def run(work: Callable[[int], object], count: int) -> None:
+        failures: list[BaseException] = []
+
+        def attempt(number: int) -> None:
+            try:
+                work(number)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=attempt, args=(number,), daemon=True) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(CHILD_S)
+            assert not thread.is_alive(), "threads wait for each other"
+        if failures:
+            raise failures[0]
+
+    return run
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 import deepnvme
 
 RandomBytes = Callable[[int], bytes]
+InThreads = Callable[[Callable[[int], object], int], None]
 
 SIZES = [0, 1, 511, 512, 4095, 4096, 4097, 16384, 100_000, 1_048_576, 5_000_003]
 
@@ -208,28 +209,21 @@ def test_an_engine_that_is_dropped_finishes_its_requests(tmp_path: Path, random_
     assert (tmp_path / "file").read_bytes() == data
 
 
-def test_many_threads_share_an_engine(engine: deepnvme.Engine, tmp_path: Path, random_bytes: RandomBytes) -> None:
+def test_many_threads_share_an_engine(
+    engine: deepnvme.Engine, tmp_path: Path, random_bytes: RandomBytes, in_threads: InThreads
+) -> None:
     path = tmp_path / "file"
     parts = [random_bytes(30_001) for _ in range(8)]
     engine.write(bytes(8 * 30_001), path)
-    failures: list[BaseException] = []
 
     def work(index: int) -> None:
-        try:
-            for _ in range(20):
-                engine.write(parts[index], path, index * 30_001)
-                target = bytearray(30_001)
-                engine.read(target, path, index * 30_001)
-                assert target == parts[index]
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(20):
+            engine.write(parts[index], path, index * 30_001)
+            target = bytearray(30_001)
+            engine.read(target, path, index * 30_001)
+            assert target == parts[index]
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, 8)
     assert path.read_bytes() == b"".join(parts), "neighbours leave each other's bytes alone"
 
 

@@ -1,28 +1,10 @@
 """The end of the interpreter."""
 
-import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 Run = Callable[..., Any]
-
-SLOW = """
-    import os, signal, sys, threading, time
-    import deepnvme
-    SIZE = 1 << 30
-    engine = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
-
-    def interrupt_when_writing():
-        while engine.stats().bytes_written == 0:
-            pass
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt_when_writing)
-"""
 
 
 def test_exit_finishes_what_is_in_flight(python: Run, tmp_path: Path) -> None:
@@ -49,22 +31,6 @@ def test_exit_warns_of_unseen_failures(python: Run) -> None:
         options=("-W", "always"),
     )
     assert ended.stderr.count("nobody looked at the failure") == 2, ended.stderr
-
-
-def test_ctrl_c_at_exit_gives_up(tmp_path: Path) -> None:
-    program = f"""{SLOW}
-    import atexit
-    pending = engine.start_write(bytearray(SIZE), "file")
-    atexit.register(lambda: print("leaving", flush=True))
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "leaving\n"
-        process.send_signal(signal.SIGINT)
-        _, words = process.communicate(timeout=100)
-    assert process.returncode == 0, words
-    assert "KeyboardInterrupt" in words
 
 
 def test_exit_with_daemon_threads_at_work(python: Run) -> None:

@@ -44,6 +44,32 @@ SLOW = """
             give_up(pending)
 """
 
+MEANWHILE = """
+    import threading
+    import torch
+
+    def meanwhile(tensor, work):
+        # Work, while another thread tries to free the tensor's memory.
+        storage, done, refused = tensor.untyped_storage(), threading.Event(), []
+        nbytes = storage.nbytes()
+
+        def shrink():
+            while not done.is_set():
+                if not storage.resizable():
+                    try:
+                        storage.resize_(0)
+                    except RuntimeError:
+                        refused.append(True)
+
+        thread = threading.Thread(target=shrink, daemon=True)
+        thread.start()
+        work()
+        done.set()
+        thread.join()
+        assert refused, "never held"
+        assert storage.resizable() and storage.nbytes() == nbytes
+"""
+
 
 def test_a_storage_of_torch_keeps_its_size_during_a_transfer(python: Run) -> None:
     pytest.importorskip("torch")
@@ -109,30 +135,8 @@ def test_a_storage_of_torch_keeps_its_size_during_a_transfer(python: Run) -> Non
 
 def test_saves_loads_and_files_hold_their_memory(python: Run) -> None:
     pytest.importorskip("torch")
-    python(f"""{SLOW}
-    import threading
-    import torch
+    python(f"""{SLOW}{MEANWHILE}
     memory = torch.ones(SIZE, dtype=torch.uint8)
-
-    def meanwhile(work):
-        done, refused = threading.Event(), []
-
-        def shrink():
-            storage = memory.untyped_storage()
-            while not done.is_set():
-                if not storage.resizable():
-                    try:
-                        storage.resize_(0)
-                    except RuntimeError:
-                        refused.append(True)
-
-        thread = threading.Thread(target=shrink, daemon=True)
-        thread.start()
-        work()
-        done.set()
-        thread.join()
-        assert refused, "never held"
-        assert memory.untyped_storage().resizable() and memory.untyped_storage().nbytes() == SIZE
 
     def read():
         with deepnvme.open("file", "rb", engine=engine) as file:
@@ -142,52 +146,33 @@ def test_saves_loads_and_files_hold_their_memory(python: Run) -> None:
         with deepnvme.open("written", "wb", engine=engine) as file:
             assert file.write(memory) == SIZE
 
-    meanwhile(read)
-    meanwhile(write)
-    meanwhile(lambda: deepnvme.save({{"memory": memory}}, "saved.safetensors"))
-    meanwhile(lambda: deepnvme.load("saved.safetensors", into={{"memory": memory}}))
+    meanwhile(memory, read)
+    meanwhile(memory, write)
+    meanwhile(memory, lambda: deepnvme.save({{"memory": memory}}, "saved.safetensors"))
+    meanwhile(memory, lambda: deepnvme.load("saved.safetensors", into={{"memory": memory}}))
 
     with deepnvme.Swapper(".", memory=SIZE, engine=engine) as swapper:
         for key in "ab":
             swapper.put(key, memory)
         # There is memory for one, so that the first is on disk.
-        meanwhile(lambda: swapper.read("a", 0, memory))
-        meanwhile(lambda: swapper.write("a", 0, memory))
+        meanwhile(memory, lambda: swapper.read("a", 0, memory))
+        meanwhile(memory, lambda: swapper.write("a", 0, memory))
     """)
 
 
 def test_a_step_holds_its_memory(python: Run) -> None:
     """A step that has begun computes with memory that its owner cannot free."""
     pytest.importorskip("torch")
-    python("""
-    import threading
-    import torch
+    python(f"""{MEANWHILE}
     import deepnvme.optim
 
-    for options in ({}, {"swap_dir": ".", "memory": "64MiB"}):
+    for options in ({{}}, {{"swap_dir": ".", "memory": "64MiB"}}):
         param = torch.nn.Parameter(torch.ones(4 << 20))
         param.grad = torch.ones_like(param)
         optimizer = deepnvme.optim.AdamW([param], **options)
         optimizer.step()
         for tensor in (param, param.grad):
-            storage, done, refused = tensor.untyped_storage(), threading.Event(), []
-
-            def shrink():
-                while not done.is_set():
-                    if not storage.resizable():
-                        try:
-                            storage.resize_(0)
-                        except RuntimeError:
-                            refused.append(True)
-
-            thread = threading.Thread(target=shrink, daemon=True)
-            thread.start()
-            for _ in range(2):
-                optimizer.step()
-            done.set()
-            thread.join()
-            assert refused, "never held"
-            assert storage.resizable() and storage.nbytes() == 16 << 20
+            meanwhile(tensor, lambda: [optimizer.step() for _ in range(2)])
     """)
 
 

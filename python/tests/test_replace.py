@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from safetensors.torch import save_file
 import deepnvme
 from deepnvme import _deepnvme
 from deepnvme.errors import InvalidArgumentError
+
+InThreads = Callable[[Callable[[int], object], int], None]
 
 RECORD = ("metadata", "deepnvme.owned")
 
@@ -61,22 +64,12 @@ def test_a_set_is_replaced_at_once_and_foreign_files_stay(tmp_path: Path) -> Non
     assert len(content(tmp_path)) == len(foreign) + 3
 
 
-def test_threads_that_replace_one_set_leave_one_that_is_whole(tmp_path: Path) -> None:
-    failures: list[BaseException] = []
+def test_threads_that_replace_one_set_leave_one_that_is_whole(tmp_path: Path, in_threads: InThreads) -> None:
+    def run(number: int) -> None:
+        for _ in range(10):
+            save(tmp_path, str(number))
 
-    def run(text: str) -> None:
-        try:
-            for _ in range(10):
-                save(tmp_path, text)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(str(number),)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(run, 4)
     assert load(tmp_path) in "0123"
     assert len(content(tmp_path)) == 3
 

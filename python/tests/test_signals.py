@@ -1,6 +1,11 @@
 """Ctrl-C and other signals while waiting."""
 
+import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,3 +150,19 @@ def test_ctrl_c_arrives_while_a_file_is_closed(python: Run) -> None:
             file.write(b"the engine goes on")
         assert open("file", "rb").read() == b"the engine goes on"
     """)
+
+
+def test_ctrl_c_at_exit_gives_up(tmp_path: Path) -> None:
+    program = f"""{SLOW}
+    import atexit
+    pending = engine.start_write(bytearray(SIZE), "file")
+    atexit.register(lambda: print("leaving", flush=True))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "leaving\n"
+        process.send_signal(signal.SIGINT)
+        _, words = process.communicate(timeout=100)
+    assert process.returncode == 0, words
+    assert "KeyboardInterrupt" in words

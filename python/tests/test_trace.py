@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import deepnvme
 
 Make = Callable[[int], bytes]
 Run = Callable[..., Any]
+InThreads = Callable[[Callable[[int], object], int], None]
 
 
 def bars(path: Path, category: str | None = None) -> list[dict[str, Any]]:
@@ -57,18 +57,16 @@ def test_every_transfer_is_in_the_file_once(engine: deepnvme.Engine, tmp_path: P
     assert (summary["copies"], summary["copies_hidden"], summary["lanes"], summary["dropped"]) == (0, None, [], 0)
 
 
-def test_threads_share_a_trace(engine: deepnvme.Engine, tmp_path: Path, random_bytes: Make) -> None:
+def test_threads_share_a_trace(
+    engine: deepnvme.Engine, tmp_path: Path, random_bytes: Make, in_threads: InThreads
+) -> None:
     def work(index: int) -> None:
         for step in range(5):
             engine.write(random_bytes(30_000), tmp_path / f"{index}-{step}")
 
     before = engine.stats()
     with engine.trace(tmp_path / "trace.json"):
-        threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, 4)
     names = [bar["args"]["file"] for bar in bars(tmp_path / "trace.json", "request")]
     assert sorted(names) == sorted(str(tmp_path / f"{index}-{step}") for index in range(4) for step in range(5))
     assert len(bars(tmp_path / "trace.json", "disk")) == engine.stats().ops - before.ops

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import math
-import threading
 import time
 import warnings
 import weakref
@@ -16,6 +15,7 @@ import pytest
 import deepnvme
 
 RandomBytes = Callable[[int], bytes]
+InThreads = Callable[[Callable[[int], object], int], None]
 
 MANY = 24 << 20
 """Bytes that take a slow engine far longer than any look at it."""
@@ -126,18 +126,14 @@ def test_the_context_manager_raises_the_failure(path: Path) -> None:
         gc.collect()
 
 
-def test_threads_wait_together(slow_engine: deepnvme.Engine, path: Path) -> None:
+def test_threads_wait_together(slow_engine: deepnvme.Engine, path: Path, in_threads: InThreads) -> None:
     pending = slow_engine.start_write(bytes(MANY), path)
     results: list[int] = []
 
-    def wait() -> None:
+    def wait(_: int) -> None:
         results.append(pending.wait())
 
-    threads = [threading.Thread(target=wait) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(wait, 8)
     assert results == [MANY] * 8
 
 

@@ -13,7 +13,6 @@ from deepnvme._deepnvme import _CheckpointReader
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-
     from typing_extensions import Self
 
 # Dtypes as safetensors spells them.

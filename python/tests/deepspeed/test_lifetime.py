@@ -28,6 +28,8 @@ from deepnvme.deepspeed._operations import Operation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    InThreads = Callable[[Callable[[int], object], int], None]
+
 MIB = 1 << 20
 
 
@@ -271,31 +273,24 @@ def test_fork(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "parent went on\n"), done.stderr
 
 
-def test_one_handle_in_many_threads(tmp_path: Path, random_bytes: Callable[[int], torch.Tensor]) -> None:
+def test_one_handle_in_many_threads(
+    tmp_path: Path, random_bytes: Callable[[int], torch.Tensor], in_threads: InThreads
+) -> None:
     handle = aio_handle(intra_op_parallelism=2)
     counts: list[int] = []
-    failures: list[BaseException] = []
     sources = [random_bytes(50_000 + index) for index in range(6)]
 
     def work(number: int) -> None:
-        try:
-            name = str(tmp_path / f"file{number}")
-            for _ in range(30):
-                target = torch.zeros_like(sources[number])
-                handle.async_pwrite(sources[number], name)
-                handle.async_pread(target, name)
-                # Another thread's wait may count the read, but it is done after this one.
-                counts.append(handle.wait())
-                assert torch.equal(target, sources[number])
-        except BaseException as failure:
-            failures.append(failure)
+        name = str(tmp_path / f"file{number}")
+        for _ in range(30):
+            target = torch.zeros_like(sources[number])
+            handle.async_pwrite(sources[number], name)
+            handle.async_pread(target, name)
+            # Another thread's wait may count the read, but it is done after this one.
+            counts.append(handle.wait())
+            assert torch.equal(target, sources[number])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, 6)
     assert sum(counts) + handle.wait() == 6 * 30 * 2
 
 

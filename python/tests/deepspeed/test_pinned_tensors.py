@@ -7,7 +7,7 @@ import inspect
 import subprocess
 import sys
 import textwrap
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import torch
 
 from deepnvme.deepspeed import aio_handle, pin_handle
 from deepnvme.deepspeed._pinned_tensors import PinnedRegions, regions
+
+InThreads = Callable[[Callable[[int], object], int], None]
 
 MIB = 1 << 20
 PAGE_BYTES = 4096
@@ -213,27 +215,18 @@ def test_bad_arguments(handle: Any) -> None:
     assert handle.new_cpu_locked_tensor(0, example).shape == (0,)
 
 
-def test_the_record_from_many_threads() -> None:
+def test_the_record_from_many_threads(in_threads: InThreads) -> None:
     record = PinnedRegions()
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for count in range(1, 200):
-                tensor = torch.zeros(count * 100)
-                record.add(tensor)
-                assert record.contain(tensor.data_ptr(), tensor.nbytes)
-                assert not record.contain(tensor.data_ptr(), tensor.nbytes + 1)
-                if count % 3 == 0:
-                    assert record.remove(tensor.data_ptr())
-        except BaseException as failure:
-            failures.append(failure)
+    def work(_: int) -> None:
+        for count in range(1, 200):
+            tensor = torch.zeros(count * 100)
+            record.add(tensor)
+            assert record.contain(tensor.data_ptr(), tensor.nbytes)
+            assert not record.contain(tensor.data_ptr(), tensor.nbytes + 1)
+            if count % 3 == 0:
+                assert record.remove(tensor.data_ptr())
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(work, 4)
     gc.collect()
     assert record.is_empty()

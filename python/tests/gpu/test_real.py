@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import deepnvme
 from deepnvme.deepspeed import _engine_pool, aio_handle, gds_handle
 
 from .test_transfer import bits, values
+
+InThreads = Callable[[Callable[[int], object], int], None]
 
 pytestmark = pytest.mark.gpu
 
@@ -113,32 +114,23 @@ def test_a_stream_does_not_wait_for_another_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [aio_handle, gds_handle])
-def test_two_streams_of_two_threads_at_once(tmp_path: Path, make: Any) -> None:
+def test_two_streams_of_two_threads_at_once(tmp_path: Path, make: Any, in_threads: InThreads) -> None:
     handle = make(1 << 20, 8, False, True, 2)
-    failures: list[BaseException] = []
 
     def work(number: int) -> None:
-        try:
-            with torch.cuda.stream(new_stream()):
-                path = tmp_path / str(number)
-                for turn in range(20):
-                    tensor = torch.zeros(1_000_003, dtype=torch.uint8, device="cuda")
-                    keep_busy(2_000_000)
-                    tensor.fill_(10 * turn + number)
-                    handle.write(tensor, path, False)
-                    target = torch.empty_like(tensor)
-                    handle.read(target, path, False)
-                    # Ordered by this thread's stream, without telling the engine.
-                    assert int((target != 10 * turn + number).sum()) == 0
-        except BaseException as failure:
-            failures.append(failure)
+        with torch.cuda.stream(new_stream()):
+            path = tmp_path / str(number)
+            for turn in range(20):
+                tensor = torch.zeros(1_000_003, dtype=torch.uint8, device="cuda")
+                keep_busy(2_000_000)
+                tensor.fill_(10 * turn + number)
+                handle.write(tensor, path, False)
+                target = torch.empty_like(tensor)
+                handle.read(target, path, False)
+                # Ordered by this thread's stream, without telling the engine.
+                assert int((target != 10 * turn + number).sum()) == 0
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(work, 2)
 
 
 @pytest.mark.parametrize("make", [aio_handle, gds_handle])

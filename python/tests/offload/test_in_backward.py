@@ -13,7 +13,20 @@ from torch.utils.checkpoint import checkpoint
 from deepnvme import optim
 from deepnvme.errors import ClosedError
 
-from .test_training import KINDS, MEMORY, WIDTH, Block, Model, Twins, assert_same, batches, loss_of, train, twins
+from .test_training import (
+    KINDS,
+    MEMORY,
+    WIDTH,
+    Block,
+    Model,
+    Twins,
+    assert_same,
+    batches,
+    closure_of,
+    loss_of,
+    train,
+    twins,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -252,14 +265,7 @@ def test_a_closure(twins: Twins) -> None:
     plain, twin, offloading = twins()
     found = []
     for one, optimizer in both(plain, twin, offloading, adamw):
-
-        def closure(one: nn.Module = one, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(one, batches(1)[0])
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss
-
-        found.append([optimizer.step(closure).item() for _ in range(4)])
+        found.append([optimizer.step(closure_of(one, optimizer)).item() for _ in range(4)])
     assert found[0] == found[1]
 
 

@@ -14,7 +14,7 @@ from torch import nn
 import deepnvme
 from deepnvme.errors import ClosedError, UnsupportedError
 
-from .test_training import MEMORY, Model, batches, loss_of, train
+from .test_training import MEMORY, Model, batches, closure_of, loss_of, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,14 +93,7 @@ def test_closures_and_groups(tmp_path: Path) -> None:
         optimizer = torch.optim.AdamW(groups, lr=1e-2)
         if one is model:
             offloading.attach(optimizer)
-
-        def closure(one: nn.Module = one, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(one, batches(1)[0])
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss
-
-        found.append([optimizer.step(closure).item() for _ in range(4)])
+        found.append([optimizer.step(closure_of(one, optimizer)).item() for _ in range(4)])
         assert [len(group["params"]) for group in optimizer.param_groups] == [len(decay), len(rest)]
         found[-1].append(sum(float(state["exp_avg"].sum()) for state in optimizer.state_dict()["state"].values()))
     assert found[0] == found[1]

@@ -70,6 +70,18 @@ def batches(count: int) -> list[torch.Tensor]:
     return [torch.randint(0, WORDS, (3, 11), generator=generator) for _ in range(count)]
 
 
+def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], torch.Tensor]:
+    """Make a closure for ``step`` that computes the loss of one batch and its gradients."""
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batches(1)[0])
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    return closure
+
+
 def loss_of(model: nn.Module, words: torch.Tensor) -> torch.Tensor:
     logits = model(words[:, :-1])
     return torch.nn.functional.cross_entropy(logits.reshape(-1, WORDS), words[:, 1:].reshape(-1))

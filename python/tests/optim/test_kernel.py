@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from deepnvme._deepnvme import Kernel
+
+InThreads = Callable[[Callable[[int], object], int], None]
 
 _BLOCK = 128
 
@@ -124,18 +126,14 @@ def test_a_forked_child_steps_too(kernel: Kernel) -> None:
     os.waitpid(child, 0)
 
 
-def test_several_threads_of_python_at_once(kernel: Kernel) -> None:
+def test_several_threads_of_python_at_once(kernel: Kernel, in_threads: InThreads) -> None:
     expected = _train(kernel, "f32", 100_001)
     answers: list[bool] = []
 
-    def work() -> None:
+    def work(_: int) -> None:
         answers.append(all(map(torch.equal, _train(kernel, "f32", 100_001), expected)))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     assert answers == [True] * 4
 
 

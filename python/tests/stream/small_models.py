@@ -75,6 +75,25 @@ def make(name: str) -> Any:
     return model
 
 
+def make_bfloat16(kind: str, hidden_size: int, intermediate_size: int) -> Any:
+    """Create a llama or a mixtral of three layers as it is initialized, with the weights of torch's seed."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 3000,
+        "max_position_embeddings": 64,
+    }
+    if kind == "llama":
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    else:
+        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, num_local_experts=4))
+    return model.bfloat16()
+
+
 @dataclass
 class SmallModels:
     """Folders and models, each created on first use."""

@@ -12,6 +12,8 @@ import deepnvme
 from deepnvme._stream.planner import lay_out_group
 from deepnvme._stream.weight_origin import ByteRange, Origin, conversions, encoded_ranges
 
+from .small_models import make_bfloat16
+
 transformers = pytest.importorskip("transformers")
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -21,19 +23,8 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model on disk. Its experts are assembled from several ranges."""
     torch.manual_seed(20261122)
-    sizes: dict[str, Any] = {
-        "hidden_size": 128,
-        "intermediate_size": 320,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-    }
-    sizes |= {"num_key_value_heads": 2, "vocab_size": 3000, "max_position_embeddings": 64}
-    if request.param == "llama":
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False))
-    else:
-        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, num_local_experts=4))
     path = tmp_path_factory.mktemp(request.param)
-    model.bfloat16().save_pretrained(path)
+    make_bfloat16(request.param, 128, 320).save_pretrained(path)
     return path
 
 

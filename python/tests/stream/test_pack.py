@@ -23,6 +23,8 @@ from deepnvme import errors
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _run_command
 from deepnvme._stream.weight_sources import ModelFiles
 
+from .small_models import make_bfloat16
+
 transformers = pytest.importorskip("transformers")
 
 GROUP = 64
@@ -48,19 +50,8 @@ def refused(*arguments: str | Path) -> str:
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model in several files."""
     torch.manual_seed(20261123)
-    sizes: dict[str, Any] = {
-        "hidden_size": 192,
-        "intermediate_size": 384,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-    }
-    sizes |= {"num_key_value_heads": 2, "vocab_size": 3000, "max_position_embeddings": 64}
-    if request.param == "llama":
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
-    else:
-        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, num_local_experts=4))
     path = tmp_path_factory.mktemp(request.param)
-    model.bfloat16().save_pretrained(path, max_shard_size="2MB")
+    make_bfloat16(request.param, 192, 384).save_pretrained(path, max_shard_size="2MB")
     (path / "tokenizer.json").write_text("{}")
     return path
 

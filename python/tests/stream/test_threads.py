@@ -18,6 +18,8 @@ from .small_models import SmallModels, tokens, weights_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    InThreads = Callable[[Callable[[int], object], int], None]
+
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 
@@ -26,36 +28,27 @@ def assert_right(saved: plain_module.Saved, model: Any) -> None:
 
 
 @pytest.mark.parametrize("memory", [90_000, plain_module.MEMORY, 10_000_000])
-def test_threads_that_use_one_model(saved: plain_module.Saved, memory: int) -> None:
+def test_threads_that_use_one_model(saved: plain_module.Saved, memory: int, in_threads: InThreads) -> None:
     model = saved.stream(memory=memory)
     questions = [
         torch.randint(0, plain_module.ROWS, (2, 30), generator=torch.Generator().manual_seed(seed)) for seed in range(4)
     ]
     answers = [model(question) for question in questions]
-    failed: list[BaseException | str] = []
 
     def ask(index: int) -> None:
-        try:
-            with torch.no_grad():
-                given = [model(questions[index]) for _ in range(8)]
-            if not all(torch.equal(one, answers[index]) for one in given):
-                failed.append(f"another answer in thread {index}")
-        except BaseException as error:
-            failed.append(error)
+        with torch.no_grad():
+            given = [model(questions[index]) for _ in range(8)]
+        assert all(torch.equal(one, answers[index]) for one in given), f"another answer in thread {index}"
 
-    threads = [threading.Thread(target=ask, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "threads wait for each other"
-    assert not failed, failed
+    in_threads(ask, 4)
     assert model.streaming.stats().steps == 36
     model.streaming.close()
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
-def test_generations_in_two_threads(models: SmallModels, streamed: Callable[..., Any], name: str) -> None:
+def test_generations_in_two_threads(
+    models: SmallModels, streamed: Callable[..., Any], name: str, in_threads: InThreads
+) -> None:
     model = streamed(models.folder(name), memory=900_000 if name == "mixtral" else 150_000)
     expected = [models.model(name).generate(tokens(2, 6, seed), max_new_tokens=8, do_sample=False) for seed in range(2)]
     made: dict[int, torch.Tensor] = {}
@@ -64,11 +57,7 @@ def test_generations_in_two_threads(models: SmallModels, streamed: Callable[...,
         with torch.no_grad():
             made[seed] = model.generate(tokens(2, 6, seed), max_new_tokens=8, do_sample=False)
 
-    threads = [threading.Thread(target=generate, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(generate, 2)
     assert all(torch.equal(made[seed], expected[seed]) for seed in range(2))
 
 
@@ -138,7 +127,7 @@ def test_a_forked_child_is_told(saved: plain_module.Saved) -> None:
     model.streaming.close()
 
 
-def test_several_models_at_once(models: SmallModels) -> None:
+def test_several_models_at_once(models: SmallModels, in_threads: InThreads) -> None:
     """Models on one engine, one after another and in threads."""
     names, question, options = ["llama_midsize", "mixtral_midsize"], tokens(1, 6), {"max_new_tokens": 6}
     options |= {"do_sample": False}
@@ -156,11 +145,7 @@ def test_several_models_at_once(models: SmallModels) -> None:
             answers = [streamed[index].generate(question, **options) for _ in range(3)]
         right.extend(torch.equal(answer, expected[index]) for answer in answers)
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    in_threads(run, 2)
     assert right == [True] * 6
     for model in streamed:
         model.streaming.close()
