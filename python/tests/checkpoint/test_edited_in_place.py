@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def edit(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("format_", ["pt", "safetensors"])
-def test_a_file(tmp_path: Path, format_: str) -> None:
+def test_a_file(tmp_path: Path, format_: Literal["pt", "safetensors"]) -> None:
     with deepnvme.Checkpointer(tmp_path, keep=1, format=format_) as checkpointer:
         checkpointer.save(1, {"w": torch.rand(300_000)})
         first = checkpointer.checkpoints[0].path
@@ -55,6 +56,7 @@ def test_a_file_with_an_older_time(tmp_path: Path) -> None:
 SAVES = """
 import warnings
 from pathlib import Path
+from typing import Literal
 warnings.simplefilter("ignore")
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor, Shard
