@@ -150,7 +150,7 @@ class Deepnvme(Plain):
 
     def counted(self) -> dict[str, float]:
         """See the base."""
-        stats = self._optimizer.swapping
+        stats = self._optimizer.swap_stats()
         names = ("bytes_read", "bytes_written", "stalled_s", "hits", "waits", "resident_bytes_peak")
         return {name: float(getattr(stats, name)) for name in names}
 

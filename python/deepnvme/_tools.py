@@ -47,19 +47,19 @@ def bench(
     direction: Literal["read", "write"],
     *folders: _Path,
     size: int | str = "1G",
-    block_size: int | str | None = None,
+    block_bytes: int | str | None = None,
     queue_depth: int | None = None,
     workers: int | None = None,
     backend: Literal["auto", "io_uring", "aio", "threads"] = "auto",
-    single_submit: bool = False,
+    submit: Literal["batch", "single"] = "batch",
     direct: Literal["required", "preferred", "disabled"] = "preferred",
     memory: Literal["pinned", "plain"] = "pinned",
     gpu: int | None = None,
     buffer: int | str | None = None,
     random: bool = False,
     cache: Literal["cold", "warm"] = "cold",
-    durable: Literal["none", "data", "full"] = "none",
-    stripe: int | str | None = None,
+    durability: Literal["none", "data", "full"] = "none",
+    stripe_bytes: int | str | None = None,
     processes: int = 1,
     loops: int = 5,
     warm_up: int = 1,
@@ -73,19 +73,19 @@ def bench(
         direction: ``"read"`` or ``"write"``.
         folders: folders for the files, one file in each.
         size: bytes of each file, or a string such as ``"512M"``; default 1 GiB.
-        block_size: largest single transfer; default 2 MiB.
+        block_bytes: largest single transfer; default 2 MiB.
         queue_depth: transfers in flight per worker; default 128.
         workers: threads that submit; default one per processor, at most 4.
         backend: the back end; default the first that works.
-        single_submit: submit each transfer with its own system call.
+        submit: ``"single"`` submits each transfer with its own system call.
         direct: whether to bypass the page cache.
         memory: page-locked, or pageable like ``torch.empty``.
         gpu: the GPU that holds the memory instead of the host; ``0`` is the first.
         buffer: bytes of a buffer that is reused block by block, as fio does; default as large as the file.
         random: one request per block in random order, instead of one for the file.
         cache: state of the page cache before a read.
-        durable: durability of a write.
-        stripe: stripe one file over all folders, with stripes of this size.
+        durability: as for :func:`write`.
+        stripe_bytes: stripe one file over all folders, with stripes of this size.
         processes: processes that run at the same time, each with its own files.
         loops: measured rounds.
         warm_up: warm-up rounds before them.
@@ -108,7 +108,7 @@ def bench(
     """
     valued = {
         "size": size,
-        "block-size": block_size,
+        "block-size": block_bytes,
         "queue-depth": queue_depth,
         "workers": workers,
         "backend": backend,
@@ -117,15 +117,15 @@ def bench(
         "gpu": gpu,
         "buffer": buffer,
         "cache": cache,
-        "durable": durable,
-        "stripe": stripe,
+        "durable": durability,
+        "stripe": stripe_bytes,
         "processes": processes,
         "loops": loops,
         "warm-up": warm_up,
         "against": against,
         "plot": None if plot is None else os.fsdecode(plot),
     }
-    flags = {"single-submit": single_submit, "random": random, "validate": validate}
+    flags = {"single-submit": submit == "single", "random": random, "validate": validate}
     return _run("bench", direction, *_options(valued, flags), "--", *map(os.fsdecode, folders))
 
 
@@ -137,7 +137,7 @@ def tune(
     write: bool = True,
     memory: Literal["pinned", "plain"] = "pinned",
     gpu: int | None = None,
-    durable: Literal["none", "data", "full"] = "none",
+    durability: Literal["none", "data", "full"] = "none",
     sweep_config: _Path | None = None,
     output: _Path = "deepnvme.toml",
     plot: _Path | None = None,
@@ -152,7 +152,7 @@ def tune(
         write: whether to tune for writing.
         memory: page-locked, or pageable like ``torch.empty``.
         gpu: the GPU that holds the memory instead of the host; ``0`` is the first.
-        durable: durability of a write.
+        durability: as for :func:`write`.
         sweep_config: a JSON file with a list of values for each setting, by the names of ``ds_io``.
         output: file for the settings.
         plot: draw the trials as a heat map to this .svg or .html file.
@@ -176,7 +176,7 @@ def tune(
         "size": size,
         "memory": memory,
         "gpu": gpu,
-        "durable": durable,
+        "durable": durability,
         "sweep-config": None if sweep_config is None else os.fsdecode(sweep_config),
         "output": os.fsdecode(output),
         "plot": None if plot is None else os.fsdecode(plot),

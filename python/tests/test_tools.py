@@ -40,7 +40,7 @@ def test_a_report_is_a_dict_and_prints_as_lines(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_is_a_dict_and_prints_as_a_table(tmp_path: Path) -> None:
-    outcome = deepnvme.bench("write", tmp_path, size="3M", loops=2, warm_up=0, validate=True, durable="data")
+    outcome = deepnvme.bench("write", tmp_path, size="3M", loops=2, warm_up=0, validate=True, durability="data")
     jsonschema.validate(dict(outcome), schema("bench"))
     assert outcome["workload"]["io_bytes"] == 3 << 20
     assert outcome["is_validated"]
@@ -59,17 +59,17 @@ def test_every_argument_reaches_the_workload(tmp_path: Path) -> None:
         folders[0],
         os.fsencode(folders[1]),
         size=1 << 20,
-        block_size="64K",
+        block_bytes="64K",
         queue_depth=3,
         workers=2,
         backend="threads",
-        single_submit=True,
+        submit="single",
         direct="disabled",
         memory="plain",
         buffer="128K",
         random=True,
         cache="warm",
-        stripe="64K",
+        stripe_bytes="64K",
         processes=2,
         loops=1,
         warm_up=0,

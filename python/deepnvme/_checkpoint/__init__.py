@@ -6,5 +6,6 @@
 - ``load_buffer`` is the memory that a load fills, and ``buffer_pool`` reuses it.
 - ``checkpointer`` saves a training run: ``save_start`` and ``background_save`` run its saves, ``history`` keeps its
   folder, and ``distributed`` coordinates several processes.
+- ``dcp`` writes and reads the folders of ``torch.distributed.checkpoint``.
 - ``tensor_names`` names the tensors of nested states.
 """

@@ -181,9 +181,8 @@ class Checkpointer:
         self._history.refresh_if_unlocked()
         return self._history.entries[-1] if self._history.entries else None
 
-    @property
     def stats(self) -> CheckpointerStats:
-        """The cost of saving so far."""
+        """Return the cost of saving so far."""
         self._check_process()
         return self._counter.current
 

@@ -36,8 +36,8 @@ class Swapper:
     callers block until space is freed. All methods are thread-safe.
 
     Args:
-        folder: the folder of the swap file; several folders, one per drive, for a striped one. The file is private and
-            unnamed where the file system supports that. It vanishes with the swapper, also after a crash.
+        swap_dir: the folder of the swap file; several folders, one per drive, for a striped one. The file is private,
+            and unnamed where the file system supports that. It vanishes with the swapper, also after a crash.
         memory: bytes for tensors, such as ``"4GB"``.
         checksums: checksum everything that is written, and verify it when it is read.
         named: give the file a name (``.deepnvme-swap-...``), for those who open it by name.
@@ -64,7 +64,7 @@ class Swapper:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        swap_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         memory: int | str,
         checksums: bool = False,
@@ -74,7 +74,7 @@ class Swapper:
         stripe_bytes: int | None = None,
         engine: Engine | None = None,
     ) -> None:
-        folders = [folder] if isinstance(folder, (str, bytes, os.PathLike)) else list(folder)
+        folders = [swap_dir] if isinstance(swap_dir, (str, bytes, os.PathLike)) else list(swap_dir)
         self._swapper = _Swapper(
             folders,
             parse_bytes(memory),

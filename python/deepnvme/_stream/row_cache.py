@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ROWS_BYTES_MAX = 64 << 10
 
 # Counters of rows and experts have their own names, apart from those of layers.
-_NAMES = {"hits": "picked_hits", "waits": "picked_waits", "fetches": "picked_fetches"}
+_NAMES = {"hits": "row_hits", "waits": "row_waits", "fetches": "row_fetches"}
 
 
 class RowCache:

@@ -84,9 +84,9 @@ class StreamStats(Step):
     """Layers loaded."""
     fetches_ahead: int
     """Layers loaded before they were needed."""
-    picked_hits: int
+    row_hits: int
     """Rows and experts that were in memory."""
-    picked_waits: int
+    row_waits: int
     """Rows and experts that had to be read."""
 
     @property
@@ -96,10 +96,10 @@ class StreamStats(Step):
         return self.hits / calls if calls else 0.0
 
     @property
-    def picked_hit_rate(self) -> float:
+    def row_hit_rate(self) -> float:
         """Fraction of rows and experts that were in memory."""
-        picked = self.picked_hits + self.picked_waits
-        return self.picked_hits / picked if picked else 0.0
+        rows = self.row_hits + self.row_waits
+        return self.row_hits / rows if rows else 0.0
 
 
 class StepRecorder:
@@ -139,8 +139,8 @@ class StepRecorder:
             waits=int(since.get("waits", 0)),
             fetches=int(since.get("fetches", 0)),
             fetches_ahead=int(since.get("fetches_ahead", 0)),
-            picked_hits=int(since.get("picked_hits", 0)),
-            picked_waits=int(since.get("picked_waits", 0)),
+            row_hits=int(since.get("row_hits", 0)),
+            row_waits=int(since.get("row_waits", 0)),
         )
 
     def _add(self, seconds: float, before: dict[str, float], tokens: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-import deepnvme
+from deepnvme._checkpoint.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def make_llama(folder: Path, nbytes: int) -> int:
             name: torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
             for name, shape in shapes.items()
         }
-        deepnvme.save(state, folder / file)
+        save(state, folder / file)
         weight_map.update(dict.fromkeys(state, file))
         total += sum(tensor.nbytes for tensor in state.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}

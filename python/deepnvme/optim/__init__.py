@@ -17,7 +17,7 @@ parameters. A step reads it group by group, updates it, and writes it back in th
 of it are in memory. ``swap_gradients=True`` also moves gradients to disk as soon as they are computed.
 ``state_dict()`` reads all state into memory; ``save_state(path)`` and ``load_state(path)`` do not. If the disk fails
 during a step, :class:`deepnvme.errors.StepStoppedError` is raised, and ``step()`` resumes where it stopped.
-``optimizer.swapping`` has the counters.
+``optimizer.swap_stats()`` has the counters.
 
 ``moments="bf16"`` or ``"8bit"`` reduces moments to a half or a quarter, in memory and on disk.
 
@@ -28,7 +28,7 @@ Example:
     ...     optimizer.zero_grad()
     ...     model(torch.randn(8, 512)).square().mean().backward()
     ...     optimizer.step()
-    >>> optimizer.swapping.stored_bytes >= 2 * 4 * 512 * 513
+    >>> optimizer.swap_stats().stored_bytes >= 2 * 4 * 512 * 513
     True
 """
 

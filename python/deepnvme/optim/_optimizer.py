@@ -113,9 +113,8 @@ class OptimizerBase(torch.optim.Optimizer):
             self._set_up()
             self._adopt_state()
 
-    @property
-    def swapping(self) -> SwapStats | None:
-        """Counters of the state on disk; ``None`` if the state is in memory."""
+    def swap_stats(self) -> SwapStats | None:
+        """Return the counters of the state on disk; ``None`` if the state is in memory."""
         return self._store.stats()
 
     # Hooks of each algorithm.

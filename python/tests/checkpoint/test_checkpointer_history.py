@@ -178,7 +178,7 @@ def test_threads_that_save_through_one(tmp_path: Path, async_: bool) -> None:
             thread.join()
         assert not failures
         checkpointer.wait()
-        assert checkpointer.stats.saves == 16
+        assert checkpointer.stats().saves == 16
         listed = checkpointer.checkpoints
         assert len(listed) == 4
         for entry in listed:
@@ -301,7 +301,7 @@ if child == 0:
         "fetch_parts": checkpointer.fetch_parts, "latest": checkpointer.latest,
         "checkpoints": lambda: checkpointer.checkpoints, "overlap": lambda: checkpointer.overlap().__enter__(),
         "with": lambda: checkpointer.__enter__(), "end": lambda: checkpointer.__exit__(None, None, None),
-        "stats": lambda: checkpointer.stats,
+        "stats": checkpointer.stats,
     }
     for name, call in calls.items():
         began = time.perf_counter()

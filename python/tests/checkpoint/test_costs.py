@@ -184,7 +184,7 @@ def test_pairs_are_looked_at_before_they_are_taken_apart(tmp_path: Path) -> None
 
 CHILD = """
 import contextlib, pathlib, sys, torch, deepnvme
-from deepnvme.integrations._dcp import objects as _dcp_objects
+from deepnvme._checkpoint.dcp import objects as _dcp_objects
 path, way = sys.argv[1], sys.argv[2]
 deepnvme.save({"a": torch.ones(2)}, path + ".warm"); deepnvme.load(path + ".warm", lazy=True)["a"].sum()
 ways = {

@@ -21,10 +21,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import deepnvme
 from deepnvme import errors
+from deepnvme._checkpoint.dcp import shard as _dcp_shard
+from deepnvme._checkpoint.dcp.shard import Shard
+from deepnvme._checkpoint.dcp.writer import _free_name
 from deepnvme._deepnvme import _crc64
-from deepnvme.integrations._dcp import shard as _dcp_shard
-from deepnvme.integrations._dcp.shard import Shard
-from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter, _free_name
+from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 from .programs import Program
 from .programs import run as run_killed

@@ -20,7 +20,7 @@ with Checkpointer(folder, keep=2, **kind) as checkpointer:
     for step in range(4):
         assert checkpointer.save(step, {**state(step), "rank": rank, "rng": torch.full((500,), float(rank))})
     checkpointer.wait()
-    answer = [checkpointer.stats.saves, checkpointer.stats.nbytes, [c.path.name for c in checkpointer.checkpoints]]
+    answer = [checkpointer.stats().saves, checkpointer.stats().nbytes, [c.path.name for c in checkpointer.checkpoints]]
     same(checkpointer.restore(verify="full"), {**state(3), "rank": 0, "rng": torch.zeros(500)})
     same(checkpointer.restore(2), {**state(2), "rank": 0, "rng": torch.zeros(500)})
 if rank == 0:

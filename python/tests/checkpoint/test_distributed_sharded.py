@@ -53,7 +53,7 @@ with Checkpointer(folder, keep=2, async_=async_) as checkpointer:
                 full = {name: tensor.full_tensor() for name, tensor in model.state_dict().items()}
             step(model, optimizer, x)
         checkpointer.wait()
-        answer = [c.path.name for c in checkpointer.checkpoints], checkpointer.stats.nbytes
+        answer = [c.path.name for c in checkpointer.checkpoints], checkpointer.stats().nbytes
 if rank == 0:
     torch.save(full, folder.parent / "full.pt")
 """

@@ -39,7 +39,7 @@ def test_the_same_bits(tmp_path: Path, kind: Any, settings: dict[str, Any], dtyp
     train(other, his, range(6))
     assert_same(one, other)
     assert all(param.grad is None for param in one.parameters()), "a step has used them"
-    stats = mine.swapping
+    stats = mine.swap_stats()
     assert stats.resident_bytes_peak <= MEMORY
     assert stats.bytes_written > 0
 
@@ -80,10 +80,10 @@ def test_no_gradient_stays_in_memory(tmp_path: Path) -> None:
         assert "on disk" in repr(param.grad)
         with pytest.raises(UnsupportedError, match=r"clone\(\)"):
             param.grad.zero_()
-    assert mine.swapping.stored_bytes > 0
+    assert mine.swap_stats().stored_bytes > 0
     mine.zero_grad()
     assert all(param.grad is None for param in one.parameters())
-    assert mine.swapping.stored_bytes == 0, "what was dropped takes no room"
+    assert mine.swap_stats().stored_bytes == 0, "what was dropped takes no room"
 
 
 @pytest.mark.parametrize("foreach", [None, False])
@@ -187,7 +187,7 @@ def test_parameters_gradients_and_state_on_disk(tmp_path: Path) -> None:
     offloading.attach(mine)
     his = optim.AdamW(other.parameters(), lr=1e-3)
     size = sum(param.nbytes for param in other.parameters())
-    assert size > offloading.memory_bytes > mine.swapping.memory_bytes
+    assert size > offloading.memory_bytes > mine.swap_stats().memory_bytes
     for step in range(5):
         for net, optimizer in ((one, mine), (other, his)):
             for micro in range(2):
@@ -196,7 +196,7 @@ def test_parameters_gradients_and_state_on_disk(tmp_path: Path) -> None:
             optimizer.zero_grad()
     for name, tensor in other.state_dict().items():
         assert torch.equal(one.state_dict()[name], tensor), name
-    assert mine.swapping.resident_bytes_peak <= MEMORY
+    assert mine.swap_stats().resident_bytes_peak <= MEMORY
     offloading.close()
 
 

@@ -31,7 +31,7 @@ def test_on_disk_as_in_memory(
     train(one, mine, range(6))
     train(other, his, range(6))
     assert_same(one, other)
-    assert mine.swapping.resident_bytes_peak <= MEMORY // 4
+    assert mine.swap_stats().resident_bytes_peak <= MEMORY // 4
     ours, theirs = mine.state_dict(), his.state_dict()
     for index, state in theirs["state"].items():
         assert ours["state"][index].keys() == state.keys()
@@ -76,7 +76,7 @@ def test_bytes(tmp_path: Path) -> None:
         optimizer: Any = optim.AdamW([param], moments=moments, swap_dir=tmp_path, memory="2MB")
         param.grad = torch.randn(100_000)
         optimizer.step()
-        found[moments] = optimizer.swapping.stored_bytes
+        found[moments] = optimizer.swap_stats().stored_bytes
     assert found["bf16"] <= 0.52 * found["fp32"]
     assert found["8bit"] <= 0.28 * found["fp32"]
     in_memory = optim.AdamW([param], moments="8bit")

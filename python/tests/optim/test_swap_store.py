@@ -34,7 +34,7 @@ def test_the_same_bits(tmp_path: Path, kind: Any, settings: dict[str, Any], dtyp
         assert ours["state"][index].keys() == state.keys()
         for name, value in state.items():
             assert torch.equal(torch.as_tensor(ours["state"][index][name]), torch.as_tensor(value)), (index, name)
-    stats = mine.swapping
+    stats = mine.swap_stats()
     assert stats.resident_bytes_peak <= MEMORY
     if stats.items:
         assert stats.stored_bytes > 2 * MEMORY
@@ -103,7 +103,7 @@ def test_with_parameters_on_disk_too(tmp_path: Path) -> None:
     train(other, his, range(6))
     for name, tensor in other.state_dict().items():
         assert torch.equal(one.state_dict()[name], tensor), name
-    stats = mine.swapping
+    stats = mine.swap_stats()
     assert stats is not None
     assert stats.resident_bytes_peak <= MEMORY
     assert stats.stored_bytes > 2 * MEMORY
@@ -121,7 +121,7 @@ def test_refusals(tmp_path: Path) -> None:
     train(net, optimizer, range(2))
     with pytest.raises(TypeError, match="state_dict"):
         copy.deepcopy(optimizer)
-    assert optim.AdamW(net.parameters()).swapping is None
+    assert optim.AdamW(net.parameters()).swap_stats() is None
 
 
 @pytest.mark.parametrize("swap_gradients", [False, True])
@@ -149,7 +149,7 @@ def test_small_parameters_share_a_group(tmp_path: Path) -> None:
         for param in params:
             param.grad = torch.randn(10)
         optimizer.step()
-    stats = optimizer.swapping
+    stats = optimizer.swap_stats()
     assert stats is not None
     assert stats.items == 2, "one for the parameters that each group of settings brought"
     optimizer = optim.AdamW(

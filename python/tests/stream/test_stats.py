@@ -65,20 +65,20 @@ def test_experts_that_stay_are_not_read_again(models: SmallModels, streamed: Cal
     model = streamed(folder, memory=2 * weights_bytes(folder))
     model(tokens(4, 50))
     first = model.streaming.stats()
-    assert first.picked_waits > 0
+    assert first.row_waits > 0
     model(tokens(4, 50))
     stats = model.streaming.stats()
-    assert stats.picked_waits == first.picked_waits, "the same tokens go to the same experts"
-    assert stats.picked_hits > first.picked_hits
-    assert 0 < stats.picked_hit_rate < 1
+    assert stats.row_waits == first.row_waits, "the same tokens go to the same experts"
+    assert stats.row_hits > first.row_hits
+    assert 0 < stats.row_hit_rate < 1
     # One token needs two of eight experts in each layer.
     small = streamed(folder, memory=700_000)
     small(tokens(1, 1))
     before = small.streaming.stats()
     small(tokens(1, 1, seed=9))
     after = small.streaming.stats()
-    picked = after.picked_hits + after.picked_waits - before.picked_hits - before.picked_waits
-    assert picked <= 4 * 2 + 1
+    rows = after.row_hits + after.row_waits - before.row_hits - before.row_waits
+    assert rows <= 4 * 2 + 1
     assert after.bytes_read - before.bytes_read < weights_bytes(folder) // 2
 
 
@@ -101,7 +101,7 @@ def test_figures_are_ready_for_json(saved: plain_module.Saved) -> None:
     figures = model.streaming.stats().to_dict()
     assert json.loads(json.dumps(figures)) == figures
     assert set(figures) == set(empty)
-    for name in ("hit_rate", "picked_hit_rate", "overlap", "roofline"):
+    for name in ("hit_rate", "row_hit_rate", "overlap", "roofline"):
         assert 0 <= figures[name] <= 1, name
     assert figures["steps"] == 1
     model.streaming.close()

@@ -40,7 +40,7 @@ assert {STATE_MEMORY} + {CONSTANT} < 0.5 * wide_model.STATE_BYTES
 wide_model.limit(more)
 optimizer = deepnvme.optim.AdamW(model.parameters(), swap_dir=".", memory={STATE_MEMORY}, threads=2)
 wide_model.train(model, optimizer)
-stats = optimizer.swapping
+stats = optimizer.swap_stats()
 assert stats.resident_bytes_peak <= {STATE_MEMORY}, stats
 assert stats.stored_bytes >= wide_model.STATE_BYTES, stats
 print(wide_model.digest(model.parameters()))
@@ -72,8 +72,8 @@ optimizer = deepnvme.optim.AdamW(
 offloading.attach(optimizer, in_backward=IN_BACKWARD)
 wide_model.train(model, optimizer)
 assert offloading.stats().resident_bytes_peak <= PARAMETER_MEMORY
-assert optimizer.swapping.resident_bytes_peak <= STATE_MEMORY
-assert optimizer.swapping.stored_bytes >= wide_model.STATE_BYTES
+assert optimizer.swap_stats().resident_bytes_peak <= STATE_MEMORY
+assert optimizer.swap_stats().stored_bytes >= wide_model.STATE_BYTES
 digests = []
 for layer in model:
     with offloading.gathered(layer.parameters()):

@@ -70,7 +70,7 @@ steps(training, 0, 3 if {calls} != failing_calls.ALLOCATIONS else 0)
 failing_calls.fail({calls}, swap_files, {number})
 expect(lambda: training.step(3), {number}, {words!r})
 if {calls} != failing_calls.ALLOCATIONS:
-    assert training.optimizer.swapping.failures > 0
+    assert training.optimizer.swap_stats().failures > 0
 # It says so again, and does not hang.
 expect(lambda: training.step(3), {number}, {words!r})
 assert_all_is_well(swap_files)

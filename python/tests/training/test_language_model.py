@@ -76,7 +76,7 @@ def test_the_losses_of_torch(tmp_path: Path, reference: Reference, parameters_on
         group["lr"] for group in reference.optimizer["param_groups"]
     ]
 
-    stats = optimizer.swapping
+    stats = optimizer.swap_stats()
     assert stats is not None
     assert stats.stored_bytes >= 2 * 4 * count > 3 * STATE_MEMORY
     assert stats.resident_bytes_peak <= STATE_MEMORY

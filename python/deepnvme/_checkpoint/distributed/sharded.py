@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.background_save import SignalSafeEvent
+from deepnvme._checkpoint.dcp.reader import DeepnvmeReader
+from deepnvme._checkpoint.dcp.writer import DeepnvmeWriter
 from deepnvme._checkpoint.history import SHARDS_LIST
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._deepnvme import _crc64, _NewFolder
 from deepnvme.errors import CancelledError, Error
-from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,14 +15,14 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from deepnvme._checkpoint.dcp.index import INDEX_NAME, ItemLocation, decode
+from deepnvme._checkpoint.dcp.objects import repickle_safely
+from deepnvme._checkpoint.dcp.shard import Shard
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.arguments import path_of
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme.errors import ChecksumError, CorruptFileError, OutOfMemoryError
-from deepnvme.integrations._dcp.index import INDEX_NAME, ItemLocation, decode
-from deepnvme.integrations._dcp.objects import repickle_safely
-from deepnvme.integrations._dcp.shard import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

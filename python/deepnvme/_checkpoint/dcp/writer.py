@@ -1,0 +1,185 @@
+"""The storage writer of ``deepnvme.integrations.dcp``."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from deepnvme._checkpoint.dcp.index import INDEX_NAME, OWNED_KEY, ItemLocation, encode
+from deepnvme._checkpoint.save import SaveOptions, describe_tensors, plan_safetensors
+from deepnvme._checkpoint.shards import identities
+from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
+from deepnvme._utils.arguments import path_of
+from deepnvme.errors import NotFoundError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Literal
+
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+
+    from deepnvme._deepnvme import Engine, _Saving
+
+
+class DeepnvmeWriter(StorageWriter):
+    """Write a distributed state, each rank its own part.
+
+    Args:
+        path: the folder. ``dcp.save(checkpoint_id=...)`` replaces it.
+        engine: the engine that transfers the bytes. Default: the default engine.
+        durability: as for ``deepnvme.save``. Default ``"full"``.
+        checksums: as for ``deepnvme.save``. Default True.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        engine: Engine | None = None,
+        durability: Literal["none", "data", "full"] = "full",
+        checksums: bool = True,
+    ) -> None:
+        super().__init__()
+        self._path = None if path is None else path_of(path).absolute()
+        self._options = SaveOptions(engine, durability, checksums)
+        # On the coordinator: the files of all ranks, until the index lists them.
+        self._new: _SetReplacement | None = None
+
+    @property
+    def _folder(self) -> Path:
+        if self._path is None:
+            msg = "no folder was given; pass a path to DeepnvmeWriter, or a checkpoint_id to dcp.save"
+            raise ValueError(msg)
+        return self._path
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Set the folder of the next save."""
+        if checkpoint_id is not None:
+            self._path = path_of(checkpoint_id).absolute()
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
+        """Create the folder."""
+        del is_coordinator
+        if not kwargs.get("use_collectives", True) and (_world_size() > 1 or kwargs.get("rank") not in (None, 0)):
+            # Each rank would replace the index by one of its own files. All ranks refuse: a single rank that continued
+            # would replace the old checkpoint by its part of the new one.
+            msg = f"{self._folder}: DeepnvmeWriter needs one index of all ranks' files; save with use_collectives=True"
+            raise UnsupportedError(msg)
+        _make_folders(self._folder)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan unchanged."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Create a file with a new name for each rank, so that the old checkpoint stays as it is."""
+        if not all(getattr(plan, "usable", True) for plan in plans):
+            msg = f"{self._folder}: cached plans name files of an earlier save; use enable_plan_caching=False"
+            raise UnsupportedError(msg)
+        self.give_up()
+        ranks = [rank for rank, plan in enumerate(plans) if plan.items]
+        members = [(self._folder / f"shard-{rank:05}-", ".safetensors") for rank in ranks]
+        self._new = _SetReplacement(self._folder / INDEX_NAME, members, [OWNED_KEY])
+        pairs = zip(self._new.members, self._new.names, strict=True)
+        # The private name to write to, and the name that the index lists.
+        names = {rank: (member.name, name.name) for rank, (member, name) in zip(ranks, pairs, strict=True)}
+        return [dataclasses.replace(plan, storage_data=names.get(rank)) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's items."""
+        future: Future[list[WriteResult]] = Future()
+        tensors: dict[str, torch.Tensor] = {}
+        results = []
+        private, file = plan.storage_data or ("", "")
+        for item in plan.items:
+            name, tensor = _free_name(item, tensors), _tensor_of(item, planner)
+            tensors[name] = tensor
+            results.append(WriteResult(item.index, tensor.nbytes, ItemLocation(file, name)))
+        if tensors:
+            path = self._folder / file
+            try:
+                shard = plan_safetensors(path, describe_tensors(tensors), self._options)
+                self._finish_shard(shard.start_into(self._folder / private))
+            except FileNotFoundError as error:
+                text = "the coordinator created this file, and this rank does not see it"
+                msg = f"{path}: {text}; use a folder that all ranks share, and save again"
+                raise NotFoundError(msg) from error
+        future.set_result(results)
+        return future
+
+    def _finish_shard(self, saving: _Saving) -> None:
+        """Wait until this rank's file is on disk."""
+        saving.wait(None, True)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Replace the index, and remove the files of the old checkpoint."""
+        locations = {result.index: result.storage_data for part in results for result in part}
+        new, self._new = self._new, None
+        if new is None:
+            msg = f"{self._folder}: no save is running"
+            raise RuntimeError(msg)
+        try:
+            written = {location.file for location in locations.values()}
+            private = {name.name: member for member, name in zip(new.members, new.names, strict=True)}
+            found = {name: self._identity(private[name]) for name in sorted(written)}
+            new.commit(json.dumps({**identities(found), **encode(metadata, locations)}))
+        finally:
+            new.give_up()
+
+    def give_up(self) -> None:
+        """Remove the files of an unfinished save."""
+        new, self._new = self._new, None
+        if new is not None:
+            new.give_up()
+
+    def _identity(self, path: Path) -> tuple[int, int]:
+        """Return the size of a rank's file, and the checksum of its index."""
+        reader = _CheckpointReader(path, self._options.engine, False)
+        return reader.nbytes, reader.index_crc64()
+
+    def storage_meta(self) -> StorageMeta | None:
+        """Return the location of the checkpoint."""
+        return StorageMeta(checkpoint_id=self._path)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether this can be a folder: any path except a URL."""
+        return "://" not in os.fspath(checkpoint_id)
+
+
+def _world_size() -> int:
+    is_set_up = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if is_set_up else 1
+
+
+def _free_name(item: WriteItem, taken: Collection[str]) -> str:
+    """Name an item in its rank's file. Its tensor's name and place, unless another tensor is called like that."""
+    index = item.index
+    name = index.fqn
+    if index.offset is not None and any(index.offset):
+        name = f"{name}@{','.join(map(str, index.offset))}"
+    while name in taken:
+        name += "@"
+    return name
+
+
+def _tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
+    value = planner.resolve_data(item)
+    if item.type == WriteItemType.BYTE_IO:
+        assert isinstance(value, io.BytesIO)
+        return torch.frombuffer(bytearray(value.getvalue()), dtype=torch.uint8)
+    assert isinstance(value, torch.Tensor)
+    tensor = value.detach().resolve_conj().resolve_neg()
+    if tensor.dtype in (torch.complex128, torch.complex32):
+        tensor = tensor.contiguous().unsqueeze(-1).view(torch.uint8)
+    return tensor

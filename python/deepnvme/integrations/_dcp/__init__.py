@@ -1,1 +1,0 @@
-"""The reader and the index of ``deepnvme.integrations.dcp``."""
