@@ -53,7 +53,7 @@ def test_a_compiled_model_with_offloaded_parameters(tmp_path: Path, backend: str
     compiled = compiled or torch.compile(model, backend=backend)
     for _ in range(2):
         model.zero_grad()
-        answer = compiled(question)
+        answer = compiled(question)  # type: ignore[no-untyped-call]
         assert torch.equal(answer, expected)
         answer.square().sum().backward()
         assert all(torch.equal(one.grad, other) for one, other in zip(model.parameters(), gradients, strict=True))
