@@ -43,7 +43,7 @@ pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
 fn current(py: Python<'_>) -> Option<Py<PyEngine>> {
     let slot = ignore_poison(CURRENT.lock());
     let current = slot.as_ref().filter(|current| current.pid == std::process::id())?;
-    (!current.engine.get().closed()).then(|| current.engine.clone_ref(py))
+    (!current.engine.get().is_closed()).then(|| current.engine.clone_ref(py))
 }
 
 /// Open the default engine for a call.

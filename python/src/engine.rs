@@ -205,7 +205,7 @@ impl PyEngine {
     ///     >>> deepnvme.write(tensor, "weights.bin")
     ///     4096
     ///     >>> pending = deepnvme.start_read(tensor, "weights.bin")
-    ///     >>> pending.wait()
+    ///     >>> pending.result()
     ///     4096
     #[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "($self, tensor, path, offset=0)")]
     fn start_read(
@@ -222,7 +222,7 @@ impl PyEngine {
     ///
     /// Example:
     ///     >>> pending = deepnvme.start_write(tensor, "weights.bin")
-    ///     >>> pending.wait()
+    ///     >>> pending.result()
     ///     4096
     #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
     fn start_write(
@@ -436,12 +436,12 @@ impl PyEngine {
 
     /// Whether the engine is closed.
     #[getter]
-    pub(crate) fn closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.inner.is_closed()
     }
 
     fn __repr__(&self) -> String {
-        let state = if self.closed() { ", closed" } else { "" };
+        let state = if self.is_closed() { ", closed" } else { "" };
         let Config { workers, queue_depth, block_bytes, .. } = self.config;
         format!(
             "<deepnvme.Engine {}, workers={workers}, queue_depth={queue_depth}, block_bytes={block_bytes}, \

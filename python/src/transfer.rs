@@ -41,14 +41,14 @@ impl PyTransfer {
     /// Raises:
     ///     TimeoutError: the request is still in flight (``deepnvme.errors.WaitTimeoutError``). It continues: wait
     ///         again, or cancel it.
-    ///     deepnvme.Error: the transfer failed. Each later ``wait`` raises it again.
+    ///     deepnvme.Error: the transfer failed. Each later ``result`` raises it again.
     ///
     /// Example:
     ///     >>> pending = deepnvme.start_write(tensor, "weights.bin")
-    ///     >>> pending.wait() == tensor.nbytes
+    ///     >>> pending.result() == tensor.nbytes
     ///     True
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
+    fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
         orphans::sweep(py);
         let limit = timeout.map_or(Ok(None), duration)?;
         if let Some(flight) = self.flight() {
@@ -87,7 +87,7 @@ impl PyTransfer {
 
     /// Cancel the part that is not started yet.
     ///
-    /// Returns True if anything was cancelled. ``wait`` then raises ``deepnvme.errors.CancelledError`` once the started
+    /// Returns True if anything was cancelled. ``result`` then raises ``deepnvme.errors.CancelledError`` once the started
     /// part is done. A cancelled write leaves the file half written.
     fn cancel(&self) -> bool {
         self.flight().is_some_and(|flight| flight.cancel())
@@ -127,7 +127,7 @@ impl PyTransfer {
     ) -> PyResult<()> {
         let _ = (exc_value, traceback);
         if exc_type.is_none() {
-            return self.wait(py, None).map(drop);
+            return self.result(py, None).map(drop);
         }
         if let Some(flight) = self.flight() {
             flight.wait(py, None)?;

@@ -87,7 +87,7 @@ def test_many_requests_gathered(tmp_path: Path, random_bytes: RandomBytes) -> No
 
 def test_await_of_a_finished_request(tmp_path: Path) -> None:
     pending = deepnvme.start_write(b"12345", tmp_path / "file")
-    pending.wait()
+    pending.result()
 
     async def main() -> int:
         return await pending

@@ -28,7 +28,7 @@ def test_a_batch_is_one_request(engine: deepnvme.Engine, tmp_path: Path, random_
     assert paths[1].read_bytes() == parts[1] + parts[3] + parts[5]
     targets = [bytearray(len(part)) for part in parts]
     reads = [(path, offset, target) for (path, offset, _), target in zip(items, targets, strict=True)]
-    assert engine.start_read_batch(iter(reads)).wait() == total
+    assert engine.start_read_batch(iter(reads)).result() == total
     assert targets == parts
 
 

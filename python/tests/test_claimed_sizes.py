@@ -24,7 +24,7 @@ def test_a_wrong_length_hint_is_ignored() -> None:
     engine = deepnvme.default_engine()
     for call in CALLS:
         done = getattr(engine, call)(Liar())
-        assert (done.wait() if call.startswith("start_") else done) == 0
+        assert (done.result() if call.startswith("start_") else done) == 0
 
 
 def test_one_tensor_is_no_list_of_items() -> None:

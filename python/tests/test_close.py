@@ -80,7 +80,7 @@ def test_nothing_is_dropped_under_the_lock_of_the_interpreter(python: Run, drop:
         time.sleep(0.001)
     {drop}
     gc.collect()
-    assert pending.wait() == SIZE
+    assert pending.result() == SIZE
     {END}""")
 
 

@@ -52,6 +52,16 @@ def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_enough_of_them_have_examples() -> None:
     with_examples = {name for name in DOCUMENTED if ">>>" in (inspect.getdoc(DOCUMENTED[name]) or "")}
-    wanted = {"deepnvme", "Engine", "StripeSet", "Stats", "Probe", "open", "pinned_empty", "as_bytes", "Transfer.wait"}
+    wanted = {
+        "deepnvme",
+        "Engine",
+        "StripeSet",
+        "Stats",
+        "Probe",
+        "open",
+        "pinned_empty",
+        "as_bytes",
+        "Transfer.result",
+    }
     wanted |= {f"Engine.{verb}" for verb in ("read", "write", "start_read", "start_write", "read_batch", "write_batch")}
     assert wanted <= with_examples

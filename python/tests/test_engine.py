@@ -191,8 +191,8 @@ def test_a_closed_engine_refuses(tmp_path: Path) -> None:
     with engine as same:
         assert same is engine
         pending = engine.start_write(b"x" * 100_000, tmp_path / "file")
-    assert engine.closed
-    assert pending.wait() == 100_000, "closing finishes what is in flight"
+    assert engine.is_closed
+    assert pending.result() == 100_000, "closing finishes what is in flight"
     assert "closed" in repr(engine)
     engine.close()
     for call in (engine.stats, engine.probe, lambda: engine.write(b"x", tmp_path / "file")):
@@ -205,7 +205,7 @@ def test_a_closed_engine_refuses(tmp_path: Path) -> None:
 def test_an_engine_that_is_dropped_finishes_its_requests(tmp_path: Path, random_bytes: RandomBytes) -> None:
     data = random_bytes(3_000_000)
     pending = deepnvme.Engine(workers=1, block_bytes=4096).start_write(data, tmp_path / "file")
-    assert pending.wait() == len(data)
+    assert pending.result() == len(data)
     assert (tmp_path / "file").read_bytes() == data
 
 
@@ -251,10 +251,10 @@ def test_the_default_engine_is_one(tmp_path: Path, random_bytes: RandomBytes) ->
     before = engine.stats().requests
     data, path = random_bytes(1000), tmp_path / "file"
     deepnvme.write(data, path)
-    deepnvme.start_read(bytearray(1000), path).wait()
-    deepnvme.start_write(data, path, 1000).wait()
-    deepnvme.start_write_batch([(path, 0, data)]).wait()
-    deepnvme.start_read_batch([(path, 0, bytearray(1000))]).wait()
+    deepnvme.start_read(bytearray(1000), path).result()
+    deepnvme.start_write(data, path, 1000).result()
+    deepnvme.start_write_batch([(path, 0, data)]).result()
+    deepnvme.start_read_batch([(path, 0, bytearray(1000))]).result()
     assert engine.stats().requests == before + 5
     assert path.read_bytes() == data + data
     engine.close()

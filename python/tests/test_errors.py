@@ -125,7 +125,7 @@ def test_the_file_size_limit_is_an_error_not_a_short_file(python: Callable[..., 
         import deepnvme
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
-        for call in (deepnvme.write, lambda *arguments: deepnvme.start_write(*arguments).wait()):
+        for call in (deepnvme.write, lambda *arguments: deepnvme.start_write(*arguments).result()):
             try:
                 call(bytes(8 << 20), "file")
             except deepnvme.Error as error:

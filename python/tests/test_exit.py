@@ -47,7 +47,7 @@ def test_exit_with_daemon_threads_at_work(python: Run) -> None:
                     start(target, "file")
                     working.release()
 
-            for start in (deepnvme.read, lambda *arguments: deepnvme.start_read(*arguments).wait()) * 2:
+            for start in (deepnvme.read, lambda *arguments: deepnvme.start_read(*arguments).result()) * 2:
                 threading.Thread(target=work, args=(start,), daemon=True).start()
             for _ in range(20):
                 working.acquire()

@@ -36,7 +36,7 @@ def test_the_child_of_a_fork_has_a_fresh_default_engine(python: Run) -> None:
         assert deepnvme.default_engine() is not before
         target = bytearray(6)
         assert deepnvme.read(target, "file") == 6 and target == b"parent"
-        deepnvme.start_write(b"child!", "other").wait()
+        deepnvme.start_write(b"child!", "other").result()
         with deepnvme.open("third", "wb") as file:
             file.write(b"x" * 10_000_000)
         in_child(lambda: deepnvme.write(b"grand", "grandchild"))
@@ -67,8 +67,8 @@ def test_what_was_made_before_the_fork_raises_in_the_child(python: Run) -> None:
             lambda: writer.write(b"y"),
             lambda: writer.close(),
             lambda: reader.read(),
-            lambda: pending.wait(),
-            lambda: pending.wait(5),
+            lambda: pending.result(),
+            lambda: pending.result(5),
         ]
         for index, call in enumerate(calls):
             try:
@@ -94,7 +94,7 @@ def test_what_was_made_before_the_fork_raises_in_the_child(python: Run) -> None:
     in_child(drop)
     writer.close()
     assert os.path.getsize("new") == 20_000_000
-    assert pending.wait() == 64 << 20
+    assert pending.result() == 64 << 20
     assert reader.read() == b"12345"
     """)
 
@@ -114,7 +114,7 @@ def test_the_child_exits_in_the_ordinary_way(python: Run) -> None:
             print("child", flush=True)
             sys.exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-        assert pending.wait() == 32 << 20
+        assert pending.result() == 32 << 20
         print("parent")
     """)
     assert ended.stdout.split() == ["child", "parent"]
@@ -128,7 +128,7 @@ def test_forks_while_other_threads_do_io(python: Run) -> None:
     def traffic(index):
         target = bytearray(1 << 20)
         while not stop:
-            deepnvme.start_read(target, "file").wait()
+            deepnvme.start_read(target, "file").result()
             deepnvme.start_write(target, f"file{{index}}")
 
     threads = [threading.Thread(target=traffic, args=(index,)) for index in range(3)]

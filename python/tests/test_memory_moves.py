@@ -28,7 +28,7 @@ SLOW = """
         for pending in pendings:
             pending.cancel()
             try:
-                pending.wait()
+                pending.result()
             except deepnvme.errors.CancelledError:
                 pass
 
@@ -126,7 +126,7 @@ def test_a_storage_of_torch_keeps_its_size_during_a_transfer(python: Run) -> Non
         act(tensor)
         filler = [torch.zeros(SIZE // 4) for _ in range(3)]
         assert not pending.done()
-        pending.wait()
+        pending.result()
         assert (np.fromfile("sevens", np.float32) == 7).all()
 
     memory.untyped_storage().resize_(0)
@@ -199,7 +199,7 @@ def test_other_owners_keep_their_memory_during_a_transfer(python: Run) -> None:
     del memory, owner
     filler = [bytearray(SIZE) for _ in range(3)]
     assert not pending.done()
-    pending.wait()
+    pending.result()
     with open("new", "rb") as file:
         assert file.read() == b"x" * SIZE
     """)

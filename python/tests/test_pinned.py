@@ -110,7 +110,7 @@ def test_it_lives_as_long_as_its_request(tmp_path: Path, slow_engine: deepnvme.E
     pending = slow_engine.start_write(tensor, tmp_path / "file")
     del tensor
     gc.collect()
-    assert pending.wait() == 2 << 20
+    assert pending.result() == 2 << 20
     assert (tmp_path / "file").read_bytes() == expected
 
 

@@ -58,6 +58,6 @@ def test_settings_can_be_read() -> None:
         assert (engine.backend, engine.workers, engine.queue_depth, engine.block_bytes) == ("threads", 3, 5, 8192)
         assert (engine.submit, engine.window, engine.direct) == ("single", "wave", "disabled")
         assert engine.gds == "preferred"
-        assert not engine.closed
+        assert not engine.is_closed
         assert engine.pool_bytes <= 1 << 20
         assert "workers=3" in repr(engine)

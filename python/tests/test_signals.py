@@ -32,8 +32,8 @@ SLOW = """
     [
         'engine.write(source, "file")',
         'engine.write_batch([("file", 0, source)])',
-        'engine.start_write(source, "file").wait()',
-        'engine.start_write(source, "file").wait(1000)',
+        'engine.start_write(source, "file").result()',
+        'engine.start_write(source, "file").result(1000)',
         'engine.start_write(source, "file").__enter__().__exit__(None, None, None)',
     ],
 )
@@ -76,13 +76,13 @@ def test_a_handler_that_raises_ends_the_wait(python: Run) -> None:
     pending = engine.start_write(bytearray(SIZE), "file")
     try:
         thread.start()
-        pending.wait()
+        pending.result()
     except RuntimeError as error:
         assert str(error) == "mine"
     assert not pending.done(), "started requests go on"
     assert pending.cancel()
     try:
-        pending.wait()
+        pending.result()
     except deepnvme.errors.CancelledError:
         pass
     """)

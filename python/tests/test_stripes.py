@@ -43,7 +43,7 @@ def test_offsets_and_batches(engine: deepnvme.Engine, parts: list[Path], random_
     for offset, length in ((0, 1), (4095, 2), (5000, 90_001), (200_000, 30_000)):
         patch = random_bytes(length)
         data[offset : offset + length] = patch
-        engine.start_write(patch, stripes, offset).wait()
+        engine.start_write(patch, stripes, offset).result()
     target = np.zeros(len(data), np.uint8)
     engine.read_batch([(stripes, 0, target[:77_777]), (stripes, 77_777, target[77_777:])])
     assert target.tobytes() == data

@@ -157,11 +157,11 @@ def test_a_buffer_is_released_when_the_call_returns(path: Path, random_bytes: Ra
             deepnvme.write(target, path)
             target.append(1)
             target = bytearray(size)
-            deepnvme.start_write(data, path).wait()
+            deepnvme.start_write(data, path).result()
             deepnvme.read(target, path)
             target.append(1)
             pending = deepnvme.start_read(target[:1], path)
-            pending.wait()
+            pending.result()
             target.clear()
 
 
@@ -172,7 +172,7 @@ def test_a_buffer_in_flight_cannot_be_resized(slow_engine: deepnvme.Engine, path
         source.clear()
     pending.cancel()
     with pytest.raises(deepnvme.errors.CancelledError):
-        pending.wait()
+        pending.result()
     source.clear()
 
 
@@ -186,7 +186,7 @@ def test_an_array_is_kept_alive_while_in_flight_and_no_longer(slow_engine: deepn
     del source
     gc.collect()
     assert alive() is not None
-    assert pending.wait() == 4 << 20
+    assert pending.result() == 4 << 20
     assert alive() is None
     assert path.read_bytes() == b"\7" * (4 << 20)
 

@@ -216,7 +216,7 @@ def test_the_storage_outlives_the_tensor(slow_engine: deepnvme.Engine, values: C
     del tensor
     assert gone() is None, "the tensor object itself is not held"
     rivals = [torch.full((1 << 20,), 1.0) for _ in range(4)]
-    assert pending.wait() == 4 << 20
+    assert pending.result() == 4 << 20
     assert path.read_bytes() == expected, "the bytes are those of the storage at the time of the call"
     assert rivals
 
@@ -270,7 +270,7 @@ def test_autograd_notices_that_a_tensor_was_read_into(values: Callable[..., Any]
     deepnvme.write(values((64,)), path)
     reads: dict[str, Callable[[Any], object]] = {
         "read": lambda tensor: deepnvme.read(tensor, path),
-        "start_read": lambda tensor: deepnvme.start_read(tensor, path).wait(),
+        "start_read": lambda tensor: deepnvme.start_read(tensor, path).result(),
         "read_batch": lambda tensor: deepnvme.read_batch([(path, 0, tensor), (path, 0, bytearray(8))]),
         "readinto": lambda tensor: deepnvme.open(path).readinto(tensor),
     }

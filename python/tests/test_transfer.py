@@ -37,8 +37,8 @@ def slow(slow_engine: deepnvme.Engine, path: Path) -> Iterator[deepnvme.Transfer
 def test_wait_returns_the_bytes_again_and_again(path: Path, random_bytes: RandomBytes) -> None:
     data = random_bytes(300_000)
     pending = deepnvme.start_write(data, path, durability="data")
-    assert pending.wait() == 300_000
-    assert pending.wait(timeout=0) == 300_000
+    assert pending.result() == 300_000
+    assert pending.result(timeout=0) == 300_000
     assert pending.done()
     assert (pending.progress().bytes_done, pending.progress().bytes_total) == (300_000, 300_000)
     assert path.read_bytes() == data
@@ -48,21 +48,21 @@ def test_wait_returns_the_bytes_again_and_again(path: Path, random_bytes: Random
 @pytest.mark.parametrize("timeout", [0, 0.0, 0.01, -1, -math.inf])
 def test_a_timeout_leaves_the_request_alone(slow: deepnvme.Transfer, path: Path, timeout: float) -> None:
     with pytest.raises(TimeoutError, match=rf"write still in flight .* of {MANY} bytes done; wait again") as caught:
-        slow.wait(timeout)
+        slow.result(timeout)
     assert isinstance(caught.value, deepnvme.Error)
     assert 0 <= caught.value.bytes_done < MANY
-    assert slow.wait() == MANY
+    assert slow.result() == MANY
     assert path.stat().st_size == MANY
 
 
 def test_invalid_timeouts(slow: deepnvme.Transfer) -> None:
     with pytest.raises(ValueError, match="not a number"):
-        slow.wait(math.nan)
+        slow.result(math.nan)
     with pytest.raises(TypeError):
-        slow.wait("1")  # type: ignore[arg-type]
+        slow.result("1")  # type: ignore[arg-type]
     slow.cancel()
     with pytest.raises(deepnvme.errors.CancelledError):
-        slow.wait(math.inf)
+        slow.result(math.inf)
 
 
 def test_progress_grows(slow: deepnvme.Transfer) -> None:
@@ -82,12 +82,12 @@ def test_progress_grows(slow: deepnvme.Transfer) -> None:
 def test_cancel_gives_up_the_rest(slow: deepnvme.Transfer) -> None:
     assert slow.cancel()
     with pytest.raises(deepnvme.errors.CancelledError, match="cancelled by the caller") as caught:
-        slow.wait()
+        slow.result()
     assert caught.value.bytes_done == slow.progress().bytes_done < MANY
     assert slow.done()
     assert not slow.cancel()
     with pytest.raises(deepnvme.Error):
-        slow.wait(0)
+        slow.result(0)
     assert "CancelledError" in repr(slow)
 
 
@@ -103,7 +103,7 @@ def test_starting_takes_no_time_whatever_the_size(tmp_path: Path) -> None:
                 best = min(best, time.perf_counter() - before)
                 pending.cancel()
                 with contextlib.suppress(deepnvme.errors.CancelledError):
-                    pending.wait()
+                    pending.result()
             took[size] = best
     assert took[512 << 20] < 1e-3, took
 
@@ -131,7 +131,7 @@ def test_threads_wait_together(slow_engine: deepnvme.Engine, path: Path, in_thre
     results: list[int] = []
 
     def wait(_: int) -> None:
-        results.append(pending.wait())
+        results.append(pending.result())
 
     in_threads(wait, 8)
     assert results == [MANY] * 8
@@ -141,12 +141,12 @@ def test_many_requests_at_once(engine: deepnvme.Engine, path: Path, random_bytes
     parts = [random_bytes(3000 + index) for index in range(300)]
     offsets = np.cumsum([0] + [len(part) for part in parts])
     writes = [engine.start_write(part, path, int(at)) for part, at in zip(parts, offsets, strict=False)]
-    assert [pending.wait() for pending in reversed(writes)] == [len(part) for part in reversed(parts)]
+    assert [pending.result() for pending in reversed(writes)] == [len(part) for part in reversed(parts)]
     assert path.read_bytes() == b"".join(parts)
     targets = [bytearray(len(part)) for part in parts]
     reads = [engine.start_read(target, path, int(at)) for target, at in zip(targets, offsets, strict=False)]
     for pending in reads:
-        pending.wait()
+        pending.result()
     assert targets == parts
 
 
@@ -156,11 +156,11 @@ def test_a_dropped_request_goes_on(slow_engine: deepnvme.Engine, path: Path, ran
     slow_engine.start_write(data, path)
     del data
     gc.collect()
-    slow_engine.start_write(b"", path.with_name("other")).wait()
+    slow_engine.start_write(b"", path.with_name("other")).result()
     while slow_engine.stats().requests < 2:
         pass
     assert path.read_bytes() == expected
-    deepnvme.start_write(b"", path).wait()
+    deepnvme.start_write(b"", path).result()
     assert alive() is None, "a later call lets go of the tensors of those that are done"
 
 
@@ -195,7 +195,7 @@ def test_an_unseen_failure_is_a_warning(path: Path) -> None:
         del pending
     pending = deepnvme.start_read(bytearray(10), path)
     with pytest.raises(EOFError):
-        pending.wait()
+        pending.result()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         del pending

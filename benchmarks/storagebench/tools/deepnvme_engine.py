@@ -64,13 +64,13 @@ class DeepnvmeEngine(Tool):
         return _Call(self._engine, target, path)
 
     def in_flight(self, targets: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
-        """See the base: one `start_read` for each tensor, then one `wait` for each."""
+        """See the base: one `start_read` for each tensor, then one `result` for each."""
         start = self._engine.start_read
 
         def action() -> None:
             pending = [start(target, path, offset) for target, offset in zip(targets, offsets, strict=True)]
             for one in pending:
-                one.wait()
+                one.result()
 
         return action
 
@@ -97,7 +97,7 @@ class DeepnvmeDescriptor(DeepnvmeEngine):
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 items = [(descriptor, offset, target) for target, offset in zip(targets, offsets, strict=True)]
-                self._engine.start_read_batch(items).wait()
+                self._engine.start_read_batch(items).result()
             finally:
                 os.close(descriptor)
 

@@ -162,9 +162,9 @@ impl StripeSet {
         Self::new(parts, manifest.stripe_bytes).map_err(|error| error.detail().to_owned())
     }
 
-    /// Returns the manifest as JSON, ready for the ownership record and for [`seal`].
-    pub(crate) fn to_manifest(&self) -> Result<serde_json::Value> {
-        self.absolute().manifest()
+    /// Returns the manifest for that path as JSON, ready for the ownership record and for [`seal`].
+    pub(crate) fn to_manifest(&self, manifest: &Path) -> Result<serde_json::Value> {
+        self.recorded(manifest).manifest()
     }
 
     /// Returns the text of a manifest that names the parts as this set does. Relative names start in the manifest's
@@ -181,6 +181,22 @@ impl StripeSet {
     pub(crate) fn absolute(&self) -> Self {
         let parts = self.parts.iter().map(|part| std::path::absolute(part).unwrap_or_else(|_| part.clone()));
         Self { parts: parts.collect(), stripe_bytes: self.stripe_bytes }
+    }
+
+    /// The same parts as a manifest names them: by file name in its folder, else by absolute paths. So a folder that is
+    /// copied or moved with its manifest does not lead back to the parts of the original.
+    fn recorded(&self, manifest: &Path) -> Self {
+        let Self { mut parts, stripe_bytes } = self.absolute();
+        let manifest = std::path::absolute(manifest).unwrap_or_else(|_| manifest.to_path_buf());
+        let folder = fs::folder_of(&manifest);
+        for part in &mut parts {
+            if fs::folder_of(part) == folder
+                && let Some(name) = part.file_name()
+            {
+                *part = name.into();
+            }
+        }
+        Self { parts, stripe_bytes }
     }
 
     fn manifest(&self) -> Result<serde_json::Value> {
@@ -215,7 +231,7 @@ impl StripeSet {
     }
 
     fn private_manifest(&self, path: &Path) -> Result<Temporary> {
-        let text = self.absolute().to_list()?;
+        let text = self.recorded(path).to_list()?;
         let file = Temporary::new(path)?;
         file.fill(text.as_bytes()).map_err(|error| error.at_path(path))?;
         file.take_mode_of(path)?;

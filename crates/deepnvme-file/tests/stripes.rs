@@ -65,3 +65,19 @@ fn reading_through_the_cache_never_crosses_a_stripe() {
     }
     assert_eq!(file.read_through_cache(20_000, &RegionMut::from_vec(vec![0; 9]).region()).unwrap(), 0);
 }
+
+#[test]
+fn a_copied_or_moved_set_is_on_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let (here, there) = (folder.path().join("here"), folder.path().join("there"));
+    std::fs::create_dir(&here).unwrap();
+    let set_in = |folder: &std::path::Path| StripeSet::new(vec![folder.join("p0"), folder.join("p1")], 4096).unwrap();
+    set_in(&here).write_manifest().unwrap();
+    std::fs::rename(&here, &there).unwrap();
+    let found = StripeSet::from_manifest(&set_in(&there).manifest_path()).unwrap();
+    assert_eq!(found, set_in(&there));
+    // Parts in other folders keep their paths.
+    let spread = StripeSet::new(vec![there.join("a"), folder.path().join("b")], 4096).unwrap();
+    spread.write_manifest().unwrap();
+    assert_eq!(StripeSet::from_manifest(&spread.manifest_path()).unwrap(), spread);
+}

@@ -55,11 +55,15 @@ class LazyTensor(torch.Tensor):
         name = getattr(func, "__name__", "")
         if name == "__get__":
             attribute = getattr(func.__self__, "__name__", "")
+            if attribute in _SIZES and _is_read(args[0]):
+                # An operation in place, or an assignment to `data`, may have changed them.
+                return func(args[0].materialize())
             if attribute in _META:
                 return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
             if attribute == "device":
                 return vars(args[0])["_device"]
-        if name in ("size", "dim", "stride", "numel", "element_size", "__len__", "storage_offset", "is_contiguous"):
+        is_size = name in ("size", "dim", "stride", "numel", "element_size", "__len__", "is_contiguous")
+        if is_size and not _is_read(args[0]):
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if name == "detach":
             return args[0].derive(torch.Tensor.detach)
@@ -82,6 +86,14 @@ class LazyTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.materialize().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+# Attributes that operations in place change.
+_SIZES = frozenset(("shape", "dtype", "ndim", "layout", "itemsize", "nbytes"))
+
+
+def _is_read(tensor: Any) -> bool:
+    return isinstance(tensor, LazyTensor) and vars(tensor).get("_real") is not None
 
 
 def _real(value: Any) -> Any:

@@ -81,6 +81,8 @@ def save(
         ['bias', 'weight']
     """
     options = SaveOptions(engine, durability, checksums)
+    if not isinstance(path, StripeSet):
+        _refuse_list(path)
     report = progress_callback(progress, "saving", path)
     if is_safetensors(path):
         require_torch("save")
@@ -108,6 +110,15 @@ def save(
         raise ValueError(msg)
     require_torch("save")
     return start_archive(obj, path, options).wait(report, True)[0]
+
+
+def _refuse_list(path: _Path) -> None:
+    """Refuse a name by which ``load`` finds a set of files: a file under it would hide the set."""
+    name = os.fsdecode(os.fspath(path))
+    if name.endswith((".stripes.json", ".safetensors.index.json")):
+        remedy = "pass the StripeSet itself" if name.endswith(".stripes.json") else "leave out .index.json"
+        msg = f"{name}: this is the name of a list of files, not of one; {remedy}, or choose another name"
+        raise InvalidArgumentError(msg)
 
 
 @dataclass

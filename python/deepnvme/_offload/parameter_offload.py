@@ -278,6 +278,9 @@ class ParameterOffload:
             )
         self._residence.next_step()
 
+    # Not traced: it depends on threads and files.
+    _begin_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
+
     def _fill_state(self, model: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
         if not self._is_filling:
             return

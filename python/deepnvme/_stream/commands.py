@@ -13,6 +13,8 @@ from typing import Any
 from deepnvme._utils.terminal import OutputError, is_terminal, say, show
 from deepnvme.errors import Error, InvalidArgumentError
 
+# Characters of a file of prompts.
+_PROMPTS_MAX = 64 << 20
 _PATHS = ("model", "prompt_file", "folder", "trace")
 
 
@@ -32,6 +34,15 @@ def run(name: str, options: str) -> int:
         return _refused(str(error), 2 if is_usage else 1)
 
 
+def _lines_of(path: str) -> list[str]:
+    # A pipe is fine. One that never ends is not.
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 (it may be a number of a pipe: /dev/fd/63)
+        text = file.read(_PROMPTS_MAX + 1)
+    if len(text) > _PROMPTS_MAX:
+        raise ValueError(f"{path} has more than {_PROMPTS_MAX >> 20} million characters; split it")
+    return text.splitlines()
+
+
 def _path(value: Any) -> Any:
     """Decode a path. JSON carries paths that are not UTF-8 as lists of bytes."""
     return os.fsdecode(bytes(value)) if isinstance(value, list) else value
@@ -49,7 +60,7 @@ def _generate(options: dict[str, Any]) -> int:
 
     from deepnvme._stream.streaming import stream  # noqa: PLC0415
 
-    prompts = options["prompt"] or Path(options["prompt_file"]).read_text().splitlines()
+    prompts = options["prompt"] or _lines_of(options["prompt_file"])
     if not prompts:
         raise ValueError(f"{options['prompt_file']} is empty; write one prompt per line")
     _quiet(transformers)

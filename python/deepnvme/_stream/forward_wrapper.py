@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +24,8 @@ def wrap_forward(
     Args:
         module: the module.
         around: makes the replacement.
-        method: the method to replace.
+        method: the method to replace. ``torch.compile`` leaves it out of its graphs: it would record the weights of
+            the moment.
 
     Returns:
         A function that undoes it.
@@ -32,8 +36,11 @@ def wrap_forward(
 
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" in sys.modules:
+            return _untraced(inner, *args, **kwargs)
         return inner(*args, **kwargs)
 
+    wrapped._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
     setattr(module, method, wrapped)
 
     def unwrap() -> None:
@@ -47,3 +54,18 @@ def wrap_forward(
             setattr(module, method, own)
 
     return unwrap
+
+
+def _untraced(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function that torch.compile must not trace into."""
+    return _disabled()(call, *args, **kwargs)
+
+
+@functools.cache
+def _disabled() -> Callable[..., Any]:
+    def run(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    # It imports torch._dynamo, which takes seconds.
+    disabled: Callable[..., Any] = torch.compiler.disable(run)  # type: ignore[no-untyped-call]
+    return disabled

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from deepnvme._stream.weight_origin import Origin
 
 
+# Set on tensors whose memory streaming owns.
+_STREAMED = "_deepnvme_is_streamed"
+
+
 class ParameterBinding:
     """Binds a group of weights to their modules.
 
@@ -41,11 +45,22 @@ class ParameterBinding:
         ]
         self._lock = threading.Lock()
         self._users = 0
-        self._put(self._placeholders)
+        for weight, placeholder in zip(self._weights, self._placeholders, strict=True):
+            set_weight(weight, placeholder)
 
     def bind(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Bind tensors, until ``unbind`` has been called as often as ``bind``."""
+        """Bind tensors, until ``unbind`` has been called as often as ``bind``.
+
+        Raises:
+            RuntimeError: somebody has assigned another tensor to a weight.
+        """
         with self._lock:
+            for weight in self._weights:
+                if not is_streamed(weight):
+                    raise RuntimeError(
+                        f"{weight.name} was replaced while it is streamed from its file; call model.streaming.close() "
+                        "first, and assign it then"
+                    )
             self._users += 1
             # Also if another thread has bound them: this replaces the leftovers of an interrupted call.
             self._put(tensors)
@@ -59,7 +74,15 @@ class ParameterBinding:
 
     def _put(self, tensors: Sequence[torch.Tensor]) -> None:
         for weight, tensor in zip(self._weights, tensors, strict=True):
-            set_weight(weight, tensor)
+            if is_streamed(weight):
+                set_weight(weight, tensor)
+
+
+def is_streamed(weight: Weight) -> bool:
+    """Whether the module has the tensor that streaming gave it, and not one that somebody assigned."""
+    module = weight.module
+    current = module._parameters.get(weight.attribute, module._buffers.get(weight.attribute))  # noqa: SLF001
+    return isinstance(current, Placeholder) or hasattr(current, _STREAMED)
 
 
 def set_weight(weight: Weight, tensor: nn.Parameter | torch.Tensor) -> None:
@@ -101,7 +124,10 @@ def view_weight(memory: torch.Tensor, at: int, origin: Origin, like: torch.Tenso
     """View memory as a weight."""
     flat = memory[at : at + origin.memory_nbytes].view(origin.memory_dtype)
     shaped = flat.view(like.shape)
-    return torch.nn.Parameter(shaped, requires_grad=False) if isinstance(like, torch.nn.Parameter) else shaped
+    if isinstance(like, torch.nn.Parameter):
+        shaped = torch.nn.Parameter(shaped, requires_grad=False)
+    setattr(shaped, _STREAMED, True)
+    return shaped
 
 
 def refuse_backward(memory: torch.Tensor, name: str, output: Any) -> Any:

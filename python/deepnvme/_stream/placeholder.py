@@ -42,6 +42,39 @@ class Placeholder(torch.Tensor):
             raise self.gate.closed_error(f"{self.weight_name} is on disk: ")
         raise RuntimeError(f"{self.weight_name} is on disk and cannot be pickled; load the weights into memory first")
 
+    def _refused(self, what: str) -> Exception:
+        if self.gate.is_closed:
+            return self.gate.closed_error(f"{self.weight_name} is on disk: ")
+        return RuntimeError(
+            f"{self.weight_name} is on disk: it is in memory only while its module runs. {what} was called on it from "
+            "elsewhere; call the module itself, or close the streaming and load the weights into memory"
+        )
+
+    # These would reach for memory without an operation that `__torch_dispatch__` sees.
+
+    def share_memory_(self) -> Any:
+        """Refuse."""
+        raise self._refused("share_memory_")
+
+    def untyped_storage(self) -> Any:
+        """Refuse."""
+        raise self._refused("untyped_storage")
+
+    def __dlpack__(self, *_: object, **__: object) -> Any:
+        raise self._refused("__dlpack__")
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The placeholder itself, detached. Other tensors cannot be assigned."""
+        found: torch.Tensor = torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+        return found
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        # `Module.to` without a change assigns it to itself.
+        if not isinstance(value, Placeholder):
+            raise self._refused("an assignment of data")
+
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"Placeholder({self.weight_name!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
@@ -53,12 +86,7 @@ class Placeholder(torch.Tensor):
         first = next(_placeholders((*args, *(kwargs or {}).values())))
         if func in _ALIASES:
             return Placeholder(first.weight_name, first.shape, first.dtype, first.device, first.gate)
-        if first.gate.is_closed:
-            raise first.gate.closed_error(f"{first.weight_name} is on disk: ")
-        raise RuntimeError(
-            f"{first.weight_name} is on disk: it is in memory only while its module runs. {func} was called on it from "
-            "elsewhere; call the module itself, or close the streaming and load the weights into memory"
-        )
+        raise first._refused(str(func))  # noqa: SLF001
 
 
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)

@@ -14,7 +14,7 @@ from deepnvme._deepnvme import StripeSet
 from deepnvme._stream import huggingface, throughput
 from deepnvme._stream.call_gate import CallGate
 from deepnvme._stream.layer_cache import LayerCache
-from deepnvme._stream.parameter_binding import get_weight, refuse_loading, set_weight
+from deepnvme._stream.parameter_binding import get_weight, is_streamed, refuse_loading, set_weight
 from deepnvme._stream.partition import has_forward
 from deepnvme._stream.planner import Plan, PlanInput, find_sufficient_memory
 from deepnvme._stream.resident_weights import load_resident
@@ -254,7 +254,9 @@ class Streaming:
         # of it finds some weights restored and others not.
         self._gate.unwrap(keep=self._model())
         for weight, original in self._originals:
-            set_weight(weight, original)
+            # What somebody has assigned meanwhile stays.
+            if is_streamed(weight):
+                set_weight(weight, original)
         for hook in self._load_hooks:
             hook.remove()
         self._gate.unwrap()

@@ -24,7 +24,7 @@ async def completion(pending: Transfer) -> int:
                 loop.remove_reader(eventfd)
         finally:
             os.close(eventfd)
-    return pending.wait()
+    return pending.result()
 
 
 def _wake(done: "asyncio.Future[None]") -> None:

@@ -35,11 +35,11 @@ class Operation:
     def wait_quietly(self) -> None:
         """Wait until the transfer has ended, ignoring errors."""
         with suppress(Exception):
-            self._pending.wait()
+            self._pending.result()
 
     def finish(self) -> None:
         """Wait, and raise the error."""
-        self._pending.wait()
+        self._pending.result()
         if self._check is not None:
             self._check()
 

@@ -16,7 +16,7 @@ def started():
 
 READ_WRITE = "`read`, `write` and their batches"
 STRIPES = "the same with a `StripeSet`"
-WAIT = "`Transfer.wait`"
+WAIT = "`Transfer.result`"
 AWAIT = "`await pending`"
 WITH = "`with pending:`"
 FILE_READ = "`file.read`, `file.readinto`"
@@ -130,23 +130,23 @@ raises(KeyboardInterrupt, lambda: engine.read(memoryview(data)[:PART * 4], strip
     ),
     (WAIT, "cancel"): (
         "raises `CancelledError`",
-        PENDING + "soon(pending.cancel, started)\nraises(errors.CancelledError, pending.wait)",
+        PENDING + "soon(pending.cancel, started)\nraises(errors.CancelledError, pending.result)",
     ),
     (WAIT, "timeout"): (
         "raises `WaitTimeoutError`; the transfer goes on",
         PENDING
-        + "came.append(time.monotonic() + 0.1)\nraises(errors.WaitTimeoutError, lambda: pending.wait(0.1))\n"
+        + "came.append(time.monotonic() + 0.1)\nraises(errors.WaitTimeoutError, lambda: pending.result(0.1))\n"
         + "assert not pending.done()",
     ),
-    (WAIT, "close"): (FINISHED, SMALL + "soon(engine.close, started)\nassert returns(pending.wait) == PART"),
+    (WAIT, "close"): (FINISHED, SMALL + "soon(engine.close, started)\nassert returns(pending.result) == PART"),
     (WAIT, "Ctrl-C"): (
         GOES_ON,
-        PENDING + "soon(interrupt, started)\nraises(KeyboardInterrupt, pending.wait)\nassert not pending.done()",
+        PENDING + "soon(interrupt, started)\nraises(KeyboardInterrupt, pending.result)\nassert not pending.done()",
     ),
-    (WAIT, "fork"): (CHILD, PENDING + "in_child(lambda: raises(errors.ClosedError, pending.wait))"),
+    (WAIT, "fork"): (CHILD, PENDING + "in_child(lambda: raises(errors.ClosedError, pending.result))"),
     (WAIT, "exit"): (
         FIRST,
-        SMALL + "leave(pending.wait, started)",
+        SMALL + "leave(pending.result, started)",
     ),
     (AWAIT, "cancel"): (
         "raises `CancelledError`",
@@ -305,7 +305,7 @@ assert not os.path.exists("new") or os.path.getsize("new") == 64 << 20
     ),
     (CLOSE, "close"): (
         "the second call returns; the first finishes all",
-        SMALL + MOVES + "soon(engine.close, moves)\nreturns(engine.close)\nassert returns(pending.wait) == PART",
+        SMALL + MOVES + "soon(engine.close, moves)\nreturns(engine.close)\nassert returns(pending.result) == PART",
     ),
     (CLOSE, "Ctrl-C"): (
         "raises; the engine goes on closing",

@@ -56,6 +56,7 @@ def test_a_file_with_an_older_time(tmp_path: Path) -> None:
 SAVES = """
 import warnings
 from pathlib import Path
+from typing import Literal
 warnings.simplefilter("ignore")
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor, Shard

@@ -159,7 +159,7 @@ def test_any_changed_byte_of_the_parts_is_reported(tmp_path: Path) -> None:
     stripes = StripeSet([tmp_path / "a.pt", tmp_path / "b.pt"], stripe_bytes=4096)
     deepnvme.save({"w": torch.arange(3000.0)}, stripes)
     manifest = next(tmp_path.glob("*.stripes.json"))
-    named = [Path(part) for part in json.loads(manifest.read_text())["parts"]]
+    named = [tmp_path / part for part in json.loads(manifest.read_text())["parts"]]
     for part in named:
         assert changed(part, lambda: deepnvme.load(stripes, verify="full"), step=53) == []
     assert verify(manifest)[1][0]["verdict"] == "sound"

@@ -106,9 +106,9 @@ def test_a_stream_does_not_wait_for_another_one(tmp_path: Path) -> None:
             late = engine.start_write(slow, tmp_path / "slow")
         with torch.cuda.stream(idle):
             quick.copy_(source)
-            engine.start_write(quick, tmp_path / "quick").wait()
+            engine.start_write(quick, tmp_path / "quick").result()
         assert not late.done(), "it waits for its own stream, and nobody waits for it"
-        late.wait()
+        late.result()
     assert (tmp_path / "quick").read_bytes() == bits(new)
     assert (tmp_path / "slow").read_bytes() == bits(new)
 

@@ -98,10 +98,10 @@ def test_batches_and_pendings(gpu: Any, engine: deepnvme.Engine, tmp_path: Path)
     hosts = [values((1000 * number + 1,), torch.uint8, number) for number in range(20)]
     offsets = [number * 30_000 for number in range(20)]
     tensors = [gpu.tensor(host, number % 2) if number % 3 else host for number, host in enumerate(hosts)]
-    engine.start_write_batch([(path, at, tensor) for tensor, at in zip(tensors, offsets, strict=True)]).wait()
+    engine.start_write_batch([(path, at, tensor) for tensor, at in zip(tensors, offsets, strict=True)]).result()
     targets = [gpu.tensor(values(tuple(host.shape), torch.uint8, 77)) for host in hosts]
     pending = engine.start_read_batch([(path, at, target) for target, at in zip(targets, offsets, strict=True)])
-    pending.wait()
+    pending.result()
     for host, target in zip(hosts, targets, strict=True):
         assert bits(gpu.to_host(target)) == bits(host)
     stats = engine.stats()

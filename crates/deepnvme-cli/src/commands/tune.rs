@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use deepnvme_io::display;
 use deepnvme_io::op::Direction as IoDirection;
 use deepnvme_perf::measure::Direction;
-use deepnvme_perf::tune::{self, Choice, FolderResult, Options, Outcome, compare, space};
+use deepnvme_perf::tune::{self, Choice, FolderResult, Options, Outcome, compare};
 use deepnvme_perf::{Error, Result};
 use deepnvme_settings::{FolderSettings, SettingsFile};
 
@@ -13,6 +13,7 @@ use super::gds;
 use super::progress_bar::Bar;
 use super::session::{CommandResult, Session};
 use crate::arguments::TuneOptions;
+use crate::deepspeed::tune::sweep_config;
 use crate::show::{self, heatmap, plot};
 
 /// The default file for settings, in the current folder.
@@ -62,8 +63,7 @@ fn request(options: &TuneOptions) -> Result<Options> {
         space: None,
     };
     if let Some(path) = &options.sweep_config {
-        let text = std::fs::read_to_string(path).map_err(|error| Error::at(path, "read the sweep config", &error))?;
-        request.space = Some(space::from_deepspeed(&text, tune::default_space(&request))?);
+        request.space = Some(sweep_config(path, tune::default_space(&request))?);
     }
     Ok(request)
 }

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_io::display;
 use deepnvme_io::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
+use deepnvme_io::{display, fs};
 
 use deepnvme_perf::measure::{Benchmark, Cache, Direction, Memory, Observer, Order, Phase, Runner, Sample, Workload};
 use deepnvme_perf::tune::space::{self, Space};
@@ -34,6 +34,9 @@ pub struct Options {
     pub verbose: bool,
 }
 
+/// Maximum size of a sweep config.
+const SWEEP_CONFIG_BYTES_MAX: u64 = 1 << 20;
+
 /// DeepSpeed's default sweep.
 fn default_sweep() -> Space {
     Space {
@@ -46,6 +49,17 @@ fn default_sweep() -> Space {
         register_pool: vec![true],
         gds: DirectMode::Disabled,
     }
+}
+
+/// Reads a `--sweep-config`: the values to try, where they differ from `base`.
+///
+/// # Errors
+/// `Engine` if it is no regular file, is too large or cannot be read; `Usage` with the setting that is invalid.
+pub(crate) fn sweep_config(path: &Path, base: Space) -> Result<Space> {
+    let text = fs::read_small(path, SWEEP_CONFIG_BYTES_MAX)?;
+    let text =
+        String::from_utf8(text).map_err(|_| Error::usage(format!("{}: it is not UTF-8", display::path(path))))?;
+    space::from_deepspeed(&text, base)
 }
 
 /// Runs the sweep, and returns the summary that DeepSpeed's tool prints at its end.
@@ -61,11 +75,7 @@ pub fn run(
     print(&format!("Running DeepNVMe performance tuning on [{}]\n", names.join(", ")))?;
     let space = match &options.sweep_config {
         None => default_sweep(),
-        Some(path) => {
-            let text =
-                std::fs::read_to_string(path).map_err(|error| Error::at(path, "read the sweep config", &error))?;
-            space::from_deepspeed(&text, default_sweep())?
-        }
+        Some(path) => sweep_config(path, default_sweep())?,
     };
     space.check()?;
     let mut runner = Runner::prepare(workload(options), observer)?;

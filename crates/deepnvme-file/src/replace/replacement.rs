@@ -174,7 +174,7 @@ impl Replacement {
         let Self { target, new, most } = self;
         match new {
             New::Stripes(_, named, new) => {
-                new.commit_with(named.to_manifest()?, false, most, |text| seal(&text)).map(drop)
+                new.commit_with(named.to_manifest(&target)?, false, most, |text| seal(&text)).map(drop)
             }
             New::File(mut file) => {
                 if temporary::resolve(&target)? != target {

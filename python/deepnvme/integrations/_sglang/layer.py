@@ -148,7 +148,7 @@ class OffloadedLayer:
             layout.view(extent).copy_(parameter.data)
         if in_new_extent or nbytes > self._reserved:
             self._start, self._reserved = self._file.reserve(nbytes), nbytes
-        self._file.write(extent, self._start).wait()
+        self._file.write(extent, self._start).result()
 
 
 def _placeholder(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
