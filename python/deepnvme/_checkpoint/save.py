@@ -112,7 +112,7 @@ def save(
     return start_archive(obj, path, options).wait(report, True)[0]
 
 
-def _refuse_list(path: _Path) -> None:
+def _refuse_list(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None:
     """Refuse a name by which ``load`` finds a set of files: a file under it would hide the set."""
     name = os.fsdecode(os.fspath(path))
     if name.endswith((".stripes.json", ".safetensors.index.json")):
