@@ -56,16 +56,16 @@ def wrap_forward(
     return unwrap
 
 
+# `_call` without tracing, once it was needed: making it imports torch._dynamo, which takes seconds.
+_disabled: list[Callable[..., Any]] = []
+
+
 def _untraced(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function that torch.compile must not trace into."""
-    return _disabled()(call, *args, **kwargs)
+    if not _disabled:
+        _disabled.append(torch.compiler.disable(_call))  # type: ignore[no-untyped-call]
+    return _disabled[0](call, *args, **kwargs)
 
 
-@functools.cache
-def _disabled() -> Callable[..., Any]:
-    def run(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
-
-    # It imports torch._dynamo, which takes seconds.
-    disabled: Callable[..., Any] = torch.compiler.disable(run)  # type: ignore[no-untyped-call]
-    return disabled
+def _call(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return call(*args, **kwargs)
