@@ -122,7 +122,7 @@ impl Drop for Flight {
         if self.is_done()
             && let Some(kind) = self.kind.take()
         {
-            with_pending!(kind, pending => drop(pending.result()));
+            with_pending!(kind, pending => drop(pending.wait()));
         }
     }
 }
