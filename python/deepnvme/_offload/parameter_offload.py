@@ -335,6 +335,7 @@ def offload_parameters(
     Each block's parameters are loaded before its forward and its backward and released afterwards. The first step
     records the order; from then on the next blocks are loaded during computation. Results are bit-identical. Activation
     checkpointing, shared and frozen parameters, gradient accumulation and ``torch.autocast`` work.
+    Autocast computes as with ``cache_enabled=False``.
 
     Frozen parameters are written once, trained ones after each step. Gradients stay in memory.
 

@@ -254,7 +254,7 @@ class Streaming:
         # of it finds some weights restored and others not.
         self._gate.unwrap(keep=self._model())
         for weight, original in self._originals:
-            # What somebody has assigned meanwhile stays.
+            # A tensor that the caller has assigned in the meantime stays.
             if is_streamed(weight):
                 set_weight(weight, original)
         for hook in self._load_hooks:
