@@ -45,7 +45,8 @@ def copy_tree(copy: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(source.read_bytes())
     for stale in copy.rglob("*"):
-        if stale.is_file() and str(stale.relative_to(copy)) not in names and "target" not in stale.parts:
+        name = stale.relative_to(copy)
+        if stale.is_file() and str(name) not in names and "target" not in name.parts:
             stale.unlink()
 
 
