@@ -45,8 +45,8 @@ def copy_tree(copy: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(source.read_bytes())
     for stale in copy.rglob("*"):
-        name = stale.relative_to(copy)
-        if stale.is_file() and str(name) not in names and "target" not in name.parts:
+        place = stale.relative_to(copy)
+        if stale.is_file() and str(place) not in names and "target" not in place.parts:
             stale.unlink()
 
 
