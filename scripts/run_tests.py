@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOTAL = ROOT / "target" / "test-total.txt"
 SILENCE_S = 1200  # a single test takes less by far, and so does a build of all crates on a busy machine
 LAST_LINES = 60  # of a suite that was killed: the stacks of its threads
+CRASH = re.compile(r"^Fatal Python error|^\s*(?:SIGSEGV|SIGABRT|SIGBUS)|^thread '.*' .*panicked at")
 
 CARGO_RESULT = re.compile(r"test result: (?:ok|FAILED)\. (\d+) passed; (\d+) failed; (\d+) ignored;")
 CARGO_SKIP = re.compile(r"^(?:test .* \.\.\. )?skipped: ([\w:]+?): ")
@@ -126,7 +127,15 @@ class Ended:
         named = [line for line in self.lines if CARGO_FAILED.match(line) or PYTEST_FAILED.match(line)]
         if self.status == 0:
             return []
-        return named if named and self.status > 0 else named + self.lines[-LAST_LINES:]
+        if named and self.status > 0:
+            return named
+        return named + self.lines[self.first_of_last() :][:LAST_LINES]
+
+    def first_of_last(self) -> int:
+        """Return the index of the line before the crash, or that of the first of the last lines."""
+        last = max(len(self.lines) - LAST_LINES, 0)
+        crashes = (index for index, line in enumerate(self.lines) if CRASH.match(line))
+        return max(min(next(crashes, last) - 3, last), 0)
 
 
 def run(suite: Suite, show: Callable[[str], None]) -> Ended:

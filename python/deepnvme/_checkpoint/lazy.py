@@ -202,6 +202,7 @@ def load_lazily(request: LoadRequest) -> Any:
 def _load_files(request: LoadRequest, files: list[SourceFile]) -> Any:
     if len(files) == 1 and files[0].names is None:
         return _load_file(request, files[0])
+    request.check_only(files)
     whole: dict[str, Any] = {}
     for file in files:
         whole.update(_load_file(request, file))
@@ -213,8 +214,6 @@ def _load_file(request: LoadRequest, file: SourceFile) -> Any:
     reader = request.open(file, exact=True)
     tensors = reader.tensors()
     chosen = request.select([tensor[0] for tensor in tensors], names)
-    if request.only is not None and names is None and not chosen:
-        raise KeyError(request.no_match_message([tensor[0] for tensor in tensors]))
     stored = [_Stored(request, reader, index) for index in range(reader.storage_count)]
     unpickler = LazyUnpickler(path, SizeLimits(path, reader), request.device)
     if reader.format == "safetensors":

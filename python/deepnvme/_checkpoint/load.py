@@ -68,8 +68,8 @@ def load(
             means its index. If both a file and an index of that name exist, the file is loaded, unless the index
             states that it replaces that very file.
         device: where the tensors go. Default: host memory. ``"meta"`` reads no tensor.
-        only: names of tensors, or patterns of names (``"layers.0"`` with all below it, ``"*.weight"``). Entries that
-            match nothing are omitted from dicts. Default: everything.
+        only: names of tensors, or patterns of names (``"layers.0"`` with all below it, ``"*.weight"``). Each must match
+            a tensor. Entries of dicts that none of them matches are omitted. Default: everything.
         into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is). It is
             returned. Each of its tensors must be in the file, with the same shape. Names, shapes and dtypes are checked
             before any tensor changes. If the read fails, tensors may be partly filled.
@@ -90,7 +90,7 @@ def load(
         deepnvme.errors.UnsafeFileError: the file asks to run code; the message names it.
         deepnvme.errors.CorruptFileError: the file is truncated or damaged; ``offset`` says where.
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
-        KeyError: the file does not contain a tensor that ``only`` or ``into`` names.
+        KeyError: a name or pattern of ``only`` matches no tensor, or the file lacks a tensor that ``into`` names.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
@@ -191,15 +191,15 @@ class LoadRequest:
     def _load_files(self, files: list[SourceFile]) -> Any:
         if len(files) == 1 and files[0].names is None:
             return self._load_file(files[0])
+        self.check_only(files)
         whole: dict[str, Any] = {}
-        found = False
         for file in files:
-            part = self._load_file(file)
-            found = found or bool(part)
-            whole.update(part)
-        if self.only is not None and not found:
-            raise KeyError(self.no_match_message([]))
+            whole.update(self._load_file(file))
         return whole
+
+    def check_only(self, files: list[SourceFile]) -> None:
+        """Raise ``KeyError`` if ``only`` has a pattern that no tensor of an index matches, before anything is read."""
+        self.select([name for file in files for name in file.names or ()], None)
 
     def _load_file(self, file: SourceFile) -> Any:
         reader = self.open(file)
@@ -218,8 +218,6 @@ class LoadRequest:
             return self._archive(reader, path, list(range(reader.storage_count)), buffers, None)
         tensors = reader.tensors()
         chosen = set(self.select([tensor[0] for tensor in tensors], names))
-        if not chosen and names is None:
-            raise KeyError(self.no_match_message([tensor[0] for tensor in tensors]))
         wanted = sorted({tensor[5] for tensor in tensors if tensor[0] in chosen})
         buffers = self._start(reader, wanted)
         if reader.format == "safetensors":
@@ -235,21 +233,22 @@ class LoadRequest:
         )
 
     def select(self, there: list[str], names: list[str] | None) -> list[str]:
-        """Return the names of the tensors to load from a file."""
+        """Return the names of the tensors to load from a file: those in ``names``, or all.
+
+        If these are all tensors of the state, each pattern of ``only`` must match one of them.
+        """
         from deepnvme._checkpoint.tensor_names import NamePatterns  # noqa: PLC0415
 
-        listed = None if names is None else set(names)
-        patterns = None if self.only is None else NamePatterns(self.only)
-        return [
-            name
-            for name in there
-            if (listed is None or name in listed) and (patterns is None or patterns.matches(name))
-        ]
-
-    def no_match_message(self, there: list[str]) -> str:
-        """Return the error message for names that match no tensor."""
-        shown = ", ".join(there[:5]) + (", ..." if len(there) > 5 else "")  # noqa: PLR2004
-        return f"{self.name}: no tensor matches {self.only}; the file contains {shown or 'others'}"
+        listed = there if names is None else [*filter(set(names).__contains__, there)]
+        if self.only is None:
+            return listed
+        patterns = NamePatterns(self.only)
+        chosen = [*filter(patterns.matches, listed)]
+        if names is None and (patterns.unmatched or not chosen):
+            shown = ", ".join(there[:5]) + (", ..." if len(there) > 5 else "")  # noqa: PLR2004
+            msg = f"{self.name}: no tensor matches {patterns.unmatched}; there are {shown or 'no tensors'}"
+            raise KeyError(msg)
+        return chosen
 
     def _safetensors(self, tensors: list[Any], buffers: LoadBuffers | None) -> dict[str, torch.Tensor]:
         import torch  # noqa: PLC0415

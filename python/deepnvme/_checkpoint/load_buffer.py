@@ -88,8 +88,8 @@ class LoadBuffers:
             for extent, at in arena[2]:
                 self._locations[extent] = (memory, start + at)
         self._loading: _Loading = reader.start(targets)
-        # While the bytes are read.
-        self._sizes = [storage[1] for storage in reader.storages()]
+        # While the bytes are read. A lazy state asks for one storage at a time: asking for all would be quadratic.
+        self._sizes = dict(zip(wanted, reader.storage_nbytes(wanted), strict=True))
 
     def flat(self, extent: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Return one storage as a one-dimensional tensor. Its bytes are there once ``finish`` has returned."""

@@ -82,6 +82,45 @@ def _sparse(path: object, layout: torch.layout, parts: tuple[Any, ...]) -> torch
     return torch.sparse_compressed_tensor(compressed, plain, values, size, layout=layout, check_invariants=True)
 
 
+def _refusal(path: object, full: str) -> str:
+    if full.split(".", maxsplit=1)[0] in _NEVER_ALLOWED:
+        return (
+            f"{path}: the file asks for {full}, which no checkpoint needs: it was made to run code on the machine that "
+            "loads it. None of it was run; do not use the file"
+        )
+    if full.split(".", maxsplit=1)[0] == "numpy":
+        return _numpy_refusal(path, full)
+    short = full.removeprefix("builtins.")
+    return (
+        f"{path}: the file asks for {full}, which is not known to be safe, and was not loaded. If you trust the author "
+        f"of the file and know what {short} does, allow it: torch.serialization.add_safe_globals([{short}])"
+    )
+
+
+def _numpy_refusal(path: object, full: str) -> str:
+    """Return advice for numbers and arrays of numpy, which need several of its internal globals."""
+    return (
+        f"{path}: the file asks for {full}, which is not known to be safe, and was not loaded. Save numpy's numbers as "
+        "Python's (value.item()), its arrays as tensors (torch.from_numpy), and a random state as a dict of both. To "
+        "load this file, if you trust its author, allow what it needs: "
+        "torch.serialization.add_safe_globals([(numpy._core.multiarray.scalar, 'numpy._core.multiarray.scalar'), "
+        "(numpy._core.multiarray._reconstruct, 'numpy._core.multiarray._reconstruct'), numpy.ndarray, numpy.dtype, "
+        "type(numpy.dtype(...)) of its dtypes]); if the message names numpy.core, use that name instead"
+    )
+
+
+class _EnumMember:
+    """Returns a member of an allowed enumeration: Python 3.11.0 to 3.11.3 pickle them as a ``getattr``."""
+
+    def __init__(self, path: object) -> None:
+        self._path = path
+
+    def __call__(self, kind: Any, name: Any) -> Any:
+        if isinstance(kind, enum.EnumMeta) and type(name) is str and name in kind.__members__:
+            return kind.__members__[name]
+        raise UnsafeFileError(_refusal(self._path, "builtins.getattr"))
+
+
 class SafeUnpickler:
     """Builds what a pickle describes, or raises ``UnsafeFileError``."""
 
@@ -92,7 +131,7 @@ class SafeUnpickler:
         self._default_globals = _default_globals()
         # Compared by identity: an object can claim to equal anything.
         self._callable = {id(value) for table in (self._default_globals, self._allowed) for value in table.values()}
-        self._getattr = self._enum_member
+        self._getattr = _EnumMember(path)
         self._callable.add(id(self._getattr))
         self._stateful = {id(value) for value in self._allowed.values()}
         self._empty: dict[str, torch.Tensor] = {}
@@ -109,39 +148,7 @@ class SafeUnpickler:
                 return self._default_globals[full]
             if full == "builtins.getattr":
                 return self._getattr
-        raise UnsafeFileError(self._refusal(full))
-
-    def _enum_member(self, kind: Any, name: Any) -> Any:
-        """Return a member of an allowed enumeration: Python 3.11.0 to 3.11.3 pickle them as a ``getattr``."""
-        if isinstance(kind, enum.EnumMeta) and type(name) is str and name in kind.__members__:
-            return kind.__members__[name]
-        raise UnsafeFileError(self._refusal("builtins.getattr"))
-
-    def _refusal(self, full: str) -> str:
-        if full.split(".", maxsplit=1)[0] in _NEVER_ALLOWED:
-            return (
-                f"{self._path}: the file asks for {full}, which no checkpoint needs: it was made to run code on the "
-                "machine that loads it. None of it was run; do not use the file"
-            )
-        if full.split(".", maxsplit=1)[0] == "numpy":
-            return self._numpy_refusal(full)
-        short = full.removeprefix("builtins.")
-        return (
-            f"{self._path}: the file asks for {full}, which is not known to be safe, and was not loaded. If you "
-            f"trust the author of the file and know what {short} does, allow it: "
-            f"torch.serialization.add_safe_globals([{short}])"
-        )
-
-    def _numpy_refusal(self, full: str) -> str:
-        """Return advice for numbers and arrays of numpy, which need several of its internal globals."""
-        return (
-            f"{self._path}: the file asks for {full}, which is not known to be safe, and was not loaded. Save "
-            "numpy's numbers as Python's (value.item()), its arrays as tensors (torch.from_numpy), and a random state "
-            "as a dict of both. To load this file, if you trust its author, allow what it needs: "
-            "torch.serialization.add_safe_globals([(numpy._core.multiarray.scalar, 'numpy._core.multiarray.scalar'), "
-            "(numpy._core.multiarray._reconstruct, 'numpy._core.multiarray._reconstruct'), numpy.ndarray, numpy.dtype, "
-            "type(numpy.dtype(...)) of its dtypes]); if the message names numpy.core, use that name instead"
-        )
+        raise UnsafeFileError(_refusal(self._path, full))
 
     def tensor(  # noqa: PLR0917 (Rust calls it)
         self,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors
+from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors, _refuse_list_name
 from deepnvme._utils.arguments import path_of
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.tensors import engine_reaches, require_torch
@@ -82,7 +82,7 @@ def save(
     """
     options = SaveOptions(engine, durability, checksums)
     if not isinstance(path, StripeSet):
-        _refuse_list(path)
+        _refuse_list_name(path)
     report = progress_callback(progress, "saving", path)
     if is_safetensors(path):
         require_torch("save")
@@ -110,15 +110,6 @@ def save(
         raise ValueError(msg)
     require_torch("save")
     return start_archive(obj, path, options).wait(report, True)[0]
-
-
-def _refuse_list(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None:
-    """Refuse a name by which ``load`` finds a set of files: a file under it would hide the set."""
-    name = os.fsdecode(os.fspath(path))
-    if name.endswith((".stripes.json", ".safetensors.index.json")):
-        remedy = "pass the StripeSet itself" if name.endswith(".stripes.json") else "leave out .index.json"
-        msg = f"{name}: this is the name of a list of files, not of one; {remedy}, or choose another name"
-        raise InvalidArgumentError(msg)
 
 
 @dataclass

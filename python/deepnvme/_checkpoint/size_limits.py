@@ -48,22 +48,12 @@ class SizeLimits:
         self._copied_max: int | None = None
         self._walked_bytes = 0
         self.hash_costs = _HashCosts(reader)
-        rules: dict[Any, Callable[[Any, tuple[Any, ...]], None]] = {
-            **dict.fromkeys(_COPIERS, self._check_copy),
-            **dict.fromkeys(_WITH_STORAGE, self._check_view),
-            _codecs.encode: self._check_encode,
-            _utils._rebuild_sparse_tensor: self._check_sparse,  # noqa: SLF001
-            _utils._rebuild_device_tensor_from_cpu_tensor: self._check_conversion,  # noqa: SLF001
-            torch.Tensor: self._check_tensor,
-            _utils._rebuild_parameter_with_state: self._check_parameter,  # noqa: SLF001
-        }
-        self._rules = {id(function): rule for function, rule in rules.items()}
 
     def check(self, function: Any, arguments: tuple[Any, ...]) -> None:
         """Check the arguments of an allowed function or class."""
-        rule = self._rules.get(id(function))
+        rule = _RULES.get(id(function))
         if rule is not None:
-            rule(function, arguments)
+            rule(self, function, arguments)
         elif isinstance(function, type) and issubclass(function, torch.TypedStorage | torch.UntypedStorage):
             self._refuse("makes a storage that is not in it")
 
@@ -169,6 +159,22 @@ class SizeLimits:
 
     def _refuse(self, what: str) -> Any:
         raise UnsafeFileError(f"{self._path}: the file {what}: it is damaged, or was made to exhaust memory")
+
+
+# The check of each function, by its identity: an object can claim to equal anything. A table of bound methods in the
+# object would be a reference cycle, which keeps the file open until the next collection.
+_RULES: dict[int, Callable[[SizeLimits, Any, tuple[Any, ...]], None]] = {
+    id(function): rule
+    for function, rule in {
+        **dict.fromkeys(_COPIERS, SizeLimits._check_copy),  # noqa: SLF001
+        **dict.fromkeys(_WITH_STORAGE, SizeLimits._check_view),  # noqa: SLF001
+        _codecs.encode: SizeLimits._check_encode,  # noqa: SLF001
+        _utils._rebuild_sparse_tensor: SizeLimits._check_sparse,  # noqa: SLF001
+        _utils._rebuild_device_tensor_from_cpu_tensor: SizeLimits._check_conversion,  # noqa: SLF001
+        torch.Tensor: SizeLimits._check_tensor,  # noqa: SLF001
+        _utils._rebuild_parameter_with_state: SizeLimits._check_parameter,  # noqa: SLF001
+    }.items()
+}
 
 
 def _check_quantizer(limits: SizeLimits, size: tuple[int, ...], quantizer: Any) -> None:

@@ -16,15 +16,41 @@ class NamePatterns:
     """Names or patterns of names. A pattern that matches a name up to a dot matches all names below it."""
 
     def __init__(self, patterns: list[str]) -> None:
-        # Only * and ? are special: names may contain brackets.
-        plain = [escaped(pattern).replace("[", "[[]") for pattern in patterns]
-        whole = [fnmatch.translate(pattern) for pattern in plain]
-        below = [fnmatch.translate(pattern + ".*") for pattern in plain]
-        self._regex = re.compile("|".join(whole + below) or r"(?!)")
+        self._unmatched = dict.fromkeys(patterns)
+        # Looked up, since there may be as many as the file has tensors.
+        self._names: dict[str, str] = {}
+        self._regexes: list[tuple[str, re.Pattern[str]]] = []
+        for pattern in patterns:
+            text = escaped(pattern)
+            if "*" not in text and "?" not in text:
+                self._names[text] = pattern
+                continue
+            # Only * and ? are special: names may contain brackets.
+            glob = text.replace("[", "[[]")
+            regex = f"{fnmatch.translate(glob)}|{fnmatch.translate(glob + '.*')}"
+            self._regexes.append((pattern, re.compile(regex)))
 
     def matches(self, name: str) -> bool:
         """Whether any pattern matches the name."""
-        return self._regex.match(name) is not None
+        matching = [self._names[part] for part in _names_above(name) if part in self._names] if self._names else []
+        matching += [pattern for pattern, regex in self._regexes if regex.match(name)]
+        for pattern in matching:
+            self._unmatched.pop(pattern, None)
+        return bool(matching)
+
+    @property
+    def unmatched(self) -> list[str]:
+        """The patterns that have matched no name so far."""
+        return [*self._unmatched]
+
+
+def _names_above(name: str) -> Iterator[str]:
+    """Yield the name, and its parts up to each dot."""
+    yield name
+    at = name.rfind(".")
+    while at >= 0:
+        yield name[:at]
+        at = name.rfind(".", 0, at)
 
 
 def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:

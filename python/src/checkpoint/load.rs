@@ -42,6 +42,12 @@ pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) ->
     Ok(set.map_err(|error| raise(py, &error))?.files.into_iter().map(answer).collect())
 }
 
+/// Refuse the name of a list of files for one file.
+#[pyfunction]
+pub(crate) fn _refuse_list_name(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<()> {
+    read::refuse_list_name(&file_name(path)?).map_err(|error| raise(py, &error))
+}
+
 /// Check a list against its checksum: ``"sound"``, ``"damaged"`` or ``"unsealed"``.
 #[pyfunction]
 pub(crate) fn _list_state(text: &[u8]) -> &'static str {
@@ -253,6 +259,13 @@ impl CheckpointReader {
             (extent.name.clone(), extent.bytes, location.to_owned(), extent.data_offset)
         };
         self.reader.extents().iter().zip(locations).map(answer).collect()
+    }
+
+    /// Sizes of these storages, in bytes.
+    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+    fn storage_nbytes(&self, wanted: Vec<usize>) -> PyResult<Vec<u64>> {
+        self.check_extents(wanted.iter().copied())?;
+        Ok(wanted.iter().map(|index| self.reader.extents()[*index].bytes).collect())
     }
 
     /// Number of storages, or of tensors in a safetensors file.

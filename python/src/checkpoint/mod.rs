@@ -18,7 +18,7 @@ mod share;
 
 pub(crate) use build::HashCosts;
 pub(crate) use history::{_places_of, NewFolder, PyHistory};
-pub(crate) use load::{_find_set, _list_state, CheckpointReader, Loading};
+pub(crate) use load::{_find_set, _list_state, _refuse_list_name, CheckpointReader, Loading};
 pub(crate) use new_file::NewFile;
 pub(crate) use pickle::{_check_pickle, _pickle_plain};
 pub(crate) use placed::PlacedFile;

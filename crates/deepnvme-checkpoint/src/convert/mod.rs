@@ -13,7 +13,7 @@ use deepnvme_io::{Durability, Engine, Error as IoError, ErrorKind, fs};
 
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::read::{Reader, open_all};
+use crate::read::{Reader, open_all, refuse_list_name};
 use crate::stoppable::until_stopped;
 use crate::write::{Save, SaveOptions, Saved, create, error_of_target};
 
@@ -39,8 +39,8 @@ pub struct Conversion {
 ///
 /// # Errors
 /// `Io`; `Format` if either format cannot hold the data, or for two tensors of the same name; `Damaged` if the old file
-/// does not match its checksums; `InvalidInput` if `target` is one of the source files, under any name. The new file is
-/// then removed.
+/// does not match its checksums; `InvalidInput` if `target` is one of the source files, under any name, or the name of a
+/// list of files. The new file is then removed.
 pub fn convert(
     engine: &Arc<Engine>,
     source: &Path,
@@ -48,6 +48,7 @@ pub fn convert(
     options: SaveOptions,
     progress: &Arc<Progress>,
 ) -> Result<Conversion> {
+    refuse_list_name(target)?;
     let (opening, named) = (Arc::clone(engine), source.to_path_buf());
     // Parsing millions of tensor names takes a while.
     let opened = until_stopped(progress, move || {

@@ -134,6 +134,26 @@ pub fn find_set(path: &Path) -> Result<FileSet> {
     }
 }
 
+/// Refuses a name by which [`find_set`] finds several files. A single file under it would hide them, and could not be
+/// loaded.
+///
+/// # Errors
+/// `InvalidInput`.
+pub fn refuse_list_name(target: &Path) -> Result<()> {
+    let name = target.file_name().unwrap_or_default().as_encoded_bytes();
+    let remedy = if name.ends_with(MANIFEST_SUFFIX.as_bytes()) {
+        "to write to the stripe set, pass the StripeSet itself"
+    } else if name.ends_with(INDEX_SUFFIX.as_bytes()) {
+        "leave out .index.json"
+    } else if name == SHARDS_LIST.as_bytes() {
+        "a distributed checkpoint is saved under its folder's name"
+    } else {
+        return Ok(());
+    };
+    let detail = format!("this is the name of a list of files, not of one; {remedy}, or choose another name");
+    Err(IoError::new(ErrorKind::InvalidInput, "save", detail).at_path(target).into())
+}
+
 /// Finds the latest save under a file's name. Returns `None` if neither the file nor its index exists.
 ///
 /// A single file takes precedence over an index, as in Hugging Face's loaders, unless the index states that it replaces

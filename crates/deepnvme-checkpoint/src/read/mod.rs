@@ -35,7 +35,7 @@ mod verify;
 pub use extent::Extent;
 pub use folder::{
     CheckpointFile, FileList, FileSet, INDEX_SUFFIX, SHARDS_LIST, find_set, find_shards, open_all, open_all_of,
-    retry_if_replaced,
+    refuse_list_name, retry_if_replaced,
 };
 pub use load_buffer::{BufferedExtent, LoadBuffer};
 pub use loading::Loading;
