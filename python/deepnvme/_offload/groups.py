@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from deepnvme._stream.partition import Limits, partition
 from deepnvme._utils.strides import is_dense, row_major
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Attribute of an offloaded parameter with its strides, for while it is on disk.
 OFFLOADED_STRIDE = "_deepnvme_stride"
@@ -69,6 +73,38 @@ class Block:
     def nbytes(self) -> int:
         """Bytes that it needs to run."""
         return sum(group.nbytes for group in self.groups)
+
+
+def find_misplaced(root: nn.Module, blocks: Iterable[Block]) -> tuple[str, str] | None:
+    """Find a parameter in a module where it is not in memory: it was assigned there after it was offloaded.
+
+    Returns:
+        The name of that place, and the name that the parameter had. ``None``: each is in one of its blocks.
+    """
+    groups_of: dict[int, set[ParameterGroup]] = {}
+    names: dict[int, tuple[ParameterGroup, str]] = {}
+    for block in blocks:
+        groups_of.setdefault(id(block.module), set()).update(block.groups)
+        names.update((id(member.parameter), (group, member.name)) for group in block.groups for member in group.members)
+    seen: set[tuple[int, frozenset[ParameterGroup]]] = set()
+
+    def visit(module: nn.Module, prefix: str, held: frozenset[ParameterGroup]) -> tuple[str, str] | None:
+        held |= groups_of.get(id(module), set())
+        if (id(module), held) in seen:
+            return None
+        seen.add((id(module), held))
+        for attribute, parameter in module._parameters.items():  # noqa: SLF001
+            group, name = names.get(id(parameter), (None, ""))
+            if group is not None and group not in held:
+                return prefix + attribute, name
+        below = (
+            visit(child, f"{prefix}{name}.", held)
+            for name, child in module._modules.items()  # noqa: SLF001
+            if child is not None
+        )
+        return next(filter(None, below), None)
+
+    return visit(root, "", frozenset())
 
 
 def find_blocks(root: nn.Module, memory: int) -> list[Block]:

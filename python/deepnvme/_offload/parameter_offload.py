@@ -12,14 +12,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.save import SaveOptions
-from deepnvme._offload.groups import find_blocks
+from deepnvme._offload.groups import find_blocks, find_misplaced
 from deepnvme._offload.passes import BlockRunner
 from deepnvme._offload.placeholders import replace_meta_parameters
 from deepnvme._offload.residence import Residence
 from deepnvme._offload.saving import ShardSaver
+from deepnvme._offload.state_dicts import fill_state_dicts
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._offload.swapper import Swapper
-from deepnvme._stream.forward_wrapper import wrap_forward
+from deepnvme._stream.forward_wrapper import wrap_call
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme.errors import ClosedError, UnsupportedError
 
@@ -51,13 +52,10 @@ class ParameterOffload:
         self._steppers: list[weakref.ref[OptimizerStepper]] = []
         for group in self._groups:
             self._residence.offload(group)
-        self._undo = [wrap_forward(block.module, self._runner.wrapper_for(block)) for block in self._blocks]
+        self._undo = [wrap_call(block.module, self._runner.wrapper_for(block)) for block in self._blocks]
         hooks = [
             model.register_forward_pre_hook(self._begin_step),
-            # It sets an attribute on the hook, which a bound method does not allow.
-            model.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
-                lambda *arguments: self._fill_state(*arguments)  # noqa: PLW0108
-            ),
+            *fill_state_dicts(model, self._residence, self._group_of, lambda: self._is_filling),
             register_optimizer_step_pre_hook(_StepGuard(self)),
         ]
         self._undo += [hook.remove for hook in hooks]
@@ -266,7 +264,13 @@ class ParameterOffload:
         if self.is_closed:
             raise ClosedError("offloading was closed; the parameters are in memory again")
 
-    def _begin_step(self, _model: nn.Module, _args: Any) -> None:
+    def _begin_step(self, model: nn.Module, _args: Any) -> None:
+        if (misplaced := find_misplaced(model, self._blocks)) is not None:
+            place, name = misplaced
+            raise UnsupportedError(
+                f"{place} was assigned the parameter {name}, which is on disk while that module runs; call "
+                "offloading.close(), assign it, and offload the model again"
+            )
         # Releases the groups of a backward pass that failed.
         self._runner.end_all()
         self._runner.counts_uses = torch.is_grad_enabled()
@@ -280,20 +284,6 @@ class ParameterOffload:
 
     # Not traced: it depends on threads and files.
     _begin_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
-
-    def _fill_state(self, model: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-        if not self._is_filling:
-            return
-        copies: dict[int, torch.Tensor] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            group = self._group_of.get(id(parameter))
-            if group is None or prefix + name not in state:
-                continue
-            if id(parameter) not in copies:
-                with self._residence.held([group]):
-                    for member in group.members:
-                        copies[id(member.parameter)] = member.parameter.detach().clone()
-            state[prefix + name] = copies[id(parameter)]
 
     def refuse(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise if an optimizer is about to update parameters on disk."""

@@ -161,9 +161,11 @@ class _BlockCall(Holder):
         if not places:
             return args, kwargs
         self.sees_input_gradients = True
-        gated = _InputGradients.apply(self, *(flat[place] for place in places))
-        for place, tensor in zip(places, gated, strict=True):
-            flat[place] = tensor
+        # One tensor given twice stays one: attention is self-attention if its query is its key.
+        given = {id(flat[place]): flat[place] for place in places}
+        gated = dict(zip(given, _InputGradients.apply(self, *given.values()), strict=True))
+        for place in places:
+            flat[place] = gated[id(flat[place])]
         args, kwargs = tree.tree_unflatten(flat, shape)
         return args, kwargs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +53,45 @@ def wrap_forward(
             delattr(module, method)
         else:
             setattr(module, method, own)
+
+    return unwrap
+
+
+def wrap_call(module: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """Replace a module's call, with its hooks, and its ``forward`` if it is called directly.
+
+    Hooks that make a weight before ``forward``, as those of pruning and ``weight_norm`` do, also run inside.
+
+    Args:
+        module: the module.
+        around: makes the replacement. It surrounds a call once in each thread.
+
+    Returns:
+        A function that undoes it.
+    """
+    inside: set[int] = set()
+
+    def around_once(method: Callable[..., Any]) -> Callable[..., Any]:
+        surrounded = around(method)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            thread = threading.get_ident()
+            if thread in inside:
+                return method(*args, **kwargs)
+            try:
+                inside.add(thread)
+                return surrounded(*args, **kwargs)
+            finally:
+                # First statement in `finally`, so that Ctrl-C cannot come before it.
+                inside.discard(thread)
+
+        return run
+
+    undo = [wrap_forward(module, around_once, method) for method in ("forward", "_call_impl")]
+
+    def unwrap() -> None:
+        for one in reversed(undo):
+            one()
 
     return unwrap
 

@@ -10,7 +10,7 @@ import torch
 
 from deepnvme._deepnvme import StripeSet, _Streamer, span
 from deepnvme._stream.memory_budget import slot_offsets
-from deepnvme._stream.parameter_binding import ParameterBinding, refuse_backward, view_weight
+from deepnvme._stream.parameter_binding import ParameterBinding, refuse_backward, view_weight, without_views
 from deepnvme._stream.scheduler import FairScheduler
 from deepnvme._utils.tensors import pinned_empty
 
@@ -170,7 +170,7 @@ class LayerCache:
                 binding.bind(self._views_at(index, slot))
                 begun = time.monotonic_ns()
                 try:
-                    return refuse_backward(self._memory, name, forward(*args, **kwargs))
+                    return refuse_backward(name, without_views(self._memory, forward(*args, **kwargs)))
                 finally:
                     binding.unbind()
                     self._span(name, "compute", begun, time.monotonic_ns())

@@ -11,7 +11,7 @@ from torch import nn
 
 from deepnvme._deepnvme import StripeSet, _picked_page_bytes, _Picker
 from deepnvme._stream.memory_budget import PAGE_BYTES
-from deepnvme._stream.parameter_binding import ParameterBinding, get_weight, refuse_backward, view_weight
+from deepnvme._stream.parameter_binding import ParameterBinding, get_weight, refuse_backward, view_weight, without_views
 from deepnvme._stream.scheduler import FairScheduler
 from deepnvme._stream.weight_origin import FLOATS, encoded_ranges
 
@@ -117,7 +117,7 @@ class RowCache:
                 try:
                     self._scheduler.acquire(held, pick_items, items)
                     binding.bind(self._views[index])
-                    return refuse_backward(self._memory, lookup.name, call())
+                    return refuse_backward(lookup.name, without_views(self._memory, call()))
                 finally:
                     if held:
                         release(items)

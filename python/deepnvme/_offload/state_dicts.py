@@ -1,0 +1,80 @@
+"""Put the values of parameters on disk into state dicts, before any other hook sees the placeholders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+    from torch import nn
+    from torch.utils.hooks import RemovableHandle
+
+    from deepnvme._offload.groups import ParameterGroup
+    from deepnvme._offload.residence import Residence
+
+
+def fill_state_dicts(
+    model: nn.Module,
+    residence: Residence,
+    group_of: Mapping[int, ParameterGroup],
+    is_filling: Callable[[], bool],
+) -> list[RemovableHandle]:
+    """Make ``state_dict`` of the model, and of each module in it, return copies of the parameters on disk.
+
+    Args:
+        model: the model.
+        residence: holds the groups.
+        group_of: the group of each parameter on disk, by its ``id``.
+        is_filling: whether state dicts are filled now.
+
+    Returns:
+        Handles that undo it.
+    """
+    copies = _Copies(residence)
+
+    def fill(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+        if not is_filling():
+            return
+        for name, parameter in module._parameters.items():  # noqa: SLF001
+            group = group_of.get(id(parameter))
+            if parameter is not None and group is not None and prefix + name in state:
+                state[prefix + name] = copies.take(state, group, parameter)
+
+    handles = []
+    for module in model.modules():
+        if any(id(parameter) in group_of for parameter in module._parameters.values()):  # noqa: SLF001
+            # It sets an attribute on the hook, so each module gets a function of its own.
+            handle = module.register_state_dict_post_hook(lambda *arguments: fill(*arguments))  # type: ignore[no-untyped-call]  # noqa: PLW0108
+            # Hooks that were there before may rename, convert or compute with what they find.
+            hooks: Any = module._state_dict_hooks  # noqa: SLF001
+            hooks.move_to_end(handle.id, last=False)
+            handles.append(handle)
+    return handles
+
+
+class _Copies:
+    """Copies of parameters. A group is read once for the modules that share it, and a shared parameter copied once."""
+
+    def __init__(self, residence: Residence) -> None:
+        self._residence = residence
+        # Copies that are in a state dict, by that dict, the parameter, and the version of its group.
+        self._given: WeakValueDictionary[tuple[int, int, int], torch.Tensor] = WeakValueDictionary()
+        # The other copies of the group that was read last.
+        self._spare: dict[tuple[int, int, int], torch.Tensor] = {}
+
+    def take(self, state: object, group: ParameterGroup, parameter: torch.Tensor) -> torch.Tensor:
+        version = self._residence.version(group)
+        key = (id(state), id(parameter), version)
+        copy = self._given.get(key)
+        if copy is None and key not in self._spare:
+            with self._residence.held([group]):
+                self._spare = {
+                    (id(state), id(member.parameter), version): member.parameter.detach().clone()
+                    for member in group.members
+                }
+        if copy is None:
+            copy = self._given[key] = self._spare.pop(key)
+        return copy
