@@ -51,6 +51,7 @@ __all__ = [
     "_make_folders",
     "_open_regular",
     "_packed_tensors",
+    "_parse_bytes",
     "_picked_page_bytes",
     "_pickle_plain",
     "_pin_device",
@@ -102,12 +103,12 @@ class Engine:
         backend: Literal["auto", "io_uring", "aio", "threads"] = "auto",
         workers: int | None = None,
         queue_depth: int | None = None,
-        block_bytes: int | None = None,
+        block_bytes: int | str | None = None,
         submit: Literal["batch", "single"] = "batch",
         window: Literal["sliding", "wave"] = "sliding",
         direct: Literal["preferred", "required", "disabled"] = "preferred",
         gds: Literal["preferred", "required", "disabled"] = "disabled",
-        pool_bytes: int | None = None,
+        pool_bytes: int | str | None = None,
         lock_pool: bool = True,
         register_pool: bool = True,
     ) -> Self: ...
@@ -205,7 +206,7 @@ class Progress:
 
 @final
 class StripeSet:
-    def __new__(cls, paths: Iterable[_Name], *, stripe_bytes: int = 1048576) -> Self: ...
+    def __new__(cls, paths: Iterable[_Name], *, stripe_bytes: int | str = 1048576) -> Self: ...
     @staticmethod
     def from_manifest(path: _Name) -> StripeSet: ...
     @property
@@ -585,6 +586,7 @@ class _Streamer:
     def stats(self) -> dict[str, float]: ...
     def close(self) -> None: ...
 
+def _parse_bytes(value: object, name: str) -> int: ...
 def _picked_page_bytes(piece_bytes: int) -> int: ...
 def _stash_bytes_wanted(conversions: list[list[tuple[_StoredRange, int, str]]]) -> tuple[int, int]: ...
 

@@ -53,8 +53,8 @@ mod _deepnvme {
     #[pymodule_export]
     use crate::checkpoint::{
         _check_pickle, _crc64, _crc64_of_all, _find_set, _list_state, _pickle_plain, _places_of, _plan_archive,
-        _plan_safetensors, _refuse_list_name, _shares, CheckpointReader, HashCosts, Loading, NewFile, NewFolder, PlacedFile, PyHistory,
-        SavePlan, SaveShare, SaveStaging, Saving,
+        _plan_safetensors, _refuse_list_name, _shares, CheckpointReader, HashCosts, Loading, NewFile, NewFolder,
+        PlacedFile, PyHistory, SavePlan, SaveShare, SaveStaging, Saving,
     };
     #[pymodule_export]
     use crate::command::{_command_result, _python_command, _run_command};
@@ -85,6 +85,8 @@ mod _deepnvme {
     use crate::replace::{
         _make_folders, _open_regular, _read_small_file, _remove_stale, _retire_set, PrivateFolder, SetReplacement,
     };
+    #[pymodule_export]
+    use crate::settings::_parse_bytes;
     #[pymodule_export]
     use crate::stats::Stats;
     #[pymodule_export]

@@ -90,7 +90,7 @@ fn usage_errors_end_with_2_and_a_hint() {
         (&["bench", "read"], "FOLDERS"),
         (&["bench", "read", "/dev/null"], "is a device"),
         (&["bench", "read", "/proc/self/status"], "never touched"),
-        (&["bench", "write", "/tmp", "--size", "1.5G"], "512K"),
+        (&["bench", "write", "/tmp", "--size", "1.5Q"], "512MiB"),
         (&["bench", "write", "/tmp", "--loops", "0"], "between 1 and 1000"),
         (&["bench", "write", "/tmp", "--workers", "99"], "between 1 and 64"),
         (&["bench", "read", "/tmp", "--gds"], "add --gpu"),

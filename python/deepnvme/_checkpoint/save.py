@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors, _refuse_list_name
-from deepnvme._utils.arguments import path_of
+from deepnvme._utils.arguments import parse_bytes, path_of
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.tensors import engine_reaches, require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
@@ -41,7 +41,7 @@ def save(
     durability: Literal["none", "data", "full"] = "full",
     checksums: bool = True,
     metadata: Mapping[str, str] | None = None,
-    max_shard_bytes: int | None = None,
+    max_shard_bytes: int | str | None = None,
     progress: Progress = None,
 ) -> int:
     """Save a state dict, or any object, and return the size of the file in bytes.
@@ -61,10 +61,11 @@ def save(
             for each MiB, and other readers ignore them. Default True.
         metadata: texts to add to a safetensors file. Keys that begin with ``deepnvme.`` are omitted: they describe
             the file that they came from. ``format`` is ``"pt"`` in every file.
-        max_shard_bytes: the most bytes of tensors in one safetensors file. Larger states become several files and an
-            index, ``PATH.index.json``, as Hugging Face writes them. Replacing the index switches to the new state.
-            Each save uses new file names, and removes the old files that the old index recorded as deepnvme's.
-            ``load`` of the path or of its folder returns the state that was saved last. Default: one file.
+        max_shard_bytes: the most bytes of tensors in one safetensors file, or text such as ``"5GB"``. Larger states
+            become several files and an index, ``PATH.index.json``, as Hugging Face writes them. Replacing the index
+            switches to the new state. Each save uses new file names, and removes the old files that the old index
+            recorded as deepnvme's. ``load`` of the path or of its folder returns the state that was saved last.
+            Default: one file.
         progress: ``True`` for a bar, ``False`` for none, or a function of bytes done and bytes in total. Default: a
             bar on a terminal, after one second.
 
@@ -84,19 +85,20 @@ def save(
     if not isinstance(path, StripeSet):
         _refuse_list_name(path)
     report = progress_callback(progress, "saving", path)
+    shard_bytes_max = None if max_shard_bytes is None else parse_bytes(max_shard_bytes, "max_shard_bytes")
     if is_safetensors(path):
         require_torch("save")
         tensors = describe_tensors(obj)
         texts = _metadata_entries(metadata)
         if isinstance(path, StripeSet):
-            if max_shard_bytes is not None:
+            if shard_bytes_max is not None:
                 msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
                 raise ValueError(msg)
             return start_safetensors(path, tensors, options, texts).wait(report, True)[0]
         from deepnvme._checkpoint.shards import retire_shards, save_shards  # noqa: PLC0415
 
         name = path_of(path)
-        if max_shard_bytes is None:
+        if shard_bytes_max is None:
             nbytes = start_safetensors(path, tensors, options, texts).wait(report, True)[0]
             retire_shards(name)
             return nbytes
@@ -104,7 +106,7 @@ def save(
         def plan(shard: Path, part: list[DescribedTensor]) -> _SavePlan:
             return plan_safetensors(shard, part, options, texts)
 
-        return save_shards(name, tensors, max_shard_bytes, plan, report)
+        return save_shards(name, tensors, shard_bytes_max, plan, report)
     if metadata is not None or max_shard_bytes is not None:
         msg = "metadata and max_shard_bytes belong to safetensors; in a .pt file, save a dict that has them"
         raise ValueError(msg)

@@ -18,7 +18,6 @@ from deepnvme._checkpoint.save import (
 )
 from deepnvme._checkpoint.tensor_names import has_dtensors, local_nbytes, named_tensors
 from deepnvme._deepnvme import _SaveStaging
-from deepnvme._utils.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,7 +117,6 @@ def staging_for_state(state: Any, nbytes: int | None) -> _SaveStaging:
 
 def staging_for_nbytes(tensors_nbytes: int, nbytes: int | None, local_processes: int = 1) -> _SaveStaging:
     """Allocate staging memory for this many bytes of tensors. ``local_processes`` of this machine do the same."""
-    nbytes = None if nbytes is None else whole(nbytes, "memory")
     if nbytes is None:
         nbytes = min(tensors_nbytes + _REST_BYTES, _available_memory() // _MEMORY_SHARE // local_processes)
     return _SaveStaging(nbytes)

@@ -71,7 +71,7 @@ class Swapper:
         named: bool = False,
         ahead: int | str | None = None,
         reserve: int | str | None = None,
-        stripe_bytes: int | None = None,
+        stripe_bytes: int | str | None = None,
         engine: Engine | None = None,
     ) -> None:
         folders = [swap_dir] if isinstance(swap_dir, (str, bytes, os.PathLike)) else list(swap_dir)
@@ -82,7 +82,7 @@ class Swapper:
             None if reserve is None else parse_bytes(reserve, "reserve"),
             checksums,
             named,
-            None if stripe_bytes is None else whole(stripe_bytes, "stripe_bytes"),
+            None if stripe_bytes is None else parse_bytes(stripe_bytes, "stripe_bytes"),
             engine,
         )
         self._memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._swapper.capsule())

@@ -23,8 +23,8 @@ pub(crate) enum Baseline {
   deepnvme bench read /mnt/nvme --gpu=1                  read a tensor to the second GPU
 
 Each run makes files with random contents in the folders, fills them before the timing starts, and removes them at the
-end. Existing files are never touched. Sizes such as 4096, 512K, 8M and 2G are powers of 1024. Speeds are in GB/s, 10^9
-bytes a second.
+end. Existing files are never touched. Sizes: 2GB is 2 x 10^9 bytes, 2GiB and 2G are 2 x 2^30, 4096 is bytes. Speeds are in
+GB/s, 10^9 bytes a second.
 
 Exit status: 0 success, 1 failure, 2 usage error.")]
 pub(crate) struct BenchOptions {

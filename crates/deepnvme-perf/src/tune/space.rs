@@ -212,7 +212,7 @@ pub fn from_deepspeed(text: &str, base: Space) -> Result<Space> {
     Ok(space)
 }
 
-/// Parses a number, or a size such as `"1M"`.
+/// Parses a number, or a size such as `"1M"`. DeepSpeed knows only bare letters, which are binary in both.
 fn number(value: &serde_json::Value) -> Option<u64> {
     value.as_u64().or_else(|| crate::units::parse_bytes(value.as_str()?).ok())
 }
