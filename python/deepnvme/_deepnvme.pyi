@@ -105,7 +105,7 @@ class Engine:
         queue_depth: int | None = None,
         block_bytes: int | str | None = None,
         submit: Literal["batch", "single"] = "batch",
-        window: Literal["sliding", "wave"] = "sliding",
+        window: Literal["sliding", "drain"] = "sliding",
         direct: Literal["preferred", "required", "disabled"] = "preferred",
         gds: Literal["preferred", "required", "disabled"] = "disabled",
         pool_bytes: int | str | None = None,
@@ -130,7 +130,7 @@ class Engine:
     @property
     def submit(self) -> Literal["batch", "single"]: ...
     @property
-    def window(self) -> Literal["sliding", "wave"]: ...
+    def window(self) -> Literal["sliding", "drain"]: ...
     @property
     def direct(self) -> Literal["preferred", "required", "disabled"]: ...
     @property

@@ -32,8 +32,8 @@ use crate::{error, orphans, threads};
 ///     block_bytes: maximum bytes of a transfer, a multiple of 4096 up to 64 MiB, or text such as ``"1MiB"``. Default
 ///         2 MiB. Transfers through bounce buffers are at most 512 KiB.
 ///     submit: ``"batch"`` (default) submits several transfers per system call, ``"single"`` one at a time.
-///     window: refill policy of the queue: ``"sliding"`` (default) refills as soon as a transfer completes, ``"wave"``
-///         when all have, as DeepSpeed does with ``overlap_events=False``.
+///     window: refill policy of the queue: ``"sliding"`` (default) refills as soon as a transfer completes, ``"drain"``
+///         once all have, as DeepSpeed does with ``overlap_events=False``.
 ///     direct: page cache bypass: ``"preferred"`` (default) bypasses it if the file system can, ``"required"`` raises
 ///         if it cannot, ``"disabled"`` never does. ``stats()`` reports the result.
 ///     gds: direct transfers between disk and GPU with cuFile (GPUDirect Storage): ``"preferred"`` uses cuFile if it
@@ -410,7 +410,7 @@ impl PyEngine {
         submit_word(self.config.submit)
     }
 
-    /// Refill policy of the queue: ``"sliding"`` or ``"wave"``.
+    /// Refill policy of the queue: ``"sliding"`` or ``"drain"``.
     #[getter]
     fn window(&self) -> &'static str {
         window_word(self.config.window)

@@ -72,8 +72,8 @@ fn submit(word: &str) -> PyResult<SubmitMode> {
 fn window(word: &str) -> PyResult<WindowMode> {
     match word {
         "sliding" => Ok(WindowMode::Sliding),
-        "wave" => Ok(WindowMode::Wave),
-        _ => Err(unknown("window", word, "\"sliding\" or \"wave\"")),
+        "drain" => Ok(WindowMode::Drain),
+        _ => Err(unknown("window", word, "\"sliding\" or \"drain\"")),
     }
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn submit_word(mode: SubmitMode) -> &'static str {
 pub(crate) fn window_word(mode: WindowMode) -> &'static str {
     match mode {
         WindowMode::Sliding => "sliding",
-        WindowMode::Wave => "wave",
+        WindowMode::Drain => "drain",
     }
 }
 
