@@ -107,7 +107,7 @@ def bench(
         >>> outcome["results"][0]["summary"]["gb_per_s"] > 0
         True
     """
-    valued = {
+    valued: dict[str, int | str | None] = {
         "size": parse_bytes(size, "size"),
         "block-bytes": None if block_bytes is None else parse_bytes(block_bytes, "block_bytes"),
         "queue-depth": queue_depth,
@@ -173,7 +173,7 @@ def tune(
         True
         >>> engine = deepnvme.Engine.from_file("deepnvme.toml")
     """
-    valued = {
+    valued: dict[str, int | str | None] = {
         "budget": f"{budget}s",
         "size": parse_bytes(size, "size"),
         "memory": memory,

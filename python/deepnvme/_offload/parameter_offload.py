@@ -295,7 +295,7 @@ class ParameterOffload:
                         copies[id(member.parameter)] = member.parameter.detach().clone()
             state[prefix + name] = copies[id(parameter)]
 
-    def refuse(self, optimizer: torch.optim.Optimizer) -> None:
+    def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise if an optimizer is about to update parameters on disk."""
         if hasattr(optimizer, "check_open"):
             # `attach`, the remedy below, would not help a closed one.
@@ -319,7 +319,7 @@ class _StepGuard:
     def __call__(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         offloaded = self._offloaded()
         if offloaded is not None:
-            offloaded.refuse(optimizer)
+            offloaded._check_step(optimizer)  # noqa: SLF001
 
 
 def offload_parameters(

@@ -41,9 +41,9 @@ class Swapper:
         memory: bytes for tensors, such as ``"4GB"``.
         checksums: checksum everything that is written, and verify it when it is read.
         named: give the file a name (``.deepnvme-swap-...``), for those who open it by name.
-        ahead: limit of prefetched bytes. Default: three eighths of ``memory``, at most 1 GiB.
-        reserve: bytes to keep free for coming tensors, by writing early. Default: the value of ``ahead``.
-        stripe_bytes: with several folders, bytes per stripe. Default 1 MiB.
+        prefetch_bytes: limit of prefetched bytes. Default: three eighths of ``memory``, at most 1 GiB.
+        headroom_bytes: bytes to keep free for coming tensors, by writing early. Default: ``prefetch_bytes``.
+        stripe_bytes: with several folders, bytes per stripe. Default 1 MiB. All sizes may be text.
         engine: the engine to use. Default: the default engine.
 
     Raises:
@@ -69,8 +69,8 @@ class Swapper:
         memory: int | str,
         checksums: bool = False,
         named: bool = False,
-        ahead: int | str | None = None,
-        reserve: int | str | None = None,
+        prefetch_bytes: int | str | None = None,
+        headroom_bytes: int | str | None = None,
         stripe_bytes: int | str | None = None,
         engine: Engine | None = None,
     ) -> None:
@@ -78,8 +78,8 @@ class Swapper:
         self._swapper = _Swapper(
             folders,
             parse_bytes(memory),
-            None if ahead is None else parse_bytes(ahead, "ahead"),
-            None if reserve is None else parse_bytes(reserve, "reserve"),
+            None if prefetch_bytes is None else parse_bytes(prefetch_bytes, "prefetch_bytes"),
+            None if headroom_bytes is None else parse_bytes(headroom_bytes, "headroom_bytes"),
             checksums,
             named,
             None if stripe_bytes is None else parse_bytes(stripe_bytes, "stripe_bytes"),
@@ -89,12 +89,12 @@ class Swapper:
         _OPEN.add(self)
 
     @property
-    def lock_refusal(self) -> str | None:
+    def pinning_error(self) -> str | None:
         """Why the memory is not page-locked, with a remedy; ``None`` if it is.
 
         The swapper works with unlocked memory too. The usual reason is ``RLIMIT_MEMLOCK``.
         """
-        return self._swapper.lock_refusal
+        return self._swapper.pinning_error
 
     def put(self, key: str, tensor: torch.Tensor) -> None:
         """Store a copy of a tensor under a key.
