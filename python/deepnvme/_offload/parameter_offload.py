@@ -21,6 +21,7 @@ from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._offload.swapper import Swapper
 from deepnvme._stream.forward_wrapper import wrap_forward
 from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.memory import check_available
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -352,7 +353,7 @@ def offload_parameters(
         ``stats()`` and ``close()``. ``model.state_dict()`` works as usual and needs memory for all parameters.
 
     Raises:
-        MemoryError: one block needs more memory.
+        MemoryError: one block needs more memory, or the machine has less.
         UnsupportedError: the model cannot be offloaded; the message states why.
 
     Example:
@@ -366,6 +367,8 @@ def offload_parameters(
         ...     optimizer.zero_grad()
         >>> offloading.close()
     """
+    nbytes = parse_bytes(memory)
+    check_available(nbytes)
     earlier = getattr(model, "offloading", None)
     if isinstance(earlier, ParameterOffload) and not earlier.is_closed:
         raise UnsupportedError(
@@ -379,7 +382,6 @@ def offload_parameters(
             raise UnsupportedError(
                 f"{name} is not one block of memory (sparse, nested or quantised) and cannot be offloaded"
             )
-    nbytes = parse_bytes(memory)
     swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums, engine=engine)
     try:
         offloaded = ParameterOffload(model, nbytes, swapper)

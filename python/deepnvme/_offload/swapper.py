@@ -14,6 +14,8 @@ from deepnvme._deepnvme import StripeSet, _Swapper
 from deepnvme._offload.stats import SwapStats
 from deepnvme._offload.view import Borrowed, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
 from deepnvme._utils.arguments import parse_bytes, whole
+from deepnvme._utils.memory import check_available, refused
+from deepnvme.errors import OutOfMemoryError
 
 _FD_MAX = (1 << 31) - 1
 
@@ -47,7 +49,8 @@ class Swapper:
         engine: the engine to use. Default: the default engine.
 
     Raises:
-        OSError: the file cannot be created, or there is not enough memory.
+        OSError: the file cannot be created.
+        OutOfMemoryError: the machine has less memory; the message states how much it has.
         ValueError: a setting is out of range.
 
     Example:
@@ -74,17 +77,22 @@ class Swapper:
         stripe_bytes: int | str | None = None,
         engine: Engine | None = None,
     ) -> None:
+        nbytes = parse_bytes(memory)
+        check_available(nbytes)
         folders = [swap_dir] if isinstance(swap_dir, (str, bytes, os.PathLike)) else list(swap_dir)
-        self._swapper = _Swapper(
-            folders,
-            parse_bytes(memory),
-            None if prefetch_bytes is None else parse_bytes(prefetch_bytes, "prefetch_bytes"),
-            None if headroom_bytes is None else parse_bytes(headroom_bytes, "headroom_bytes"),
-            checksums,
-            named,
-            None if stripe_bytes is None else parse_bytes(stripe_bytes, "stripe_bytes"),
-            engine,
-        )
+        try:
+            self._swapper = _Swapper(
+                folders,
+                nbytes,
+                None if prefetch_bytes is None else parse_bytes(prefetch_bytes, "prefetch_bytes"),
+                None if headroom_bytes is None else parse_bytes(headroom_bytes, "headroom_bytes"),
+                checksums,
+                named,
+                None if stripe_bytes is None else parse_bytes(stripe_bytes, "stripe_bytes"),
+                engine,
+            )
+        except OutOfMemoryError as error:
+            raise refused(nbytes) from error
         self._memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._swapper.capsule())
         _OPEN.add(self)
 

@@ -62,9 +62,9 @@ def iterate_weights(
     """Yield every tensor of a model's safetensors files once, in file order, while the next ones are read.
 
     Memory in use is at most ``prefetch_bytes``, plus one tensor or 16 MiB, whichever is larger, for tensors that the
-    caller still holds. A tensor belongs to the caller, who may change it and should release it. All files are opened and
-    compared with their index before the first tensor is yielded. A model that is replaced before then is read in its
-    new state; one that is replaced later, in its old state.
+    caller still holds. A tensor belongs to the caller, who may change it and should release it. All files are opened
+    and compared with their index before the first tensor is yielded. A model that is replaced before then is read in
+    its new state; one that is replaced later, in its old state.
 
     Args:
         source: a folder in Hugging Face's layout, an index (``*.index.json``), a file, or several files.
