@@ -5,7 +5,7 @@
 /// Most bytes of a file or of memory.
 pub const SIZE_MAX: u64 = i64::MAX as u64;
 /// The accepted forms, for messages.
-pub const SIZE_FORMS: &str = "a size such as '4GB' (10^9 bytes each), '512MiB' (2^20) or '64K' (2^10)";
+pub const SIZE_FORMS: &str = "a size such as '4GB' (4 x 10^9 bytes), '512MiB' (512 x 2^20) or '64K' (64 x 2^10)";
 /// Letters of units, from the first power.
 const LETTERS: &str = "kmgtp";
 /// Most digits after the point, so that the computation fits 128 bits.

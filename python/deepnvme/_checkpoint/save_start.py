@@ -120,8 +120,11 @@ def staging_for_state(state: Any, nbytes: int | None) -> _SaveStaging:
 
 def staging_for_nbytes(tensors_nbytes: int, nbytes: int | None, local_processes: int = 1) -> _SaveStaging:
     """Allocate staging memory for this many bytes of tensors. ``local_processes`` of this machine do the same."""
+    available = available_bytes()
     if nbytes is None:
-        available = available_bytes()
         share = (_AVAILABLE_BYTES if available is None else available) // _MEMORY_SHARE // local_processes
         nbytes = min(tensors_nbytes + _REST_BYTES, share)
+    elif available is not None:
+        # A bound that the machine cannot reach. A save that needs more waits for the disk.
+        nbytes = min(nbytes, available)
     return _SaveStaging(nbytes)
