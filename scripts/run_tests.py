@@ -35,7 +35,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TOTAL = ROOT / "target" / "test-total.txt"
 SILENCE_S = 1200  # a single test takes less by far, and so does a build of all crates on a busy machine
 LAST_LINES = 60  # of a suite that was killed: the stacks of its threads
-CRASH = re.compile(r"^Fatal Python error|^\s*(?:SIGSEGV|SIGABRT|SIGBUS)|^thread '.*' .*panicked at")
+CRASH = re.compile(
+    r"^Fatal Python error|^Timeout \(|^hang_watch: |^\s*(?:SIGSEGV|SIGABRT|SIGBUS)|^thread '.*' .*panicked at"
+)
 
 CARGO_RESULT = re.compile(r"test result: (?:ok|FAILED)\. (\d+) passed; (\d+) failed; (\d+) ignored;")
 CARGO_SKIP = re.compile(r"^(?:test .* \.\.\. )?skipped: ([\w:]+?): ")

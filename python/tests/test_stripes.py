@@ -105,6 +105,33 @@ def test_invalid_stripe_sets(paths: list[str], stripe_bytes: int, message: str) 
         deepnvme.StripeSet(paths, stripe_bytes=stripe_bytes)
 
 
+def test_a_set_from_a_manifest_is_saved_and_pickled_as_that_set(parts: list[Path]) -> None:
+    torch = pytest.importorskip("torch")
+    named = deepnvme.StripeSet(parts, stripe_bytes=4096)
+    deepnvme.save({"w": torch.rand(5000)}, named)
+    found = deepnvme.StripeSet.from_manifest(named.manifest_path)
+    assert found != named
+    assert found.manifest_path == named.manifest_path
+    again = pickle.loads(pickle.dumps(found))
+    assert (again, again.manifest_path) == (found, found.manifest_path)
+    state = {"w": torch.rand(5000)}
+    deepnvme.save(state, again)
+    for path in (named, found, named.manifest_path):
+        assert torch.equal(deepnvme.load(path)["w"], state["w"])
+    assert len([*parts[0].parent.glob("*.part-*")]) <= len(parts)
+
+
+def test_parts_that_were_written_in_place_stay_and_are_named(parts: list[Path]) -> None:
+    torch = pytest.importorskip("torch")
+    named = deepnvme.StripeSet(parts, stripe_bytes=4096)
+    deepnvme.save({"w": torch.rand(5000)}, named)
+    deepnvme.write(torch.rand(3000), named)
+    with pytest.warns(UserWarning, match="were changed; they are kept") as warned:
+        deepnvme.save({"w": torch.rand(5000)}, named)
+    assert warned[0].filename == __file__
+    deepnvme.save({"w": torch.rand(5000)}, named)
+
+
 def test_invalid_lists_of_paths() -> None:
     with pytest.raises(TypeError):
         deepnvme.StripeSet([1, 2])  # type: ignore[list-item]

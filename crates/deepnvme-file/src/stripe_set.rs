@@ -40,6 +40,9 @@ pub(crate) const RECORD_KEY: &str = "files";
 pub struct StripeSet {
     parts: Vec<PathBuf>,
     stripe_bytes: u64,
+    /// The manifest that lists the parts, if it lies elsewhere than next to the first part under its name. Parts that
+    /// were replaced have names of their own, but their manifest stays.
+    manifest: Option<PathBuf>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -80,7 +83,7 @@ impl StripeSet {
         if let Some(odd) = parts.iter().find(|part| part.as_os_str().as_encoded_bytes().contains(&0)) {
             return Err(invalid(format!("the part {} has a null byte in its name; no file has", display::path(odd))));
         }
-        Ok(Self { parts, stripe_bytes })
+        Ok(Self { parts, stripe_bytes, manifest: None })
     }
 
     /// The part files, in order.
@@ -104,9 +107,25 @@ impl StripeSet {
         }
     }
 
-    /// The path of the manifest: next to the first part.
+    /// The path of the manifest: the one that the set was read from, or next to the first part.
     #[must_use]
     pub fn manifest_path(&self) -> PathBuf {
+        self.manifest.clone().unwrap_or_else(|| self.default_manifest())
+    }
+
+    /// The same parts as listed by that manifest.
+    #[must_use]
+    pub fn listed_by(mut self, manifest: PathBuf) -> Self {
+        self.manifest = (manifest != self.default_manifest()).then_some(manifest);
+        self
+    }
+
+    /// Whether the parts have the names that [`new`](Self::new) got, and not those of a replacement.
+    pub(crate) fn is_named_by_caller(&self) -> bool {
+        self.manifest.is_none()
+    }
+
+    fn default_manifest(&self) -> PathBuf {
         let mut name = self.parts[0].clone().into_os_string();
         name.push(MANIFEST_SUFFIX);
         name.into()
@@ -159,7 +178,8 @@ impl StripeSet {
         }
         let folder = path.parent().unwrap_or(Path::new(""));
         let parts = manifest.parts.into_iter().map(|part| folder.join(part)).collect();
-        Self::new(parts, manifest.stripe_bytes).map_err(|error| error.detail().to_owned())
+        let set = Self::new(parts, manifest.stripe_bytes).map_err(|error| error.detail().to_owned())?;
+        Ok(set.listed_by(path.to_path_buf()))
     }
 
     /// Returns the manifest for that path as JSON, ready for the ownership record and for [`seal`].
@@ -180,13 +200,14 @@ impl StripeSet {
     /// The same parts by absolute paths, which stay valid when the process changes its folder.
     pub(crate) fn absolute(&self) -> Self {
         let parts = self.parts.iter().map(|part| std::path::absolute(part).unwrap_or_else(|_| part.clone()));
-        Self { parts: parts.collect(), stripe_bytes: self.stripe_bytes }
+        let manifest = self.manifest.as_deref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.into()));
+        Self { parts: parts.collect(), stripe_bytes: self.stripe_bytes, manifest }
     }
 
     /// The same parts as a manifest names them: by file name in its folder, else by absolute paths. So a folder that is
     /// copied or moved with its manifest does not lead back to the parts of the original.
     fn recorded(&self, manifest: &Path) -> Self {
-        let Self { mut parts, stripe_bytes } = self.absolute();
+        let Self { mut parts, stripe_bytes, .. } = self.absolute();
         let manifest = std::path::absolute(manifest).unwrap_or_else(|_| manifest.to_path_buf());
         let folder = fs::folder_of(&manifest);
         for part in &mut parts {
@@ -196,7 +217,7 @@ impl StripeSet {
                 *part = name.into();
             }
         }
-        Self { parts, stripe_bytes }
+        Self { parts, stripe_bytes, manifest: None }
     }
 
     fn manifest(&self) -> Result<serde_json::Value> {

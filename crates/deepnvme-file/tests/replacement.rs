@@ -72,6 +72,25 @@ fn a_save_that_only_begins_leaves_the_committed_stripes() {
 }
 
 #[test]
+fn a_set_from_a_manifest_is_saved_under_that_manifest() {
+    let engine = engine();
+    let root = tempfile::tempdir().unwrap();
+    let named = set(&[root.path()]);
+    let manifest = named.manifest_path();
+    for data in [[1_u8; 9000], [2; 9000], [3; 9000]] {
+        let found = StripeSet::from_manifest(&manifest).unwrap_or_else(|_| named.clone());
+        assert_eq!(found.manifest_path(), manifest);
+        save(&engine, &Target::Stripes(found.clone()), &data).unwrap();
+        for target in [Target::Stripes(named.clone()), Target::Stripes(found), Target::from(manifest.clone())] {
+            assert!(load(&engine, &target).unwrap() == data);
+        }
+        let names: Vec<_> = files(root.path()).into_keys().map(|path| path.file_name().unwrap().to_owned()).collect();
+        let marks = names.iter().map(|name| name.to_str().unwrap().matches(".part-").count()).sum::<usize>();
+        assert!(names.len() == 2 && marks == 1, "{names:?}");
+    }
+}
+
+#[test]
 fn a_stripe_set_takes_no_names_of_something_else() {
     let engine = engine();
     let folder = tempfile::tempdir().unwrap();

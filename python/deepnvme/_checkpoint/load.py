@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
-from deepnvme._utils.tensors import require_torch
+from deepnvme._utils.tensors import refuse_fake_tensors, require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, MovedError, OutOfMemoryError
 
@@ -101,6 +101,7 @@ def load(
         >>> _ = deepnvme.load("model.pt", into=model.state_dict())
     """
     require_torch("load")
+    refuse_fake_tensors("load")
     if sum((into is not None, only is not None, lazy)) > 1 and not (only is not None and lazy):
         msg = "into, only and lazy cannot be combined, except lazy with only; choose one"
         raise ValueError(msg)

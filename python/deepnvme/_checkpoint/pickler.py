@@ -135,6 +135,8 @@ def _check_has_storage(tensor: Tensor) -> None:
     if tensor.is_nested:
         reason = "this tensor is nested, and `load` cannot build it; save the tensors of tensor.unbind()"
         raise _RefusedError(tensor, reason)
+    if type(tensor).__name__ == "FakeTensor":
+        raise _RefusedError(tensor, "this is a FakeTensor, which has no bytes; save the real tensor")
     if tensor.is_mkldnn:
         reason = "this tensor has oneDNN's own layout, whose bytes are not accessible; save tensor.to_dense()"
         raise _RefusedError(tensor, reason)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors, _refuse_list_name
 from deepnvme._utils.arguments import parse_bytes, path_of
 from deepnvme._utils.gc_pause import gc_paused
-from deepnvme._utils.tensors import engine_reaches, require_torch
+from deepnvme._utils.tensors import engine_reaches, refuse_fake_tensors, require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Literal, TypeAlias
 
     import torch
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine, _SavePlan, _SaveStaging, _Saving
 
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
+    _Report: TypeAlias = Callable[[int, int], object] | None
 
 SAFETENSORS_SUFFIX = ".safetensors"
+_SAFETENSORS_ONLY = "metadata and max_shard_bytes belong to safetensors; in a .pt file, save a dict that has them"
 # Metadata about the file itself: its checksums, and how its weights are packed.
 _RESERVED_PREFIX = "deepnvme."
 # How Hugging Face's loaders call tensors of torch.
@@ -82,35 +85,53 @@ def save(
         ['bias', 'weight']
     """
     options = SaveOptions(engine, durability, checksums)
-    if not isinstance(path, StripeSet):
-        _refuse_list_name(path)
     report = progress_callback(progress, "saving", path)
     shard_bytes_max = None if max_shard_bytes is None else parse_bytes(max_shard_bytes, "max_shard_bytes")
-    if is_safetensors(path):
-        require_torch("save")
-        tensors = describe_tensors(obj)
-        texts = _metadata_entries(metadata)
-        if isinstance(path, StripeSet):
-            if shard_bytes_max is not None:
-                msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
-                raise ValueError(msg)
-            return start_safetensors(path, tensors, options, texts).wait(report, True)[0]
-        from deepnvme._checkpoint.shards import retire_shards, save_shards  # noqa: PLC0415
+    if isinstance(path, StripeSet):
+        if shard_bytes_max is not None:
+            msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
+            raise ValueError(msg)
+        from deepnvme._checkpoint.shards import parts_listed, warn_of_kept_parts  # noqa: PLC0415
 
-        name = path_of(path)
-        if shard_bytes_max is None:
-            nbytes = start_safetensors(path, tensors, options, texts).wait(report, True)[0]
-            retire_shards(name)
-            return nbytes
+        before = parts_listed(path)
+        nbytes = _save_file(obj, path, options, metadata, report)
+        warn_of_kept_parts(path, before)
+        return nbytes
+    _refuse_list_name(path)
+    if not is_safetensors(path):
+        if shard_bytes_max is not None:
+            raise ValueError(_SAFETENSORS_ONLY)
+        return _save_file(obj, path, options, metadata, report)
+    from deepnvme._checkpoint.shards import retire_shards, save_shards  # noqa: PLC0415
 
-        def plan(shard: Path, part: list[DescribedTensor]) -> _SavePlan:
-            return plan_safetensors(shard, part, options, texts)
-
-        return save_shards(name, tensors, shard_bytes_max, plan, report)
-    if metadata is not None or max_shard_bytes is not None:
-        msg = "metadata and max_shard_bytes belong to safetensors; in a .pt file, save a dict that has them"
-        raise ValueError(msg)
+    name = path_of(path)
+    if shard_bytes_max is None:
+        nbytes = _save_file(obj, path, options, metadata, report)
+        retire_shards(name)
+        return nbytes
     require_torch("save")
+    refuse_fake_tensors("save")
+    tensors = describe_tensors(obj)
+    texts = _metadata_entries(metadata)
+
+    def plan(shard: Path, part: list[DescribedTensor]) -> _SavePlan:
+        return plan_safetensors(shard, part, options, texts)
+
+    return save_shards(name, tensors, shard_bytes_max, plan, report)
+
+
+def _save_file(
+    obj: object, path: _Path, options: SaveOptions, metadata: Mapping[str, str] | None, report: _Report
+) -> int:
+    """Save one file, in the format of its name."""
+    require_torch("save")
+    refuse_fake_tensors("save")
+    if is_safetensors(path):
+        return start_safetensors(path, describe_tensors(obj), options, _metadata_entries(metadata)).wait(report, True)[
+            0
+        ]
+    if metadata is not None:
+        raise ValueError(_SAFETENSORS_ONLY)
     return start_archive(obj, path, options).wait(report, True)[0]
 
 

@@ -11,13 +11,14 @@ import json
 import math
 import os
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._deepnvme import _find_set, _remove_stale, _retire_set, _SetReplacement
+from deepnvme._deepnvme import StripeSet, _find_set, _remove_stale, _retire_set, _SetReplacement
+from deepnvme.errors import Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from deepnvme._deepnvme import _SavePlan
 
@@ -89,10 +90,25 @@ def retire_shards(path: Path) -> None:
             _warn(f"{index}: this index is damaged, and is kept. Remove it: until then deepnvme loads neither file")
 
 
+def parts_listed(path: StripeSet) -> tuple[str, ...]:
+    """Return the parts that the manifest of a set lists."""
+    try:
+        return StripeSet.from_manifest(path.manifest_path).paths
+    except (OSError, ValueError, Error):
+        return ()  # There is none, or the save refuses it.
+
+
+def warn_of_kept_parts(path: StripeSet, before: tuple[str, ...]) -> None:
+    """Warn of parts that the manifest listed before a save and that stay: ``write`` changed them in place."""
+    now = {*parts_listed(path)}
+    _warn_kept(Path(path.manifest_path), [Path(part) for part in before if part not in now and os.path.lexists(part)])
+
+
 def _warn_kept(index: Path, kept: list[Path]) -> None:
     if kept:
         shown = ", ".join(str(file) for file in kept[:5]) + (", ..." if len(kept) > 5 else "")  # noqa: PLR2004
-        _warn(f"{index}: the old index listed files that are not its own, or were changed; they are kept: {shown}")
+        msg = f"{index}: the old index listed files that are not its own, or were changed; they are kept: {shown}"
+        _warn(msg, _CALLER + 1)
 
 
 def _is_loaded(path: Path) -> bool:
@@ -135,5 +151,5 @@ def _cut(tensors: list[_Tensor], max_shard_bytes: int) -> list[list[_Tensor]]:
     return shards
 
 
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=_CALLER)
+def _warn(text: str, caller: int = _CALLER) -> None:
+    warnings.warn(text, stacklevel=caller)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _codecs
 import collections
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +18,6 @@ from deepnvme._deepnvme import _HashCosts
 from deepnvme.errors import UnsafeFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from deepnvme._deepnvme import _CheckpointReader
 
 # Functions that copy their argument, and the types it may have. Subclasses are excluded: they can iterate as they like.
@@ -163,18 +162,17 @@ class SizeLimits:
 
 # The check of each function, by its identity: an object can claim to equal anything. A table of bound methods in the
 # object would be a reference cycle, which keeps the file open until the next collection.
-_RULES: dict[int, Callable[[SizeLimits, Any, tuple[Any, ...]], None]] = {
-    id(function): rule
-    for function, rule in {
-        **dict.fromkeys(_COPIERS, SizeLimits._check_copy),  # noqa: SLF001
-        **dict.fromkeys(_WITH_STORAGE, SizeLimits._check_view),  # noqa: SLF001
-        _codecs.encode: SizeLimits._check_encode,  # noqa: SLF001
-        _utils._rebuild_sparse_tensor: SizeLimits._check_sparse,  # noqa: SLF001
-        _utils._rebuild_device_tensor_from_cpu_tensor: SizeLimits._check_conversion,  # noqa: SLF001
-        torch.Tensor: SizeLimits._check_tensor,  # noqa: SLF001
-        _utils._rebuild_parameter_with_state: SizeLimits._check_parameter,  # noqa: SLF001
-    }.items()
+_Rule = Callable[[SizeLimits, Any, tuple[Any, ...]], None]
+_BY_FUNCTION: dict[Any, _Rule] = {
+    **dict.fromkeys(_COPIERS, SizeLimits._check_copy),  # noqa: SLF001
+    **dict.fromkeys(_WITH_STORAGE, SizeLimits._check_view),  # noqa: SLF001
+    _codecs.encode: SizeLimits._check_encode,  # noqa: SLF001
+    _utils._rebuild_sparse_tensor: SizeLimits._check_sparse,  # noqa: SLF001
+    _utils._rebuild_device_tensor_from_cpu_tensor: SizeLimits._check_conversion,  # noqa: SLF001
+    torch.Tensor: SizeLimits._check_tensor,  # noqa: SLF001
+    _utils._rebuild_parameter_with_state: SizeLimits._check_parameter,  # noqa: SLF001
 }
+_RULES = {id(function): rule for function, rule in _BY_FUNCTION.items()}
 
 
 def _check_quantizer(limits: SizeLimits, size: tuple[int, ...], quantizer: Any) -> None:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as tree
 
 from deepnvme._offload.autograd import save_references
 from deepnvme._offload.residence import Holder
+from deepnvme._stream.recording import refuse_recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,7 @@ class BlockRunner:
 
         def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
+                refuse_recording("an offloaded model", (*args, *kwargs.values()))
                 # Activation checkpointing runs the forward again in the backward pass, where it was already counted.
                 if self.counts_uses and torch._C._current_graph_task_id() == _NO_BACKWARD:  # noqa: SLF001
                     self._uses.update(block.groups)
@@ -190,6 +192,10 @@ class _InputGradients(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         ctx.call.end()
         return None, *gradients
+
+    @staticmethod
+    def jvp(_ctx: Any, _call: None, *tangents: torch.Tensor | None) -> Any:
+        return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
 
 
 def _without_copies() -> AbstractContextManager[Any]:

@@ -6,10 +6,9 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from deepnvme._stream.forward_wrapper import wrap_forward
-from deepnvme.errors import ClosedError, UnsupportedError
+from deepnvme._stream.recording import refuse_recording
+from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,8 +124,7 @@ class CallGate:
                 # Counted before the check: `close` looks in the other order, so one of both notices.
                 self._running[entry] = threading.get_ident()
                 self.check()
-                if torch._C._len_torch_dispatch_stack():  # noqa: SLF001
-                    _refuse_tracing()
+                refuse_recording("a streamed model", (*args, *kwargs.values()))
                 return call(*args, **kwargs)
             finally:
                 # First statement in `finally`, so that Ctrl-C cannot come before it: `close` would wait for ever.
@@ -135,12 +133,3 @@ class CallGate:
                     self._restore_if_idle()
 
         return run
-
-
-def _refuse_tracing() -> None:
-    """Refuse fake tensors: memory for weights that is made under them would stay fake."""
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:  # noqa: SLF001
-        raise UnsupportedError(
-            "a streamed model cannot be traced or exported (torch.export, FakeTensorMode): its weights are on disk; "
-            "export the model that is in memory"
-        )

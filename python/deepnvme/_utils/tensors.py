@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from deepnvme._deepnvme import _pinned_capsule
 from deepnvme._utils.arguments import whole
+from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,6 +106,21 @@ def require_torch(caller: str) -> None:
         msg = f"deepnvme.{caller} needs torch, which is not installed; install it with `pip install torch`"
         raise ImportError(msg, name="torch") from error
     import torch.utils.dlpack  # noqa: F401, PLC0415
+
+
+def refuse_fake_tensors(caller: str) -> None:
+    """Raise an error if tensors that are made now have no memory."""
+    import torch  # noqa: PLC0415
+
+    if (
+        torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # noqa: SLF001
+    ):
+        msg = (
+            f"deepnvme.{caller} moves the bytes of tensors, and tensors have none here: a FakeTensorMode is active "
+            "(torch.export, torch.compile); call it outside"
+        )
+        raise UnsupportedError(msg)
 
 
 def _check_is_tensor(argument: object) -> None:

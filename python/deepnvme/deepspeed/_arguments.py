@@ -21,8 +21,11 @@ Name: TypeAlias = str | bytes | deepnvme.StripeSet
 
 
 def tensor(value: object, name: str) -> torch.Tensor:
-    """Return a torch tensor, or raise `TypeError`."""
+    """Return a torch tensor that is one block of memory, or raise `TypeError`."""
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            msg = f"{name} has the layout {value.layout}, which is not one block of memory; transfer {name}.to_dense()"
+            raise TypeError(msg)
         return value
     msg = f"{name} is a {type(value).__name__}; it must be a torch.Tensor (for an array: torch.from_numpy(array))"
     raise TypeError(msg)

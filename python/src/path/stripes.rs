@@ -43,7 +43,7 @@ impl StripeSet {
         error::check(paths.py(), deepnvme_file::StripeSet::new(parts, stripe_bytes)).map(Self)
     }
 
-    /// Load the set of a manifest.
+    /// Load the set of a manifest. A save to it replaces the files of that manifest.
     ///
     /// Args:
     ///     path: the manifest, ``<first part>.stripes.json``.
@@ -83,13 +83,20 @@ impl StripeSet {
         error::check(py, self.0.to_list())
     }
 
-    fn __getnewargs_ex__<'py>(
-        &self,
-        py: Python<'py>,
-    ) -> PyResult<((Bound<'py, PyTuple>,), Bound<'py, pyo3::types::PyDict>)> {
-        let keywords = pyo3::types::PyDict::new(py);
-        keywords.set_item("stripe_bytes", self.stripe_bytes())?;
-        Ok(((self.paths(py)?,), keywords))
+    /// Internal: make the set of a pickle.
+    #[staticmethod]
+    fn _unpickle(
+        paths: &Bound<'_, PyAny>,
+        stripe_bytes: &Bound<'_, PyAny>,
+        manifest: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let set = Self::new(paths, Some(stripe_bytes))?.0;
+        Ok(Self(set.listed_by(file_name(manifest)?)))
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let state = (self.paths(py)?, self.stripe_bytes(), self.manifest_path()).into_pyobject(py)?;
+        Ok((py.get_type::<Self>().getattr("_unpickle")?, state))
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

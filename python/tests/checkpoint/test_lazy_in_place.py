@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -53,8 +55,14 @@ def test_a_changed_tensor_is_written_as_it_is(tmp_path: Path, name: str) -> None
     assert torch.equal(back, tensor)
 
 
-@pytest.mark.parametrize("name", ["p0.stripes.json", "m.safetensors.index.json"])
+@pytest.mark.parametrize("name", ["p0.stripes.json", "m.safetensors.index.json", "m.bin.index.json", "deepnvme.json"])
 def test_a_list_is_not_replaced_by_a_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(deepnvme.errors.InvalidArgumentError, match="the name of a list of files"):
         deepnvme.save({"w": torch.rand(3)}, tmp_path / name)
     assert not any(tmp_path.iterdir())
+    deepnvme.save({"w": torch.rand(3)}, tmp_path / "m.pt")
+    command = [sys.executable, "-m", "deepnvme", "convert", str(tmp_path / "m.pt"), str(tmp_path / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "the name of a list of files" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]

@@ -158,6 +158,8 @@ def test_tensors_without_memory_of_the_cpu(tmp_path: Path, handle: aio_handle) -
     for method in ("sync_pread", "sync_pwrite"):
         with pytest.raises((TypeError, ValueError, NotImplementedError, deepnvme.Error)):
             call(handle, method, torch.zeros(10, device="meta"), str(tmp_path / "file"))
+        with pytest.raises(TypeError, match=r"torch\.sparse_coo.*to_dense"):
+            call(handle, method, torch.eye(3).to_sparse(), str(tmp_path / "file"))
 
 
 def test_reading_into_overlapping_elements(tmp_path: Path, handle: aio_handle) -> None:

@@ -300,7 +300,7 @@ class SlowPending:
     def __init__(self) -> None:
         self.released = threading.Event()
 
-    def wait(self) -> int:
+    def result(self) -> int:
         assert self.released.wait(60)
         return 0
 
@@ -319,7 +319,7 @@ def test_submitting_does_not_wait_for_another_threads_wait(tmp_path: Path, monke
     counted: list[int] = []
     waiter = threading.Thread(target=lambda: counted.append(handle.wait()))
     waiter.start()
-    while not operations._claimed:
+    while waiter.is_alive() and not operations._claimed:
         time.sleep(0.001)
     started = time.perf_counter()
     assert handle.async_pread(torch.zeros(100, dtype=torch.uint8), str(tmp_path / "file")) == 0

@@ -1,4 +1,4 @@
-"""``torch.compile``, ``torch.export`` and fake tensors over weights that are on disk."""
+"""``torch.compile`` works over weights that are on disk. Recorders and transforms are refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import deepnvme
 from deepnvme.errors import UnsupportedError
@@ -61,23 +64,88 @@ def test_a_compiled_model_with_offloaded_parameters(tmp_path: Path, backend: str
     torch._dynamo.reset()
 
 
-def traced_under_fake_tensors(model: nn.Module, question: torch.Tensor) -> None:
+def under_fake_tensors(model: nn.Module, question: torch.Tensor) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         model(question)
 
 
-def exported(model: nn.Module, question: torch.Tensor) -> None:
-    torch.export.export(model, (question,))
+def called_with(model: nn.Module, weights: dict[str, torch.Tensor], question: torch.Tensor) -> torch.Tensor:
+    return functional_call(model, weights, (question,)).sum()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("trace", [traced_under_fake_tensors, exported])
-def test_a_streamed_model_is_not_traced(saved: plain_module.Saved, trace: Callable[..., Any]) -> None:
+RECORDERS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "fake tensors": under_fake_tensors,
+    "export": lambda model, question: torch.export.export(model, (question,)),
+    "trace": torch.jit.trace,
+    "make_fx": lambda model, question: make_fx(model)(question),
+    "vmap": lambda model, question: torch.func.vmap(model)(question[None]),
+    "gradients of the weights": lambda model, question: torch.func.grad(
+        lambda weights: called_with(model, weights, question)
+    )(dict(model.named_parameters())),
+    "jvp of the weights": lambda model, question: torch.func.jvp(
+        lambda weights: called_with(model, weights, question), *[(dict(model.named_parameters()),)] * 2
+    ),
+    "functionalize": lambda model, question: torch.func.functionalize(model)(question),
+}
+
+
+@pytest.mark.parametrize("name", RECORDERS)
+def test_a_streamed_model_is_not_recorded(saved: plain_module.Saved, name: str) -> None:
     model = saved.stream()
     with torch.no_grad():
         for _ in range(2):
             with pytest.raises((RuntimeError, UnsupportedError), match="on disk"):
-                trace(model, saved.question)
+                RECORDERS[name](model, saved.question)
         assert torch.equal(model(saved.question), saved.answer)
+
+
+def test_torch_fx_calls_the_layers_of_a_streamed_model(saved: plain_module.Saved) -> None:
+    model = saved.stream()
+    traced = torch.fx.symbolic_trace(model)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(traced(saved.question), saved.answer)
+
+
+@pytest.mark.parametrize("name", [*RECORDERS, "gradients of the inputs", "hessian"])
+def test_an_offloaded_model_is_not_recorded(tmp_path: Path, name: str) -> None:
+    recorders = RECORDERS | {
+        "gradients of the inputs": lambda model, question: torch.func.grad(lambda x: model(x).sum())(question),
+        "hessian": lambda model, question: torch.func.hessian(lambda x: model(x).square().sum())(question),
+    }
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+    question = torch.randn(3, 64, requires_grad=True)
+    model(question).square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
+    for _ in range(2):
+        with pytest.raises((RuntimeError, UnsupportedError), match="on disk"):
+            recorders[name](model, question)
+    model.zero_grad()
+    model(question).square().sum().backward()
+    assert all(torch.equal(one.grad, other) for one, other in zip(model.parameters(), gradients, strict=True))
+    model.offloading.close()
+
+
+def test_batched_and_forward_mode_derivatives_of_an_offloaded_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+    question = torch.randn(64)
+
+    def derivatives() -> list[torch.Tensor]:
+        batched = torch.autograd.grad(model(question), [*model.parameters()], torch.eye(64), is_grads_batched=True)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(question, question)  # type: ignore[no-untyped-call]
+            forward = forward_ad.unpack_dual(model(dual)).tangent  # type: ignore[no-untyped-call]
+        jacobian = torch.autograd.functional.jacobian
+        return [*batched, forward, jacobian(model, question), jacobian(model, question, vectorize=True)]  # type: ignore[no-untyped-call]
+
+    expected = derivatives()
+    deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
+    for one, other in zip(derivatives(), expected, strict=True):
+        torch.testing.assert_close(one, other)
+    model.offloading.close()
 
 
 @pytest.mark.parametrize("name", ["layers.3.weight", "embed.weight", "layers.2.bias"])

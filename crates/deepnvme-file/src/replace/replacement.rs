@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::set::{Member, SetReplacement};
+use super::set::{Member, SetReplacement, is_token};
 use super::temporary::{self, EVERYBODY, Temporary};
 use crate::open::{Target, open};
 use crate::stripe_set::{RECORD_KEY, StripeSet, seal};
@@ -51,6 +51,16 @@ fn check_names(set: &StripeSet) -> Result<()> {
         }
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// Returns the name that the caller gave to a listed part, without the mark and token of an earlier replacement.
+fn without_token(part: &Path) -> PathBuf {
+    // Lists are JSON, so their names are text.
+    let name = part.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    match name.rsplit_once(PART_MARK) {
+        Some((before, token)) if !before.is_empty() && is_token(token) => part.with_file_name(before),
+        _ => part.to_path_buf(),
     }
 }
 
@@ -102,7 +112,8 @@ impl Replacement {
     /// As [`new`](Self::new).
     pub fn listed(set: &StripeSet, manifest: &Path) -> Result<Self> {
         let member = |part: &PathBuf| {
-            let mut before = part.clone().into_os_string();
+            let caller_named = if set.is_named_by_caller() { part.clone() } else { without_token(part) };
+            let mut before = caller_named.into_os_string();
             before.push(PART_MARK);
             Member { before: before.into(), after: "".into() }
         };

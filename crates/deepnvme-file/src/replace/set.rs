@@ -305,6 +305,7 @@ mod retire;
 #[cfg(test)]
 mod tests;
 
+pub(super) use record::is_token;
 pub(super) use retire::remove_stripes;
 
 pub use retire::{Retired, remove_whole_set, retire_set};

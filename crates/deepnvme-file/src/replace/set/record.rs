@@ -166,7 +166,7 @@ pub(super) fn contains(name: &[u8], token: &str) -> bool {
     name.windows(token.len()).any(|part| part == token.as_bytes())
 }
 
-pub(super) fn is_token(text: &str) -> bool {
+pub(in crate::replace) fn is_token(text: &str) -> bool {
     text.len() == TOKEN_DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
