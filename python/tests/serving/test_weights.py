@@ -147,7 +147,7 @@ def test_no_more_is_started_than_the_bound_allows(
             held -= self.chunk.nbytes
 
     monkeypatch.setattr(weights, "_ChunkRead", Watched)
-    for _ in iterate_weights(tmp_path / "model", prefetch_bytes="4MB"):
+    for _ in iterate_weights(tmp_path / "model", prefetch_bytes="4MiB"):
         if is_slow:
             time.sleep(0.02)
     assert held == 0
