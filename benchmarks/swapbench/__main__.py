@@ -53,15 +53,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--mib", type=int, default=4096, help="of state")
     parser.add_argument("--item-mib", type=int, default=64)
     parser.add_argument("--memory-mib", type=int, default=512)
-    parser.add_argument("--ahead-mib", type=int, default=None)
-    parser.add_argument("--reserve-mib", type=int, default=None)
+    parser.add_argument("--prefetch-mib", type=int, default=None)
+    parser.add_argument("--headroom-mib", type=int, default=None)
     parser.add_argument("--checksums", action="store_true")
     return parser.parse_args()
 
 
 def open_swapper(chosen: argparse.Namespace, scratch: Path) -> deepnvme.Swapper:
     """Make the swapper that is measured."""
-    mib = {"ahead": chosen.ahead_mib, "reserve": chosen.reserve_mib}
+    mib = {"prefetch_bytes": chosen.prefetch_mib, "headroom_bytes": chosen.headroom_mib}
     bounds = {name: None if value is None else value << 20 for name, value in mib.items()}
     return deepnvme.Swapper(scratch, memory=chosen.memory_mib << 20, checksums=chosen.checksums, **bounds)
 

@@ -1,7 +1,6 @@
 from collections.abc import Callable, Generator, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Protocol, TypeAlias, final, type_check_only
 
 import torch
@@ -51,6 +50,7 @@ __all__ = [
     "_make_folders",
     "_open_regular",
     "_packed_tensors",
+    "_parse_bytes",
     "_picked_page_bytes",
     "_pickle_plain",
     "_pin_device",
@@ -102,12 +102,12 @@ class Engine:
         backend: Literal["auto", "io_uring", "aio", "threads"] = "auto",
         workers: int | None = None,
         queue_depth: int | None = None,
-        block_bytes: int | None = None,
+        block_bytes: int | str | None = None,
         submit: Literal["batch", "single"] = "batch",
-        window: Literal["sliding", "wave"] = "sliding",
+        window: Literal["sliding", "drain"] = "sliding",
         direct: Literal["preferred", "required", "disabled"] = "preferred",
         gds: Literal["preferred", "required", "disabled"] = "disabled",
-        pool_bytes: int | None = None,
+        pool_bytes: int | str | None = None,
         lock_pool: bool = True,
         register_pool: bool = True,
     ) -> Self: ...
@@ -129,7 +129,7 @@ class Engine:
     @property
     def submit(self) -> Literal["batch", "single"]: ...
     @property
-    def window(self) -> Literal["sliding", "wave"]: ...
+    def window(self) -> Literal["sliding", "drain"]: ...
     @property
     def direct(self) -> Literal["preferred", "required", "disabled"]: ...
     @property
@@ -160,24 +160,14 @@ class Engine:
     def probe(self) -> Probe: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None: ...
 
 @final
 class Trace:
     def span(self, name: str, lane: str, start_ns: int, end_ns: int) -> None: ...
     def summary(self) -> dict[str, Any]: ...
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None: ...
 
 @final
 class Transfer:
@@ -188,12 +178,7 @@ class Transfer:
     def _completion_fd(self) -> int: ...
     def __await__(self) -> Generator[Any, None, int]: ...
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None: ...
 
 @final
 class Progress:
@@ -205,7 +190,7 @@ class Progress:
 
 @final
 class StripeSet:
-    def __new__(cls, paths: Iterable[_Name], *, stripe_bytes: int = 1048576) -> Self: ...
+    def __new__(cls, paths: Iterable[_Name], *, stripe_bytes: int | str = 1048576) -> Self: ...
     @staticmethod
     def from_manifest(path: _Name) -> StripeSet: ...
     @property
@@ -587,6 +572,7 @@ class _Streamer:
     def stats(self) -> dict[str, float]: ...
     def close(self) -> None: ...
 
+def _parse_bytes(value: object, name: str) -> int: ...
 def _picked_page_bytes(piece_bytes: int) -> int: ...
 def _stash_bytes_wanted(conversions: list[list[tuple[_StoredRange, int, str]]]) -> tuple[int, int]: ...
 
@@ -611,15 +597,15 @@ class _Swapper:
         cls,
         folders: Sequence[str | bytes | PathLike[str]],
         memory_bytes: int,
-        ahead_bytes: int | None,
-        reserve_bytes: int | None,
+        prefetch_bytes: int | None,
+        headroom_bytes: int | None,
         checksums: bool,
         named: bool,
         stripe_bytes: int | None,
         engine: Engine | None,
     ) -> Self: ...
     @property
-    def lock_refusal(self) -> str | None: ...
+    def pinning_error(self) -> str | None: ...
     def capsule(self) -> object: ...
     def fill(self, key: str, nbytes: int) -> _Borrowed: ...
     def borrow(self, key: str, exclusive: bool) -> _Borrowed: ...

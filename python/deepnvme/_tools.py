@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._deepnvme import _command_result
+from deepnvme._utils.arguments import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,8 +73,8 @@ def bench(
     Args:
         direction: ``"read"`` or ``"write"``.
         folders: folders for the files, one file in each.
-        size: bytes of each file, or a string such as ``"512M"``; default 1 GiB.
-        block_bytes: largest single transfer; default 2 MiB.
+        size: bytes of each file, or a text such as ``"512MiB"``; default 1 GiB.
+        block_bytes: largest single transfer, in bytes or as text; default 2 MiB.
         queue_depth: transfers in flight per worker; default 128.
         workers: threads that submit; default one per processor, at most 4.
         backend: the back end; default the first that works.
@@ -81,11 +82,11 @@ def bench(
         direct: whether to bypass the page cache.
         memory: page-locked, or pageable like ``torch.empty``.
         gpu: the GPU that holds the memory instead of the host; ``0`` is the first.
-        buffer: bytes of a buffer that is reused block by block, as fio does; default as large as the file.
+        buffer: bytes, or text, of a buffer that is reused block by block, as fio does; default as large as the file.
         random: one request per block in random order, instead of one for the file.
         cache: state of the page cache before a read.
         durability: as for :func:`write`.
-        stripe_bytes: stripe one file over all folders, with stripes of this size.
+        stripe_bytes: stripe one file over all folders, with stripes of this size, in bytes or as text.
         processes: processes that run at the same time, each with its own files.
         loops: measured rounds.
         warm_up: warm-up rounds before them.
@@ -106,26 +107,27 @@ def bench(
         >>> outcome["results"][0]["summary"]["gb_per_s"] > 0
         True
     """
-    valued = {
-        "size": size,
-        "block-size": block_bytes,
+    valued: dict[str, int | str | None] = {
+        "size": parse_bytes(size, "size"),
+        "block-bytes": None if block_bytes is None else parse_bytes(block_bytes, "block_bytes"),
         "queue-depth": queue_depth,
         "workers": workers,
         "backend": backend,
+        "submit": submit,
         "direct": direct,
         "memory": memory,
         "gpu": gpu,
-        "buffer": buffer,
+        "buffer": None if buffer is None else parse_bytes(buffer, "buffer"),
         "cache": cache,
-        "durable": durability,
-        "stripe": stripe_bytes,
+        "durability": durability,
+        "stripe-bytes": None if stripe_bytes is None else parse_bytes(stripe_bytes, "stripe_bytes"),
         "processes": processes,
         "loops": loops,
         "warm-up": warm_up,
         "against": against,
         "plot": None if plot is None else os.fsdecode(plot),
     }
-    flags = {"single-submit": submit == "single", "random": random, "validate": validate}
+    flags = {"random": random, "validate": validate}
     return _run("bench", direction, *_options(valued, flags), "--", *map(os.fsdecode, folders))
 
 
@@ -147,7 +149,7 @@ def tune(
     Args:
         folders: folders for data; several are tuned one by one and together.
         budget: seconds for all searches.
-        size: bytes of each trial, or a string such as ``"400M"``.
+        size: bytes of each trial, or a text such as ``"400MiB"``.
         read: whether to tune for reading.
         write: whether to tune for writing.
         memory: page-locked, or pageable like ``torch.empty``.
@@ -171,12 +173,12 @@ def tune(
         True
         >>> engine = deepnvme.Engine.from_file("deepnvme.toml")
     """
-    valued = {
+    valued: dict[str, int | str | None] = {
         "budget": f"{budget}s",
-        "size": size,
+        "size": parse_bytes(size, "size"),
         "memory": memory,
         "gpu": gpu,
-        "durable": durability,
+        "durability": durability,
         "sweep-config": None if sweep_config is None else os.fsdecode(sweep_config),
         "output": os.fsdecode(output),
         "plot": None if plot is None else os.fsdecode(plot),

@@ -29,18 +29,18 @@ use crate::{error, orphans, threads};
 ///     workers: threads that submit and reap, 1 to 64. Default: one per processor, at most 4.
 ///     queue_depth: transfers in flight per worker, 1 to 4096. Default 128. With ``window="sliding"`` it is an upper
 ///         bound: the depth adapts to the transfers that the device completes in 200 ms, but is at least 16.
-///     block_bytes: maximum bytes of a transfer, a multiple of 4096 up to 64 MiB. Default 2 MiB. Transfers through
-///         bounce buffers are at most 512 KiB.
+///     block_bytes: maximum bytes of a transfer, a multiple of 4096 up to 64 MiB, or text such as ``"1MiB"``. Default
+///         2 MiB. Transfers through bounce buffers are at most 512 KiB.
 ///     submit: ``"batch"`` (default) submits several transfers per system call, ``"single"`` one at a time.
-///     window: refill policy of the queue: ``"sliding"`` (default) refills as soon as a transfer completes, ``"wave"``
-///         when all have, as DeepSpeed does with ``overlap_events=False``.
+///     window: refill policy of the queue: ``"sliding"`` (default) refills as soon as a transfer completes, ``"drain"``
+///         once all have, as DeepSpeed does with ``overlap_events=False``.
 ///     direct: page cache bypass: ``"preferred"`` (default) bypasses it if the file system can, ``"required"`` raises
 ///         if it cannot, ``"disabled"`` never does. ``stats()`` reports the result.
 ///     gds: direct transfers between disk and GPU with cuFile (GPUDirect Storage): ``"preferred"`` uses cuFile if it
 ///         works, ``"required"`` raises if it does not, ``"disabled"`` (default) uses bounce buffers. ``stats()``
 ///         reports the result (``bytes_gds``, ``gds_reason``).
-///     pool_bytes: upper bound of the engine's own memory, at least one bounce buffer per worker. Default: 8 MiB per
-///         worker, at most 256 MiB, and 1 MiB for small calls.
+///     pool_bytes: upper bound of the engine's own memory, at least one bounce buffer per worker; bytes, or text such
+///         as ``"64MiB"``. Default: 8 MiB per worker, at most 256 MiB, and 1 MiB for small calls.
 ///     lock_pool: page-lock this memory if ``RLIMIT_MEMLOCK`` allows. Default True.
 ///     register_pool: register this memory with io_uring. Default True.
 ///
@@ -410,7 +410,7 @@ impl PyEngine {
         submit_word(self.config.submit)
     }
 
-    /// Refill policy of the queue: ``"sliding"`` or ``"wave"``.
+    /// Refill policy of the queue: ``"sliding"`` or ``"drain"``.
     #[getter]
     fn window(&self) -> &'static str {
         window_word(self.config.window)

@@ -86,6 +86,8 @@ mod _deepnvme {
         _make_folders, _open_regular, _read_small_file, _remove_stale, _retire_set, PrivateFolder, SetReplacement,
     };
     #[pymodule_export]
+    use crate::settings::_parse_bytes;
+    #[pymodule_export]
     use crate::stats::Stats;
     #[pymodule_export]
     use crate::streaming::{

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use deepnvme_io::op::Direction;
+use deepnvme_io::size::{self, SIZE_FORMS, SIZE_MAX};
 use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SubmitMode, WindowMode};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
+use pyo3::types::{PyBool, PyString};
 
 use crate::error;
 
@@ -38,12 +39,12 @@ impl Typed<'_, '_> {
             backend: backend(self.backend)?,
             workers: small("workers", self.workers)?.unwrap_or(defaults.workers),
             queue_depth: small("queue_depth", self.queue_depth)?.unwrap_or(defaults.queue_depth),
-            block_bytes: whole("block_bytes", self.block_bytes)?.unwrap_or(defaults.block_bytes),
+            block_bytes: size("block_bytes", self.block_bytes)?.unwrap_or(defaults.block_bytes),
             submit: submit(self.submit)?,
             window: window(self.window)?,
             direct: direct("direct", self.direct)?,
             gds: direct("gds", self.gds)?,
-            pool_bytes: whole("pool_bytes", self.pool_bytes)?,
+            pool_bytes: size("pool_bytes", self.pool_bytes)?,
             lock_pool: self.lock_pool,
             register_pool: self.register_pool,
         })
@@ -71,8 +72,8 @@ fn submit(word: &str) -> PyResult<SubmitMode> {
 fn window(word: &str) -> PyResult<WindowMode> {
     match word {
         "sliding" => Ok(WindowMode::Sliding),
-        "wave" => Ok(WindowMode::Wave),
-        _ => Err(unknown("window", word, "\"sliding\" or \"wave\"")),
+        "drain" => Ok(WindowMode::Drain),
+        _ => Err(unknown("window", word, "\"sliding\" or \"drain\"")),
     }
 }
 
@@ -115,7 +116,7 @@ pub(crate) fn submit_word(mode: SubmitMode) -> &'static str {
 pub(crate) fn window_word(mode: WindowMode) -> &'static str {
     match mode {
         WindowMode::Sliding => "sliding",
-        WindowMode::Wave => "wave",
+        WindowMode::Drain => "drain",
     }
 }
 
@@ -132,7 +133,7 @@ fn unknown(name: &str, word: &str, words: &str) -> PyErr {
 }
 
 /// Largest allowed whole number: no file or memory has more bytes.
-const WHOLE_MAX: u64 = i64::MAX as u64;
+const WHOLE_MAX: u64 = SIZE_MAX;
 /// Maximum characters of a rejected value in an error.
 const SHOWN_MAX: usize = 100;
 
@@ -143,17 +144,44 @@ pub(crate) fn whole(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Op
 
 /// Parse a whole number that a caller passed. Errors name the argument and its range.
 pub(crate) fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    integer(value, 0, || format!("{name} is {}; it must be a whole number between 0 and {WHOLE_MAX}", shown(value)))
+}
+
+/// Parse a number of bytes: any Python integer, or text such as `"4GB"`. The engine checks its range.
+pub(crate) fn size(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+    value.map(|value| bytes(name, value, 0)).transpose()
+}
+
+/// Parse a number of bytes, at least `low`. Errors name the argument, and say which forms are accepted.
+pub(crate) fn bytes(name: &str, value: &Bound<'_, PyAny>, low: u64) -> PyResult<u64> {
+    let range = format!("between {low} and {WHOLE_MAX}");
+    let detail = || format!("{name} is {}; it must be {SIZE_FORMS}, or a number of bytes {range}", shown(value));
+    match value.cast::<PyString>() {
+        Ok(text) => size::parse(&text.to_string_lossy())
+            .filter(|bytes| *bytes >= low)
+            .ok_or_else(|| error::plain(value.py(), "InvalidArgumentError", detail())),
+        Err(_) => integer(value, low, detail),
+    }
+}
+
+/// Parse any Python integer of at least `low`. A `bool` is none.
+fn integer(value: &Bound<'_, PyAny>, low: u64, detail: impl Fn() -> String) -> PyResult<u64> {
     let py = value.py();
-    let detail = || format!("{name} is {}; it must be a whole number between 0 and {WHOLE_MAX}", shown(value));
     if value.is_instance_of::<PyBool>() {
         return Err(PyTypeError::new_err(detail()));
     }
     match value.extract::<u64>() {
-        Ok(number) if number <= WHOLE_MAX => Ok(number),
+        Ok(number) if (low..=WHOLE_MAX).contains(&number) => Ok(number),
         Err(error) if error.is_instance_of::<PyTypeError>(py) => Err(PyTypeError::new_err(detail())),
         Err(error) if !error.is_instance_of::<PyOverflowError>(py) => Err(error),
         _ => Err(error::plain(py, "InvalidArgumentError", detail())),
     }
+}
+
+/// Parse a size for the package: every size argument that is written in Python.
+#[pyfunction]
+pub(crate) fn _parse_bytes(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
+    bytes(name, value, 1)
 }
 
 /// Format the caller's value, shortened. Python refuses to print numbers of thousands of digits.

@@ -32,13 +32,13 @@ impl PySwapper {
     #[new]
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     #[expect(clippy::too_many_arguments, reason = "only the package calls it")]
-    #[pyo3(signature = (folders, memory_bytes, ahead_bytes, reserve_bytes, checksums, named, stripe_bytes, engine))]
+    #[pyo3(signature = (folders, memory_bytes, prefetch_bytes, headroom_bytes, checksums, named, stripe_bytes, engine))]
     fn new(
         py: Python<'_>,
         folders: Vec<Bound<'_, PyAny>>,
         memory_bytes: usize,
-        ahead_bytes: Option<usize>,
-        reserve_bytes: Option<usize>,
+        prefetch_bytes: Option<usize>,
+        headroom_bytes: Option<usize>,
         checksums: bool,
         named: bool,
         stripe_bytes: Option<u64>,
@@ -48,8 +48,8 @@ impl PySwapper {
         let options = Options {
             folders: folders.iter().map(file_name).collect::<PyResult<_>>()?,
             memory_bytes,
-            prefetch_bytes: ahead_bytes,
-            headroom_bytes: reserve_bytes,
+            prefetch_bytes,
+            headroom_bytes,
             has_checksums: checksums,
             is_named: named,
             stripe_bytes: stripe_bytes.unwrap_or(STRIPE_BYTES_DEFAULT),
@@ -69,7 +69,7 @@ impl PySwapper {
 
     /// Reason why the memory is not page-locked; None if it is.
     #[getter]
-    fn lock_refusal(&self) -> Option<String> {
+    fn pinning_error(&self) -> Option<String> {
         match self.swapper.arena().lock_state() {
             LockState::Refused { reason } => Some(reason.clone()),
             LockState::Locked | LockState::NotRequested => None,

@@ -1,24 +1,34 @@
-"""Sizes are the same wherever they are written: powers of 1024, as on the command line."""
+"""Sizes are the same wherever they are written, also on the command line: one parser reads them all."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import deepnvme
 from deepnvme._utils.arguments import parse_bytes
 
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
     [
-        ("4GB", 4 << 30),
+        ("4GB", 4_000_000_000),
+        ("4GiB", 4 << 30),
+        ("4G", 4 << 30),
+        ("512MB", 512_000_000),
         ("512MiB", 512 << 20),
-        (" 1.5 kb ", 1536),
+        (" 1.5 kb ", 1500),
+        (" 1.5 kib ", 1536),
+        ("64K", 64 << 10),
+        ("2TB", 2_000_000_000_000),
+        ("2ti", 2 << 40),
+        ("1 PB", 10**15),
         ("7", 7),
         (12, 12),
-        ("2ti", 2 << 40),
-        ("3G", 3 << 30),
+        (np.int64(12), 12),
     ],
 )
 def test_sizes(text: str | int, nbytes: int) -> None:
@@ -26,8 +36,26 @@ def test_sizes(text: str | int, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GB", "4XB", "-1", "0", 0, -5, True, "1.2.3GB", "4 GBit", "1e9", "four", None, 1.5, "0.1"]
+    "text",
+    ["", "GB", "4XB", "-1", "-1GB", "0", 0, -5, "1.2.3GB", "4 GBit", "1e9", "four", "0.1", 2**70, "9999PB", "\ud800"],
 )
 def test_invalid_sizes(text: Any) -> None:
-    with pytest.raises(ValueError, match=r"DEEPNVME_X is .*'4GB'"):
+    with pytest.raises(ValueError, match=r"DEEPNVME_X is .*'4GB' .*'512MiB' .*'64K' .*between 1 and") as caught:
         parse_bytes(text, "DEEPNVME_X")
+    assert isinstance(caught.value, deepnvme.Error)
+
+
+@pytest.mark.parametrize("value", [True, None, 1.5, float("nan"), b"4GB", [4]])
+def test_sizes_of_other_types(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"memory is .*'4GB'"):
+        parse_bytes(value)
+
+
+def test_all_sizes_of_the_engine_take_text(tmp_path: Path) -> None:
+    with deepnvme.Engine(block_bytes="64KiB", pool_bytes="8MB") as engine:
+        assert engine.block_bytes == 64 << 10
+        # Rounded down to whole slots.
+        assert 7_000_000 < engine.pool_bytes <= 8_000_000
+    with pytest.raises(ValueError, match=r"block_bytes is 64000; .*multiple of 4096"):
+        deepnvme.Engine(block_bytes="64KB")
+    assert deepnvme.StripeSet([tmp_path / "a", tmp_path / "b"], stripe_bytes="64K").stripe_bytes == 64 << 10

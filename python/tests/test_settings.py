@@ -48,7 +48,7 @@ def test_settings_can_be_read() -> None:
         queue_depth=5,
         block_bytes=8192,
         submit="single",
-        window="wave",
+        window="drain",
         direct="disabled",
         gds="preferred",
         pool_bytes=1 << 20,
@@ -56,7 +56,7 @@ def test_settings_can_be_read() -> None:
         register_pool=False,
     ) as engine:
         assert (engine.backend, engine.workers, engine.queue_depth, engine.block_bytes) == ("threads", 3, 5, 8192)
-        assert (engine.submit, engine.window, engine.direct) == ("single", "wave", "disabled")
+        assert (engine.submit, engine.window, engine.direct) == ("single", "drain", "disabled")
         assert engine.gds == "preferred"
         assert not engine.is_closed
         assert engine.pool_bytes <= 1 << 20

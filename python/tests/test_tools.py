@@ -99,7 +99,7 @@ def test_every_argument_reaches_the_workload(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments_and_refusals_are_exceptions(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--size 0"):
+    with pytest.raises(ValueError, match="size is 0"):
         deepnvme.bench("read", tmp_path, size=0)
     with pytest.raises(ValueError, match="possible values: read, write"):
         deepnvme.bench("append", tmp_path)  # type: ignore[arg-type]

@@ -49,11 +49,11 @@ def streamed(folder: Path, **options: Any) -> None:
     deepnvme.stream(module, weights=folder / "w.safetensors", **{"memory": 1 << 20, **options}).streaming.close()
 
 
-def weights(folder: Path, ahead: Any) -> None:
+def weights(folder: Path, nbytes: Any) -> None:
     from deepnvme.integrations.weights import iterate_weights
 
     deepnvme.save({"a": torch.zeros(3)}, folder / "w.safetensors")
-    list(iterate_weights(folder / "w.safetensors", ahead=ahead))
+    list(iterate_weights(folder / "w.safetensors", prefetch_bytes=nbytes))
 
 
 def handle(**options: Any) -> None:
@@ -118,8 +118,8 @@ ARGUMENTS: dict[str, Call] = {
     "step": lambda folder, value: checkpointer(folder, lambda opened: opened.save(value, {"a": 1})),
     "step of restore": lambda folder, value: checkpointer(folder, lambda opened: opened.restore(value)),
     "memory of a swapper": lambda folder, value: swapper(folder, memory=value).close(),
-    "ahead of a swapper": lambda folder, value: swapper(folder, ahead=value).close(),
-    "reserve of a swapper": lambda folder, value: swapper(folder, reserve=value).close(),
+    "prefetch_bytes of a swapper": lambda folder, value: swapper(folder, prefetch_bytes=value).close(),
+    "headroom_bytes of a swapper": lambda folder, value: swapper(folder, headroom_bytes=value).close(),
     "stripe_bytes of a swapper": lambda folder, value: swapper(folder, stripe_bytes=value).close(),
     "a dimension of 'w'": lambda folder, value: with_item(
         folder, lambda made: made.create("w", [value, 3], torch.float32)
@@ -137,15 +137,14 @@ ARGUMENTS: dict[str, Call] = {
     "seed": lambda folder, value: optimizer(folder, seed=value),
     "memory of parameters": offloaded,
     "memory of a model": lambda folder, value: streamed(folder, memory=value),
-    "ahead of a model": lambda folder, value: streamed(folder, ahead=value),
-    "ahead of weights": weights,
+    "prefetch_layers of a model": lambda folder, value: streamed(folder, prefetch_layers=value),
+    "prefetch_bytes of weights": weights,
     "block_size": lambda _, value: handle(block_size=value),
     "queue_depth of aio_handle": lambda _, value: handle(queue_depth=value),
     "intra_op_parallelism": lambda _, value: handle(intra_op_parallelism=value),
 }
-# They also take a string, and say "a size" for any error.
-SIZES = {name for name in ARGUMENTS if name.split(" ")[0] in {"memory", "ahead", "reserve"} and " " in name}
-SIZES -= {"ahead of a model"}
+# They also take a text such as "4GB".
+SIZES = {name for name in ARGUMENTS if name.startswith("memory") or name.split(" ")[0].endswith("_bytes")}
 AS_INTEGERS = {"block_size", "queue_depth of aio_handle", "intra_op_parallelism"}
 
 
@@ -172,7 +171,7 @@ def test_non_integers_are_named(tmp_path: Path, argument: str) -> None:
     for value in NOT_WHOLE:
         if value is True and argument in AS_INTEGERS:
             continue  # as in DeepSpeed's own ops
-        error = ValueError if argument in SIZES else TypeError
+        error = ValueError if argument in SIZES and value == "x" else TypeError
         with pytest.raises(error, match=word(argument)):
             ARGUMENTS[argument](tmp_path, value)
 

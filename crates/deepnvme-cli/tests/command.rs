@@ -90,7 +90,7 @@ fn usage_errors_end_with_2_and_a_hint() {
         (&["bench", "read"], "FOLDERS"),
         (&["bench", "read", "/dev/null"], "is a device"),
         (&["bench", "read", "/proc/self/status"], "never touched"),
-        (&["bench", "write", "/tmp", "--size", "1.5G"], "512K"),
+        (&["bench", "write", "/tmp", "--size", "1.5Q"], "512MiB"),
         (&["bench", "write", "/tmp", "--loops", "0"], "between 1 and 1000"),
         (&["bench", "write", "/tmp", "--workers", "99"], "between 1 and 64"),
         (&["bench", "read", "/tmp", "--gds"], "add --gpu"),
@@ -176,11 +176,11 @@ fn every_kind_of_workload_runs_and_validates() {
     let folders = [folder(), folder()];
     let both = [folders[0].path(), folders[1].path()];
     for more in [
-        &["--random", "--block-size", "64K"][..],
-        &["--memory", "plain", "--durable", "full"],
+        &["--random", "--block-bytes", "64K"][..],
+        &["--memory", "plain", "--durability", "full"],
         &["--direct", "disabled", "--cache", "warm"],
-        &["--stripe", "64K"],
-        &["--processes", "2", "--single-submit"],
+        &["--stripe-bytes", "64K"],
+        &["--processes", "2", "--submit", "single"],
         &["--size", "1234567", "--backend", "aio"],
     ] {
         for direction in ["read", "write"] {
@@ -195,7 +195,7 @@ fn every_kind_of_workload_runs_and_validates() {
             let sample = &outcome["results"][0]["samples"][1];
             let routes =
                 ["bytes_direct", "bytes_bounced", "bytes_buffered"].map(|route| sample[route].as_u64().unwrap());
-            let files = if more.contains(&"--stripe") { 1 } else { 2 };
+            let files = if more.contains(&"--stripe-bytes") { 1 } else { 2 };
             let processes = if more.contains(&"--processes") { 2 } else { 1 };
             let bytes = if more.contains(&"1234567") { 1_234_567 } else { 2 << 20 };
             assert_eq!(sample["bytes"], files * processes * bytes, "{direction} {more:?}");
@@ -236,8 +236,8 @@ fn fio_runs_with_the_same_parameters() {
     let last = masked(text.lines().rfind(|line| line.contains("times fio")).unwrap());
     assert_eq!(last, "# times fio's speed: median of # rounds, # to #");
     assert!(is_empty(folder.path()));
-    let (status, _, stderr) = bench("write", &[folder.path()], &[&more[..], &["--stripe", "1M"]].concat());
-    assert!(status == 2 && stderr.contains("stripe"), "{stderr}");
+    let (status, _, stderr) = bench("write", &[folder.path()], &[&more[..], &["--stripe-bytes", "1M"]].concat());
+    assert!(status == 2 && stderr.contains("--stripe-bytes"), "{stderr}");
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-const SMALL: [&str; 6] = ["--size", "3M", "--loops", "2", "--block-size", "64K"];
+const SMALL: [&str; 6] = ["--size", "3M", "--loops", "2", "--block-bytes", "64K"];
 
 #[test]
 fn gpu_memory_is_measured_and_validated() {

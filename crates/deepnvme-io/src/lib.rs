@@ -42,6 +42,7 @@ mod loom_tests;
 pub mod op;
 pub mod probe;
 mod request;
+pub mod size;
 pub mod split;
 mod start;
 mod stats;

@@ -115,7 +115,7 @@ fn what_cufile_does_not_take_goes_through_slots() {
 fn a_refusal_sends_the_file_through_slots_or_ends_the_request() {
     let gpu = Gpu::new();
     let folder = folder();
-    for window in [WindowMode::Sliding, WindowMode::Wave] {
+    for window in [WindowMode::Sliding, WindowMode::Drain] {
         for (call, code) in [("cuFileWrite", 5008), ("cuFileHandleRegister", 5018), ("cuFileRead", 5034)] {
             let engine = Engine::new(Config { window, ..config(DirectMode::Preferred) }).unwrap();
             let path = folder.path().join(call);

@@ -18,7 +18,7 @@ use deepnvme_testkit::faults::{FaultPlan, Faults};
 /// Counts the ops that were submitted while some, but not all, of those in flight with them had completed.
 struct Recorder {
     inner: Box<dyn Backend>,
-    is_wave_broken_up: bool,
+    is_batch_split: bool,
     refills: Arc<AtomicU32>,
 }
 
@@ -36,7 +36,7 @@ impl Backend for Recorder {
     }
 
     fn submit(&mut self, op: Op) -> Submit {
-        self.refills.fetch_add(u32::from(self.is_wave_broken_up), Ordering::SeqCst);
+        self.refills.fetch_add(u32::from(self.is_batch_split), Ordering::SeqCst);
         self.inner.submit(op)
     }
 
@@ -47,7 +47,7 @@ impl Backend for Recorder {
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         let before = completions.len();
         self.inner.reap(min, completions)?;
-        self.is_wave_broken_up = self.inner.in_flight() > 0 && (self.is_wave_broken_up || completions.len() > before);
+        self.is_batch_split = self.inner.in_flight() > 0 && (self.is_batch_split || completions.len() > before);
         Ok(())
     }
 
@@ -57,13 +57,13 @@ impl Backend for Recorder {
 }
 
 #[test]
-fn a_window_slides_and_a_wave_comes_home_first() {
+fn a_window_slides_or_drains_first() {
     let content = random_bytes(1, 1 << 20);
     let file = TestFile::holding(&content);
     for (window, mode) in [
         (WindowMode::Sliding, DirectMode::Preferred),
-        (WindowMode::Wave, DirectMode::Preferred),
-        (WindowMode::Wave, DirectMode::Disabled),
+        (WindowMode::Drain, DirectMode::Preferred),
+        (WindowMode::Drain, DirectMode::Disabled),
     ] {
         // Ops of unequal times, so that completions arrive one by one.
         let slow = FaultPlan { seed: 7, slow: 700, slow_max: Duration::from_millis(3), ..FaultPlan::default() };
@@ -73,7 +73,7 @@ fn a_window_slides_and_a_wave_comes_home_first() {
             (decorated(BackendKind::Threads, &faults).expect("works everywhere"), Arc::clone(&refills));
         let config = Config { workers: 2, queue_depth: 6, block_bytes: 8192, window, ..Config::default() };
         let make = move |setup: &_| -> Box<dyn Backend> {
-            Box::new(Recorder { inner: inner(setup), is_wave_broken_up: false, refills: Arc::clone(&counted) })
+            Box::new(Recorder { inner: inner(setup), is_batch_split: false, refills: Arc::clone(&counted) })
         };
         let engine = common::engine(config, Box::new(make));
         let target = open(&file.path, mode).expect("the test file");
@@ -84,7 +84,7 @@ fn a_window_slides_and_a_wave_comes_home_first() {
             assert_eq!(difference(&found, &content), None, "{window:?}");
         }
         let refills = refills.load(Ordering::SeqCst);
-        assert_eq!(refills == 0, window == WindowMode::Wave, "{window:?}: {refills} ops joined others in flight");
+        assert_eq!(refills == 0, window == WindowMode::Drain, "{window:?}: {refills} ops joined others in flight");
     }
 }
 
@@ -160,5 +160,5 @@ fn a_slow_device_is_not_given_more_than_it_does_in_a_moment() {
     // A loaded machine makes it even slower.
     let slow = deepest(Duration::from_millis(8), WindowMode::Sliding);
     assert!((16..=48).contains(&slow), "about 25 of 8 ms each: {slow}");
-    assert_eq!(deepest(Duration::from_millis(2), WindowMode::Wave), 64, "waves are as deep as the queue");
+    assert_eq!(deepest(Duration::from_millis(2), WindowMode::Drain), 64, "a drained queue is refilled to its depth");
 }

@@ -23,7 +23,7 @@ from deepnvme._checkpoint.history import History
 from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.save_start import SaveStarter
-from deepnvme._utils.arguments import path_of, whole
+from deepnvme._utils.arguments import parse_bytes, path_of, whole
 from deepnvme._utils.tensors import require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import ClosedError, InvalidArgumentError
@@ -85,8 +85,8 @@ class Checkpointer:
         every: which calls of ``save`` write a checkpoint: steps that are a multiple of this number, or a minimum time
             between checkpoints (``datetime.timedelta``). Default: every call.
         async_: save in the background. Default False.
-        memory: bytes of page-locked memory for background saves, kept until ``close``. Default: the size of the first
-            state, at most a quarter of the available memory.
+        memory: bytes of page-locked memory for background saves, or text such as ``"4GB"``. It is kept until ``close``.
+            Default: the size of the first state, at most a quarter of the available memory.
         format: ``"pt"`` (default) or ``"safetensors"``.
         engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
@@ -116,7 +116,7 @@ class Checkpointer:
         keep: int | None = 3,
         every: int | dt.timedelta | None = None,
         async_: bool = False,
-        memory: int | None = None,
+        memory: int | str | None = None,
         format: Literal["pt", "safetensors"] = "pt",  # noqa: A002 (what users would type)
         engine: Engine | None = None,
         durability: Literal["none", "data", "full"] = "full",
@@ -133,7 +133,7 @@ class Checkpointer:
             msg = f"layout is {layout!r}; it must be 'file' or 'parts'"
             raise ValueError(msg)
         keep = None if keep is None else whole(keep, "keep (None keeps all)", 1)
-        memory = None if memory is None else whole(memory, "memory")
+        memory = None if memory is None else parse_bytes(memory)
         if writers_per_node is not None:
             writers_per_node = whole(writers_per_node, "writers_per_node (None means all)", 1)
         require_torch("Checkpointer")

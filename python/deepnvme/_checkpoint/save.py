@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors, _refuse_list_name
-from deepnvme._utils.arguments import path_of
+from deepnvme._utils.arguments import parse_bytes, path_of
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.tensors import engine_reaches, refuse_fake_tensors, require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
@@ -44,7 +44,7 @@ def save(
     durability: Literal["none", "data", "full"] = "full",
     checksums: bool = True,
     metadata: Mapping[str, str] | None = None,
-    max_shard_bytes: int | None = None,
+    max_shard_bytes: int | str | None = None,
     progress: Progress = None,
 ) -> int:
     """Save a state dict, or any object, and return the size of the file in bytes.
@@ -64,10 +64,11 @@ def save(
             for each MiB, and other readers ignore them. Default True.
         metadata: texts to add to a safetensors file. Keys that begin with ``deepnvme.`` are omitted: they describe
             the file that they came from. ``format`` is ``"pt"`` in every file.
-        max_shard_bytes: the most bytes of tensors in one safetensors file. Larger states become several files and an
-            index, ``PATH.index.json``, as Hugging Face writes them. Replacing the index switches to the new state.
-            Each save uses new file names, and removes the old files that the old index recorded as deepnvme's.
-            ``load`` of the path or of its folder returns the state that was saved last. Default: one file.
+        max_shard_bytes: the most bytes of tensors in one safetensors file, or text such as ``"5GB"``. Larger states
+            become several files and an index, ``PATH.index.json``, as Hugging Face writes them. Replacing the index
+            switches to the new state. Each save uses new file names, and removes the old files that the old index
+            recorded as deepnvme's. ``load`` of the path or of its folder returns the state that was saved last.
+            Default: one file.
         progress: ``True`` for a bar, ``False`` for none, or a function of bytes done and bytes in total. Default: a
             bar on a terminal, after one second.
 
@@ -85,8 +86,9 @@ def save(
     """
     options = SaveOptions(engine, durability, checksums)
     report = progress_callback(progress, "saving", path)
+    shard_bytes_max = None if max_shard_bytes is None else parse_bytes(max_shard_bytes, "max_shard_bytes")
     if isinstance(path, StripeSet):
-        if max_shard_bytes is not None:
+        if shard_bytes_max is not None:
             msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
             raise ValueError(msg)
         from deepnvme._checkpoint.shards import parts_listed, warn_of_kept_parts  # noqa: PLC0415
@@ -97,13 +99,13 @@ def save(
         return nbytes
     _refuse_list_name(path)
     if not is_safetensors(path):
-        if max_shard_bytes is not None:
+        if shard_bytes_max is not None:
             raise ValueError(_SAFETENSORS_ONLY)
         return _save_file(obj, path, options, metadata, report)
     from deepnvme._checkpoint.shards import retire_shards, save_shards  # noqa: PLC0415
 
     name = path_of(path)
-    if max_shard_bytes is None:
+    if shard_bytes_max is None:
         nbytes = _save_file(obj, path, options, metadata, report)
         retire_shards(name)
         return nbytes
@@ -115,7 +117,7 @@ def save(
     def plan(shard: Path, part: list[DescribedTensor]) -> _SavePlan:
         return plan_safetensors(shard, part, options, texts)
 
-    return save_shards(name, tensors, max_shard_bytes, plan, report)
+    return save_shards(name, tensors, shard_bytes_max, plan, report)
 
 
 def _save_file(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.background_save import RunningSave
@@ -18,10 +17,11 @@ from deepnvme._checkpoint.save import (
 )
 from deepnvme._checkpoint.tensor_names import has_dtensors, local_nbytes, named_tensors
 from deepnvme._deepnvme import _SaveStaging
-from deepnvme._utils.arguments import whole
+from deepnvme._utils.memory import available_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from deepnvme._checkpoint.distributed.process_group import RankGroup
     from deepnvme._checkpoint.distributed.writers import Writers
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # The default limit of staging memory, as a share of the available memory.
 _MEMORY_SHARE = 4
+# The available memory, where the system does not tell.
+_AVAILABLE_BYTES = 1 << 30
 # Bytes of a file besides its tensors.
 _REST_BYTES = 4 << 20
 
@@ -118,32 +120,11 @@ def staging_for_state(state: Any, nbytes: int | None) -> _SaveStaging:
 
 def staging_for_nbytes(tensors_nbytes: int, nbytes: int | None, local_processes: int = 1) -> _SaveStaging:
     """Allocate staging memory for this many bytes of tensors. ``local_processes`` of this machine do the same."""
-    nbytes = None if nbytes is None else whole(nbytes, "memory")
+    available = available_bytes()
     if nbytes is None:
-        nbytes = min(tensors_nbytes + _REST_BYTES, _available_memory() // _MEMORY_SHARE // local_processes)
+        share = (_AVAILABLE_BYTES if available is None else available) // _MEMORY_SHARE // local_processes
+        nbytes = min(tensors_nbytes + _REST_BYTES, share)
+    elif available is not None:
+        # A bound that the machine cannot reach. A save that needs more waits for the disk.
+        nbytes = min(nbytes, available)
     return _SaveStaging(nbytes)
-
-
-def _available_memory(root: Path = Path("/")) -> int:
-    """Memory available to this process, in bytes, without swapping or exceeding its container's limit."""
-    found = 1 << 30
-    # A container may have no /proc.
-    with suppress(OSError), (root / "proc/meminfo").open() as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                found = int(line.split()[1]) << 10
-    return min([found, *_cgroup_headroom(root)])
-
-
-def _cgroup_headroom(root: Path) -> Iterator[int]:
-    """Yield the bytes that each control group of this process has left."""
-    with suppress(OSError, ValueError):
-        path = (root / "proc/self/cgroup").read_text().rpartition("0::")[2].strip().lstrip("/")
-        groups = [*Path(path).parts]
-        for depth in range(len(groups), -1, -1):
-            group = root.joinpath("sys/fs/cgroup", *groups[:depth])
-            # Groups without a limit have no number here. The kernel reclaims the cache of files.
-            with suppress(OSError, ValueError):
-                left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-                counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                yield max(left + int(counts.get("inactive_file", 0)), 0)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._deepnvme import StripeSet, _find_set, _remove_stale, _retire_set, _SetReplacement
-from deepnvme._utils.arguments import whole
 from deepnvme.errors import Error
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ def save_shards(
     report: _Tell,
 ) -> int:
     """Write the shards, then replace the index. Returns the bytes of all shards. ``plan`` plans one shard."""
-    max_shard_bytes = whole(max_shard_bytes, "max_shard_bytes", 1)
     shards = _cut(tensors, max_shard_bytes)
     if len(shards) <= 1:
         nbytes = plan(path, tensors).start().wait(report, True)[0]

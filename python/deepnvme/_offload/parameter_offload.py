@@ -22,6 +22,7 @@ from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._offload.swapper import Swapper
 from deepnvme._stream.forward_wrapper import wrap_call
 from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.memory import check_available
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ class ParameterOffload:
     # Not traced: it depends on threads and files.
     _begin_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
 
-    def refuse(self, optimizer: torch.optim.Optimizer) -> None:
+    def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise if an optimizer is about to update parameters on disk."""
         if hasattr(optimizer, "check_open"):
             # `attach`, the remedy below, would not help a closed one.
@@ -309,7 +310,7 @@ class _StepGuard:
     def __call__(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         offloaded = self._offloaded()
         if offloaded is not None:
-            offloaded.refuse(optimizer)
+            offloaded._check_step(optimizer)  # noqa: SLF001
 
 
 def offload_parameters(
@@ -342,7 +343,7 @@ def offload_parameters(
         ``stats()`` and ``close()``. ``model.state_dict()`` works as usual and needs memory for all parameters.
 
     Raises:
-        MemoryError: one block needs more memory.
+        MemoryError: one block needs more memory, or the machine has less.
         UnsupportedError: the model cannot be offloaded; the message states why.
 
     Example:
@@ -356,6 +357,8 @@ def offload_parameters(
         ...     optimizer.zero_grad()
         >>> offloading.close()
     """
+    nbytes = parse_bytes(memory)
+    check_available(nbytes)
     earlier = getattr(model, "offloading", None)
     if isinstance(earlier, ParameterOffload) and not earlier.is_closed:
         raise UnsupportedError(
@@ -369,7 +372,6 @@ def offload_parameters(
             raise UnsupportedError(
                 f"{name} is not one block of memory (sparse, nested or quantised) and cannot be offloaded"
             )
-    nbytes = parse_bytes(memory)
     swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums, engine=engine)
     try:
         offloaded = ParameterOffload(model, nbytes, swapper)

@@ -14,6 +14,8 @@ from deepnvme._deepnvme import StripeSet, _Swapper
 from deepnvme._offload.stats import SwapStats
 from deepnvme._offload.view import Borrowed, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
 from deepnvme._utils.arguments import parse_bytes, whole
+from deepnvme._utils.memory import check_available, refused
+from deepnvme.errors import OutOfMemoryError
 
 _FD_MAX = (1 << 31) - 1
 
@@ -41,13 +43,14 @@ class Swapper:
         memory: bytes for tensors, such as ``"4GB"``.
         checksums: checksum everything that is written, and verify it when it is read.
         named: give the file a name (``.deepnvme-swap-...``), for those who open it by name.
-        ahead: limit of prefetched bytes. Default: three eighths of ``memory``, at most 1 GiB.
-        reserve: bytes to keep free for coming tensors, by writing early. Default: the value of ``ahead``.
-        stripe_bytes: with several folders, bytes per stripe. Default 1 MiB.
+        prefetch_bytes: limit of prefetched bytes. Default: three eighths of ``memory``, at most 1 GiB.
+        headroom_bytes: bytes to keep free for coming tensors, by writing early. Default: ``prefetch_bytes``.
+        stripe_bytes: with several folders, bytes per stripe. Default 1 MiB. All sizes may be text.
         engine: the engine to use. Default: the default engine.
 
     Raises:
-        OSError: the file cannot be created, or there is not enough memory.
+        OSError: the file cannot be created.
+        OutOfMemoryError: the machine has less memory; the message states how much it has.
         ValueError: a setting is out of range.
 
     Example:
@@ -69,32 +72,37 @@ class Swapper:
         memory: int | str,
         checksums: bool = False,
         named: bool = False,
-        ahead: int | str | None = None,
-        reserve: int | str | None = None,
-        stripe_bytes: int | None = None,
+        prefetch_bytes: int | str | None = None,
+        headroom_bytes: int | str | None = None,
+        stripe_bytes: int | str | None = None,
         engine: Engine | None = None,
     ) -> None:
+        nbytes = parse_bytes(memory)
+        check_available(nbytes)
         folders = [swap_dir] if isinstance(swap_dir, (str, bytes, os.PathLike)) else list(swap_dir)
-        self._swapper = _Swapper(
-            folders,
-            parse_bytes(memory),
-            None if ahead is None else parse_bytes(ahead, "ahead"),
-            None if reserve is None else parse_bytes(reserve, "reserve"),
-            checksums,
-            named,
-            None if stripe_bytes is None else whole(stripe_bytes, "stripe_bytes"),
-            engine,
-        )
+        try:
+            self._swapper = _Swapper(
+                folders,
+                nbytes,
+                None if prefetch_bytes is None else parse_bytes(prefetch_bytes, "prefetch_bytes"),
+                None if headroom_bytes is None else parse_bytes(headroom_bytes, "headroom_bytes"),
+                checksums,
+                named,
+                None if stripe_bytes is None else parse_bytes(stripe_bytes, "stripe_bytes"),
+                engine,
+            )
+        except OutOfMemoryError as error:
+            raise refused(nbytes) from error
         self._memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._swapper.capsule())
         _OPEN.add(self)
 
     @property
-    def lock_refusal(self) -> str | None:
+    def pinning_error(self) -> str | None:
         """Why the memory is not page-locked, with a remedy; ``None`` if it is.
 
         The swapper works with unlocked memory too. The usual reason is ``RLIMIT_MEMLOCK``.
         """
-        return self._swapper.lock_refusal
+        return self._swapper.pinning_error
 
     def put(self, key: str, tensor: torch.Tensor) -> None:
         """Store a copy of a tensor under a key.

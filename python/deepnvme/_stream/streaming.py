@@ -27,7 +27,7 @@ from deepnvme.errors import ClosedError, UnsupportedError
 
 # Larger than any real request, and small enough that products do not overflow.
 _TOKENS_MAX = 1 << 31
-_AHEAD_MAX = 1 << 20
+_PREFETCH_LAYERS_MAX = 1 << 20
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ class Streaming:
         origin_of: Mapping[str, Origin],
         sources: list[str | StripeSet],
         memory: int,
-        ahead: int | None,
+        prefetch_layers: int | None,
         device: torch.device,
         engine: Engine | None,
     ) -> None:
@@ -71,7 +71,7 @@ class Streaming:
         tensors = [*named_tensors(model)]
         sizes = {id(tensor): origin_of[name].memory_nbytes for name, tensor in tensors if name in origin_of}
         file_bytes = {index: _file_bytes(source) for index, source in enumerate(sources)}
-        planned = _plan(PlanInput(model, sizes, origin_of, file_bytes, device.type == "cpu", ahead), memory)
+        planned = _plan(PlanInput(model, sizes, origin_of, file_bytes, device.type == "cpu", prefetch_layers), memory)
         found = planned.partition
         self.model_bytes = sum({id(tensor): sizes[id(tensor)] for _, tensor in tensors if id(tensor) in sizes}.values())
         self.resident_bytes = planned.resident_bytes
@@ -111,7 +111,7 @@ class Streaming:
             # Else the tokens after a close would come from the weights that the model had before.
             self._gate.wrap(model, method="generate")
 
-    def start(self, trace: str | PathLike[str] | None) -> None:
+    def _start(self, trace: str | PathLike[str] | None) -> None:
         """Start loading weights, and record a timeline if requested."""
         if trace is not None:
             recording = self.trace(trace)
@@ -274,7 +274,7 @@ def stream(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype = "auto",
     weights: str | PathLike[str] | StripeSet | None = None,
-    ahead: int | None = None,
+    prefetch_layers: int | None = None,
     model_class: type | None = None,
     verify: Literal["off", "sample", "full"] = "sample",
     engine: Engine | None = None,
@@ -297,8 +297,8 @@ def stream(
         dtype: dtype of the weights in memory; bf16, fp16 and fp32 are cast to each other on load. Default ``"auto"``:
             the dtype of the model's config, or of the files.
         weights: the file or folder with the module's state dict. Default: the model's folder.
-        ahead: layers to load before they run. Default: 2, or 3 for layers that are converted on load, as far as memory
-            allows.
+        prefetch_layers: layers to load before they run. Default: 2, or 3 for layers that are converted on load, as far
+            as memory allows.
         model_class: a class of transformers that overrides the one in ``config.json``.
         verify: how much to compare with the files' checksums before the model is returned. ``"sample"`` (default):
             names,
@@ -333,7 +333,8 @@ def stream(
         msg = f"verify is {verify!r}; it must be 'off', 'sample' or 'full'"
         raise ValueError(msg)
     nbytes = parse_bytes(memory)
-    ahead = None if ahead is None else whole(ahead, "ahead", 0, _AHEAD_MAX)
+    if prefetch_layers is not None:
+        prefetch_layers = whole(prefetch_layers, "prefetch_layers", 0, _PREFETCH_LAYERS_MAX)
     place = torch.device(device)
     if place.type == "cuda" and getattr(torch.version, "hip", None):
         raise UnsupportedError("streaming to AMD GPUs is not supported yet; use device='cpu'")
@@ -352,7 +353,7 @@ def stream(
         built = huggingface.build_model(folder, files, dtype, model_class, dict(options))
     origin_of = find_origins(built, files)
     try:
-        streaming = Streaming(built, origin_of, files.sources, nbytes, ahead, place, engine)
+        streaming = Streaming(built, origin_of, files.sources, nbytes, prefetch_layers, place, engine)
     except FileNotFoundError:
         files.check_unchanged()
         raise
@@ -362,7 +363,7 @@ def stream(
     except BaseException:
         streaming.close()
         raise
-    streaming.start(trace)
+    streaming._start(trace)  # noqa: SLF001
     built.streaming = streaming  # type: ignore[assignment]
     return built
 

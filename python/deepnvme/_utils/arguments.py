@@ -1,20 +1,14 @@
-"""Checks of arguments: whole numbers, paths, and sizes such as ``"4GB"`` or ``"512 MiB"``.
-
-Suffixes of sizes are powers of 1024.
-"""
+"""Checks of arguments: whole numbers, paths, and sizes such as ``"4GB"`` or ``"512MiB"``."""
 
 from __future__ import annotations
 
 import operator
 import os
-import re
 from pathlib import Path
-from typing import SupportsIndex
 
+from deepnvme._deepnvme import _parse_bytes
 from deepnvme.errors import InvalidArgumentError
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", re.IGNORECASE)
 # The largest size of a file or of memory.
 WHOLE_MAX = (1 << 63) - 1
 # Characters of an invalid value that a message shows.
@@ -47,26 +41,19 @@ def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
 
 
 def parse_bytes(size: object, name: str = "memory") -> int:
-    """Parse a number of bytes, at least one: ``4_000_000_000``, ``"4GB"``, ``"1.5G"``, ``"512MiB"``.
+    """Parse a number of bytes, at least one. All size arguments go through here, or through the same parser in Rust.
+
+    ``"4GB"`` is 4 x 10^9 bytes, ``"4GiB"`` is 4 x 2^30. A bare letter (``"4G"``) is binary, as in fio and dd.
 
     Args:
         size: the argument.
         name: its name, for the message.
 
     Raises:
-        InvalidArgumentError: it is not a size.
+        InvalidArgumentError: the text is not a size, or the number is outside the range.
+        TypeError: it is neither an integer nor a text.
     """
-    nbytes: float = 0
-    if isinstance(size, str):
-        if parts := _SIZE.fullmatch(size):
-            nbytes = float(parts[1]) * _UNITS[parts[2].upper()]
-    elif isinstance(size, SupportsIndex) and not isinstance(size, bool):
-        nbytes = operator.index(size)
-    if 1 <= nbytes <= WHOLE_MAX:
-        return int(nbytes)
-    range_ = f"between 1 and {WHOLE_MAX}"
-    text = f"{name} is {_shown(size)}; it must be a size such as '4GB' or '512MiB', or a number of bytes {range_}"
-    raise InvalidArgumentError(text)
+    return _parse_bytes(size, name)
 
 
 def _shown(value: object) -> str:

@@ -50,7 +50,7 @@ def split_settings(config: Any) -> tuple[dict[str, Any], Any]:
     import copy  # noqa: PLC0415
 
     extra = dict(config.model_loader_extra_config or {})
-    ours = {key: extra.pop(key) for key in ("ahead", "verify") if key in extra}
+    ours = {key: extra.pop(key) for key in ("prefetch_bytes", "verify") if key in extra}
     theirs = copy.copy(config)
     theirs.model_loader_extra_config = extra
     return ours, theirs

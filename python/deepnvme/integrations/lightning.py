@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.save import SaveOptions, start_archive
 from deepnvme._deepnvme import _make_folders
-from deepnvme._utils.arguments import whole
+from deepnvme._utils.arguments import parse_bytes
 from deepnvme.integrations._background_save import BackgroundFileSaver
 from deepnvme.integrations._torch_load import load_as_torch
 
@@ -60,7 +60,7 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
         engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
         async_: save in the background. Default False.
-        memory: bytes of page-locked memory for that. Default: as for ``deepnvme.Checkpointer``.
+        memory: bytes of page-locked memory for that, as for ``deepnvme.Checkpointer``.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
         *,
         durability: Literal["none", "data", "full"] = "full",
         async_: bool = False,
-        memory: int | None = None,
+        memory: int | str | None = None,
     ) -> None:
         super().__init__()
         self._options = SaveOptions(engine, durability)
         self._is_async = async_
-        self._memory = None if memory is None else whole(memory, "memory")
+        self._memory = None if memory is None else parse_bytes(memory)
         # Created on first use: strategies that start processes pickle their plugins.
         self._background: BackgroundFileSaver | None = None
 

@@ -8,7 +8,7 @@ every rank has its own file with the weights that it needs.
   and vanish with their processes.
 - ``DEEPNVME_OFFLOAD_MEMORY``: memory of each rank for streamed weights, on the device of the model; ``"4GB"``.
   Default: three times the largest layer.
-- ``DEEPNVME_OFFLOAD_AHEAD``: layers to read ahead. Default: 2, if they fit.
+- ``DEEPNVME_OFFLOAD_PREFETCH_LAYERS``: layers to read ahead. Default: 2, if they fit.
 
 Example::
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DIR = "DEEPNVME_OFFLOAD_DIR"
 MEMORY = "DEEPNVME_OFFLOAD_MEMORY"
-AHEAD = "DEEPNVME_OFFLOAD_AHEAD"
+PREFETCH_LAYERS = "DEEPNVME_OFFLOAD_PREFETCH_LAYERS"
 _CREATE = "sglang.srt.utils.offloader.create_offloader"
 
 
@@ -66,7 +66,7 @@ def create_offloader(original: Callable[[], Any]) -> Offloader:
     return Offloader(
         folder,
         memory=None if memory is None else parse_bytes(memory, MEMORY),
-        ahead=_count(os.environ.get(AHEAD)),
+        prefetch_layers=_count(os.environ.get(PREFETCH_LAYERS)),
         # SGLang knows which weights share memory with other tensors, or are used to compute them.
         is_resident=offloader._get_resident_parameter_ids,  # noqa: SLF001
     )
@@ -76,6 +76,6 @@ def _count(text: str | None) -> int | None:
     if text is None:
         return None
     if not text.isdecimal():
-        msg = f"{AHEAD} is {text!r}; it must be a number of layers"
+        msg = f"{PREFETCH_LAYERS} is {text!r}; it must be a number of layers"
         raise ValueError(msg)
     return int(text)

@@ -7,7 +7,7 @@ Example::
 
     from deepnvme.integrations.weights import iterate_weights
 
-    for name, tensor in iterate_weights("path/to/model", ahead="1GB"):
+    for name, tensor in iterate_weights("path/to/model", prefetch_bytes="1GB"):
         parameters[name].copy_(tensor)
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     _NextChunk = tuple[_CheckpointReader, "Chunk"] | None
 
 # Default read-ahead: what a fast disk reads in a tenth of a second.
-AHEAD_BYTES = 512 << 20
+PREFETCH_BYTES = 512 << 20
 # Neighbouring tensors are read together up to this size: large enough for the disk, small enough to be reused soon.
 _CHUNK_BYTES = 16 << 20
 # Enough to keep a disk busy. More is read ahead only if the caller is slower than the disk: reused memory costs
@@ -54,22 +54,22 @@ _COPY_BELOW = 64
 def iterate_weights(
     source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
-    ahead: int | str = AHEAD_BYTES,
+    prefetch_bytes: int | str = PREFETCH_BYTES,
     wanted: Callable[[str], bool] | None = None,
     verify: Literal["auto", "off", "sample", "full"] = "auto",
     engine: Engine | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor of a model's safetensors files once, in file order, while the next ones are read.
 
-    Memory in use is at most ``ahead``, plus one tensor or 16 MiB, whichever is larger, for tensors that the caller
-    still holds. A tensor belongs to the caller, who may change it and should release it. All files are opened and
-    compared with their index before the first tensor is yielded. A model that is replaced before then is read in its
-    new state; one that is replaced later, in its old state.
+    Memory in use is at most ``prefetch_bytes``, plus one tensor or 16 MiB, whichever is larger, for tensors that the
+    caller still holds. A tensor belongs to the caller, who may change it and should release it. All files are opened
+    and compared with their index before the first tensor is yielded. A model that is replaced before then is read in
+    its new state; one that is replaced later, in its old state.
 
     Args:
         source: a folder in Hugging Face's layout, an index (``*.index.json``), a file, or several files.
-        ahead: memory for tensors that are being read or were yielded: bytes, or a text such as ``"1GB"``. A larger
-            tensor is read alone. Default 512 MiB.
+        prefetch_bytes: memory for tensors that are being read or were yielded: bytes, or a text such as ``"1GB"``. A
+            larger tensor is read alone. Default 512 MiB.
         wanted: returns whether a tensor of a item name is needed; others are not read. Default: all.
         verify: how much to compare with the files' checksums, if they have any, as for ``deepnvme.load``.
         engine: the engine that transfers the bytes. Default: the default engine.
@@ -79,11 +79,11 @@ def iterate_weights(
         deepnvme.errors.CorruptFileError: a file is truncated or damaged; the message says which, and where.
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
         deepnvme.errors.ChangedFileError: a file was replaced, in a model with more files than can stay open.
-        ValueError: a file is not a safetensors file, two files contain tensors of the same name, or ``ahead`` is not a
-            size.
+        ValueError: a file is not a safetensors file, two files contain tensors of the same name, or
+            ``prefetch_bytes`` is not a size.
     """
     require_torch("iterate_weights")
-    request = _Request(parse_bytes(ahead, "ahead"), wanted, verify, engine)
+    request = _Request(parse_bytes(prefetch_bytes, "prefetch_bytes"), wanted, verify, engine)
     if isinstance(source, str | os.PathLike):
         files = retry_if_replaced(source, lambda: _find_set(source, verify != "off"), request.open_all)
     else:
@@ -125,14 +125,14 @@ class _File:
 
 @dataclass(frozen=True)
 class _Request:
-    ahead: int
+    prefetch_bytes: int
     wanted: Callable[[str], bool] | None
     verify: str
     engine: Engine | None
 
     @property
     def _chunk_bytes(self) -> int:
-        return max(1, min(_CHUNK_BYTES, self.ahead // 4 - _EDGES_BYTES))
+        return max(1, min(_CHUNK_BYTES, self.prefetch_bytes // 4 - _EDGES_BYTES))
 
     def open_all(self, found: list[_ListedFile]) -> list[_File]:
         """Open all files, so that all belong to one save. Keep as many of them open as the limits allow."""
@@ -178,7 +178,7 @@ class _Request:
         """Yield tensors while reading ahead, within the memory limit."""
         from deepnvme._checkpoint.buffer_pool import BufferPool  # noqa: PLC0415
 
-        pool = BufferPool(self.ahead)
+        pool = BufferPool(self.prefetch_bytes)
         chunks = self._chunks(files)
         in_flight: deque[_ChunkRead] = deque()
         upcoming = next(chunks, None)

@@ -17,7 +17,8 @@ use crate::{error, settings};
 ///
 /// Args:
 ///     paths: the part files in order, one per NVMe, 1 to 256. Their folders must exist.
-///     stripe_bytes: bytes of one part before the next part follows, a multiple of 4096. Default 1 MiB.
+///     stripe_bytes: bytes of one part before the next part follows, a multiple of 4096, or text such as ``"1MiB"``.
+///         Default 1 MiB.
 ///
 /// Raises:
 ///     ValueError: no part, too many, a duplicate, or ``stripe_bytes`` out of range.
@@ -37,7 +38,7 @@ impl StripeSet {
     #[new]
     #[pyo3(signature = (paths, *, stripe_bytes=None), text_signature = "(paths, *, stripe_bytes=1048576)")]
     fn new(paths: &Bound<'_, PyAny>, stripe_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
-        let stripe_bytes = settings::whole("stripe_bytes", stripe_bytes)?.unwrap_or(STRIPE_BYTES_DEFAULT);
+        let stripe_bytes = settings::size("stripe_bytes", stripe_bytes)?.unwrap_or(STRIPE_BYTES_DEFAULT);
         let parts = paths.try_iter()?.map(|part| file_name(&part?)).collect::<PyResult<Vec<PathBuf>>>()?;
         error::check(paths.py(), deepnvme_file::StripeSet::new(parts, stripe_bytes)).map(Self)
     }

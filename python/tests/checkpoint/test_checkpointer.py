@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._checkpoint import save_start
 
 from .programs import program
 from .states import assert_same
@@ -276,26 +275,6 @@ def test_the_program_ends_when_its_save_is_done(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
     assert steps_in(tmp_path) == [3]
-
-
-def test_available_memory_is_that_of_the_smallest_cgroup(tmp_path: Path) -> None:
-    """A container may have less memory than its machine."""
-    groups = tmp_path / "sys/fs/cgroup"
-    (groups / "pod/run").mkdir(parents=True)
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n")
-    assert save_start._available_memory(tmp_path) == 8_000_000 << 10
-    (tmp_path / "proc/self/cgroup").write_text("1:cpu:/x\n0::/pod/run\n")
-    assert save_start._available_memory(tmp_path) == 8_000_000 << 10
-    for group, limit, used, cache in (("pod", "5000000000", 4_000_000_000, 300_000_000), ("pod/run", "max", 1, 0)):
-        (groups / group / "memory.max").write_text(f"{limit}\n")
-        (groups / group / "memory.current").write_text(f"{used}\n")
-        (groups / group / "memory.stat").write_text(f"anon 5\ninactive_file {cache}\n")
-    assert save_start._available_memory(tmp_path) == 1_300_000_000
-    (groups / "pod/run/memory.max").write_text("70000\n")
-    assert save_start._available_memory(tmp_path) == 69_999
-    (groups / "pod/memory.current").write_text("9000000000\n")
-    assert save_start._available_memory(tmp_path) == 0
 
 
 @pytest.mark.parametrize("async_", [False, True])

@@ -408,14 +408,14 @@ def test_weights_are_read_to_the_end_of_a_model_that_is_replaced(
 ) -> None:
     path = tmp_path / "model.safetensors"
     save(1, path)
-    given = iterate_weights(tmp_path, ahead=1)
+    given = iterate_weights(tmp_path, prefetch_bytes=1)
     loaded = dict([next(given)])
     save(2, path)
     assert same(loaded | dict(given), 1)
     # If not all of its files can stay open, this is an error.
     monkeypatch.setattr(weights, "_DESCRIPTOR_SHARE", 1 << 40)
-    assert same(dict(iterate_weights(tmp_path, ahead=1)), 2)
-    given = iterate_weights(tmp_path, ahead=1)
+    assert same(dict(iterate_weights(tmp_path, prefetch_bytes=1)), 2)
+    given = iterate_weights(tmp_path, prefetch_bytes=1)
     next(given)
     save(3, path)
     with pytest.raises(deepnvme.errors.ChangedFileError, match="replaced") as caught:

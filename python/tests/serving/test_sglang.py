@@ -77,12 +77,12 @@ def test_a_model_generates_the_same_from_disk(tmp_path: Path, generate: Callable
     assert none == []
     assert len({token for tokens, _ in stock for token in tokens}) > 4
 
-    settings = {"load_format": "deepnvme", "model_loader_extra_config": '{"ahead": "1MB", "verify": "off"}'}
+    settings = {"load_format": "deepnvme", "model_loader_extra_config": '{"prefetch_bytes": "1MB", "verify": "off"}'}
     loaded, none = generate(settings)
     assert none == []
     assert loaded == stock
 
-    memory = {"DEEPNVME_OFFLOAD_MEMORY": "2.5MB", "DEEPNVME_OFFLOAD_AHEAD": "1"}
+    memory = {"DEEPNVME_OFFLOAD_MEMORY": "2.5MB", "DEEPNVME_OFFLOAD_PREFETCH_LAYERS": "1"}
     streamed, files = generate(settings, offload="yes", **memory)
     assert streamed == stock
     # Six layers of 1.2 MB.
@@ -140,7 +140,7 @@ APPLIED = (
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
     import torch
 
-    loader = get_model_loader(LoadConfig(load_format="DeepNVMe", model_loader_extra_config='{"ahead": 9000}'))
+    loader = get_model_loader(LoadConfig(load_format="DeepNVMe", model_loader_extra_config='{"prefetch_bytes": 9000}'))
     settings = dict(model_path="model", device="cpu", skip_tokenizer_init=True)
     set_global_server_args_for_scheduler(ServerArgs(load_format="deepnvme", **settings))
     made = {"offloader": type(offloader.create_offloader()).__name__}
@@ -183,7 +183,7 @@ def test_the_hooks_are_applied(tmp_path: Path, server: Callable[..., Any]) -> No
     [
         ({"DEEPNVME_OFFLOAD_DIR": "nowhere"}, "DEEPNVME_OFFLOAD_DIR is 'nowhere', which is no folder"),
         ({"DEEPNVME_OFFLOAD_MEMORY": "much"}, "DEEPNVME_OFFLOAD_MEMORY is 'much'"),
-        ({"DEEPNVME_OFFLOAD_AHEAD": "-1"}, "DEEPNVME_OFFLOAD_AHEAD is '-1'"),
+        ({"DEEPNVME_OFFLOAD_PREFETCH_LAYERS": "-1"}, "DEEPNVME_OFFLOAD_PREFETCH_LAYERS is '-1'"),
     ],
 )
 def test_invalid_settings_are_refused(

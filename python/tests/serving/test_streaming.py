@@ -53,7 +53,7 @@ def test_every_unit_is_as_it_is_in_the_file(tmp_path: Path, seed: int) -> None:
     largest = max(map(sum, sizes))
     slots = chooser.randrange(1, len(units) + 2)
     ahead = chooser.choice([None, 0, 1, 2, 50])
-    streamer = LayerStreamer(units, memory=slots * largest, ahead=ahead)
+    streamer = LayerStreamer(units, memory=slots * largest, prefetch_layers=ahead)
     known: dict[int, list[bytes]] = {}
     for step in range(60):
         unit = step % len(units) if chooser.random() < 0.8 else chooser.randrange(len(units))
@@ -73,7 +73,7 @@ def test_every_unit_is_as_it_is_in_the_file(tmp_path: Path, seed: int) -> None:
 def test_what_fits_stays_in_memory(tmp_path: Path) -> None:
     units, content = write_units(tmp_path / "weights", [[4096]] * 10)
     whole = LayerStreamer(units, memory=10 * 4096)
-    part = LayerStreamer(units, memory=6 * 4096, ahead=2)
+    part = LayerStreamer(units, memory=6 * 4096, prefetch_layers=2)
     for streamer in (whole, part):
         for _ in range(10):
             for unit in range(10):

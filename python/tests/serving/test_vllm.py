@@ -42,7 +42,7 @@ def test_the_wheel_names_the_plugin() -> None:
 def test_a_model_generates_the_same(tmp_path: Path, server: Callable[..., Any]) -> None:
     models.write_llama(tmp_path / "model", tie_word_embeddings=False)
     stock = server(GENERATE.format(settings="{'load_format': 'safetensors'}"))
-    settings = {"load_format": "deepnvme", "model_loader_extra_config": {"ahead": "1MB", "verify": "off"}}
+    settings = {"load_format": "deepnvme", "model_loader_extra_config": {"prefetch_bytes": "1MB", "verify": "off"}}
     ours = server(GENERATE.format(settings=settings))
     assert len({token for tokens, _ in stock for token in tokens}) > 4
     assert ours == stock
@@ -64,7 +64,7 @@ ITERATE = """
 
     stock = weights(LoadConfig(load_format="safetensors"))
     before = deepnvme.stats().bytes_read
-    config = LoadConfig(load_format="deepnvme", model_loader_extra_config={{"ahead": 50_000}})
+    config = LoadConfig(load_format="deepnvme", model_loader_extra_config={{"prefetch_bytes": 50_000}})
     ours = weights(config)
     read = deepnvme.stats().bytes_read - before
     bits = lambda tensor: [tensor.shape, tensor.flatten().contiguous().view(torch.uint8).tolist()]
@@ -84,7 +84,7 @@ def test_the_loader_yields_the_same_as_vllms(
     assert same
     assert read > 0
     assert name == "DeepnvmeModelLoader"
-    assert kept == {"ahead": 50_000}
+    assert kept == {"prefetch_bytes": 50_000}
     numbers = {name.split(".experts.")[1].split(".")[0] for name in ours if ".experts." in name}
     assert numbers == ({"0", "1", "2", "3"} if experts is None else {"1", "2"})
 

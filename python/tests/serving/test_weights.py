@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def test_every_tensor_comes_once_and_as_it_was(tmp_path: Path, ahead: int | str) -> None:
     written = models.write_shards(tmp_path / "model", 5)
     seen: dict[str, torch.Tensor] = {}
-    for name, tensor in iterate_weights(tmp_path / "model", ahead=ahead):
+    for name, tensor in iterate_weights(tmp_path / "model", prefetch_bytes=ahead):
         assert name not in seen
         seen[name] = tensor
     assert seen.keys() == written.keys()
@@ -46,7 +46,7 @@ def test_every_tensor_comes_once_and_as_it_was(tmp_path: Path, ahead: int | str)
 def test_files_come_in_the_order_given_and_tensors_in_that_of_the_file(tmp_path: Path) -> None:
     models.write_shards(tmp_path / "model", 3)
     files = sorted((tmp_path / "model").glob("*.safetensors"), reverse=True)
-    names = [name for name, _ in iterate_weights(files, ahead=9_000)]
+    names = [name for name, _ in iterate_weights(files, prefetch_bytes=9_000)]
     assert [name.split(".")[2] for name in names] == sorted((name.split(".")[2] for name in names), reverse=True)
 
 
@@ -79,7 +79,7 @@ def test_a_truncated_shard_is_reported_before_the_first_tensor(tmp_path: Path, c
 
 def test_a_shard_that_shrinks_on_the_way_is_an_error_that_names_it(tmp_path: Path) -> None:
     models.write_shards(tmp_path / "model", 6, rows=4000)
-    iterator = iterate_weights(tmp_path / "model", ahead="100KB")
+    iterator = iterate_weights(tmp_path / "model", prefetch_bytes="100KB")
     next(iterator)
     victim = tmp_path / "model" / "model-00005-of-00006.safetensors"
     with victim.open("r+b") as file:
@@ -103,7 +103,7 @@ def test_other_formats_are_refused(tmp_path: Path) -> None:
 
 def test_leaving_early_leaves_nothing_behind(tmp_path: Path) -> None:
     models.write_shards(tmp_path / "model", 6, rows=4000)
-    iterator: Any = iterate_weights(tmp_path / "model", ahead="1MB")
+    iterator: Any = iterate_weights(tmp_path / "model", prefetch_bytes="1MB")
     next(iterator)
     iterator.close()
     shutil.rmtree(tmp_path / "model")
@@ -147,7 +147,7 @@ def test_no_more_is_started_than_the_bound_allows(
             held -= self.chunk.nbytes
 
     monkeypatch.setattr(weights, "_ChunkRead", Watched)
-    for _ in iterate_weights(tmp_path / "model", ahead="4MB"):
+    for _ in iterate_weights(tmp_path / "model", prefetch_bytes="4MiB"):
         if is_slow:
             time.sleep(0.02)
     assert held == 0
@@ -158,7 +158,7 @@ def test_no_more_is_started_than_the_bound_allows(
 def test_memory_is_used_again_and_kept_tensors_stay_as_they_are(tmp_path: Path) -> None:
     written = models.write_shards(tmp_path / "model", 6, rows=4000)
     chooser, kept, places = random.Random(7), {}, set()
-    for name, tensor in iterate_weights(tmp_path / "model", ahead="2MB"):
+    for name, tensor in iterate_weights(tmp_path / "model", prefetch_bytes="2MB"):
         places.add(tensor.data_ptr())
         if chooser.random() < 0.2:
             kept[name] = tensor
@@ -179,11 +179,11 @@ def test_memory_in_use_is_a_part_of_the_model(
         import glob, resource, torch
         from deepnvme.integrations.weights import iterate_weights
         files = sorted(glob.glob({str(tmp_path)!r} + "/*.safetensors"))
-        for name, tensor in iterate_weights(files[:1], ahead="16MB", wanted=lambda name: name == "0.0"):
+        for name, tensor in iterate_weights(files[:1], prefetch_bytes="16MB", wanted=lambda name: name == "0.0"):
             pass
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         total = 0
-        for name, tensor in iterate_weights(files, ahead="32MB"):
+        for name, tensor in iterate_weights(files, prefetch_bytes="32MB"):
             total += tensor.nbytes
         print(total, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
     """)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -237,6 +239,18 @@ def test_errors_teach(swapper: Make, tmp_path: Path) -> None:
     assert caught.value.filename == str(tmp_path / "nowhere")
     with pytest.raises(TypeError, match="neither copied nor pickled"):
         copy.deepcopy(mine)
+
+
+def test_memory_that_is_not_pinned_says_why(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys, deepnvme\n"
+        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, 4096))\n"
+        "with deepnvme.Swapper(sys.argv[1], memory='8MB') as swapper:\n"
+        "    print(swapper.pinning_error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], check=True, capture_output=True, text=True)
+    # A process with CAP_IPC_LOCK has no limit.
+    assert done.stdout == "None\n" or "RLIMIT_MEMLOCK is 4096 bytes" in done.stdout
 
 
 def test_gradients_are_put_accumulated_and_consumed(swapper: Make) -> None:

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use deepnvme_perf::units::parse_bytes;
 
-use super::values::{Backend, Cache, Direct, Direction, Durable, Memory};
+use super::values::{Backend, Cache, Direct, Direction, Durability, Memory, Submit};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Baseline {
@@ -16,15 +16,15 @@ pub(crate) enum Baseline {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   deepnvme bench read /mnt/nvme                          read a 1 GiB tensor, not cached, into page-locked memory
-  deepnvme bench write /mnt/nvme --size 8G --durable data --validate
-  deepnvme bench read /mnt/a /mnt/b --stripe 1M          stripe one file over two disks
-  deepnvme bench read /mnt/nvme --random --block-size 4K --queue-depth 64
+  deepnvme bench write /mnt/nvme --size 8G --durability data --validate
+  deepnvme bench read /mnt/a /mnt/b --stripe-bytes 1M    stripe one file over two disks
+  deepnvme bench read /mnt/nvme --random --block-bytes 4K --queue-depth 64
   deepnvme bench read /mnt/nvme --against fio --plot read.svg
   deepnvme bench read /mnt/nvme --gpu=1                  read a tensor to the second GPU
 
 Each run makes files with random contents in the folders, fills them before the timing starts, and removes them at the
-end. Existing files are never touched. Sizes such as 4096, 512K, 8M and 2G are powers of 1024. Speeds are in GB/s, 10^9
-bytes a second.
+end. Existing files are never touched. Sizes: 2GB is 2 x 10^9 bytes, 2GiB and 2G are 2 x 2^30, 4096 is bytes. Speeds are in
+GB/s, 10^9 bytes a second.
 
 Exit status: 0 success, 1 failure, 2 usage error.")]
 pub(crate) struct BenchOptions {
@@ -37,8 +37,8 @@ pub(crate) struct BenchOptions {
     #[arg(long, value_parser = parse_bytes, default_value = "1G", alias = "io-size")]
     pub(crate) size: u64,
     /// Largest single transfer [default: 2M]
-    #[arg(long, value_parser = parse_bytes)]
-    pub(crate) block_size: Option<u64>,
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
+    pub(crate) block_bytes: Option<u64>,
     /// Transfers in flight per worker [default: 128]
     #[arg(long)]
     pub(crate) queue_depth: Option<u32>,
@@ -48,9 +48,9 @@ pub(crate) struct BenchOptions {
     /// Back end
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) backend: Backend,
-    /// Submit each transfer with its own system call
-    #[arg(long)]
-    pub(crate) single_submit: bool,
+    /// Transfers per system call
+    #[arg(long, value_enum, default_value = "batch")]
+    pub(crate) submit: Submit,
     /// Whether to bypass the page cache
     #[arg(long, value_enum, default_value = "preferred")]
     pub(crate) direct: Direct,
@@ -74,10 +74,10 @@ pub(crate) struct BenchOptions {
     pub(crate) cache: Cache,
     /// Durability of a write
     #[arg(long, value_enum, default_value = "none")]
-    pub(crate) durable: Durable,
+    pub(crate) durability: Durability,
     /// Stripe one file over all folders, with stripes of this size
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
-    pub(crate) stripe: Option<u64>,
+    pub(crate) stripe_bytes: Option<u64>,
     /// Processes, each with its own files
     #[arg(long, default_value_t = 1)]
     pub(crate) processes: u32,

@@ -9,7 +9,7 @@ use deepnvme_perf::units::parse_bytes;
 #[command(after_help = "Example:
   deepnvme ds_io --folder /mnt/nvme --io_size 1G --read --io_parallel 4
 
-A GB is 2^30 bytes here, as in DeepSpeed. Files are removed at the end. deepnvme bench has more options.")]
+Speeds are in GB of 2^30 bytes here, as in DeepSpeed. Files are removed at the end. deepnvme bench has more options.")]
 pub(crate) struct DsIoOptions {
     /// Folder for all processes
     #[arg(long)]

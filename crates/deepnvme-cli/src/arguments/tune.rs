@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use deepnvme_perf::units::parse_bytes;
 
-use super::values::{Durable, Memory};
+use super::values::{Durability, Memory};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -44,7 +44,7 @@ pub(crate) struct TuneOptions {
     pub(crate) memory: Memory,
     /// Durability of a write
     #[arg(long, value_enum, default_value = "none")]
-    pub(crate) durable: Durable,
+    pub(crate) durability: Durability,
     /// Use memory of this GPU, through bounce buffers [without a number: the first]
     #[arg(long, value_name = "INDEX", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub(crate) gpu: Option<u32>,

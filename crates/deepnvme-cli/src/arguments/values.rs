@@ -1,7 +1,7 @@
 //! Values that options share.
 
 use clap::ValueEnum;
-use deepnvme_io::{BackendChoice, DirectMode, Durability};
+use deepnvme_io::{BackendChoice, DirectMode, SubmitMode};
 use deepnvme_perf::measure;
 
 /// The direction of the transfers.
@@ -103,8 +103,26 @@ impl From<Direct> for DirectMode {
     }
 }
 
+/// How ops reach the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Durable {
+pub(crate) enum Submit {
+    /// Several per system call
+    Batch,
+    /// One per system call
+    Single,
+}
+
+impl From<Submit> for SubmitMode {
+    fn from(submit: Submit) -> Self {
+        match submit {
+            Submit::Batch => Self::Batch,
+            Submit::Single => Self::Single,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Durability {
     /// Do not sync
     None,
     /// Sync the data
@@ -113,12 +131,12 @@ pub(crate) enum Durable {
     Full,
 }
 
-impl From<Durable> for Durability {
-    fn from(durable: Durable) -> Self {
-        match durable {
-            Durable::None => Self::None,
-            Durable::Data => Self::Data,
-            Durable::Full => Self::Full,
+impl From<Durability> for deepnvme_io::Durability {
+    fn from(durability: Durability) -> Self {
+        match durability {
+            Durability::None => Self::None,
+            Durability::Data => Self::Data,
+            Durability::Full => Self::Full,
         }
     }
 }

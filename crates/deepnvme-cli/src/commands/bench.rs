@@ -1,6 +1,6 @@
 //! `deepnvme bench`.
 
-use deepnvme_io::{Config, SubmitMode};
+use deepnvme_io::Config;
 use deepnvme_perf::Result;
 use deepnvme_perf::bench::{self, Options};
 use deepnvme_perf::measure::{Order, Workload};
@@ -31,8 +31,8 @@ fn request(options: &BenchOptions) -> Result<Options> {
         backend: options.backend.into(),
         workers: options.workers.unwrap_or(default.workers),
         queue_depth: options.queue_depth.unwrap_or(default.queue_depth),
-        block_bytes: options.block_size.unwrap_or(default.block_bytes),
-        submit: if options.single_submit { SubmitMode::Single } else { SubmitMode::Batch },
+        block_bytes: options.block_bytes.unwrap_or(default.block_bytes),
+        submit: options.submit.into(),
         direct: options.direct.into(),
         gds: gds::gds_mode(options.gds, options.gpu)?,
         ..default
@@ -40,14 +40,14 @@ fn request(options: &BenchOptions) -> Result<Options> {
     let workload = Workload {
         direction: options.direction.into(),
         folders: options.folders.clone(),
-        stripe_bytes: options.stripe,
+        stripe_bytes: options.stripe_bytes,
         io_bytes: options.size,
         order: if options.random { Order::Random } else { Order::Sequential },
         memory: options.memory.into(),
         gpu: options.gpu,
         buffer_bytes: options.buffer,
         cache: options.cache.into(),
-        durability: options.durable.into(),
+        durability: options.durability.into(),
         validate: options.validate,
         config,
     };

@@ -59,7 +59,7 @@ fn request(options: &TuneOptions) -> Result<Options> {
         memory: options.memory.into(),
         gpu: options.gpu,
         gds: options.gds,
-        durability: options.durable.into(),
+        durability: options.durability.into(),
         space: None,
     };
     if let Some(path) = &options.sweep_config {

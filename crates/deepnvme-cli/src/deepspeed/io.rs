@@ -168,7 +168,7 @@ impl Options {
             queue_depth: self.queue_depth,
             workers: self.io_parallel.unwrap_or(1),
             submit: if self.single_submit { SubmitMode::Single } else { SubmitMode::Batch },
-            window: if self.sequential_requests { WindowMode::Wave } else { WindowMode::Sliding },
+            window: if self.sequential_requests { WindowMode::Drain } else { WindowMode::Sliding },
             gds: if self.use_gds { DirectMode::Required } else { DirectMode::Disabled },
             ..Config::default()
         }

@@ -44,7 +44,7 @@ fn default_sweep() -> Space {
         queue_depth: vec![32, 128],
         workers: vec![1, 2, 4, 8],
         submit: vec![SubmitMode::Batch, SubmitMode::Single],
-        window: vec![WindowMode::Wave, WindowMode::Sliding],
+        window: vec![WindowMode::Drain, WindowMode::Sliding],
         backend: vec![BackendChoice::Auto],
         register_pool: vec![true],
         gds: DirectMode::Disabled,
@@ -155,7 +155,7 @@ fn name_of(direction: Direction) -> &'static str {
 /// Returns a log's name: `read_single_overlap_ftd1_d32_bs1M_p4.txt`.
 fn log_name(direction: Direction, config: &Config, folders: usize) -> String {
     let submit = if config.submit == SubmitMode::Single { "single" } else { "block" };
-    let window = if config.window == WindowMode::Wave { "sequential" } else { "overlap" };
+    let window = if config.window == WindowMode::Drain { "sequential" } else { "overlap" };
     let (depth, block, workers) = (config.queue_depth, bytes_option(config.block_bytes), config.workers);
     format!("{}_{submit}_{window}_ftd{folders}_d{depth}_bs{block}_p{workers}.txt", name_of(direction))
 }

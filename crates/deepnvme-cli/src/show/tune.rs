@@ -89,8 +89,8 @@ pub fn describe(config: &Config) -> String {
     if config.submit == SubmitMode::Single {
         text.push_str(", single submissions");
     }
-    if config.window == WindowMode::Wave {
-        text.push_str(", in batches");
+    if config.window == WindowMode::Drain {
+        text.push_str(", drained");
     }
     if !config.register_pool {
         text.push_str(", pool not registered");
@@ -134,11 +134,11 @@ mod tests {
             backend: BackendChoice::Aio,
             workers: 2,
             submit: SubmitMode::Single,
-            window: WindowMode::Wave,
+            window: WindowMode::Drain,
             register_pool: false,
             ..default
         };
-        let text = "aio, 2 workers x depth 8, blocks of 1 MiB, single submissions, in batches, pool not registered";
+        let text = "aio, 2 workers x depth 8, blocks of 1 MiB, single submissions, drained, pool not registered";
         assert_eq!(describe(&unusual), text);
     }
 }

@@ -28,9 +28,9 @@ pub enum WindowMode {
     /// After each completion, so that the device always has work.
     #[default]
     Sliding,
-    /// After all of its ops have completed, as DeepSpeed does with `overlap_events=False`. Slower if ops take unequal
-    /// times. For comparisons.
-    Wave,
+    /// When it has drained: all of its ops have completed, as DeepSpeed does with `overlap_events=False`. Slower if ops
+    /// take unequal times. For comparisons.
+    Drain,
 }
 
 /// Whether transfers bypass the page cache.

@@ -63,7 +63,7 @@ impl<'a> Worker<'a> {
         let depth = backend.depth();
         let window = match setup.window {
             WindowMode::Sliding => Window::adapting(depth),
-            WindowMode::Wave => Window::fixed(depth),
+            WindowMode::Drain => Window::fixed(depth),
         };
         let accounts = (Arc::clone(&setup.stats), setup.tracer.clone());
         let io_loop = IoLoop::new(backend, window, accounts, setup.bounce, &setup.gpus);
@@ -118,7 +118,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Returns whether to take new work. In wave mode, the last wave must be complete.
+    /// Returns whether to take new work. In drain mode, all ops must have completed.
     fn may_take_work(&self) -> bool {
         self.window == WindowMode::Sliding || self.io_loop.is_idle() || self.io_loop.has_refused()
     }

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn waves_have_the_full_depth() {
+    fn a_drained_queue_is_refilled_to_its_depth() {
         assert_eq!(in_flight(Window::fixed(64), Duration::from_millis(300), 1000), 63);
     }
 

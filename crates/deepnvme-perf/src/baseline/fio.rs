@@ -57,7 +57,7 @@ impl Fio {
             return Err(Error::usage(text));
         }
         if workload.stripe_bytes.is_some() {
-            return Err(Error::usage("--against fio: fio has no stripe sets; remove --stripe or --against"));
+            return Err(Error::usage("--against fio: fio has no stripe sets; remove --stripe-bytes or --against"));
         }
         check_room(&workload.folders, workload.file_bytes())?;
         let files = ScratchFiles::make(&workload.folders, None)?;

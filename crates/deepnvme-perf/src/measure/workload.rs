@@ -113,7 +113,7 @@ impl Workload {
             (STRIPE_BYTES_MIN..=STRIPE_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(deepnvme_io::mem::PAGE_BYTES)
         };
         if let Some(bytes) = self.stripe_bytes.filter(|bytes| !stripe_fits(*bytes)) {
-            let text = "--stripe must be a multiple of 4K, at most 1G";
+            let text = "--stripe-bytes must be a multiple of 4K, at most 1G";
             return Err(Error::usage(format!("{text}, not {}", bytes_text(bytes))));
         }
         let is_number = |folder: &&PathBuf| folder.to_str().is_some_and(|name| name.parse::<u32>().is_ok());

@@ -260,7 +260,7 @@ mod tests {
         let depth = 1.0 - if doublings < 0.0 { 0.06 } else { 0.02 } * doublings.abs();
         let workers = 1.0 - 0.05 * (f64::from(config.workers) / 2.0).log2().abs();
         let backend = if config.backend == BackendChoice::Uring { 1.0 } else { 0.93 };
-        let window = if config.window == WindowMode::Wave { 0.85 } else { 1.0 };
+        let window = if config.window == WindowMode::Drain { 0.85 } else { 1.0 };
         let submit = if config.submit == SubmitMode::Single { 0.97 } else { 1.0 };
         6.0 * depth.max(0.2) * workers * backend * window * submit
     }

@@ -41,7 +41,7 @@ impl Space {
             queue_depth: vec![8, 16, 32, 64, 128],
             workers: workers.collect(),
             submit: vec![SubmitMode::Batch, SubmitMode::Single],
-            window: vec![WindowMode::Sliding, WindowMode::Wave],
+            window: vec![WindowMode::Sliding, WindowMode::Drain],
             backend: backends,
             register_pool: if is_bounced { vec![true, false] } else { vec![true] },
             gds: DirectMode::Disabled,
@@ -163,7 +163,7 @@ impl Space {
 #[must_use]
 pub fn cost(config: &Config) -> (u64, u32, bool, bool) {
     let bytes = u64::from(config.workers) * u64::from(config.queue_depth) * config.block_bytes;
-    (bytes, config.workers, config.window == WindowMode::Wave, config.submit == SubmitMode::Single)
+    (bytes, config.workers, config.window == WindowMode::Drain, config.submit == SubmitMode::Single)
 }
 
 fn gcd(a: usize, b: usize) -> usize {
@@ -200,7 +200,7 @@ pub fn from_deepspeed(text: &str, base: Space) -> Result<Space> {
             }
             "sequential_requests" => {
                 let mode =
-                    |flag: Result<bool>| flag.map(|flag| if flag { WindowMode::Wave } else { WindowMode::Sliding });
+                    |flag: Result<bool>| flag.map(|flag| if flag { WindowMode::Drain } else { WindowMode::Sliding });
                 space.window = flags().map(mode).collect::<Result<_>>()?;
             }
             other => {
@@ -212,7 +212,7 @@ pub fn from_deepspeed(text: &str, base: Space) -> Result<Space> {
     Ok(space)
 }
 
-/// Parses a number, or a size such as `"1M"`.
+/// Parses a number, or a size such as `"1M"`. DeepSpeed knows only bare letters, which are binary in both.
 fn number(value: &serde_json::Value) -> Option<u64> {
     value.as_u64().or_else(|| crate::units::parse_bytes(value.as_str()?).ok())
 }
@@ -267,7 +267,7 @@ mod tests {
             change(&mut other);
             cost(&base) < cost(&other)
         };
-        assert!(than(|other| other.window = WindowMode::Wave) && than(|other| other.queue_depth = 16));
+        assert!(than(|other| other.window = WindowMode::Drain) && than(|other| other.queue_depth = 16));
         assert!(than(|other| (other.workers, other.queue_depth) = (2, 4)));
     }
 
@@ -278,7 +278,7 @@ mod tests {
         let read = from_deepspeed(text, space()).unwrap();
         assert_eq!((read.block_bytes, read.queue_depth, read.workers), (vec![1 << 20, 8 << 20], vec![32], vec![1, 8]));
         assert_eq!(read.submit, [SubmitMode::Single, SubmitMode::Batch]);
-        assert_eq!((read.window, read.backend.len()), (vec![WindowMode::Wave], 2));
+        assert_eq!((read.window, read.backend.len()), (vec![WindowMode::Drain], 2));
         for (text, part) in
             [("[]", "JSON object"), (r#"{"threads": [1]}"#, "threads"), (r#"{"queue_depth": [0]}"#, "queue_depth")]
         {

@@ -37,7 +37,7 @@ class LayerStreamer:
     Args:
         units: the pieces of each unit (path, offset, bytes), in order of use.
         memory: bytes for units in memory, without the rounding to whole pages.
-        ahead: units to read ahead. Default: 2, if the memory allows it.
+        prefetch_layers: units to read ahead. Default: 2, if the memory allows it.
         device: device of the memory. Default: the host, page-locked up to its limits.
 
     Raises:
@@ -50,7 +50,7 @@ class LayerStreamer:
         units: Sequence[Sequence[_Piece]],
         *,
         memory: int,
-        ahead: int | None = None,
+        prefetch_layers: int | None = None,
         device: torch.device | None = None,
     ) -> None:
         paths = list(dict.fromkeys(path for pieces in units for path, _, _ in pieces))
@@ -80,7 +80,7 @@ class LayerStreamer:
         )
         memory += PAGE_BYTES * (memory // max(largest, 1))
         class_of, slot_bytes = merge_small_classes(memory, *classify_sizes(ends))
-        classes = allocate_slots(memory, class_of, slot_bytes, ahead) if ends else []
+        classes = allocate_slots(memory, class_of, slot_bytes, prefetch_layers) if ends else []
         self._slots = sum(each.slots for each in classes)
         self._device = device if device is not None and device.type == "cuda" else None
         nbytes = sum(each.slots * each.slot_bytes for each in classes)

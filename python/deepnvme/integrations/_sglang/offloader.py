@@ -39,7 +39,7 @@ class Offloader:
     Args:
         folder: folder of the file.
         memory: bytes of memory for weights. Default: three times the largest layer.
-        ahead: layers to read ahead. Default: 2, if the memory allows it.
+        prefetch_layers: layers to read ahead. Default: 2, if the memory allows it.
         is_resident: returns the ids of a layer's parameters that must stay in memory.
 
     Raises:
@@ -51,12 +51,12 @@ class Offloader:
         folder: str,
         *,
         memory: int | None = None,
-        ahead: int | None = None,
+        prefetch_layers: int | None = None,
         is_resident: Callable[[torch.nn.Module], set[int]] = lambda _: set(),
     ) -> None:
         self._file = WeightFile(folder)
         self._memory = None if memory is None else whole(memory, "memory")
-        self._ahead = None if ahead is None else whole(ahead, "ahead")
+        self._prefetch_layers = None if prefetch_layers is None else whole(prefetch_layers, "prefetch_layers")
         self._is_resident = is_resident
         self._modules: list[OffloadedLayer] = []
         self._streamer: LayerStreamer | None = None
@@ -112,7 +112,7 @@ class Offloader:
         sizes = [sum(nbytes for _, _, nbytes in pieces) for pieces in units]
         memory = self._memory or min(sum(sizes), _MODULES_IN_MEMORY * max(sizes, default=0))
         device = self._modules[0].device if self._modules else None
-        self._streamer = LayerStreamer(units, memory=memory, ahead=self._ahead, device=device)
+        self._streamer = LayerStreamer(units, memory=memory, prefetch_layers=self._prefetch_layers, device=device)
         _log.info(
             "deepnvme: the weights of %d modules, %.2f GB, stream from %s through %.2f GB on %s",
             len(units), sum(sizes) / 1e9, self._file.folder, memory / 1e9, device,
