@@ -56,15 +56,28 @@ class BlockRunner:
                 with self._residence.held(block.groups):
                     if not torch.is_grad_enabled():
                         with _without_copies():
-                            return forward(*args, **kwargs)
+                            return self._without_views(block, forward(*args, **kwargs))
                     call = _BlockCall(self, block)
                     args, kwargs = call.watch_inputs(args, kwargs)
                     with _without_copies(), save_references(self._residence, block.groups, call.begin):
-                        return call.watch_outputs(forward(*args, **kwargs))
+                        return call.watch_outputs(self._without_views(block, forward(*args, **kwargs)))
 
             return run
 
         return wrap
+
+    def _without_views(self, block: Block, output: Any) -> Any:
+        """Copy the tensors in a block's result that view its weights: their memory is reused."""
+
+        def is_view(leaf: Any) -> bool:
+            is_plain = isinstance(leaf, torch.Tensor) and not isinstance(leaf, torch.nn.Parameter)
+            if not is_plain or leaf.layout is not torch.strided or leaf.is_nested or leaf.device.type != "cpu":
+                return False
+            return self._residence.find(block.groups, leaf.data_ptr()) is not None
+
+        if not any(map(is_view, tree.tree_leaves(output))):
+            return output
+        return tree.tree_map(lambda leaf: leaf.clone() if is_view(leaf) else leaf, output)
 
     def begin(self, call: _BlockCall) -> None:
         """Hold the groups of a block for its backward."""

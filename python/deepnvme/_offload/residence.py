@@ -239,7 +239,7 @@ class Residence:
             with self._lock:
                 self._refuse_use(group)
                 for member, copy in zip(group.members, copies, strict=True):
-                    member.parameter.data = copy
+                    self._placeholders[member].replace(copy)
                     if hasattr(member.parameter, OFFLOADED_STRIDE):
                         delattr(member.parameter, OFFLOADED_STRIDE)
                 self._restored.add(group)
@@ -268,7 +268,7 @@ class Residence:
             if memory is None:
                 self._placeholders[member].install()
             else:
-                member.parameter.data = member.view(memory)
+                self._placeholders[member].replace(member.view(memory))
 
 
 def _versions_of(group: ParameterGroup) -> tuple[int, ...]:

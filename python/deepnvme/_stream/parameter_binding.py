@@ -46,7 +46,9 @@ class _Bound:
         for index, before in self._buffers.items():
             tensor = self._tensors[index]
             if not _have_same_bytes(before, tensor):
-                yield index, _mark(tensor.clone(), vars(tensor)[_STREAMED])
+                # Inference tensors could not be changed by later calls outside of that mode.
+                with torch.inference_mode(mode=False):
+                    yield index, _mark(tensor.clone(), vars(tensor)[_STREAMED])
 
     def changed_parameter(self) -> str | None:
         """Return the name of a parameter that was changed."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.utils import _pytree as tree
@@ -191,6 +191,10 @@ class SwappedGradient(torch.Tensor):
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"SwappedGradient(shape={tuple(self.shape)}, dtype={self.dtype}, on disk)"
 
+    def __setitem__(self, *_: object) -> NoReturn:
+        # torch would assign to a view of a copy.
+        raise _change_error("an assignment")
+
     def is_held_by(self, gradients: SwappedGradients | None) -> bool:
         """Whether ``gradients`` holds it."""
         return self._gradients is gradients
@@ -248,13 +252,50 @@ class SwappedGradient(torch.Tensor):
         for index, argument in enumerate(function._schema.arguments):  # noqa: SLF001
             value = arguments[index] if index < len(arguments) else settings.get(argument.name)
             if argument.is_write and any(isinstance(one, SwappedGradient) for one in tree.tree_leaves(value)):
-                raise UnsupportedError(
-                    f"{function.overloadpacket} changes a gradient that is on disk. It can be multiplied by a number, "
-                    "clipped by its 2-norm, and dropped (zero_grad()); for anything else, load it into memory with "
-                    "param.grad = param.grad.clone()"
-                )
+                raise _change_error(str(function.overloadpacket))
         plain = tree.tree_map_only(SwappedGradient, SwappedGradient.read, (arguments, settings))
-        return function(*plain[0], **plain[1])
+        read = function(*plain[0], **plain[1])
+        if any(returned.alias_info is not None for returned in function._schema.returns):  # noqa: SLF001
+            return tree.tree_map_only(torch.Tensor, lambda view: view.as_subclass(_ReadView), read)
+        return read
+
+
+class _ReadView(torch.Tensor):
+    """A view of a copy of a gradient on disk. It can be read. A change of it would not reach the gradient."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: tuple[Any, ...] = (), settings: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        is_change = (name.endswith("_") and not name.startswith("__")) or name in _IN_PLACE
+        out = tree.tree_leaves((settings or {}).get("out"))
+        changed = [*arguments[:1] * is_change, *out]
+        if any(isinstance(one, _ReadView) for one in tree.tree_leaves(changed)):
+            raise _change_error(name)
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+            result = function(*arguments, **(settings or {}))
+        views = [one for one in tree.tree_leaves((arguments, settings)) if isinstance(one, _ReadView)]
+        memory = {one.untyped_storage().data_ptr() for one in views}
+        return tree.tree_map_only(
+            torch.Tensor,
+            lambda one: one.as_subclass(_ReadView) if one.untyped_storage().data_ptr() in memory else one,
+            result,
+        )
+
+
+# Operators of Python that change their first operand, and assignments.
+_IN_PLACE = frozenset(
+    ("__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
+     "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__")
+)  # fmt: skip
+
+
+def _change_error(what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{what} changes a gradient that is on disk. It can be multiplied by a number, clipped by its 2-norm, and "
+        "dropped (zero_grad()); for anything else, load it into memory with param.grad = param.grad.clone()"
+    )
 
 
 def _remove_all(hooks: list[RemovableHandle]) -> None:

@@ -1,0 +1,298 @@
+"""Modules that use parameters, arguments and results in unusual ways compute as in memory, or say why not."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import deepnvme
+from deepnvme.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+WIDTH = 64
+
+
+class Chain(nn.Module):
+    """Layers, one after another."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def linears() -> Chain:
+    torch.manual_seed(0)
+    return Chain([nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+
+
+class Attention(nn.Module):
+    """Self-attention: torch takes another path if the query is the key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed: torch.Tensor = x + self.attention(x, x, x, need_weights=False)[0]
+        return mixed
+
+
+class Twice(nn.Module):
+    """Asks whether its arguments are one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"one": Same()})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.inner["one"](x, x)
+        return answer
+
+
+class Same(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.linear(a) if a is b else self.linear(a) + self.linear(b)  # type: ignore[no-any-return]
+
+
+class ReturnsAView(nn.Module):
+    """A learned position: a part of its own parameter."""
+
+    def __init__(self, how: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.table, self.how = nn.Parameter(torch.randn(50, WIDTH)), how
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, self.how(self.table)
+
+
+class Positions(nn.Module):
+    def __init__(self, how: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.positions = ReturnsAView(how)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, added = self.positions(x)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        answer: torch.Tensor = x + added
+        return answer
+
+
+def results(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    output = model(x)
+    output.square().mean().backward()
+    return [
+        output.detach(),
+        *(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None),
+    ]
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "slice": lambda table: table[:5],
+    "narrow": lambda table: table.narrow(0, 0, 5)[None],
+    "split": lambda table: table.view(50, WIDTH).chunk(10)[0],
+}
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "attention": lambda: Chain([Attention() for _ in range(3)]),
+    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 4, 128, dropout=0, batch_first=True), 3),
+    "identity": lambda: Chain([Twice() for _ in range(4)]),
+    "lstm": lambda: nn.LSTM(WIDTH, WIDTH, 2, batch_first=True),
+    **{f"returns {name}": lambda how=how: Positions(how) for name, how in VIEWS.items()},  # type: ignore[misc]
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("memory", ["300kB", "10MB"])
+def test_the_same_bits(tmp_path: Path, name: str, memory: str) -> None:
+    torch.manual_seed(0)
+    model = MODULES[name]()
+    x = torch.randn(3, 5, WIDTH, requires_grad=True)
+    run: Callable[[nn.Module], Any] = (
+        (lambda one: results(LastState(one), x)) if name == "lstm" else lambda one: results(one, x)
+    )
+    expected = run(copy.deepcopy(model))
+    deepnvme.offload_parameters(model, memory=memory, swap_dir=tmp_path)
+    for one, other in zip(run(model), expected, strict=True):
+        assert torch.equal(one, other)
+    model.offloading.close()  # type: ignore[operator, union-attr]
+
+
+class LastState(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.model(x)[0]
+        return answer
+
+
+def hooked(layer: nn.Module, kind: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if kind == "prune":
+            prune.l1_unstructured(layer, "weight", 0.4)  # type: ignore[no-untyped-call]
+        elif kind == "weight_norm":
+            torch.nn.utils.weight_norm(layer)
+        elif kind == "spectral_norm":
+            torch.nn.utils.spectral_norm(layer)
+        elif kind == "parametrized":
+            torch.nn.utils.parametrizations.weight_norm(layer)
+        elif kind == "before":
+            layer.register_forward_pre_hook(lambda module, args: (args[0] * module.weight.abs().mean(),))
+        else:
+            layer.register_forward_hook(lambda module, _, output: output * module.weight.abs().mean())
+
+
+@pytest.mark.parametrize("kind", ["prune", "weight_norm", "spectral_norm", "parametrized", "before", "after"])
+def test_hooks_of_a_block_see_its_weights(tmp_path: Path, kind: str) -> None:
+    x = torch.randn(3, WIDTH)
+    models = [linears(), linears()]
+    for model in models:
+        torch.manual_seed(1)
+        for layer in model.layers:
+            hooked(layer, kind)
+    deepnvme.offload_parameters(models[1], memory="100kB", swap_dir=tmp_path)
+    for _ in range(2):
+        for one, other in zip(results(models[1], x), results(models[0], x), strict=True):
+            assert torch.equal(one, other)
+    models[1].offloading.close()  # type: ignore[operator, union-attr]
+
+
+def exchange(model: Chain) -> None:
+    one, other = model.layers[0], model.layers[2]
+    one.weight, other.weight = other.weight, one.weight
+
+
+def tie(model: Chain) -> None:
+    model.layers[3].weight = model.layers[0].weight
+
+
+@pytest.mark.parametrize("change", [exchange, tie])
+def test_parameters_that_are_assigned_elsewhere(tmp_path: Path, change: Callable[[Chain], None]) -> None:
+    model, expected, x = linears(), linears(), torch.randn(3, WIDTH)
+    deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
+    change(model)
+    change(expected)
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match=r"was assigned the parameter layers\.\d\.weight"):
+            model(x)
+    model.offloading.close()  # type: ignore[operator, union-attr]
+    assert torch.equal(model(x), expected(x))
+
+
+READS: dict[str, Callable[[nn.Parameter], Any]] = {
+    "arithmetic": lambda weight: weight + 1,
+    "of another tensor": lambda weight: torch.ones(WIDTH, WIDTH).add_(weight),
+    "view": lambda weight: weight[0].sum(),
+    "detach": lambda weight: weight.detach().sum(),
+    "data": lambda weight: weight.data.sum(),
+    "clone": lambda weight: weight.clone(),
+    "copy": copy.deepcopy,
+    "tolist": lambda weight: weight.tolist(),
+    "numpy": lambda weight: weight.detach().numpy(),
+    "in place": lambda weight: weight.data.zero_(),
+    "assignment": lambda weight: setattr(weight, "data", torch.zeros(WIDTH, WIDTH)),
+    "conversion": lambda weight: weight.half(),
+    "memory": lambda weight: weight.data_ptr(),
+    "write": lambda weight: deepnvme.write(weight, "never"),
+    "save": lambda weight: deepnvme.save({"weight": weight}, "never.pt"),
+    "save as safetensors": lambda weight: deepnvme.save({"weight": weight}, "never.safetensors"),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_values_that_are_on_disk_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, x = linears(), torch.randn(3, WIDTH)
+    expected = results(model, x)
+    model.zero_grad()
+    (tmp_path / "swap").mkdir()
+    deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path / "swap")
+    with torch.no_grad(), pytest.raises((RuntimeError, ValueError), match="on disk"):
+        READS[name](model.get_parameter("layers.1.weight"))
+    assert not [*tmp_path.glob("never*")]
+    for one, other in zip(results(model, x), expected, strict=True):
+        assert torch.equal(one, other)
+    model.offloading.close()  # type: ignore[operator, union-attr]
+
+
+def test_a_parameter_on_disk_is_still_a_parameter(tmp_path: Path) -> None:
+    model = linears()
+    weight = model.layers[0].weight
+    shape, number = weight.shape, sum(parameter.numel() for parameter in model.parameters())
+    deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
+    assert model.layers[0].weight is weight
+    assert isinstance(weight, nn.Parameter)
+    assert (weight.shape, weight.dtype, weight.device.type, weight.is_leaf) == (shape, torch.float32, "cpu", True)
+    assert sum(parameter.numel() for parameter in model.parameters()) == number
+    assert torch.zeros_like(weight).shape == shape
+    assert {weight: 1}[weight] == 1
+    assert model.to("cpu") is model
+    assert model.float() is model
+    model.requires_grad_(requires_grad=False)
+    assert not weight.requires_grad
+    assert "OnDisk" in repr(weight)
+    model.offloading.close()  # type: ignore[operator, union-attr]
+    assert type(weight) is nn.Parameter
+
+
+def renamed(_module: nn.Module, state: dict[str, Any], _prefix: str, _metadata: Any) -> None:
+    for name in [*state]:
+        state["model." + name] = state.pop(name)
+
+
+def doubled(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    for name in [*state]:
+        if name.startswith(prefix):
+            state[name] = state[name] * 2
+
+
+@pytest.mark.parametrize("hook", [renamed, doubled])
+@pytest.mark.parametrize("of", ["model", "layer"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_hooks_of_state_dicts_see_values(tmp_path: Path, hook: Callable[..., None], of: str, when: str) -> None:
+    model, expected = linears(), linears()
+    pairs = [(one, one.layers[1]) for one in (expected, model)]
+    hooked_modules: list[Any] = [expected, model] if of == "model" else [pairs[0][1], pairs[1][1]]
+    hooked_modules[0].register_state_dict_post_hook(hook)
+    if when == "before":
+        hooked_modules[1].register_state_dict_post_hook(hook)
+    deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
+    if when == "after":
+        hooked_modules[1].register_state_dict_post_hook(hook)
+    for one, other in ((model, expected), (pairs[1][1], pairs[0][1])):
+        state, wanted = one.state_dict(), other.state_dict()
+        assert [*state] == [*wanted]
+        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+    model.offloading.close()  # type: ignore[operator, union-attr]
+
+
+def test_a_state_dict_of_tied_parameters_shares_their_copies(tmp_path: Path) -> None:
+    model = linears()
+    tie(model)
+    deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
+    first, second = model.state_dict(), model.state_dict()
+    assert first["layers.0.weight"].data_ptr() == first["layers.3.weight"].data_ptr()
+    assert first["layers.0.weight"].data_ptr() != second["layers.0.weight"].data_ptr()
+    model.offloading.close()  # type: ignore[operator, union-attr]
