@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use crate::{error, threads};
 
 /// Interval between signal checks.
-const SLICE: Duration = Duration::from_millis(50);
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Run `work` on a thread. If a signal raises a Python exception, `work` is interrupted and the exception is raised
 /// once it ends.
@@ -29,7 +29,7 @@ pub(crate) fn run<T: Send + 'static>(
 pub(crate) fn read_only<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
     let started = threads::start(py, "deepnvme-open", work)?;
     loop {
-        match started.wait(py, SLICE) {
+        match started.wait(py, SIGNAL_CHECK_INTERVAL) {
             Ok(value) => return Ok(value),
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(error::plain(py, "Error", "the thread that did the work stopped".into()));
@@ -50,7 +50,7 @@ pub(crate) fn watch<T: Send + 'static>(
     let started = threads::start(py, "deepnvme-work", work)?;
     let mut raised = None;
     loop {
-        match (started.wait(py, SLICE), raised) {
+        match (started.wait(py, SIGNAL_CHECK_INTERVAL), raised) {
             (Ok(_), Some(signal)) => return Err(signal),
             (Ok(value), None) => return Ok(value),
             (Err(RecvTimeoutError::Disconnected), _) => {

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::engine::PyEngine;
-use crate::path::{Place, file_name};
+use crate::path::{PathArgument, file_name};
 use crate::request::Offset;
 use crate::{default, error, memory, torch};
 
@@ -123,10 +123,10 @@ impl PySwapper {
         item_bytes: usize,
         label: &str,
     ) -> PyResult<()> {
-        let target = match Place::new(path)? {
-            Place::Path(path) => Target::Path(path),
-            Place::Stripes(set) => Target::Stripes(set),
-            Place::Descriptor(number) => {
+        let target = match PathArgument::new(path)? {
+            PathArgument::Path(path) => Target::Path(path),
+            PathArgument::Stripes(set) => Target::Stripes(set),
+            PathArgument::Descriptor(number) => {
                 return Err(PyTypeError::new_err(format!(
                     "attach takes a path, not descriptor {number}; or use import_"
                 )));

@@ -15,8 +15,8 @@ use pyo3::types::PyList;
 
 use super::{build, raise};
 use crate::engine::PyEngine;
-use crate::path::{Place, file_name};
-use crate::{background, default, memory, orphans, threads, torch};
+use crate::path::{PathArgument, file_name};
+use crate::{background, default, detached_requests, memory, threads, torch};
 
 /// Name, type, sizes, strides, first element, index of the storage.
 type TensorAnswer = (String, &'static str, Vec<u64>, Vec<u64>, u64, usize);
@@ -86,12 +86,12 @@ impl CheckpointReader {
         exact: bool,
         names: Option<Vec<String>>,
     ) -> PyResult<Self> {
-        orphans::sweep(py);
+        detached_requests::reap(py);
         let engine = default::or_default(py, engine)?;
-        let target = match Place::new(path)? {
-            Place::Path(path) => Target::Path(path),
-            Place::Stripes(set) => Target::Stripes(set),
-            Place::Descriptor(number) => {
+        let target = match PathArgument::new(path)? {
+            PathArgument::Path(path) => Target::Path(path),
+            PathArgument::Stripes(set) => Target::Stripes(set),
+            PathArgument::Descriptor(number) => {
                 return Err(PyTypeError::new_err(format!(
                     "a checkpoint is loaded by its path, not from descriptor {number}"
                 )));

@@ -20,12 +20,12 @@ use super::raise;
 use super::save::{Saving, Way, start};
 use super::share::SaveShare;
 use crate::engine::PyEngine;
-use crate::path::Place;
+use crate::path::PathArgument;
 use crate::threads::Ending;
-use crate::{default, memory, orphans, settings};
+use crate::{default, detached_requests, memory, settings};
 
 /// Interval between signal checks.
-const SLICE: Duration = Duration::from_millis(50);
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Save options, as the package's own code passes them.
 #[derive(FromPyObject)]
@@ -115,7 +115,7 @@ impl SavePlan {
         options: Options<'_>,
         plan: impl FnOnce(&Target, SaveOptions) -> deepnvme_checkpoint::Result<Save>,
     ) -> PyResult<Self> {
-        orphans::sweep(py);
+        detached_requests::reap(py);
         let engine = Arc::clone(engine);
         let target = target(path)?;
         let staging = options.staging.and_then(|staging| staging.get().inner.with(py, |inner| inner.clone()));
@@ -186,7 +186,7 @@ impl SavePlan {
 
     /// Wait until the tensors may change: the shard is written or has failed.
     fn wait_filled(&self, py: Python<'_>) -> PyResult<()> {
-        while !py.detach(|| self.progress.wait_filled(SLICE)) {
+        while !py.detach(|| self.progress.wait_filled(SIGNAL_CHECK_INTERVAL)) {
             py.check_signals()?;
         }
         Ok(())
@@ -226,10 +226,10 @@ impl SaveStaging {
 }
 
 fn target(path: &Bound<'_, PyAny>) -> PyResult<Target> {
-    match Place::new(path)? {
-        Place::Path(path) => Ok(Target::Path(path)),
-        Place::Stripes(set) => Ok(Target::Stripes(set)),
-        Place::Descriptor(number) => Err(PyTypeError::new_err(format!(
+    match PathArgument::new(path)? {
+        PathArgument::Path(path) => Ok(Target::Path(path)),
+        PathArgument::Stripes(set) => Ok(Target::Stripes(set)),
+        PathArgument::Descriptor(number) => Err(PyTypeError::new_err(format!(
             "a checkpoint gets its name when it is whole, so that it needs a path, and {number} is a descriptor"
         ))),
     }

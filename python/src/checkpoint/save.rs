@@ -17,7 +17,7 @@ use super::raise;
 use crate::{error, threads};
 
 /// Interval between signal checks.
-const SLICE: Duration = Duration::from_millis(50);
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Destination of a save, and its final name.
 pub(super) enum Way {
@@ -104,7 +104,7 @@ impl Saving {
 
     /// Wait until the tensors may change.
     fn wait_filled(&self, py: Python<'_>) -> PyResult<()> {
-        while !py.detach(|| self.shared.progress.wait_filled(SLICE)) {
+        while !py.detach(|| self.shared.progress.wait_filled(SIGNAL_CHECK_INTERVAL)) {
             py.check_signals()?;
         }
         Ok(())
@@ -151,7 +151,7 @@ impl Saving {
 impl Saving {
     fn wait_slice(&self) -> Option<Result<Saved>> {
         let outcome = ignore_poison(self.shared.outcome.lock());
-        let waited = self.shared.over.wait_timeout_while(outcome, SLICE, |outcome| outcome.is_none());
+        let waited = self.shared.over.wait_timeout_while(outcome, SIGNAL_CHECK_INTERVAL, |outcome| outcome.is_none());
         ignore_poison(waited).0.clone()
     }
 }

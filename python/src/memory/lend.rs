@@ -6,7 +6,7 @@ use deepnvme_mem::Device;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-use super::layout::{Layout, Use};
+use super::layout::{Layout, MemoryAccess};
 use super::region::{Found, find};
 use super::resizable::Keep;
 
@@ -21,7 +21,7 @@ impl Plain for f32 {}
 pub(crate) struct Lent<T> {
     address: usize,
     len: usize,
-    usage: Use,
+    access: MemoryAccess,
     _keep: Keep,
     elements: PhantomData<T>,
 }
@@ -35,11 +35,11 @@ pub(crate) struct Extent {
 
 impl<T: Plain> Lent<T> {
     /// Borrow the elements of a contiguous host tensor. Its bytes are read as `T`, whatever its dtype.
-    pub(crate) fn new(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Self> {
-        let Found::Layout(Layout { place, address, bytes, strided, keep }) = find(object, usage)? else {
+    pub(crate) fn new(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Self> {
+        let Found::Layout(Layout { location, address, bytes, strided, keep }) = find(object, access)? else {
             return Err(PyTypeError::new_err("a torch tensor or an array is wanted, not another library's"));
         };
-        if place.device != Device::Host {
+        if location.device != Device::Host {
             return Err(PyValueError::new_err("this tensor is on a GPU; the kernel works on memory of the host"));
         }
         if strided.is_some() {
@@ -51,12 +51,12 @@ impl<T: Plain> Lent<T> {
                 "{bytes} bytes at address {address:#x} are no elements of {wanted} bytes; pass tensor.clone()"
             )));
         }
-        Ok(Self { address, len: bytes / size_of::<T>(), usage, _keep: keep, elements: PhantomData })
+        Ok(Self { address, len: bytes / size_of::<T>(), access, _keep: keep, elements: PhantomData })
     }
 
     pub(crate) fn extent(&self) -> Extent {
         let end = self.address + self.len * size_of::<T>();
-        Extent { begin: self.address, end, changes: self.usage == Use::Fill }
+        Extent { begin: self.address, end, changes: self.access == MemoryAccess::Write }
     }
 
     /// Return the elements. Call [`check_apart`] first, with all memory lent for the same work.
@@ -70,9 +70,9 @@ impl<T: Plain> Lent<T> {
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), self.len) }
     }
 
-    /// Return the elements for writing. As [`Lent::as_slice`]; the memory must be lent with [`Use::Fill`].
+    /// Return the elements for writing. As [`Lent::as_slice`]; the memory must be lent with [`MemoryAccess::Write`].
     pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
-        assert!(self.usage == Use::Fill, "this memory was lent for reading");
+        assert!(self.access == MemoryAccess::Write, "this memory was lent for reading");
         if self.len == 0 {
             return &mut [];
         }

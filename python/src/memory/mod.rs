@@ -24,7 +24,7 @@ pub(crate) use buffer::{Exported, array_struct, is_buffer, new_bytes, with_bytes
 pub(crate) use capsule::{capsule, exchange_api, glance, has_name, take};
 pub(crate) use forks::watch as watch_forks;
 pub(crate) use interpreter::{Uncollected, call_soon};
-pub(crate) use layout::{LEGACY_STREAM, Layout, Place, Use, stream};
+pub(crate) use layout::{LEGACY_STREAM, Layout, Location, MemoryAccess, stream};
 pub(crate) use lend::{Extent, Lent, check_apart};
 pub(crate) use region::{source, storage, target, unowned};
 pub(crate) use resizable::{_is_held, Keep};

@@ -17,7 +17,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::memory::{Lent, Use, check_apart};
+use crate::memory::{Lent, MemoryAccess, check_apart};
 use tensors::{Floats, Moment, PartArgument};
 
 /// Run optimizer steps on threads, for :class:`deepnvme.optim.AdamW` and the others.
@@ -64,7 +64,7 @@ impl PyKernel {
 
     /// Take the square roots of an fp32 tensor in place, as a step does.
     fn take_roots(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut values = Lent::<f32>::new(tensor, Use::Fill)?;
+        let mut values = Lent::<f32>::new(tensor, MemoryAccess::Write)?;
         py.detach(|| self.root.apply(values.as_mut_slice()));
         Ok(())
     }
@@ -113,7 +113,7 @@ impl PyKernel {
     /// Decode a moment into an fp32 tensor. Pass ``squares`` for a second moment, which is unsigned.
     #[staticmethod]
     fn unpack(py: Python<'_>, moment: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
-        let (mut moment, mut out) = (Moment::new(moment)?, Lent::<f32>::new(out, Use::Fill)?);
+        let (mut moment, mut out) = (Moment::new(moment)?, Lent::<f32>::new(out, MemoryAccess::Write)?);
         check_apart(moment.extents().into_iter().chain([out.extent()]).collect())?;
         py.detach(|| decode_moment(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(raise)
     }
@@ -121,14 +121,14 @@ impl PyKernel {
     /// Encode an fp32 tensor as a moment, rounding to nearest. A tensor from ``unpack`` is encoded exactly.
     #[staticmethod]
     fn pack(py: Python<'_>, values: &Bound<'_, PyAny>, moment: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
-        let (values, mut moment) = (Lent::<f32>::new(values, Use::Take)?, Moment::new(moment)?);
+        let (values, mut moment) = (Lent::<f32>::new(values, MemoryAccess::Read)?, Moment::new(moment)?);
         check_apart(moment.extents().into_iter().chain([values.extent()]).collect())?;
         py.detach(|| encode_moment(values.as_slice(), sign(squares), &mut moment.moment())).map_err(raise)
     }
 
     /// Add ``new`` to ``sum`` in fp32, rounded to the type of ``sum``.
     fn accumulate(&self, py: Python<'_>, sum: &Bound<'_, PyAny>, new: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (mut sum, new) = (Floats::new(sum, Use::Fill)?, Floats::new(new, Use::Take)?);
+        let (mut sum, new) = (Floats::new(sum, MemoryAccess::Write)?, Floats::new(new, MemoryAccess::Read)?);
         check_apart(vec![sum.extent(), new.extent()])?;
         py.detach(|| accumulate(&self.pool, sum.numbers_mut(), new.numbers())).map_err(raise)
     }
@@ -137,7 +137,7 @@ impl PyKernel {
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     #[pyo3(signature = (grads, *, unscale=1.0))]
     fn measure(&self, py: Python<'_>, grads: Vec<Bound<'_, PyAny>>, unscale: f32) -> PyResult<(f64, bool)> {
-        let grads = grads.iter().map(|grad| Floats::new(grad, Use::Take)).collect::<PyResult<Vec<_>>>()?;
+        let grads = grads.iter().map(|grad| Floats::new(grad, MemoryAccess::Read)).collect::<PyResult<Vec<_>>>()?;
         let measured = py.detach(|| {
             let grads: Vec<_> = grads.iter().map(Floats::numbers).collect();
             gradient_norm(&self.pool, unscale, &grads)

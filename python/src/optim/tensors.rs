@@ -5,7 +5,7 @@ use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::memory::{Extent, Lent, Use};
+use crate::memory::{Extent, Lent, MemoryAccess};
 
 /// Weights, gradient, moments, copy of the weights, position of the first element.
 pub(super) type PartArgument<'py> =
@@ -19,11 +19,11 @@ pub(super) enum Floats {
 }
 
 impl Floats {
-    pub(super) fn new(tensor: &Bound<'_, PyAny>, usage: Use) -> PyResult<Self> {
+    pub(super) fn new(tensor: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Self> {
         match dtype(tensor)?.as_str() {
-            "torch.float32" => Lent::new(tensor, usage).map(Self::F32),
-            "torch.bfloat16" => Lent::new(tensor, usage).map(Self::Bf16),
-            "torch.float16" => Lent::new(tensor, usage).map(Self::F16),
+            "torch.float32" => Lent::new(tensor, access).map(Self::F32),
+            "torch.bfloat16" => Lent::new(tensor, access).map(Self::Bf16),
+            "torch.float16" => Lent::new(tensor, access).map(Self::F16),
             other => {
                 Err(PyTypeError::new_err(format!("tensors must be torch.float32, bfloat16 or float16, not {other}")))
             }
@@ -70,11 +70,11 @@ impl Moment {
                     "an 8-bit moment is (codes, scales) of torch.uint8 and torch.float32, not {codes_dtype} and {scales_dtype}"
                 )));
             }
-            return Ok(Self::Q8(Lent::new(&codes, Use::Fill)?, Lent::new(&scales, Use::Fill)?));
+            return Ok(Self::Q8(Lent::new(&codes, MemoryAccess::Write)?, Lent::new(&scales, MemoryAccess::Write)?));
         }
         match dtype(argument)?.as_str() {
-            "torch.float32" => Lent::new(argument, Use::Fill).map(Self::F32),
-            "torch.bfloat16" => Lent::new(argument, Use::Fill).map(Self::Bf16),
+            "torch.float32" => Lent::new(argument, MemoryAccess::Write).map(Self::F32),
+            "torch.bfloat16" => Lent::new(argument, MemoryAccess::Write).map(Self::Bf16),
             other => Err(PyTypeError::new_err(format!(
                 "a moment has dtype torch.float32 or bfloat16, or is (codes, scales), not {other}"
             ))),
@@ -110,10 +110,10 @@ pub(super) struct PartTensors {
 impl PartTensors {
     pub(super) fn new((weights, grad, moments, out, index): PartArgument<'_>) -> PyResult<Self> {
         Ok(Self {
-            weights: Floats::new(&weights, Use::Fill)?,
-            grad: Floats::new(&grad, Use::Take)?,
+            weights: Floats::new(&weights, MemoryAccess::Write)?,
+            grad: Floats::new(&grad, MemoryAccess::Read)?,
             moments: moments.iter().map(Moment::new).collect::<PyResult<_>>()?,
-            out: out.map(|out| Floats::new(&out, Use::Fill)).transpose()?,
+            out: out.map(|out| Floats::new(&out, MemoryAccess::Write)).transpose()?,
             index,
         })
     }

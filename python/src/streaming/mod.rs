@@ -18,7 +18,7 @@ use pyo3::types::{PyCapsule, PyDict};
 use self::encoded_tensor::{EncodedArgument, encoded_range, float};
 use self::failure::raise;
 use crate::engine::PyEngine;
-use crate::path::Place;
+use crate::path::PathArgument;
 use crate::{default, error, memory};
 
 mod encoded_tensor;
@@ -277,11 +277,11 @@ fn open(
     engine: Option<&Bound<'_, PyEngine>>,
 ) -> PyResult<(Arc<Engine>, Vec<WeightFile>)> {
     let engine = default::or_default(py, engine)?;
-    let source = |place: &Bound<'_, PyAny>| {
-        let target = match Place::new(place)? {
-            Place::Path(path) => Target::Path(path),
-            Place::Stripes(set) => Target::Stripes(set),
-            Place::Descriptor(number) => {
+    let source = |path: &Bound<'_, PyAny>| {
+        let target = match PathArgument::new(path)? {
+            PathArgument::Path(path) => Target::Path(path),
+            PathArgument::Stripes(set) => Target::Stripes(set),
+            PathArgument::Descriptor(number) => {
                 return Err(PyTypeError::new_err(format!(
                     "weights are streamed from a path, not from descriptor {number}"
                 )));
