@@ -8,7 +8,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyList, PyType, PyWeakrefReference};
 
 use crate::imported;
-use crate::memory::{self, Exported, Keep, Layout, Location, MemoryAccess};
+use crate::memory::{self, Exported, KeepAlive, Layout, Location, MemoryAccess};
 
 /// Read the layout of a numpy array; `None` for anything else. Unlike the buffer protocol, numpy's layout covers every
 /// dtype.
@@ -82,6 +82,6 @@ pub(crate) fn from_view(
         address: exported.address,
         bytes: exported.bytes,
         strided,
-        keep: Keep::object(keep.unbind()),
+        keep: KeepAlive::object(keep.unbind()),
     })
 }

@@ -2,10 +2,10 @@
 //!
 //! The path of a call: `engine` defines the methods, and `module` the functions, on the engine of `default`. `request`
 //! parses the arguments with `path` and `memory` (which asks `torch`, `array` and `dlpack` for the bytes), and makes
-//! the request without the GIL. `pending_request` waits for it. `transfer` is the Python object of a started request, and
-//! `reaper` waits for the `detached_requests`, whose object was dropped. `reader` and `writer` implement `deepnvme.open`, and
-//! `exit` finishes requests at exit. Apart from this path, `timeline` records events, and `command` runs the command
-//! line.
+//! the request without the GIL. `pending_request` waits for it. `transfer` is the Python object of a started request,
+//! and `reaper` waits for the `detached_requests`, whose object was dropped. `reader` and `writer` implement
+//! `deepnvme.open`, and `exit` finishes requests at exit. Apart from this path, `timeline` records events, and
+//! `command` runs the command line.
 //!
 //! Only Python's own threads take the GIL. `memory` is the only folder with unsafe code.
 #![deny(unsafe_code)]

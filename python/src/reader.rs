@@ -17,7 +17,7 @@ use crate::request::wait_or_cancel;
 use crate::{default, error, memory, torch};
 
 /// Largest read copied from a window without releasing the GIL.
-const GLANCE_BYTES_MAX: usize = 32 << 10;
+const PEEK_BYTES_MAX: usize = 32 << 10;
 
 /// Smallest read that bypasses the windows and reads straight from the device, with every worker copying if needed.
 /// Smaller reads gain more from prefetched bytes: with one request after the other, the disk idles in between.
@@ -70,7 +70,7 @@ impl FileReader {
         let target = memory::target(buffer)?;
         let (at, size) = self.take(target.len() as u64);
         self.or_give_back(at, size, self.fill_at(py, at, size, target))?;
-        torch::changed(std::slice::from_ref(buffer))?;
+        torch::mark_modified(std::slice::from_ref(buffer))?;
         Ok(size)
     }
 
@@ -151,7 +151,7 @@ impl FileReader {
     /// Fill all of `target`: large ones straight from the device, small ones from the windows.
     fn fill(&self, py: Python<'_>, at: u64, target: RegionMut) -> PyResult<()> {
         let size = target.len();
-        if size <= GLANCE_BYTES_MAX && self.handle.glance(|reader| reader.read_held(at, &target)) == Some(true) {
+        if size <= PEEK_BYTES_MAX && self.handle.try_peek(|reader| reader.read_held(at, &target)) == Some(true) {
             return Ok(());
         }
         if size >= HUGE_BYTES_MIN {

@@ -58,7 +58,7 @@ pub(crate) struct Request {
 impl Request {
     pub(crate) fn read(tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Offset) -> PyResult<Self> {
         let (target, path) = (memory::target(tensor)?, PathArgument::new(path)?);
-        torch::changed(std::slice::from_ref(tensor))?;
+        torch::mark_modified(std::slice::from_ref(tensor))?;
         let submit = move |engine: &Engine, mode| {
             let file = path.open(Access::Read, engine.config().direct)?;
             let read = if mode == BlockingMode::Blocking { Engine::read_now } else { Engine::read };
@@ -90,7 +90,7 @@ impl Request {
             tensors.push(tensor.clone());
             Ok(target)
         })?;
-        torch::changed(&tensors)?;
+        torch::mark_modified(&tensors)?;
         let submit = move |engine: &Engine, _| {
             let files = open_all(batch.paths, Access::Read, engine)?;
             let items = batch.items.into_iter().map(|(file, offset, target)| {
@@ -202,7 +202,7 @@ impl<R> Batch<R> {
         mut region: impl FnMut(&Bound<'py, PyAny>) -> PyResult<R>,
     ) -> PyResult<Self> {
         let mut known: HashMap<PathArgument, usize> = HashMap::new();
-        let _uncollected = memory::Uncollected::new(items.py());
+        let _gc_pause = memory::GcPause::new(items.py());
         // Trust the length of lists only: it is always right.
         let count = items.cast::<PyList>().map_or(0, PyListMethods::len);
         let mut batch = Self { paths: Vec::new(), items: Vec::with_capacity(count) };

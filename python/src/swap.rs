@@ -249,7 +249,7 @@ impl PyBorrowed {
 
     fn read_part(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let (borrowed, target) = (self.borrowed()?, memory::target(tensor)?);
-        torch::changed(std::slice::from_ref(tensor))?;
+        torch::mark_modified(std::slice::from_ref(tensor))?;
         // The last reference may be dropped here, which must happen without the GIL.
         py.detach(move || borrowed.read_at(start, target)).map_err(|failure| raise(py, &failure))
     }

@@ -9,7 +9,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyType};
 
 use crate::imported::module;
-use crate::memory::{self, Keep, Layout, Location, MemoryAccess};
+use crate::memory::{self, KeepAlive, Layout, Location, MemoryAccess};
 
 /// The torch objects by which tensors are recognised.
 struct Torch {
@@ -41,7 +41,7 @@ fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
 
 /// Tell autograd that the tensors among these objects were changed in place. A backward pass that needs their old
 /// values then raises, as after torch's in-place operations.
-pub(crate) fn changed(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
+pub(crate) fn mark_modified(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
     static INCREMENT: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
     let Some(py) = objects.first().map(Bound::py) else { return Ok(()) };
     let Some(torch) = imported(py)? else { return Ok(()) };
@@ -71,7 +71,7 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResul
     let py = object.py();
     let Some(torch) = imported(py)? else { return Ok(None) };
     let class = torch.tensor.bind(py);
-    if let Some(layout) = plain(object, torch)? {
+    if let Some(layout) = describe_plain(object, torch)? {
         return Ok(Some(layout));
     }
     if !object.get_type().is(class) && !object.is_instance(class)? {
@@ -84,14 +84,14 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResul
 
 /// Return the layout of an ordinary tensor with one C call; `None` for all others, which take the slow path. For ten
 /// thousand tensors, the slow path takes longer than their bytes.
-fn plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
+fn describe_plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
     let (py, class) = (object.py(), object.get_type());
     let Some(exchange) = torch.exchange else { return Ok(None) };
     // Subclasses may redefine the attributes.
     if !class.is(&torch.tensor) && !class.is(&torch.parameter) {
         return Ok(None);
     }
-    if memory::glance(exchange, object).is_none() {
+    if memory::try_describe(exchange, object).is_none() {
         return Ok(None);
     }
     // Lazy negation: the imaginary part of a lazy conjugate is a real tensor with the wrong sign.
@@ -100,13 +100,13 @@ fn plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
     }
     let keep = storage(object)?;
     // Read again: only the held storage is sure to stay.
-    let Some((address, bytes)) = memory::glance(exchange, object) else { return Ok(None) };
+    let Some((address, bytes)) = memory::try_describe(exchange, object) else { return Ok(None) };
     Ok(Some(Layout { location: Location::HOST, address, bytes, strided: None, keep }))
 }
 
 /// Return the bytes of an untyped storage and a reference that keeps them there; `None` for anything else, and for
 /// devices other than CUDA.
-pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(Location, usize, usize, Keep)>> {
+pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(Location, usize, usize, KeepAlive)>> {
     let py = object.py();
     let Some(module) = module(py, "torch")? else { return Ok(None) };
     let is_storage = object.is_instance(&module.getattr(intern!(py, "UntypedStorage"))?)?;
@@ -122,7 +122,7 @@ pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(Lo
     } else {
         return Ok(None);
     };
-    let keep = Keep::storage(object)?;
+    let keep = KeepAlive::storage(object)?;
     let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
     let bytes: usize = object.call_method0(intern!(py, "nbytes"))?.extract()?;
     Ok(Some((location, address, bytes, keep)))
@@ -130,8 +130,8 @@ pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(Lo
 
 /// Keep a tensor's bytes in place through its storage, not the tensor: `tensor.data = other` and `set_()` free a
 /// tensor's storage.
-fn storage(tensor: &Bound<'_, PyAny>) -> PyResult<Keep> {
-    Keep::storage(&tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?)
+fn storage(tensor: &Bound<'_, PyAny>) -> PyResult<KeepAlive> {
+    KeepAlive::storage(&tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?)
 }
 
 fn is_true(tensor: &Bound<'_, PyAny>, name: &Bound<'_, pyo3::types::PyString>) -> PyResult<bool> {

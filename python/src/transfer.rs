@@ -87,8 +87,8 @@ impl PyTransfer {
 
     /// Cancel the part that is not started yet.
     ///
-    /// Returns True if anything was cancelled. ``result`` then raises ``deepnvme.errors.CancelledError`` once the started
-    /// part is done. A cancelled write leaves the file half written.
+    /// Returns True if anything was cancelled. ``result`` then raises ``deepnvme.errors.CancelledError`` once the
+    /// started part is done. A cancelled write leaves the file half written.
     fn cancel(&self) -> bool {
         self.request().is_some_and(|request| request.cancel())
     }

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use super::new_file::{NewFile, over};
 use super::raise;
 use crate::error;
-use crate::threads::Ending;
+use crate::threads::UntilTaken;
 
 /// Result of settling: names taken by foreign files, failures, checkpoints in place, and retired checkpoints deleted.
 type SettledAnswer = (Vec<String>, Vec<String>, Vec<String>, Vec<String>);
@@ -140,7 +140,7 @@ pub(crate) fn _places_of(py: Python<'_>, folder: PathBuf, text: &str) -> PyResul
 #[pyclass(frozen, name = "_NewFolder", module = "deepnvme._deepnvme")]
 pub(crate) struct NewFolder {
     path: PathBuf,
-    inner: Ending<history::PrivateFolder>,
+    inner: UntilTaken<history::PrivateFolder>,
 }
 
 #[pymethods]
@@ -150,7 +150,7 @@ impl NewFolder {
     fn new(py: Python<'_>, parent: PathBuf, name: &str) -> PyResult<Self> {
         let made = py.detach(|| history::PrivateFolder::new(&parent, name));
         let folder = error::check(py, made)?;
-        Ok(Self { path: folder.path().to_path_buf(), inner: Ending::new(folder) })
+        Ok(Self { path: folder.path().to_path_buf(), inner: UntilTaken::new(folder) })
     }
 
     /// The folder's path.

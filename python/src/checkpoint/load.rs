@@ -34,7 +34,7 @@ type FoundAnswer = (std::path::PathBuf, Option<Vec<String>>, Option<(u64, u64)>)
 pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) -> PyResult<Vec<FoundAnswer>> {
     let path = file_name(path)?;
     let find = move || read::find_set(&path).and_then(|set| if check { set.check().map(|()| set) } else { Ok(set) });
-    let set = background::read_only(py, find)?;
+    let set = background::run_read_only(py, find)?;
     let answer = |file: read::CheckpointFile| {
         let identity = file.identity.map(|identity| (identity.bytes, identity.index_crc64));
         (file.path, file.names, identity)
@@ -98,7 +98,7 @@ impl CheckpointReader {
             }
         };
         let opening = Arc::clone(&engine);
-        let opened = background::read_only(py, move || {
+        let opened = background::run_read_only(py, move || {
             let mut reader = Reader::open(&opening, &target)?;
             reader.require(names.as_deref().unwrap_or_default())?;
             if exact {
@@ -143,7 +143,7 @@ impl CheckpointReader {
             return self.reader.check().map_err(|error| raise(py, &error));
         };
         let (reader, engine) = (Arc::clone(&self.reader), Arc::clone(&self.engine));
-        let checked = background::read_only(py, move || {
+        let checked = background::run_read_only(py, move || {
             reader.check()?;
             reader.compare_identity(&engine, set::Identity { bytes, index_crc64 })
         })?;
@@ -169,7 +169,7 @@ impl CheckpointReader {
         let (reader, engine, seen) = (Arc::clone(&self.reader), Arc::clone(&self.engine), Arc::clone(&progress));
         let work = move || reader.verify_tensors(&engine, is_sample, &seen);
         let stop = || progress.stop();
-        background::watch(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
+        background::run_polling(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
     }
 
     /// Read bytes of a tensor, starting at ``start``, and verify their checksums. Works on safetensors files only. It
@@ -180,10 +180,10 @@ impl CheckpointReader {
         if !self.is_exact || start.checked_add(memory.len() as u64).is_none_or(|end| end > record.bytes) {
             return Err(PyValueError::new_err("the range is not within the tensor"));
         }
-        torch::changed(std::slice::from_ref(target))?;
+        torch::mark_modified(std::slice::from_ref(target))?;
         let (reader, engine, offset) = (Arc::clone(&self.reader), Arc::clone(&self.engine), record.data_offset + start);
         let filled = memory.region();
-        let read = background::read_only(py, move || {
+        let read = background::run_read_only(py, move || {
             engine.read(reader.file(), offset, memory)?.wait().1?;
             reader.verify_range(&engine, extent, start, &filled)
         })?;
@@ -296,7 +296,7 @@ impl CheckpointReader {
     /// Start reading into one buffer per arena.
     fn start(&self, py: Python<'_>, arenas: Vec<(ArenaAnswer, Bound<'_, PyAny>)>) -> PyResult<Loading> {
         self.check_extents(arenas.iter().flat_map(|((_, _, members), _)| members.iter().map(|(extent, _)| *extent)))?;
-        let _uncollected = memory::Uncollected::new(py);
+        let _gc_pause = memory::GcPause::new(py);
         let target = |((offset, bytes, members), object): (ArenaAnswer, Bound<'_, PyAny>)| {
             let target = memory::target(&object)?;
             if !target.is_contiguous() {
@@ -310,7 +310,7 @@ impl CheckpointReader {
         };
         let objects: Vec<_> = arenas.iter().map(|(_, object)| object.clone()).collect();
         let targets = arenas.into_iter().map(target).collect::<PyResult<Vec<_>>>()?;
-        torch::changed(&objects)?;
+        torch::mark_modified(&objects)?;
         let started = py.detach(|| self.reader.start(&self.engine, targets));
         let loading = started.map_err(|error| raise(py, &error))?;
         Ok(Loading { inner: Mutex::new(Some(loading)) })
@@ -388,7 +388,7 @@ impl Loading {
         let seen = Arc::clone(&shared);
         let mut look = look(progress, &shared);
         let stop = || shared.stop();
-        let finished = background::watch(py, move || loading.finish(verify, &seen), &mut look, &stop)?;
+        let finished = background::run_polling(py, move || loading.finish(verify, &seen), &mut look, &stop)?;
         finished.map_err(|error| raise(py, &error))?;
         look()
     }
@@ -398,7 +398,7 @@ impl Drop for Loading {
     /// A separate thread cancels the reads in flight: dropping the last reference must not block.
     fn drop(&mut self) {
         if let Some(loading) = ignore_poison(self.inner.get_mut()).take() {
-            threads::let_go(loading);
+            threads::drop_in_background(loading);
         }
     }
 }

@@ -9,14 +9,14 @@ use pyo3::prelude::*;
 
 use super::raise;
 use crate::engine::PyEngine;
-use crate::threads::Ending;
+use crate::threads::UntilTaken;
 use crate::{default, error};
 
 /// A private file. ``commit`` renames it to ``path``; otherwise it is deleted.
 #[pyclass(frozen, name = "_NewFile", module = "deepnvme._deepnvme")]
 pub(crate) struct NewFile {
     temporary: PathBuf,
-    inner: Ending<Replacement>,
+    inner: UntilTaken<Replacement>,
 }
 
 #[pymethods]
@@ -30,7 +30,7 @@ impl NewFile {
         let (replacement, _) =
             created.map_err(|failure| raise(py, &write::error_of_target(failure, &target.path(), nbytes)))?;
         let temporary = replacement.temporary().path();
-        Ok(Self { temporary, inner: Ending::new(replacement) })
+        Ok(Self { temporary, inner: UntilTaken::new(replacement) })
     }
 
     /// The file's private path.
@@ -68,7 +68,7 @@ impl NewFile {
 impl NewFile {
     /// Wrap a file that is written and synced.
     pub(super) fn of(replacement: Replacement) -> Self {
-        Self { temporary: replacement.temporary().path(), inner: Ending::new(replacement) }
+        Self { temporary: replacement.temporary().path(), inner: UntilTaken::new(replacement) }
     }
 
     /// Take the file; `None` if it was committed or given up.

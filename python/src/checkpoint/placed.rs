@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use super::new_file::over;
 use super::raise;
 use crate::path::file_name;
-use crate::threads::Ending;
+use crate::threads::UntilTaken;
 use crate::{background, default};
 
 /// A new safetensors file under a private name. ``commit`` renames it to ``path``; otherwise it is deleted.
@@ -24,7 +24,7 @@ use crate::{background, default};
 #[pyclass(frozen, name = "_PlacedFile", module = "deepnvme._deepnvme")]
 pub(crate) struct PlacedFile {
     data_offset: u64,
-    inner: Ending<ReflinkTarget>,
+    inner: UntilTaken<ReflinkTarget>,
 }
 
 #[pymethods]
@@ -45,7 +45,7 @@ impl PlacedFile {
         let specs = tensors.into_iter().map(spec).collect::<PyResult<Vec<_>>>()?;
         let placed = py.detach(|| ReflinkTarget::new(engine, &target, specs, metadata, checksums));
         let placed = placed.map_err(|error| raise(py, &error))?;
-        Ok(Self { data_offset: placed.data_offset(), inner: Ending::new(placed) })
+        Ok(Self { data_offset: placed.data_offset(), inner: UntilTaken::new(placed) })
     }
 
     /// Offset of the first tensor.
@@ -65,7 +65,7 @@ impl PlacedFile {
         let progress = Arc::new(Progress::default());
         let seen = Arc::clone(&progress);
         let stop = || progress.stop();
-        let committed = background::watch(py, move || placed.commit(&seen), &mut || Ok(()), &stop)?;
+        let committed = background::run_polling(py, move || placed.commit(&seen), &mut || Ok(()), &stop)?;
         committed.map_err(|error| raise(py, &error))
     }
 

@@ -21,7 +21,7 @@ use super::save::{Saving, Way, start};
 use super::share::SaveShare;
 use crate::engine::PyEngine;
 use crate::path::PathArgument;
-use crate::threads::Ending;
+use crate::threads::UntilTaken;
 use crate::{default, detached_requests, memory, settings};
 
 /// Interval between signal checks.
@@ -48,7 +48,7 @@ pub(crate) fn _plan_archive(
     after: Vec<(String, Bound<'_, PyAny>)>,
     options: Options<'_>,
 ) -> PyResult<SavePlan> {
-    let _uncollected = memory::Uncollected::new(py);
+    let _gc_pause = memory::GcPause::new(py);
     let engine = default::or_default(py, options.engine.as_ref())?;
     let bytes = |memory| DataSource::memory(&engine, memory);
     let record =
@@ -74,7 +74,7 @@ pub(crate) fn _plan_safetensors(
     metadata: Vec<(String, String)>,
     options: Options<'_>,
 ) -> PyResult<SavePlan> {
-    let _uncollected = memory::Uncollected::new(py);
+    let _gc_pause = memory::GcPause::new(py);
     let engine = default::or_default(py, options.engine.as_ref())?;
     let tensor = |(name, dtype, shape, object): TensorArgument<'_>| {
         let known = Dtype::from_torch(&dtype);
@@ -104,7 +104,7 @@ pub(crate) struct SavePlan {
     nbytes: u64,
     progress: Arc<Progress>,
     /// The save, until it is started.
-    save: Ending<Save>,
+    save: UntilTaken<Save>,
 }
 
 impl SavePlan {
@@ -122,7 +122,7 @@ impl SavePlan {
         let durability = settings::durability(&options.durability)?;
         let options = SaveOptions { durability, has_checksums: options.checksums, staging };
         let save = plan(&target, options).map_err(|error| raise(py, &error))?;
-        Ok(Self { engine, target, nbytes: save.bytes(), progress: Arc::default(), save: Ending::new(save) })
+        Ok(Self { engine, target, nbytes: save.bytes(), progress: Arc::default(), save: UntilTaken::new(save) })
     }
 
     fn take(&self, py: Python<'_>) -> PyResult<Save> {
@@ -207,7 +207,7 @@ impl SavePlan {
 #[pyclass(frozen, name = "_SaveStaging", module = "deepnvme._deepnvme")]
 pub(crate) struct SaveStaging {
     /// Releasing gigabytes of locked memory takes long.
-    inner: Ending<Staging>,
+    inner: UntilTaken<Staging>,
     nbytes: u64,
 }
 
@@ -216,7 +216,7 @@ impl SaveStaging {
     #[new]
     fn new(py: Python<'_>, nbytes: u64) -> PyResult<Self> {
         let inner = py.detach(|| Staging::new(nbytes)).map_err(|error| raise(py, &error))?;
-        Ok(Self { nbytes: inner.bytes(), inner: Ending::new(inner) })
+        Ok(Self { nbytes: inner.bytes(), inner: UntilTaken::new(inner) })
     }
 
     #[getter]

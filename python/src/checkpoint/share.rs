@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use super::raise;
 use super::save::{Numbers, numbers};
-use crate::threads::Ending;
+use crate::threads::UntilTaken;
 
 /// Split a file for at most ``writers`` processes. Returns start and end of each shard.
 #[pyfunction]
@@ -19,14 +19,14 @@ pub(crate) fn _shares(nbytes: u64, writers: usize) -> Vec<(u64, u64)> {
 /// A shard whose first step is done.
 #[pyclass(frozen, name = "_SaveShare", module = "deepnvme._deepnvme")]
 pub(crate) struct SaveShare {
-    inner: Ending<Shard>,
+    inner: UntilTaken<Shard>,
     /// The final path and the file's size, for errors.
     target: (PathBuf, u64),
 }
 
 impl SaveShare {
     pub(super) fn new(shard: Shard, target: PathBuf, nbytes: u64) -> Self {
-        Self { inner: Ending::new(shard), target: (target, nbytes) }
+        Self { inner: UntilTaken::new(shard), target: (target, nbytes) }
     }
 }
 

@@ -5,7 +5,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use super::resizable::Keep;
+use super::resizable::KeepAlive;
 
 /// Access of a request to the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Layout {
     pub(crate) bytes: usize,
     /// `None` if the bytes are contiguous.
     pub(crate) strided: Option<Strided>,
-    pub(crate) keep: Keep,
+    pub(crate) keep: KeepAlive,
 }
 
 /// The memory's device, and the CUDA stream to wait for.

@@ -16,8 +16,8 @@ use crate::{array, dlpack, torch};
 /// Return the memory that a write reads.
 pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
     let layout = match find(object, MemoryAccess::Read)? {
-        Found::Imported(tensor, stream) => return Ok(tensor.into_region().map_err(refusal)?.after(stream)),
-        Found::Layout(layout) => layout,
+        ObjectMemory::Imported(tensor, stream) => return Ok(tensor.into_region().map_err(refusal)?.after(stream)),
+        ObjectMemory::Layout(layout) => layout,
     };
     let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
     let Location { device, stream } = layout.location;
@@ -35,7 +35,8 @@ pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
 /// Code that uses the region may read addresses, but no bytes. It is only used for registrations, which the package
 /// drops before the tensor's storage dies.
 pub(crate) fn unowned(object: &Bound<'_, PyAny>) -> PyResult<Region> {
-    let Found::Layout(Layout { location, address, bytes, strided: None, .. }) = find(object, MemoryAccess::Read)?
+    let ObjectMemory::Layout(Layout { location, address, bytes, strided: None, .. }) =
+        find(object, MemoryAccess::Read)?
     else {
         return Err(PyTypeError::new_err("a contiguous tensor is wanted"));
     };
@@ -56,11 +57,11 @@ pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Region> {
 /// Return the memory that a read fills.
 pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
     let layout = match find(object, MemoryAccess::Write)? {
-        Found::Imported(tensor, stream) => {
+        ObjectMemory::Imported(tensor, stream) => {
             check_overlap(Some(tensor.layout()))?;
             return Ok(tensor.into_region_mut().map_err(refusal)?.after(stream));
         }
-        Found::Layout(layout) => layout,
+        ObjectMemory::Layout(layout) => layout,
     };
     check_overlap(layout.strided.as_ref())?;
     let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
@@ -75,13 +76,13 @@ pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
     Ok(target.after(stream))
 }
 
-pub(super) enum Found {
+pub(super) enum ObjectMemory {
     Layout(Layout),
     /// A DLPack tensor, and the CUDA stream to wait for.
     Imported(Imported, StreamHandle),
 }
 
-pub(super) fn find(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Found> {
+pub(super) fn find(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<ObjectMemory> {
     let layout = if let Some(layout) = torch::layout(object, access)? {
         layout
     } else if let Some(layout) = array::layout(object, access)? {
@@ -89,7 +90,7 @@ pub(super) fn find(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<
     } else if let Ok(view) = PyMemoryView::from(object) {
         array::from_view(object, &buffer::exported(&view)?, view.into_any(), access)?
     } else if let Some((tensor, stream)) = dlpack::tensor(object, access)? {
-        return Ok(Found::Imported(tensor, stream));
+        return Ok(ObjectMemory::Imported(tensor, stream));
     } else {
         return Err(PyTypeError::new_err(format!(
             "tensor must be a torch tensor, a numpy array, or an object with the buffer protocol or DLPack, not {}",
@@ -97,7 +98,7 @@ pub(super) fn find(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<
         )));
     };
     layout.strided.as_ref().map_or(Ok(()), Strided::check).map_err(refusal)?;
-    Ok(Found::Layout(layout))
+    Ok(ObjectMemory::Layout(layout))
 }
 
 fn check_overlap(strided: Option<&Strided>) -> PyResult<()> {

@@ -17,8 +17,8 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::memory::{Lent, MemoryAccess, check_apart};
-use tensors::{Floats, Moment, PartArgument};
+use crate::memory::{MemoryAccess, TensorSlice, check_disjoint};
+use tensors::{Floats, Moment, PartArgument, PartTensors};
 
 /// Run optimizer steps on threads, for :class:`deepnvme.optim.AdamW` and the others.
 ///
@@ -64,7 +64,7 @@ impl PyKernel {
 
     /// Take the square roots of an fp32 tensor in place, as a step does.
     fn take_roots(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut values = Lent::<f32>::new(tensor, MemoryAccess::Write)?;
+        let mut values = TensorSlice::<f32>::new(tensor, MemoryAccess::Write)?;
         py.detach(|| self.root.apply(values.as_mut_slice()));
         Ok(())
     }
@@ -94,13 +94,13 @@ impl PyKernel {
         let begins: Vec<u64> = parts.iter().map(|part| part.4).collect();
         let record = record.map(Bound::get);
         let kernel = Kernel::new(settings::rule(rule, settings)?, self.root).map_err(raise)?;
-        let mut lent = parts.into_iter().map(tensors::PartTensors::new).collect::<PyResult<Vec<_>>>()?;
-        check_apart(lent.iter().flat_map(tensors::PartTensors::extents).collect())?;
+        let mut tensors = parts.into_iter().map(PartTensors::new).collect::<PyResult<Vec<_>>>()?;
+        check_disjoint(tensors.iter().flat_map(PartTensors::address_ranges).collect())?;
         let rounding = if stochastic { Rounding::Stochastic } else { Rounding::Nearest };
         let step = StepOptions { step, unscale, clip, rounding, seed };
         py.detach(|| {
-            let sizes: Vec<usize> = lent.iter().map(tensors::PartTensors::len).collect();
-            let parts = lent.iter_mut().map(tensors::PartTensors::part).collect();
+            let sizes: Vec<usize> = tensors.iter().map(PartTensors::len).collect();
+            let parts = tensors.iter_mut().map(PartTensors::part).collect();
             kernel.step(&self.pool, &step, parts)?;
             if let Some(record) = record {
                 record.add(begins.into_iter().zip(sizes).filter(|(_, len)| *len > 0).map(|(begin, _)| begin));
@@ -113,23 +113,23 @@ impl PyKernel {
     /// Decode a moment into an fp32 tensor. Pass ``squares`` for a second moment, which is unsigned.
     #[staticmethod]
     fn unpack(py: Python<'_>, moment: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
-        let (mut moment, mut out) = (Moment::new(moment)?, Lent::<f32>::new(out, MemoryAccess::Write)?);
-        check_apart(moment.extents().into_iter().chain([out.extent()]).collect())?;
+        let (mut moment, mut out) = (Moment::new(moment)?, TensorSlice::<f32>::new(out, MemoryAccess::Write)?);
+        check_disjoint(moment.address_ranges().into_iter().chain([out.address_range()]).collect())?;
         py.detach(|| decode_moment(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(raise)
     }
 
     /// Encode an fp32 tensor as a moment, rounding to nearest. A tensor from ``unpack`` is encoded exactly.
     #[staticmethod]
     fn pack(py: Python<'_>, values: &Bound<'_, PyAny>, moment: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
-        let (values, mut moment) = (Lent::<f32>::new(values, MemoryAccess::Read)?, Moment::new(moment)?);
-        check_apart(moment.extents().into_iter().chain([values.extent()]).collect())?;
+        let (values, mut moment) = (TensorSlice::<f32>::new(values, MemoryAccess::Read)?, Moment::new(moment)?);
+        check_disjoint(moment.address_ranges().into_iter().chain([values.address_range()]).collect())?;
         py.detach(|| encode_moment(values.as_slice(), sign(squares), &mut moment.moment())).map_err(raise)
     }
 
     /// Add ``new`` to ``sum`` in fp32, rounded to the type of ``sum``.
     fn accumulate(&self, py: Python<'_>, sum: &Bound<'_, PyAny>, new: &Bound<'_, PyAny>) -> PyResult<()> {
         let (mut sum, new) = (Floats::new(sum, MemoryAccess::Write)?, Floats::new(new, MemoryAccess::Read)?);
-        check_apart(vec![sum.extent(), new.extent()])?;
+        check_disjoint(vec![sum.address_range(), new.address_range()])?;
         py.detach(|| accumulate(&self.pool, sum.numbers_mut(), new.numbers())).map_err(raise)
     }
 
