@@ -21,6 +21,7 @@ __all__ = [
     "_Borrowed",
     "_CheckpointReader",
     "_DevicePin",
+    "_EncodedTensor",
     "_FileReader",
     "_FileWriter",
     "_HashCosts",
@@ -28,7 +29,6 @@ __all__ = [
     "_Loading",
     "_NewFile",
     "_NewFolder",
-    "_Picker",
     "_PlacedFile",
     "_PrivateFolder",
     "_SavePlan",
@@ -36,11 +36,12 @@ __all__ = [
     "_SaveStaging",
     "_Saving",
     "_SetReplacement",
-    "_Stored",
+    "_SparseRowCache",
     "_Streamer",
     "_Swapper",
     "__version__",
     "_at_exit",
+    "_cacheable_bytes",
     "_check_pickle",
     "_command_result",
     "_crc64",
@@ -51,7 +52,6 @@ __all__ = [
     "_make_folders",
     "_open_regular",
     "_packed_tensors",
-    "_picked_page_bytes",
     "_pickle_plain",
     "_pin_device",
     "_pinned_capsule",
@@ -63,9 +63,9 @@ __all__ = [
     "_refuse_list_name",
     "_remove_stale",
     "_retire_set",
+    "_row_page_bytes",
     "_run_command",
     "_shares",
-    "_stash_bytes_wanted",
     "default_engine",
     "probe",
     "read",
@@ -555,52 +555,52 @@ def _at_exit() -> None: ...
 def _pinned_capsule(nbytes: int) -> object: ...
 
 @final
-class _Stored: ...
+class _EncodedTensor: ...
 
-def _packed_tensors(reader: _CheckpointReader, source: int) -> list[tuple[str, str, list[int], _Stored]]: ...
+def _packed_tensors(reader: _CheckpointReader, file: int) -> list[tuple[str, str, list[int], _EncodedTensor]]: ...
 
-# Parts of a tensor in another form (first byte, bytes), or of a file (source, offset, bytes, type).
-_StoredRange: TypeAlias = tuple[_Stored, int, int] | tuple[int, int, int, str]
-_Places: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[_StoredRange], str]
+# Parts of an encoded tensor (first byte, bytes), or of a file (index, offset, bytes, type).
+_EncodedRange: TypeAlias = tuple[_EncodedTensor, int, int] | tuple[int, int, int, str]
+_RowLocations: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[_EncodedRange], str]
 
 @final
 class _Streamer:
     def __new__(
         cls,
-        sources: Sequence[str | StripeSet],
-        units: list[tuple[int, list[tuple[int, int, int, int]]]],
+        files: Sequence[str | StripeSet],
+        groups: list[tuple[int, list[tuple[int, int, int, int]]]],
         classes: list[tuple[int, int, int, bool]],
         arena: _Tensor,
         engine: Engine | None,
-        conversions: list[list[tuple[_StoredRange, int, str]]] | None = None,
-        stash_bytes_max: int = 0,
+        conversions: list[list[tuple[_EncodedRange, int, str]]] | None = None,
+        cache_bytes_max: int = 0,
     ) -> Self: ...
     @property
     def conversion_bytes_max(self) -> int: ...
     @property
-    def stash_bytes(self) -> int: ...
+    def cache_bytes(self) -> int: ...
     def warm_up(self) -> None: ...
-    def acquire(self, unit: int) -> int: ...
-    def release(self, unit: int, stream: torch.cuda.Stream | None = None) -> bool: ...
+    def acquire(self, group: int) -> int: ...
+    def release(self, group: int, stream: torch.cuda.Stream | None = None) -> bool: ...
     def stats(self) -> dict[str, float]: ...
     def close(self) -> None: ...
 
-def _picked_page_bytes(piece_bytes: int) -> int: ...
-def _stash_bytes_wanted(conversions: list[list[tuple[_StoredRange, int, str]]]) -> tuple[int, int]: ...
+def _row_page_bytes(piece_bytes: int) -> int: ...
+def _cacheable_bytes(conversions: list[list[tuple[_EncodedRange, int, str]]]) -> tuple[int, int]: ...
 
 @final
-class _Picker:
+class _SparseRowCache:
     def __new__(
         cls,
-        sources: Sequence[str | StripeSet],
-        parts: list[tuple[int, int, int, int, int, _Places]],
+        files: Sequence[str | StripeSet],
+        tensors: list[tuple[int, int, int, int, int, _RowLocations]],
         nbytes: int,
         bytes_max: int,
         engine: Engine | None,
     ) -> Self: ...
     def capsule(self) -> object: ...
-    def pick(self, items: list[int]) -> None: ...
-    def release(self, items: list[int]) -> None: ...
+    def acquire(self, rows: list[int]) -> None: ...
+    def release(self, rows: list[int]) -> None: ...
     def stats(self) -> dict[str, float]: ...
 
 @final

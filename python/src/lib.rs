@@ -89,7 +89,7 @@ mod _deepnvme {
     use crate::stats::Stats;
     #[pymodule_export]
     use crate::streaming::{
-        _packed_tensors, _picked_page_bytes, _stash_bytes_wanted, PyEncodedTensor, PySparseRowCache, PyStreamer,
+        _cacheable_bytes, _packed_tensors, _row_page_bytes, PyEncodedTensor, PySparseRowCache, PyStreamer,
     };
     #[pymodule_export]
     use crate::swap::{PyBorrowed, PySwapper};

@@ -128,16 +128,16 @@ class ModelFiles:
         source = len(self.sources)
         self.sources.append(file)
         places = [offset for _, _, _, offset in reader.storages()]
-        packed = {name: (dtype, shape, stored) for name, dtype, shape, stored in _packed_tensors(reader, source)}
+        packed = {name: (dtype, shape, encoded) for name, dtype, shape, encoded in _packed_tensors(reader, source)}
         signed = {number for number, *_ in reader.signs()}
         wanted = None if names is None else set(names)
         for number, (name, dtype_name, shape, strides, first, storage) in enumerate(reader.tensors()):
             if wanted is not None and name not in wanted:
                 continue
             if name in packed:
-                decoded_name, decoded_shape, stored = packed[name]
+                decoded_name, decoded_shape, encoded = packed[name]
                 decoded = Origin((), getattr(torch, decoded_name), tuple(decoded_shape))
-                self.tensors[name] = replace(decoded, ranges=(ByteRange(source, 0, decoded.nbytes, stored),))
+                self.tensors[name] = replace(decoded, ranges=(ByteRange(source, 0, decoded.nbytes, encoded),))
                 continue
             dtype: torch.dtype = getattr(torch, dtype_name)
             size = torch.Size(shape)
