@@ -52,9 +52,9 @@ mod _deepnvme {
 
     #[pymodule_export]
     use crate::checkpoint::{
-        _check_pickle, _crc64, _crc64_of_all, _find_set, _list_state, _pickle_plain, _places_of, _plan_archive,
-        _plan_safetensors, _refuse_list_name, _shares, CheckpointReader, HashCosts, Loading, NewFile, NewFolder,
-        PlacedFile, PyHistory, SavePlan, SaveShare, SaveStaging, Saving,
+        _check_pickle, _checkpoint_paths, _crc64, _crc64_of_all, _find_set, _list_state, _pickle_plain, _plan_archive,
+        _plan_safetensors, _refuse_list_name, _shard_ranges, CheckpointReader, HashCosts, Loading, NewFile, NewFolder,
+        PyHistory, PyReflinkTarget, SavePlan, SaveShard, SaveStaging, Saving,
     };
     #[pymodule_export]
     use crate::command::{_command_result, _python_command, _run_command};

@@ -116,7 +116,7 @@ class ModelFiles:
         # Names, types and offsets of tensors are read only here.
         if self._verify != "off":
             reader.check(identity)
-            reader.audit(self._verify)
+            reader.verify_tensors(self._verify)
         if _is_packed(file) and _PACKED_KEY not in dict(reader.metadata):
             label = file if isinstance(file, str) else file.manifest_path
             error = CorruptFileError(

@@ -42,7 +42,7 @@ impl NewFile {
     /// Set the permissions of a new file. Its contents are already synced.
     fn take_mode(&self, py: Python<'_>) -> PyResult<()> {
         let taken = self.inner.with(py, |replacement| replacement.take_mode());
-        error::check(py, taken.ok_or_else(over)?)
+        error::check(py, taken.ok_or_else(already_taken)?)
     }
 
     /// Keep the file under its private name, which a manifest lists.
@@ -53,7 +53,7 @@ impl NewFile {
 
     /// Rename the file to its final name, and sync that with ``sync``. Its contents are already synced.
     fn commit(&self, py: Python<'_>, sync: bool) -> PyResult<()> {
-        let Some(replacement) = self.take(py) else { return Err(over()) };
+        let Some(replacement) = self.take(py) else { return Err(already_taken()) };
         let committed = py.detach(|| replacement.commit(sync));
         error::check(py, committed)
     }
@@ -78,6 +78,6 @@ impl NewFile {
 }
 
 /// The error after the file was committed or given up.
-pub(super) fn over() -> PyErr {
+pub(super) fn already_taken() -> PyErr {
     PyRuntimeError::new_err("the file has its name, or was given up")
 }

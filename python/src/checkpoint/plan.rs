@@ -17,8 +17,8 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
 use super::raise;
-use super::save::{Saving, Way, start};
-use super::share::SaveShare;
+use super::save::{Destination, Saving, start};
+use super::shard::SaveShard;
 use crate::engine::PyEngine;
 use crate::path::PathArgument;
 use crate::threads::UntilTaken;
@@ -156,22 +156,22 @@ impl SavePlan {
     fn start(&self, py: Python<'_>, private: bool) -> PyResult<Saving> {
         // The process may change its working folder before the thread opens the file.
         let target = self.target.absolute();
-        let way = if private { Way::Private(target) } else { Way::Replace(target) };
-        start(py, self.take(py)?, Arc::clone(&self.engine), way)
+        let destination = if private { Destination::Private(target) } else { Destination::Replace(target) };
+        start(py, self.take(py)?, Arc::clone(&self.engine), destination)
     }
 
     /// Start writing the whole file into an existing file, such as a member of a ``_SetReplacement``.
     fn start_into(&self, py: Python<'_>, file: PathBuf) -> PyResult<Saving> {
         let file = std::path::absolute(&file).unwrap_or(file);
-        start(py, self.take(py)?, Arc::clone(&self.engine), Way::Into(file))
+        start(py, self.take(py)?, Arc::clone(&self.engine), Destination::Into(file))
     }
 
     /// Write the ready bytes between ``start`` and ``stop`` into ``file``, which starts at byte ``base``.
     #[pyo3(signature = (file, start, stop, base))]
-    fn share(&self, py: Python<'_>, file: PathBuf, start: u64, stop: u64, base: u64) -> PyResult<SaveShare> {
+    fn start_shard(&self, py: Python<'_>, file: PathBuf, start: u64, stop: u64, base: u64) -> PyResult<SaveShard> {
         let range: Range<u64> = start..stop;
         if base > start || start > stop || stop > self.nbytes {
-            return Err(PyValueError::new_err(format!("{start} to {stop} is no share of {} bytes", self.nbytes)));
+            return Err(PyValueError::new_err(format!("{start} to {stop} is no shard of {} bytes", self.nbytes)));
         }
         let save = Arc::new(self.take(py)?);
         let options = OpenOptions::to_fill(self.engine.config().direct);
@@ -180,8 +180,8 @@ impl SavePlan {
             let file = deepnvme_file::open(&Target::Path(file), options)?;
             save.start_shard(engine, file, range, base, progress)
         });
-        let share = written.map_err(|error| raise(py, &error_of_target(error, &self.target.path(), self.nbytes)))?;
-        Ok(SaveShare::new(share, self.target.path(), self.nbytes))
+        let shard = written.map_err(|error| raise(py, &error_of_target(error, &self.target.path(), self.nbytes)))?;
+        Ok(SaveShard::new(shard, self.target.path(), self.nbytes))
     }
 
     /// Wait until the tensors may change: the shard is written or has failed.
@@ -193,7 +193,7 @@ impl SavePlan {
     }
 
     /// Declare that the tensors are no longer read.
-    fn give_back(&self) {
+    fn release_tensors(&self) {
         self.progress.mark_filled();
     }
 

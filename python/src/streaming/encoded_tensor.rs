@@ -38,7 +38,7 @@ pub(crate) fn _packed_tensors(
     let reader = reader.get().reader();
     let Contents::Safetensors { header } = reader.contents() else { return Ok(Vec::new()) };
     let packed = pack::tensors(header, file);
-    let packed = packed.map_err(|error| checkpoint::misread(py, reader.path(), error))?;
+    let packed = packed.map_err(|error| checkpoint::format_error(py, reader.path(), error))?;
     let tuple = |tensor: pack::PackedTensor| {
         let encoded = PyEncodedTensor { tensor: Arc::new(tensor.encoded) };
         (tensor.name, tensor.dtype.torch_name(), tensor.shape, encoded)
