@@ -206,9 +206,9 @@ fn location_of_device(device: &Bound<'_, PyAny>) -> PyResult<Location> {
 /// Apply lazy conjugation and negation before a write. A read cannot undo them.
 fn resolve<'py>(tensor: &Bound<'py, PyAny>, access: MemoryAccess) -> PyResult<Bound<'py, PyAny>> {
     let py = tensor.py();
-    let noted = |name| tensor.call_method0(name).and_then(|answer| answer.is_truthy());
-    let conjugated = noted(intern!(py, "is_conj"))?;
-    if !conjugated && !noted(intern!(py, "is_neg"))? {
+    let is_set = |name| tensor.call_method0(name).and_then(|answer| answer.is_truthy());
+    let conjugated = is_set(intern!(py, "is_conj"))?;
+    if !conjugated && !is_set(intern!(py, "is_neg"))? {
         return Ok(tensor.clone());
     }
     match access {

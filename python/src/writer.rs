@@ -79,8 +79,8 @@ impl FileWriter {
     /// Ctrl-C works here. If interrupted, no file remains, unless it was already renamed.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         let Some(writer) = self.handle.end(py, |writer| writer)? else { return Ok(()) };
-        let given_up = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&given_up);
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&is_cancelled);
         let commit = threads::start(py, "deepnvme-commit", move || writer.commit_unless(&seen))?;
         loop {
             match commit.wait(py, SIGNAL_CHECK_INTERVAL) {
@@ -91,7 +91,7 @@ impl FileWriter {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if let Err(interrupt) = py.check_signals() {
-                given_up.store(true, Ordering::SeqCst);
+                is_cancelled.store(true, Ordering::SeqCst);
                 // Mostly it ends within this time, and nothing is left when the caller looks.
                 let _ = commit.wait(py, CANCEL_TIMEOUT);
                 return Err(interrupt);
