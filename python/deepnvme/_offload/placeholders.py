@@ -21,17 +21,19 @@ class Placeholder:
         self._parameter = member.parameter
         self._number = torch.full((1,), float("nan") if has_nan else 0, dtype=member.dtype)
         self._bytes = self._number.view(torch.uint8).clone()
-        self._shown = self._number[0].expand(member.shape)
+        self._expanded = self._number[0].expand(member.shape)
 
     def install(self) -> None:
         """Point the parameter at the placeholder."""
-        self._parameter.data = self._shown
+        self._parameter.data = self._expanded
 
     def is_changed(self) -> bool:
         """Whether the parameter got other data, or the placeholder's number another value."""
-        data, shown = self._parameter.data, self._shown
-        is_shown = data.data_ptr() == shown.data_ptr() and data.dtype == shown.dtype and data.shape == shown.shape
-        return not (is_shown and torch.equal(self._number.view(torch.uint8), self._bytes))
+        data, expanded = self._parameter.data, self._expanded
+        is_installed = (
+            data.data_ptr() == expanded.data_ptr() and data.dtype == expanded.dtype and data.shape == expanded.shape
+        )
+        return not (is_installed and torch.equal(self._number.view(torch.uint8), self._bytes))
 
     def repair(self) -> None:
         """Undo such a change."""

@@ -18,12 +18,12 @@ impl History {
         let _turn = locked(&self.turn);
         if locked(&self.lock).is_some() {
             let manifest = self.manifest();
-            let shown = self.present(&manifest);
-            self.note_missing(&manifest, &shown);
-            return Ok(shown);
+            let found = self.present(&manifest);
+            self.note_missing(&manifest, &found);
+            return Ok(found);
         }
         let mut manifest = self.read_file()?;
-        let mut shown = manifest.clone();
+        let mut found = manifest.clone();
         for _ in 0..READS_MAX {
             for entry in manifest.checkpoints.iter().filter(|entry| !entry.pending.is_empty()) {
                 // If this process may not rename the file, it is found under its private name.
@@ -34,14 +34,14 @@ impl History {
             // means that this list is outdated, not that the checkpoint is lost.
             let now = if present == manifest { manifest.clone() } else { self.read_file()? };
             if now == manifest {
-                shown = present;
+                found = present;
                 break;
             }
-            (manifest, shown) = (now.clone(), now);
+            (manifest, found) = (now.clone(), now);
         }
-        self.note_missing(&manifest, &shown);
+        self.note_missing(&manifest, &found);
         self.adopt(manifest);
-        Ok(shown)
+        Ok(found)
     }
 
     /// The checkpoints that [`read`](Self::read) omitted because they have no file.
