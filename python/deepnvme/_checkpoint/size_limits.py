@@ -51,9 +51,9 @@ class SizeLimits:
 
     def check(self, function: Any, arguments: tuple[Any, ...]) -> None:
         """Check the arguments of an allowed function or class."""
-        check = _CHECKS.get(id(function))
-        if check is not None:
-            check(self, function, arguments)
+        rule = _RULES.get(id(function))
+        if rule is not None:
+            rule(self, function, arguments)
         elif isinstance(function, type) and issubclass(function, torch.TypedStorage | torch.UntypedStorage):
             self._refuse("makes a storage that is not in it")
 
@@ -163,9 +163,9 @@ class SizeLimits:
 
 # The check of each function, by its identity: an object can claim to equal anything. A table of bound methods in the
 # object would be a reference cycle, which keeps the file open until the next collection.
-_CHECKS: dict[int, Callable[[SizeLimits, Any, tuple[Any, ...]], None]] = {
-    id(function): check
-    for function, check in {
+_RULES: dict[int, Callable[[SizeLimits, Any, tuple[Any, ...]], None]] = {
+    id(function): rule
+    for function, rule in {
         **dict.fromkeys(_COPIERS, SizeLimits._check_copy),  # noqa: SLF001
         **dict.fromkeys(_WITH_STORAGE, SizeLimits._check_view),  # noqa: SLF001
         _codecs.encode: SizeLimits._check_encode,  # noqa: SLF001
