@@ -71,11 +71,11 @@ class Row:
     line: list[Tool]
 
 
-def _ours(kind: str, root: str = "exact") -> Callable[[Tensors, int], Step]:
+def _ours(kind: str, sqrt_mode: str = "exact") -> Callable[[Tensors, int], Step]:
     def make(tensors: Tensors, threads: int) -> Step:
         from deepnvme._deepnvme import Kernel  # noqa: PLC0415
 
-        kernel = Kernel(threads=threads, root=root)
+        kernel = Kernel(threads=threads, sqrt_mode=sqrt_mode)
         weights, grad, moments, out = tensors.weights.detach(), tensors.grad, list[object](tensors.moments), None
         if kind == "bf16":
             grad, out = tensors.short_grad, tensors.copy

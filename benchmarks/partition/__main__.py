@@ -22,7 +22,7 @@ import deepnvme
 import torch
 from deepnvme._checkpoint.pickler import pickle_with_storages
 from deepnvme._checkpoint.save import SaveOptions, plan_archive
-from deepnvme._deepnvme import _shares
+from deepnvme._deepnvme import _shard_ranges
 
 from partition.models import MODELS, Model
 
@@ -62,7 +62,7 @@ def plan(model: Model, writers: list[int]) -> list[dict[str, Any]]:
     planned = plan_archive(pickle, list(storages), Path(f"{model.name}.pt"), SaveOptions())
     rows = []
     for asked in writers:
-        sizes = [stop - start for start, stop in _shares(planned.nbytes, asked)]
+        sizes = [stop - start for start, stop in _shard_ranges(planned.nbytes, asked)]
         mean = planned.nbytes / len(sizes)
         spread = max(abs(size / mean - 1) for size in sizes)
         is_even = len(sizes) == 1 or (spread <= SPREAD_MAX and min(sizes) >= SHARE_BYTES_MIN)

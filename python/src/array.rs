@@ -8,11 +8,11 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyList, PyType, PyWeakrefReference};
 
 use crate::imported;
-use crate::memory::{self, Exported, Keep, Layout, Place, Use};
+use crate::memory::{self, Exported, KeepAlive, Layout, Location, MemoryAccess};
 
 /// Read the layout of a numpy array; `None` for anything else. Unlike the buffer protocol, numpy's layout covers every
 /// dtype.
-pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Layout>> {
+pub(crate) fn layout(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Option<Layout>> {
     static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = object.py();
     let class = match NDARRAY.get(py) {
@@ -37,7 +37,7 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<L
     let capsule = object.getattr(intern!(py, "__array_struct__"))?.cast_into::<PyCapsule>()?;
     let readonly = !object.getattr(intern!(py, "flags"))?.getattr(intern!(py, "writeable"))?.is_truthy()?;
     let exported = memory::array_struct(&capsule, readonly)?;
-    from_view(object, &exported, keep, usage).map(Some)
+    from_view(object, &exported, keep, access).map(Some)
 }
 
 /// Return the array with a weak reference to each array that may own its memory. numpy never resizes an array that has
@@ -58,7 +58,7 @@ pub(crate) fn from_view(
     object: &Bound<'_, PyAny>,
     exported: &Exported,
     keep: Bound<'_, PyAny>,
-    usage: Use,
+    access: MemoryAccess,
 ) -> PyResult<Layout> {
     let class = object.get_type();
     let class = class.name()?;
@@ -67,7 +67,7 @@ pub(crate) fn from_view(
             "the buffer of this {class} holds references or pointers, not values; copy the values into an array first"
         )));
     }
-    if usage == Use::Fill && exported.readonly {
+    if access == MemoryAccess::Write && exported.readonly {
         return Err(PyValueError::new_err(format!(
             "this {class} is read-only, so that nothing can be read into it; use a writable array, tensor or bytearray"
         )));
@@ -78,10 +78,10 @@ pub(crate) fn from_view(
         item_bytes: exported.item_bytes,
     });
     Ok(Layout {
-        place: Place::HOST,
+        location: Location::HOST,
         address: exported.address,
         bytes: exported.bytes,
         strided,
-        keep: Keep::object(keep.unbind()),
+        keep: KeepAlive::object(keep.unbind()),
     })
 }

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use crate::{error, threads};
 
 /// Interval between signal checks.
-const SLICE: Duration = Duration::from_millis(50);
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Run `work` on a thread. If a signal raises a Python exception, `work` is interrupted and the exception is raised
 /// once it ends.
@@ -21,15 +21,18 @@ pub(crate) fn run<T: Send + 'static>(
     let interrupted = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&interrupted);
     let stop = move || interrupted.store(true, Ordering::SeqCst);
-    watch(py, move || work(&|| seen.load(Ordering::SeqCst)), &mut || Ok(()), &stop)
+    run_polling(py, move || work(&|| seen.load(Ordering::SeqCst)), &mut || Ok(()), &stop)
 }
 
 /// Run `work`, which changes nothing, on a thread. An exception from a signal is raised at once: the thread ends by
 /// itself and drops its result.
-pub(crate) fn read_only<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
+pub(crate) fn run_read_only<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
     let started = threads::start(py, "deepnvme-open", work)?;
     loop {
-        match started.wait(py, SLICE) {
+        match started.wait(py, SIGNAL_CHECK_INTERVAL) {
             Ok(value) => return Ok(value),
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(error::plain(py, "Error", "the thread that did the work stopped".into()));
@@ -39,18 +42,18 @@ pub(crate) fn read_only<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -
     }
 }
 
-/// Run `work` on a thread and poll `look`. An exception from `look` or a signal calls `stop` and is raised once the
+/// Run `work` on a thread and poll `poll`. An exception from `poll` or a signal calls `stop` and is raised once the
 /// work ends.
-pub(crate) fn watch<T: Send + 'static>(
+pub(crate) fn run_polling<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,
-    look: &mut dyn FnMut() -> PyResult<()>,
+    poll: &mut dyn FnMut() -> PyResult<()>,
     stop: &dyn Fn(),
 ) -> PyResult<T> {
     let started = threads::start(py, "deepnvme-work", work)?;
     let mut raised = None;
     loop {
-        match (started.wait(py, SLICE), raised) {
+        match (started.wait(py, SIGNAL_CHECK_INTERVAL), raised) {
             (Ok(_), Some(signal)) => return Err(signal),
             (Ok(value), None) => return Ok(value),
             (Err(RecvTimeoutError::Disconnected), _) => {
@@ -58,7 +61,7 @@ pub(crate) fn watch<T: Send + 'static>(
             }
             (Err(RecvTimeoutError::Timeout), before) => raised = before,
         }
-        if let Err(signal) = py.check_signals().and_then(|()| if raised.is_none() { look() } else { Ok(()) }) {
+        if let Err(signal) = py.check_signals().and_then(|()| if raised.is_none() { poll() } else { Ok(()) }) {
             stop();
             raised = Some(signal);
         }

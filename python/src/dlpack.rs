@@ -7,24 +7,24 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
-use crate::memory::{self, Use};
+use crate::memory::{self, MemoryAccess};
 
 /// The newest supported DLPack version. The producer may answer with an older one.
 const MAX_VERSION: (u32, u32) = (1, 1);
 
 /// Import the tensor of an object with `__dlpack__`, and the CUDA stream on which it is ready; `None` for anything
 /// else.
-pub(crate) fn tensor(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<(Imported, StreamHandle)>> {
+pub(crate) fn tensor(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Option<(Imported, StreamHandle)>> {
     let py = object.py();
     let Ok(produce) = object.getattr(intern!(py, "__dlpack__")) else { return Ok(None) };
     let on_gpu = is_on_gpu(object)?;
-    let capsule = newest(&produce, usage, on_gpu)?.cast_into::<PyCapsule>()?;
+    let capsule = newest(&produce, access, on_gpu)?.cast_into::<PyCapsule>()?;
     let imported = if memory::has_name(&capsule, DLManagedTensorVersioned::CAPSULE_NAME) {
         memory::take::<DLManagedTensorVersioned>(&capsule)
     } else {
         memory::take::<DLManagedTensor>(&capsule)
     }?;
-    if usage == Use::Fill && imported.is_read_only() {
+    if access == MemoryAccess::Write && imported.is_read_only() {
         return Err(PyValueError::new_err(format!(
             "this {} is read-only, so that nothing can be read into it; use a writable tensor",
             object.get_type().name()?
@@ -49,7 +49,7 @@ fn is_on_gpu(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// Request the newest form, which can state that it is read-only, and no copy of a tensor to fill. Producers before
 /// DLPack 1.0 take no such arguments.
-fn newest<'py>(produce: &Bound<'py, PyAny>, usage: Use, on_gpu: bool) -> PyResult<Bound<'py, PyAny>> {
+fn newest<'py>(produce: &Bound<'py, PyAny>, access: MemoryAccess, on_gpu: bool) -> PyResult<Bound<'py, PyAny>> {
     let py = produce.py();
     let (arguments, older) = (PyDict::new(py), PyDict::new(py));
     if on_gpu {
@@ -57,7 +57,7 @@ fn newest<'py>(produce: &Bound<'py, PyAny>, usage: Use, on_gpu: bool) -> PyResul
         older.set_item(intern!(py, "stream"), memory::LEGACY_STREAM.as_raw())?;
     }
     arguments.set_item(intern!(py, "max_version"), MAX_VERSION)?;
-    if usage == Use::Fill {
+    if access == MemoryAccess::Write {
         arguments.set_item(intern!(py, "copy"), false)?;
     }
     match produce.call((), Some(&arguments)) {

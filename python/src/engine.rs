@@ -7,16 +7,16 @@ use deepnvme_io::{Config, Engine};
 use deepnvme_settings::SettingsFile;
 use pyo3::prelude::*;
 
-use crate::flight::SLICE;
 use crate::open_engine::OpenEngine;
 use crate::path::file_name;
+use crate::pending_request::SIGNAL_CHECK_INTERVAL;
 use crate::probe::Probe;
 use crate::request::{Offset, Request};
 use crate::settings::{self, Typed, direct_word, submit_word, window_word};
 use crate::stats::Stats;
 use crate::timeline::{self, Trace};
 use crate::transfer::PyTransfer;
-use crate::{error, orphans, threads};
+use crate::{detached_requests, error, threads};
 
 /// Move tensors between files and memory.
 ///
@@ -345,7 +345,7 @@ impl PyEngine {
     /// ``deepnvme.errors.ClosedError``, as do files, streamers and swappers that use the engine. Closing twice does
     /// nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        orphans::sweep(py);
+        detached_requests::reap(py);
         let Some(engine) = self.inner.take() else { return Ok(()) };
         // The engine's drop waits for the device, perhaps for long. Another thread does that, so that Ctrl-C works
         // here. Calls in progress keep the engine alive, and the last one drops it.
@@ -358,7 +358,7 @@ impl PyEngine {
             py.detach(move || engine.close());
             return Ok(());
         };
-        while matches!(close.wait(py, SLICE), Err(RecvTimeoutError::Timeout)) {
+        while matches!(close.wait(py, SIGNAL_CHECK_INTERVAL), Err(RecvTimeoutError::Timeout)) {
             py.check_signals()?;
         }
         Ok(())

@@ -5,25 +5,25 @@ use std::sync::{Arc, Mutex, Weak};
 use deepnvme_mem::sync::ignore_poison;
 use pyo3::prelude::*;
 
-use crate::flight::Flight;
-use crate::{orphans, watch};
+use crate::pending_request::PendingRequest;
+use crate::{detached_requests, reaper};
 
 /// Started requests that are still referenced.
-static STARTED: Mutex<Vec<Weak<Flight>>> = Mutex::new(Vec::new());
+static STARTED: Mutex<Vec<Weak<PendingRequest>>> = Mutex::new(Vec::new());
 
 /// Smallest length at which clearing the list pays off.
 const CLEARED_FROM: usize = 64;
 
 /// Register a request that outlives its call.
-pub(crate) fn note(flight: &Arc<Flight>) {
+pub(crate) fn register(request: &Arc<PendingRequest>) {
     let mut started = ignore_poison(STARTED.lock());
     // Cleared before it grows, so it is never longer than twice the live requests.
     if started.len() == started.capacity() && started.len() >= CLEARED_FROM {
-        started.retain(|flight| flight.strong_count() > 0);
+        started.retain(|request| request.strong_count() > 0);
         let room = started.len();
         started.reserve_exact(room.max(CLEARED_FROM));
     }
-    started.push(Arc::downgrade(flight));
+    started.push(Arc::downgrade(request));
 }
 
 /// Finish transfers in flight before the interpreter exits. Ctrl-C cancels those not yet started. Unobserved failures
@@ -31,17 +31,18 @@ pub(crate) fn note(flight: &Arc<Flight>) {
 #[pyfunction]
 pub(crate) fn _at_exit(py: Python<'_>) -> PyResult<()> {
     let started = std::mem::take(&mut *ignore_poison(STARTED.lock()));
-    let started: Vec<_> = started.iter().filter_map(Weak::upgrade).filter(|flight| !flight.is_foreign()).collect();
-    for flight in &started {
-        if let Err(interrupt) = flight.wait(py, None) {
-            for flight in &started {
-                flight.cancel();
+    let started: Vec<_> =
+        started.iter().filter_map(Weak::upgrade).filter(|request| !request.is_from_before_fork()).collect();
+    for request in &started {
+        if let Err(interrupt) = request.wait(py, None) {
+            for request in &started {
+                request.cancel();
             }
             return Err(interrupt);
         }
     }
     drop(started);
-    watch::end();
-    orphans::sweep_all(py);
+    reaper::stop();
+    detached_requests::reap_all(py);
     Ok(())
 }

@@ -42,7 +42,7 @@ impl<T: Send> Handle<T> {
 
     /// Look at the stream with the GIL held, if no thread is using it. For work that takes less time than releasing the
     /// GIL.
-    pub(crate) fn glance<R>(&self, act: impl FnOnce(&T) -> R) -> Option<R> {
+    pub(crate) fn try_peek<R>(&self, act: impl FnOnce(&T) -> R) -> Option<R> {
         let stream = self.stream.try_lock().ok().filter(|_| self.pid == std::process::id())?;
         stream.as_ref().map(act)
     }

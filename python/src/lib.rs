@@ -2,10 +2,10 @@
 //!
 //! The path of a call: `engine` defines the methods, and `module` the functions, on the engine of `default`. `request`
 //! parses the arguments with `path` and `memory` (which asks `torch`, `array` and `dlpack` for the bytes), and makes
-//! the request without the GIL. `flight` waits for it. `transfer` is the Python object of a started request, and
-//! `watch` waits for the `orphans`, whose object was dropped. `reader` and `writer` implement `deepnvme.open`, and
-//! `exit` finishes requests at exit. Apart from this path, `timeline` records events, and `command` runs the command
-//! line.
+//! the request without the GIL. `pending_request` waits for it. `transfer` is the Python object of a started request,
+//! and `reaper` waits for the `detached_requests`, whose object was dropped. `reader` and `writer` implement
+//! `deepnvme.open`, and `exit` finishes requests at exit. Apart from this path, `timeline` records events, and
+//! `command` runs the command line.
 //!
 //! Only Python's own threads take the GIL. `memory` is the only folder with unsafe code.
 #![deny(unsafe_code)]
@@ -15,12 +15,12 @@ mod background;
 mod checkpoint;
 mod command;
 mod default;
+mod detached_requests;
 mod device_pin;
 mod dlpack;
 mod engine;
 mod error;
 mod exit;
-mod flight;
 mod handle;
 mod imported;
 #[allow(unsafe_code)]
@@ -28,11 +28,12 @@ mod memory;
 mod module;
 mod open_engine;
 mod optim;
-mod orphans;
 mod path;
+mod pending_request;
 mod pinned;
 mod probe;
 mod reader;
+mod reaper;
 mod replace;
 mod request;
 mod settings;
@@ -43,7 +44,6 @@ mod threads;
 mod timeline;
 mod torch;
 mod transfer;
-mod watch;
 mod writer;
 
 #[pyo3::pymodule(gil_used = false)]
@@ -52,9 +52,9 @@ mod _deepnvme {
 
     #[pymodule_export]
     use crate::checkpoint::{
-        _check_pickle, _crc64, _crc64_of_all, _find_set, _list_state, _pickle_plain, _places_of, _plan_archive,
-        _plan_safetensors, _refuse_list_name, _shares, CheckpointReader, HashCosts, Loading, NewFile, NewFolder,
-        PlacedFile, PyHistory, SavePlan, SaveShare, SaveStaging, Saving,
+        _check_pickle, _checkpoint_paths, _crc64, _crc64_of_all, _find_set, _list_state, _pickle_plain, _plan_archive,
+        _plan_safetensors, _refuse_list_name, _shard_ranges, CheckpointReader, HashCosts, Loading, NewFile, NewFolder,
+        PyHistory, PyReflinkTarget, SavePlan, SaveShard, SaveStaging, Saving,
     };
     #[pymodule_export]
     use crate::command::{_command_result, _python_command, _run_command};
@@ -91,7 +91,7 @@ mod _deepnvme {
     use crate::stats::Stats;
     #[pymodule_export]
     use crate::streaming::{
-        _packed_tensors, _picked_page_bytes, _stash_bytes_wanted, PyEncodedTensor, PySparseRowCache, PyStreamer,
+        _cacheable_bytes, _packed_tensors, _row_page_bytes, PyEncodedTensor, PySparseRowCache, PyStreamer,
     };
     #[pymodule_export]
     use crate::swap::{PyBorrowed, PySwapper};

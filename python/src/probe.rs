@@ -6,9 +6,9 @@ use deepnvme_io::probe::Availability;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::stats::figures;
+use crate::stats::record_class;
 
-figures! {
+record_class! {
     /// Availability of one backend on this machine, with the reason and remedy if it does not work.
     BackendProbe {
         /// ``"io_uring"``, ``"aio"`` or ``"threads"``.
@@ -74,14 +74,14 @@ impl Probe {
     }
 
     fn __repr__(&self) -> String {
-        let word = |backend: &Py<BackendProbe>| if backend.get().works { "works" } else { "missing" };
+        let state = |backend: &Py<BackendProbe>| if backend.get().works { "works" } else { "missing" };
         format!(
             "<deepnvme.Probe backend={:?} ({}); io_uring {}, aio {}, threads {}>",
             self.backend,
             self.backend_reason,
-            word(&self.io_uring),
-            word(&self.aio),
-            word(&self.threads)
+            state(&self.io_uring),
+            state(&self.aio),
+            state(&self.threads)
         )
     }
 }

@@ -10,14 +10,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::engine::PyEngine;
-use crate::flight::{Flight, Kind};
 use crate::handle::Handle;
-use crate::path::Place;
-use crate::request::run_flight;
+use crate::path::PathArgument;
+use crate::pending_request::{AnyTransfer, PendingRequest};
+use crate::request::wait_or_cancel;
 use crate::{default, error, memory, torch};
 
 /// Largest read copied from a window without releasing the GIL.
-const GLANCE_BYTES_MAX: usize = 32 << 10;
+const PEEK_BYTES_MAX: usize = 32 << 10;
 
 /// Smallest read that bypasses the windows and reads straight from the device, with every worker copying if needed.
 /// Smaller reads gain more from prefetched bytes: with one request after the other, the disk idles in between.
@@ -40,11 +40,11 @@ impl FileReader {
     #[new]
     #[pyo3(signature = (path, engine))]
     fn new(py: Python<'_>, path: &Bound<'_, PyAny>, engine: Option<&Bound<'_, PyEngine>>) -> PyResult<Self> {
-        let target = match Place::new(path)? {
-            Place::Path(path) => Target::Path(path),
-            Place::Stripes(set) => Target::Stripes(set),
+        let target = match PathArgument::new(path)? {
+            PathArgument::Path(path) => Target::Path(path),
+            PathArgument::Stripes(set) => Target::Stripes(set),
             // The same file, with its own position.
-            Place::Descriptor(number) => Target::Path(PathBuf::from(format!("/proc/self/fd/{number}"))),
+            PathArgument::Descriptor(number) => Target::Path(PathBuf::from(format!("/proc/self/fd/{number}"))),
         };
         let engine = default::or_default(py, engine)?;
         let opened = py.detach(|| deepnvme_file::FileReader::open(engine, &target));
@@ -70,7 +70,7 @@ impl FileReader {
         let target = memory::target(buffer)?;
         let (at, size) = self.take(target.len() as u64);
         self.or_give_back(at, size, self.fill_at(py, at, size, target))?;
-        torch::changed(std::slice::from_ref(buffer))?;
+        torch::mark_modified(std::slice::from_ref(buffer))?;
         Ok(size)
     }
 
@@ -151,7 +151,7 @@ impl FileReader {
     /// Fill all of `target`: large ones straight from the device, small ones from the windows.
     fn fill(&self, py: Python<'_>, at: u64, target: RegionMut) -> PyResult<()> {
         let size = target.len();
-        if size <= GLANCE_BYTES_MAX && self.handle.glance(|reader| reader.read_held(at, &target)) == Some(true) {
+        if size <= PEEK_BYTES_MAX && self.handle.try_peek(|reader| reader.read_held(at, &target)) == Some(true) {
             return Ok(());
         }
         if size >= HUGE_BYTES_MIN {
@@ -165,7 +165,7 @@ impl FileReader {
                     false => reader.start_read(at, target).map(Ok),
                 })?;
             return match started {
-                Ok(pending) => run_flight(py, Flight::new(Kind::Read(pending))).map(drop),
+                Ok(pending) => wait_or_cancel(py, PendingRequest::new(AnyTransfer::Read(pending))).map(drop),
                 Err(target) => self.copy(py, at, target),
             };
         }

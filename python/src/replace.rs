@@ -11,7 +11,7 @@ use pyo3::types::PyBytes;
 
 use crate::error;
 use crate::path::file_name;
-use crate::threads::Ending;
+use crate::threads::UntilTaken;
 
 /// Remove leftovers of killed writers of ``path``. Removes only unlocked private files and folders whose names prove
 /// that they are ours.
@@ -58,7 +58,7 @@ pub(crate) fn _make_folders(path: &Bound<'_, PyAny>) -> PyResult<()> {
 #[pyclass(frozen, name = "_PrivateFolder", module = "deepnvme._deepnvme")]
 pub(crate) struct PrivateFolder {
     path: PathBuf,
-    inner: Ending<replace::PrivateFolder>,
+    inner: UntilTaken<replace::PrivateFolder>,
 }
 
 #[pymethods]
@@ -67,7 +67,7 @@ impl PrivateFolder {
     fn new(path: &Bound<'_, PyAny>) -> PyResult<Self> {
         let (py, target) = (path.py(), file_name(path)?);
         let folder = error::check(py, py.detach(|| replace::PrivateFolder::new(&target)))?;
-        Ok(Self { path: folder.path().to_path_buf(), inner: Ending::new(folder) })
+        Ok(Self { path: folder.path().to_path_buf(), inner: UntilTaken::new(folder) })
     }
 
     /// The folder's private path.
@@ -110,7 +110,7 @@ impl PrivateFolder {
 pub(crate) struct SetReplacement {
     members: Vec<PathBuf>,
     names: Vec<PathBuf>,
-    inner: Ending<replace::SetReplacement>,
+    inner: UntilTaken<replace::SetReplacement>,
 }
 
 #[pymethods]
@@ -123,7 +123,7 @@ impl SetReplacement {
         let record_at: Vec<&str> = record_at.iter().map(String::as_str).collect();
         let new = error::check(py, py.detach(|| replace::SetReplacement::begin(&index, &members, &record_at)))?;
         let (members, names) = (new.members().map(PathBuf::from).collect(), new.names().map(PathBuf::from).collect());
-        Ok(Self { members, names, inner: Ending::new(new) })
+        Ok(Self { members, names, inner: UntilTaken::new(new) })
     }
 
     /// The new files, in order. They exist and are empty, and have private names until the commit.

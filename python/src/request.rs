@@ -13,12 +13,12 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyString, PyTuple};
 
-use crate::flight::{Flight, Kind, SLICE};
 use crate::memory;
-use crate::path::Place;
+use crate::path::PathArgument;
+use crate::pending_request::{AnyTransfer, PendingRequest, SIGNAL_CHECK_INTERVAL};
 use crate::settings::{durability, number};
 use crate::transfer::PyTransfer;
-use crate::{error, orphans, torch, watch};
+use crate::{detached_requests, error, reaper, torch};
 
 /// Upper bound of the memory that a batch item uses until the batch is done.
 const ITEM_BYTES: usize = 2 << 10;
@@ -37,34 +37,34 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Offset {
     }
 }
 
-/// Whether the caller waits at once.
+/// Whether the caller waits for the request at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Tense {
+enum BlockingMode {
     /// The caller waits, so a small transfer runs best on its own thread.
-    Now,
+    Blocking,
     /// The caller waits later.
-    Later,
+    Async,
 }
 
 /// Open the file and submit, on a thread without the GIL.
-type Make = Box<dyn FnOnce(&Engine, Tense) -> Result<Kind> + Send>;
+type Submit = Box<dyn FnOnce(&Engine, BlockingMode) -> Result<AnyTransfer> + Send>;
 
-/// A parsed request that is not made yet. Making it needs no GIL.
+/// A parsed request that is not submitted yet. Submitting it needs no GIL.
 pub(crate) struct Request {
     verb: &'static str,
-    make: Make,
+    submit: Submit,
 }
 
 impl Request {
     pub(crate) fn read(tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Offset) -> PyResult<Self> {
-        let (target, place) = (memory::target(tensor)?, Place::new(path)?);
-        torch::changed(std::slice::from_ref(tensor))?;
-        let make = move |engine: &Engine, tense| {
-            let file = place.open(Access::Read, engine.config().direct)?;
-            let read = if tense == Tense::Now { Engine::read_now } else { Engine::read };
-            read(engine, &file, offset.0, target).map(Kind::Read)
+        let (target, path) = (memory::target(tensor)?, PathArgument::new(path)?);
+        torch::mark_modified(std::slice::from_ref(tensor))?;
+        let submit = move |engine: &Engine, mode| {
+            let file = path.open(Access::Read, engine.config().direct)?;
+            let read = if mode == BlockingMode::Blocking { Engine::read_now } else { Engine::read };
+            read(engine, &file, offset.0, target).map(AnyTransfer::Read)
         };
-        Ok(Self { verb: "read", make: Box::new(make) })
+        Ok(Self { verb: "read", submit: Box::new(submit) })
     }
 
     pub(crate) fn write(
@@ -74,13 +74,13 @@ impl Request {
         durability_word: &str,
     ) -> PyResult<Self> {
         let options = WriteOptions { extent: extent(offset.is_none()), durability: durability(durability_word)? };
-        let (source, place) = (memory::source(tensor)?, Place::new(path)?);
-        let make = move |engine: &Engine, tense| {
-            let file = place.open(Access::Write, engine.config().direct)?;
-            let write = if tense == Tense::Now { Engine::write_now } else { Engine::write };
-            write(engine, &file, offset.map_or(0, |offset| offset.0), source, options).map(Kind::Write)
+        let (source, path) = (memory::source(tensor)?, PathArgument::new(path)?);
+        let submit = move |engine: &Engine, mode| {
+            let file = path.open(Access::Write, engine.config().direct)?;
+            let write = if mode == BlockingMode::Blocking { Engine::write_now } else { Engine::write };
+            write(engine, &file, offset.map_or(0, |offset| offset.0), source, options).map(AnyTransfer::Write)
         };
-        Ok(Self { verb: "write", make: Box::new(make) })
+        Ok(Self { verb: "write", submit: Box::new(submit) })
     }
 
     pub(crate) fn read_batch(items: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -90,16 +90,16 @@ impl Request {
             tensors.push(tensor.clone());
             Ok(target)
         })?;
-        torch::changed(&tensors)?;
-        let make = move |engine: &Engine, _| {
-            let files = open_all(batch.places, Access::Read, engine)?;
+        torch::mark_modified(&tensors)?;
+        let submit = move |engine: &Engine, _| {
+            let files = open_all(batch.paths, Access::Read, engine)?;
             let items = batch.items.into_iter().map(|(file, offset, target)| {
                 let (file, offset) = (Arc::clone(&files[file]), offset.unwrap_or(0));
                 ReadItem { file, offset, target }
             });
-            engine.read_batch(items.collect()).map(Kind::ReadBatch)
+            engine.read_batch(items.collect()).map(AnyTransfer::ReadBatch)
         };
-        Ok(Self { verb: "read_batch", make: Box::new(make) })
+        Ok(Self { verb: "read_batch", submit: Box::new(submit) })
     }
 
     pub(crate) fn write_batch(items: &Bound<'_, PyAny>, durability_word: &str) -> PyResult<Self> {
@@ -114,46 +114,46 @@ impl Request {
             )));
         }
         let options = WriteOptions { extent: extent(without_offset > 0), durability };
-        let make = move |engine: &Engine, _| {
-            let files = same_once(open_all(batch.places, Access::Write, engine)?)?;
+        let submit = move |engine: &Engine, _| {
+            let files = deduplicated(open_all(batch.paths, Access::Write, engine)?)?;
             let items = batch.items.into_iter().map(|(file, offset, source)| {
                 let (file, offset) = (Arc::clone(&files[file]), offset.unwrap_or(0));
                 WriteItem { file, offset, source }
             });
-            engine.write_batch(items.collect(), options).map(Kind::WriteBatch)
+            engine.write_batch(items.collect(), options).map(AnyTransfer::WriteBatch)
         };
-        Ok(Self { verb: "write_batch", make: Box::new(make) })
+        Ok(Self { verb: "write_batch", submit: Box::new(submit) })
     }
 
-    /// Make the request and wait until it is done.
+    /// Submit the request and wait until it is done.
     pub(crate) fn run(self, py: Python<'_>, engine: &Engine) -> PyResult<u64> {
-        orphans::sweep(py);
+        detached_requests::reap(py);
         // Most requests finish within the first slice, and release the GIL only once.
-        let flight = py.detach(|| {
-            let flight = Flight::new((self.make)(engine, Tense::Now)?);
-            flight.wait_quietly(SLICE);
-            Ok(flight)
+        let request = py.detach(|| {
+            let request = PendingRequest::new((self.submit)(engine, BlockingMode::Blocking)?);
+            request.wait_ignoring_signals(SIGNAL_CHECK_INTERVAL);
+            Ok(request)
         });
-        run_flight(py, error::check(py, flight)?)
+        wait_or_cancel(py, error::check(py, request)?)
     }
 
-    /// Make the request and return while it is in flight.
+    /// Submit the request and return while it is in flight.
     pub(crate) fn start(self, py: Python<'_>, engine: &Engine) -> PyResult<PyTransfer> {
-        orphans::sweep(py);
-        let flight = py.detach(|| (self.make)(engine, Tense::Later).map(Flight::new));
-        Ok(PyTransfer::new(self.verb, error::check(py, flight)?))
+        detached_requests::reap(py);
+        let request = py.detach(|| (self.submit)(engine, BlockingMode::Async).map(PendingRequest::new));
+        Ok(PyTransfer::new(self.verb, error::check(py, request)?))
     }
 }
 
 /// Wait for a request, and cancel it if interrupted.
-pub(crate) fn run_flight(py: Python<'_>, flight: Flight) -> PyResult<u64> {
-    if let Err(interrupt) = py.check_signals().and_then(|()| flight.wait(py, None)) {
-        if !flight.abandon(py) {
-            watch::adopt(Arc::new(flight));
+pub(crate) fn wait_or_cancel(py: Python<'_>, request: PendingRequest) -> PyResult<u64> {
+    if let Err(interrupt) = py.check_signals().and_then(|()| request.wait(py, None)) {
+        if !request.cancel_and_wait(py) {
+            reaper::detach(Arc::new(request));
         }
         return Err(interrupt);
     }
-    match flight.result() {
+    match request.result() {
         Some(result) => error::check(py, result),
         None => Err(error::plain(py, "Error", "the request ended without a result".into())),
     }
@@ -163,12 +163,12 @@ fn extent(is_whole_file: bool) -> WriteExtent {
     if is_whole_file { WriteExtent::WholeFile } else { WriteExtent::InPlace }
 }
 
-fn open_all(places: Vec<Place>, access: Access, engine: &Engine) -> Result<Vec<Arc<TensorFile>>> {
-    places.into_iter().map(|place| place.open(access, engine.config().direct)).collect()
+fn open_all(paths: Vec<PathArgument>, access: Access, engine: &Engine) -> Result<Vec<Arc<TensorFile>>> {
+    paths.into_iter().map(|path| path.open(access, engine.config().direct)).collect()
 }
 
 /// Replace files that are one file under two names by the first, so that ranges of it are compared.
-fn same_once(files: Vec<Arc<TensorFile>>) -> Result<Vec<Arc<TensorFile>>> {
+fn deduplicated(files: Vec<Arc<TensorFile>>) -> Result<Vec<Arc<TensorFile>>> {
     let mut known: HashMap<Identity, (usize, Arc<TensorFile>)> = HashMap::with_capacity(files.len());
     let mut once = Vec::with_capacity(files.len());
     for file in files {
@@ -192,7 +192,7 @@ fn same_once(files: Vec<Arc<TensorFile>>) -> Result<Vec<Arc<TensorFile>>> {
 
 /// The items of a batch, with each file named once.
 struct Batch<R> {
-    places: Vec<Place>,
+    paths: Vec<PathArgument>,
     items: Vec<(usize, Option<u64>, R)>,
 }
 
@@ -201,30 +201,32 @@ impl<R> Batch<R> {
         items: &Bound<'py, PyAny>,
         mut region: impl FnMut(&Bound<'py, PyAny>) -> PyResult<R>,
     ) -> PyResult<Self> {
-        let mut known: HashMap<Place, usize> = HashMap::new();
-        let _uncollected = memory::Uncollected::new(items.py());
+        let mut known: HashMap<PathArgument, usize> = HashMap::new();
+        let _gc_pause = memory::GcPause::new(items.py());
         // Trust the length of lists only: it is always right.
         let count = items.cast::<PyList>().map_or(0, PyListMethods::len);
-        let mut batch = Self { places: Vec::new(), items: Vec::with_capacity(count) };
+        let mut batch = Self { paths: Vec::new(), items: Vec::with_capacity(count) };
         // Neighbours mostly pass the same path object, which needs no second parsing.
         let mut last: Option<(Bound<'_, PyAny>, usize)> = None;
-        check_room(count)?;
-        for (index, item) in several(items)?.enumerate() {
+        check_memory(count)?;
+        for (index, item) in iterate(items)?.enumerate() {
             if index >= count && index.is_power_of_two() {
-                check_room(index)?;
+                check_memory(index)?;
             }
-            let (path, offset, tensor) = parts(&item?).map_err(|error| in_item(items.py(), index, error))?;
+            let (path, offset, tensor) =
+                item_fields(&item?).map_err(|error| with_item_index(items.py(), index, error))?;
             let file = match &last {
                 Some((same, file)) if same.is(&path) => *file,
                 _ => {
-                    let place = Place::new(&path).map_err(|error| in_item(items.py(), index, error))?;
-                    *known.entry(place).or_insert_with_key(|place| {
-                        batch.places.push(place.clone());
-                        batch.places.len() - 1
+                    let argument =
+                        PathArgument::new(&path).map_err(|error| with_item_index(items.py(), index, error))?;
+                    *known.entry(argument).or_insert_with_key(|argument| {
+                        batch.paths.push(argument.clone());
+                        batch.paths.len() - 1
                     })
                 }
             };
-            let region = region(&tensor).map_err(|error| in_item(items.py(), index, error))?;
+            let region = region(&tensor).map_err(|error| with_item_index(items.py(), index, error))?;
             batch.items.push((file, offset.map(|offset| offset.0), region));
             last = Some((path, file));
         }
@@ -233,7 +235,7 @@ impl<R> Batch<R> {
 }
 
 /// Refuse more items than memory allows: a later allocation failure would end the process.
-fn check_room(items: usize) -> PyResult<()> {
+fn check_memory(items: usize) -> PyResult<()> {
     let is_there = items < UNCHECKED_ITEMS_MAX || deepnvme_mem::check_memory(items.saturating_mul(ITEM_BYTES)).is_ok();
     if is_there {
         Ok(())
@@ -244,7 +246,7 @@ fn check_room(items: usize) -> PyResult<()> {
 
 /// Iterate over the items. A tensor would yield its rows, all created at once by torch, and a string its characters:
 /// both are refused as mistakes.
-fn several<'py>(items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
+fn iterate<'py>(items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
     let py = items.py();
     let is_one = items.is_instance_of::<PyString>()
         || items.is_instance_of::<PyDict>()
@@ -258,9 +260,9 @@ fn several<'py>(items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
     Err(PyTypeError::new_err(format!("items must be a list of tuples (path, offset, tensor), not {}", class.name()?)))
 }
 
-type Parts<'py> = (Bound<'py, PyAny>, Option<Offset>, Bound<'py, PyAny>);
+type ItemFields<'py> = (Bound<'py, PyAny>, Option<Offset>, Bound<'py, PyAny>);
 
-fn parts<'py>(item: &Bound<'py, PyAny>) -> PyResult<Parts<'py>> {
+fn item_fields<'py>(item: &Bound<'py, PyAny>) -> PyResult<ItemFields<'py>> {
     let Ok(tuple) = item.cast::<PyTuple>() else {
         return Err(PyTypeError::new_err(format!(
             "an item is a tuple (path, offset, tensor), not {}",
@@ -277,7 +279,7 @@ fn parts<'py>(item: &Bound<'py, PyAny>) -> PyResult<Parts<'py>> {
 }
 
 /// Add the item's index to the error.
-fn in_item(py: Python<'_>, index: usize, error: PyErr) -> PyErr {
+fn with_item_index(py: Python<'_>, index: usize, error: PyErr) -> PyErr {
     let is_plain = error.is_instance_of::<PyTypeError>(py) || error.is_instance_of::<PyValueError>(py);
     if !is_plain {
         return error;

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 /// Declare the class once, so that its fields, dictionary and text name the same counters.
-macro_rules! figures {
+macro_rules! record_class {
     ($(#[$class_doc:meta])* $class:ident { $($(#[$doc:meta])* $name:ident: $kind:ty),* $(,)? }) => {
         $(#[$class_doc])*
         #[pyclass(frozen, get_all, module = "deepnvme")]
@@ -16,22 +16,22 @@ macro_rules! figures {
         impl $class {
             /// Return the counters as a dictionary, ready for JSON.
             fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-                let figures = PyDict::new(py);
-                $(figures.set_item(stringify!($name), &self.$name)?;)*
-                Ok(figures)
+                let fields = PyDict::new(py);
+                $(fields.set_item(stringify!($name), &self.$name)?;)*
+                Ok(fields)
             }
 
             fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-                let figures = [$((stringify!($name), (&self.$name).into_pyobject(py)?.repr()?.to_string())),*];
-                let figures = figures.map(|(name, value)| format!("{name}={value}"));
-                Ok(format!(concat!(stringify!($class), "({})"), figures.join(", ")))
+                let fields = [$((stringify!($name), (&self.$name).into_pyobject(py)?.repr()?.to_string())),*];
+                let fields = fields.map(|(name, value)| format!("{name}={value}"));
+                Ok(format!(concat!(stringify!($class), "({})"), fields.join(", ")))
             }
         }
     };
 }
-pub(crate) use figures;
+pub(crate) use record_class;
 
-figures! {
+record_class! {
     /// Counters of an engine's work so far. All numbers except ``pool_bytes`` only grow.
     ///
     /// Example:

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::engine::PyEngine;
-use crate::path::{Place, file_name};
+use crate::path::{PathArgument, file_name};
 use crate::request::Offset;
 use crate::{default, error, memory, torch};
 
@@ -77,18 +77,18 @@ impl PySwapper {
     }
 
     /// Create an item, whose memory the caller writes.
-    fn fill(&self, py: Python<'_>, key: &str, nbytes: usize) -> PyResult<PyBorrowed> {
-        waiting(py, |is_cancelled| self.swapper.create(key, nbytes, is_cancelled)).map(PyBorrowed::new)
+    fn create(&self, py: Python<'_>, key: &str, nbytes: usize) -> PyResult<PyBorrowed> {
+        interruptible(py, |is_cancelled| self.swapper.create(key, nbytes, is_cancelled)).map(PyBorrowed::new)
     }
 
     /// Wait until an item is in memory.
     fn borrow(&self, py: Python<'_>, key: &str, exclusive: bool) -> PyResult<PyBorrowed> {
-        waiting(py, |is_cancelled| self.swapper.borrow(key, exclusive, is_cancelled)).map(PyBorrowed::new)
+        interruptible(py, |is_cancelled| self.swapper.borrow(key, exclusive, is_cancelled)).map(PyBorrowed::new)
     }
 
     /// Borrow an item in place, in memory or on disk.
     fn access(&self, py: Python<'_>, key: &str, exclusive: bool) -> PyResult<PyBorrowed> {
-        waiting(py, |is_cancelled| self.swapper.access(key, exclusive, is_cancelled)).map(PyBorrowed::new)
+        interruptible(py, |is_cancelled| self.swapper.access(key, exclusive, is_cancelled)).map(PyBorrowed::new)
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
@@ -103,7 +103,7 @@ impl PySwapper {
         set.map_err(|failure| raise(py, &failure))
     }
 
-    fn forget(&self, py: Python<'_>, key: &str) -> PyResult<()> {
+    fn delete(&self, py: Python<'_>, key: &str) -> PyResult<()> {
         py.detach(|| self.swapper.delete(key)).map_err(|failure| raise(py, &failure))
     }
 
@@ -111,36 +111,36 @@ impl PySwapper {
     #[pyo3(signature = (keys=None))]
     fn flush(&self, py: Python<'_>, keys: Option<Vec<String>>) -> PyResult<()> {
         let keys: Option<Vec<&str>> = keys.as_ref().map(|keys| keys.iter().map(String::as_str).collect());
-        waiting(py, |is_cancelled| self.swapper.flush(keys.as_deref(), is_cancelled))
+        interruptible(py, |is_cancelled| self.swapper.flush(keys.as_deref(), is_cancelled))
     }
 
-    fn adopt(
+    fn attach(
         &self,
         py: Python<'_>,
         key: &str,
         path: &Bound<'_, PyAny>,
-        extent: (Offset, usize),
-        item_bytes: usize,
+        file_range: (Offset, usize),
+        element_bytes: usize,
         label: &str,
     ) -> PyResult<()> {
-        let target = match Place::new(path)? {
-            Place::Path(path) => Target::Path(path),
-            Place::Stripes(set) => Target::Stripes(set),
-            Place::Descriptor(number) => {
+        let target = match PathArgument::new(path)? {
+            PathArgument::Path(path) => Target::Path(path),
+            PathArgument::Stripes(set) => Target::Stripes(set),
+            PathArgument::Descriptor(number) => {
                 return Err(PyTypeError::new_err(format!(
                     "attach takes a path, not descriptor {number}; or use import_"
                 )));
             }
         };
-        let (offset, bytes) = (extent.0.0, extent.1);
-        let range = AttachedRange { target: &target, offset, bytes, element_bytes: item_bytes };
+        let (offset, bytes) = (file_range.0.0, file_range.1);
+        let range = AttachedRange { target: &target, offset, bytes, element_bytes };
         let attached = py.detach(|| self.swapper.attach(key, label, &range));
         attached.map(drop).map_err(|failure| raise(py, &failure))
     }
 
-    fn locate(&self, py: Python<'_>, key: &str) -> PyResult<Vec<ExtentTuple>> {
+    fn extents(&self, py: Python<'_>, key: &str) -> PyResult<Vec<ExtentTuple>> {
         use std::os::fd::AsRawFd;
-        let extents = waiting(py, |is_cancelled| self.swapper.extents(key, is_cancelled))?;
+        let extents = interruptible(py, |is_cancelled| self.swapper.extents(key, is_cancelled))?;
         let tuple = |part: &deepnvme_swap::FileExtent| {
             (part.path.clone().into_os_string(), part.fd.as_raw_fd(), part.offset, part.bytes)
         };
@@ -149,7 +149,7 @@ impl PySwapper {
 
     fn export<'py>(&self, py: Python<'py>, key: &str, fd: i32, offset: Offset) -> PyResult<Bound<'py, PyDict>> {
         let target = memory::borrow_descriptor(descriptor(fd)?);
-        copy_stats(py, waiting(py, |is_cancelled| self.swapper.export(key, target, offset.0, is_cancelled))?)
+        copy_stats(py, interruptible(py, |is_cancelled| self.swapper.export(key, target, offset.0, is_cancelled))?)
     }
 
     #[pyo3(name = "import_")]
@@ -163,7 +163,7 @@ impl PySwapper {
         label: &str,
     ) -> PyResult<Bound<'py, PyDict>> {
         let range = FileRange { file: memory::borrow_descriptor(descriptor(fd)?), offset: offset.0, bytes: nbytes };
-        let imported = waiting(py, |is_cancelled| self.swapper.import(key, label, &range, is_cancelled))?;
+        let imported = interruptible(py, |is_cancelled| self.swapper.import(key, label, &range, is_cancelled))?;
         copy_stats(py, imported.1)
     }
 
@@ -177,7 +177,7 @@ impl PySwapper {
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.swapper.stats());
-        let figures = PyDict::new(py);
+        let counters = PyDict::new(py);
         let counts = [
             ("hits", stats.hits),
             ("waits", stats.waits),
@@ -194,9 +194,9 @@ impl PySwapper {
             ("stored_bytes", stats.stored_bytes),
             ("file_bytes", stats.file_bytes),
         ];
-        counts.into_iter().try_for_each(|(name, count)| figures.set_item(name, count))?;
-        figures.set_item("stalled_s", stats.stalled.as_secs_f64())?;
-        Ok(figures)
+        counts.into_iter().try_for_each(|(name, count)| counters.set_item(name, count))?;
+        counters.set_item("stalled_s", stats.stalled.as_secs_f64())?;
+        Ok(counters)
     }
 
     fn close(&self, py: Python<'_>) {
@@ -247,14 +247,14 @@ impl PyBorrowed {
         self.borrowed().map(|borrowed| borrowed.mark_dirty())
     }
 
-    fn read_part(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn read_at(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let (borrowed, target) = (self.borrowed()?, memory::target(tensor)?);
-        torch::changed(std::slice::from_ref(tensor))?;
+        torch::mark_modified(std::slice::from_ref(tensor))?;
         // The last reference may be dropped here, which must happen without the GIL.
         py.detach(move || borrowed.read_at(start, target)).map_err(|failure| raise(py, &failure))
     }
 
-    fn write_part(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn write_at(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let (borrowed, source) = (self.borrowed()?, memory::source(tensor)?);
         py.detach(move || borrowed.write_at(start, &source)).map_err(|failure| raise(py, &failure))
     }
@@ -306,7 +306,7 @@ fn already_returned() -> PyErr {
 }
 
 /// Run a call that may block, without the GIL. Signals are checked every 20 ms.
-fn waiting<T: Send>(
+fn interruptible<T: Send>(
     py: Python<'_>,
     act: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Error> + Send,
 ) -> PyResult<T> {
@@ -334,11 +334,11 @@ fn descriptor(number: i32) -> PyResult<i32> {
 }
 
 fn copy_stats(py: Python<'_>, stats: CopyStats) -> PyResult<Bound<'_, PyDict>> {
-    let figures = PyDict::new(py);
-    figures.set_item("shared_bytes", stats.shared_bytes)?;
-    figures.set_item("kernel_bytes", stats.kernel_bytes)?;
-    figures.set_item("memory_bytes", stats.memory_bytes)?;
-    Ok(figures)
+    let counters = PyDict::new(py);
+    counters.set_item("shared_bytes", stats.shared_bytes)?;
+    counters.set_item("kernel_bytes", stats.kernel_bytes)?;
+    counters.set_item("memory_bytes", stats.memory_bytes)?;
+    Ok(counters)
 }
 
 /// Convert an error to its Python exception.

@@ -11,21 +11,21 @@ use pyo3::prelude::*;
 use crate::error;
 
 /// Work on its own thread, which sends its result.
-pub(crate) struct Work<T>(Mutex<Receiver<T>>);
+pub(crate) struct BackgroundTask<T>(Mutex<Receiver<T>>);
 
 /// Run `work` on its own thread.
 pub(crate) fn start<T: Send + 'static>(
     py: Python<'_>,
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
-) -> PyResult<Work<T>> {
+) -> PyResult<BackgroundTask<T>> {
     let (sender, receiver) = mpsc::channel();
     let run = move || drop(sender.send(work()));
     let started = start_thread(|| std::thread::Builder::new().name(name.into()).spawn(run));
-    error::check(py, started.map(|_| Work(Mutex::new(receiver))))
+    error::check(py, started.map(|_| BackgroundTask(Mutex::new(receiver))))
 }
 
-impl<T: Send> Work<T> {
+impl<T: Send> BackgroundTask<T> {
     /// Wait for the result without the GIL. `Disconnected` means that the work panicked.
     pub(crate) fn wait(&self, py: Python<'_>, timeout: Duration) -> Result<T, RecvTimeoutError> {
         py.detach(|| ignore_poison(self.0.lock()).recv_timeout(timeout))
@@ -33,15 +33,15 @@ impl<T: Send> Work<T> {
 }
 
 /// Drop a value on its own thread, since its drop waits for the disk. If no thread can start, it is dropped here.
-pub(crate) fn let_go<T: Send + 'static>(value: T) {
+pub(crate) fn drop_in_background<T: Send + 'static>(value: T) {
     let _ = start_thread(|| std::thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(value)));
 }
 
 /// A value whose use and drop may wait for the disk, until it is taken. Both run without the GIL, and no caller waits
 /// for the lock with the GIL held.
-pub(crate) struct Ending<T: Send>(Mutex<Option<T>>);
+pub(crate) struct UntilTaken<T: Send>(Mutex<Option<T>>);
 
-impl<T: Send> Ending<T> {
+impl<T: Send> UntilTaken<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(Mutex::new(Some(value)))
     }
@@ -61,7 +61,7 @@ impl<T: Send> Ending<T> {
     }
 }
 
-impl<T: Send> Drop for Ending<T> {
+impl<T: Send> Drop for UntilTaken<T> {
     fn drop(&mut self) {
         if let Some(value) = ignore_poison(self.0.get_mut()).take() {
             Python::try_attach(|py| py.detach(|| drop(value)));

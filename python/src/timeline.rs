@@ -78,8 +78,8 @@ impl Trace {
         };
         // In a forked child, the recording and the file are the parent's.
         let Ok(recorded) = recording.stop() else { return Ok(()) };
-        let (figures, written) = py.detach(|| (figures(&recorded), trace::write(&recorded, &self.path)));
-        *self.state() = State::Over(figures);
+        let (summary, written) = py.detach(|| (summary_json(&recorded), trace::write(&recorded, &self.path)));
+        *self.state() = State::Over(summary);
         error::check(py, written)
     }
 
@@ -119,13 +119,13 @@ impl Trace {
     ///     ValueError: the block has not ended yet.
     fn summary<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         // Copied out, so that the lock is free when Python switches threads.
-        let figures = match &*self.state() {
-            State::Over(figures) => figures.clone(),
+        let summary = match &*self.state() {
+            State::Over(summary) => summary.clone(),
             State::New | State::Running(_) => {
-                return Err(PyValueError::new_err("there are no figures before the `with` block has ended"));
+                return Err(PyValueError::new_err("there is no summary before the `with` block has ended"));
             }
         };
-        py.import("json")?.call_method1("loads", (figures,))
+        py.import("json")?.call_method1("loads", (summary,))
     }
 
     fn __repr__(&self) -> String {
@@ -158,6 +158,6 @@ fn add(lane: &Lane, name: &str, (start_ns, end_ns): (u64, u64)) -> PyResult<()> 
     Ok(())
 }
 
-fn figures(recorded: &Recorded) -> String {
+fn summary_json(recorded: &Recorded) -> String {
     trace::summarise(recorded).to_json()
 }

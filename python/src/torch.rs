@@ -9,7 +9,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyType};
 
 use crate::imported::module;
-use crate::memory::{self, Keep, Layout, Place, Use};
+use crate::memory::{self, KeepAlive, Layout, Location, MemoryAccess};
 
 /// The torch objects by which tensors are recognised.
 struct Torch {
@@ -41,7 +41,7 @@ fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
 
 /// Tell autograd that the tensors among these objects were changed in place. A backward pass that needs their old
 /// values then raises, as after torch's in-place operations.
-pub(crate) fn changed(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
+pub(crate) fn mark_modified(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
     static INCREMENT: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
     let Some(py) = objects.first().map(Bound::py) else { return Ok(()) };
     let Some(torch) = imported(py)? else { return Ok(()) };
@@ -67,31 +67,31 @@ pub(crate) fn changed(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
 }
 
 /// Return the layout of a tensor; `None` for anything else.
-pub(crate) fn layout(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Layout>> {
+pub(crate) fn layout(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Option<Layout>> {
     let py = object.py();
     let Some(torch) = imported(py)? else { return Ok(None) };
     let class = torch.tensor.bind(py);
-    if let Some(layout) = plain(object, torch)? {
+    if let Some(layout) = describe_plain(object, torch)? {
         return Ok(Some(layout));
     }
     if !object.get_type().is(class) && !object.is_instance(class)? {
         return Ok(None);
     }
     check_kind(object, torch)?;
-    let resolved = resolve(object, usage)?;
+    let resolved = resolve(object, access)?;
     describe(&resolved).map(Some)
 }
 
 /// Return the layout of an ordinary tensor with one C call; `None` for all others, which take the slow path. For ten
 /// thousand tensors, the slow path takes longer than their bytes.
-fn plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
+fn describe_plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
     let (py, class) = (object.py(), object.get_type());
     let Some(exchange) = torch.exchange else { return Ok(None) };
     // Subclasses may redefine the attributes.
     if !class.is(&torch.tensor) && !class.is(&torch.parameter) {
         return Ok(None);
     }
-    if memory::glance(exchange, object).is_none() {
+    if memory::try_describe(exchange, object).is_none() {
         return Ok(None);
     }
     // Lazy negation: the imaginary part of a lazy conjugate is a real tensor with the wrong sign.
@@ -100,13 +100,13 @@ fn plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
     }
     let keep = storage(object)?;
     // Read again: only the held storage is sure to stay.
-    let Some((address, bytes)) = memory::glance(exchange, object) else { return Ok(None) };
-    Ok(Some(Layout { place: Place::HOST, address, bytes, strided: None, keep }))
+    let Some((address, bytes)) = memory::try_describe(exchange, object) else { return Ok(None) };
+    Ok(Some(Layout { location: Location::HOST, address, bytes, strided: None, keep }))
 }
 
 /// Return the bytes of an untyped storage and a reference that keeps them there; `None` for anything else, and for
 /// devices other than CUDA.
-pub(crate) fn storage_place(object: &Bound<'_, PyAny>) -> PyResult<Option<(Place, usize, usize, Keep)>> {
+pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(Location, usize, usize, KeepAlive)>> {
     let py = object.py();
     let Some(module) = module(py, "torch")? else { return Ok(None) };
     let is_storage = object.is_instance(&module.getattr(intern!(py, "UntypedStorage"))?)?;
@@ -115,23 +115,23 @@ pub(crate) fn storage_place(object: &Bound<'_, PyAny>) -> PyResult<Option<(Place
     }
     let device = object.getattr(intern!(py, "device"))?;
     let kind = device.getattr(intern!(py, "type"))?;
-    let place = if kind.eq(intern!(py, "cpu"))? {
-        Place::HOST
+    let location = if kind.eq(intern!(py, "cpu"))? {
+        Location::HOST
     } else if kind.eq(intern!(py, "cuda"))? && !is_rocm(py)? {
-        place_on(&device)?
+        location_of_device(&device)?
     } else {
         return Ok(None);
     };
-    let keep = Keep::storage(object)?;
+    let keep = KeepAlive::storage(object)?;
     let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
     let bytes: usize = object.call_method0(intern!(py, "nbytes"))?.extract()?;
-    Ok(Some((place, address, bytes, keep)))
+    Ok(Some((location, address, bytes, keep)))
 }
 
 /// Keep a tensor's bytes in place through its storage, not the tensor: `tensor.data = other` and `set_()` free a
 /// tensor's storage.
-fn storage(tensor: &Bound<'_, PyAny>) -> PyResult<Keep> {
-    Keep::storage(&tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?)
+fn storage(tensor: &Bound<'_, PyAny>) -> PyResult<KeepAlive> {
+    KeepAlive::storage(&tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?)
 }
 
 fn is_true(tensor: &Bound<'_, PyAny>, name: &Bound<'_, pyo3::types::PyString>) -> PyResult<bool> {
@@ -184,36 +184,38 @@ fn is_rocm(py: Python<'_>) -> PyResult<bool> {
 }
 
 /// Return a tensor's device and, on a GPU, torch's current stream of this thread.
-fn place(tensor: &Bound<'_, PyAny>) -> PyResult<Place> {
+fn location(tensor: &Bound<'_, PyAny>) -> PyResult<Location> {
     let py = tensor.py();
     if !is_true(tensor, intern!(py, "is_cuda"))? {
-        return Ok(Place::HOST);
+        return Ok(Location::HOST);
     }
-    place_on(&tensor.getattr(intern!(py, "device"))?)
+    location_of_device(&tensor.getattr(intern!(py, "device"))?)
 }
 
 /// Return a CUDA device, and torch's current stream of this thread there.
-fn place_on(device: &Bound<'_, PyAny>) -> PyResult<Place> {
+fn location_of_device(device: &Bound<'_, PyAny>) -> PyResult<Location> {
     let py = device.py();
     let index: u32 = device.getattr(intern!(py, "index"))?.extract::<Option<u32>>()?.unwrap_or(0);
     let Some(cuda) = module(py, "torch.cuda")? else {
         return Err(PyTypeError::new_err(format!("the memory is on {device}, and torch.cuda has not been imported")));
     };
     let stream = cuda.call_method1(intern!(py, "current_stream"), (index,))?;
-    Ok(Place { device: Device::Cuda { index }, stream: memory::stream(&stream)? })
+    Ok(Location { device: Device::Cuda { index }, stream: memory::stream(&stream)? })
 }
 
 /// Apply lazy conjugation and negation before a write. A read cannot undo them.
-fn resolve<'py>(tensor: &Bound<'py, PyAny>, usage: Use) -> PyResult<Bound<'py, PyAny>> {
+fn resolve<'py>(tensor: &Bound<'py, PyAny>, access: MemoryAccess) -> PyResult<Bound<'py, PyAny>> {
     let py = tensor.py();
-    let noted = |name| tensor.call_method0(name).and_then(|answer| answer.is_truthy());
-    let conjugated = noted(intern!(py, "is_conj"))?;
-    if !conjugated && !noted(intern!(py, "is_neg"))? {
+    let is_set = |name| tensor.call_method0(name).and_then(|answer| answer.is_truthy());
+    let conjugated = is_set(intern!(py, "is_conj"))?;
+    if !conjugated && !is_set(intern!(py, "is_neg"))? {
         return Ok(tensor.clone());
     }
-    match usage {
-        Use::Take => tensor.call_method0(intern!(py, "resolve_conj"))?.call_method0(intern!(py, "resolve_neg")),
-        Use::Fill => {
+    match access {
+        MemoryAccess::Read => {
+            tensor.call_method0(intern!(py, "resolve_conj"))?.call_method0(intern!(py, "resolve_neg"))
+        }
+        MemoryAccess::Write => {
             let (kind, remedy) = if conjugated { ("conjugate", "resolve_conj") } else { ("negative", "resolve_neg") };
             Err(PyValueError::new_err(format!(
                 "this tensor is a lazy {kind} view of another, so that its bytes are not its values; read into \
@@ -240,7 +242,7 @@ fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<Layout> {
     }
     let contiguous = tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?;
     let strided = if contiguous { None } else { Some(strides(tensor)?) };
-    Ok(Layout { place: place(tensor)?, address, bytes, strided, keep })
+    Ok(Layout { location: location(tensor)?, address, bytes, strided, keep })
 }
 
 fn strides(tensor: &Bound<'_, PyAny>) -> PyResult<Strided> {

@@ -12,8 +12,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::flight::Flight;
-use crate::{error, exit, orphans, watch};
+use crate::pending_request::PendingRequest;
+use crate::{detached_requests, error, exit, reaper};
 
 /// A request in flight, from `start_read`, `start_write` or their batches.
 ///
@@ -24,7 +24,7 @@ use crate::{error, exit, orphans, watch};
 pub(crate) struct PyTransfer {
     verb: &'static str,
     bytes_total: u64,
-    flight: Mutex<Option<Arc<Flight>>>,
+    request: Mutex<Option<Arc<PendingRequest>>>,
     outcome: OnceLock<Result<u64>>,
     is_observed: AtomicBool,
 }
@@ -49,15 +49,15 @@ impl PyTransfer {
     ///     True
     #[pyo3(signature = (timeout=None))]
     fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
-        orphans::sweep(py);
+        detached_requests::reap(py);
         let limit = timeout.map_or(Ok(None), duration)?;
-        if let Some(flight) = self.flight() {
-            let is_done = flight.wait(py, limit)?;
+        if let Some(request) = self.request() {
+            let is_done = request.wait(py, limit)?;
             if !is_done {
                 return Err(self.timed_out(py, timeout.unwrap_or_default()));
             }
         }
-        self.settle();
+        self.handle_completion();
         self.is_observed.store(true, Ordering::Relaxed);
         match self.outcome.get() {
             Some(Ok(bytes)) => Ok(*bytes),
@@ -68,29 +68,29 @@ impl PyTransfer {
 
     /// Return whether the request is done: it succeeded, failed or was cancelled. Never blocks.
     fn done(&self, py: Python<'_>) -> bool {
-        orphans::sweep(py);
-        self.settle();
+        detached_requests::reap(py);
+        self.handle_completion();
         self.outcome.get().is_some()
     }
 
     /// Return the request's progress, also while it is in flight.
     fn progress(&self) -> Progress {
         let bytes_total = self.bytes_total;
-        self.settle();
-        match (self.outcome.get(), self.flight()) {
+        self.handle_completion();
+        match (self.outcome.get(), self.request()) {
             (Some(Ok(bytes)), _) => Progress { bytes_done: *bytes, bytes_total },
             (Some(Err(error)), _) => Progress { bytes_done: error.bytes_done(), bytes_total },
-            (None, Some(flight)) => Progress { bytes_done: flight.progress().bytes_done, bytes_total },
+            (None, Some(request)) => Progress { bytes_done: request.progress().bytes_done, bytes_total },
             (None, None) => Progress { bytes_done: 0, bytes_total },
         }
     }
 
     /// Cancel the part that is not started yet.
     ///
-    /// Returns True if anything was cancelled. ``result`` then raises ``deepnvme.errors.CancelledError`` once the started
-    /// part is done. A cancelled write leaves the file half written.
+    /// Returns True if anything was cancelled. ``result`` then raises ``deepnvme.errors.CancelledError`` once the
+    /// started part is done. A cancelled write leaves the file half written.
     fn cancel(&self) -> bool {
-        self.flight().is_some_and(|flight| flight.cancel())
+        self.request().is_some_and(|request| request.cancel())
     }
 
     /// Create an eventfd that becomes readable when the request is done. The caller closes it.
@@ -98,8 +98,8 @@ impl PyTransfer {
         let failed = |error: rustix::io::Errno| PyOSError::new_err((error.raw_os_error(), "eventfd was refused"));
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
         let own = event.try_clone()?;
-        match self.flight() {
-            Some(flight) if !flight.is_foreign() => flight.notify(own),
+        match self.request() {
+            Some(request) if !request.is_from_before_fork() => request.notify(own),
             _ => drop(rustix::io::write(&own, &1u64.to_ne_bytes())),
         }
         Ok(event.into_raw_fd())
@@ -129,8 +129,8 @@ impl PyTransfer {
         if exc_type.is_none() {
             return self.result(py, None).map(drop);
         }
-        if let Some(flight) = self.flight() {
-            flight.wait(py, None)?;
+        if let Some(request) = self.request() {
+            request.wait(py, None)?;
         }
         Ok(())
     }
@@ -147,30 +147,30 @@ impl PyTransfer {
 }
 
 impl PyTransfer {
-    pub(crate) fn new(verb: &'static str, flight: Flight) -> Self {
-        let flight = Arc::new(flight);
-        exit::note(&flight);
+    pub(crate) fn new(verb: &'static str, request: PendingRequest) -> Self {
+        let request = Arc::new(request);
+        exit::register(&request);
         Self {
             verb,
-            bytes_total: flight.progress().bytes_total,
-            flight: Mutex::new(Some(flight)),
+            bytes_total: request.progress().bytes_total,
+            request: Mutex::new(Some(request)),
             outcome: OnceLock::new(),
             is_observed: AtomicBool::new(false),
         }
     }
 
-    fn flight(&self) -> Option<Arc<Flight>> {
-        ignore_poison(self.flight.lock()).clone()
+    fn request(&self) -> Option<Arc<PendingRequest>> {
+        ignore_poison(self.request.lock()).clone()
     }
 
     /// Keep the outcome of a finished request, and release its memory.
-    fn settle(&self) {
-        let mut slot = ignore_poison(self.flight.lock());
-        let Some(outcome) = slot.as_ref().and_then(|flight| flight.result()) else { return };
+    fn handle_completion(&self) {
+        let mut slot = ignore_poison(self.request.lock());
+        let Some(outcome) = slot.as_ref().and_then(|request| request.result()) else { return };
         let _ = self.outcome.set(outcome);
-        let flight = slot.take();
+        let request = slot.take();
         drop(slot);
-        drop(flight);
+        drop(request);
     }
 
     fn timed_out(&self, py: Python<'_>, seconds: f64) -> PyErr {
@@ -190,12 +190,12 @@ impl PyTransfer {
 
 impl Drop for PyTransfer {
     fn drop(&mut self) {
-        self.settle();
-        if let Some(flight) = self.flight() {
-            return watch::adopt(flight);
+        self.handle_completion();
+        if let Some(request) = self.request() {
+            return reaper::detach(request);
         }
         if let Some(error) = self.unobserved_failure() {
-            Python::try_attach(|py| orphans::warn_of(py, error));
+            Python::try_attach(|py| detached_requests::warn_of_failure(py, error));
         }
     }
 }

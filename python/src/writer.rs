@@ -9,9 +9,9 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::engine::PyEngine;
-use crate::flight::{GRACE, SLICE};
 use crate::handle::Handle;
-use crate::path::Place;
+use crate::path::PathArgument;
+use crate::pending_request::{CANCEL_TIMEOUT, SIGNAL_CHECK_INTERVAL};
 use crate::{default, error, memory, settings, threads};
 
 /// Bytes written between signal checks.
@@ -35,10 +35,10 @@ impl FileWriter {
         durability: &str,
     ) -> PyResult<Self> {
         let durability = settings::durability(durability)?;
-        let target = match Place::new(path)? {
-            Place::Path(path) => Target::Path(path),
-            Place::Stripes(set) => Target::Stripes(set),
-            Place::Descriptor(number) => {
+        let target = match PathArgument::new(path)? {
+            PathArgument::Path(path) => Target::Path(path),
+            PathArgument::Stripes(set) => Target::Stripes(set),
+            PathArgument::Descriptor(number) => {
                 return Err(PyTypeError::new_err(format!(
                     "a file opened for writing is replaced at once, so that it needs a path, and {number} is a \
                      descriptor; write to it with deepnvme.write"
@@ -79,11 +79,11 @@ impl FileWriter {
     /// Ctrl-C works here. If interrupted, no file remains, unless it was already renamed.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         let Some(writer) = self.handle.end(py, |writer| writer)? else { return Ok(()) };
-        let given_up = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&given_up);
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&is_cancelled);
         let commit = threads::start(py, "deepnvme-commit", move || writer.commit_unless(&seen))?;
         loop {
-            match commit.wait(py, SLICE) {
+            match commit.wait(py, SIGNAL_CHECK_INTERVAL) {
                 Ok(result) => return error::check(py, result),
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(error::plain(py, "Error", "the thread that closed the file stopped".into()));
@@ -91,9 +91,9 @@ impl FileWriter {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if let Err(interrupt) = py.check_signals() {
-                given_up.store(true, Ordering::SeqCst);
+                is_cancelled.store(true, Ordering::SeqCst);
                 // Mostly it ends within this time, and nothing is left when the caller looks.
-                let _ = commit.wait(py, GRACE);
+                let _ = commit.wait(py, CANCEL_TIMEOUT);
                 return Err(interrupt);
             }
         }

@@ -57,7 +57,7 @@ impl Window {
                 let (memory, result) = pending.wait();
                 result?;
                 let buffer = memory.and_then(|memory| memory.into_buffer().ok());
-                buffer.ok_or_else(|| Error::new(ErrorKind::Io, "read", "a buffer did not come home"))?
+                buffer.ok_or_else(|| Error::new(ErrorKind::Io, "read", "a buffer was not returned"))?
             }
         };
         Ok(Held { offset: self.offset, bytes: self.bytes, buffer })

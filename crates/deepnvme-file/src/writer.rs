@@ -193,7 +193,7 @@ impl FileWriter {
             return Buffer::zeroed(BUFFER_BYTES).map_err(|error| Error::from_io("allocate a buffer", &error));
         }
         self.reclaim()?;
-        self.spare.pop().ok_or_else(|| Error::new(ErrorKind::Io, "write", "a buffer did not come home"))
+        self.spare.pop().ok_or_else(|| Error::new(ErrorKind::Io, "write", "a buffer was not returned"))
     }
 
     fn submit(&mut self, buffer: Buffer) -> Result<()> {

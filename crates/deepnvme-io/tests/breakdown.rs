@@ -80,8 +80,8 @@ fn queues_that_break_fail_requests_and_never_hang_them() {
                         failures += 1;
                         continue;
                     };
-                    let (home, result) = pending.wait();
-                    assert!(home.is_some(), "{name}, round {round}: memory did not come home");
+                    let (returned, result) = pending.wait();
+                    assert!(returned.is_some(), "{name}, round {round}: memory was not returned");
                     failures += u32::from(result.is_err());
                 }
             }

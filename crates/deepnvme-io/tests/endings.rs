@@ -54,8 +54,8 @@ fn a_write_of_several_files_is_cancelled_at_any_moment() {
                 let pending = engine.write_batch(items(&files, BYTES), options).unwrap();
                 std::thread::sleep(Duration::from_micros(rng.below(1000)));
                 let told = pending.cancel();
-                let (home, result) = pending.wait();
-                assert_eq!(home.expect("memory comes home").len(), FILES, "round {round}");
+                let (returned, result) = pending.wait();
+                assert_eq!(returned.expect("memory is returned").len(), FILES, "round {round}");
                 match result {
                     Ok(transfer) => assert!(!told && transfer.bytes == (BYTES * FILES) as u64, "round {round}"),
                     Err(error) => assert!(told && error.kind() == ErrorKind::Cancelled, "round {round}: {error}"),

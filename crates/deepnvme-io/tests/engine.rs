@@ -40,7 +40,7 @@ fn open(path: &Path, access: Access, direct: DirectMode) -> Arc<TensorFile> {
 fn write(engine: &Engine, file: &Arc<TensorFile>, offset: u64, bytes: &[u8], options: WriteOptions) {
     let (source, result) = engine.write(file, offset, Region::from_vec(bytes.to_vec()), options).unwrap().wait();
     assert_eq!(result.unwrap().bytes, bytes.len() as u64);
-    assert_eq!(source.unwrap().len(), bytes.len(), "the memory comes home");
+    assert_eq!(source.unwrap().len(), bytes.len(), "the memory is returned");
 }
 
 fn folder() -> tempfile::TempDir {
@@ -104,7 +104,7 @@ fn a_short_file_is_an_error_that_says_how_much_was_there() {
             fs::write(&path, random(there, 3)).unwrap();
             let file = open(&path, Access::Read, DirectMode::Preferred);
             let (target, result) = engine.read(&file, 0, RegionMut::from_vec(vec![0; 50_001])).unwrap().wait();
-            assert_eq!(target.unwrap().len(), 50_001, "the memory comes home on failure");
+            assert_eq!(target.unwrap().len(), 50_001, "the memory is returned on failure");
             let error = result.unwrap_err();
             assert_eq!((error.kind(), error.path()), (ErrorKind::UnexpectedEof, Some(path.as_path())));
             assert!(error.to_string().contains(&format!("of which {there} are there")), "{error}");

@@ -113,11 +113,11 @@ fn refusals_without_end_end_in_an_error() {
         ] {
             let (engine, _) = failing(plan);
             let target = open(&file.path, DirectMode::Preferred).expect("the test file");
-            let (home, result) = engine.read(&target, 5, region_at(1, 1000)).expect("accepted").wait();
+            let (returned, result) = engine.read(&target, 5, region_at(1, 1000)).expect("accepted").wait();
             let error = result.expect_err("nothing can have been read");
             assert_eq!((error.errno(), error.path()), (Some(errno), Some(file.path.as_path())), "{error}");
             assert!(error.to_string().contains("retries"), "it does not say that it tried: {error}");
-            assert_eq!(home.map(|home| home.len()), Some(1000));
+            assert_eq!(returned.map(|returned| returned.len()), Some(1000));
             let full = WriteOptions { durability: Durability::Full, ..WriteOptions::default() };
             let write = engine.write(&target, 0, region_holding(0, &[]).region(), full).expect("accepted");
             assert_eq!(write.wait().1.expect_err("no sync can have worked").errno(), Some(errno));
@@ -132,16 +132,16 @@ fn a_bad_sector_is_named_and_the_rest_of_the_file_is_not_affected() {
     let (engine, _) = failing(FaultPlan { eio_at_byte: Some(123_456), ..FaultPlan::default() });
     for mode in [DirectMode::Preferred, DirectMode::Disabled] {
         let target = open(&file.path, mode).expect("the test file");
-        let (home, result) = engine.read(&target, 0, region_at(0, LEN)).expect("accepted").wait();
+        let (returned, result) = engine.read(&target, 0, region_at(0, LEN)).expect("accepted").wait();
         let error = result.expect_err("the sector cannot be read");
         let offset = error.offset().expect("an offset");
         assert!((123_456 - BLOCK_BYTES..=123_456).contains(&offset), "the sector is not there: {error}");
         assert!(error.bytes_done() < LEN as u64);
-        assert!(home.is_some());
+        assert!(returned.is_some());
         for (offset, len) in [(0, 114_688), (131_072, LEN - 131_072)] {
-            let (home, result) = engine.read(&target, offset, region_at(3, len)).expect("accepted").wait();
+            let (returned, result) = engine.read(&target, offset, region_at(3, len)).expect("accepted").wait();
             result.expect("this part is readable");
-            let found = bytes_of(&home.expect("memory comes home").region());
+            let found = bytes_of(&returned.expect("memory is returned").region());
             assert_eq!(difference(&found, &content[offset as usize..offset as usize + len]), None);
         }
     }
@@ -171,10 +171,10 @@ fn a_full_disk_is_no_space() {
     let (engine, _) = failing(FaultPlan { enospc: 1000, ..FaultPlan::default() });
     let target = open(&file.path, DirectMode::Preferred).expect("the test file");
     let source = region_holding(0, &random_bytes(6, LEN)).region();
-    let (home, result) = engine.write(&target, 1000, source, WriteOptions::default()).expect("accepted").wait();
+    let (returned, result) = engine.write(&target, 1000, source, WriteOptions::default()).expect("accepted").wait();
     let error = result.expect_err("the disk is full");
     assert_eq!((error.kind(), error.errno(), error.bytes_done()), (ErrorKind::NoSpace, Some(28), 0));
-    assert_eq!(home.map(|home| home.len()), Some(LEN));
+    assert_eq!(returned.map(|returned| returned.len()), Some(LEN));
     assert!(file.bytes() == content);
     // Reads are unaffected.
     engine.read(&target, 0, region_at(0, LEN)).expect("accepted").wait().1.expect("read");
@@ -189,9 +189,9 @@ fn short_transfers_of_any_length_are_continued() {
             let plan = FaultPlan { seed, short: 700, short_anywhere: true, ..FaultPlan::default() };
             let (engine, faults) = failing(plan);
             let target = open(&file.path, DirectMode::Preferred).expect("the test file");
-            let (home, result) = engine.read(&target, 0, region_at(0, LEN)).expect("accepted").wait();
+            let (returned, result) = engine.read(&target, 0, region_at(0, LEN)).expect("accepted").wait();
             result.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-            let found = bytes_of(&home.expect("memory comes home").region());
+            let found = bytes_of(&returned.expect("memory is returned").region());
             assert_eq!(difference(&found, &content), None, "seed {seed}");
             let bytes = random_bytes(seed + 1000, LEN - 4096);
             let source = region_holding(0, &bytes).region();
@@ -227,9 +227,9 @@ fn long_requests_are_continued_too() {
                 write.wait().1.unwrap_or_else(|error| panic!("{kind:?} {offset}: {error}"));
                 assert_eq!(difference(&file.bytes(), &expected), None, "{kind:?} {offset}");
                 let read = engine.read(&target, offset as u64, region_at(offset % 4096, LONG)).expect("accepted");
-                let (home, result) = read.wait();
+                let (returned, result) = read.wait();
                 result.unwrap_or_else(|error| panic!("{kind:?} {offset}: {error}"));
-                let found = bytes_of(&home.expect("memory comes home").region());
+                let found = bytes_of(&returned.expect("memory is returned").region());
                 assert_eq!(difference(&found, &expected[place]), None, "{kind:?} {offset}");
                 let (stats, counts) = (engine.stats(), faults.counts());
                 assert!(counts.short > 3, "{kind:?} {offset}: {counts:?}");
@@ -253,7 +253,7 @@ fn a_device_that_dies_ends_every_request() {
         }
         let pendings: Vec<_> = (0..300).map(|_| read()).collect();
         let outcomes: Vec<_> = pendings.into_iter().map(deepnvme_io::Transfer::wait).collect();
-        assert!(outcomes.iter().all(|(home, _)| home.is_some()), "memory did not come home");
+        assert!(outcomes.iter().all(|(returned, _)| returned.is_some()), "memory was not returned");
         // Each read takes several ops, and at most 100 have succeeded.
         let failed = outcomes.iter().filter(|(_, result)| result.is_err()).count();
         assert!(failed >= 270, "{failed} of 300 failed: {:?}", faults.counts());
@@ -290,11 +290,11 @@ fn a_cancelled_request_ends_and_gives_its_memory_back() {
         let pending = engine.read(&target, 0, region_at(0, 4 << 20)).expect("accepted");
         assert!(!pending.wait_timeout(Duration::from_millis(5)), "256 slow blocks took no time");
         assert!(pending.cancel(), "nothing was left to cancel");
-        let (home, result) = pending.wait();
+        let (returned, result) = pending.wait();
         let error = result.expect_err("cancelled");
         assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
         assert!(faults.counts().ops < 200, "a cancelled request went on: {:?}", faults.counts());
-        assert!(home.expect("memory comes home").into_buffer().is_ok(), "I/O still holds the memory");
+        assert!(returned.expect("memory is returned").into_buffer().is_ok(), "I/O still holds the memory");
         let again = engine.read(&target, 0, region_at(0, 100)).expect("accepted");
         again.wait().1.expect("the engine goes on");
     });

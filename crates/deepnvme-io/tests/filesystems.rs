@@ -132,10 +132,10 @@ fn a_block_device_is_a_file_of_fixed_size() {
         for (offset, write) in [(0, WHOLE), (12_345, WriteOptions::default())] {
             let source = region_holding(7, &bytes).region();
             engine.write(&file, offset, source, write).expect("accepted").wait().1.expect("written");
-            let (home, result) = engine.read(&file, offset, region_at(1, 100_001)).expect("accepted").wait();
+            let (returned, result) = engine.read(&file, offset, region_at(1, 100_001)).expect("accepted").wait();
             result.expect("read");
-            let home = bytes_of(&home.expect("memory comes home").region());
-            assert_eq!(difference(&home, &bytes), None, "at {offset}");
+            let returned = bytes_of(&returned.expect("memory is returned").region());
+            assert_eq!(difference(&returned, &bytes), None, "at {offset}");
         }
     }
 }
@@ -153,12 +153,12 @@ fn a_full_disk_says_what_was_needed_and_keeps_what_was_there() {
         let too_much = 400 << 20;
         // Untouched zeros of the source use no memory.
         let source = region_at(0, too_much).region();
-        let (home, result) = engine.write(&file, 0, source.clone(), WHOLE).expect("accepted").wait();
+        let (returned, result) = engine.write(&file, 0, source.clone(), WHOLE).expect("accepted").wait();
         let error = result.expect_err("the disk is too small");
         assert_eq!((error.kind(), error.errno()), (ErrorKind::NoSpace, Some(28)), "{error}");
         assert_eq!(error.path(), Some(path.as_path()));
         assert!(error.to_string().contains(&too_much.to_string()), "the needed bytes are not named: {error}");
-        assert_eq!(home.map(|home| home.len()), Some(too_much));
+        assert_eq!(returned.map(|returned| returned.len()), Some(too_much));
         let found = std::fs::read(&path).expect("the file");
         assert_eq!(difference(&found, &old), None, "the old content is gone after: {error}");
 
@@ -197,9 +197,9 @@ fn check_read_only(mounted: &Mounted) {
     }
     let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
     let file = TensorFile::open(&path, options).expect("readable");
-    let (home, result) = any_engine().read(&file, 0, region_at(1, 50_000)).expect("accepted").wait();
+    let (returned, result) = any_engine().read(&file, 0, region_at(1, 50_000)).expect("accepted").wait();
     result.expect("read");
-    assert_eq!(bytes_of(&home.expect("memory comes home").region()), content);
+    assert_eq!(bytes_of(&returned.expect("memory is returned").region()), content);
 }
 
 #[test]
@@ -248,11 +248,11 @@ fn child_with_a_file_size_limit() {
                 let what = format!("{}, {mode:?}, {options:?}", kind.name());
                 let file = open(&path, mode).expect("the file");
                 let source = region_at(0, 4 << 20).region();
-                let (home, result) = engine.write(&file, 0, source, options).expect("accepted").wait();
+                let (returned, result) = engine.write(&file, 0, source, options).expect("accepted").wait();
                 let error = result.expect_err("the limit holds");
                 assert_eq!((error.kind(), error.errno()), (ErrorKind::NoSpace, Some(27)), "{what}: {error}");
                 assert!(error.to_string().contains("ulimit -f"), "{what}: no remedy: {error}");
-                assert_eq!(home.map(|home| home.len()), Some(4 << 20), "{what}");
+                assert_eq!(returned.map(|returned| returned.len()), Some(4 << 20), "{what}");
                 assert!(std::fs::metadata(&path).expect("the file").len() <= LIMIT_BYTES, "{what}");
                 let bytes = random_bytes(7, 100_000);
                 let source = region_holding(0, &bytes).region();

@@ -67,9 +67,9 @@ fn open_write_read_close(engine: &Engine, path: &Path, round: usize) {
     let bytes = random_bytes(round as u64, 5000);
     let source = region_holding(round % 64, &bytes).region();
     engine.write(&file, 777, source, WriteOptions::default()).expect("accepted").wait().1.expect("written");
-    let (home, result) = engine.read(&file, 777, region_at(3, 5000)).expect("accepted").wait();
+    let (returned, result) = engine.read(&file, 777, region_at(3, 5000)).expect("accepted").wait();
     result.expect("read");
-    assert!(bytes_of(&home.expect("memory comes home").region()) == bytes);
+    assert!(bytes_of(&returned.expect("memory is returned").region()) == bytes);
     // Failures must not leak, and neither must requests without a waiter.
     let (_, result) = engine.read(&file, FILE_BYTES as u64, region_at(0, 10)).expect("accepted").wait();
     assert_eq!(result.expect_err("past the end").kind(), ErrorKind::UnexpectedEof);

@@ -219,7 +219,7 @@ fn adjacent_slivers_of_one_block_do_not_disturb_each_other() {
             let back = region_at(1, expected.len());
             let (back, result) = engine.read(&target, 0, back).expect("accepted").wait();
             result.expect("read");
-            let back = bytes_of(&back.expect("memory comes home").region());
+            let back = bytes_of(&back.expect("memory is returned").region());
             assert_eq!(difference(&back, &expected), None, "round {round}, {mode:?}, through the engine");
             assert_eq!(difference(&file.bytes(), &expected), None, "round {round}, {mode:?}");
         }
@@ -251,7 +251,7 @@ fn one_call_reads_more_than_two_gibibytes() {
     let memory = Buffer::zeroed(BYTES as usize).expect("memory").into_region();
     let (memory, result) = engine.read(&target, 0, memory).expect("accepted").wait();
     assert_eq!(result.expect("read").bytes, BYTES);
-    let buffer = memory.expect("memory comes home").into_buffer().expect("nothing else holds it");
+    let buffer = memory.expect("memory is returned").into_buffer().expect("nothing else holds it");
     let mut at = 0;
     for (offset, bytes) in &marks {
         let offset = *offset as usize;

@@ -78,9 +78,9 @@ fn a_window_slides_or_drains_first() {
         let engine = common::engine(config, Box::new(make));
         let target = open(&file.path, mode).expect("the test file");
         for skew in [0, 1] {
-            let (home, result) = engine.read(&target, 0, region_at(skew, content.len())).expect("accepted").wait();
+            let (returned, result) = engine.read(&target, 0, region_at(skew, content.len())).expect("accepted").wait();
             result.expect("read");
-            let found = bytes_of(&home.expect("memory comes home").region());
+            let found = bytes_of(&returned.expect("memory is returned").region());
             assert_eq!(difference(&found, &content), None, "{window:?}");
         }
         let refills = refills.load(Ordering::SeqCst);
@@ -149,9 +149,9 @@ fn a_slow_device_is_not_given_more_than_it_does_in_a_moment() {
         let config = Config { workers: 1, queue_depth: 64, block_bytes: 4096, window, ..Config::default() };
         let engine = common::engine(config, Box::new(make));
         let target = open(&file.path, DirectMode::Preferred).expect("the test file");
-        let (home, result) = engine.read(&target, 0, region_at(0, content.len())).expect("accepted").wait();
+        let (returned, result) = engine.read(&target, 0, region_at(0, content.len())).expect("accepted").wait();
         result.expect("read");
-        assert_eq!(difference(&bytes_of(&home.expect("memory comes home").region()), &content), None);
+        assert_eq!(difference(&bytes_of(&returned.expect("memory is returned").region()), &content), None);
         let depths = depths.lock().expect("nobody panics with it");
         // Of the later half, when the device's speed is known.
         depths[75..].iter().copied().max().expect("half of the ops")

@@ -27,11 +27,11 @@ pub struct WorldBackend {
     rng: Rng,
     /// Calls of `reap` so far: the only clock.
     now_reaps: u64,
-    flights: Vec<Flight>,
+    ops: Vec<InFlightOp>,
     waker: Arc<Waker>,
 }
 
-struct Flight {
+struct InFlightOp {
     /// The op's number in the world.
     number: u64,
     due_reaps: u64,
@@ -43,7 +43,7 @@ struct Flight {
 enum Stage {
     Accepted(Op),
     /// The file or the memory has changed, but the submitter does not know yet.
-    TookEffect(Completion, Option<(Inode, ChangeId)>),
+    Applied(Completion, Option<(Inode, ChangeId)>),
 }
 
 #[derive(Default)]
@@ -75,31 +75,31 @@ impl WorldBackend {
     /// Create a queue of this depth.
     #[must_use]
     pub fn new(world: &World, depth: u32, rng: Rng) -> Self {
-        Self { world: world.clone(), depth, rng, now_reaps: 0, flights: Vec::new(), waker: Arc::default() }
+        Self { world: world.clone(), depth, rng, now_reaps: 0, ops: Vec::new(), waker: Arc::default() }
     }
 
     /// Let the op at `index` change the file or its memory, unless it already has.
-    fn take_effect(&mut self, index: usize) {
-        let Flight { number, due_reaps, stage, promise } = self.flights.swap_remove(index);
+    fn apply(&mut self, index: usize) {
+        let InFlightOp { number, due_reaps, stage, promise } = self.ops.swap_remove(index);
         let stage = match stage {
-            Stage::Accepted(op) => self.carry(op, promise.as_ref()),
-            done @ Stage::TookEffect(..) => done,
+            Stage::Accepted(op) => self.execute(op, promise.as_ref()),
+            done @ Stage::Applied(..) => done,
         };
-        self.flights.push(Flight { number, due_reaps, stage, promise });
-        let last = self.flights.len() - 1;
-        self.flights.swap(index, last);
+        self.ops.push(InFlightOp { number, due_reaps, stage, promise });
+        let last = self.ops.len() - 1;
+        self.ops.swap(index, last);
     }
 
-    fn carry(&mut self, op: Op, promise: Option<&Promise>) -> Stage {
+    fn execute(&mut self, op: Op, promise: Option<&Promise>) -> Stage {
         let fault = self.rng.pick(&[Errno::IO, Errno::INTR, Errno::AGAIN, Errno::NOSPC]);
         let fault = if op.kind == OpKind::Write || fault != Errno::NOSPC { fault } else { Errno::IO };
         let fails = self.world.fallible("transfer", &(op.kind, op.offset, op.bytes()), fault).map(drop);
         if let Err(errno) = fails {
-            return Stage::TookEffect(Completion { op, result: Err(errno) }, None);
+            return Stage::Applied(Completion { op, result: Err(errno) }, None);
         }
         if let Some(promise) = promise {
             let result = self.world.state().sync(promise).map(|()| 0);
-            return Stage::TookEffect(Completion { op, result }, None);
+            return Stage::Applied(Completion { op, result }, None);
         }
         if op.kind == OpKind::Write {
             self.world.state().before_change();
@@ -109,7 +109,7 @@ impl WorldBackend {
             (OpKind::Write, Ok(written)) => self.record(&op, written),
             _ => None,
         };
-        Stage::TookEffect(Completion { op, result }, change)
+        Stage::Applied(Completion { op, result }, change)
     }
 
     /// Move all bytes, or only the first ones.
@@ -118,7 +118,7 @@ impl WorldBackend {
         // Short direct transfers end between sectors.
         let sectors = bytes / 512;
         if sectors < 2 || !self.rng.chance(80) {
-            return perform(op);
+            return execute_inline(op);
         }
         let kept = self.rng.within(1..sectors as u64) as usize * 512;
         let (mut short, mut left) = (Pieces::new(), kept);
@@ -130,7 +130,7 @@ impl WorldBackend {
             left -= len;
         }
         let whole = std::mem::replace(&mut op.pieces, short);
-        let (mut done, result) = perform(op);
+        let (mut done, result) = execute_inline(op);
         done.pieces = whole;
         (done, result)
     }
@@ -144,18 +144,18 @@ impl WorldBackend {
     }
 
     /// Complete the due ops, in random order.
-    fn deliver_due(&mut self, completions: &mut Vec<Completion>) {
-        self.rng.shuffle(&mut self.flights);
+    fn complete_due(&mut self, completions: &mut Vec<Completion>) {
+        self.rng.shuffle(&mut self.ops);
         let mut index = 0;
-        while index < self.flights.len() {
-            if self.flights[index].due_reaps > self.now_reaps {
+        while index < self.ops.len() {
+            if self.ops[index].due_reaps > self.now_reaps {
                 index += 1;
                 continue;
             }
-            self.take_effect(index);
-            let Flight { number, stage, .. } = self.flights.swap_remove(index);
-            self.come_home(number);
-            if let Stage::TookEffect(completion, change) = stage {
+            self.apply(index);
+            let InFlightOp { number, stage, .. } = self.ops.swap_remove(index);
+            self.complete(number);
+            if let Stage::Applied(completion, change) = stage {
                 if let Some((inode, id)) = change
                     && let Ok(journal) = self.world.state().tree.journal(inode)
                 {
@@ -166,30 +166,30 @@ impl WorldBackend {
         }
     }
 
-    fn come_home(&self, number: u64) {
+    fn complete(&self, number: u64) {
         let mut state = self.world.state();
-        if !state.in_flight.arrive(number) {
-            state.violations.push(format!("transfer {number} came home twice"));
+        if !state.in_flight.remove(number) {
+            state.violations.push(format!("transfer {number} completed twice"));
         }
     }
 
     /// Make the next `count` ops due now.
-    fn hurry(&mut self, count: usize) {
-        self.flights.sort_by_key(|flight| flight.due_reaps);
-        for flight in self.flights.iter_mut().take(count) {
-            flight.due_reaps = self.now_reaps;
+    fn make_due(&mut self, count: usize) {
+        self.ops.sort_by_key(|op| op.due_reaps);
+        for op in self.ops.iter_mut().take(count) {
+            op.due_reaps = self.now_reaps;
         }
     }
 }
 
-fn perform(op: Op) -> (Op, std::result::Result<usize, Errno>) {
-    let mut carrier = InlineBackend::default();
+fn execute_inline(op: Op) -> (Op, std::result::Result<usize, Errno>) {
+    let mut backend = InlineBackend::default();
     let mut completions = Vec::with_capacity(1);
-    let Submit::Queued = carrier.submit(op) else { unreachable!("a new carrier has room") };
-    let reaped = carrier.reap(1, &mut completions);
+    let Submit::Queued = backend.submit(op) else { unreachable!("a new inline backend accepts an op") };
+    let reaped = backend.reap(1, &mut completions);
     match (reaped, completions.pop()) {
         (Ok(()), Some(Completion { op, result })) => (op, result),
-        _ => unreachable!("what a carrier has taken it has done"),
+        _ => unreachable!("an inline backend completes each op that it accepts"),
     }
 }
 
@@ -203,7 +203,7 @@ impl Backend for WorldBackend {
     }
 
     fn in_flight(&self) -> u32 {
-        self.flights.len() as u32
+        self.ops.len() as u32
     }
 
     fn submit(&mut self, op: Op) -> Submit {
@@ -215,15 +215,15 @@ impl Backend for WorldBackend {
             OpKind::Read | OpKind::Write => None,
         };
         let due_reaps = self.now_reaps + self.rng.below(DELAY_REAPS_MAX + 1);
-        let number = self.world.state().in_flight.depart();
-        self.flights.push(Flight { number, due_reaps, stage: Stage::Accepted(op), promise });
+        let number = self.world.state().in_flight.add();
+        self.ops.push(InFlightOp { number, due_reaps, stage: Stage::Accepted(op), promise });
         Submit::Queued
     }
 
     fn flush(&mut self) -> Result<()> {
-        for index in 0..self.flights.len() {
+        for index in 0..self.ops.len() {
             if self.rng.chance(300) {
-                self.take_effect(index);
+                self.apply(index);
             }
         }
         Ok(())
@@ -234,14 +234,14 @@ impl Backend for WorldBackend {
         self.flush()?;
         self.now_reaps += 1;
         let before = completions.len();
-        self.deliver_due(completions);
+        self.complete_due(completions);
         let missing = (min as usize).saturating_sub(completions.len() - before);
         if missing == 0 || self.waker.take() {
             return Ok(());
         }
-        let can_come = missing <= self.flights.len();
-        self.hurry(missing);
-        self.deliver_due(completions);
+        let can_come = missing <= self.ops.len();
+        self.make_due(missing);
+        self.complete_due(completions);
         if !can_come {
             self.waker.wait();
         }
@@ -256,8 +256,8 @@ impl Backend for WorldBackend {
 impl Drop for WorldBackend {
     /// Ops that were not reaped never complete. The world reports them at the end.
     fn drop(&mut self) {
-        for index in 0..self.flights.len() {
-            self.take_effect(index);
+        for index in 0..self.ops.len() {
+            self.apply(index);
         }
     }
 }

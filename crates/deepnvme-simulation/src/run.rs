@@ -10,7 +10,7 @@ use deepnvme_simulation_runtime::{thread, time};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 pub use crate::scenario::Report;
-use crate::scenario::{self, BATCH, Context, FIRST, GLIMPSE, Kind};
+use crate::scenario::{self, CRASH_CHECKS_PER_RUN, CRASHED_WORLD, Context, Kind, MAIN_WORLD};
 use crate::scheduler::SeededScheduler;
 use crate::world::Setup;
 
@@ -21,24 +21,25 @@ const SWITCHES_MAX: usize = 1_500_000;
 #[must_use]
 pub fn run(seed: u64, only: Option<Kind>) -> Report {
     let kind = only.unwrap_or_else(|| scenario::draw(seed));
-    let play = move |context: &Context| scenario::play(kind, context);
-    if !scenario::is_every_change_judged(seed) {
-        return execute(seed, kind, move |report| Context::new(seed, report), play);
+    let work = move |context: &Context| scenario::run(kind, context);
+    if !scenario::checks_every_change(seed) {
+        return execute(seed, kind, move |report| Context::new(seed, report), work);
     }
     // Machines of all moments at once would not fit in memory.
     let batch = |first: u64| {
-        let machine = move |report: &_| Context::new(seed, report).judging(first..first + BATCH);
-        execute(seed, kind, machine, play)
+        let machine =
+            move |report: &_| Context::new(seed, report).checking_crashes_at(first..first + CRASH_CHECKS_PER_RUN);
+        execute(seed, kind, machine, work)
     };
     let mut report = batch(0);
-    let mut first = BATCH;
-    while first < report.moments && report.failures.is_empty() {
+    let mut first = CRASH_CHECKS_PER_RUN;
+    while first < report.crash_points && report.failures.is_empty() {
         let next = batch(first);
-        if (next.trace, next.steps, next.moments) != (report.trace, report.steps, report.moments) {
+        if (next.trace, next.steps, next.crash_points) != (report.trace, report.steps, report.crash_points) {
             report.failures.push("two executions of the seed differ".into());
         }
         report.failures.extend(next.failures);
-        first += BATCH;
+        first += CRASH_CHECKS_PER_RUN;
     }
     report
 }
@@ -61,7 +62,7 @@ fn execute(
     config.failure_persistence = FailurePersistence::None;
     config.max_steps = MaxSteps::FailAfter(SWITCHES_MAX);
     config.silence_warnings = true;
-    let report = Report { kind, steps: 0, trace: 0, moments: 0, failures: Vec::new() };
+    let report = Report { kind, steps: 0, trace: 0, crash_points: 0, failures: Vec::new() };
     let shared = Arc::new(Mutex::new(report));
     let inner = Arc::clone(&shared);
     let execute = move || {
@@ -74,8 +75,8 @@ fn execute(
     };
     memory::reset();
     let result = catch_unwind(AssertUnwindSafe(|| Runner::new(SeededScheduler::new(seed), config).run(execute)));
-    simulated::leave(FIRST);
-    simulated::leave(GLIMPSE);
+    simulated::leave(MAIN_WORLD);
+    simulated::leave(CRASHED_WORLD);
     let held = memory::mapped_bytes();
     let mut report = ignore_poison(shared.lock()).clone();
     if let Err(panic) = result {

@@ -7,13 +7,13 @@ use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 
 /// The scheduling policy.
 #[derive(Debug)]
-enum Temper {
+enum Policy {
     /// Any runnable thread.
-    Even,
+    Uniform,
     /// Mostly the current thread.
     Sticky,
     /// The thread of highest priority. Priorities are random, and sometimes change (PCT).
-    Ranked { ranks: HashMap<TaskId, u64>, lowest: u64 },
+    Priority { priorities: HashMap<TaskId, u64>, lowest: u64 },
 }
 
 /// A scheduler for one execution.
@@ -21,8 +21,8 @@ enum Temper {
 pub struct SeededScheduler {
     seed: u64,
     rng: Rng,
-    temper: Temper,
-    is_begun: bool,
+    policy: Policy,
+    is_started: bool,
 }
 
 impl SeededScheduler {
@@ -30,41 +30,41 @@ impl SeededScheduler {
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::keyed(seed, &[0x0073_6368]);
-        let temper = match rng.below(4) {
-            0 => Temper::Even,
-            1 => Temper::Ranked { ranks: HashMap::new(), lowest: u64::MAX / 2 },
-            _ => Temper::Sticky,
+        let policy = match rng.below(4) {
+            0 => Policy::Uniform,
+            1 => Policy::Priority { priorities: HashMap::new(), lowest: u64::MAX / 2 },
+            _ => Policy::Sticky,
         };
-        Self { seed, rng, temper, is_begun: false }
+        Self { seed, rng, policy, is_started: false }
     }
 }
 
 impl Scheduler for SeededScheduler {
     fn new_execution(&mut self) -> Option<Schedule> {
-        let is_first = !std::mem::replace(&mut self.is_begun, true);
+        let is_first = !std::mem::replace(&mut self.is_started, true);
         is_first.then(|| Schedule::new(self.seed))
     }
 
     fn next_task(&mut self, runnable: &[&Task], current: Option<TaskId>, _is_yielding: bool) -> Option<TaskId> {
         let rng = &mut self.rng;
         let any = |rng: &mut Rng| runnable[rng.below(runnable.len() as u64) as usize].id();
-        let chosen = match &mut self.temper {
-            Temper::Even => any(rng),
-            Temper::Sticky => match current.filter(|id| runnable.iter().any(|task| task.id() == *id)) {
+        let chosen = match &mut self.policy {
+            Policy::Uniform => any(rng),
+            Policy::Sticky => match current.filter(|id| runnable.iter().any(|task| task.id() == *id)) {
                 Some(current) if rng.chance(850) => current,
                 _ => any(rng),
             },
-            Temper::Ranked { ranks, lowest } => {
+            Policy::Priority { priorities, lowest } => {
                 // The current thread sometimes loses its priority, which also ends every polling wait.
                 if let Some(current) = current.filter(|_| rng.chance(40)) {
                     *lowest -= 1;
-                    ranks.insert(current, *lowest);
+                    priorities.insert(current, *lowest);
                 }
                 let mut best = None;
                 for task in runnable {
-                    let rank = *ranks.entry(task.id()).or_insert_with(|| u64::MAX / 2 + rng.below(1 << 40));
-                    if best.is_none_or(|(_, highest)| rank > highest) {
-                        best = Some((task.id(), rank));
+                    let priority = *priorities.entry(task.id()).or_insert_with(|| u64::MAX / 2 + rng.below(1 << 40));
+                    if best.is_none_or(|(_, highest)| priority > highest) {
+                        best = Some((task.id(), priority));
                     }
                 }
                 best?.0

@@ -25,7 +25,7 @@ use deepnvme_io::mem::Region;
 use deepnvme_simulation::run::script;
 use deepnvme_simulation::scenario::Context;
 use deepnvme_simulation::world::tree::{Losses, NameLosses};
-use deepnvme_simulation::world::{Aim, Setup, USERS_FROM};
+use deepnvme_simulation::world::{FIRST_USER, FaultTrigger, Setup};
 use deepnvme_simulation_runtime::thread::in_process;
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ const LATE_CALLS: Range<u64> = 28..72;
 const SECOND_CALLS: u64 = 20;
 
 /// Lose everything that is not durable.
-const LOSSES: Losses = Losses { kept: 0, names: NameLosses::Any };
+const LOSSES: Losses = Losses { kept_per_mille: 0, names: NameLosses::Any };
 
 fn setup(has_unnamed: bool) -> Setup {
     Setup {
@@ -49,11 +49,11 @@ fn setup(has_unnamed: bool) -> Setup {
         has_locks: true,
         has_birth_times: true,
         has_direct: false,
-        failing: 0,
+        failing_per_mille: 0,
         losses: LOSSES,
         power_cut_at: None,
         killed: None,
-        aim: Aim::Steps,
+        fault_trigger: FaultTrigger::Steps,
     }
 }
 
@@ -71,10 +71,10 @@ fn with_each_refused<T: 'static>(
                 let counted = Arc::clone(&calls);
                 let report = script(7, &setup(has_unnamed), move |context| {
                     let mut state = in_process(1, || before(context));
-                    context.world.refuse(from..from + count);
+                    context.world.fail_calls(from..from + count);
                     in_process(1, || work(context, &mut state));
                     counted.store(context.world.calls(), Ordering::Relaxed);
-                    context.world.calm();
+                    context.world.stop_faults();
                     after(context, state);
                 });
                 assert!(
@@ -151,7 +151,7 @@ fn a_set_whose_save_is_refused_anything_gives_its_names_back_for_good() {
         let shown = set_text();
         assert!(shown == "new" || (shown == "old" && !is_saved), "{shown}");
         let mut theirs = 0;
-        in_process(USERS_FROM, || {
+        in_process(FIRST_USER, || {
             for path in names.iter().filter(|path| !fs::exists(path).unwrap()) {
                 write(path, "theirs", true).unwrap();
                 theirs += 1;
@@ -174,13 +174,13 @@ fn a_set_that_is_retired_takes_what_earlier_ones_could_not_remove_with_it() {
             let counted = Arc::clone(&calls);
             let report = script(7, &setup(true), move |context| {
                 in_process(1, || commit(begin().unwrap(), "old").unwrap());
-                context.world.refuse(late..late + 1);
+                context.world.fail_calls(late..late + 1);
                 in_process(1, || begin().and_then(|new| commit(new, "new")).unwrap_or_default());
-                context.world.calm();
-                context.world.refuse(from..from + 1);
+                context.world.stop_faults();
+                context.world.fail_calls(from..from + 1);
                 in_process(2, || drop(retire()));
                 counted.store(context.world.calls(), Ordering::Relaxed);
-                context.world.calm();
+                context.world.stop_faults();
                 in_process(3, || _ = retire().unwrap());
                 assert_eq!(names(), Vec::<String>::new());
             });
@@ -205,15 +205,15 @@ fn with_both_killed(before: fn(), first: fn(), second: fn(), after: fn(&Context)
     for first_call in LATE_CALLS {
         for second_call in 0..SECOND_CALLS {
             let (setup, counted) =
-                (Setup { losses: Losses { kept: 500, ..LOSSES }, ..setup(true) }, Arc::clone(&calls));
+                (Setup { losses: Losses { kept_per_mille: 500, ..LOSSES }, ..setup(true) }, Arc::clone(&calls));
             let report = script(first_call * 1000 + second_call, &setup, move |context| {
                 in_process(1, before);
-                context.world.refuse(first_call..u64::MAX);
+                context.world.fail_calls(first_call..u64::MAX);
                 in_process(1, first);
                 counted.store(context.world.calls(), Ordering::Relaxed);
-                context.world.refuse(second_call..u64::MAX);
+                context.world.fail_calls(second_call..u64::MAX);
                 in_process(2, second);
-                context.world.calm();
+                context.world.stop_faults();
                 cut_power(context);
                 after(context);
             });
@@ -307,7 +307,7 @@ fn a_checkpoint_that_may_count_is_never_removed_by_the_next_save() {
         let shown = counted();
         assert!(shown == ["new"] || (shown == ["old"] && !is_saved), "{shown:?}");
         // The next save of the same step starts, and is given up.
-        context.world.refuse(u64::MAX..u64::MAX);
+        context.world.fail_calls(u64::MAX..u64::MAX);
         let name = in_process(1, || history.reserve(2, ".pt", &[])).unwrap();
         in_process(1, || drop(Replacement::new(&Target::Path(history.folder().join(&name))).unwrap()));
         history.free(&name);
@@ -346,13 +346,13 @@ fn what_others_put_into_the_folder_of_a_killed_save_stays() {
         let report = script(5, &setup(true), move |context| {
             let (folder, new) = in_process(1, || make(is_committed));
             let path = folder.path().to_path_buf();
-            in_process(USERS_FROM, || {
+            in_process(FIRST_USER, || {
                 FOREIGN[..foreign].iter().for_each(|name| write(&path.join(name), "theirs", true).unwrap());
             });
             // The process dies: its remaining calls have no effect.
-            context.world.refuse(0..u64::MAX);
+            context.world.fail_calls(0..u64::MAX);
             in_process(1, || drop((new, folder)));
-            context.world.calm();
+            context.world.stop_faults();
             assert!(fs::entries(&path).unwrap().len() > foreign, "the killed save left something");
             let history = History::new(FOLDER.into(), Some(1), true);
             in_process(2, || history.claim(&Holder::new("a test".into(), "token".into()), true).map(drop).unwrap());
@@ -374,7 +374,7 @@ fn a_save_whose_writes_fail_ends() {
     for seed in 0..400 {
         let counted = Arc::clone(&failed);
         let report = script(seed, &setup(true), move |context| {
-            context.world.refuse(20 + seed % 40..u64::MAX);
+            context.world.fail_calls(20 + seed % 40..u64::MAX);
             let outcome = in_process(1, || {
                 let path = Path::new(FOLDER).join("model.safetensors");
                 let spec = TensorSpec { name: "t".into(), dtype: Dtype::U8, shape: vec![400_000] };
@@ -405,13 +405,13 @@ fn a_folder_that_a_power_cut_ends_leaves_nothing() {
     let calls = Arc::new(AtomicU64::new(0));
     for call in 0..CUTS {
         for seed in 0..20 {
-            let setup = Setup { losses: Losses { kept: 500, ..LOSSES }, ..setup(true) };
+            let setup = Setup { losses: Losses { kept_per_mille: 500, ..LOSSES }, ..setup(true) };
             let counted = Arc::clone(&calls);
             let report = script(call * 1000 + seed, &setup, move |context| {
-                context.world.refuse(call..u64::MAX);
+                context.world.fail_calls(call..u64::MAX);
                 let _ = in_process(1, || make(false));
                 counted.store(context.world.calls(), Ordering::Relaxed);
-                context.world.calm();
+                context.world.stop_faults();
                 cut_power(context);
                 let shown = |names: Vec<String>| if names.is_empty() { "nothing".into() } else { names.join(", ") };
                 let is_there = names().contains(&"model".into());

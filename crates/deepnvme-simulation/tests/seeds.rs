@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepnvme_simulation::run::{Report, run};
-use deepnvme_simulation::scenario::{Kind, draw, is_every_change_judged};
+use deepnvme_simulation::scenario::{Kind, checks_every_change, draw};
 
 const SEEDS: u64 = 1000;
 
@@ -59,7 +59,7 @@ fn every_scenario_is_drawn_and_does_something() {
 #[test]
 fn the_same_seed_is_the_same_execution() {
     let all = |report: &Report| (report.trace, report.steps, report.failures.clone());
-    for kind in Kind::ALL.into_iter().chain([Kind::Boastful]) {
+    for kind in Kind::ALL.into_iter().chain([Kind::Overclaiming]) {
         let first = reports(20, Some(kind), |_| true);
         let traces: std::collections::BTreeSet<u64> = first.iter().map(|(_, report)| report.trace).collect();
         assert!(traces.len() > 15, "{}: seeds hardly matter", kind.name());
@@ -73,20 +73,24 @@ fn the_same_seed_is_the_same_execution() {
 }
 
 #[test]
-fn a_saver_that_says_more_than_it_does_is_caught() {
-    let caught = reports(200, Some(Kind::Boastful), |report| !report.failures.is_empty());
+fn an_overclaiming_saver_is_caught() {
+    let caught = reports(200, Some(Kind::Overclaiming), |report| !report.failures.is_empty());
     assert!(caught.len() >= 5, "{} of 200 seeds", caught.len());
 }
 
 #[test]
-fn a_saver_that_says_more_than_it_does_is_caught_wherever_every_change_is_judged() {
-    let judged: Vec<Report> =
-        (0..4000).filter(|seed| is_every_change_judged(*seed)).map(|seed| run(seed, Some(Kind::Boastful))).collect();
-    let moments: u64 = judged.iter().map(|report| report.moments).sum();
-    assert!(judged.len() > 20 && moments > 20 * judged.len() as u64, "{moments} moments of {} seeds", judged.len());
+fn an_overclaiming_saver_is_caught_wherever_every_change_is_checked() {
+    let checked: Vec<Report> =
+        (0..4000).filter(|seed| checks_every_change(*seed)).map(|seed| run(seed, Some(Kind::Overclaiming))).collect();
+    let crash_points: u64 = checked.iter().map(|report| report.crash_points).sum();
+    assert!(
+        checked.len() > 20 && crash_points > 20 * checked.len() as u64,
+        "{crash_points} crash points of {} seeds",
+        checked.len()
+    );
     // Some savers never get to claim anything.
-    let caught = judged.iter().filter(|report| !report.failures.is_empty()).count();
-    assert!(caught * 4 > judged.len() * 3, "{caught} of {}", judged.len());
+    let caught = checked.iter().filter(|report| !report.failures.is_empty()).count();
+    assert!(caught * 4 > checked.len() * 3, "{caught} of {}", checked.len());
     let is_of_a_kill = |failure: &String| failure.starts_with("had all processes died");
-    assert!(!judged.iter().flat_map(|report| &report.failures).any(is_of_a_kill), "only a power cut shows it");
+    assert!(!checked.iter().flat_map(|report| &report.failures).any(is_of_a_kill), "only a power cut shows it");
 }

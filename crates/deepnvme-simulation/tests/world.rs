@@ -155,7 +155,7 @@ fn a_crash_keeps_what_was_synced_and_forgets_what_has_no_name() {
     let all = tree.last_change();
     tree.sync(disk, &[], all).unwrap();
     let lost = make(&mut tree, "lost");
-    tree.crash(&mut Rng::new(1), Losses { kept: 0, names: NameLosses::Any }).unwrap();
+    tree.crash(&mut Rng::new(1), Losses { kept_per_mille: 0, names: NameLosses::Any }).unwrap();
     assert_eq!(tree.content(kept).unwrap(), b"old");
     assert!(tree.entry(lost).is_err());
     let names: Vec<_> = tree.walk().into_iter().map(|(path, _)| path).collect();

@@ -411,8 +411,8 @@ mod tests {
                     },
                     3 => { residency.next_prefetch(); }
                     _ => {
-                        let landed = residency.loading_in_class(group).next();
-                        landed.into_iter().for_each(|landed| residency.fetch_completed(landed));
+                        let loading = residency.loading_in_class(group).next();
+                        loading.into_iter().for_each(|loading| residency.fetch_completed(loading));
                     }
                 }
                 for (group, slot) in &held {

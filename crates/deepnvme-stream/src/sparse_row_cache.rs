@@ -217,7 +217,7 @@ impl SparseRowCache {
         state.stats.waits += missing.len() as u64;
         missing.iter().for_each(|row| self.count_pages(&mut state, *row));
         let fetched = self
-            .make_room(&mut state, &rows)
+            .evict_rows(&mut state, &rows)
             .and_then(|()| if missing.is_empty() { Ok(()) } else { self.fetch(&mut state, &missing) });
         if let Err(error) = fetched {
             // Rows that did arrive are freed as well.
@@ -254,7 +254,7 @@ impl SparseRowCache {
     }
 
     /// Evicts rows that no caller holds, until the memory is within the bound.
-    fn make_room(&self, state: &mut State, rows: &[usize]) -> Result<()> {
+    fn evict_rows(&self, state: &mut State, rows: &[usize]) -> Result<()> {
         let is_over = |state: &State| self.bytes(state.pages.len()) > self.bytes_max;
         if !is_over(state) {
             return Ok(());

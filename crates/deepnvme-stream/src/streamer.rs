@@ -333,9 +333,9 @@ impl Streamer {
         for group in ended {
             let Some(fetch) = state.in_flight.remove(&group) else { continue };
             let (slot, started) = (fetch.slot, fetch.started);
-            let Some(landed) = fetch.finish() else { continue };
-            state.memory.put(slot, landed.memory);
-            match landed.result {
+            let Some(completed) = fetch.finish() else { continue };
+            state.memory.put(slot, completed.memory);
+            match completed.result {
                 Ok(FetchCost { bytes, finished, converting }) => {
                     state.stats.bytes_read += bytes;
                     state.stats.converting += converting;

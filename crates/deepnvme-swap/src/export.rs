@@ -13,10 +13,11 @@ use rustix::io::Errno;
 #[cfg(doc)]
 use crate::borrowed::Borrowed;
 use crate::error::{Error, Result};
+use crate::options::CancelCheck;
 use crate::residency::BorrowMode;
 use crate::store::{DiskLocation, StoredItem};
 use crate::swap_files::FileExtent;
-use crate::swapper::{CancelCheck, Swapper};
+use crate::swapper::Swapper;
 
 /// Bytes per copy through memory.
 const COPY_BYTES: u64 = 8 << 20;

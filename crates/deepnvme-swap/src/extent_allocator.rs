@@ -213,7 +213,7 @@ mod tests {
         }
 
         #[test]
-        fn a_file_that_may_not_grow_is_used_to_the_last_grain(sizes in prop::collection::vec(1_u64..9, 1..60), room in 1_u64..80) {
+        fn a_file_that_may_not_grow_is_used_to_the_last_unit(sizes in prop::collection::vec(1_u64..9, 1..60), room in 1_u64..80) {
             let mut allocator = ExtentAllocator::new(1);
             let mut held: Vec<Vec<Extent>> = Vec::new();
             for (index, size) in sizes.iter().enumerate() {

@@ -311,7 +311,8 @@ mod tests {
     use deepnvme_io::Config;
 
     use super::*;
-    use crate::swapper::{Options, Swapper};
+    use crate::options::Options;
+    use crate::swapper::Swapper;
 
     #[test]
     fn a_panic_becomes_the_error_of_waiters() {

@@ -11,7 +11,7 @@
 //! of each item on disk, `disk_space` allocates and resizes, `swap_files` creates and deletes files, `checksums`
 //! detects damage.
 //!
-//! API: `swapper`, `borrowed`, `partial_io` and `export`.
+//! API: `swapper` with its `options`, `borrowed`, `partial_io` and `export`, all made of `item_access`.
 //! ```
 //! use std::sync::Arc;
 //!
@@ -53,10 +53,12 @@ mod error;
 mod export;
 mod extent_allocator;
 mod io_scheduler;
+mod item_access;
 mod item_table;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod next_use;
+mod options;
 mod partial_io;
 mod residency;
 mod slot_allocator;
@@ -69,6 +71,7 @@ mod sync;
 pub use borrowed::Borrowed;
 pub use error::{Error, Result};
 pub use export::{CopyStats, FileRange};
+pub use options::{AttachedRange, CancelCheck, Options};
 pub use stats::SwapStats;
 pub use swap_files::{FileExtent, NAME_PREFIX};
-pub use swapper::{AttachedRange, CancelCheck, Options, Swapper};
+pub use swapper::Swapper;

@@ -1,27 +1,23 @@
-//! The public API: [`Swapper`] and its [`Options`].
+//! The public API: [`Swapper`].
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use deepnvme_file::Target;
 use deepnvme_io::mem::{Arena, Region};
-use deepnvme_io::{Engine, Error as IoError};
+use deepnvme_io::{Engine, Error as IoError, start_thread};
 
-use crate::borrowed::{Borrowed, current_thread};
-use crate::deadlock::WaitingFor;
+use crate::borrowed::Borrowed;
 use crate::disk_space::DiskSpace;
 use crate::error::{Error, Result};
-use crate::extent_allocator::Extent;
 use crate::io_scheduler::IoScheduler;
-use crate::item_table::{ItemTable, WaitError};
+use crate::item_table::ItemTable;
 use crate::next_use::NextUseQueue;
+use crate::options::{AttachedRange, CancelCheck, Options};
 use crate::residency::{BorrowMode, Budgets, Residence, Residency};
 use crate::slot_allocator::ItemId;
 use crate::stats::SwapStats;
 use crate::store::{DiskLocation, StoredItem};
 use crate::swap_files::SwapFiles;
 use crate::sync::outer::thread::{self, JoinHandle};
-use deepnvme_io::start_thread;
 
 /// Default limit for prefetch budget and headroom; without it, large memories would prefetch far more than a disk
 /// needs.
@@ -31,62 +27,10 @@ const BUDGET_FRACTION: (usize, usize) = (3, 8);
 /// Bytes per copy into a slot.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Settings of a [`Swapper`].
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Options {
-    /// Folders for the swap files: one, or one for each disk.
-    pub folders: Vec<PathBuf>,
-    /// Bytes of memory for all items, page-locked where the kernel allows it.
-    pub memory_bytes: usize,
-    /// Bytes of upcoming scheduled items that may be read before they are borrowed. Default: three eighths of the
-    /// memory, at most 1 GiB.
-    pub prefetch_bytes: Option<usize>,
-    /// Bytes of memory that early write-back keeps free or evictable. Default: as `prefetch_bytes`.
-    pub headroom_bytes: Option<usize>,
-    /// Store a checksum with each write and verify it on each read.
-    pub has_checksums: bool,
-    /// Give the swap files names.
-    pub is_named: bool,
-    /// With several files, the bytes written to one before the next.
-    pub stripe_bytes: u64,
-}
-
-impl Options {
-    /// The defaults, with this folder and this much memory.
-    #[must_use]
-    pub fn new(folder: impl Into<PathBuf>, memory_bytes: usize) -> Self {
-        Self {
-            folders: vec![folder.into()],
-            memory_bytes,
-            prefetch_bytes: None,
-            headroom_bytes: None,
-            has_checksums: false,
-            is_named: false,
-            stripe_bytes: deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT,
-        }
-    }
-}
-
-/// A range of a file that [`Swapper::attach`] makes an item of.
-#[derive(Clone, Copy, Debug)]
-pub struct AttachedRange<'a> {
-    /// The file.
-    pub target: &'a Target,
-    /// Offset in the file.
-    pub offset: u64,
-    /// Length in bytes.
-    pub bytes: usize,
-    /// Bytes of an element, to align elements in memory.
-    pub element_bytes: usize,
-}
-
-/// Polled while waiting; return true to cancel.
-pub type CancelCheck<'a> = &'a mut dyn FnMut() -> bool;
-
 /// Tensors by key, stored on disk and borrowed in bounded memory. Can be shared between threads.
 #[derive(Debug)]
 pub struct Swapper {
-    scheduler: Arc<IoScheduler>,
+    pub(crate) scheduler: Arc<IoScheduler>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -271,16 +215,6 @@ impl Swapper {
         self.flush_ids(&ids, is_cancelled)
     }
 
-    pub(crate) fn flush_ids(&self, ids: &[(ItemId, String)], is_cancelled: CancelCheck<'_>) -> Result<()> {
-        let (scheduler, thread) = (&self.scheduler, current_thread());
-        let flushed =
-            scheduler.items.flush(ids.iter().map(|(id, _)| *id), thread, &|| scheduler.pump_or_wake(), is_cancelled);
-        flushed.map_err(|(failed, error)| {
-            let key = ids.iter().find(|(id, _)| Some(*id) == failed).map(|(_, key)| key.as_str());
-            explain(key.unwrap_or_default(), error, "flush")
-        })
-    }
-
     /// Adds a read-only item whose bytes lie in another file. `label` is the text that [`Borrowed::label`] returns.
     /// Returns the item's id.
     ///
@@ -350,136 +284,6 @@ impl Swapper {
             self.scheduler.disk().delete_files();
         }
     }
-
-    /// Puts an item under a key, instead of its present one once all borrows of that have ended.
-    pub(crate) fn replace_item(
-        &self,
-        key: &str,
-        slot_bytes: usize,
-        stored: StoredItem,
-        on_disk: bool,
-        is_cancelled: CancelCheck<'_>,
-    ) -> Result<ItemId> {
-        let fail = |stored: StoredItem, error| {
-            if let DiskLocation::Swap(extents) = stored.location {
-                self.scheduler.disk().free(extents);
-            }
-            Err(error)
-        };
-        loop {
-            let old = {
-                let mut table = self.scheduler.items.lock();
-                if table.is_closed {
-                    drop(table);
-                    return fail(stored, Error::CLOSED);
-                }
-                match table.residency.find(key) {
-                    None => {
-                        let id = table.residency.add(&stored.key, slot_bytes, on_disk);
-                        // Under the lock of the table, so that no thread finds an item without its place on disk.
-                        self.scheduler.store().insert(id, stored);
-                        return Ok(id);
-                    }
-                    Some(old) => old,
-                }
-            };
-            match self.borrow_item(key, old, 0, BorrowMode::DiskExclusive, is_cancelled) {
-                Ok(borrowed) => {
-                    let mut table = self.scheduler.items.lock();
-                    table.residency.delete(old);
-                    let id = table.residency.add(&stored.key, slot_bytes, on_disk);
-                    self.scheduler.store().insert(id, stored);
-                    drop(table);
-                    drop(borrowed);
-                    return Ok(id);
-                }
-                Err(Error::NotFound { .. }) => {}
-                Err(error) => return fail(stored, error),
-            }
-        }
-    }
-
-    /// Allocates disk space. If there is none, waits for the space of deleted items.
-    pub(crate) fn allocate(&self, key: &str, bytes: usize, is_cancelled: CancelCheck<'_>) -> Result<Vec<Extent>> {
-        if let Ok(extents) = self.scheduler.disk().allocate(bytes) {
-            return Ok(extents);
-        }
-        // Another thread may have recorded the end of an item before freeing its space.
-        self.scheduler.pump();
-        let (began, pump_or_wake) = (u64::MAX, || self.scheduler.pump_or_wake());
-        let freed = self.scheduler.items.wait_while((current_thread(), began), &pump_or_wake, is_cancelled, |table| {
-            table.is_freeing_space().then_some(WaitingFor::Io(ItemId::MAX))
-        });
-        freed.map_err(|error| explain(key, error, "put"))?;
-        Ok(self.scheduler.disk().allocate(bytes)?)
-    }
-
-    pub(crate) fn scheduler(&self) -> &Arc<IoScheduler> {
-        &self.scheduler
-    }
-
-    /// Bytes of an item's slot in memory.
-    pub(crate) fn slot_bytes(&self, key: &str, padding: usize, bytes: usize) -> Result<usize> {
-        let (alignment, bound) = (self.scheduler.store().files.alignment() as usize, self.scheduler.arena.len());
-        let place = bytes.checked_add(padding).and_then(|bytes| bytes.max(1).checked_next_multiple_of(alignment));
-        place.filter(|place| *place <= bound).ok_or_else(|| Error::TooLarge {
-            key: key.into(),
-            bytes: bytes as u64,
-            bound_bytes: bound as u64,
-            enough_bytes: place.unwrap_or(usize::MAX) as u64,
-        })
-    }
-
-    pub(crate) fn find(&self, key: &str) -> Result<ItemId> {
-        self.find_open(key)?.ok_or_else(|| Error::NotFound { key: key.into() })
-    }
-
-    fn find_open(&self, key: &str) -> Result<Option<ItemId>> {
-        self.check_process()?;
-        let table = self.scheduler.items.lock();
-        if table.is_closed { Err(Error::CLOSED) } else { Ok(table.residency.find(key)) }
-    }
-
-    /// Borrows the item that is under the key at that time.
-    pub(crate) fn borrow_key(&self, key: &str, mode: BorrowMode, is_cancelled: CancelCheck<'_>) -> Result<Borrowed> {
-        loop {
-            let id = self.find(key)?;
-            let Some(stored) = self.scheduler.store().get(id).cloned() else { continue };
-            if mode.is_exclusive()
-                && let DiskLocation::Attached { file, .. } = &stored.location
-            {
-                return Err(Error::ReadOnly { key: key.into(), path: file.path().to_path_buf() });
-            }
-            match self.borrow_item(key, id, stored.bytes, mode, is_cancelled) {
-                // The item was replaced during the wait.
-                Err(Error::NotFound { .. }) => {}
-                Ok(borrowed) => return Ok(borrowed),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn borrow_item(
-        &self,
-        key: &str,
-        id: ItemId,
-        bytes: usize,
-        mode: BorrowMode,
-        is_cancelled: CancelCheck<'_>,
-    ) -> Result<Borrowed> {
-        let (scheduler, thread) = (&self.scheduler, current_thread());
-        let padding = scheduler.store().get(id).map_or(0, |stored| stored.padding);
-        let taken = scheduler.items.borrow(id, mode, thread, &|| scheduler.pump_or_wake(), is_cancelled);
-        let slot = taken.map_err(|error| explain(key, error, "borrow"))?;
-        // This use may start the next prefetch.
-        scheduler.pump_or_wake();
-        let slot = slot.filter(|_| mode.needs_memory());
-        Ok(Borrowed::new(scheduler, id, (slot.map(|slot| slot + padding), bytes), mode, thread))
-    }
-
-    pub(crate) fn check_process(&self) -> Result<()> {
-        if self.scheduler.creator.is_current() { Ok(()) } else { Err(Error::FORKED) }
-    }
 }
 
 impl Drop for Swapper {
@@ -503,22 +307,4 @@ impl Drop for Swapper {
 /// Whether an item can take new bytes in place.
 fn can_reuse(stored: &StoredItem, bytes: usize) -> bool {
     stored.bytes == bytes && matches!(stored.location, DiskLocation::Swap(_))
-}
-
-pub(crate) fn explain(key: &str, error: WaitError<Error>, verb: &str) -> Error {
-    match error {
-        WaitError::Deleted => Error::NotFound { key: key.into() },
-        WaitError::Closed => Error::CLOSED,
-        WaitError::Broken => Error::BROKEN,
-        WaitError::Interrupted => Error::Interrupted { key: key.into() },
-        WaitError::Failed(error) => error,
-        WaitError::Deadlock(WaitingFor::Memory(_), own, all) => Error::Deadlock(format!(
-            "no memory for {key:?}: {all} items are borrowed, {own} of them by this thread, and every thread that could return \
-             one waits as well; return some first, or use more memory"
-        )),
-        WaitError::Deadlock(_, own, _) => Error::Deadlock(format!(
-            "cannot {verb} {key:?}: it is borrowed already, by this thread or by one that waits for items of this thread \
-             ({own} borrowed); return it first"
-        )),
-    }
 }

@@ -43,7 +43,7 @@ fn write_all(faults: &Faults) -> Vec<Outcome> {
         .map(|completion| {
             let at = completion.op.offset as usize;
             let memory: Vec<u8> = completion.op.pieces.iter().flat_map(bytes_of).collect();
-            assert_eq!(memory, random_bytes((at / OP_BYTES) as u64, OP_BYTES), "the op came home with other memory");
+            assert_eq!(memory, random_bytes((at / OP_BYTES) as u64, OP_BYTES), "the op completed with other memory");
             (completion.result, memory, content[at..at + OP_BYTES].to_vec())
         })
         .collect()

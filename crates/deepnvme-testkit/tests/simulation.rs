@@ -42,7 +42,7 @@ fn the_schedule_is_a_function_of_the_seed() {
         assert_eq!(order_of_completions(seed), order_of_completions(seed));
     }
     let sorted: Vec<u64> = (1..33).collect();
-    assert!(!orders.contains(&sorted), "ops came home in the order of their submission");
+    assert!(!orders.contains(&sorted), "ops completed in the order of their submission");
 }
 
 #[test]

@@ -18,7 +18,7 @@ import weakref
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from deepnvme._deepnvme import __version__, _crc64, _crc64_of_all, _History, _places_of
+from deepnvme._deepnvme import __version__, _checkpoint_paths, _crc64, _crc64_of_all, _History
 from deepnvme._utils.arguments import whole
 from deepnvme._utils.metadata_file import METADATA_BYTES_MAX
 from deepnvme.errors import (
@@ -421,7 +421,8 @@ class History:
 def decode_manifest(folder: Path, text: str) -> list[Checkpoint]:
     """Return the checkpoints that a manifest lists. Files that cannot be renamed here still have private names."""
     return [
-        _decode_entry(*found) for found in zip(json.loads(text)["checkpoints"], _places_of(folder, text), strict=True)
+        _decode_entry(*found)
+        for found in zip(json.loads(text)["checkpoints"], _checkpoint_paths(folder, text), strict=True)
     ]
 
 

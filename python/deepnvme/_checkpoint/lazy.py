@@ -106,7 +106,7 @@ def _real(value: Any) -> Any:
     return value
 
 
-class _Stored:
+class _LazyStorage:
     """A storage of the file, not read yet. Tensors that share it share its memory, and free it together."""
 
     def __init__(self, request: LoadRequest, reader: _CheckpointReader, index: int) -> None:
@@ -125,10 +125,10 @@ class _Stored:
             return self._storage
 
 
-class _TypedStored:
+class _LazyTypedStorage:
     """A typed storage that is not read yet, as torch's functions expect it."""
 
-    def __init__(self, stored: _Stored, dtype: str) -> None:
+    def __init__(self, stored: _LazyStorage, dtype: str) -> None:
         self.stored = stored
         self.dtype = dtype
 
@@ -158,7 +158,7 @@ class LazyUnpickler(SafeUnpickler):
 
     def storage(self, storage: Any, dtype: str) -> Any:
         """Wrap a storage that is not read yet."""
-        return None if storage is None else _TypedStored(storage, dtype)
+        return None if storage is None else _LazyTypedStorage(storage, dtype)
 
     def own_storage(self, storage: Any, dtype: str) -> Any:
         """Read a storage that is itself an object of the state: there are no lazy storages."""
@@ -170,7 +170,7 @@ class LazyUnpickler(SafeUnpickler):
         if function is _utils._rebuild_parameter and type(first) is LazyTensor:  # noqa: SLF001
             return first.derive(lambda data: SafeUnpickler.call(self, function, (data, *arguments[1:])))
         # The sizes were compared with the storage when the file was opened.
-        if function is _utils._rebuild_tensor_v3 and type(first) is _TypedStored:  # noqa: SLF001
+        if function is _utils._rebuild_tensor_v3 and type(first) is _LazyTypedStorage:  # noqa: SLF001
             described = torch.empty_strided(*arguments[2:4], dtype=arguments[6], device="meta")
             return LazyTensor.make(
                 described, self._device, lambda: SafeUnpickler.call(self, function, self._read(arguments))
@@ -188,7 +188,7 @@ class LazyUnpickler(SafeUnpickler):
     def _read(self, value: Any) -> Any:
         if type(value) is tuple:
             return tuple(self._read(element) for element in value)
-        if type(value) is _TypedStored:
+        if type(value) is _LazyTypedStorage:
             return super().storage(value.stored.read(), value.dtype)
         return value.materialize() if type(value) is LazyTensor else value
 
@@ -214,7 +214,7 @@ def _load_file(request: LoadRequest, file: SourceFile) -> Any:
     reader = request.open(file, exact=True)
     tensors = reader.tensors()
     chosen = request.select([tensor[0] for tensor in tensors], names)
-    stored = [_Stored(request, reader, index) for index in range(reader.storage_count)]
+    stored = [_LazyStorage(request, reader, index) for index in range(reader.storage_count)]
     unpickler = LazyUnpickler(path, SizeLimits(path, reader), request.device)
     if reader.format == "safetensors":
         wanted = set(chosen)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.buffer_pool import PoolBuffer
     from deepnvme._deepnvme import _CheckpointReader, _Loading
 
-    _Arena = tuple[int, int, list[tuple[int, int]]]
+    _LoadBuffer = tuple[int, int, list[tuple[int, int]]]
 
 
 _HUGE_BYTES = 2 << 20
@@ -73,19 +73,19 @@ class LoadBuffers:
         self._locations: dict[int, tuple[Any, int]] = {}
         self._is_on_gpu = device.type != "cpu" and engine_reaches(device)
         self._device = device
-        targets: list[tuple[_Arena, Any]] = []
-        for arena in reader.arenas(wanted):
+        targets: list[tuple[_LoadBuffer, Any]] = []
+        for buffer in reader.load_buffers(wanted):
             memory: Any
             start = 0
             if self._is_on_gpu:
-                memory = allocate_on_gpu(arena[1], device)
-                targets.append((arena, memory))
+                memory = allocate_on_gpu(buffer[1], device)
+                targets.append((buffer, memory))
             else:
                 memory, start = (
-                    pool_buffer.allocate_part(arena[1]) if pool_buffer else allocate(arena[1], pin_memory=pin_memory)
+                    pool_buffer.allocate_part(buffer[1]) if pool_buffer else allocate(buffer[1], pin_memory=pin_memory)
                 )
-                targets.append((arena, memoryview(memory)[start : start + arena[1]]))
-            for extent, at in arena[2]:
+                targets.append((buffer, memoryview(memory)[start : start + buffer[1]]))
+            for extent, at in buffer[2]:
                 self._locations[extent] = (memory, start + at)
         self._loading: _Loading = reader.start(targets)
         # While the bytes are read. A lazy state asks for one storage at a time: asking for all would be quadratic.

@@ -117,7 +117,7 @@ class BlockRunner:
             return
         for call in [*self._in_backward.values()]:
             self._release(call)
-        self._residence.release_orphaned()
+        self._residence.release_unheld()
 
     def end_failed(self) -> None:
         """Release the groups of an interrupted backward pass, unless one is running."""

@@ -79,12 +79,12 @@ class Placeholder:
         self._parameter = member.parameter
         self._number = torch.full((1,), float("nan") if has_nan else 0, dtype=member.dtype)
         self._bytes = self._number.view(torch.uint8).clone()
-        self._shown = self._number[0].expand(member.shape)
+        self._expanded = self._number[0].expand(member.shape)
         self._kind = type(member.parameter)
 
     def install(self) -> None:
         """Point the parameter at the placeholder."""
-        self.replace(self._shown)
+        self.replace(self._expanded)
         if self._kind is nn.Parameter:
             self._parameter.__class__ = OnDiskParameter
 
@@ -96,9 +96,11 @@ class Placeholder:
     def is_changed(self) -> bool:
         """Whether the parameter got other data, or the placeholder's number another value."""
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
-            data, shown = self._parameter.data, self._shown
-            is_shown = data.data_ptr() == shown.data_ptr() and data.dtype == shown.dtype and data.shape == shown.shape
-        return not (is_shown and torch.equal(self._number.view(torch.uint8), self._bytes))
+            data, expanded = self._parameter.data, self._expanded
+            is_installed = (
+                data.data_ptr() == expanded.data_ptr() and data.dtype == expanded.dtype and data.shape == expanded.shape
+            )
+        return not (is_installed and torch.equal(self._number.view(torch.uint8), self._bytes))
 
     def repair(self) -> None:
         """Undo such a change."""

@@ -157,7 +157,7 @@ class Residence:
                 "offloading.gathered(..., write=True)"
             )
 
-    def release_orphaned(self) -> None:
+    def release_unheld(self) -> None:
         """Release the groups of holders that were garbage-collected because of an interrupt."""
         with self._lock:
             for group in [group for group, one in self._held.items() if not one.holders]:

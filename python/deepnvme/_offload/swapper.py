@@ -159,7 +159,7 @@ class Swapper:
         def view(held: _Borrowed) -> torch.Tensor:
             return view_tensor(self._memory, held, dtype, size)
 
-        return Borrowed(key, lambda: self._swapper.fill(key, nbytes), view, label_of(dtype, size))
+        return Borrowed(key, lambda: self._swapper.create(key, nbytes), view, label_of(dtype, size))
 
     def borrow(self, key: str, *, shared: bool = False) -> Borrowed:
         """Borrow a tensor for a ``with`` block, without a copy.
@@ -210,7 +210,7 @@ class Swapper:
         Raises:
             KeyError: the key does not exist.
         """
-        self._swapper.forget(key)
+        self._swapper.delete(key)
 
     def flush(self, keys: Iterable[str] | None = None) -> None:
         """Wait until all changes are on disk, or the changes of some keys.
@@ -247,10 +247,10 @@ class Swapper:
                 with torch.no_grad():
                     out.copy_(part)
             elif out.is_contiguous():
-                held.read_part(offset, out.detach())
+                held.read_at(offset, out.detach())
             else:
                 dense = torch.empty_like(out, memory_format=torch.contiguous_format)
-                held.read_part(offset, dense)
+                held.read_at(offset, dense)
                 with torch.no_grad():
                     out.copy_(dense)
         finally:
@@ -276,7 +276,7 @@ class Swapper:
             source = tensor.detach()
             part = transfer_part(self._memory, held, key, offset, source, is_written=True)
             if part is None:
-                held.write_part(offset, source.contiguous().resolve_conj().resolve_neg())
+                held.write_at(offset, source.contiguous().resolve_conj().resolve_neg())
         finally:
             held.release()
 
@@ -308,7 +308,7 @@ class Swapper:
         offset, nbytes = whole(offset, "offset"), whole(nbytes, "nbytes")
         size = shape_of(nbytes, dtype, shape)
         where = os.fspath(path) if not isinstance(path, StripeSet) else path
-        self._swapper.adopt(key, where, (offset, nbytes), dtype.itemsize, label_of(dtype, size))
+        self._swapper.attach(key, where, (offset, nbytes), dtype.itemsize, label_of(dtype, size))
 
     def import_(
         self,
@@ -349,7 +349,7 @@ class Swapper:
             Path, descriptor, offset and bytes of each extent, in order. The path of an unnamed file works while this
             process has it open. The descriptor belongs to the swapper.
         """
-        return self._swapper.locate(key)
+        return self._swapper.extents(key)
 
     def export(self, key: str, fd: int, offset: int = 0) -> dict[str, int]:
         """Copy a tensor into an open file. Pending changes are written first.

@@ -86,14 +86,14 @@ def _generate(options: dict[str, Any]) -> int:
     progress.clear()
     stats = model.streaming.stats()
     seconds = time.perf_counter() - began
-    figures = {
+    metrics = {
         "new_tokens": progress.tokens,
         "seconds": seconds,
         "new_tokens_per_s": progress.tokens / seconds,
         **stats.to_dict(),
     }
     if options["json"]:
-        say(json.dumps({"stats": figures}))
+        say(json.dumps({"stats": metrics}))
     line = (
         f"{progress.tokens / seconds:.2f} new tokens/s; {stats.bytes_read / 1e9:.1f} GB read at "
         f"{stats.disk_gb_per_s:.2f} GB/s, "

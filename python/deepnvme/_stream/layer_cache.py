@@ -92,7 +92,7 @@ class LayerCache:
     @property
     def compressed_cache_bytes(self) -> int:
         """Bytes of the compressed-weight cache."""
-        return self._streamer.stash_bytes
+        return self._streamer.cache_bytes
 
     def warm_up(self) -> None:
         """Start loading the first groups."""

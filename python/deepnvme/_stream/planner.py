@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from deepnvme._deepnvme import _stash_bytes_wanted
+from deepnvme._deepnvme import _cacheable_bytes
 from deepnvme._stream.memory_budget import (
     AHEAD_CONVERTED,
     PAGE_BYTES,
@@ -128,7 +128,7 @@ class PlanInput:
         class_of, slot_bytes = merge_small_classes(split.groups, *classified)
         ahead = self._ahead(found.groups)
         # Weights in GPU memory are not cached in another form: the CPU would have to convert them.
-        converted = _stash_bytes_wanted([[*each.conversions] for each in layouts]) if self.on_host else (0, 0)
+        converted = _cacheable_bytes([[*each.conversions] for each in layouts]) if self.on_host else (0, 0)
         for_all = slot_budget(split.groups, class_of, slot_bytes, ahead, converted)
         classes = allocate_slots(for_all, class_of, slot_bytes, ahead)
         if self.on_host:

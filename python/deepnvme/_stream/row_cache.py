@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from deepnvme._deepnvme import StripeSet, _picked_page_bytes, _Picker
+from deepnvme._deepnvme import StripeSet, _row_page_bytes, _SparseRowCache
 from deepnvme._stream.memory_budget import PAGE_BYTES
 from deepnvme._stream.parameter_binding import ParameterBinding, get_weight, refuse_backward, view_weight, without_views
 from deepnvme._stream.scheduler import FairScheduler
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from deepnvme._stream.weight_origin import ByteRange, EncodedRange, Origin
 
     # Offset of contiguous rows; or the ranges of each row; or encoded ranges and their target dtype.
-    _Source: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[EncodedRange], str]
+    _RowLocations: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[EncodedRange], str]
 
 # Maximum bytes of rows that are read together. More would read rows that nobody asked for.
 _ROWS_BYTES_MAX = 64 << 10
@@ -62,7 +62,7 @@ class RowCache:
         self._page_bytes = page_bytes(
             [[origin_of[weight.name] for weight in lookup.weights] for lookup in self._lookups]
         )
-        parts: list[tuple[int, int, int, int, int, _Source]] = []
+        tensors: list[tuple[int, int, int, int, int, _RowLocations]] = []
         places: list[list[tuple[int, Origin]]] = []
         at, items = 0, 0
         for lookup in self._lookups:
@@ -74,13 +74,13 @@ class RowCache:
             for origin in origins:
                 row_bytes = origin.memory_nbytes // origin.shape[0]
                 at = _congruent(at, origin)
-                parts.append((items, count, at, rows * row_bytes, origin.memory_nbytes, _source_of(origin)))
+                tensors.append((items, count, at, rows * row_bytes, origin.memory_nbytes, _locations_of(origin)))
                 places[-1].append((at, origin))
                 at += origin.memory_nbytes
             items += count
-        self._picker = _Picker(list(sources), parts, at, memory, engine)
+        self._cache = _SparseRowCache(list(sources), tensors, at, memory, engine)
         self._scheduler = FairScheduler(gate.check)
-        self._memory = torch.utils.dlpack.from_dlpack(self._picker.capsule())
+        self._memory = torch.utils.dlpack.from_dlpack(self._cache.capsule())
         self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu"), gate) for lookup in lookups]
         self._views = [
             [
@@ -94,7 +94,7 @@ class RowCache:
 
     def stats(self) -> dict[str, float]:
         """Return the counters of reads, and of rows and experts that were in memory."""
-        counters = self._picker.stats()
+        counters = self._cache.stats()
         return {_NAMES.get(name, name): value for name, value in counters.items()}
 
     def clear(self) -> None:
@@ -107,7 +107,7 @@ class RowCache:
         position, name = lookup.argument
         is_rows = isinstance(lookup.module, nn.Embedding)
         count = get_weight(lookup.weights[0]).shape[0]
-        pick_items, release, binding = self._picker.pick, self._picker.release, self._bindings[index]
+        acquire, release, binding = self._cache.acquire, self._cache.release, self._bindings[index]
         origins = [self._origin_of[weight.name] for weight in lookup.weights]
         items_max = self.memory // item_bytes(origins, self._page_bytes)
 
@@ -115,7 +115,7 @@ class RowCache:
             def with_items(items: list[int], call: Callable[[], Any]) -> Any:
                 held: list[None] = []
                 try:
-                    self._scheduler.acquire(held, pick_items, items)
+                    self._scheduler.acquire(held, acquire, items)
                     binding.bind(self._views[index])
                     return refuse_backward(lookup.name, without_views(self._memory, call()))
                 finally:
@@ -155,7 +155,7 @@ class RowCache:
 def page_bytes(picked: Sequence[Sequence[Origin]]) -> int:
     """Choose the page size of the memory that holds all these rows."""
     sizes = [size for origins in picked for size in _item_sizes(origins)]
-    return _picked_page_bytes(min(sizes, default=0))
+    return _row_page_bytes(min(sizes, default=0))
 
 
 def item_bytes(origins: Sequence[Origin], page: int) -> int:
@@ -188,7 +188,7 @@ def _congruent(at: int, origin: Origin) -> int:
     return page + (origin.ranges[0].offset % PAGE_BYTES if origin.is_page_congruent else origin.line_offset)
 
 
-def _source_of(origin: Origin) -> _Source:
+def _locations_of(origin: Origin) -> _RowLocations:
     if not origin.is_raw:
         return encoded_ranges(origin), FLOATS[origin.memory_dtype]
     if len(origin.ranges) == 1:

@@ -11,10 +11,10 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deepnvme._deepnvme import _Stored
+    from deepnvme._deepnvme import _EncodedTensor
 
     # An encoded tensor, first byte, byte count; or source, offset, byte count, and the dtype in the file.
-    EncodedRange: TypeAlias = tuple[_Stored, int, int] | tuple[int, int, int, str]
+    EncodedRange: TypeAlias = tuple[_EncodedTensor, int, int] | tuple[int, int, int, str]
     # The encoded range, its target offset, and the target dtype.
     Conversion: TypeAlias = tuple[EncodedRange, int, str]
 
@@ -31,7 +31,7 @@ class ByteRange:
     # Offset in the file, or in the decoded bytes of an encoded tensor.
     offset: int
     nbytes: int
-    stored: _Stored | None = None
+    encoded: _EncodedTensor | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Origin:
     @property
     def is_raw(self) -> bool:
         """Whether the bytes in memory equal the bytes in the files."""
-        return self.memory_dtype == self.dtype and all(byte_range.stored is None for byte_range in self.ranges)
+        return self.memory_dtype == self.dtype and all(byte_range.encoded is None for byte_range in self.ranges)
 
     def cast(self, dtype: torch.dtype) -> Origin:
         """Return the same elements with another type in memory."""
@@ -109,7 +109,7 @@ def merge_adjacent(ranges: Sequence[ByteRange]) -> tuple[ByteRange, ...]:
     whole: list[ByteRange] = []
     for byte_range in ranges:
         last = whole[-1] if whole else None
-        is_next = last is not None and (last.source, last.stored) == (byte_range.source, byte_range.stored)
+        is_next = last is not None and (last.source, last.encoded) == (byte_range.source, byte_range.encoded)
         if last is not None and is_next and last.offset + last.nbytes == byte_range.offset:
             whole[-1] = replace(last, nbytes=last.nbytes + byte_range.nbytes)
         elif byte_range.nbytes:
@@ -158,10 +158,10 @@ def encoded_ranges(origin: Origin) -> list[EncodedRange]:
     """List the encoded ranges of a weight in element order."""
     made: list[EncodedRange] = []
     for byte_range in origin.ranges:
-        if byte_range.stored is None:
+        if byte_range.encoded is None:
             made.append((byte_range.source, byte_range.offset, byte_range.nbytes, FLOATS[origin.dtype]))
         else:
-            made.append((byte_range.stored, byte_range.offset, byte_range.nbytes))
+            made.append((byte_range.encoded, byte_range.offset, byte_range.nbytes))
     return made
 
 

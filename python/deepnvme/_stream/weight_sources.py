@@ -116,7 +116,7 @@ class ModelFiles:
         # Names, types and offsets of tensors are read only here.
         if self._verify != "off":
             reader.check(identity)
-            reader.audit(self._verify)
+            reader.verify_tensors(self._verify)
         if _is_packed(file) and _PACKED_KEY not in dict(reader.metadata):
             label = file if isinstance(file, str) else file.manifest_path
             error = CorruptFileError(
@@ -128,16 +128,16 @@ class ModelFiles:
         source = len(self.sources)
         self.sources.append(file)
         places = [offset for _, _, _, offset in reader.storages()]
-        packed = {name: (dtype, shape, stored) for name, dtype, shape, stored in _packed_tensors(reader, source)}
+        packed = {name: (dtype, shape, encoded) for name, dtype, shape, encoded in _packed_tensors(reader, source)}
         signed = {number for number, *_ in reader.signs()}
         wanted = None if names is None else set(names)
         for number, (name, dtype_name, shape, strides, first, storage) in enumerate(reader.tensors()):
             if wanted is not None and name not in wanted:
                 continue
             if name in packed:
-                decoded_name, decoded_shape, stored = packed[name]
+                decoded_name, decoded_shape, encoded = packed[name]
                 decoded = Origin((), getattr(torch, decoded_name), tuple(decoded_shape))
-                self.tensors[name] = replace(decoded, ranges=(ByteRange(source, 0, decoded.nbytes, stored),))
+                self.tensors[name] = replace(decoded, ranges=(ByteRange(source, 0, decoded.nbytes, encoded),))
                 continue
             dtype: torch.dtype = getattr(torch, dtype_name)
             size = torch.Size(shape)

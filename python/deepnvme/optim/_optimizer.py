@@ -82,7 +82,7 @@ class OptimizerBase(torch.optim.Optimizer):
         self._step_supports_amp_scaling = True
         # torch's fused steps use exact square roots, whatever its other steps do.
         kind = "exact" if self.defaults.get("fused") else sqrt_mode()
-        self._kernel = Kernel(threads=options["threads"], root=kind)
+        self._kernel = Kernel(threads=options["threads"], sqrt_mode=kind)
         self._store = MemoryStore(self)
         self._stochastic, self._seed = options["stochastic_rounding"], options["seed"]
         self._max_norm: float | None = options["max_norm"]
@@ -200,10 +200,10 @@ class OptimizerBase(torch.optim.Optimizer):
 
     def check_settings(self, group: ParamGroup) -> None:
         """Raise the error that a step with these settings would raise."""
-        rule, settings = self._algorithm(group)
+        algorithm, settings = self._algorithm(group)
         self._moments(group)
         self._kernel.step(
-            rule, settings, [], step=1, unscale=1.0, clip=1.0, stochastic=self._stochastic, seed=0, record=None
+            algorithm, settings, [], step=1, unscale=1.0, clip=1.0, stochastic=self._stochastic, seed=0, record=None
         )
 
     def close(self) -> None:
@@ -286,9 +286,9 @@ def _find() -> str:
     bits = (places * 0x7F80_0000 // _VALUES) ^ (places * 0x9E37_79B1 & 0x7F_FFFF)
     values = bits.clamp(0, 0x7F7F_FFFF).to(torch.int32).view(torch.float32)
     expected = values.sqrt()
-    for name in Kernel.roots():
+    for name in Kernel.sqrt_modes():
         taken = values.clone()
-        Kernel(threads=1, root=name).take_roots(taken)
+        Kernel(threads=1, sqrt_mode=name).sqrt_(taken)
         if torch.equal(taken, expected):
             return name
     return "exact"

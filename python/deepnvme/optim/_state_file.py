@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepnvme._deepnvme import _CheckpointReader, _PlacedFile
+from deepnvme._deepnvme import _CheckpointReader, _ReflinkTarget
 from deepnvme.errors import ClosedError, CorruptFileError, Error, OutOfMemoryError, UnsupportedError
 from deepnvme.optim._formats import EIGHT_BIT, FORMATS, StateFormat
 
@@ -97,7 +97,7 @@ def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) 
         "parameters": {name: {"step": one.step, "kinds": one.kinds} for name, one in saved.parameters.items()},
         "stretches": [[one.name, one.kind, one.begin, one.count, one.format.name] for one in saved.extents],
     }
-    new = _PlacedFile(path, _tensors(saved, nbytes), [(_NAME, json.dumps(header))], checksums)
+    new = _ReflinkTarget(path, _tensors(saved, nbytes), [(_NAME, json.dumps(header))], checksums)
     try:
         yield new.fileno(), new.data_offset
         new.commit()
@@ -156,7 +156,7 @@ def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> StateF
         # One entry states that there are checksums, and another contains them. Damage to one place cannot remove both.
         if header.get("checksums") is not False and reader.coverage != "file":
             raise _corrupt(path, 8, "it was saved with checksums, but they are missing")
-        reader.audit("full" if verify == "full" else "sample")
+        reader.verify_tensors("full" if verify == "full" else "sample")
     return saved
 
 

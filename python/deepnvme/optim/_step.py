@@ -193,7 +193,7 @@ class SteppingOptimizer(OptimizerBase):
         unscale: float,
         clip: float,
     ) -> None:
-        rule, settings = self._algorithm(group)
+        algorithm, settings = self._algorithm(group)
         moments = self._moments(group)
         for given in self._store.batches(pieces):
             batch = [piece for piece in given if self._first_indices[piece.param] + piece.begin not in progress.record]
@@ -213,7 +213,7 @@ class SteppingOptimizer(OptimizerBase):
                     else:
                         parts.append((master, own, kept, weights, at))
                 self._kernel.step(
-                    rule,
+                    algorithm,
                     settings,
                     parts,
                     step=step,

@@ -6,13 +6,13 @@ use deepnvme_checkpoint::history::{self, Entry, History, Manifest, Settled};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::new_file::{NewFile, over};
+use super::new_file::{NewFile, already_taken};
 use super::raise;
 use crate::error;
-use crate::threads::Ending;
+use crate::threads::UntilTaken;
 
 /// Result of settling: names taken by foreign files, failures, checkpoints in place, and retired checkpoints deleted.
-type SettledAnswer = (Vec<String>, Vec<String>, Vec<String>, Vec<String>);
+type SettledTuple = (Vec<String>, Vec<String>, Vec<String>, Vec<String>);
 
 /// Manage one process's view of a checkpoint folder. No signal handler runs inside a method.
 #[pyclass(frozen, name = "_History", module = "deepnvme._deepnvme")]
@@ -97,16 +97,16 @@ impl PyHistory {
     }
 
     /// Publish a checkpoint, rename its file, and delete retired checkpoints.
-    fn commit(&self, py: Python<'_>, entry: &str, new: &Bound<'_, NewFile>) -> PyResult<SettledAnswer> {
-        let entry = parsed(entry)?;
-        let Some(replacement) = new.get().take(py) else { return Err(over()) };
+    fn commit(&self, py: Python<'_>, entry: &str, new: &Bound<'_, NewFile>) -> PyResult<SettledTuple> {
+        let entry = parse_entry(entry)?;
+        let Some(replacement) = new.get().take(py) else { return Err(already_taken()) };
         let committed = py.detach(|| self.inner.commit(entry, Some(replacement)));
-        committed.map(answer).map_err(|failure| raise(py, &failure))
+        committed.map(settled_tuple).map_err(|failure| raise(py, &failure))
     }
 
     /// Publish a checkpoint whose files still have private names.
     fn publish(&self, py: Python<'_>, entry: &str) -> PyResult<()> {
-        let entry = parsed(entry)?;
+        let entry = parse_entry(entry)?;
         py.detach(|| self.inner.publish(&entry)).map_err(|failure| raise(py, &failure))
     }
 
@@ -116,8 +116,8 @@ impl PyHistory {
     }
 
     /// Rename the files of this machine, and delete retired checkpoints.
-    fn settle(&self, py: Python<'_>) -> SettledAnswer {
-        answer(py.detach(|| self.inner.settle()))
+    fn settle(&self, py: Python<'_>) -> SettledTuple {
+        settled_tuple(py.detach(|| self.inner.settle()))
     }
 
     /// Record the checkpoints in place, and the retired ones deleted, on all machines.
@@ -130,17 +130,17 @@ impl PyHistory {
 /// Return the paths of a manifest's checkpoints, in its order.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
-pub(crate) fn _places_of(py: Python<'_>, folder: PathBuf, text: &str) -> PyResult<Vec<PathBuf>> {
+pub(crate) fn _checkpoint_paths(py: Python<'_>, folder: PathBuf, text: &str) -> PyResult<Vec<PathBuf>> {
     let manifest = Manifest::parse(text.as_bytes()).map_err(PyValueError::new_err)?;
-    let place = |entry: &Entry| history::place_of(&folder, &entry.file, entry);
-    Ok(py.detach(|| manifest.checkpoints.iter().map(place).collect()))
+    let path = |entry: &Entry| history::place_of(&folder, &entry.file, entry);
+    Ok(py.detach(|| manifest.checkpoints.iter().map(path).collect()))
 }
 
 /// A folder with a private name. It is deleted unless it is kept.
 #[pyclass(frozen, name = "_NewFolder", module = "deepnvme._deepnvme")]
 pub(crate) struct NewFolder {
     path: PathBuf,
-    inner: Ending<history::PrivateFolder>,
+    inner: UntilTaken<history::PrivateFolder>,
 }
 
 #[pymethods]
@@ -150,7 +150,7 @@ impl NewFolder {
     fn new(py: Python<'_>, parent: PathBuf, name: &str) -> PyResult<Self> {
         let made = py.detach(|| history::PrivateFolder::new(&parent, name));
         let folder = error::check(py, made)?;
-        Ok(Self { path: folder.path().to_path_buf(), inner: Ending::new(folder) })
+        Ok(Self { path: folder.path().to_path_buf(), inner: UntilTaken::new(folder) })
     }
 
     /// The folder's path.
@@ -172,13 +172,13 @@ impl NewFolder {
     }
 }
 
-fn parsed(entry: &str) -> PyResult<Entry> {
+fn parse_entry(entry: &str) -> PyResult<Entry> {
     // Parse a whole manifest: it refuses names that no checkpoint can have.
     let text = format!("{{\"version\": 2, \"checkpoints\": [{entry}]}}");
     let manifest = Manifest::parse(text.as_bytes()).map_err(PyValueError::new_err)?;
     manifest.checkpoints.into_iter().next().ok_or_else(|| PyValueError::new_err("this is no checkpoint"))
 }
 
-fn answer(settled: Settled) -> SettledAnswer {
+fn settled_tuple(settled: Settled) -> SettledTuple {
     (settled.foreign, settled.failures, settled.placed, settled.gone)
 }

@@ -15,31 +15,31 @@ use pyo3::types::PyList;
 
 use super::{build, raise};
 use crate::engine::PyEngine;
-use crate::path::{Place, file_name};
-use crate::{background, default, memory, orphans, threads, torch};
+use crate::path::{PathArgument, file_name};
+use crate::{background, default, detached_requests, memory, threads, torch};
 
 /// Name, type, sizes, strides, first element, index of the storage.
-type TensorAnswer = (String, &'static str, Vec<u64>, Vec<u64>, u64, usize);
+type TensorTuple = (String, &'static str, Vec<u64>, Vec<u64>, u64, usize);
 /// Name, bytes, device, offset in the file.
-type StorageAnswer = (String, u64, String, u64);
+type StorageTuple = (String, u64, String, u64);
 /// Offset in the file, length, and the extents in it with their offsets.
-type ArenaAnswer = (u64, u64, Vec<(usize, u64)>);
+type LoadBufferTuple = (u64, u64, Vec<(usize, u64)>);
 
 /// Path, tensors in the file, and the index's size and checksum.
-type FoundAnswer = (std::path::PathBuf, Option<Vec<String>>, Option<(u64, u64)>);
+type FileTuple = (std::path::PathBuf, Option<Vec<String>>, Option<(u64, u64)>);
 
 /// Find the files behind a path. Each comes with its tensors, and with the index's size and checksum if a list states
 /// them. With ``check``, the list is compared with its own checksum.
 #[pyfunction]
-pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) -> PyResult<Vec<FoundAnswer>> {
+pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) -> PyResult<Vec<FileTuple>> {
     let path = file_name(path)?;
     let find = move || read::find_set(&path).and_then(|set| if check { set.check().map(|()| set) } else { Ok(set) });
-    let set = background::read_only(py, find)?;
-    let answer = |file: read::CheckpointFile| {
+    let set = background::run_read_only(py, find)?;
+    let tuple = |file: read::CheckpointFile| {
         let identity = file.identity.map(|identity| (identity.bytes, identity.index_crc64));
         (file.path, file.names, identity)
     };
-    Ok(set.map_err(|error| raise(py, &error))?.files.into_iter().map(answer).collect())
+    Ok(set.map_err(|error| raise(py, &error))?.files.into_iter().map(tuple).collect())
 }
 
 /// Refuse the name of a list of files for one file.
@@ -86,19 +86,19 @@ impl CheckpointReader {
         exact: bool,
         names: Option<Vec<String>>,
     ) -> PyResult<Self> {
-        orphans::sweep(py);
+        detached_requests::reap(py);
         let engine = default::or_default(py, engine)?;
-        let target = match Place::new(path)? {
-            Place::Path(path) => Target::Path(path),
-            Place::Stripes(set) => Target::Stripes(set),
-            Place::Descriptor(number) => {
+        let target = match PathArgument::new(path)? {
+            PathArgument::Path(path) => Target::Path(path),
+            PathArgument::Stripes(set) => Target::Stripes(set),
+            PathArgument::Descriptor(number) => {
                 return Err(PyTypeError::new_err(format!(
                     "a checkpoint is loaded by its path, not from descriptor {number}"
                 )));
             }
         };
         let opening = Arc::clone(&engine);
-        let opened = background::read_only(py, move || {
+        let opened = background::run_read_only(py, move || {
             let mut reader = Reader::open(&opening, &target)?;
             reader.require(names.as_deref().unwrap_or_default())?;
             if exact {
@@ -143,7 +143,7 @@ impl CheckpointReader {
             return self.reader.check().map_err(|error| raise(py, &error));
         };
         let (reader, engine) = (Arc::clone(&self.reader), Arc::clone(&self.engine));
-        let checked = background::read_only(py, move || {
+        let checked = background::run_read_only(py, move || {
             reader.check()?;
             reader.compare_identity(&engine, set::Identity { bytes, index_crc64 })
         })?;
@@ -152,7 +152,7 @@ impl CheckpointReader {
 
     /// Verify the file's bytes against its checksums: ``"sample"`` or ``"full"``. An archive must be opened with
     /// ``exact``.
-    fn audit(&self, py: Python<'_>, verify: &str) -> PyResult<()> {
+    fn verify_tensors(&self, py: Python<'_>, verify: &str) -> PyResult<()> {
         let is_sample = match verify {
             "sample" => true,
             "full" => false,
@@ -169,7 +169,7 @@ impl CheckpointReader {
         let (reader, engine, seen) = (Arc::clone(&self.reader), Arc::clone(&self.engine), Arc::clone(&progress));
         let work = move || reader.verify_tensors(&engine, is_sample, &seen);
         let stop = || progress.stop();
-        background::watch(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
+        background::run_polling(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
     }
 
     /// Read bytes of a tensor, starting at ``start``, and verify their checksums. Works on safetensors files only. It
@@ -180,10 +180,10 @@ impl CheckpointReader {
         if !self.is_exact || start.checked_add(memory.len() as u64).is_none_or(|end| end > record.bytes) {
             return Err(PyValueError::new_err("the range is not within the tensor"));
         }
-        torch::changed(std::slice::from_ref(target))?;
+        torch::mark_modified(std::slice::from_ref(target))?;
         let (reader, engine, offset) = (Arc::clone(&self.reader), Arc::clone(&self.engine), record.data_offset + start);
         let filled = memory.region();
-        let read = background::read_only(py, move || {
+        let read = background::run_read_only(py, move || {
             engine.read(reader.file(), offset, memory)?.wait().1?;
             reader.verify_range(&engine, extent, start, &filled)
         })?;
@@ -215,24 +215,24 @@ impl CheckpointReader {
         }
     }
 
-    fn tensors(&self) -> Vec<TensorAnswer> {
+    fn tensors(&self) -> Vec<TensorTuple> {
         match self.reader.contents() {
             Contents::Archive { state, .. } => {
-                let answer = |tensor: &deepnvme_format::state::Tensor| {
+                let tuple = |tensor: &deepnvme_format::state::Tensor| {
                     let (shape, strides) = (tensor.shape.clone(), tensor.strides.clone());
                     (tensor.name.clone(), tensor.dtype.torch_name(), shape, strides, tensor.offset, tensor.storage)
                 };
-                state.tensors.iter().map(answer).collect()
+                state.tensors.iter().map(tuple).collect()
             }
             Contents::Safetensors { header } => {
-                let answer = |(index, tensor): (usize, &deepnvme_format::safetensors::Tensor)| {
+                let tuple = |(index, tensor): (usize, &deepnvme_format::safetensors::Tensor)| {
                     let mut strides = vec![1; tensor.shape.len()];
                     for at in (1..strides.len()).rev() {
                         strides[at - 1] = strides[at] * tensor.shape[at].max(1);
                     }
                     (tensor.name.clone(), tensor.dtype.torch_name(), tensor.shape.clone(), strides, 0, index)
                 };
-                header.tensors.iter().enumerate().map(answer).collect()
+                header.tensors.iter().enumerate().map(tuple).collect()
             }
         }
     }
@@ -250,15 +250,15 @@ impl CheckpointReader {
         state.tensors.iter().enumerate().filter(|(_, tensor)| !tensor.is_named).map(|(number, _)| number).collect()
     }
 
-    fn storages(&self) -> Vec<StorageAnswer> {
+    fn storages(&self) -> Vec<StorageTuple> {
         let locations: Vec<&str> = match self.reader.contents() {
             Contents::Archive { state, .. } => state.storages.iter().map(|storage| storage.location.as_str()).collect(),
             Contents::Safetensors { .. } => vec!["cpu"; self.reader.extents().len()],
         };
-        let answer = |(extent, location): (&read::Extent, &str)| {
+        let tuple = |(extent, location): (&read::Extent, &str)| {
             (extent.name.clone(), extent.bytes, location.to_owned(), extent.data_offset)
         };
-        self.reader.extents().iter().zip(locations).map(answer).collect()
+        self.reader.extents().iter().zip(locations).map(tuple).collect()
     }
 
     /// Sizes of these storages, in bytes.
@@ -284,23 +284,23 @@ impl CheckpointReader {
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
-    fn arenas(&self, wanted: Vec<usize>) -> PyResult<Vec<ArenaAnswer>> {
+    fn load_buffers(&self, wanted: Vec<usize>) -> PyResult<Vec<LoadBufferTuple>> {
         self.check_extents(wanted.iter().copied())?;
-        let answer = |arena: LoadBuffer| {
-            let members = arena.members.iter().map(|member| (member.extent, member.at)).collect();
-            (arena.offset, arena.bytes, members)
+        let tuple = |buffer: LoadBuffer| {
+            let members = buffer.members.iter().map(|member| (member.extent, member.at)).collect();
+            (buffer.offset, buffer.bytes, members)
         };
-        Ok(self.reader.load_buffers(&wanted).into_iter().map(answer).collect())
+        Ok(self.reader.load_buffers(&wanted).into_iter().map(tuple).collect())
     }
 
-    /// Start reading into one buffer per arena.
-    fn start(&self, py: Python<'_>, arenas: Vec<(ArenaAnswer, Bound<'_, PyAny>)>) -> PyResult<Loading> {
-        self.check_extents(arenas.iter().flat_map(|((_, _, members), _)| members.iter().map(|(extent, _)| *extent)))?;
-        let _uncollected = memory::Uncollected::new(py);
-        let target = |((offset, bytes, members), object): (ArenaAnswer, Bound<'_, PyAny>)| {
+    /// Start reading into the objects, one per load buffer.
+    fn start(&self, py: Python<'_>, buffers: Vec<(LoadBufferTuple, Bound<'_, PyAny>)>) -> PyResult<Loading> {
+        self.check_extents(buffers.iter().flat_map(|((_, _, members), _)| members.iter().map(|(extent, _)| *extent)))?;
+        let _gc_pause = memory::GcPause::new(py);
+        let target = |((offset, bytes, members), object): (LoadBufferTuple, Bound<'_, PyAny>)| {
             let target = memory::target(&object)?;
             if !target.is_contiguous() {
-                return Err(PyValueError::new_err("an arena is contiguous memory"));
+                return Err(PyValueError::new_err("a load buffer is contiguous memory"));
             }
             if target.len() as u64 != bytes {
                 return Err(PyValueError::new_err(format!("{} bytes are no room for {bytes}", target.len())));
@@ -308,9 +308,9 @@ impl CheckpointReader {
             let members = members.into_iter().map(|(extent, at)| BufferedExtent { extent, at }).collect();
             Ok((LoadBuffer { offset, bytes, members }, target))
         };
-        let objects: Vec<_> = arenas.iter().map(|(_, object)| object.clone()).collect();
-        let targets = arenas.into_iter().map(target).collect::<PyResult<Vec<_>>>()?;
-        torch::changed(&objects)?;
+        let objects: Vec<_> = buffers.iter().map(|(_, object)| object.clone()).collect();
+        let targets = buffers.into_iter().map(target).collect::<PyResult<Vec<_>>>()?;
+        torch::mark_modified(&objects)?;
         let started = py.detach(|| self.reader.start(&self.engine, targets));
         let loading = started.map_err(|error| raise(py, &error))?;
         Ok(Loading { inner: Mutex::new(Some(loading)) })
@@ -386,11 +386,11 @@ impl Loading {
         };
         let shared = Arc::new(Progress::default());
         let seen = Arc::clone(&shared);
-        let mut look = look(progress, &shared);
+        let mut report_progress = progress_callback(progress, &shared);
         let stop = || shared.stop();
-        let finished = background::watch(py, move || loading.finish(verify, &seen), &mut look, &stop)?;
+        let finished = background::run_polling(py, move || loading.finish(verify, &seen), &mut report_progress, &stop)?;
         finished.map_err(|error| raise(py, &error))?;
-        look()
+        report_progress()
     }
 }
 
@@ -398,13 +398,13 @@ impl Drop for Loading {
     /// A separate thread cancels the reads in flight: dropping the last reference must not block.
     fn drop(&mut self) {
         if let Some(loading) = ignore_poison(self.inner.get_mut()).take() {
-            threads::let_go(loading);
+            threads::drop_in_background(loading);
         }
     }
 }
 
 /// Report completed and total bytes to a callback.
-pub(super) fn look<'a>(
+pub(super) fn progress_callback<'a>(
     callback: Option<&'a Bound<'_, PyAny>>,
     progress: &'a Progress,
 ) -> impl FnMut() -> PyResult<()> + use<'a> {

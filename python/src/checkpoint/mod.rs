@@ -11,23 +11,23 @@ mod history;
 mod load;
 mod new_file;
 mod pickle;
-mod placed;
 mod plan;
+mod reflink_target;
 mod save;
-mod share;
+mod shard;
 
 pub(crate) use build::HashCosts;
-pub(crate) use history::{_places_of, NewFolder, PyHistory};
+pub(crate) use history::{_checkpoint_paths, NewFolder, PyHistory};
 pub(crate) use load::{_find_set, _list_state, _refuse_list_name, CheckpointReader, Loading};
 pub(crate) use new_file::NewFile;
 pub(crate) use pickle::{_check_pickle, _pickle_plain};
-pub(crate) use placed::PlacedFile;
 pub(crate) use plan::{_plan_archive, _plan_safetensors, SavePlan, SaveStaging};
+pub(crate) use reflink_target::PyReflinkTarget;
 pub(crate) use save::{_crc64, _crc64_of_all, Saving};
-pub(crate) use share::{_shares, SaveShare};
+pub(crate) use shard::{_shard_ranges, SaveShard};
 
 /// Convert a format error to the exception that Python code expects.
-pub(crate) fn misread(py: Python<'_>, path: &std::path::Path, source: deepnvme_format::Error) -> PyErr {
+pub(crate) fn format_error(py: Python<'_>, path: &std::path::Path, source: deepnvme_format::Error) -> PyErr {
     raise(py, &Error::Format { path: path.to_path_buf(), source })
 }
 

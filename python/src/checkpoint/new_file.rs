@@ -9,14 +9,14 @@ use pyo3::prelude::*;
 
 use super::raise;
 use crate::engine::PyEngine;
-use crate::threads::Ending;
+use crate::threads::UntilTaken;
 use crate::{default, error};
 
 /// A private file. ``commit`` renames it to ``path``; otherwise it is deleted.
 #[pyclass(frozen, name = "_NewFile", module = "deepnvme._deepnvme")]
 pub(crate) struct NewFile {
     temporary: PathBuf,
-    inner: Ending<Replacement>,
+    inner: UntilTaken<Replacement>,
 }
 
 #[pymethods]
@@ -30,7 +30,7 @@ impl NewFile {
         let (replacement, _) =
             created.map_err(|failure| raise(py, &write::error_of_target(failure, &target.path(), nbytes)))?;
         let temporary = replacement.temporary().path();
-        Ok(Self { temporary, inner: Ending::new(replacement) })
+        Ok(Self { temporary, inner: UntilTaken::new(replacement) })
     }
 
     /// The file's private path.
@@ -42,7 +42,7 @@ impl NewFile {
     /// Set the permissions of a new file. Its contents are already synced.
     fn take_mode(&self, py: Python<'_>) -> PyResult<()> {
         let taken = self.inner.with(py, |replacement| replacement.take_mode());
-        error::check(py, taken.ok_or_else(over)?)
+        error::check(py, taken.ok_or_else(already_taken)?)
     }
 
     /// Keep the file under its private name, which a manifest lists.
@@ -53,7 +53,7 @@ impl NewFile {
 
     /// Rename the file to its final name, and sync that with ``sync``. Its contents are already synced.
     fn commit(&self, py: Python<'_>, sync: bool) -> PyResult<()> {
-        let Some(replacement) = self.take(py) else { return Err(over()) };
+        let Some(replacement) = self.take(py) else { return Err(already_taken()) };
         let committed = py.detach(|| replacement.commit(sync));
         error::check(py, committed)
     }
@@ -68,7 +68,7 @@ impl NewFile {
 impl NewFile {
     /// Wrap a file that is written and synced.
     pub(super) fn of(replacement: Replacement) -> Self {
-        Self { temporary: replacement.temporary().path(), inner: Ending::new(replacement) }
+        Self { temporary: replacement.temporary().path(), inner: UntilTaken::new(replacement) }
     }
 
     /// Take the file; `None` if it was committed or given up.
@@ -78,6 +78,6 @@ impl NewFile {
 }
 
 /// The error after the file was committed or given up.
-pub(super) fn over() -> PyErr {
+pub(super) fn already_taken() -> PyErr {
     PyRuntimeError::new_err("the file has its name, or was given up")
 }

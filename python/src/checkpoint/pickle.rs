@@ -112,10 +112,10 @@ struct Pickler<'a, 'py> {
 }
 
 /// Whether an object could be pickled.
-type Done = PyResult<bool>;
+type IsPickled = PyResult<bool>;
 
 impl<'py> Pickler<'_, 'py> {
-    fn save(&mut self, object: &Bound<'py, PyAny>, depth: usize) -> Done {
+    fn save(&mut self, object: &Bound<'py, PyAny>, depth: usize) -> IsPickled {
         if object.is_none() {
             self.out.raw(b"N");
         } else if let Ok(value) = object.cast_exact::<PyBool>() {
@@ -155,7 +155,7 @@ impl<'py> Pickler<'_, 'py> {
         Ok(true)
     }
 
-    fn text_object(&mut self, text: &Bound<'py, PyString>) -> Done {
+    fn text_object(&mut self, text: &Bound<'py, PyString>) -> IsPickled {
         if let Some((index, _)) = self.memo.get(&address(text)) {
             self.out.get(*index);
             return Ok(true);
@@ -170,7 +170,7 @@ impl<'py> Pickler<'_, 'py> {
         Ok(true)
     }
 
-    fn items(&mut self, dict: &Bound<'py, PyDict>, depth: usize) -> Done {
+    fn items(&mut self, dict: &Bound<'py, PyDict>, depth: usize) -> IsPickled {
         if dict.is_empty() {
             return Ok(true);
         }
@@ -186,7 +186,7 @@ impl<'py> Pickler<'_, 'py> {
         Ok(true)
     }
 
-    fn item(&mut self, key: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>, depth: usize) -> Done {
+    fn item(&mut self, key: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>, depth: usize) -> IsPickled {
         if !self.save(key, depth + 1)? {
             return Ok(false);
         }
@@ -201,14 +201,14 @@ impl<'py> Pickler<'_, 'py> {
     }
 
     /// Pickle an element of a list or a tuple.
-    fn element(&mut self, element: &Bound<'py, PyAny>, depth: usize) -> Done {
+    fn element(&mut self, element: &Bound<'py, PyAny>, depth: usize) -> IsPickled {
         self.name_bytes += SHORT_NAME_BYTES;
         let is_saved = self.save(element, depth + 1)?;
         self.name_bytes -= SHORT_NAME_BYTES;
         Ok(is_saved)
     }
 
-    fn list(&mut self, list: &Bound<'py, PyList>, depth: usize) -> Done {
+    fn list(&mut self, list: &Bound<'py, PyList>, depth: usize) -> IsPickled {
         if list.is_empty() {
             return Ok(true);
         }
@@ -222,7 +222,7 @@ impl<'py> Pickler<'_, 'py> {
         Ok(true)
     }
 
-    fn tuple(&mut self, tuple: &Bound<'py, PyTuple>, depth: usize) -> Done {
+    fn tuple(&mut self, tuple: &Bound<'py, PyTuple>, depth: usize) -> IsPickled {
         if tuple.is_empty() {
             self.out.raw(b")");
             return Ok(true);
@@ -242,7 +242,7 @@ impl<'py> Pickler<'_, 'py> {
         Ok(true)
     }
 
-    fn ordered_dict(&mut self, object: &Bound<'py, PyAny>, depth: usize) -> Done {
+    fn ordered_dict(&mut self, object: &Bound<'py, PyAny>, depth: usize) -> IsPickled {
         self.out.ordered_dict();
         self.put(object);
         // Not the order of the underlying dict, which `move_to_end` leaves alone.
@@ -272,7 +272,7 @@ impl<'py> Pickler<'_, 'py> {
         Ok(true)
     }
 
-    fn parameter(&mut self, parameter: &Bound<'py, PyAny>) -> Done {
+    fn parameter(&mut self, parameter: &Bound<'py, PyAny>) -> IsPickled {
         let py = self.py;
         if parameter.getattr(intern!(py, "__dict__"))?.is_truthy()? || has_hooks(parameter)? {
             return Ok(false);
@@ -291,18 +291,18 @@ impl<'py> Pickler<'_, 'py> {
         Ok(true)
     }
 
-    fn tensor(&mut self, tensor: &Bound<'py, PyAny>) -> Done {
+    fn tensor(&mut self, tensor: &Bound<'py, PyAny>) -> IsPickled {
         let py = self.py;
         let truth = |name: &Bound<'py, PyString>| tensor.getattr(name)?.is_truthy();
-        let answer = |name: &Bound<'py, PyString>| tensor.call_method0(name)?.is_truthy();
+        let call = |name: &Bound<'py, PyString>| tensor.call_method0(name)?.is_truthy();
         let dtype = self.torch.dtypes.get(&address(&tensor.getattr(intern!(py, "dtype"))?));
         let Some(&(dtype, _)) = dtype else { return Ok(false) };
         let is_ordinary = truth(intern!(py, "is_cpu"))?
             && tensor.getattr(intern!(py, "layout"))?.is(&self.torch.strided)
             && !truth(intern!(py, "is_quantized"))?
             && !truth(intern!(py, "is_nested"))?
-            && !answer(intern!(py, "is_conj"))?
-            && !answer(intern!(py, "is_neg"))?
+            && !call(intern!(py, "is_conj"))?
+            && !call(intern!(py, "is_neg"))?
             && !truth(intern!(py, "__dict__"))?
             && !has_hooks(tensor)?;
         let dims: usize = tensor.call_method0(intern!(py, "dim"))?.extract()?;
@@ -311,11 +311,11 @@ impl<'py> Pickler<'_, 'py> {
         }
         let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
         let nbytes: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
-        let place: usize = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let data_ptr: usize = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
         let next = self.storages.len();
         // Empty storages have no address to identify them.
         let (key, known) =
-            if nbytes == 0 { (next, dtype) } else { *self.keys.entry((place, nbytes)).or_insert((next, dtype)) };
+            if nbytes == 0 { (next, dtype) } else { *self.keys.entry((data_ptr, nbytes)).or_insert((next, dtype)) };
         if known != dtype {
             return Ok(false);
         }

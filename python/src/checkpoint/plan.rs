@@ -17,15 +17,15 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
 use super::raise;
-use super::save::{Saving, Way, start};
-use super::share::SaveShare;
+use super::save::{Destination, Saving, start};
+use super::shard::SaveShard;
 use crate::engine::PyEngine;
-use crate::path::Place;
-use crate::threads::Ending;
-use crate::{default, memory, orphans, settings};
+use crate::path::PathArgument;
+use crate::threads::UntilTaken;
+use crate::{default, detached_requests, memory, settings};
 
 /// Interval between signal checks.
-const SLICE: Duration = Duration::from_millis(50);
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Save options, as the package's own code passes them.
 #[derive(FromPyObject)]
@@ -48,7 +48,7 @@ pub(crate) fn _plan_archive(
     after: Vec<(String, Bound<'_, PyAny>)>,
     options: Options<'_>,
 ) -> PyResult<SavePlan> {
-    let _uncollected = memory::Uncollected::new(py);
+    let _gc_pause = memory::GcPause::new(py);
     let engine = default::or_default(py, options.engine.as_ref())?;
     let bytes = |memory| DataSource::memory(&engine, memory);
     let record =
@@ -74,7 +74,7 @@ pub(crate) fn _plan_safetensors(
     metadata: Vec<(String, String)>,
     options: Options<'_>,
 ) -> PyResult<SavePlan> {
-    let _uncollected = memory::Uncollected::new(py);
+    let _gc_pause = memory::GcPause::new(py);
     let engine = default::or_default(py, options.engine.as_ref())?;
     let tensor = |(name, dtype, shape, object): TensorArgument<'_>| {
         let known = Dtype::from_torch(&dtype);
@@ -104,7 +104,7 @@ pub(crate) struct SavePlan {
     nbytes: u64,
     progress: Arc<Progress>,
     /// The save, until it is started.
-    save: Ending<Save>,
+    save: UntilTaken<Save>,
 }
 
 impl SavePlan {
@@ -115,14 +115,14 @@ impl SavePlan {
         options: Options<'_>,
         plan: impl FnOnce(&Target, SaveOptions) -> deepnvme_checkpoint::Result<Save>,
     ) -> PyResult<Self> {
-        orphans::sweep(py);
+        detached_requests::reap(py);
         let engine = Arc::clone(engine);
         let target = target(path)?;
         let staging = options.staging.and_then(|staging| staging.get().inner.with(py, |inner| inner.clone()));
         let durability = settings::durability(&options.durability)?;
         let options = SaveOptions { durability, has_checksums: options.checksums, staging };
         let save = plan(&target, options).map_err(|error| raise(py, &error))?;
-        Ok(Self { engine, target, nbytes: save.bytes(), progress: Arc::default(), save: Ending::new(save) })
+        Ok(Self { engine, target, nbytes: save.bytes(), progress: Arc::default(), save: UntilTaken::new(save) })
     }
 
     fn take(&self, py: Python<'_>) -> PyResult<Save> {
@@ -156,22 +156,22 @@ impl SavePlan {
     fn start(&self, py: Python<'_>, private: bool) -> PyResult<Saving> {
         // The process may change its working folder before the thread opens the file.
         let target = self.target.absolute();
-        let way = if private { Way::Private(target) } else { Way::Replace(target) };
-        start(py, self.take(py)?, Arc::clone(&self.engine), way)
+        let destination = if private { Destination::Private(target) } else { Destination::Replace(target) };
+        start(py, self.take(py)?, Arc::clone(&self.engine), destination)
     }
 
     /// Start writing the whole file into an existing file, such as a member of a ``_SetReplacement``.
     fn start_into(&self, py: Python<'_>, file: PathBuf) -> PyResult<Saving> {
         let file = std::path::absolute(&file).unwrap_or(file);
-        start(py, self.take(py)?, Arc::clone(&self.engine), Way::Into(file))
+        start(py, self.take(py)?, Arc::clone(&self.engine), Destination::Into(file))
     }
 
     /// Write the ready bytes between ``start`` and ``stop`` into ``file``, which starts at byte ``base``.
     #[pyo3(signature = (file, start, stop, base))]
-    fn share(&self, py: Python<'_>, file: PathBuf, start: u64, stop: u64, base: u64) -> PyResult<SaveShare> {
+    fn start_shard(&self, py: Python<'_>, file: PathBuf, start: u64, stop: u64, base: u64) -> PyResult<SaveShard> {
         let range: Range<u64> = start..stop;
         if base > start || start > stop || stop > self.nbytes {
-            return Err(PyValueError::new_err(format!("{start} to {stop} is no share of {} bytes", self.nbytes)));
+            return Err(PyValueError::new_err(format!("{start} to {stop} is no shard of {} bytes", self.nbytes)));
         }
         let save = Arc::new(self.take(py)?);
         let options = OpenOptions::to_fill(self.engine.config().direct);
@@ -180,20 +180,20 @@ impl SavePlan {
             let file = deepnvme_file::open(&Target::Path(file), options)?;
             save.start_shard(engine, file, range, base, progress)
         });
-        let share = written.map_err(|error| raise(py, &error_of_target(error, &self.target.path(), self.nbytes)))?;
-        Ok(SaveShare::new(share, self.target.path(), self.nbytes))
+        let shard = written.map_err(|error| raise(py, &error_of_target(error, &self.target.path(), self.nbytes)))?;
+        Ok(SaveShard::new(shard, self.target.path(), self.nbytes))
     }
 
     /// Wait until the tensors may change: the shard is written or has failed.
     fn wait_filled(&self, py: Python<'_>) -> PyResult<()> {
-        while !py.detach(|| self.progress.wait_filled(SLICE)) {
+        while !py.detach(|| self.progress.wait_filled(SIGNAL_CHECK_INTERVAL)) {
             py.check_signals()?;
         }
         Ok(())
     }
 
     /// Declare that the tensors are no longer read.
-    fn give_back(&self) {
+    fn release_tensors(&self) {
         self.progress.mark_filled();
     }
 
@@ -207,7 +207,7 @@ impl SavePlan {
 #[pyclass(frozen, name = "_SaveStaging", module = "deepnvme._deepnvme")]
 pub(crate) struct SaveStaging {
     /// Releasing gigabytes of locked memory takes long.
-    inner: Ending<Staging>,
+    inner: UntilTaken<Staging>,
     nbytes: u64,
 }
 
@@ -216,7 +216,7 @@ impl SaveStaging {
     #[new]
     fn new(py: Python<'_>, nbytes: u64) -> PyResult<Self> {
         let inner = py.detach(|| Staging::new(nbytes)).map_err(|error| raise(py, &error))?;
-        Ok(Self { nbytes: inner.bytes(), inner: Ending::new(inner) })
+        Ok(Self { nbytes: inner.bytes(), inner: UntilTaken::new(inner) })
     }
 
     #[getter]
@@ -226,10 +226,10 @@ impl SaveStaging {
 }
 
 fn target(path: &Bound<'_, PyAny>) -> PyResult<Target> {
-    match Place::new(path)? {
-        Place::Path(path) => Ok(Target::Path(path)),
-        Place::Stripes(set) => Ok(Target::Stripes(set)),
-        Place::Descriptor(number) => Err(PyTypeError::new_err(format!(
+    match PathArgument::new(path)? {
+        PathArgument::Path(path) => Ok(Target::Path(path)),
+        PathArgument::Stripes(set) => Ok(Target::Stripes(set)),
+        PathArgument::Descriptor(number) => Err(PyTypeError::new_err(format!(
             "a checkpoint gets its name when it is whole, so that it needs a path, and {number} is a descriptor"
         ))),
     }

@@ -11,16 +11,16 @@ use deepnvme_io::Engine;
 use deepnvme_mem::sync::ignore_poison;
 use pyo3::prelude::*;
 
-use super::load::look;
-use super::new_file::{NewFile, over};
+use super::load::progress_callback;
+use super::new_file::{NewFile, already_taken};
 use super::raise;
 use crate::{error, threads};
 
 /// Interval between signal checks.
-const SLICE: Duration = Duration::from_millis(50);
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Destination of a save, and its final name.
-pub(super) enum Way {
+pub(super) enum Destination {
     /// A private file, renamed at the end.
     Replace(Target),
     /// A private file that keeps its private name.
@@ -30,46 +30,47 @@ pub(super) enum Way {
 }
 
 /// Start writing a whole file.
-pub(super) fn start(py: Python<'_>, save: Save, engine: Arc<Engine>, way: Way) -> PyResult<Saving> {
+pub(super) fn start(py: Python<'_>, save: Save, engine: Arc<Engine>, destination: Destination) -> PyResult<Saving> {
     let progress = Arc::new(Progress::default());
-    let shared = Arc::new(Shared { progress, outcome: Mutex::new(None), over: Condvar::new(), file: Mutex::default() });
-    let seen = Arc::clone(&shared);
+    let state =
+        Arc::new(SaveState { progress, outcome: Mutex::new(None), ended: Condvar::new(), file: Mutex::default() });
+    let seen = Arc::clone(&state);
     threads::start(py, "deepnvme-save", move || {
         // Waiting callers are always told, even if the work panics.
-        let _told = Told(&seen);
+        let _guard = CompletionGuard(&seen);
         let progress = Arc::clone(&seen.progress);
-        let saved = match way {
-            Way::Private(target) => save.write(engine, &target, progress).map(|(saved, file)| {
+        let saved = match destination {
+            Destination::Private(target) => save.write(engine, &target, progress).map(|(saved, file)| {
                 *ignore_poison(seen.file.lock()) = Some(file);
                 saved
             }),
-            Way::Replace(target) => save.run(engine, &target, progress),
-            Way::Into(path) => save.write_into(engine, &path, progress),
+            Destination::Replace(target) => save.run(engine, &target, progress),
+            Destination::Into(path) => save.write_into(engine, &path, progress),
         };
         *ignore_poison(seen.outcome.lock()) = Some(saved);
     })?;
-    Ok(Saving { shared })
+    Ok(Saving { state })
 }
 
 /// File size, and the index's offset, size and checksum.
-pub(super) type Numbers = (u64, u64, u64, u64);
+pub(super) type SavedTuple = (u64, u64, u64, u64);
 
-pub(super) fn numbers(saved: Saved) -> Numbers {
+pub(super) fn saved_tuple(saved: Saved) -> SavedTuple {
     (saved.bytes, saved.index_offset, saved.index_bytes, saved.index_crc64)
 }
 
 /// State shared by the save thread and its waiting callers.
-struct Shared {
+struct SaveState {
     progress: Arc<Progress>,
     outcome: Mutex<Option<Result<Saved>>>,
-    over: Condvar,
+    ended: Condvar,
     /// The file written under a private name.
     file: Mutex<Option<Replacement>>,
 }
 
-struct Told<'a>(&'a Shared);
+struct CompletionGuard<'a>(&'a SaveState);
 
-impl Drop for Told<'_> {
+impl Drop for CompletionGuard<'_> {
     fn drop(&mut self) {
         let mut outcome = ignore_poison(self.0.outcome.lock());
         if outcome.is_none() {
@@ -78,14 +79,14 @@ impl Drop for Told<'_> {
             *outcome = Some(Err(Error::Io(panicked)));
         }
         self.0.progress.mark_filled();
-        self.0.over.notify_all();
+        self.0.ended.notify_all();
     }
 }
 
 /// A save, running or ended.
 #[pyclass(frozen, name = "_Saving", module = "deepnvme._deepnvme")]
 pub(crate) struct Saving {
-    shared: Arc<Shared>,
+    state: Arc<SaveState>,
 }
 
 #[pymethods]
@@ -93,18 +94,18 @@ impl Saving {
     /// Whether the save has ended, successfully or not.
     #[getter]
     fn done(&self) -> bool {
-        ignore_poison(self.shared.outcome.lock()).is_some()
+        ignore_poison(self.state.outcome.lock()).is_some()
     }
 
     /// Bytes: written, total.
     #[getter]
     fn progress(&self) -> (u64, u64) {
-        self.shared.progress.bytes()
+        self.state.progress.bytes()
     }
 
     /// Wait until the tensors may change.
     fn wait_filled(&self, py: Python<'_>) -> PyResult<()> {
-        while !py.detach(|| self.shared.progress.wait_filled(SLICE)) {
+        while !py.detach(|| self.state.progress.wait_filled(SIGNAL_CHECK_INTERVAL)) {
             py.check_signals()?;
         }
         Ok(())
@@ -112,19 +113,19 @@ impl Saving {
 
     /// Wait until the file has its final name. Returns its size, and the index's offset, size and checksum.
     #[pyo3(signature = (progress, stop_on_signal))]
-    fn wait(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>, stop_on_signal: bool) -> PyResult<Numbers> {
-        let mut look = look(progress, &self.shared.progress);
+    fn wait(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>, stop_on_signal: bool) -> PyResult<SavedTuple> {
+        let mut report_progress = progress_callback(progress, &self.state.progress);
         let mut raised = None;
         let outcome = loop {
             if let Some(outcome) = py.detach(|| self.wait_slice()) {
                 break outcome;
             }
-            let looked = py.check_signals().and_then(|()| if raised.is_none() { look() } else { Ok(()) });
+            let looked = py.check_signals().and_then(|()| if raised.is_none() { report_progress() } else { Ok(()) });
             if let Err(signal) = looked {
                 if !stop_on_signal {
                     return Err(signal);
                 }
-                self.shared.progress.stop();
+                self.state.progress.stop();
                 raised = Some(signal);
             }
         };
@@ -132,26 +133,26 @@ impl Saving {
             return Err(signal);
         }
         let saved = outcome.map_err(|error| raise(py, &error))?;
-        look()?;
-        Ok(numbers(saved))
+        report_progress()?;
+        Ok(saved_tuple(saved))
     }
 
     /// Take the file that was written under a private name. If it is never taken, it is deleted with this object.
     fn take_file(&self) -> PyResult<NewFile> {
-        let file = ignore_poison(self.shared.file.lock()).take();
-        file.map(NewFile::of).ok_or_else(over)
+        let file = ignore_poison(self.state.file.lock()).take();
+        file.map(NewFile::of).ok_or_else(already_taken)
     }
 
     /// Stop the save soon; ``wait`` then raises.
     fn stop(&self) {
-        self.shared.progress.stop();
+        self.state.progress.stop();
     }
 }
 
 impl Saving {
     fn wait_slice(&self) -> Option<Result<Saved>> {
-        let outcome = ignore_poison(self.shared.outcome.lock());
-        let waited = self.shared.over.wait_timeout_while(outcome, SLICE, |outcome| outcome.is_none());
+        let outcome = ignore_poison(self.state.outcome.lock());
+        let waited = self.state.ended.wait_timeout_while(outcome, SIGNAL_CHECK_INTERVAL, |outcome| outcome.is_none());
         ignore_poison(waited).0.clone()
     }
 }

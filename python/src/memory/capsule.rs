@@ -20,7 +20,7 @@ pub(crate) fn exchange_api(class: &Bound<'_, PyAny>) -> Option<&'static Exchange
 
 /// Return address and size of a plain tensor: contiguous, real and in host memory. `None` for all others, which must be
 /// examined in Python. The object must be of the type that exported the functions.
-pub(crate) fn glance(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Option<(usize, usize)> {
+pub(crate) fn try_describe(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Option<(usize, usize)> {
     let pointer = ptr::NonNull::new(object.as_ptr().cast::<c_void>())?;
     // SAFETY: the object is alive and of that type, as the caller guarantees, and the GIL is held.
     let Some(tensor) = (unsafe { api.describe(pointer) }) else {

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 /// Forks waiting or running, and threads releasing objects.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
-static LETTING_GO: AtomicUsize = AtomicUsize::new(0);
+static RELEASING: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: the signatures match POSIX (the first function) and CPython (the second).
 unsafe extern "C" {
@@ -36,7 +36,7 @@ pub(crate) fn watch() {
 }
 
 /// Release an object on any thread.
-pub(super) fn let_go(object: Py<PyAny>) {
+pub(super) fn release(object: Py<PyAny>) {
     // SAFETY: it only reads a variable of this thread.
     if unsafe { PyGILState_Check() } != 0 {
         // While this thread holds the GIL, only a finaliser that runs now can fork. That fork must not wait for this
@@ -44,21 +44,21 @@ pub(super) fn let_go(object: Py<PyAny>) {
         return drop(object);
     }
     loop {
-        LETTING_GO.fetch_add(1, Ordering::SeqCst);
+        RELEASING.fetch_add(1, Ordering::SeqCst);
         if FORKS.load(Ordering::SeqCst) == 0 {
             break;
         }
-        LETTING_GO.fetch_sub(1, Ordering::SeqCst);
+        RELEASING.fetch_sub(1, Ordering::SeqCst);
         std::thread::yield_now();
     }
     drop(object);
-    LETTING_GO.fetch_sub(1, Ordering::SeqCst);
+    RELEASING.fetch_sub(1, Ordering::SeqCst);
 }
 
 extern "C" fn before() {
     FORKS.fetch_add(1, Ordering::SeqCst);
     // This is short: those threads only append to a list, and wait for nothing.
-    while LETTING_GO.load(Ordering::SeqCst) > 0 {
+    while RELEASING.load(Ordering::SeqCst) > 0 {
         std::thread::yield_now();
     }
 }
@@ -70,5 +70,5 @@ extern "C" fn after_in_parent() {
 extern "C" fn after_in_child() {
     // The child has no other threads.
     FORKS.store(0, Ordering::SeqCst);
-    LETTING_GO.store(0, Ordering::SeqCst);
+    RELEASING.store(0, Ordering::SeqCst);
 }

@@ -8,18 +8,18 @@ use pyo3::prelude::*;
 
 /// Keep Python's cycle collector from running. Keeping ten thousand tensors in place takes ten thousand new objects,
 /// none of them garbage. Collecting among them, and then in the whole process, takes longer than creating them.
-pub(crate) struct Uncollected {
+pub(crate) struct GcPause {
     was_enabled: bool,
 }
 
-impl Uncollected {
+impl GcPause {
     pub(crate) fn new(_: Python<'_>) -> Self {
         // SAFETY: the token proves that the GIL is held.
         Self { was_enabled: unsafe { ffi::PyGC_Disable() } != 0 }
     }
 }
 
-impl Drop for Uncollected {
+impl Drop for GcPause {
     fn drop(&mut self) {
         if self.was_enabled {
             // SAFETY: the guard never leaves the function that made it, which holds the GIL.

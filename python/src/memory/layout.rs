@@ -1,39 +1,39 @@
-//! Location, use and owner of an object's bytes.
+//! Location, access and owner of an object's bytes.
 
 use deepnvme_mem::{Device, StreamHandle, Strided};
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use super::resizable::Keep;
+use super::resizable::KeepAlive;
 
-/// Use of the memory by a request.
+/// Access of a request to the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Use {
-    /// Filled by a read.
-    Fill,
-    /// Read by a write.
-    Take,
+pub(crate) enum MemoryAccess {
+    /// Write it: the request reads from a file.
+    Write,
+    /// Read it: the request writes to a file.
+    Read,
 }
 
 /// Location of an object's bytes, and the reference that keeps them in place.
 pub(crate) struct Layout {
-    pub(crate) place: Place,
+    pub(crate) location: Location,
     pub(crate) address: usize,
     pub(crate) bytes: usize,
     /// `None` if the bytes are contiguous.
     pub(crate) strided: Option<Strided>,
-    pub(crate) keep: Keep,
+    pub(crate) keep: KeepAlive,
 }
 
 /// The memory's device, and the CUDA stream to wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Location {
     pub(crate) device: Device,
     pub(crate) stream: StreamHandle,
 }
 
-impl Place {
+impl Location {
     /// Host memory.
     pub(crate) const HOST: Self = Self { device: Device::Host, stream: StreamHandle::DEFAULT };
 }

@@ -7,7 +7,7 @@
 //! holds the GIL, and no fork happens in between (`forks`).
 //!
 //! `layout` describes an object's bytes, and `region` requests it. `buffer` contains the buffer protocol and numpy's
-//! array struct, `capsule` DLPack, `interpreter` calls to CPython, and `lend` slices for kernels.
+//! array struct, `capsule` DLPack, `interpreter` calls to CPython, and `tensor_slice` slices for kernels.
 
 use std::os::fd::BorrowedFd;
 
@@ -16,18 +16,18 @@ mod capsule;
 mod forks;
 mod interpreter;
 mod layout;
-mod lend;
 mod region;
 mod resizable;
+mod tensor_slice;
 
 pub(crate) use buffer::{Exported, array_struct, is_buffer, new_bytes, with_bytes};
-pub(crate) use capsule::{capsule, exchange_api, glance, has_name, take};
+pub(crate) use capsule::{capsule, exchange_api, has_name, take, try_describe};
 pub(crate) use forks::watch as watch_forks;
-pub(crate) use interpreter::{Uncollected, call_soon};
-pub(crate) use layout::{LEGACY_STREAM, Layout, Place, Use, stream};
-pub(crate) use lend::{Extent, Lent, check_apart};
+pub(crate) use interpreter::{GcPause, call_soon};
+pub(crate) use layout::{LEGACY_STREAM, Layout, Location, MemoryAccess, stream};
 pub(crate) use region::{source, storage, target, unowned};
-pub(crate) use resizable::{_is_held, Keep};
+pub(crate) use resizable::{_is_held, KeepAlive};
+pub(crate) use tensor_slice::{AddressRange, TensorSlice, check_disjoint};
 
 /// Borrow the descriptor of this number, which the caller keeps open.
 pub(crate) fn borrow_descriptor(number: i32) -> BorrowedFd<'static> {

@@ -10,17 +10,17 @@ use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
 use super::buffer;
-use super::layout::{Layout, Place, Use, refusal};
+use super::layout::{Layout, Location, MemoryAccess, refusal};
 use crate::{array, dlpack, torch};
 
 /// Return the memory that a write reads.
 pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
-    let layout = match find(object, Use::Take)? {
-        Found::Imported(tensor, stream) => return Ok(tensor.into_region().map_err(refusal)?.after(stream)),
-        Found::Layout(layout) => layout,
+    let layout = match find(object, MemoryAccess::Read)? {
+        ObjectMemory::Imported(tensor, stream) => return Ok(tensor.into_region().map_err(refusal)?.after(stream)),
+        ObjectMemory::Layout(layout) => layout,
     };
     let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
-    let Place { device, stream } = layout.place;
+    let Location { device, stream } = layout.location;
     let region = match layout.strided {
         // SAFETY: the object stated its address, and the owner's reference keeps the bytes there.
         None => unsafe { Region::from_raw(start, layout.bytes, device, owner) },
@@ -35,16 +35,18 @@ pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
 /// Code that uses the region may read addresses, but no bytes. It is only used for registrations, which the package
 /// drops before the tensor's storage dies.
 pub(crate) fn unowned(object: &Bound<'_, PyAny>) -> PyResult<Region> {
-    let Found::Layout(Layout { place, address, bytes, strided: None, .. }) = find(object, Use::Take)? else {
+    let ObjectMemory::Layout(Layout { location, address, bytes, strided: None, .. }) =
+        find(object, MemoryAccess::Read)?
+    else {
         return Err(PyTypeError::new_err("a contiguous tensor is wanted"));
     };
     // SAFETY: the object stated its address, and no byte is accessed through this region.
-    Ok(unsafe { Region::from_raw(ptr::with_exposed_provenance_mut(address), bytes, place.device, Arc::new(())) })
+    Ok(unsafe { Region::from_raw(ptr::with_exposed_provenance_mut(address), bytes, location.device, Arc::new(())) })
 }
 
 /// Return the bytes of a `torch.UntypedStorage`.
 pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Region> {
-    let Some((Place { device, stream }, address, bytes, keep)) = torch::storage_place(storage)? else {
+    let Some((Location { device, stream }, address, bytes, keep)) = torch::storage_location(storage)? else {
         return Err(PyTypeError::new_err("a storage in memory of the host or of a CUDA device is wanted"));
     };
     let (start, owner) = (ptr::with_exposed_provenance_mut(address), Arc::new(keep));
@@ -54,16 +56,16 @@ pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Region> {
 
 /// Return the memory that a read fills.
 pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
-    let layout = match find(object, Use::Fill)? {
-        Found::Imported(tensor, stream) => {
+    let layout = match find(object, MemoryAccess::Write)? {
+        ObjectMemory::Imported(tensor, stream) => {
             check_overlap(Some(tensor.layout()))?;
             return Ok(tensor.into_region_mut().map_err(refusal)?.after(stream));
         }
-        Found::Layout(layout) => layout,
+        ObjectMemory::Layout(layout) => layout,
     };
     check_overlap(layout.strided.as_ref())?;
     let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
-    let Place { device, stream } = layout.place;
+    let Location { device, stream } = layout.location;
     let target = match layout.strided {
         // SAFETY: the object stated its address and that the bytes may change. The owner keeps them there, and no Rust
         // reference to them exists while Python code can reach them.
@@ -74,21 +76,21 @@ pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
     Ok(target.after(stream))
 }
 
-pub(super) enum Found {
+pub(super) enum ObjectMemory {
     Layout(Layout),
     /// A DLPack tensor, and the CUDA stream to wait for.
     Imported(Imported, StreamHandle),
 }
 
-pub(super) fn find(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Found> {
-    let layout = if let Some(layout) = torch::layout(object, usage)? {
+pub(super) fn find(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<ObjectMemory> {
+    let layout = if let Some(layout) = torch::layout(object, access)? {
         layout
-    } else if let Some(layout) = array::layout(object, usage)? {
+    } else if let Some(layout) = array::layout(object, access)? {
         layout
     } else if let Ok(view) = PyMemoryView::from(object) {
-        array::from_view(object, &buffer::exported(&view)?, view.into_any(), usage)?
-    } else if let Some((tensor, stream)) = dlpack::tensor(object, usage)? {
-        return Ok(Found::Imported(tensor, stream));
+        array::from_view(object, &buffer::exported(&view)?, view.into_any(), access)?
+    } else if let Some((tensor, stream)) = dlpack::tensor(object, access)? {
+        return Ok(ObjectMemory::Imported(tensor, stream));
     } else {
         return Err(PyTypeError::new_err(format!(
             "tensor must be a torch tensor, a numpy array, or an object with the buffer protocol or DLPack, not {}",
@@ -96,7 +98,7 @@ pub(super) fn find(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Found> {
         )));
     };
     layout.strided.as_ref().map_or(Ok(()), Strided::check).map_err(refusal)?;
-    Ok(Found::Layout(layout))
+    Ok(ObjectMemory::Layout(layout))
 }
 
 fn check_overlap(strided: Option<&Strided>) -> PyResult<()> {

@@ -1,9 +1,10 @@
 //! Keep the memory of torch storages in place while a transfer uses it.
 //!
 //! `storage.resize_()` frees or moves the memory even if others share the storage. So does `share_memory_()`, which
-//! `deepnvme._utils.held_storages` refuses meanwhile. torch marks storages that it refuses to resize; `Tensor.numpy()`
-//! sets this mark for good. Here it is set for the time of a transfer. torch has no function to clear it, so the mark's
-//! offset is searched once, in storages of our own. The result is used only if torch's own answer follows it.
+//! `deepnvme._utils.held_storages` refuses meanwhile. torch sets a flag on storages that it refuses to resize;
+//! `Tensor.numpy()` sets it for good. Here it is set for the time of a transfer. torch has no function to clear it, so
+//! the flag's offset is searched once, in storages of our own. The result is used only if torch's own answer follows
+//! it.
 
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
@@ -19,43 +20,43 @@ use pyo3::sync::PyOnceLock;
 use super::forks;
 use crate::imported;
 
-/// Bytes of a storage to search. Every release since 2.4 keeps the mark within them, and more fields behind it.
+/// Bytes of a storage to search. Every release since 2.4 keeps the flag within them, and more fields behind it.
 const SEARCHED_BYTES: usize = 80;
 
 /// An object that keeps memory alive and, if it is a storage, at a fixed size. Any thread may drop it.
-pub(crate) struct Keep {
-    hold: Option<Hold>,
+pub(crate) struct KeepAlive {
+    hold: Option<StorageHold>,
     object: ManuallyDrop<Py<PyAny>>,
 }
 
-impl Drop for Keep {
+impl Drop for KeepAlive {
     fn drop(&mut self) {
         // Dropped first: it needs the storage.
         drop(self.hold.take());
         // SAFETY: the object is not used again.
-        forks::let_go(unsafe { ManuallyDrop::take(&mut self.object) });
+        forks::release(unsafe { ManuallyDrop::take(&mut self.object) });
     }
 }
 
 /// A storage that torch does not resize until this is dropped, on any thread.
-struct Hold {
+struct StorageHold {
     storage: usize,
 }
 
 /// Held storages by address, with hold counts. Every holder keeps its storage alive, so that no other storage reuses
 /// the address.
-struct Held {
+struct HeldStorages {
     pid: u32,
-    by_storage: Mutex<HashMap<usize, Times>>,
+    by_storage: Mutex<HashMap<usize, HoldCount>>,
 }
 
 /// Hold count of a storage, and whether torch resizes it otherwise.
-struct Times {
-    times: u64,
+struct HoldCount {
+    count: u64,
     is_resizable: bool,
 }
 
-impl Keep {
+impl KeepAlive {
     /// Keep an object whose memory cannot be taken from its users.
     pub(crate) fn object(object: Py<PyAny>) -> Self {
         Self { hold: None, object: ManuallyDrop::new(object) }
@@ -63,17 +64,17 @@ impl Keep {
 
     /// Keep a torch storage, and its size.
     pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Ok(Self { hold: Some(Hold::new(storage)?), object: ManuallyDrop::new(storage.clone().unbind()) })
+        Ok(Self { hold: Some(StorageHold::new(storage)?), object: ManuallyDrop::new(storage.clone().unbind()) })
     }
 }
 
-impl Hold {
+impl StorageHold {
     fn new(storage: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = storage.py();
-        let place = place(py)?;
+        let flag_offset = flag_offset(py)?;
         let key = storage.getattr(intern!(py, "_cdata"))?;
-        if let Some(moving) = moving(py)?
-            && moving.call_method1(py, intern!(py, "is_moving"), (&key,))?.extract(py)?
+        if let Some(moving_hook) = moving_hook(py)?
+            && moving_hook.call_method1(py, intern!(py, "is_moving"), (&key,))?.extract(py)?
         {
             return Err(PyRuntimeError::new_err(
                 "this tensor is being moved to shared memory by another thread; wait for that first",
@@ -82,26 +83,27 @@ impl Hold {
         let storage: usize = key.extract()?;
         let mut held = held();
         if let Some(held) = held.get_mut(&storage) {
-            held.times += 1;
+            held.count += 1;
         } else {
-            let is_resizable = place.is_some_and(|place| mark(storage, place).swap(0, Ordering::Relaxed) != 0);
-            held.insert(storage, Times { times: 1, is_resizable });
+            let is_resizable = flag_offset
+                .is_some_and(|flag_offset| resizable_flag(storage, flag_offset).swap(0, Ordering::Relaxed) != 0);
+            held.insert(storage, HoldCount { count: 1, is_resizable });
         }
         Ok(Self { storage })
     }
 }
 
-impl Drop for Hold {
+impl Drop for StorageHold {
     fn drop(&mut self) {
         let mut held = held();
         // In a forked child nothing is held: the parent's transfers do not end there.
         let Some(entry) = held.get_mut(&self.storage) else { return };
-        entry.times -= 1;
-        if entry.times > 0 {
+        entry.count -= 1;
+        if entry.count > 0 {
             return;
         }
-        if let (true, Some(place)) = (entry.is_resizable, PLACE.get().copied().flatten()) {
-            mark(self.storage, place).store(1, Ordering::Relaxed);
+        if let (true, Some(flag_offset)) = (entry.is_resizable, FLAG_OFFSET.get().copied().flatten()) {
+            resizable_flag(self.storage, flag_offset).store(1, Ordering::Relaxed);
         }
         held.remove(&self.storage);
     }
@@ -114,9 +116,9 @@ pub(crate) fn _is_held(storage: usize) -> bool {
 }
 
 /// Return the hook that keeps torch from moving held storages, installed with the first hold; `None` without torch.
-fn moving(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
-    static MOVING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    if let Some(made) = MOVING.get(py) {
+fn moving_hook(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
+    static MOVING_HOOK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    if let Some(made) = MOVING_HOOK.get(py) {
         return Ok(Some(made));
     }
     if imported::module(py, "torch")?.is_none() {
@@ -125,28 +127,28 @@ fn moving(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
     // Created before the cell is locked: the import releases the GIL, and a child forked meanwhile would find the cell
     // locked for ever.
     let made = py.import("deepnvme._utils.held_storages")?.call_method0("install")?.unbind();
-    Ok(Some(MOVING.get_or_init(py, || made)))
+    Ok(Some(MOVING_HOOK.get_or_init(py, || made)))
 }
 
-/// Offset of the mark in a storage; `None` if it was not found.
-static PLACE: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
+/// Offset of the flag in a storage; `None` if it was not found.
+static FLAG_OFFSET: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
 
-fn place(py: Python<'_>) -> PyResult<Option<usize>> {
-    if let Some(place) = PLACE.get() {
-        return Ok(*place);
+fn flag_offset(py: Python<'_>) -> PyResult<Option<usize>> {
+    if let Some(flag_offset) = FLAG_OFFSET.get() {
+        return Ok(*flag_offset);
     }
-    let place = find_place(py)?;
-    if place.is_none() {
+    let flag_offset = find_flag_offset(py)?;
+    if flag_offset.is_none() {
         let message =
             c"this release of torch does not show how to keep a storage from being resized: do not resize one \
                         while deepnvme reads into it or writes it";
         PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), message, 1)?;
     }
-    Ok(*PLACE.get_or_init(|| place))
+    Ok(*FLAG_OFFSET.get_or_init(|| flag_offset))
 }
 
 /// Compare storages that torch resizes with one that it does not.
-fn find_place(py: Python<'_>) -> PyResult<Option<usize>> {
+fn find_flag_offset(py: Python<'_>) -> PyResult<Option<usize>> {
     let Some(torch) = imported::module(py, "torch")? else { return Ok(None) };
     let is_resizable =
         |storage: &Bound<'_, PyAny>| storage.call_method0(intern!(py, "resizable")).and_then(|answer| answer.extract());
@@ -166,26 +168,27 @@ fn find_place(py: Python<'_>) -> PyResult<Option<usize>> {
     }
     let addresses: [usize; 2] = [address(&free[0])?, address(&free[1])?];
     let fixed: usize = address(&fixed)?;
-    for place in 0..SEARCHED_BYTES {
-        let marks = addresses.map(|storage| mark(storage, place));
-        if marks.iter().any(|mark| mark.load(Ordering::Relaxed) != 1) || mark(fixed, place).load(Ordering::Relaxed) != 0
+    for flag_offset in 0..SEARCHED_BYTES {
+        let flags = addresses.map(|storage| resizable_flag(storage, flag_offset));
+        if flags.iter().any(|flag| flag.load(Ordering::Relaxed) != 1)
+            || resizable_flag(fixed, flag_offset).load(Ordering::Relaxed) != 0
         {
             continue;
         }
-        marks[0].store(0, Ordering::Relaxed);
+        flags[0].store(0, Ordering::Relaxed);
         let follows = is_resizable(&free[0]);
-        marks[0].store(1, Ordering::Relaxed);
+        flags[0].store(1, Ordering::Relaxed);
         if !follows? && is_resizable(&free[0])? {
-            return Ok(Some(place));
+            return Ok(Some(flag_offset));
         }
     }
     Ok(None)
 }
 
-/// Return the mark of a live storage. It is atomic because other threads may read it without the GIL.
-fn mark(storage: usize, place: usize) -> &'static AtomicU8 {
-    assert!(place < SEARCHED_BYTES, "the mark lies within what was searched");
-    let byte = std::ptr::with_exposed_provenance_mut::<u8>(storage + place);
+/// Return the flag of a live storage. It is atomic because other threads may read it without the GIL.
+fn resizable_flag(storage: usize, flag_offset: usize) -> &'static AtomicU8 {
+    assert!(flag_offset < SEARCHED_BYTES, "the flag lies within what was searched");
+    let byte = std::ptr::with_exposed_provenance_mut::<u8>(storage + flag_offset);
     // SAFETY: `_cdata` is the address of torch's own object, which is larger than the searched bytes. The caller keeps
     // the storage alive for as long as the answer is used.
     unsafe { AtomicU8::from_ptr(byte) }
@@ -193,8 +196,8 @@ fn mark(storage: usize, place: usize) -> &'static AtomicU8 {
 
 /// Return the held storages of this process. Engines release memory on threads without the GIL, so a fork may find the
 /// parent's table locked. The child creates a new table and leaks the old one.
-fn held() -> MutexGuard<'static, HashMap<usize, Times>> {
-    static HELD: AtomicPtr<Held> = AtomicPtr::new(std::ptr::null_mut());
+fn held() -> MutexGuard<'static, HashMap<usize, HoldCount>> {
+    static HELD: AtomicPtr<HeldStorages> = AtomicPtr::new(std::ptr::null_mut());
     let pid = std::process::id();
     loop {
         let current = HELD.load(Ordering::Acquire);
@@ -202,7 +205,7 @@ fn held() -> MutexGuard<'static, HashMap<usize, Times>> {
         if let Some(held) = unsafe { current.as_ref() }.filter(|held| held.pid == pid) {
             return ignore_poison(held.by_storage.lock());
         }
-        let made = Box::into_raw(Box::new(Held { pid, by_storage: Mutex::default() }));
+        let made = Box::into_raw(Box::new(HeldStorages { pid, by_storage: Mutex::default() }));
         if HELD.compare_exchange(current, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // SAFETY: no other thread has seen it.
             drop(unsafe { Box::from_raw(made) });

@@ -17,31 +17,31 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::memory::{Lent, Use, check_apart};
-use tensors::{Floats, Moment, PartArgument};
+use crate::memory::{MemoryAccess, TensorSlice, check_disjoint};
+use tensors::{Floats, Moment, PartArgument, PartTensors};
 
 /// Run optimizer steps on threads, for :class:`deepnvme.optim.AdamW` and the others.
 ///
-/// ``root`` selects the rounding of square roots: ``"exact"``, or torch's own rounding on some processors,
+/// ``sqrt_mode`` selects the rounding of square roots: ``"exact"``, or torch's own rounding on some processors,
 /// ``"two-step"`` and ``"two-step-fused"``. ``threads=0`` starts one thread per processor.
 #[pyclass(frozen, name = "Kernel", module = "deepnvme._deepnvme")]
 pub(crate) struct PyKernel {
     pool: ThreadPool,
-    root: SqrtMode,
+    sqrt_mode: SqrtMode,
 }
 
 #[pymethods]
 impl PyKernel {
     #[new]
-    #[pyo3(signature = (*, threads=0, root="exact"))]
-    fn new(threads: usize, root: &str) -> PyResult<Self> {
-        let root = root_named(root)?;
-        if !root.is_available() {
+    #[pyo3(signature = (*, threads=0, sqrt_mode="exact"))]
+    fn new(threads: usize, sqrt_mode: &str) -> PyResult<Self> {
+        let sqrt_mode = sqrt_mode_named(sqrt_mode)?;
+        if !sqrt_mode.is_available() {
             return Err(PyValueError::new_err(
-                "this processor has no reciprocal square root estimate; pass root='exact'",
+                "this processor has no reciprocal square root estimate; pass sqrt_mode='exact'",
             ));
         }
-        Ok(Self { pool: ThreadPool::new(threads).map_err(raise)?, root })
+        Ok(Self { pool: ThreadPool::new(threads).map_err(raise)?, sqrt_mode })
     }
 
     /// The number of threads.
@@ -52,20 +52,20 @@ impl PyKernel {
 
     /// The rounding of square roots.
     #[getter]
-    fn root(&self) -> &'static str {
-        root_name(self.root)
+    fn sqrt_mode(&self) -> &'static str {
+        sqrt_mode_name(self.sqrt_mode)
     }
 
     /// The roundings that this processor supports.
     #[staticmethod]
-    fn roots() -> Vec<&'static str> {
-        SqrtMode::ALL.into_iter().filter(|root| root.is_available()).map(root_name).collect()
+    fn sqrt_modes() -> Vec<&'static str> {
+        SqrtMode::ALL.into_iter().filter(|mode| mode.is_available()).map(sqrt_mode_name).collect()
     }
 
     /// Take the square roots of an fp32 tensor in place, as a step does.
-    fn take_roots(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut values = Lent::<f32>::new(tensor, Use::Fill)?;
-        py.detach(|| self.root.apply(values.as_mut_slice()));
+    fn sqrt_(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut values = TensorSlice::<f32>::new(tensor, MemoryAccess::Write)?;
+        py.detach(|| self.sqrt_mode.apply(values.as_mut_slice()));
         Ok(())
     }
 
@@ -77,11 +77,13 @@ impl PyKernel {
     /// first element, for stochastic rounding. ``record`` receives the positions of all parts as soon as they are
     /// changed. No Python signal is handled between the two.
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
-    #[pyo3(signature = (rule, settings, parts, *, step, unscale=1.0, clip=1.0, stochastic=false, seed=0, record=None))]
+    #[pyo3(signature = (
+        algorithm, settings, parts, *, step, unscale=1.0, clip=1.0, stochastic=false, seed=0, record=None
+    ))]
     fn step(
         &self,
         py: Python<'_>,
-        rule: &str,
+        algorithm: &str,
         settings: &Bound<'_, PyDict>,
         parts: Vec<PartArgument<'_>>,
         step: u64,
@@ -91,19 +93,19 @@ impl PyKernel {
         seed: u64,
         record: Option<&Bound<'_, PyStepRecord>>,
     ) -> PyResult<()> {
-        let begins: Vec<u64> = parts.iter().map(|part| part.4).collect();
+        let first_indices: Vec<u64> = parts.iter().map(|part| part.4).collect();
         let record = record.map(Bound::get);
-        let kernel = Kernel::new(settings::rule(rule, settings)?, self.root).map_err(raise)?;
-        let mut lent = parts.into_iter().map(tensors::PartTensors::new).collect::<PyResult<Vec<_>>>()?;
-        check_apart(lent.iter().flat_map(tensors::PartTensors::extents).collect())?;
+        let kernel = Kernel::new(settings::algorithm(algorithm, settings)?, self.sqrt_mode).map_err(raise)?;
+        let mut tensors = parts.into_iter().map(PartTensors::new).collect::<PyResult<Vec<_>>>()?;
+        check_disjoint(tensors.iter().flat_map(PartTensors::address_ranges).collect())?;
         let rounding = if stochastic { Rounding::Stochastic } else { Rounding::Nearest };
         let step = StepOptions { step, unscale, clip, rounding, seed };
         py.detach(|| {
-            let sizes: Vec<usize> = lent.iter().map(tensors::PartTensors::len).collect();
-            let parts = lent.iter_mut().map(tensors::PartTensors::part).collect();
+            let sizes: Vec<usize> = tensors.iter().map(PartTensors::len).collect();
+            let parts = tensors.iter_mut().map(PartTensors::part).collect();
             kernel.step(&self.pool, &step, parts)?;
             if let Some(record) = record {
-                record.add(begins.into_iter().zip(sizes).filter(|(_, len)| *len > 0).map(|(begin, _)| begin));
+                record.add(first_indices.into_iter().zip(sizes).filter(|(_, len)| *len > 0).map(|(index, _)| index));
             }
             Ok(())
         })
@@ -113,23 +115,23 @@ impl PyKernel {
     /// Decode a moment into an fp32 tensor. Pass ``squares`` for a second moment, which is unsigned.
     #[staticmethod]
     fn unpack(py: Python<'_>, moment: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
-        let (mut moment, mut out) = (Moment::new(moment)?, Lent::<f32>::new(out, Use::Fill)?);
-        check_apart(moment.extents().into_iter().chain([out.extent()]).collect())?;
+        let (mut moment, mut out) = (Moment::new(moment)?, TensorSlice::<f32>::new(out, MemoryAccess::Write)?);
+        check_disjoint(moment.address_ranges().into_iter().chain([out.address_range()]).collect())?;
         py.detach(|| decode_moment(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(raise)
     }
 
     /// Encode an fp32 tensor as a moment, rounding to nearest. A tensor from ``unpack`` is encoded exactly.
     #[staticmethod]
     fn pack(py: Python<'_>, values: &Bound<'_, PyAny>, moment: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
-        let (values, mut moment) = (Lent::<f32>::new(values, Use::Take)?, Moment::new(moment)?);
-        check_apart(moment.extents().into_iter().chain([values.extent()]).collect())?;
+        let (values, mut moment) = (TensorSlice::<f32>::new(values, MemoryAccess::Read)?, Moment::new(moment)?);
+        check_disjoint(moment.address_ranges().into_iter().chain([values.address_range()]).collect())?;
         py.detach(|| encode_moment(values.as_slice(), sign(squares), &mut moment.moment())).map_err(raise)
     }
 
     /// Add ``new`` to ``sum`` in fp32, rounded to the type of ``sum``.
     fn accumulate(&self, py: Python<'_>, sum: &Bound<'_, PyAny>, new: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (mut sum, new) = (Floats::new(sum, Use::Fill)?, Floats::new(new, Use::Take)?);
-        check_apart(vec![sum.extent(), new.extent()])?;
+        let (mut sum, new) = (Floats::new(sum, MemoryAccess::Write)?, Floats::new(new, MemoryAccess::Read)?);
+        check_disjoint(vec![sum.address_range(), new.address_range()])?;
         py.detach(|| accumulate(&self.pool, sum.numbers_mut(), new.numbers())).map_err(raise)
     }
 
@@ -137,7 +139,7 @@ impl PyKernel {
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     #[pyo3(signature = (grads, *, unscale=1.0))]
     fn measure(&self, py: Python<'_>, grads: Vec<Bound<'_, PyAny>>, unscale: f32) -> PyResult<(f64, bool)> {
-        let grads = grads.iter().map(|grad| Floats::new(grad, Use::Take)).collect::<PyResult<Vec<_>>>()?;
+        let grads = grads.iter().map(|grad| Floats::new(grad, MemoryAccess::Read)).collect::<PyResult<Vec<_>>>()?;
         let measured = py.detach(|| {
             let grads: Vec<_> = grads.iter().map(Floats::numbers).collect();
             gradient_norm(&self.pool, unscale, &grads)
@@ -158,8 +160,8 @@ impl PyStepRecord {
         ignore_poison(self.changed.lock())
     }
 
-    fn add(&self, places: impl Iterator<Item = u64>) {
-        self.changed().extend(places);
+    fn add(&self, first_indices: impl Iterator<Item = u64>) {
+        self.changed().extend(first_indices);
     }
 }
 
@@ -170,8 +172,8 @@ impl PyStepRecord {
         Self::default()
     }
 
-    fn __contains__(&self, place: u64) -> bool {
-        self.changed().contains(&place)
+    fn __contains__(&self, first_index: u64) -> bool {
+        self.changed().contains(&first_index)
     }
 
     fn __len__(&self) -> usize {
@@ -183,15 +185,15 @@ fn sign(squares: bool) -> Sign {
     if squares { Sign::Unsigned } else { Sign::Signed }
 }
 
-fn root_named(name: &str) -> PyResult<SqrtMode> {
-    SqrtMode::ALL.into_iter().find(|root| root_name(*root) == name).ok_or_else(|| {
-        let known = SqrtMode::ALL.map(root_name).join("', '");
-        PyValueError::new_err(format!("root is '{name}'; it must be one of '{known}'"))
+fn sqrt_mode_named(name: &str) -> PyResult<SqrtMode> {
+    SqrtMode::ALL.into_iter().find(|mode| sqrt_mode_name(*mode) == name).ok_or_else(|| {
+        let known = SqrtMode::ALL.map(sqrt_mode_name).join("', '");
+        PyValueError::new_err(format!("sqrt_mode is '{name}'; it must be one of '{known}'"))
     })
 }
 
-fn root_name(root: SqrtMode) -> &'static str {
-    match root {
+fn sqrt_mode_name(mode: SqrtMode) -> &'static str {
+    match mode {
         SqrtMode::Exact => "exact",
         SqrtMode::TwoStep => "two-step",
         SqrtMode::TwoStepFused => "two-step-fused",

@@ -6,94 +6,94 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 /// Return the algorithm of this name. Missing settings default to torch's.
-pub(super) fn rule(name: &str, settings: &Bound<'_, PyDict>) -> PyResult<Algorithm> {
-    let mut named = Named { settings, asked: Vec::new() };
-    let rule = match name {
-        "adam" => Algorithm::Adam(adam(&mut named, Adam::default())?),
+pub(super) fn algorithm(name: &str, settings: &Bound<'_, PyDict>) -> PyResult<Algorithm> {
+    let mut reader = SettingsReader { settings, names_read: Vec::new() };
+    let algorithm = match name {
+        "adam" => Algorithm::Adam(adam(&mut reader, Adam::default())?),
         "adamw" => {
             let default = Adam { weight_decay: 1e-2, decoupled: true, ..Adam::default() };
-            Algorithm::Adam(adam(&mut named, default)?)
+            Algorithm::Adam(adam(&mut reader, default)?)
         }
-        "lion" => Algorithm::Lion(lion(&mut named)?),
-        "sgd" => Algorithm::Sgd(sgd(&mut named)?),
-        "adagrad" => Algorithm::Adagrad(adagrad(&mut named)?),
+        "lion" => Algorithm::Lion(lion(&mut reader)?),
+        "sgd" => Algorithm::Sgd(sgd(&mut reader)?),
+        "adagrad" => Algorithm::Adagrad(adagrad(&mut reader)?),
         _ => {
             return Err(PyValueError::new_err(format!(
-                "rule is '{name}'; it must be 'adam', 'adamw', 'lion', 'sgd' or 'adagrad'"
+                "algorithm is '{name}'; it must be 'adam', 'adamw', 'lion', 'sgd' or 'adagrad'"
             )));
         }
     };
-    named.finish(name)?;
-    Ok(rule)
+    reader.finish(name)?;
+    Ok(algorithm)
 }
 
-fn adam(named: &mut Named<'_, '_>, default: Adam) -> PyResult<Adam> {
+fn adam(reader: &mut SettingsReader<'_, '_>, default: Adam) -> PyResult<Adam> {
     Ok(Adam {
-        lr: named.get("lr", default.lr)?,
-        beta1: named.get("beta1", default.beta1)?,
-        beta2: named.get("beta2", default.beta2)?,
-        eps: named.get("eps", default.eps)?,
-        weight_decay: named.get("weight_decay", default.weight_decay)?,
+        lr: reader.get("lr", default.lr)?,
+        beta1: reader.get("beta1", default.beta1)?,
+        beta2: reader.get("beta2", default.beta2)?,
+        eps: reader.get("eps", default.eps)?,
+        weight_decay: reader.get("weight_decay", default.weight_decay)?,
         decoupled: default.decoupled,
-        amsgrad: named.get("amsgrad", default.amsgrad)?,
-        maximize: named.get("maximize", default.maximize)?,
+        amsgrad: reader.get("amsgrad", default.amsgrad)?,
+        maximize: reader.get("maximize", default.maximize)?,
     })
 }
 
-fn lion(named: &mut Named<'_, '_>) -> PyResult<Lion> {
+fn lion(reader: &mut SettingsReader<'_, '_>) -> PyResult<Lion> {
     let default = Lion::default();
     Ok(Lion {
-        lr: named.get("lr", default.lr)?,
-        beta1: named.get("beta1", default.beta1)?,
-        beta2: named.get("beta2", default.beta2)?,
-        weight_decay: named.get("weight_decay", default.weight_decay)?,
-        maximize: named.get("maximize", default.maximize)?,
+        lr: reader.get("lr", default.lr)?,
+        beta1: reader.get("beta1", default.beta1)?,
+        beta2: reader.get("beta2", default.beta2)?,
+        weight_decay: reader.get("weight_decay", default.weight_decay)?,
+        maximize: reader.get("maximize", default.maximize)?,
     })
 }
 
-fn sgd(named: &mut Named<'_, '_>) -> PyResult<Sgd> {
+fn sgd(reader: &mut SettingsReader<'_, '_>) -> PyResult<Sgd> {
     let default = Sgd::default();
     Ok(Sgd {
-        lr: named.get("lr", default.lr)?,
-        momentum: named.get("momentum", default.momentum)?,
-        dampening: named.get("dampening", default.dampening)?,
-        nesterov: named.get("nesterov", default.nesterov)?,
-        weight_decay: named.get("weight_decay", default.weight_decay)?,
-        maximize: named.get("maximize", default.maximize)?,
+        lr: reader.get("lr", default.lr)?,
+        momentum: reader.get("momentum", default.momentum)?,
+        dampening: reader.get("dampening", default.dampening)?,
+        nesterov: reader.get("nesterov", default.nesterov)?,
+        weight_decay: reader.get("weight_decay", default.weight_decay)?,
+        maximize: reader.get("maximize", default.maximize)?,
     })
 }
 
-fn adagrad(named: &mut Named<'_, '_>) -> PyResult<Adagrad> {
+fn adagrad(reader: &mut SettingsReader<'_, '_>) -> PyResult<Adagrad> {
     let default = Adagrad::default();
     Ok(Adagrad {
-        lr: named.get("lr", default.lr)?,
-        lr_decay: named.get("lr_decay", default.lr_decay)?,
-        eps: named.get("eps", default.eps)?,
-        weight_decay: named.get("weight_decay", default.weight_decay)?,
-        maximize: named.get("maximize", default.maximize)?,
+        lr: reader.get("lr", default.lr)?,
+        lr_decay: reader.get("lr_decay", default.lr_decay)?,
+        eps: reader.get("eps", default.eps)?,
+        weight_decay: reader.get("weight_decay", default.weight_decay)?,
+        maximize: reader.get("maximize", default.maximize)?,
     })
 }
 
 /// Settings, with the names read so far.
-struct Named<'a, 'py> {
+struct SettingsReader<'a, 'py> {
     settings: &'a Bound<'py, PyDict>,
-    asked: Vec<&'static str>,
+    names_read: Vec<&'static str>,
 }
 
-impl<'py> Named<'_, 'py> {
+impl<'py> SettingsReader<'_, 'py> {
     fn get<T: for<'a> FromPyObject<'a, 'py, Error = PyErr>>(&mut self, name: &'static str, default: T) -> PyResult<T> {
-        self.asked.push(name);
+        self.names_read.push(name);
         self.settings.get_item(name)?.map_or(Ok(default), |value| {
             value.extract().map_err(|error: PyErr| PyTypeError::new_err(format!("{name}: {error}")))
         })
     }
 
-    fn finish(self, rule: &str) -> PyResult<()> {
+    fn finish(self, algorithm: &str) -> PyResult<()> {
         for name in self.settings.keys() {
             let name: String = name.extract()?;
-            if !self.asked.contains(&name.as_str()) {
-                let known = self.asked.join(", ");
-                return Err(PyValueError::new_err(format!("{rule} has no setting '{name}'; use {known}")));
+            if !self.names_read.contains(&name.as_str()) {
+                let known = self.names_read.join(", ");
+                return Err(PyValueError::new_err(format!("{algorithm} has no setting '{name}'; use {known}")));
             }
         }
         Ok(())

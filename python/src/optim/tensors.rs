@@ -5,7 +5,7 @@ use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::memory::{Extent, Lent, Use};
+use crate::memory::{AddressRange, MemoryAccess, TensorSlice};
 
 /// Weights, gradient, moments, copy of the weights, position of the first element.
 pub(super) type PartArgument<'py> =
@@ -13,52 +13,52 @@ pub(super) type PartArgument<'py> =
 
 /// A float tensor.
 pub(super) enum Floats {
-    F32(Lent<f32>),
-    Bf16(Lent<u16>),
-    F16(Lent<u16>),
+    F32(TensorSlice<f32>),
+    Bf16(TensorSlice<u16>),
+    F16(TensorSlice<u16>),
 }
 
 impl Floats {
-    pub(super) fn new(tensor: &Bound<'_, PyAny>, usage: Use) -> PyResult<Self> {
+    pub(super) fn new(tensor: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Self> {
         match dtype(tensor)?.as_str() {
-            "torch.float32" => Lent::new(tensor, usage).map(Self::F32),
-            "torch.bfloat16" => Lent::new(tensor, usage).map(Self::Bf16),
-            "torch.float16" => Lent::new(tensor, usage).map(Self::F16),
+            "torch.float32" => TensorSlice::new(tensor, access).map(Self::F32),
+            "torch.bfloat16" => TensorSlice::new(tensor, access).map(Self::Bf16),
+            "torch.float16" => TensorSlice::new(tensor, access).map(Self::F16),
             other => {
                 Err(PyTypeError::new_err(format!("tensors must be torch.float32, bfloat16 or float16, not {other}")))
             }
         }
     }
 
-    pub(super) fn extent(&self) -> Extent {
+    pub(super) fn address_range(&self) -> AddressRange {
         match self {
-            Self::F32(lent) => lent.extent(),
-            Self::Bf16(lent) | Self::F16(lent) => lent.extent(),
+            Self::F32(slice) => slice.address_range(),
+            Self::Bf16(slice) | Self::F16(slice) => slice.address_range(),
         }
     }
 
     pub(super) fn numbers(&self) -> FloatSlice<'_> {
         match self {
-            Self::F32(lent) => FloatSlice::F32(lent.as_slice()),
-            Self::Bf16(lent) => FloatSlice::Bf16(lent.as_slice()),
-            Self::F16(lent) => FloatSlice::F16(lent.as_slice()),
+            Self::F32(slice) => FloatSlice::F32(slice.as_slice()),
+            Self::Bf16(slice) => FloatSlice::Bf16(slice.as_slice()),
+            Self::F16(slice) => FloatSlice::F16(slice.as_slice()),
         }
     }
 
     pub(super) fn numbers_mut(&mut self) -> FloatSliceMut<'_> {
         match self {
-            Self::F32(lent) => FloatSliceMut::F32(lent.as_mut_slice()),
-            Self::Bf16(lent) => FloatSliceMut::Bf16(lent.as_mut_slice()),
-            Self::F16(lent) => FloatSliceMut::F16(lent.as_mut_slice()),
+            Self::F32(slice) => FloatSliceMut::F32(slice.as_mut_slice()),
+            Self::Bf16(slice) => FloatSliceMut::Bf16(slice.as_mut_slice()),
+            Self::F16(slice) => FloatSliceMut::F16(slice.as_mut_slice()),
         }
     }
 }
 
 /// The tensors of a moment.
 pub(super) enum Moment {
-    F32(Lent<f32>),
-    Bf16(Lent<u16>),
-    Q8(Lent<u8>, Lent<f32>),
+    F32(TensorSlice<f32>),
+    Bf16(TensorSlice<u16>),
+    Q8(TensorSlice<u8>, TensorSlice<f32>),
 }
 
 impl Moment {
@@ -70,22 +70,25 @@ impl Moment {
                     "an 8-bit moment is (codes, scales) of torch.uint8 and torch.float32, not {codes_dtype} and {scales_dtype}"
                 )));
             }
-            return Ok(Self::Q8(Lent::new(&codes, Use::Fill)?, Lent::new(&scales, Use::Fill)?));
+            return Ok(Self::Q8(
+                TensorSlice::new(&codes, MemoryAccess::Write)?,
+                TensorSlice::new(&scales, MemoryAccess::Write)?,
+            ));
         }
         match dtype(argument)?.as_str() {
-            "torch.float32" => Lent::new(argument, Use::Fill).map(Self::F32),
-            "torch.bfloat16" => Lent::new(argument, Use::Fill).map(Self::Bf16),
+            "torch.float32" => TensorSlice::new(argument, MemoryAccess::Write).map(Self::F32),
+            "torch.bfloat16" => TensorSlice::new(argument, MemoryAccess::Write).map(Self::Bf16),
             other => Err(PyTypeError::new_err(format!(
                 "a moment has dtype torch.float32 or bfloat16, or is (codes, scales), not {other}"
             ))),
         }
     }
 
-    pub(super) fn extents(&self) -> Vec<Extent> {
+    pub(super) fn address_ranges(&self) -> Vec<AddressRange> {
         match self {
-            Self::F32(values) => vec![values.extent()],
-            Self::Bf16(values) => vec![values.extent()],
-            Self::Q8(codes, scales) => vec![codes.extent(), scales.extent()],
+            Self::F32(values) => vec![values.address_range()],
+            Self::Bf16(values) => vec![values.address_range()],
+            Self::Q8(codes, scales) => vec![codes.address_range(), scales.address_range()],
         }
     }
 
@@ -110,10 +113,10 @@ pub(super) struct PartTensors {
 impl PartTensors {
     pub(super) fn new((weights, grad, moments, out, index): PartArgument<'_>) -> PyResult<Self> {
         Ok(Self {
-            weights: Floats::new(&weights, Use::Fill)?,
-            grad: Floats::new(&grad, Use::Take)?,
+            weights: Floats::new(&weights, MemoryAccess::Write)?,
+            grad: Floats::new(&grad, MemoryAccess::Read)?,
             moments: moments.iter().map(Moment::new).collect::<PyResult<_>>()?,
-            out: out.map(|out| Floats::new(&out, Use::Fill)).transpose()?,
+            out: out.map(|out| Floats::new(&out, MemoryAccess::Write)).transpose()?,
             index,
         })
     }
@@ -121,16 +124,16 @@ impl PartTensors {
     /// The number of weights.
     pub(super) fn len(&self) -> usize {
         match &self.weights {
-            Floats::F32(lent) => lent.as_slice().len(),
-            Floats::Bf16(lent) | Floats::F16(lent) => lent.as_slice().len(),
+            Floats::F32(slice) => slice.as_slice().len(),
+            Floats::Bf16(slice) | Floats::F16(slice) => slice.as_slice().len(),
         }
     }
 
-    pub(super) fn extents(&self) -> Vec<Extent> {
-        let mut extents = vec![self.weights.extent(), self.grad.extent()];
-        extents.extend(self.out.iter().map(Floats::extent));
-        extents.extend(self.moments.iter().flat_map(Moment::extents));
-        extents
+    pub(super) fn address_ranges(&self) -> Vec<AddressRange> {
+        let mut address_ranges = vec![self.weights.address_range(), self.grad.address_range()];
+        address_ranges.extend(self.out.iter().map(Floats::address_range));
+        address_ranges.extend(self.moments.iter().flat_map(Moment::address_ranges));
+        address_ranges
     }
 
     pub(super) fn part(&mut self) -> ParameterSlice<'_> {

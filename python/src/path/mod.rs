@@ -19,7 +19,7 @@ pub(crate) use stripes::StripeSet;
 
 /// A parsed path argument.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Place {
+pub(crate) enum PathArgument {
     /// A file name to open.
     Path(PathBuf),
     /// A stripe set: one logical file over several.
@@ -28,7 +28,7 @@ pub(crate) enum Place {
     Descriptor(i32),
 }
 
-impl Place {
+impl PathArgument {
     /// Parse a path argument.
     pub(crate) fn new(argument: &Bound<'_, PyAny>) -> PyResult<Self> {
         if argument.is_instance_of::<PyInt>() && !argument.is_instance_of::<PyBool>() {
@@ -51,9 +51,9 @@ impl Place {
     }
 }
 
-fn descriptor(argument: &Bound<'_, PyAny>) -> PyResult<Place> {
+fn descriptor(argument: &Bound<'_, PyAny>) -> PyResult<PathArgument> {
     match argument.extract::<i32>() {
-        Ok(number) if number >= 0 => Ok(Place::Descriptor(number)),
+        Ok(number) if number >= 0 => Ok(PathArgument::Descriptor(number)),
         _ => Err(PyValueError::new_err(format!("{argument} is no file descriptor; pass the number of an open file"))),
     }
 }

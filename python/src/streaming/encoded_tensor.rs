@@ -1,4 +1,4 @@
-//! The `_Stored` class: a tensor whose form on disk differs from memory.
+//! The `_EncodedTensor` class: a tensor whose form on disk differs from memory.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::failure::raise;
 use crate::checkpoint::{self, CheckpointReader};
 
 /// An encoded tensor. Two are equal if they are the same object.
-#[pyclass(frozen, name = "_Stored", module = "deepnvme._deepnvme")]
+#[pyclass(frozen, name = "_EncodedTensor", module = "deepnvme._deepnvme")]
 pub(crate) struct PyEncodedTensor {
     pub(crate) tensor: Arc<EncodedTensor>,
 }
@@ -28,17 +28,17 @@ pub(crate) enum EncodedArgument<'py> {
 /// Name, type, shape, parts.
 type PackedTuple = (String, &'static str, Vec<u64>, PyEncodedTensor);
 
-/// List the encoded tensors of a file. ``source`` is the caller's index of the file.
+/// List the encoded tensors of a file. ``file`` is the caller's index of the file.
 #[pyfunction]
 pub(crate) fn _packed_tensors(
     py: Python<'_>,
     reader: &Bound<'_, CheckpointReader>,
-    source: usize,
+    file: usize,
 ) -> PyResult<Vec<PackedTuple>> {
     let reader = reader.get().reader();
     let Contents::Safetensors { header } = reader.contents() else { return Ok(Vec::new()) };
-    let packed = pack::tensors(header, source);
-    let packed = packed.map_err(|error| checkpoint::misread(py, reader.path(), error))?;
+    let packed = pack::tensors(header, file);
+    let packed = packed.map_err(|error| checkpoint::format_error(py, reader.path(), error))?;
     let tuple = |tensor: pack::PackedTensor| {
         let encoded = PyEncodedTensor { tensor: Arc::new(tensor.encoded) };
         (tensor.name, tensor.dtype.torch_name(), tensor.shape, encoded)

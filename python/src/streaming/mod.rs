@@ -1,4 +1,4 @@
-//! The `_Streamer` and `_Picker` classes, which `deepnvme._stream` wraps.
+//! The `_Streamer` and `_SparseRowCache` classes, which `deepnvme._stream` wraps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use pyo3::types::{PyCapsule, PyDict};
 use self::encoded_tensor::{EncodedArgument, encoded_range, float};
 use self::failure::raise;
 use crate::engine::PyEngine;
-use crate::path::Place;
+use crate::path::PathArgument;
 use crate::{default, error, memory};
 
 mod encoded_tensor;
@@ -45,36 +45,36 @@ pub(crate) struct PyStreamer {
 
 #[pymethods]
 impl PyStreamer {
-    /// Each of ``units`` is a class and pieces; ``conversions`` lists the conversions of each unit. ``classes`` are
+    /// Each of ``groups`` is a class and pieces; ``conversions`` lists the conversions of each group. ``classes`` are
     /// slots, prefetch limit, bytes of a slot, and whether the slots share memory.
     #[new]
     #[expect(clippy::needless_pass_by_value, clippy::too_many_arguments, reason = "Python hands it over")]
-    #[pyo3(signature = (sources, units, classes, arena, engine, conversions=None, stash_bytes_max=0))]
+    #[pyo3(signature = (files, groups, classes, arena, engine, conversions=None, cache_bytes_max=0))]
     fn new(
         py: Python<'_>,
-        sources: Vec<Bound<'_, PyAny>>,
-        units: Vec<(usize, Vec<PieceArgument>)>,
+        files: Vec<Bound<'_, PyAny>>,
+        groups: Vec<(usize, Vec<PieceArgument>)>,
         classes: Vec<(usize, usize, usize, bool)>,
         arena: &Bound<'_, PyAny>,
         engine: Option<&Bound<'_, PyEngine>>,
         conversions: Option<Vec<Vec<ConversionArgument<'_>>>>,
-        stash_bytes_max: u64,
+        cache_bytes_max: u64,
     ) -> PyResult<Self> {
-        let (engine, sources) = open(py, &sources, engine)?;
+        let (engine, files) = open(py, &files, engine)?;
         let mut converted = conversions.unwrap_or_default();
-        converted.resize_with(units.len(), Vec::new);
+        converted.resize_with(groups.len(), Vec::new);
         let piece = |(source, offset, bytes, at)| Piece { source, offset, bytes, at };
         let group = |((class, pieces), encoded): ((usize, Vec<PieceArgument>), Vec<ConversionArgument<'_>>)| {
             let conversions = encoded.into_iter().map(|each| conversions_of(py, each)).collect::<PyResult<Vec<_>>>()?;
             let (pieces, conversions) = (pieces.into_iter().map(piece).collect(), conversions.concat());
             Ok::<_, PyErr>(LayerGroup { class, pieces, conversions })
         };
-        let groups = units.into_iter().zip(converted).map(group).collect::<PyResult<Vec<_>>>()?;
+        let groups = groups.into_iter().zip(converted).map(group).collect::<PyResult<Vec<_>>>()?;
         let class =
             |(slots, prefetch, slot_bytes, shares_memory)| SlotClass { slots, prefetch, slot_bytes, shares_memory };
         let classes: Vec<SlotClass> = classes.into_iter().map(class).collect();
         let arena = memory::target(arena)?;
-        let plan = StreamPlan { files: sources, groups, classes, cache_bytes_max: stash_bytes_max };
+        let plan = StreamPlan { files, groups, classes, cache_bytes_max };
         let streamer = Streamer::new(engine, plan, arena);
         let streamer = streamer.map_err(|failure| raise(py, &failure))?;
         Ok(Self { streamer, pid: std::process::id() })
@@ -88,10 +88,10 @@ impl PyStreamer {
     }
 
     /// Wait until a layer group is in memory. Returns the offset of its slot in the arena.
-    fn acquire(&self, py: Python<'_>, unit: usize) -> PyResult<usize> {
-        self.check(py, unit)?;
+    fn acquire(&self, py: Python<'_>, group: usize) -> PyResult<usize> {
+        self.check(py, group)?;
         loop {
-            let acquired = py.detach(|| self.streamer.acquire(unit, Some(SIGNAL_CHECK_INTERVAL)));
+            let acquired = py.detach(|| self.streamer.acquire(group, Some(SIGNAL_CHECK_INTERVAL)));
             if let Some(at) = acquired.map_err(|failure| raise(py, &failure))? {
                 return Ok(at);
             }
@@ -100,17 +100,17 @@ impl PyStreamer {
     }
 
     /// Release a layer group once the work queued on ``stream`` (torch's, or the default one) is done.
-    #[pyo3(signature = (unit, stream=None))]
-    fn release(&self, py: Python<'_>, unit: usize, stream: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
-        self.check(py, unit)?;
+    #[pyo3(signature = (group, stream=None))]
+    fn release(&self, py: Python<'_>, group: usize, stream: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+        self.check(py, group)?;
         let stream = stream.map_or(Ok(StreamHandle::DEFAULT), memory::stream)?;
         // This may start fetches, which check the files.
-        Ok(py.detach(|| self.streamer.release(unit, stream)))
+        Ok(py.detach(|| self.streamer.release(group, stream)))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.check_process(py)?;
-        figures(py, &py.detach(|| self.streamer.stats()))
+        counters(py, &py.detach(|| self.streamer.stats()))
     }
 
     /// Maximum memory for conversions, in addition to the arena.
@@ -121,7 +121,7 @@ impl PyStreamer {
 
     /// Memory of the compressed-weight cache.
     #[getter]
-    fn stash_bytes(&self) -> u64 {
+    fn cache_bytes(&self) -> u64 {
         self.streamer.cache_bytes()
     }
 
@@ -134,10 +134,14 @@ impl PyStreamer {
 }
 
 impl PyStreamer {
-    fn check(&self, py: Python<'_>, unit: usize) -> PyResult<()> {
+    fn check(&self, py: Python<'_>, group: usize) -> PyResult<()> {
         self.check_process(py)?;
-        let units = self.streamer.groups().len();
-        if unit < units { Ok(()) } else { Err(PyValueError::new_err(format!("there is no unit {unit}, only {units}"))) }
+        let groups = self.streamer.groups().len();
+        if group < groups {
+            Ok(())
+        } else {
+            Err(PyValueError::new_err(format!("there is no group {group}, only {groups}")))
+        }
     }
 
     fn check_process(&self, py: Python<'_>) -> PyResult<()> {
@@ -146,7 +150,7 @@ impl PyStreamer {
 }
 
 /// Fetch rows on demand into bounded memory.
-#[pyclass(frozen, name = "_Picker", module = "deepnvme._deepnvme")]
+#[pyclass(frozen, name = "_SparseRowCache", module = "deepnvme._deepnvme")]
 pub(crate) struct PySparseRowCache {
     cache: SparseRowCache,
     memory: Reserved,
@@ -181,30 +185,30 @@ impl LocationsArgument<'_> {
 impl PySparseRowCache {
     #[new]
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
-    #[pyo3(signature = (sources, parts, nbytes, bytes_max, engine))]
+    #[pyo3(signature = (files, tensors, nbytes, bytes_max, engine))]
     fn new(
         py: Python<'_>,
-        sources: Vec<Bound<'_, PyAny>>,
-        parts: Vec<TensorArgument<'_>>,
+        files: Vec<Bound<'_, PyAny>>,
+        tensors: Vec<TensorArgument<'_>>,
         nbytes: usize,
         bytes_max: u64,
         engine: Option<&Bound<'_, PyEngine>>,
     ) -> PyResult<Self> {
-        let (engine, sources) = open(py, &sources, engine)?;
+        let (engine, files) = open(py, &files, engine)?;
         let tensor = |(first_row, rows, at, row_bytes, bytes, locations): TensorArgument<'_>| {
             let locations = locations.locations(py)?;
             Ok::<_, PyErr>(RowTensor { first_row, rows, at, row_bytes, bytes, locations })
         };
-        let tensors: Vec<RowTensor> = parts.into_iter().map(tensor).collect::<PyResult<_>>()?;
+        let tensors: Vec<RowTensor> = tensors.into_iter().map(tensor).collect::<PyResult<_>>()?;
         if nbytes == 0 {
-            return Err(PyValueError::new_err("a tensor of 0 bytes has no rows to pick"));
+            return Err(PyValueError::new_err("a tensor of 0 bytes has no rows"));
         }
         let row_bytes = tensors.iter().map(|tensor| tensor.row_bytes).min().unwrap_or(0);
         let memory = Reserved::new(nbytes, row_bytes).map_err(|failure| {
             let errno = failure.raw_os_error();
             PyOSError::new_err((errno, format!("cannot reserve {nbytes} bytes of address space (see ulimit -v)")))
         })?;
-        let cache = SparseRowCache::new(engine, sources, tensors, memory.clone(), bytes_max);
+        let cache = SparseRowCache::new(engine, files, tensors, memory.clone(), bytes_max);
         let cache = cache.map_err(|failure| raise(py, &failure))?;
         Ok(Self { cache, memory, pid: std::process::id() })
     }
@@ -218,31 +222,29 @@ impl PySparseRowCache {
 
     /// Wait until these rows are in memory. They stay there until they are released.
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
-    fn pick(&self, py: Python<'_>, items: Vec<usize>) -> PyResult<()> {
+    fn acquire(&self, py: Python<'_>, rows: Vec<usize>) -> PyResult<()> {
         check_process(py, self.pid)?;
-        py.detach(|| self.cache.acquire(&items)).map_err(|failure| raise(py, &failure))
+        py.detach(|| self.cache.acquire(&rows)).map_err(|failure| raise(py, &failure))
     }
 
     /// Release these rows.
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
-    fn release(&self, py: Python<'_>, items: Vec<usize>) -> PyResult<()> {
+    fn release(&self, py: Python<'_>, rows: Vec<usize>) -> PyResult<()> {
         check_process(py, self.pid)?;
-        py.detach(|| self.cache.release(&items));
+        py.detach(|| self.cache.release(&rows));
         Ok(())
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         check_process(py, self.pid)?;
-        figures(py, &py.detach(|| self.cache.stats()))
+        counters(py, &py.detach(|| self.cache.stats()))
     }
 }
 
-/// Return the bytes that an unlimited compressed-weight cache would take for these units, and their decoded bytes.
+/// Return the bytes that an unlimited compressed-weight cache would take for these layer groups, and their decoded
+/// bytes.
 #[pyfunction]
-pub(crate) fn _stash_bytes_wanted(
-    py: Python<'_>,
-    conversions: Vec<Vec<ConversionArgument<'_>>>,
-) -> PyResult<(u64, u64)> {
+pub(crate) fn _cacheable_bytes(py: Python<'_>, conversions: Vec<Vec<ConversionArgument<'_>>>) -> PyResult<(u64, u64)> {
     let group = |encoded: Vec<ConversionArgument<'_>>| {
         let conversions = encoded.into_iter().map(|each| conversions_of(py, each)).collect::<PyResult<Vec<_>>>()?;
         Ok::<_, PyErr>(LayerGroup { conversions: conversions.concat(), ..LayerGroup::default() })
@@ -253,7 +255,7 @@ pub(crate) fn _stash_bytes_wanted(
 
 /// Return the page size of memory for rows of this size.
 #[pyfunction]
-pub(crate) fn _picked_page_bytes(piece_bytes: usize) -> usize {
+pub(crate) fn _row_page_bytes(piece_bytes: usize) -> usize {
     Reserved::page_bytes_for(piece_bytes)
 }
 
@@ -273,15 +275,15 @@ fn check_process(py: Python<'_>, pid: u32) -> PyResult<()> {
 
 fn open(
     py: Python<'_>,
-    sources: &[Bound<'_, PyAny>],
+    files: &[Bound<'_, PyAny>],
     engine: Option<&Bound<'_, PyEngine>>,
 ) -> PyResult<(Arc<Engine>, Vec<WeightFile>)> {
     let engine = default::or_default(py, engine)?;
-    let source = |place: &Bound<'_, PyAny>| {
-        let target = match Place::new(place)? {
-            Place::Path(path) => Target::Path(path),
-            Place::Stripes(set) => Target::Stripes(set),
-            Place::Descriptor(number) => {
+    let open_file = |path: &Bound<'_, PyAny>| {
+        let target = match PathArgument::new(path)? {
+            PathArgument::Path(path) => Target::Path(path),
+            PathArgument::Stripes(set) => Target::Stripes(set),
+            PathArgument::Descriptor(number) => {
                 return Err(PyTypeError::new_err(format!(
                     "weights are streamed from a path, not from descriptor {number}"
                 )));
@@ -289,18 +291,18 @@ fn open(
         };
         WeightFile::open(target).map_err(|failure| raise(py, &failure))
     };
-    Ok((engine, sources.iter().map(source).collect::<PyResult<Vec<_>>>()?))
+    Ok((engine, files.iter().map(open_file).collect::<PyResult<Vec<_>>>()?))
 }
 
-fn figures<'py>(py: Python<'py>, stats: &StreamStats) -> PyResult<Bound<'py, PyDict>> {
-    let figures = PyDict::new(py);
-    figures.set_item("bytes_read", stats.bytes_read)?;
-    figures.set_item("fetches", stats.fetches)?;
-    figures.set_item("fetches_ahead", stats.fetches_ahead)?;
-    figures.set_item("hits", stats.hits)?;
-    figures.set_item("waits", stats.waits)?;
-    figures.set_item("stalled_s", stats.stalled.as_secs_f64())?;
-    figures.set_item("disk_busy_s", stats.disk_busy.as_secs_f64())?;
-    figures.set_item("converting_s", stats.converting.as_secs_f64())?;
-    Ok(figures)
+fn counters<'py>(py: Python<'py>, stats: &StreamStats) -> PyResult<Bound<'py, PyDict>> {
+    let counters = PyDict::new(py);
+    counters.set_item("bytes_read", stats.bytes_read)?;
+    counters.set_item("fetches", stats.fetches)?;
+    counters.set_item("fetches_ahead", stats.fetches_ahead)?;
+    counters.set_item("hits", stats.hits)?;
+    counters.set_item("waits", stats.waits)?;
+    counters.set_item("stalled_s", stats.stalled.as_secs_f64())?;
+    counters.set_item("disk_busy_s", stats.disk_busy.as_secs_f64())?;
+    counters.set_item("converting_s", stats.converting.as_secs_f64())?;
+    Ok(counters)
 }

@@ -98,7 +98,7 @@ def test_a_full_disk_of_one_process(tmp_path: Path, layout: str, full: int, asyn
     assert steps(folder) == [1, 3]
 
 
-# Killed when a part of its share is on disk, or when all is and the others have its checksums.
+# Killed when a part of its shard is on disk, or when all is and the others have its checksums.
 KILL = """
 from deepnvme._checkpoint.distributed import save as distributed_save
 whole = distributed_save.SharedSave.{function}

@@ -24,24 +24,24 @@ def one_thread(threads: Callable[[int], AbstractContextManager[None]]) -> Iterat
 @pytest.fixture(scope="session")
 def kernel() -> Kernel:
     """Create a kernel that takes square roots as this torch does."""
-    return Kernel(threads=2, root=torchs_root() or "exact")
+    return Kernel(threads=2, sqrt_mode=torchs_sqrt_mode() or "exact")
 
 
-def torchs_root() -> str | None:
+def torchs_sqrt_mode() -> str | None:
     """Return the square root of ours that this build of torch uses on this processor."""
     values = torch.rand(20_000, generator=torch.Generator().manual_seed(1)) * 100
-    for root in Kernel.roots():
+    for mode in Kernel.sqrt_modes():
         taken = values.clone()
-        Kernel(threads=1, root=root).take_roots(taken)
+        Kernel(threads=1, sqrt_mode=mode).sqrt_(taken)
         if torch.equal(taken, values.sqrt()):
-            return root
+            return mode
     return None
 
 
 def is_bitwise(*, needs_root: bool) -> bool:
     """Whether torch fuses products and sums here as its AVX2 builds do, and uses one of our square roots."""
     fuses = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return fuses and (not needs_root or torchs_root() is not None)
+    return fuses and (not needs_root or torchs_sqrt_mode() is not None)
 
 
 def assert_same(ours: torch.Tensor, theirs: torch.Tensor, *, needs_root: bool) -> None:

@@ -160,9 +160,9 @@ def _name(task: Path) -> str:
 def test_refused_arguments(kernel: Kernel) -> None:
     weights, grad, moments = torch.zeros(10), torch.zeros(10), [torch.zeros(10), torch.zeros(10)]
 
-    def step(rule: str = "adamw", settings: Any = None, part: Any = (), **options: Any) -> None:
+    def step(algorithm: str = "adamw", settings: Any = None, part: Any = (), **options: Any) -> None:
         parts = [part or (weights, grad, moments, None, 0)]
-        kernel.step(rule, settings or {}, parts, **{"step": 1, **options})
+        kernel.step(algorithm, settings or {}, parts, **{"step": 1, **options})
 
     with pytest.raises(ValueError, match="'adam', 'adamw', 'lion', 'sgd' or 'adagrad'"):
         step("adamax")
@@ -194,7 +194,7 @@ def test_refused_arguments(kernel: Kernel) -> None:
         odd = torch.zeros(300, dtype=torch.uint8), torch.zeros(1)
         step(part=(torch.zeros(300), torch.zeros(300), [torch.zeros(300), odd], None, 0))
     with pytest.raises(ValueError, match="'exact', 'two-step'"):
-        Kernel(root="wrong")
+        Kernel(sqrt_mode="wrong")
     with pytest.raises(ValueError, match="at most 256"):
         Kernel(threads=1000)
     assert not weights.any()

@@ -30,7 +30,7 @@ _FOR_LOOP: dict[str, Any] = {"foreach": False, "fused": False}
 class Case:
     """An algorithm with its settings, as torch and the kernel name them."""
 
-    rule: str
+    algorithm: str
     make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]
     settings: dict[str, Any]
     moments: tuple[str, ...] = ()
@@ -39,12 +39,14 @@ class Case:
     name: str = ""
 
 
-def _adam(rule: str, called: str, **settings: Any) -> Case:
+def _adam(algorithm: str, called: str, **settings: Any) -> Case:
     theirs = {name: value for name, value in settings.items() if not name.startswith("beta")}
     betas = (settings.get("beta1", 0.9), settings.get("beta2", 0.999))
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[rule]
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[algorithm]
     moments = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if settings.get("amsgrad") else 2]
-    return Case(rule, lambda params: kind(params, betas=betas, **theirs, **_FOR_LOOP), settings, moments, name=called)
+    return Case(
+        algorithm, lambda params: kind(params, betas=betas, **theirs, **_FOR_LOOP), settings, moments, name=called
+    )
 
 
 def _sgd(called: str, **settings: Any) -> Case:
@@ -91,7 +93,7 @@ def test_the_same_bits_as_torch(kernel: Kernel, case: Case) -> None:
         for param, grad in zip(theirs, grads, strict=True):
             param.grad = grad.clone()
         optimizer.step()
-        kernel.step(case.rule, case.settings, list(_parts(ours, grads, moments)), step=step)
+        kernel.step(case.algorithm, case.settings, list(_parts(ours, grads, moments)), step=step)
     for param, mine, kept in zip(theirs, ours, moments, strict=True):
         assert_same(mine, param.detach(), needs_root=case.needs_root)
         for name, moment in zip(case.moments, kept, strict=True):
@@ -113,11 +115,18 @@ _WHOLE = 1024
 def _extreme() -> list[Case]:
     cases = []
     for beta in _BETAS:
-        for rule in ("adam", "adamw"):
+        for algorithm in ("adam", "adamw"):
             cases += [
-                _adam(rule, f"{rule} beta1={beta}", beta1=beta, beta2=0.9, weight_decay=0.1),
-                _adam(rule, f"{rule} beta2={beta}", beta1=0.9, beta2=beta, amsgrad=True, weight_decay=0.0),
-                _adam(rule, f"{rule} beta1=beta2={beta}", beta1=beta, beta2=beta, maximize=True, weight_decay=0.0),
+                _adam(algorithm, f"{algorithm} beta1={beta}", beta1=beta, beta2=0.9, weight_decay=0.1),
+                _adam(algorithm, f"{algorithm} beta2={beta}", beta1=0.9, beta2=beta, amsgrad=True, weight_decay=0.0),
+                _adam(
+                    algorithm,
+                    f"{algorithm} beta1=beta2={beta}",
+                    beta1=beta,
+                    beta2=beta,
+                    maximize=True,
+                    weight_decay=0.0,
+                ),
             ]
         cases += [
             _sgd(f"sgd momentum={beta}", lr=0.1, momentum=beta),
@@ -146,7 +155,7 @@ def test_special_values_and_extreme_settings(kernel: Kernel, case: Case) -> None
     moments = [torch.full_like(ours, case.begin) for _ in case.moments]
     for step in range(1, 5):
         theirs.grad = _some_special(generator)
-        kernel.step(case.rule, case.settings, list(_parts([ours], [theirs.grad], [moments])), step=step)
+        kernel.step(case.algorithm, case.settings, list(_parts([ours], [theirs.grad], [moments])), step=step)
         optimizer.step()
         for name, moment in zip(case.moments, moments, strict=True):
             # `seed` is shown by the assertion of a failure.

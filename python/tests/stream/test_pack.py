@@ -163,7 +163,7 @@ def audit(path: Path | StripeSet) -> None:
     reader = _CheckpointReader(path, None, False)
     reader.check(None)
     assert reader.coverage == "file", "its checksums are gone"
-    reader.audit("full")
+    reader.verify_tensors("full")
 
 
 def unnoticed(path: Path, places: Iterable[int], check: Callable[[], object]) -> list[int]:

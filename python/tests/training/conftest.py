@@ -33,9 +33,9 @@ def one_thread(threads: Callable[[int], AbstractContextManager[None]]) -> Iterat
 def is_bitwise() -> bool:
     """Whether torch rounds here as its AVX2 builds do, and uses a square root that the kernel has."""
     values = torch.rand(20_000, generator=torch.Generator().manual_seed(1)) * 100
-    for root in Kernel.roots():
+    for mode in Kernel.sqrt_modes():
         taken = values.clone()
-        Kernel(threads=1, root=root).take_roots(taken)
+        Kernel(threads=1, sqrt_mode=mode).sqrt_(taken)
         if torch.equal(taken, values.sqrt()):
             return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     return False

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::fs as real;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use deepnvme_file::{Replacement, Target};
 use deepnvme_format::checksums::checksums_of;
 use proptest::prelude::*;
 
 use super::*;
+use crate::error::Error;
 
 /// The content of a checkpoint's file: arbitrary, as long as its index can be compared.
 fn bytes_of(save: u64) -> Vec<u8> {

@@ -64,7 +64,7 @@ impl HeaderRenderer for SafetensorsHeaders {
     }
 
     fn index(&self, checksums: &[RecordChecksums]) -> Vec<u8> {
-        let cells: Vec<&[u64]> = checksums.iter().map(|checksums| checksums.chunks.as_slice()).collect();
-        self.plan.header(&cells)
+        let chunks: Vec<&[u64]> = checksums.iter().map(|checksums| checksums.chunks.as_slice()).collect();
+        self.plan.header(&chunks)
     }
 }

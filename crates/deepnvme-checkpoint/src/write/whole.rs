@@ -30,12 +30,12 @@ impl Save {
     pub fn write(self, engine: Arc<Engine>, target: &Target, progress: Arc<Progress>) -> Result<(Saved, Replacement)> {
         let bytes = self.bytes();
         let (replacement, file) = create(&engine, target, bytes)?;
-        let shown = Arc::clone(&progress);
+        let seen = Arc::clone(&progress);
         let shard = Arc::new(self).start_shard(engine, file, 0..bytes, 0, progress);
         let saved = shard
             .and_then(|shard| shard.finish(&[]))
             .map_err(|error| error_of_target(error, replacement.target(), bytes))?;
-        shown.check()?;
+        seen.check()?;
         Ok((saved, replacement))
     }
 
@@ -46,7 +46,7 @@ impl Save {
     /// As [`run`](Self::run). The file is then incomplete.
     pub fn write_into(self, engine: Arc<Engine>, path: &Path, progress: Arc<Progress>) -> Result<Saved> {
         let bytes = self.bytes();
-        let shown = Arc::clone(&progress);
+        let seen = Arc::clone(&progress);
         let options = OpenOptions::to_fill(engine.config().direct);
         let filled = || {
             let file = deepnvme_file::open(&Target::Path(path.to_path_buf()), options)?;
@@ -54,7 +54,7 @@ impl Save {
             Arc::new(self).start_shard(engine, file, 0..bytes, 0, progress)?.finish(&[])
         };
         let saved = filled().map_err(|error| error_of_target(error, path, bytes))?;
-        shown.check()?;
+        seen.check()?;
         Ok(saved)
     }
 }

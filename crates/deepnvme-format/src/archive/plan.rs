@@ -191,8 +191,8 @@ mod tests {
             let specs: Vec<_> =
                 specs.iter().zip(&names).map(|(bytes, name)| RecordSpec { name, bytes: *bytes }).collect();
             let plan = Plan::new(&root, &specs).unwrap();
-            let sums: Vec<u32> = (0..specs.len() as u32).map(|index| index * 77).collect();
-            let index = plan.index(&sums);
+            let checksums: Vec<u32> = (0..specs.len() as u32).map(|index| index * 77).collect();
+            let index = plan.index(&checksums);
             prop_assert_eq!(plan.index_offset() + index.len() as u64, plan.file_bytes());
             prop_assert_eq!(plan.file_bytes() % ALIGNMENT_LARGE, 0);
             let end = find_end(&index, plan.index_offset()).unwrap();
@@ -205,12 +205,12 @@ mod tests {
                 prop_assert_eq!(&planned.name, &record.name);
                 prop_assert_eq!(plan.name(i), &names[i]);
                 prop_assert_eq!(planned.bytes, record.bytes);
-                prop_assert_eq!(record.crc32, sums[i]);
+                prop_assert_eq!(record.crc32, checksums[i]);
                 prop_assert_eq!(planned.header_offset, record.header_offset);
                 prop_assert_eq!(planned.data_offset % alignment_of(planned.bytes), 0);
                 prop_assert!(planned.header_offset >= last);
                 last = planned.end();
-                let header = plan.header(i, sums[i]);
+                let header = plan.header(i, checksums[i]);
                 prop_assert_eq!(header.len() as u64, planned.data_offset - planned.header_offset);
                 let parsed = Header::parse(&header, planned.header_offset).unwrap().unwrap();
                 prop_assert_eq!(parsed.header_bytes, header.len() as u64);

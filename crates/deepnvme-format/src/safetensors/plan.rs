@@ -19,31 +19,31 @@ pub struct Plan {
     tensors: Vec<Tensor>,
     order: Vec<usize>,
     data_offset: u64,
-    has_sums: bool,
+    has_checksums: bool,
 }
 
 impl Plan {
     /// Lays tensors out, wide elements first so that all are aligned to their element size, otherwise in the given
-    /// order. With `has_sums` the metadata will contain checksums. Checksums in `metadata` belong to another file and
+    /// order. With `has_checksums` the metadata will contain checksums. Checksums in `metadata` belong to another file and
     /// are dropped.
     ///
     /// # Errors
     /// `Invalid` for duplicate or reserved names, types that the format lacks, and headers that exceed its limit.
-    pub fn new(specs: Vec<TensorSpec>, metadata: Vec<(String, String)>, has_sums: bool) -> Result<Self> {
+    pub fn new(specs: Vec<TensorSpec>, metadata: Vec<(String, String)>, has_checksums: bool) -> Result<Self> {
         let mut ordered: Vec<(usize, TensorSpec)> = specs.into_iter().enumerate().collect();
         ordered.sort_by_key(|(_, spec)| std::cmp::Reverse(spec.dtype.bytes()));
-        Self::of(ordered, metadata, has_sums)
+        Self::of(ordered, metadata, has_checksums)
     }
 
     /// Lays tensors out in the given order, regardless of alignment.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn in_order(specs: Vec<TensorSpec>, metadata: Vec<(String, String)>, has_sums: bool) -> Result<Self> {
-        Self::of(specs.into_iter().enumerate().collect(), metadata, has_sums)
+    pub fn in_order(specs: Vec<TensorSpec>, metadata: Vec<(String, String)>, has_checksums: bool) -> Result<Self> {
+        Self::of(specs.into_iter().enumerate().collect(), metadata, has_checksums)
     }
 
-    fn of(ordered: Vec<(usize, TensorSpec)>, metadata: Vec<(String, String)>, has_sums: bool) -> Result<Self> {
+    fn of(ordered: Vec<(usize, TensorSpec)>, metadata: Vec<(String, String)>, has_checksums: bool) -> Result<Self> {
         let metadata: Vec<_> = metadata.into_iter().filter(|(key, _)| key != METADATA_KEY).collect();
         let mut keys = std::collections::HashSet::with_capacity(metadata.len());
         if let Some((twice, _)) = metadata.iter().find(|(key, _)| !keys.insert(key)) {
@@ -80,8 +80,9 @@ impl Plan {
             order.push(index);
             at = end;
         }
-        let mut plan = Self { metadata, tensors, order, data_offset: 0, has_sums };
-        let sums_bytes: u64 = plan.tensors.iter().filter(|_| has_sums).map(|tensor| text_bytes(tensor.bytes)).sum();
+        let mut plan = Self { metadata, tensors, order, data_offset: 0, has_checksums };
+        let sums_bytes: u64 =
+            plan.tensors.iter().filter(|_| has_checksums).map(|tensor| text_bytes(tensor.bytes)).sum();
         let bare_bytes = plan.json(&vec![&[][..]; plan.tensors.len()]).len() as u64;
         let header_bytes = LENGTH_BYTES + bare_bytes + sums_bytes + PADDING_BYTES_MIN;
         plan.data_offset = header_bytes.next_multiple_of(ALIGNMENT_LARGE);
@@ -127,7 +128,7 @@ impl Plan {
         let mut bytes = (self.data_offset - LENGTH_BYTES).to_le_bytes().to_vec();
         bytes.extend(json.as_bytes());
         bytes.resize(self.data_offset as usize, b' ');
-        if self.has_sums {
+        if self.has_checksums {
             seal(&mut bytes);
         }
         bytes
@@ -139,9 +140,10 @@ impl Plan {
 
     fn json(&self, chunks: &[&[u64]]) -> String {
         let names = self.tensors.iter().map(|tensor| tensor.name.as_str());
-        let sums = self.has_sums.then(|| encode(names.zip(chunks.iter().copied()), self.frame()));
+        let checksum_text = self.has_checksums.then(|| encode(names.zip(chunks.iter().copied()), self.frame()));
         let texts = self.metadata.iter().map(|(key, text)| (key.as_str(), text.as_str()));
-        let texts: Vec<_> = texts.chain(sums.as_deref().map(|sums| (METADATA_KEY, sums))).collect();
+        let texts: Vec<_> =
+            texts.chain(checksum_text.as_deref().map(|checksum_text| (METADATA_KEY, checksum_text))).collect();
         let metadata = (!texts.is_empty()).then(|| (METADATA, Value::Metadata(Entries(texts.into_iter()))));
         let entry = |tensor: &'_ Tensor| {
             let begin = tensor.offset - self.data_offset;

@@ -13,7 +13,7 @@ use deepnvme_testkit::model::{Model, Program, Step, overlap};
 use deepnvme_testkit::rng::Rng;
 
 /// Maximum requests of one lane in flight.
-const FLIGHTS_MAX: usize = 6;
+const IN_FLIGHT_MAX: usize = 6;
 /// Maximum steps in one batch.
 const BATCH_MAX: usize = 5;
 
@@ -25,10 +25,10 @@ pub(crate) struct Lane<'a> {
     /// The end of the file when the lane began. Only the last lane goes beyond it.
     end: u64,
     label: String,
-    flights: Vec<Flight>,
+    in_flight: Vec<InFlight>,
 }
 
-struct Flight {
+struct InFlight {
     steps: Vec<Step>,
     waiting: Waiting,
 }
@@ -44,7 +44,7 @@ impl<'a> Lane<'a> {
     /// Creates a lane over the model's part of the file. Failures start with `label`.
     pub(crate) fn new(engine: &'a Engine, file: Arc<TensorFile>, model: Model, label: String) -> Self {
         let end = model.range().end;
-        Self { engine, file, model, end, label, flights: Vec::new() }
+        Self { engine, file, model, end, label, in_flight: Vec::new() }
     }
 
     /// Runs the program with several requests in flight, some of them batches. Overlapping requests wait for each
@@ -56,18 +56,19 @@ impl<'a> Lane<'a> {
             let count = if rng.chance(300) { self.batch_len(&steps[..steps.len().min(BATCH_MAX)]) } else { 1 };
             let (batch, rest) = steps.split_at(count);
             steps = rest;
-            let conflicts = |flight: &Flight| flight.steps.iter().any(|one| batch.iter().any(|b| self.clash(one, b)));
-            if self.flights.iter().any(conflicts) {
-                self.settle_all();
-            } else if self.flights.len() >= FLIGHTS_MAX {
-                let index = rng.below(self.flights.len() as u64) as usize;
-                let flight = self.flights.swap_remove(index);
-                self.settle(flight);
+            let conflicts =
+                |request: &InFlight| request.steps.iter().any(|one| batch.iter().any(|b| self.clash(one, b)));
+            if self.in_flight.iter().any(conflicts) {
+                self.finish_all();
+            } else if self.in_flight.len() >= IN_FLIGHT_MAX {
+                let index = rng.below(self.in_flight.len() as u64) as usize;
+                let request = self.in_flight.swap_remove(index);
+                self.finish(request);
             }
             let waiting = if first.is_write() { self.write(batch, &mut rng) } else { self.read(batch, &mut rng) };
-            self.flights.push(Flight { steps: batch.to_vec(), waiting });
+            self.in_flight.push(InFlight { steps: batch.to_vec(), waiting });
         }
-        self.settle_all();
+        self.finish_all();
     }
 
     /// Returns how many of the steps can form one batch: of one kind, disjoint, and inside the file.
@@ -137,56 +138,56 @@ impl<'a> Lane<'a> {
         pending.unwrap_or_else(|error| panic!("{}: a request was refused: {error}", self.label))
     }
 
-    fn settle_all(&mut self) {
-        while let Some(flight) = self.flights.pop() {
-            self.settle(flight);
+    fn finish_all(&mut self) {
+        while let Some(request) = self.in_flight.pop() {
+            self.finish(request);
         }
     }
 
-    fn settle(&self, flight: Flight) {
-        let bytes: usize = flight.steps.iter().map(|step| len_of(step.range())).sum();
-        match flight.waiting {
+    fn finish(&self, request: InFlight) {
+        let bytes: usize = request.steps.iter().map(|step| len_of(step.range())).sum();
+        match request.waiting {
             Waiting::WriteOne(pending) => {
-                let (home, result) = pending.wait();
-                self.check_write(&flight.steps, home.as_slice(), bytes, result);
+                let (returned, result) = pending.wait();
+                self.check_write(&request.steps, returned.as_slice(), bytes, result);
             }
             Waiting::Write(pending) => {
-                let (home, result) = pending.wait();
-                self.check_write(&flight.steps, &home.unwrap_or_default(), bytes, result);
+                let (returned, result) = pending.wait();
+                self.check_write(&request.steps, &returned.unwrap_or_default(), bytes, result);
             }
             Waiting::Read(pending, expected) => {
-                let (home, result) = pending.wait();
-                self.check_read(&flight.steps, &home.unwrap_or_default(), &expected, result);
+                let (returned, result) = pending.wait();
+                self.check_read(&request.steps, &returned.unwrap_or_default(), &expected, result);
             }
             Waiting::ReadOne(pending, expected) => {
-                let (home, result) = pending.wait();
-                let home: Vec<RegionMut> = home.into_iter().collect();
+                let (returned, result) = pending.wait();
+                let returned: Vec<RegionMut> = returned.into_iter().collect();
                 if expected.len() < bytes {
-                    assert_eq!(home.len(), 1, "{}: the memory did not come home", self.label);
-                    self.check_end_of_file(&flight.steps[0], &expected, result);
+                    assert_eq!(returned.len(), 1, "{}: the memory was not returned", self.label);
+                    self.check_end_of_file(&request.steps[0], &expected, result);
                 } else {
-                    self.check_read(&flight.steps, &home, &[expected], result);
+                    self.check_read(&request.steps, &returned, &[expected], result);
                 }
             }
         }
     }
 
-    fn check_write(&self, steps: &[Step], home: &[Region], bytes: usize, result: Result<Transferred>) {
+    fn check_write(&self, steps: &[Step], returned: &[Region], bytes: usize, result: Result<Transferred>) {
         match result {
             Ok(transfer) => assert_eq!(transfer.bytes, bytes as u64, "{}: {steps:?}", self.label),
             Err(error) => panic!("{}: {steps:?} failed: {error}", self.label),
         }
-        let came: Vec<usize> = home.iter().map(Region::len).collect();
+        let came: Vec<usize> = returned.iter().map(Region::len).collect();
         let went: Vec<usize> = steps.iter().map(|step| len_of(step.range())).collect();
-        assert_eq!(came, went, "{}: other memory came home", self.label);
+        assert_eq!(came, went, "{}: other memory was returned", self.label);
     }
 
-    fn check_read(&self, steps: &[Step], home: &[RegionMut], expected: &[Vec<u8>], result: Result<Transferred>) {
+    fn check_read(&self, steps: &[Step], returned: &[RegionMut], expected: &[Vec<u8>], result: Result<Transferred>) {
         if let Err(error) = result {
             panic!("{}: {steps:?} failed: {error}", self.label);
         }
-        assert_eq!(home.len(), steps.len(), "{}: the memory did not come home", self.label);
-        for ((step, target), expected) in steps.iter().zip(home).zip(expected) {
+        assert_eq!(returned.len(), steps.len(), "{}: the memory was not returned", self.label);
+        for ((step, target), expected) in steps.iter().zip(returned).zip(expected) {
             let wrong = difference(&bytes_of(&target.region()), expected);
             assert_eq!(wrong, None, "{}: {step:?} read other bytes", self.label);
         }

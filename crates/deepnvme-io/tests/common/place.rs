@@ -62,8 +62,8 @@ impl Placed {
         }
         let file = self.open(DirectMode::Disabled);
         let len = file.len().expect("a length") as usize;
-        let (home, result) = engine.read(&file, 0, region_at(0, len)).expect("accepted").wait();
+        let (returned, result) = engine.read(&file, 0, region_at(0, len)).expect("accepted").wait();
         result.expect("the whole set is readable");
-        bytes_of(&home.expect("memory comes home").region())
+        bytes_of(&returned.expect("memory is returned").region())
     }
 }

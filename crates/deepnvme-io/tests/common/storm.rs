@@ -73,15 +73,19 @@ pub(crate) fn storm_of_writes(
     let batch = engine.write_batch(batch, options).expect("an open engine takes requests");
     let mut failed = Vec::new();
     for (range, pending) in pendings {
-        let (home, result) = pending.wait();
-        let home = home.unwrap_or_else(|| panic!("seed {seed}: the memory of {range:?} did not come home"));
-        assert_eq!(home.len() as u64, range.end - range.start, "seed {seed}: other memory came home");
-        if settle(seed, target, &range, result) {
+        let (returned, result) = pending.wait();
+        let returned = returned.unwrap_or_else(|| panic!("seed {seed}: the memory of {range:?} was not returned"));
+        assert_eq!(returned.len() as u64, range.end - range.start, "seed {seed}: other memory was returned");
+        if finish(seed, target, &range, result) {
             failed.push(vec![range]);
         }
     }
-    let (home, result) = batch.wait();
-    assert_eq!(home.map(|home| home.len()), Some(batch_ranges.len()), "seed {seed}: memory of a batch is missing");
+    let (returned, result) = batch.wait();
+    assert_eq!(
+        returned.map(|returned| returned.len()),
+        Some(batch_ranges.len()),
+        "seed {seed}: memory of a batch is missing"
+    );
     let whole = batch_ranges.first().map_or(0, |r| r.start)..batch_ranges.last().map_or(0, |r| r.end);
     if settle_sum(seed, target, &whole, batch_ranges.iter().map(|r| r.end - r.start).sum(), result) {
         failed.push(batch_ranges);
@@ -126,26 +130,26 @@ pub(crate) fn storm_of_reads(
     }
     let batch = engine.read_batch(batch).expect("an open engine takes requests");
     let mut failures = 0;
-    let check = |range: &Range<u64>, home: RegionMut| {
-        let wrong = difference(&bytes_of(&home.region()), &content[range.start as usize..range.end as usize]);
+    let check = |range: &Range<u64>, returned: RegionMut| {
+        let wrong = difference(&bytes_of(&returned.region()), &content[range.start as usize..range.end as usize]);
         assert_eq!(wrong, None, "seed {seed}: a read of {range:?}");
     };
     for (range, pending) in pendings {
-        let (home, result) = pending.wait();
-        let home = home.unwrap_or_else(|| panic!("seed {seed}: the memory of {range:?} did not come home"));
-        if settle(seed, source, &range, result) {
+        let (returned, result) = pending.wait();
+        let returned = returned.unwrap_or_else(|| panic!("seed {seed}: the memory of {range:?} was not returned"));
+        if finish(seed, source, &range, result) {
             failures += 1;
         } else {
-            check(&range, home);
+            check(&range, returned);
         }
     }
-    let (home, result) = batch.wait();
-    let home = home.unwrap_or_else(|| panic!("seed {seed}: the memory of a batch did not come home"));
+    let (returned, result) = batch.wait();
+    let returned = returned.unwrap_or_else(|| panic!("seed {seed}: the memory of a batch was not returned"));
     let whole = batch_ranges.first().map_or(0, |r| r.start)..batch_ranges.last().map_or(0, |r| r.end);
     if settle_sum(seed, source, &whole, batch_ranges.iter().map(|r| r.end - r.start).sum(), result) {
         failures += 1;
     } else {
-        batch_ranges.iter().zip(home).for_each(|(range, home)| check(range, home));
+        batch_ranges.iter().zip(returned).for_each(|(range, returned)| check(range, returned));
     }
     failures
 }
@@ -155,7 +159,7 @@ fn pick_durability(rng: &mut Rng) -> Durability {
 }
 
 /// Checks an outcome and returns whether it is a failure.
-fn settle(seed: u64, file: &TensorFile, range: &Range<u64>, result: Result<Transferred, Error>) -> bool {
+fn finish(seed: u64, file: &TensorFile, range: &Range<u64>, result: Result<Transferred, Error>) -> bool {
     settle_sum(seed, file, range, range.end - range.start, result)
 }
 

@@ -57,9 +57,9 @@ fn every_size_and_place_comes_back_under_every_backend() {
                 host.unwrap().region().copy_to_slice(0, &mut seen);
                 assert!(seen == pattern(seed as u64, bytes), "written: {backend:?} {direct:?} {bytes} at {offset}");
                 let other = gpu.memory(1 - device, bytes, 99);
-                let (home, read) = engine.read(&file, offset, other.region_mut()).unwrap().wait();
+                let (returned, read) = engine.read(&file, offset, other.region_mut()).unwrap().wait();
                 assert_eq!(read.unwrap().bytes, bytes as u64);
-                assert_eq!(home.unwrap().len(), bytes);
+                assert_eq!(returned.unwrap().len(), bytes);
                 assert!(
                     gpu.peek(&other) == pattern(seed as u64, bytes),
                     "read: {backend:?} {direct:?} {bytes} at {offset}"
@@ -203,9 +203,9 @@ fn a_request_that_waits_for_its_stream_can_be_cancelled_and_an_engine_dropped() 
     let write = || engine.write(&file, 0, memory.region().after(stream), WriteOptions::default()).unwrap();
     let (cancelled, kept) = (write(), write());
     assert!(cancelled.cancel());
-    let (home, outcome) = cancelled.wait();
+    let (returned, outcome) = cancelled.wait();
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Cancelled);
-    assert!(home.is_some());
+    assert!(returned.is_some());
     // Dropping the engine finishes accepted requests.
     drop(engine);
     assert_eq!(kept.wait().1.unwrap().bytes, 50_000);
@@ -241,9 +241,9 @@ fn one_batch_over_the_host_and_two_gpus() {
         let target = if on_host { RegionMut::from_vec(vec![0; sizes[number]]) } else { targets[number].region_mut() };
         ReadItem { file: Arc::clone(&file), offset: offsets[number], target }
     };
-    let (home, read) = engine.read_batch((0..sizes.len()).map(item).collect()).unwrap().wait();
+    let (returned, read) = engine.read_batch((0..sizes.len()).map(item).collect()).unwrap().wait();
     read.unwrap();
-    for (number, region) in home.unwrap().into_iter().enumerate() {
+    for (number, region) in returned.unwrap().into_iter().enumerate() {
         let seen = if number % 4 == 1 {
             let mut bytes = vec![0; sizes[number]];
             region.region().copy_to_slice(0, &mut bytes);

@@ -24,10 +24,10 @@ fn memory_is_allocated_filled_moved_and_given_back_with_its_last_part() {
     assert!(std::fs::read(folder.path().join("file")).unwrap() == bytes);
     let (first, second) = memory.split_at(40_000);
     access.copy_from_slice(&second, 0, &[0; 60_001]).unwrap();
-    let (home, read) = engine.read(&file, 40_000, second).unwrap().wait();
+    let (returned, read) = engine.read(&file, 40_000, second).unwrap().wait();
     read.unwrap();
     let mut seen = vec![0; 60_001];
-    access.copy_to_slice(&home.unwrap().region(), 0, &mut seen).unwrap();
+    access.copy_to_slice(&returned.unwrap().region(), 0, &mut seen).unwrap();
     assert!(seen == bytes[40_000..]);
     // The engine may be dropped first.
     drop((engine, file));

@@ -11,7 +11,7 @@ pub use shuttle::sync::{
 use crate::{thread, time};
 
 /// Checks of a timed wait before it times out.
-const LOOKS: u32 = 8;
+const WAKEUPS_PER_WAIT: u32 = 8;
 
 /// As `std::sync::Mutex`.
 #[derive(Debug, Default)]
@@ -150,7 +150,7 @@ impl Condvar {
     ) -> LockResult<(MutexGuard<'a, T>, WaitTimeoutResult)> {
         let mutex = guard.mutex;
         drop(guard);
-        time::advance(limit / LOOKS);
+        time::advance(limit / WAKEUPS_PER_WAIT);
         thread::yield_now();
         match mutex.lock() {
             Ok(guard) => Ok((guard, WaitTimeoutResult(false))),
@@ -168,7 +168,7 @@ impl Condvar {
         limit: Duration,
         mut condition: impl FnMut(&mut T) -> bool,
     ) -> LockResult<(MutexGuard<'a, T>, WaitTimeoutResult)> {
-        for _ in 0..LOOKS {
+        for _ in 0..WAKEUPS_PER_WAIT {
             if !condition(&mut guard) {
                 return Ok((guard, WaitTimeoutResult(false)));
             }

@@ -5,7 +5,7 @@ use std::ops::{Add, AddAssign, Sub, SubAssign};
 pub use std::time::Duration;
 
 /// Time that one reading takes.
-const LOOK_NS: u64 = 1000;
+const CLOCK_STEP_NS: u64 = 1000;
 
 thread_local! {
     static NOW_NS: Cell<u64> = const { Cell::new(0) };
@@ -30,7 +30,7 @@ impl Instant {
     /// Return the current time.
     #[must_use]
     pub fn now() -> Self {
-        NOW_NS.set(NOW_NS.get().saturating_add(LOOK_NS));
+        NOW_NS.set(NOW_NS.get().saturating_add(CLOCK_STEP_NS));
         Self(Duration::from_nanos(NOW_NS.get()))
     }
 

@@ -26,7 +26,7 @@ mod simulated {
     const USAGE: &str =
         "simulate [--seeds N] [--first N] [--jobs N] [--only files|stripes|...] [--keep-going] [--twice]";
     /// Interval between progress lines.
-    const PAUSE: Duration = Duration::from_secs(5);
+    const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
     #[derive(Clone)]
     struct Options {
@@ -73,16 +73,16 @@ mod simulated {
                 return ExitCode::from(2);
             }
         };
-        let [next, done, failed, steps, moments] = [(); 5].map(|()| AtomicU64::new(0));
+        let [next, done, failed, steps, crash_points] = [(); 5].map(|()| AtomicU64::new(0));
         let began = Instant::now();
-        let say = || {
+        let print_progress = || {
             let (done, seconds) = (done.load(Ordering::Relaxed), began.elapsed().as_secs_f64());
             println!(
-                "{done} of {} seeds, {:.0} seeds/s, {:.0} steps a seed, {} changes judged, {} failed",
+                "{done} of {} seeds, {:.0} seeds/s, {:.0} steps a seed, {} crashes checked, {} failed",
                 options.seeds,
                 done as f64 / seconds.max(1e-3),
                 steps.load(Ordering::Relaxed) as f64 / done.max(1) as f64,
-                moments.load(Ordering::Relaxed),
+                crash_points.load(Ordering::Relaxed),
                 failed.load(Ordering::Relaxed)
             );
         };
@@ -103,29 +103,29 @@ mod simulated {
                         }
                     }
                     steps.fetch_add(report.steps, Ordering::Relaxed);
-                    moments.fetch_add(report.moments, Ordering::Relaxed);
+                    crash_points.fetch_add(report.crash_points, Ordering::Relaxed);
                     done.fetch_add(1, Ordering::Relaxed);
                     if !report.failures.is_empty() {
                         failed.fetch_add(1, Ordering::Relaxed);
-                        tell(seed, &report, options.only);
+                        print_failure(seed, &report, options.only);
                     }
                 }
             };
             let workers: Vec<_> = (0..options.jobs).map(|_| scope.spawn(work)).collect();
-            let mut said = Instant::now();
+            let mut printed = Instant::now();
             while workers.iter().any(|worker| !worker.is_finished()) {
                 std::thread::sleep(Duration::from_millis(20));
-                if said.elapsed() > PAUSE {
-                    said = Instant::now();
-                    say();
+                if printed.elapsed() > PROGRESS_INTERVAL {
+                    printed = Instant::now();
+                    print_progress();
                 }
             }
         });
-        say();
+        print_progress();
         if failed.load(Ordering::Relaxed) > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }
 
-    fn tell(seed: u64, report: &Report, only: Option<Kind>) {
+    fn print_failure(seed: u64, report: &Report, only: Option<Kind>) {
         println!("seed {seed} failed ({}, {} steps):", report.kind.name(), report.steps);
         for failure in &report.failures {
             println!("  {failure}");

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub(super) struct Area {
     /// Bytes that readers find, where they are certain.
-    shown: Vec<u8>,
+    certain: Vec<u8>,
     /// All bytes that readers may find, where they are uncertain.
-    doubts: BTreeMap<usize, Vec<u8>>,
+    uncertain: BTreeMap<usize, Vec<u8>>,
     /// Bytes that a power cut cannot revert.
     durable: Vec<u8>,
     /// Bytes that a power cut may leave instead.
@@ -18,75 +18,75 @@ pub(super) struct Area {
 impl Area {
     /// Create a range with these durable bytes.
     pub(super) fn new(bytes: Vec<u8>) -> Self {
-        Self { shown: bytes.clone(), doubts: BTreeMap::new(), durable: bytes, at_risk: BTreeMap::new() }
+        Self { certain: bytes.clone(), uncertain: BTreeMap::new(), durable: bytes, at_risk: BTreeMap::new() }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.shown.len()
+        self.certain.len()
     }
 
     /// Start a write of these bytes.
-    pub(super) fn begin(&mut self, at: usize, bytes: &[u8]) {
+    pub(super) fn begin_write(&mut self, at: usize, bytes: &[u8]) {
         for (index, byte) in (at..).zip(bytes) {
-            let shown = self.shown[index];
-            note(self.doubts.entry(index).or_insert_with(|| vec![shown]), *byte);
-            note(self.at_risk.entry(index).or_default(), *byte);
+            let certain = self.certain[index];
+            insert_unique(self.uncertain.entry(index).or_insert_with(|| vec![certain]), *byte);
+            insert_unique(self.at_risk.entry(index).or_default(), *byte);
         }
     }
 
     /// Finish a write of these bytes.
-    pub(super) fn finish(&mut self, at: usize, bytes: &[u8]) {
+    pub(super) fn finish_write(&mut self, at: usize, bytes: &[u8]) {
         for (index, byte) in (at..).zip(bytes) {
-            self.shown[index] = *byte;
-            self.doubts.remove(&index);
+            self.certain[index] = *byte;
+            self.uncertain.remove(&index);
         }
     }
 
     /// Make all finished writes durable.
     pub(super) fn sync(&mut self) {
-        let Self { shown, doubts, durable, at_risk } = self;
-        at_risk.retain(|index, _| doubts.contains_key(index));
-        for (index, byte) in shown.iter().enumerate().filter(|(index, _)| !at_risk.contains_key(index)) {
+        let Self { certain, uncertain, durable, at_risk } = self;
+        at_risk.retain(|index, _| uncertain.contains_key(index));
+        for (index, byte) in certain.iter().enumerate().filter(|(index, _)| !at_risk.contains_key(index)) {
             durable[index] = *byte;
         }
     }
 
     /// Check bytes that were read while no write was in flight. Returns the error, if any. The bytes are certain from
     /// now on.
-    pub(super) fn settle(&mut self, at: usize, bytes: &[u8]) -> Option<String> {
+    pub(super) fn check_read(&mut self, at: usize, bytes: &[u8]) -> Option<String> {
         for (index, byte) in (at..).zip(bytes) {
             if !self.may_show(index, *byte) {
-                return Some(format!("byte {index} is {byte:#04x}, not {:#04x}", self.shown[index]));
+                return Some(format!("byte {index} is {byte:#04x}, not {:#04x}", self.certain[index]));
             }
-            self.shown[index] = *byte;
-            self.doubts.remove(&index);
+            self.certain[index] = *byte;
+            self.uncertain.remove(&index);
         }
         None
     }
 
     fn may_show(&self, index: usize, byte: u8) -> bool {
-        self.doubts.get(&index).map_or(self.shown[index] == byte, |doubt| doubt.contains(&byte))
+        self.uncertain.get(&index).map_or(self.certain[index] == byte, |possible| possible.contains(&byte))
     }
 
     /// Check all bytes after all processes ended or the power was cut. Returns the error, if any.
-    pub(super) fn judge(&self, bytes: &[u8], after_cut: bool) -> Option<String> {
+    pub(super) fn check_all(&self, bytes: &[u8], after_cut: bool) -> Option<String> {
         let is_wrong = |(index, byte): &(usize, &u8)| {
             let may_be_left =
                 self.durable[*index] == **byte || self.at_risk.get(index).is_some_and(|at_risk| at_risk.contains(byte));
             if after_cut { !may_be_left } else { !self.may_show(*index, **byte) }
         };
         let (index, byte) = bytes.iter().enumerate().find(is_wrong)?;
-        let (shown, durable) = (self.shown[index], self.durable[index]);
-        Some(format!("byte {index} is {byte:#04x}; it was {shown:#04x}, and {durable:#04x} on the disk"))
+        let (certain, durable) = (self.certain[index], self.durable[index]);
+        Some(format!("byte {index} is {byte:#04x}; it was {certain:#04x}, and {durable:#04x} on the disk"))
     }
 
     /// Return the bytes that readers find, where they are certain.
-    pub(super) fn shown(&self) -> &[u8] {
-        &self.shown
+    pub(super) fn certain(&self) -> &[u8] {
+        &self.certain
     }
 }
 
-fn note(values: &mut Vec<u8>, byte: u8) {
+fn insert_unique(values: &mut Vec<u8>, byte: u8) {
     if !values.contains(&byte) {
         values.push(byte);
     }

@@ -30,7 +30,7 @@ use super::payload::{self, Version};
 /// Maximum shards of a checkpoint.
 const SHARDS_MAX: usize = 3;
 /// Maximum thread switches between a save's start and its cancellation.
-const SWITCHES_MAX: u64 = 200;
+const CANCEL_SWITCHES_MAX: u64 = 200;
 
 /// The kind of saved content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,26 +47,26 @@ pub(super) enum Content {
 }
 
 /// Written content without its final name.
-pub(super) enum Written {
+pub(super) enum UncommittedSave {
     /// One file or stripe set, with the checkpoint's sizes.
-    One(Replacement, Option<Saved>),
+    File(Replacement, Option<Saved>),
     /// Shards in place, and the text of their index.
-    Set(SetReplacement, String),
+    Shards(SetReplacement, String),
     /// One file that makes the shards of this index obsolete.
-    Over(Replacement, PathBuf),
+    FileOverShards(Replacement, PathBuf),
 }
 
 /// Keys of an index's record of its own files.
 const RECORD: [&str; 2] = ["metadata", "deepnvme.owned"];
 
-impl Written {
+impl UncommittedSave {
     /// Rename it to its final name.
     pub(super) fn commit(self, durability: Durability) -> Result<()> {
         match self {
-            Self::One(one, _) => one.commit(durability == Durability::Full)?,
-            Self::Set(set, index) => drop(set.commit_text(&index, |text| sealed(&text))?),
-            Self::Over(one, index) => {
-                one.commit(durability == Durability::Full)?;
+            Self::File(file, _) => file.commit(durability == Durability::Full)?,
+            Self::Shards(set, index) => drop(set.commit_text(&index, |text| seal(&text))?),
+            Self::FileOverShards(file, index) => {
+                file.commit(durability == Durability::Full)?;
                 // The new file counts, even if the old ones remain.
                 let _ = retire_set(&index, &RECORD);
             }
@@ -75,15 +75,15 @@ impl Written {
     }
 }
 
-fn sealed(text: &str) -> Result<String, IoError> {
+fn seal(text: &str) -> Result<String, IoError> {
     set::seal(text).map_err(|error| IoError::invalid(error.to_string()))
 }
 
 /// Content found under a name.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) enum Shown {
+pub(super) enum FoundContent {
     /// No file.
-    Nothing,
+    Missing,
     /// This version, complete and alone.
     Saved(Version),
     /// Anything else.
@@ -92,7 +92,7 @@ pub(super) enum Shown {
 
 /// Parameters of one save.
 #[derive(Clone)]
-pub(super) struct Order<'a> {
+pub(super) struct SaveRequest<'a> {
     /// Engine to use.
     pub(super) engine: &'a Arc<Engine>,
     /// Destination.
@@ -104,45 +104,47 @@ pub(super) struct Order<'a> {
     /// Staging memory of a checkpoint.
     pub(super) staging: Option<Staging>,
     /// Whether the save is cancelled on the way.
-    pub(super) is_stopped: bool,
+    pub(super) is_cancelled: bool,
 }
 
 impl Content {
     /// Write everything under a private name. A cancelled save may fail.
-    pub(super) fn write(self, order: &Order<'_>) -> Result<Written> {
+    pub(super) fn write(self, request: &SaveRequest<'_>) -> Result<UncommittedSave> {
         if self == Self::Bytes {
-            return write_bytes(order).map(|replacement| Written::One(replacement, None));
+            return write_bytes(request).map(|replacement| UncommittedSave::File(replacement, None));
         }
-        let tensors = tensors(order.seed, order.version);
-        let options = SaveOptions { durability: order.durability, has_checksums: true, staging: order.staging.clone() };
+        let tensors = tensors(request.seed, request.version);
+        let options =
+            SaveOptions { durability: request.durability, has_checksums: true, staging: request.staging.clone() };
         let progress = Arc::new(Progress::default());
-        let stopper = order.is_stopped.then(|| {
-            let (progress, mut rng) = (Arc::clone(&progress), Rng::keyed(order.seed, &[0x7374_6f70, order.version]));
+        let canceller = request.is_cancelled.then(|| {
+            let (progress, mut rng) =
+                (Arc::clone(&progress), Rng::keyed(request.seed, &[0x7374_6f70, request.version]));
             thread::spawn(move || {
-                (0..rng.below(SWITCHES_MAX)).for_each(|_| thread::yield_now());
+                (0..rng.below(CANCEL_SWITCHES_MAX)).for_each(|_| thread::yield_now());
                 progress.stop();
             })
         });
-        let written = if self == Self::Shards && is_one_file(order.seed, order.version) {
-            let save = Self::Safetensors.plan(&order.target.path(), &tensors, options);
-            save.and_then(|save| save.write(Arc::clone(order.engine), order.target, progress))
-                .map(|(_, replacement)| Written::Over(replacement, index_of(&order.target.path())))
+        let written = if self == Self::Shards && is_one_file(request.seed, request.version) {
+            let save = Self::Safetensors.plan(&request.target.path(), &tensors, options);
+            save.and_then(|save| save.write(Arc::clone(request.engine), request.target, progress))
+                .map(|(_, replacement)| UncommittedSave::FileOverShards(replacement, index_of(&request.target.path())))
         } else if self == Self::Shards {
-            write_shards(order, &tensors, &options, &progress)
+            write_shards(request, &tensors, &options, &progress)
         } else {
-            let save = self.plan(&order.target.path(), &tensors, options);
-            save.and_then(|save| save.write(Arc::clone(order.engine), order.target, progress))
-                .map(|(saved, replacement)| Written::One(replacement, Some(saved)))
+            let save = self.plan(&request.target.path(), &tensors, options);
+            save.and_then(|save| save.write(Arc::clone(request.engine), request.target, progress))
+                .map(|(saved, replacement)| UncommittedSave::File(replacement, Some(saved)))
         };
-        if let Some(stopper) = stopper {
-            let _ = stopper.join();
+        if let Some(canceller) = canceller {
+            let _ = canceller.join();
         }
         written
     }
 
     /// Plan the file of these tensors.
     pub(super) fn plan(self, path: &Path, tensors: &[Vec<u8>], options: SaveOptions) -> Result<Save> {
-        let region = |bytes: &Vec<u8>| payload::holding(bytes).region().into();
+        let region = |bytes: &Vec<u8>| payload::region_with(bytes).region().into();
         if self != Self::Archive {
             let tensors = tensors.iter().enumerate().map(tensor);
             return Save::safetensors(path, tensors.collect(), Vec::new(), options);
@@ -159,7 +161,7 @@ impl Content {
     /// Return the memory of a version's state, with each record on its own pages.
     pub(super) fn state_bytes(self, seed: u64, version: Version) -> u64 {
         let records = match self {
-            Self::Bytes => vec![payload::of(seed, version).len()],
+            Self::Bytes => vec![payload::content(seed, version).len()],
             _ => tensors(seed, version).iter().map(Vec::len).collect(),
         };
         // The pickle and the byte order are two more.
@@ -168,46 +170,48 @@ impl Content {
     }
 
     /// Return whether anything exists under this name.
-    pub(super) fn is_there(self, path: &Path) -> bool {
-        let is_there = |path: &Path| fs::exists(path).unwrap_or(true);
-        is_there(path) || (self == Self::Shards && is_there(&index_of(path)))
+    pub(super) fn exists(self, path: &Path) -> bool {
+        let exists = |path: &Path| fs::exists(path).unwrap_or(true);
+        exists(path) || (self == Self::Shards && exists(&index_of(path)))
     }
 
     /// Read a name with all checks.
-    pub(super) fn read(self, engine: &Arc<Engine>, target: &Target, seed: u64) -> Result<Shown> {
+    pub(super) fn read(self, engine: &Arc<Engine>, target: &Target, seed: u64) -> Result<FoundContent> {
         let target = match target {
             Target::Stripes(set) => Target::from(set.manifest_path()),
             path => path.clone(),
         };
-        if !self.is_there(&target.path()) {
+        if !self.exists(&target.path()) {
             return Err(IoError::os("open", Errno::NOENT).at_path(target.path()).into());
         }
         if self == Self::Bytes {
             let bytes = read_bytes(engine, &target)?;
             let text = || format!("{} bytes that nobody saved", bytes.len());
-            return Ok(payload::recognised(seed, &bytes).map_or_else(|| Shown::Foreign(text()), Shown::Saved));
+            return Ok(
+                payload::recognise(seed, &bytes).map_or_else(|| FoundContent::Foreign(text()), FoundContent::Saved)
+            );
         }
         let found = match self {
             Self::Shards => load_shards(engine, &target.path())?,
             _ => load(engine, Reader::open(engine, &target)?)?,
         };
-        Ok(recognised(seed, &found))
+        Ok(recognise(seed, &found))
     }
 }
 
 fn tensor((index, bytes): (usize, &Vec<u8>)) -> Tensor {
     let spec = TensorSpec { name: format!("t{index}"), dtype: Dtype::U8, shape: vec![bytes.len() as u64] };
-    Tensor { spec, bytes: payload::holding(bytes).region().into() }
+    Tensor { spec, bytes: payload::region_with(bytes).region().into() }
 }
 
 /// Write each shard into place, then the index, which identifies each shard's file.
 fn write_shards(
-    order: &Order<'_>,
+    request: &SaveRequest<'_>,
     tensors: &[Vec<u8>],
     options: &SaveOptions,
     progress: &Arc<Progress>,
-) -> Result<Written> {
-    let file = order.target.path();
+) -> Result<UncommittedSave> {
+    let file = request.target.path();
     let index = index_of(&file);
     let count = tensors.len().min(SHARDS_MAX);
     let name = |number: usize| {
@@ -223,7 +227,7 @@ fn write_shards(
         let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
         weight_map.extend(own.iter().map(|(index, _)| (format!("t{index}"), json!(name))));
         let save = Save::safetensors(path, own.into_iter().map(tensor).collect(), Vec::new(), options.clone())?;
-        let saved = save.write_into(Arc::clone(order.engine), path, Arc::clone(progress))?;
+        let saved = save.write_into(Arc::clone(request.engine), path, Arc::clone(progress))?;
         files.insert(name, json!({"bytes": saved.bytes, "index_crc64": format!("{:016x}", saved.index_crc64)}));
     }
     let mut metadata = json!({"total_size": 0, (set::CHECKSUM_KEY): set::BLANK, (set::FILES_KEY): files});
@@ -232,7 +236,7 @@ fn write_shards(
         metadata[set::REPLACES_KEY] = json!({"bytes": stat.bytes, "modified_ns": stat.modified_ns as i64});
     }
     let text = json!({"metadata": metadata, "weight_map": weight_map}).to_string();
-    Ok(Written::Set(set, text))
+    Ok(UncommittedSave::Shards(set, text))
 }
 
 /// Return whether a version is saved as one file, which replaces shards.
@@ -285,34 +289,34 @@ pub(super) fn tensors(seed: u64, version: Version) -> Vec<Vec<u8>> {
 }
 
 /// Recognise the version of named tensors.
-pub(super) fn recognised(seed: u64, found: &[(String, Vec<u8>)]) -> Shown {
+pub(super) fn recognise(seed: u64, found: &[(String, Vec<u8>)]) -> FoundContent {
     let named = |index: usize| found.iter().find(|(name, _)| name.trim_start_matches("data/") == index.to_string());
     let named = |index| named(index).or_else(|| found.iter().find(|(name, _)| *name == format!("t{index}")));
     let Some(version) = named(0).and_then(|(_, bytes)| bytes.as_slice().try_into().ok().map(Version::from_le_bytes))
     else {
-        return Shown::Foreign(format!("{} tensors without a version", found.len()));
+        return FoundContent::Foreign(format!("{} tensors without a version", found.len()));
     };
     // Versions are small: a random number would imply any number of tensors.
     let expected = if version < 1 << 20 { tensors(seed, version) } else { Vec::new() };
     let is_whole = expected.len() == found.len()
         && expected.iter().enumerate().all(|(index, bytes)| named(index).is_some_and(|(_, found)| found == bytes));
     if is_whole {
-        Shown::Saved(version)
+        FoundContent::Saved(version)
     } else {
-        Shown::Foreign(format!("tensors that are not all of version {version}"))
+        FoundContent::Foreign(format!("tensors that are not all of version {version}"))
     }
 }
 
 /// Load all tensors of a file with checksums, then verify the whole file.
 pub(super) fn load(engine: &Arc<Engine>, reader: Reader) -> Result<Vec<(String, Vec<u8>)>> {
     let mut reader = Arc::new(reader);
-    let loaded = match fill(engine, &reader) {
+    let loaded = match load_once(engine, &reader) {
         Err(Error::Moved { .. }) => {
             let wanted: Vec<usize> = (0..reader.extents().len()).collect();
             if let Some(reader) = Arc::get_mut(&mut reader) {
                 reader.resolve(engine, &wanted)?;
             }
-            fill(engine, &reader)?
+            load_once(engine, &reader)?
         }
         loaded => loaded?,
     };
@@ -322,10 +326,10 @@ pub(super) fn load(engine: &Arc<Engine>, reader: Reader) -> Result<Vec<(String, 
     Ok(loaded)
 }
 
-fn fill(engine: &Arc<Engine>, reader: &Arc<Reader>) -> Result<Vec<(String, Vec<u8>)>> {
+fn load_once(engine: &Arc<Engine>, reader: &Arc<Reader>) -> Result<Vec<(String, Vec<u8>)>> {
     let wanted: Vec<usize> = (0..reader.extents().len()).collect();
     let buffers = reader.load_buffers(&wanted);
-    let targets: Vec<RegionMut> = buffers.iter().map(|buffer| payload::memory(buffer.bytes as usize)).collect();
+    let targets: Vec<RegionMut> = buffers.iter().map(|buffer| payload::allocate(buffer.bytes as usize)).collect();
     let views: Vec<Region> = targets.iter().map(RegionMut::region).collect();
     let loading = reader.start(engine, buffers.iter().cloned().zip(targets).collect())?;
     loading.finish(Verify::Full, &Progress::default())?;
@@ -360,13 +364,13 @@ fn pickle(tensors: &[Vec<u8>]) -> Vec<u8> {
     pickle.finish()
 }
 
-fn write_bytes(order: &Order<'_>) -> Result<Replacement> {
-    let replacement = Replacement::new(order.target)?;
+fn write_bytes(request: &SaveRequest<'_>) -> Result<Replacement> {
+    let replacement = Replacement::new(request.target)?;
     let file = replacement.open(DirectMode::Preferred)?;
-    let source = payload::holding(&payload::of(order.seed, order.version)).region();
-    let options = WriteOptions { durability: order.durability, extent: WriteExtent::WholeFile };
-    let pending = order.engine.write(&file, 0, source, options)?;
-    if order.is_stopped {
+    let source = payload::region_with(&payload::content(request.seed, request.version)).region();
+    let options = WriteOptions { durability: request.durability, extent: WriteExtent::WholeFile };
+    let pending = request.engine.write(&file, 0, source, options)?;
+    if request.is_cancelled {
         pending.cancel();
     }
     pending.wait().1?;
@@ -377,11 +381,11 @@ fn read_bytes(engine: &Arc<Engine>, target: &Target) -> Result<Vec<u8>> {
     let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
     let file = deepnvme_file::open(target, options)?;
     let bytes = file.len()? as usize;
-    let (home, result) = engine.read(&file, 0, payload::memory(bytes))?.wait();
+    let (memory, result) = engine.read(&file, 0, payload::allocate(bytes))?.wait();
     result?;
     let mut content = vec![0; bytes];
-    if let Some(home) = home {
-        home.region().copy_to_slice(0, &mut content);
+    if let Some(memory) = memory {
+        memory.region().copy_to_slice(0, &mut content);
     }
     Ok(content)
 }

@@ -12,7 +12,7 @@ use deepnvme_testkit::rng::Rng;
 
 use super::kind::Kind;
 use crate::backend::WorldBackend;
-use crate::world::{Instant, Looks, Room, Setup, World};
+use crate::world::{CrashPoints, MachineSnapshot, MemoryAllowance, Setup, World};
 
 /// Bounce memory of an engine.
 pub(super) const POOL_BYTES: u64 = 64 << 10;
@@ -26,39 +26,39 @@ pub struct Report {
     pub steps: u64,
     /// Hash of all steps, equal for identical executions.
     pub trace: u64,
-    /// Moments at which crashes were tried, if all are tried.
-    pub moments: u64,
+    /// Crash points that were tried, if all are tried.
+    pub crash_points: u64,
     /// Failures found.
     pub failures: Vec<String>,
 }
 
 /// Number of the machine under test.
-pub const FIRST: WorldId = 0;
+pub const MAIN_WORLD: WorldId = 0;
 /// Number of a copy that shows the state after a crash.
-pub const GLIMPSE: WorldId = 1;
+pub const CRASHED_WORLD: WorldId = 1;
 
-/// One in this many seeds judges every change of its machine.
-const ONE_OF: u64 = 100;
+/// One in this many seeds checks every change of its machine.
+const ONE_SEED_IN: u64 = 100;
 /// Snapshots that one execution keeps. Such a seed runs repeatedly, each time with the next batch. Batches are small
 /// because executions slow down with every thread they have started.
-pub const BATCH: u64 = 8;
+pub const CRASH_CHECKS_PER_RUN: u64 = 8;
 
-/// Return whether a seed judges every change.
+/// Return whether a seed checks every change.
 #[must_use]
-pub fn is_every_change_judged(seed: u64) -> bool {
-    Rng::keyed(seed, &[0x6576_6572]).below(ONE_OF) == 0
+pub fn checks_every_change(seed: u64) -> bool {
+    Rng::keyed(seed, &[0x6576_6572]).below(ONE_SEED_IN) == 0
 }
 
-/// The machine at a moment, to be judged as after a crash.
-struct Glimpse {
-    instant: Instant,
+/// The machine at a moment, to be checked as after a crash.
+struct CrashCheck {
+    machine: MachineSnapshot,
     /// Whether the crash is a power cut; if `None`, both are tried.
     is_cut: Option<bool>,
-    examine: Examine,
+    check: Check,
 }
 
-/// Judge such a machine. The argument says whether the power was cut.
-type Examine = Box<dyn Fn(&Context, bool) + Send>;
+/// Check such a machine. The argument says whether the power was cut.
+type Check = Box<dyn Fn(&Context, bool) + Send>;
 
 /// The machine of one execution, and its failures.
 #[derive(Clone)]
@@ -68,12 +68,12 @@ pub struct Context {
     seed: u64,
     /// For a copy of the machine, the moment it was taken.
     when: String,
-    /// Numbers of the snapshots that this execution judges. If `None`, the scenario chooses.
-    every: Option<Range<u64>>,
-    /// By place.
-    glimpses: Arc<Mutex<BTreeMap<usize, Glimpse>>>,
+    /// Numbers of the snapshots that this execution checks. If `None`, the scenario chooses.
+    crash_points: Option<Range<u64>>,
+    /// By slot.
+    crash_checks: Arc<Mutex<BTreeMap<usize, CrashCheck>>>,
     /// Memory reserved for a process's engines.
-    rooms: Arc<Mutex<Vec<Room>>>,
+    allowances: Arc<Mutex<Vec<MemoryAllowance>>>,
     report: Arc<Mutex<Report>>,
 }
 
@@ -94,20 +94,20 @@ impl Context {
     #[must_use]
     pub fn with(seed: u64, setup: Setup, report: &Arc<Mutex<Report>>) -> Self {
         let Ok(world) = World::new(seed, setup) else { panic!("no memory for a world") };
-        let (when, every, glimpses) = (String::new(), None, Arc::default());
-        Self { world, seed, when, every, glimpses, rooms: Arc::default(), report: Arc::clone(report) }
+        let (when, crash_points, crash_checks) = (String::new(), None, Arc::default());
+        Self { world, seed, when, crash_points, crash_checks, allowances: Arc::default(), report: Arc::clone(report) }
     }
 
-    /// Snapshot before every change of the machine, and judge those with these numbers.
+    /// Snapshot before every change of the machine, and check those with these numbers.
     #[must_use]
-    pub fn judging(mut self, numbers: Range<u64>) -> Self {
-        self.every = Some(numbers);
+    pub fn checking_crashes_at(mut self, numbers: Range<u64>) -> Self {
+        self.crash_points = Some(numbers);
         self
     }
 
     /// Route all calls of this execution to its world.
     pub fn enter(&self) {
-        simulated::enter(FIRST, Arc::new(self.world.clone()));
+        simulated::enter(MAIN_WORLD, Arc::new(self.world.clone()));
     }
 
     /// Return random numbers for a purpose.
@@ -118,61 +118,61 @@ impl Context {
 
     /// Record a failure.
     #[allow(clippy::needless_pass_by_value, reason = "callers have made the text for this")]
-    pub fn fail(&self, what: String) {
-        let what = format!("{}{what}", self.when);
-        ignore_poison(self.report.lock()).failures.push(what);
+    pub fn fail(&self, text: String) {
+        let text = format!("{}{text}", self.when);
+        ignore_poison(self.report.lock()).failures.push(text);
     }
 
-    /// Snapshot the machine as after a crash, just before some of the following changes: `looks` of them, in `chance`
-    /// of a thousand executions. If every change is judged, snapshot before each. `prepare` runs at that moment. The
+    /// Snapshot the machine as after a crash, just before some of the following changes: `count` of them, in `chance`
+    /// of a thousand executions. If every change is checked, snapshot before each. `prepare` runs at that moment. The
     /// closure that it returns runs at the end, with a copy of the machine and whether the power was cut; twice if both
     /// crashes are tried.
-    pub fn watch<E>(&self, chance: u32, looks: usize, prepare: impl Fn() -> E + Send + 'static)
+    pub fn check_crashes<E>(&self, chance: u32, count: usize, prepare: impl Fn() -> E + Send + 'static)
     where
         E: Fn(&Self, bool) + Send + 'static,
     {
-        let looks = match &self.every {
-            Some(numbers) => Looks::Every(numbers.clone()),
-            None if self.rng(4).chance(chance) => Looks::Some(looks),
+        let points = match &self.crash_points {
+            Some(numbers) => CrashPoints::All(numbers.clone()),
+            None if self.rng(4).chance(chance) => CrashPoints::Sampled(count),
             None => return,
         };
-        let is_every = self.every.is_some();
+        let is_every = self.crash_points.is_some();
         let mut rng = self.rng(0x6c6f_6f6b);
-        let glimpses = Arc::clone(&self.glimpses);
-        self.world.watch(looks, self.rng(0x7761_7463), move |instant, place| {
+        let crash_checks = Arc::clone(&self.crash_checks);
+        self.world.pick_crash_points(points, self.rng(0x7761_7463), move |machine, slot| {
             let is_cut = (!is_every).then(|| rng.chance(700));
-            let glimpse = Glimpse { instant, is_cut, examine: Box::new(prepare()) };
-            ignore_poison(glimpses.lock()).insert(place, glimpse);
+            let crash_check = CrashCheck { machine, is_cut, check: Box::new(prepare()) };
+            ignore_poison(crash_checks.lock()).insert(slot, crash_check);
         });
     }
 
-    /// Judge the snapshots.
-    fn examine_glimpses(&self) {
-        let glimpses = std::mem::take(&mut *ignore_poison(self.glimpses.lock()));
-        for Glimpse { instant, is_cut, examine } in glimpses.into_values() {
+    /// Check the snapshots.
+    fn run_crash_checks(&self) {
+        let crash_checks = std::mem::take(&mut *ignore_poison(self.crash_checks.lock()));
+        for CrashCheck { machine, is_cut, check } in crash_checks.into_values() {
             for is_cut in is_cut.map_or(vec![false, true], |is_cut| vec![is_cut]) {
-                let Ok(world) = instant.after_crash(is_cut) else {
+                let Ok(world) = machine.after_crash(is_cut) else {
                     self.fail("a crash itself failed".into());
                     continue;
                 };
-                self.examine(world, instant.step, is_cut, &examine);
+                self.run_crash_check(world, machine.step, is_cut, &check);
             }
         }
     }
 
-    fn examine(&self, world: World, step: u64, is_cut: bool, examine: &Examine) {
+    fn run_crash_check(&self, world: World, step: u64, is_cut: bool, check: &Check) {
         let happened = if is_cut { "had the power failed" } else { "had all processes died" };
         let when = format!("{happened} at step {step}: ");
         let context = Self { world, when, ..self.clone() };
-        simulated::enter(GLIMPSE, Arc::new(context.world.clone()));
-        thread::in_world(GLIMPSE, || examine(&context, is_cut));
+        simulated::enter(CRASHED_WORLD, Arc::new(context.world.clone()));
+        thread::in_world(CRASHED_WORLD, || check(&context, is_cut));
         for violation in context.world.violations() {
             context.fail(violation);
         }
-        if context.world.lost_transfers() > 0 {
-            context.fail("transfers never came home".into());
+        if context.world.incomplete_transfers() > 0 {
+            context.fail("transfers never completed".into());
         }
-        simulated::leave(GLIMPSE);
+        simulated::leave(CRASHED_WORLD);
     }
 
     /// Create an engine for the calling process.
@@ -190,7 +190,7 @@ impl Context {
             register_pool: false,
             ..Config::default()
         };
-        ignore_poison(self.rooms.lock()).push(self.world.room(POOL_BYTES));
+        ignore_poison(self.allowances.lock()).push(self.world.allow_memory(POOL_BYTES));
         let world = self.world.clone();
         let seed = rng.next_u64();
         let factory: BackendFactory = Arc::new(move |setup| {
@@ -202,7 +202,7 @@ impl Context {
 
     /// Start a process.
     pub fn process(&self, id: ProcessId, work: impl FnOnce(&Self) + Send + 'static) -> JoinHandle<()> {
-        let context = Self { rooms: Arc::default(), ..self.clone() };
+        let context = Self { allowances: Arc::default(), ..self.clone() };
         thread::spawn(move || thread::in_process(id, || work(&context)))
     }
 
@@ -218,30 +218,30 @@ impl Context {
     /// Wait for all processes, then cut and restore the power if `is_cut`. Nothing fails from now on.
     pub fn finish_running(&self, running: Vec<JoinHandle<()>>, is_cut: bool) {
         self.join(running);
-        let moments = self.world.unwatch();
+        let seen = self.world.stop_picking();
         self.world.unbound_memory();
-        ignore_poison(self.report.lock()).moments = moments;
+        ignore_poison(self.report.lock()).crash_points = seen;
         if is_cut {
             self.world.cut_power();
             if let Err(errno) = self.world.restart() {
                 self.fail(format!("the crash itself failed: {errno}"));
             }
         }
-        self.world.calm();
+        self.world.stop_faults();
     }
 
-    /// Write the report and judge the snapshots. Judging does not change the execution.
+    /// Write the report and check the snapshots. Checking does not change the execution.
     pub fn finish(&self) {
         let mut violations = self.world.violations();
-        match self.world.lost_transfers() {
+        match self.world.incomplete_transfers() {
             0 => {}
-            lost => violations.push(format!("{lost} transfers never came home")),
+            lost => violations.push(format!("{lost} transfers never completed")),
         }
         let mut report = ignore_poison(self.report.lock());
         report.failures.extend(violations);
         report.steps = self.world.steps();
         report.trace = self.world.trace();
         drop(report);
-        self.examine_glimpses();
+        self.run_crash_checks();
     }
 }

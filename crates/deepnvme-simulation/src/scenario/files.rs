@@ -9,27 +9,27 @@ use deepnvme_io::Durability;
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
-use super::content::{self, Content, Shown};
+use super::content::{self, Content, FoundContent};
 use super::context::Context;
 use super::folders::make_folders;
-use super::users::{self, Taking};
-use crate::world::USERS_FROM;
+use super::users::{self, SquattedNames};
+use crate::world::FIRST_USER;
 
-mod aftermath;
+mod end_check;
 mod saves;
 
-use aftermath::aftermath;
-use saves::{Item, Play, Way, complain, read, save};
+use end_check::check_end;
+use saves::{Item, SaveChoice, Scenario, read, report_failure, save};
 
 /// Layout of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Shape {
+pub(super) enum FileLayout {
     /// One file.
     Single,
     /// A file striped over several disks.
     Striped,
     /// One file by a saver that claims more than it does, to prove that it is caught.
-    Boastful,
+    Overclaiming,
 }
 
 const DURABILITIES: [Durability; 4] = [Durability::None, Durability::Data, Durability::Full, Durability::Full];
@@ -37,92 +37,92 @@ const MODEL: &str = "model.bin";
 const SHARDED: &str = "model.safetensors";
 
 /// Run checkpoints with the real code that saves and loads them.
-pub(super) fn play_saves(context: &Context) {
+pub(super) fn run_saves(context: &Context) {
     let mut rng = context.rng(3);
-    let shape = if rng.chance(300) { Shape::Striped } else { Shape::Single };
-    play(context, shape, rng.pick(&[Content::Archive, Content::Safetensors]));
+    let layout = if rng.chance(300) { FileLayout::Striped } else { FileLayout::Single };
+    run(context, layout, rng.pick(&[Content::Archive, Content::Safetensors]));
 }
 
 /// Run checkpoints of several files, which an index lists.
-pub(super) fn play_shards(context: &Context) {
-    play(context, Shape::Single, Content::Shards);
+pub(super) fn run_shards(context: &Context) {
+    run(context, FileLayout::Single, Content::Shards);
 }
 
 /// Run the scenario.
-pub(super) fn play(context: &Context, shape: Shape, content: Content) {
+pub(super) fn run(context: &Context, layout: FileLayout, content: Content) {
     let mut rng = context.rng(1);
-    let folders = make_folders(context, if shape == Shape::Striped { rng.within(2..4) as usize } else { 1 });
-    let items = match shape {
-        Shape::Single if content == Content::Shards => {
+    let folders = make_folders(context, if layout == FileLayout::Striped { rng.within(2..4) as usize } else { 1 });
+    let items = match layout {
+        FileLayout::Single if content == Content::Shards => {
             let item = item(context, &folders[0], SHARDED);
-            context.world.allow_replacing(&content::index_of(&item.ways[0].path()));
+            context.world.allow_replacing(&content::index_of(&item.names[0].path()));
             vec![item]
         }
-        Shape::Single | Shape::Boastful => single(context, &folders, &mut rng),
-        Shape::Striped => striped(context, &folders, &mut rng),
+        FileLayout::Single | FileLayout::Overclaiming => single(context, &folders, &mut rng),
+        FileLayout::Striped => striped(context, &folders, &mut rng),
     };
-    let play = Arc::new(Play {
+    let scenario = Arc::new(Scenario {
         steps_max: if content == Content::Bytes { 150 } else { 600 },
         content,
         items,
         folders,
         next_version: Mutex::new(1),
-        is_boastful: shape == Shape::Boastful,
+        is_overclaiming: layout == FileLayout::Overclaiming,
         // After a power cut, a name with one non-durable save allows almost any content.
         durabilities: if rng.chance(500) { &DURABILITIES } else { &DURABILITIES[1..] },
-        given_up: rng.pick(&[100, 400]),
+        cancelled_per_mille: rng.pick(&[100, 400]),
         seed: rng.next_u64(),
     });
-    litter(context, &play, &mut rng);
+    create_user_files(context, &scenario, &mut rng);
     if rng.chance(600) {
-        begin(context, &play);
+        create_initial_files(context, &scenario);
     }
     let processes = rng.within(1..4) as u32;
     {
         let mut state = context.world.state();
-        let steps = rng.within(1..play.steps_max * u64::from(processes) + 1);
+        let steps = rng.within(1..scenario.steps_max * u64::from(processes) + 1);
         match rng.below(3) {
             0 => state.setup.power_cut_at = Some(steps),
-            1 => state.setup.killed = Some((1 + rng.below(processes.into()) as u32, rng.within(1..play.steps_max))),
+            1 => state.setup.killed = Some((1 + rng.below(processes.into()) as u32, rng.within(1..scenario.steps_max))),
             _ => {}
         }
     }
     let is_cut = context.world.state().setup.power_cut_at.is_some();
     context.world.bound_memory();
     // With several files, only few moments reveal a bug.
-    let chance = if shape == Shape::Striped || content == Content::Shards { 1000 } else { 300 };
-    let watched = Arc::clone(&play);
-    context.watch(chance, 2, move || {
+    let chance = if layout == FileLayout::Striped || content == Content::Shards { 1000 } else { 300 };
+    let watched = Arc::clone(&scenario);
+    context.check_crashes(chance, 2, move || {
         let seen = watched.copy();
-        move |context: &Context, is_cut| aftermath(context, &Arc::new(seen.copy()), is_cut)
+        move |context: &Context, is_cut| check_end(context, &Arc::new(seen.copy()), is_cut)
     });
-    let mut running: Vec<_> = (1..=processes).map(|id| writer(context, &play, id)).collect();
+    let mut running: Vec<_> = (1..=processes).map(|id| writer(context, &scenario, id)).collect();
     if rng.chance(600) {
-        running.push(users::mimic(context, play.folders.clone(), Taking::Private));
+        running.push(users::start_squatter(context, scenario.folders.clone(), SquattedNames::Private));
     }
     if rng.chance(700) {
-        running.push(reader(context, &play));
+        running.push(reader(context, &scenario));
     }
     context.finish_running(running, is_cut);
-    aftermath(context, &play, is_cut);
+    check_end(context, &scenario, is_cut);
 }
 
 /// Create the initial files.
-fn begin(context: &Context, play: &Arc<Play>) {
-    let failing = std::mem::take(&mut context.world.state().setup.failing);
-    let first = Arc::clone(play);
+fn create_initial_files(context: &Context, scenario: &Arc<Scenario>) {
+    let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
+    let first = Arc::clone(scenario);
     let process = context.process(400, move |context| {
         let Ok(engine) = context.engine(99) else { return };
         for item in 0..first.items.len() {
-            complain(context, save(context, &first, &engine, item, &Way::default()));
+            report_failure(context, save(context, &first, &engine, item, &SaveChoice::default()));
         }
     });
     context.join(vec![process]);
-    context.world.forget_steps();
-    context.world.state().setup.failing = failing;
+    context.world.reset_steps();
+    context.world.state().setup.failing_per_mille = failing;
 }
 
-fn through_link(path: &Path) -> PathBuf {
+fn via_symlink(path: &Path) -> PathBuf {
     let disk = path.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
     disk.join("link").join(path.file_name().unwrap_or_default())
 }
@@ -130,7 +130,7 @@ fn through_link(path: &Path) -> PathBuf {
 fn item(context: &Context, folder: &Path, name: &str) -> Item {
     let path = folder.join(name);
     context.world.allow_replacing(&path);
-    Item { ways: vec![Target::from(&path), Target::from(through_link(&path))], log: Mutex::default() }
+    Item { names: vec![Target::from(&path), Target::from(via_symlink(&path))], log: Mutex::default() }
 }
 
 fn single(context: &Context, folders: &[PathBuf], rng: &mut Rng) -> Vec<Item> {
@@ -149,17 +149,17 @@ fn striped(context: &Context, folders: &[PathBuf], rng: &mut Rng) -> Vec<Item> {
     }
     let mut items = Vec::new();
     for order in orders {
-        let linked: Vec<PathBuf> = order.iter().map(|path| through_link(path)).collect();
+        let linked: Vec<PathBuf> = order.iter().map(|path| via_symlink(path)).collect();
         let sets = [StripeSet::new(order, 4096), StripeSet::new(linked, 4096)];
-        let ways: Vec<Target> = sets.into_iter().flatten().map(Target::Stripes).collect();
-        context.world.allow_replacing(&ways[0].path());
-        items.push(Item { ways, log: Mutex::default() });
+        let names: Vec<Target> = sets.into_iter().flatten().map(Target::Stripes).collect();
+        context.world.allow_replacing(&names[0].path());
+        items.push(Item { names, log: Mutex::default() });
     }
     items
 }
 
 /// Create files of users, under names like ours.
-fn litter(context: &Context, play: &Play, rng: &mut Rng) {
+fn create_user_files(context: &Context, scenario: &Scenario, rng: &mut Rng) {
     let names = [
         ".model.bin.deepnvme-tmp-1-0",
         ".model.bin.deepnvme-tmp-7-1a-00112233445566778899aabbccddeeff",
@@ -176,38 +176,38 @@ fn litter(context: &Context, play: &Play, rng: &mut Rng) {
         "model-00001-of-00001-00112233445566778899aabbccddeeff.safetensors",
         ".model.safetensors.index.json.deepnvme-tmp-1-0",
     ];
-    let names = if play.content == Content::Shards { &names_of_shards[..] } else { &names[..] };
-    for folder in &play.folders {
+    let names = if scenario.content == Content::Shards { &names_of_shards[..] } else { &names[..] };
+    for folder in &scenario.folders {
         for name in names {
             if rng.chance(500) {
-                users::drop_file(context, &folder.join(name));
+                users::create_user_file(context, &folder.join(name));
             }
         }
     }
 }
 
-fn writer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<()> {
-    let play = Arc::clone(play);
+fn writer(context: &Context, scenario: &Arc<Scenario>, id: u32) -> thread::JoinHandle<()> {
+    let scenario = Arc::clone(scenario);
     context.process(id, move |context| {
         let mut rng = context.rng(10 + u64::from(id));
         let Ok(engine) = context.engine(u64::from(id)) else { return };
         let threads = rng.within(1..4);
-        let staging = play.staging(context, id);
-        let _room = staging.is_some().then(|| context.world.room(POOL_BYTES_MAX));
+        let staging = scenario.staging(context, id);
+        let _allowance = staging.is_some().then(|| context.world.allow_memory(POOL_BYTES_MAX));
         thread::scope(|scope| {
             for thread_index in 0..threads {
-                let (play, engine, staging) = (&play, &engine, &staging);
+                let (scenario, engine, staging) = (&scenario, &engine, &staging);
                 let started = thread::Builder::new().spawn_scoped(scope, move || {
                     let mut rng = context.rng(100 * u64::from(id) + thread_index);
                     for _ in 0..rng.within(1..4) {
-                        let item = rng.below(play.items.len() as u64) as usize;
-                        let way = Way {
+                        let item = rng.below(scenario.items.len() as u64) as usize;
+                        let choice = SaveChoice {
                             name: rng.below(2) as usize,
-                            durability: rng.pick(play.durabilities),
-                            gives_up: rng.chance(play.given_up),
+                            durability: rng.pick(scenario.durabilities),
+                            is_cancelled: rng.chance(scenario.cancelled_per_mille),
                             staging: staging.clone(),
                         };
-                        complain(context, save(context, play, engine, item, &way));
+                        report_failure(context, save(context, scenario, engine, item, &choice));
                     }
                 });
                 debug_assert!(started.is_ok(), "threads are never short");
@@ -216,24 +216,24 @@ fn writer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<()
     })
 }
 
-fn reader(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
-    let play = Arc::clone(play);
-    context.process(USERS_FROM + 1, move |context| {
+fn reader(context: &Context, scenario: &Arc<Scenario>) -> thread::JoinHandle<()> {
+    let scenario = Arc::clone(scenario);
+    context.process(FIRST_USER + 1, move |context| {
         let mut rng = context.rng(2);
         let Ok(engine) = context.engine(98) else { return };
         for _ in 0..rng.within(1..5) {
             for _ in 0..rng.below(30) {
                 thread::yield_now();
             }
-            let item = &play.items[rng.below(play.items.len() as u64) as usize];
-            let target = &item.ways[rng.below(2) as usize];
+            let item = &scenario.items[rng.below(scenario.items.len() as u64) as usize];
+            let target = &item.names[rng.below(2) as usize];
             if !context.world.has_power() {
                 return;
             }
-            let _room = context.world.room(play.reading_bound());
-            match read(&play, &engine, target) {
-                Ok(Shown::Nothing | Shown::Saved(_)) => {}
-                Ok(Shown::Foreign(text)) => context.fail(format!("a reader sees {text}")),
+            let _allowance = context.world.allow_memory(scenario.reading_bound());
+            match read(&scenario, &engine, target) {
+                Ok(FoundContent::Missing | FoundContent::Saved(_)) => {}
+                Ok(FoundContent::Foreign(text)) => context.fail(format!("a reader sees {text}")),
                 Err(_) if !context.world.has_power() => return,
                 Err(error) => context.fail(format!("a reader fails: {error}")),
             }

@@ -30,7 +30,7 @@ pub(super) fn make_folders(context: &Context, count: usize) -> Vec<PathBuf> {
 
 /// Without unnamed files, a new file's first name proves nothing yet. If the writer dies at that moment, or a power cut
 /// reverts the rename, the file must not be removed.
-pub(super) fn is_unprovable(context: &Context, path: &Path) -> bool {
+pub(super) fn may_be_foreign(context: &Context, path: &Path) -> bool {
     let is_new = path.file_name().is_some_and(|name| name.to_string_lossy().contains(".deepnvme-tmp-new-"));
     is_new && !context.world.state().setup.has_unnamed
 }

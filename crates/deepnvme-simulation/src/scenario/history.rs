@@ -1,7 +1,7 @@
 //! Checkpoint folders with one writer at a time and retention. The newest committed checkpoint is always there.
 
-mod bystanders;
-mod play;
+mod other_processes;
+mod scenario;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,16 +18,16 @@ use deepnvme_io::{DirectMode, Durability, Engine, WriteExtent, WriteOptions};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
-use super::content::{self, Content, Order, Shown, Written};
+use super::content::{self, Content, FoundContent, SaveRequest, UncommittedSave};
 use super::context::Context;
-use super::folders::is_unprovable;
+use super::folders::may_be_foreign;
 use super::payload::{self, Version};
-use super::users::{self, Taking};
-use crate::world::OUTSIDE;
+use super::users::{self, SquattedNames};
+use crate::world::SIMULATOR;
 use crate::world::folder::Folder;
 use crate::world::tree::Node;
-pub(super) use play::Play;
-use play::{Log, Save, lock};
+pub(super) use scenario::Scenario;
+use scenario::{Log, Save, lock};
 
 /// Bytes of the index at a checkpoint's end. The manifest records its checksum.
 const INDEX_BYTES: u64 = 8;
@@ -37,9 +37,9 @@ const MANIFEST_READS_MAX: u64 = 4;
 const SAVES_MAX: u64 = 6;
 
 /// Run the scenario.
-pub(super) fn play(context: &Context) {
+pub(super) fn run(context: &Context) {
     let mut rng = context.rng(1);
-    let play = Arc::new(make(context, &mut rng, Content::Bytes));
+    let scenario = Arc::new(make(context, &mut rng, Content::Bytes));
     // Without locks, concurrent savers are undetectable. `claim` reports that, and the user must prevent them.
     let processes = if context.world.state().setup.has_locks { rng.within(1..4) as u32 } else { 1 };
     let steps = rng.within(1..400);
@@ -52,65 +52,65 @@ pub(super) fn play(context: &Context) {
         }
     }
     let is_cut = context.world.state().setup.power_cut_at.is_some();
-    watch(context, &play);
-    let mut running: Vec<_> = (1..=processes).map(|id| trainer(context, &play, id)).collect();
+    check_crashes(context, &scenario);
+    let mut running: Vec<_> = (1..=processes).map(|id| trainer(context, &scenario, id)).collect();
     if rng.chance(800) {
-        running.push(users::mimic(context, vec![play.folder.clone()], Taking::Final));
+        running.push(users::start_squatter(context, vec![scenario.folder.clone()], SquattedNames::Final));
     }
     if rng.chance(700) {
-        running.push(bystanders::reader(context, &play));
+        running.push(other_processes::reader(context, &scenario));
     }
     if context.rng(5).chance(300) {
-        running.push(bystanders::spoiler(context, &play));
+        running.push(other_processes::bad_sector_injector(context, &scenario));
     }
     if context.rng(7).chance(500) {
-        running.push(bystanders::mover(context, &play));
+        running.push(other_processes::checkpoint_mover(context, &scenario));
     }
-    finish(context, &play, running, is_cut);
+    finish(context, &scenario, running, is_cut);
 }
 
 /// Create a folder with files of users.
-pub(super) fn make(context: &Context, rng: &mut Rng, content: Content) -> Play {
+pub(super) fn make(context: &Context, rng: &mut Rng, content: Content) -> Scenario {
     let folder = make_folder(context);
     let keep = rng.pick(&[None, Some(1), Some(2), Some(3)]);
-    let play = Play { content, folder, seed: rng.next_u64(), keep, log: Mutex::default() };
-    for name in FOREIGN {
+    let scenario = Scenario { content, folder, seed: rng.next_u64(), keep, log: Mutex::default() };
+    for name in USER_FILES {
         if rng.chance(400) {
-            users::drop_file(context, &play.folder.join(name));
+            users::create_user_file(context, &scenario.folder.join(name));
         }
     }
-    play
+    scenario
 }
 
-/// Judge crash states at some moments.
-pub(super) fn watch(context: &Context, play: &Arc<Play>) {
-    let play = Arc::clone(play);
-    context.watch(300, 2, move || {
-        let seen = play.copy();
-        move |context: &Context, is_cut| aftermath(context, &Arc::new(seen.copy()), is_cut)
+/// Check crash states at some moments.
+pub(super) fn check_crashes(context: &Context, scenario: &Arc<Scenario>) {
+    let scenario = Arc::clone(scenario);
+    context.check_crashes(300, 2, move || {
+        let seen = scenario.copy();
+        move |context: &Context, is_cut| check_end(context, &Arc::new(seen.copy()), is_cut)
     });
 }
 
-/// Wait for all processes, and judge the result.
-pub(super) fn finish(context: &Context, play: &Arc<Play>, running: Vec<thread::JoinHandle<()>>, is_cut: bool) {
+/// Wait for all processes, and check the result.
+pub(super) fn finish(context: &Context, scenario: &Arc<Scenario>, running: Vec<thread::JoinHandle<()>>, is_cut: bool) {
     context.finish_running(running, is_cut);
-    aftermath(context, play, is_cut);
+    check_end(context, scenario, is_cut);
 }
 
-/// Judge the state after all processes ended or the power was cut, and the next process that uses it.
-fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
+/// Check the state after all processes ended or the power was cut, and the next process that uses it.
+fn check_end(context: &Context, scenario: &Arc<Scenario>, is_cut: bool) {
     if is_cut {
         // The power cut may have undone the edit, or the way back.
-        lock(&play.log).returned.clear();
+        lock(&scenario.log).returned.clear();
     }
-    check(context, play, is_cut, "afterwards");
-    begin_again(context, play);
-    check(context, play, is_cut, "after a save that could not read the manifest");
-    recover(context, play);
-    users::check_foreign(context);
+    check(context, scenario, is_cut, "afterwards");
+    save_with_unreadable_manifest(context, scenario);
+    check(context, scenario, is_cut, "after a save that could not read the manifest");
+    save_again(context, scenario);
+    users::check_user_files(context);
 }
 
-const FOREIGN: [&str; 9] = [
+const USER_FILES: [&str; 9] = [
     "step-00000001.pt",
     "step-00000002-1.pt",
     "step-00000003",
@@ -137,25 +137,25 @@ fn make_folder(context: &Context) -> PathBuf {
 }
 
 /// Start a process with one history, into which one or two of its threads save.
-fn trainer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<()> {
-    let play = Arc::clone(play);
+fn trainer(context: &Context, scenario: &Arc<Scenario>, id: u32) -> thread::JoinHandle<()> {
+    let scenario = Arc::clone(scenario);
     context.process(id, move |context| {
         let mut rng = context.rng(10 + u64::from(id));
         let Ok(engine) = context.engine(u64::from(id)) else { return };
-        let history = History::new(play.folder.clone(), play.keep, true);
+        let history = History::new(scenario.folder.clone(), scenario.keep, true);
         let threads = rng.within(1..4);
         thread::scope(|scope| {
             for index in 0..threads {
-                let (play, engine, history) = (&play, &engine, &history);
+                let (scenario, engine, history) = (&scenario, &engine, &history);
                 let started = thread::Builder::new().spawn_scoped(scope, move || {
                     let mut rng = context.rng(100 * u64::from(id) + index);
                     for _ in 0..rng.within(1..SAVES_MAX) {
                         let step = rng.within(1..9);
                         let durability = rng.pick(&[Durability::Data, Durability::Full, Durability::Full]);
-                        let saved = save(play, engine, history, id, step, durability);
+                        let saved = save(scenario, engine, history, id, step, durability);
                         match saved {
                             Err(Error::Locked { .. }) if context.world.state().setup.has_locks => thread::yield_now(),
-                            outcome => complain(context, outcome),
+                            outcome => report_failure(context, outcome),
                         }
                     }
                 });
@@ -166,11 +166,11 @@ fn trainer(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<(
     })
 }
 
-fn complain(context: &Context, outcome: Result<(), Error>) {
+fn report_failure(context: &Context, outcome: Result<(), Error>) {
     let Err(error) = outcome else { return };
     let is_dead = context.world.is_dead(thread::process());
     let state = context.world.state();
-    let is_excused = is_dead || state.setup.failing > 0 || state.bad_reads > 0;
+    let is_excused = is_dead || state.setup.failing_per_mille > 0 || state.bad_reads > 0;
     drop(state);
     if !is_excused {
         context.fail(format!("a save failed, though nothing else did: {error}"));
@@ -179,7 +179,7 @@ fn complain(context: &Context, outcome: Result<(), Error>) {
 
 /// Save as a `Checkpointer` does.
 fn save(
-    play: &Play,
+    scenario: &Scenario,
     engine: &Arc<Engine>,
     history: &History,
     id: u32,
@@ -190,28 +190,31 @@ fn save(
     history.claim(&holder, true)?;
     let name = history.reserve(step, ".pt", &[])?;
     let path = history.folder().join(&name);
-    let version = lock(&play.log).next_version + 1;
-    play.begin_save(version, step, durability);
+    let version = lock(&scenario.log).next_version + 1;
+    scenario.begin_save(version, step, durability);
     let saved = (|| {
-        if play.content != Content::Bytes {
-            let (seed, staging, target) = (play.seed, None, Target::Path(path));
-            let order = Order { engine, target: &target, seed, version, durability, staging, is_stopped: false };
-            let Written::One(replacement, Some(saved)) = play.content.write(&order)? else { return Ok(()) };
+        if scenario.content != Content::Bytes {
+            let (seed, staging, target) = (scenario.seed, None, Target::Path(path));
+            let request =
+                SaveRequest { engine, target: &target, seed, version, durability, staging, is_cancelled: false };
+            let UncommittedSave::File(replacement, Some(saved)) = scenario.content.write(&request)? else {
+                return Ok(());
+            };
             return history.commit(entry_of(&name, step, saved), Some(replacement)).map(drop);
         }
         let replacement = Replacement::new(&Target::Path(path))?;
-        let bytes = payload::of(play.seed, version);
+        let bytes = payload::content(scenario.seed, version);
         let entry = entry(&name, step, &bytes);
         let file = replacement.open(DirectMode::Preferred)?;
         let options = WriteOptions { durability, extent: WriteExtent::WholeFile };
-        engine.write(&file, 0, payload::holding(&bytes).region(), options)?.wait().1?;
+        engine.write(&file, 0, payload::region_with(&bytes).region(), options)?.wait().1?;
         drop(file);
         history.commit(entry, Some(replacement)).map(drop)
     })();
     if saved.is_err() {
         history.free(&name);
     }
-    play.end_save(version, saved.is_ok());
+    scenario.end_save(version, saved.is_ok());
     saved
 }
 
@@ -247,92 +250,92 @@ fn entry(name: &str, step: u64, bytes: &[u8]) -> Entry {
 }
 
 /// Return the newest checkpoint, as a restart finds it.
-fn newest(context: &Context, play: &Play) -> Result<Option<(u64, Shown)>, Error> {
-    let history = History::new(play.folder.clone(), play.keep, true);
+fn newest(context: &Context, scenario: &Scenario) -> Result<Option<(u64, FoundContent)>, Error> {
+    let history = History::new(scenario.folder.clone(), scenario.keep, true);
     let manifest = history.read()?;
     let Some(entry) = manifest.checkpoints.last() else { return Ok(None) };
-    Ok(Some((entry.step, shown(context, play, entry)?)))
+    Ok(Some((entry.step, read_checkpoint(context, scenario, entry)?)))
 }
 
 /// Read a checkpoint under its final or private name.
-fn shown(context: &Context, play: &Play, entry: &Entry) -> Result<Shown, Error> {
-    let place = |name: &String| history::place_of(&play.folder, name, entry);
-    if play.content == Content::Bytes {
-        let bytes = fs::read_small(&place(&entry.file), 1 << 20)?;
-        let path = play.folder.join(&entry.file);
-        let moved = || lock(&play.log).moved.iter().find(|(_, moved)| **moved == path).map(|(version, _)| *version);
-        let version = payload::recognised(play.seed, &bytes).or_else(moved);
-        return Ok(version.map_or_else(|| Shown::Foreign("other bytes".into()), Shown::Saved));
+fn read_checkpoint(context: &Context, scenario: &Scenario, entry: &Entry) -> Result<FoundContent, Error> {
+    let path_of = |name: &String| history::place_of(&scenario.folder, name, entry);
+    if scenario.content == Content::Bytes {
+        let bytes = fs::read_small(&path_of(&entry.file), 1 << 20)?;
+        let path = scenario.folder.join(&entry.file);
+        let moved = || lock(&scenario.log).moved.iter().find(|(_, moved)| **moved == path).map(|(version, _)| *version);
+        let version = payload::recognise(scenario.seed, &bytes).or_else(moved);
+        return Ok(version.map_or_else(|| FoundContent::Foreign("other bytes".into()), FoundContent::Saved));
     }
     let engine = context.engine(94)?;
     let target = match entry.parts.as_slice() {
-        [] => Target::Path(place(&entry.file)),
+        [] => Target::Path(path_of(&entry.file)),
         parts => {
             let row = parts[0].nbytes.next_multiple_of(4096);
-            Target::Stripes(StripeSet::new(parts.iter().map(|part| place(&part.file)).collect(), row)?)
+            Target::Stripes(StripeSet::new(parts.iter().map(|part| path_of(&part.file)).collect(), row)?)
         }
     };
     let reader = Reader::open(&engine, &target)?;
     let crc64 = reader.index_crc64(&engine)?;
     if reader.file_bytes() != entry.nbytes || format!("{crc64:016x}") != entry.index_crc64 {
-        return Ok(Shown::Foreign("another file than the manifest says".into()));
+        return Ok(FoundContent::Foreign("another file than the manifest says".into()));
     }
-    Ok(content::recognised(play.seed, &content::load(&engine, reader)?))
+    Ok(content::recognise(scenario.seed, &content::load(&engine, reader)?))
 }
 
 /// Start a save while the manifest is unreadable. It may fail, but committed checkpoints stay.
-fn begin_again(context: &Context, play: &Arc<Play>) {
-    let again = Arc::clone(play);
+fn save_with_unreadable_manifest(context: &Context, scenario: &Arc<Scenario>) {
+    let again = Arc::clone(scenario);
     let reads = context.world.state().rng().below(MANIFEST_READS_MAX);
     let process = context.process(499, move |context| {
         let Ok(engine) = context.engine(95) else { return };
         let history = History::new(again.folder.clone(), again.keep, true);
-        context.world.refuse_reading(&history.folder().join(MANIFEST), reads);
-        complain(context, save(&again, &engine, &history, 499, 19, Durability::Full));
+        context.world.make_unreadable(&history.folder().join(MANIFEST), reads);
+        report_failure(context, save(&again, &engine, &history, 499, 19, Durability::Full));
     });
     context.join(vec![process]);
-    context.world.calm();
+    context.world.stop_faults();
 }
 
 /// Check that the newest checkpoint is complete and no committed one is missing.
-fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
-    debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
-    let log = lock(&play.log).clone();
-    let counted = |(version, save): &(&Version, &Save)| {
-        save.counts && (!after_cut || save.durability >= Durability::Data) && !log.moved.contains_key(version)
+fn check(context: &Context, scenario: &Arc<Scenario>, after_cut: bool, when: &str) {
+    debug_assert_eq!(thread::process(), SIMULATOR, "nothing may fail here");
+    let log = lock(&scenario.log).clone();
+    let must_remain = |(version, save): &(&Version, &Save)| {
+        save.is_committed && (!after_cut || save.durability >= Durability::Data) && !log.moved.contains_key(version)
     };
     for path in log.returned.iter().filter(|path| fs::stat_link(path).is_err()) {
         context.fail(format!("{when}: {} was moved back, and removed", path.display()));
     }
-    match newest(context, play) {
+    match newest(context, scenario) {
         Err(error) => context.fail(format!("{when}: the newest cannot be read: {error}")),
         Ok(None) => {
             // A version that was moved away may have replaced all others.
-            let counted = log.saves.iter().find(counted).filter(|_| log.moved.is_empty());
-            if let Some((version, _)) = counted {
+            let must_remain = log.saves.iter().find(must_remain).filter(|_| log.moved.is_empty());
+            if let Some((version, _)) = must_remain {
                 context.fail(format!("{when}: nothing counts, though version {version} was saved"));
             }
         }
-        Ok(Some((_, Shown::Nothing | Shown::Foreign(_)))) => {
+        Ok(Some((_, FoundContent::Missing | FoundContent::Foreign(_)))) => {
             context.fail(format!("{when}: the newest is not whole"));
         }
-        Ok(Some((step, Shown::Saved(version)))) => {
-            let Some(shown) = log.saves.get(&version) else {
+        Ok(Some((step, FoundContent::Saved(version)))) => {
+            let Some(found) = log.saves.get(&version) else {
                 return context.fail(format!("{when}: version {version} counts, which nobody saved"));
             };
-            if shown.step != step {
-                context.fail(format!("{when}: version {version} of step {} counts as step {step}", shown.step));
+            if found.step != step {
+                context.fail(format!("{when}: version {version} of step {} counts as step {step}", found.step));
             }
         }
     }
-    let Ok(manifest) = History::new(play.folder.clone(), play.keep, true).read() else { return };
-    if play.keep.is_some_and(|keep| manifest.checkpoints.len() > keep.max(1)) {
-        context.fail(format!("{when}: {} checkpoints count, of {:?}", manifest.checkpoints.len(), play.keep));
+    let Ok(manifest) = History::new(scenario.folder.clone(), scenario.keep, true).read() else { return };
+    if scenario.keep.is_some_and(|keep| manifest.checkpoints.len() > keep.max(1)) {
+        context.fail(format!("{when}: {} checkpoints count, of {:?}", manifest.checkpoints.len(), scenario.keep));
     }
     let mut versions = Vec::new();
     for entry in &manifest.checkpoints {
-        match shown(context, play, entry) {
-            Ok(Shown::Saved(version)) => versions.push(version),
+        match read_checkpoint(context, scenario, entry) {
+            Ok(FoundContent::Saved(version)) => versions.push(version),
             Ok(other) => context.fail(format!("{when}: {} is not whole: {other:?}", entry.file)),
             Err(error) => context.fail(format!("{when}: {} counts, and cannot be read: {error}", entry.file)),
         }
@@ -341,43 +344,45 @@ fn check(context: &Context, play: &Arc<Play>, after_cut: bool, when: &str) {
 }
 
 /// Check that the last save without a successor counts.
-fn check_last(context: &Context, log: &Log, shown: &[Version], after_cut: bool, when: &str) {
-    for (version, save) in log.saves.iter().filter(|(version, save)| save.counts && !log.moved.contains_key(version)) {
+fn check_last(context: &Context, log: &Log, found: &[Version], after_cut: bool, when: &str) {
+    for (version, save) in
+        log.saves.iter().filter(|(version, save)| save.is_committed && !log.moved.contains_key(version))
+    {
         // A save that neither counts nor was ever there has replaced nothing.
         let is_nothing =
-            |other: &Version, it: &Save| !it.counts && !shown.contains(other) && !log.moved.contains_key(other);
+            |other: &Version, it: &Save| !it.is_committed && !found.contains(other) && !log.moved.contains_key(other);
         let is_before = |it: &Save| it.ended.is_some_and(|end| end < save.began);
         let is_last = log.saves.iter().all(|(other, it)| other == version || is_before(it) || is_nothing(other, it));
-        if is_last && !shown.contains(version) && !(after_cut && save.durability < Durability::Data) {
+        if is_last && !found.contains(version) && !(after_cut && save.durability < Durability::Data) {
             context.fail(format!("{when}: version {version} of step {} was saved last, and does not count", save.step));
         }
     }
 }
 
 /// Save once more, without faults: it succeeds, and leaves only files of ours that the manifest lists.
-fn recover(context: &Context, play: &Arc<Play>) {
-    let again = Arc::clone(play);
+fn save_again(context: &Context, scenario: &Arc<Scenario>) {
+    let again = Arc::clone(scenario);
     let process = context.process(500, move |context| {
         let Ok(engine) = context.engine(96) else { return };
         let history = History::new(again.folder.clone(), again.keep, true);
         for step in [20, 21] {
-            complain(context, save(&again, &engine, &history, 500, step, Durability::Full));
+            report_failure(context, save(&again, &engine, &history, 500, step, Durability::Full));
         }
     });
     context.join(vec![process]);
-    check(context, play, false, "after the next save");
+    check(context, scenario, false, "after the next save");
     if !context.world.state().setup.has_locks {
         return;
     }
-    let Ok(manifest) = History::new(play.folder.clone(), play.keep, true).read() else { return };
-    for path in users::ours_in(context, &play.folder) {
+    let Ok(manifest) = History::new(scenario.folder.clone(), scenario.keep, true).read() else { return };
+    for path in users::own_files_in(context, &scenario.folder) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // The lock file may stay: any process can lock it again.
         let is_known = manifest.knows(&name)
             || name == MANIFEST
             || name == LOCK
-            || lock(&play.log).moved.values().any(|moved| *moved == path);
-        if !is_known && !is_unprovable(context, &path) {
+            || lock(&scenario.log).moved.values().any(|moved| *moved == path);
+        if !is_known && !may_be_foreign(context, &path) {
             context.fail(format!("{} is left behind", path.display()));
         }
     }

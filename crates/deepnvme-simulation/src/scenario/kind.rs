@@ -24,7 +24,7 @@ pub enum Kind {
     /// Requests to engines, cancelled at any point.
     Transfers,
     /// Files by a saver that syncs nothing and claims it did; no seed draws this.
-    Boastful,
+    Overclaiming,
     /// A test's own work; no seed draws this.
     Script,
 }
@@ -56,18 +56,18 @@ impl Kind {
             Self::Ranks => "ranks",
             Self::Packs => "packs",
             Self::Transfers => "transfers",
-            Self::Boastful => "boastful",
+            Self::Overclaiming => "overclaiming",
             Self::Script => "script",
         }
     }
 }
 
 /// Scenarios that are drawn more often. They involve the most dependent files, and few executions reveal a bug.
-const MORE: [Kind; 4] = [Kind::Stripes, Kind::Stripes, Kind::Stripes, Kind::Packs];
+const DRAWN_MORE_OFTEN: [Kind; 4] = [Kind::Stripes, Kind::Stripes, Kind::Stripes, Kind::Packs];
 
 /// Draw a seed's scenario.
 #[must_use]
 pub fn draw(seed: u64) -> Kind {
-    let index = Rng::keyed(seed, &[0x006b_696e]).below((Kind::ALL.len() + MORE.len()) as u64) as usize;
-    Kind::ALL.get(index).copied().unwrap_or_else(|| MORE[index - Kind::ALL.len()])
+    let index = Rng::keyed(seed, &[0x006b_696e]).below((Kind::ALL.len() + DRAWN_MORE_OFTEN.len()) as u64) as usize;
+    Kind::ALL.get(index).copied().unwrap_or_else(|| DRAWN_MORE_OFTEN[index - Kind::ALL.len()])
 }

@@ -1,6 +1,6 @@
 //! The scenarios of seeds. `kind` selects one, `context` contains their shared state, and each other module runs one.
-//! `folders` and `users` set up the machine. `content`, `payload` and `area` define file contents. `log` and `team`
-//! track actions.
+//! `folders` and `users` set up the machine. `content`, `payload` and `area` define file contents. `save_log` and
+//! `process_group` track actions.
 
 mod area;
 mod content;
@@ -9,32 +9,32 @@ mod files;
 mod folders;
 mod history;
 mod kind;
-mod log;
 mod packs;
 mod payload;
+mod process_group;
 mod ranks;
+mod save_log;
 mod swap;
-mod team;
 mod transfers;
 mod users;
 
 use content::Content;
-pub use context::{BATCH, Context, FIRST, GLIMPSE, Report, is_every_change_judged};
+pub use context::{CRASH_CHECKS_PER_RUN, CRASHED_WORLD, Context, MAIN_WORLD, Report, checks_every_change};
 pub use kind::{Kind, draw};
 
 /// Run a scenario.
-pub fn play(kind: Kind, context: &Context) {
+pub fn run(kind: Kind, context: &Context) {
     match kind {
-        Kind::Files => files::play(context, files::Shape::Single, Content::Bytes),
-        Kind::Stripes => files::play(context, files::Shape::Striped, Content::Bytes),
-        Kind::History => history::play(context),
-        Kind::Swap => swap::play(context),
-        Kind::Saves => files::play_saves(context),
-        Kind::Shards => files::play_shards(context),
-        Kind::Ranks => ranks::play(context),
-        Kind::Packs => packs::play(context),
-        Kind::Transfers => transfers::play(context),
-        Kind::Boastful => files::play(context, files::Shape::Boastful, Content::Bytes),
+        Kind::Files => files::run(context, files::FileLayout::Single, Content::Bytes),
+        Kind::Stripes => files::run(context, files::FileLayout::Striped, Content::Bytes),
+        Kind::History => history::run(context),
+        Kind::Swap => swap::run(context),
+        Kind::Saves => files::run_saves(context),
+        Kind::Shards => files::run_shards(context),
+        Kind::Ranks => ranks::run(context),
+        Kind::Packs => packs::run(context),
+        Kind::Transfers => transfers::run(context),
+        Kind::Overclaiming => files::run(context, files::FileLayout::Overclaiming, Content::Bytes),
         Kind::Script => {}
     }
 }

@@ -17,19 +17,19 @@ use deepnvme_stream::pack::{Mode, PACKED_NAME, PLAIN_NAME, PackOptions, Packer, 
 use deepnvme_testkit::rng::Rng;
 
 use super::context::Context;
-use super::folders::{is_unprovable, make_folders};
-use super::users::{self, Taking};
+use super::folders::{make_folders, may_be_foreign};
+use super::users::{self, SquattedNames};
 use super::{content, payload};
-use crate::world::OUTSIDE;
+use crate::world::SIMULATOR;
 
 /// Thread switches before a packing is cancelled, at most.
 const SWITCHES_MAX: u64 = 400;
 /// Simulated crashes per seed. A packing makes many changes, and few seeds pack.
 const CRASH_CHECKS: usize = 12;
 /// Other files of the model.
-const OTHERS: [&str; 2] = ["config.json", "tokenizer.txt"];
+const OTHER_FILES: [&str; 2] = ["config.json", "tokenizer.txt"];
 
-struct Play {
+struct Scenario {
     folder: PathBuf,
     model: Arc<Vec<(String, Dtype, Vec<u8>)>>,
     mode: Mode,
@@ -39,7 +39,7 @@ struct Play {
     is_packed: Mutex<bool>,
 }
 
-impl Play {
+impl Scenario {
     fn source(&self) -> PathBuf {
         self.folder.join("source")
     }
@@ -60,7 +60,7 @@ impl Play {
 }
 
 /// Run the scenario.
-pub(super) fn play(context: &Context) {
+pub(super) fn run(context: &Context) {
     let mut rng = context.rng(1);
     let mut disks = make_folders(context, 3);
     let folder = disks.remove(0);
@@ -68,10 +68,11 @@ pub(super) fn play(context: &Context) {
         disks.clear();
     }
     let mode = rng.pick(&[Mode::Keep, Mode::Lossless]);
-    let play = Arc::new(Play { folder, model: Arc::new(model(&mut rng)), mode, disks, is_packed: Mutex::new(false) });
-    begin(context, &play);
+    let scenario =
+        Arc::new(Scenario { folder, model: Arc::new(model(&mut rng)), mode, disks, is_packed: Mutex::new(false) });
+    create_model(context, &scenario);
     for name in [".packed.deepnvme-tmp-1-0", "packed.bak"] {
-        users::drop_file(context, &play.folder.join(name));
+        users::create_user_file(context, &scenario.folder.join(name));
     }
     let processes = rng.within(1..3) as u32;
     let is_cut = {
@@ -83,21 +84,21 @@ pub(super) fn play(context: &Context) {
         }
         state.setup.power_cut_at.is_some()
     };
-    let watched = Arc::clone(&play);
-    context.watch(1000, CRASH_CHECKS, move || {
+    let watched = Arc::clone(&scenario);
+    context.check_crashes(1000, CRASH_CHECKS, move || {
         let seen = watched.copy();
-        move |context: &Context, is_cut| aftermath(context, &Arc::new(seen.copy()), is_cut)
+        move |context: &Context, is_cut| check_end(context, &Arc::new(seen.copy()), is_cut)
     });
-    let mut running: Vec<_> = (1..=processes).map(|id| packer(context, &play, id, processes)).collect();
+    let mut running: Vec<_> = (1..=processes).map(|id| packer(context, &scenario, id, processes)).collect();
     if rng.chance(500) {
-        running.push(users::mimic(
+        running.push(users::start_squatter(
             context,
-            play.disks.iter().chain([&play.folder]).cloned().collect(),
-            Taking::Private,
+            scenario.disks.iter().chain([&scenario.folder]).cloned().collect(),
+            SquattedNames::Private,
         ));
     }
     context.finish_running(running, is_cut);
-    aftermath(context, &play, is_cut);
+    check_end(context, &scenario, is_cut);
 }
 
 /// Create weights, of which some are compressible.
@@ -115,16 +116,16 @@ fn model(rng: &mut Rng) -> Vec<(String, Dtype, Vec<u8>)> {
 }
 
 /// Create the model.
-fn begin(context: &Context, play: &Arc<Play>) {
-    let failing = std::mem::take(&mut context.world.state().setup.failing);
-    let first = Arc::clone(play);
+fn create_model(context: &Context, scenario: &Arc<Scenario>) {
+    let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
+    let first = Arc::clone(scenario);
     let process = context.process(400, move |context| {
         let source = first.source();
         let made = || -> Result<()> {
             fs::make_folder(&source, 0o777).map_err(|errno| deepnvme_io::Error::os("make a folder", errno))?;
             let tensor = |(name, dtype, bytes): &(String, Dtype, Vec<u8>)| Tensor {
                 spec: TensorSpec { name: name.clone(), dtype: *dtype, shape: vec![bytes.len() as u64 / dtype.bytes()] },
-                bytes: payload::holding(bytes).region().into(),
+                bytes: payload::region_with(bytes).region().into(),
             };
             let (path, tensors) = (source.join("model.safetensors"), first.model.iter().map(tensor).collect());
             let save = Save::safetensors(&path, tensors, Vec::new(), SaveOptions::default())?;
@@ -137,27 +138,27 @@ fn begin(context: &Context, play: &Arc<Play>) {
         }
     });
     context.join(vec![process]);
-    for name in OTHERS {
-        users::drop_file(context, &play.source().join(name));
+    for name in OTHER_FILES {
+        users::create_user_file(context, &scenario.source().join(name));
     }
-    context.world.forget_steps();
-    context.world.state().setup.failing = failing;
+    context.world.reset_steps();
+    context.world.state().setup.failing_per_mille = failing;
 }
 
-fn packer(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> thread::JoinHandle<()> {
-    let play = Arc::clone(play);
+fn packer(context: &Context, scenario: &Arc<Scenario>, id: u32, processes: u32) -> thread::JoinHandle<()> {
+    let scenario = Arc::clone(scenario);
     context.process(id, move |context| {
         let mut rng = context.rng(10 + u64::from(id));
         let Ok(engine) = context.engine(u64::from(id)) else { return };
         for _ in 0..rng.within(1..3) {
-            let rounds = rng.chance(300).then(|| rng.below(SWITCHES_MAX));
-            match pack(&play, &engine, rounds) {
-                Ok(()) => *ignore_poison(play.is_packed.lock()) = true,
-                Err(Error::Interrupted) if rounds.is_some() => {}
+            let switches = rng.chance(300).then(|| rng.below(SWITCHES_MAX));
+            match pack(&scenario, &engine, switches) {
+                Ok(()) => *ignore_poison(scenario.is_packed.lock()) = true,
+                Err(Error::Interrupted) if switches.is_some() => {}
                 // Another process has made the folder.
-                Err(_) if processes > 1 || play.is_packed() => {}
+                Err(_) if processes > 1 || scenario.is_packed() => {}
                 Err(error) => {
-                    if !context.world.is_dead(id) && context.world.state().setup.failing == 0 {
+                    if !context.world.is_dead(id) && context.world.state().setup.failing_per_mille == 0 {
                         context.fail(format!("a packing failed without an injected failure: {error}"));
                     }
                 }
@@ -166,49 +167,49 @@ fn packer(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> threa
     })
 }
 
-/// Pack the model. With `rounds`, cancel it after that many thread switches.
-fn pack(play: &Play, engine: &Arc<Engine>, rounds: Option<u64>) -> Result<()> {
-    let options = PackOptions { mode: play.mode, disks: play.disks.clone() };
-    let packer = Packer::new(engine, &play.source(), &play.target(), options)?;
+/// Pack the model. With `switches`, cancel it after that many thread switches.
+fn pack(scenario: &Scenario, engine: &Arc<Engine>, switches: Option<u64>) -> Result<()> {
+    let options = PackOptions { mode: scenario.mode, disks: scenario.disks.clone() };
+    let packer = Packer::new(engine, &scenario.source(), &scenario.target(), options)?;
     let progress = Arc::new(Progress::default());
-    let stopper = rounds.map(|rounds| {
+    let canceller = switches.map(|switches| {
         let progress = Arc::clone(&progress);
         thread::spawn(move || {
-            (0..rounds).for_each(|_| thread::yield_now());
+            (0..switches).for_each(|_| thread::yield_now());
             progress.stop();
         })
     });
     let packed = packer.run(&progress);
-    if let Some(stopper) = stopper {
-        let _ = stopper.join();
+    if let Some(canceller) = canceller {
+        let _ = canceller.join();
     }
     packed.map(drop)
 }
 
-fn aftermath(context: &Context, play: &Arc<Play>, is_cut: bool) {
-    check(context, play, "afterwards");
-    if play.is_packed() && !fs::exists(&play.target()).unwrap_or(false) {
+fn check_end(context: &Context, scenario: &Arc<Scenario>, is_cut: bool) {
+    check(context, scenario, "afterwards");
+    if scenario.is_packed() && !fs::exists(&scenario.target()).unwrap_or(false) {
         context.fail(format!(
             "the packed model is gone{}",
             if is_cut { ", though its packing reported success" } else { "" }
         ));
     }
-    recover(context, play);
-    users::check_foreign(context);
+    save_again(context, scenario);
+    users::check_user_files(context);
 }
 
 /// Check that an existing packed model is complete.
-fn check(context: &Context, play: &Play, when: &str) {
-    debug_assert_eq!(thread::process(), OUTSIDE, "nothing may fail here");
-    if !fs::exists(&play.target()).unwrap_or(false) {
+fn check(context: &Context, scenario: &Scenario, when: &str) {
+    debug_assert_eq!(thread::process(), SIMULATOR, "nothing may fail here");
+    if !fs::exists(&scenario.target()).unwrap_or(false) {
         return;
     }
-    if let Err(problem) = look(context, play, &play.target()) {
+    if let Err(problem) = verify(context, scenario, &scenario.target()) {
         context.fail(format!("{when}: the packed model exists, but {problem}"));
     }
 }
 
-fn look(context: &Context, play: &Play, target: &Path) -> Result<(), String> {
+fn verify(context: &Context, scenario: &Scenario, target: &Path) -> Result<(), String> {
     let engine = context.engine(94).map_err(|error| error.to_string())?;
     let names =
         [PACKED_NAME, PLAIN_NAME].into_iter().flat_map(|name| [name.into(), format!("{name}{MANIFEST_SUFFIX}")]);
@@ -219,10 +220,10 @@ fn look(context: &Context, play: &Play, target: &Path) -> Result<(), String> {
     let packed = tensors(header, 0).map_err(|error| error.to_string())?;
     let packed: Vec<String> = packed.into_iter().map(|tensor| tensor.name).collect();
     let found = content::load(&engine, reader).map_err(|error| error.to_string())?;
-    if found.len() != play.model.len() {
-        return Err(format!("has {} of {} tensors", found.len(), play.model.len()));
+    if found.len() != scenario.model.len() {
+        return Err(format!("has {} of {} tensors", found.len(), scenario.model.len()));
     }
-    for (name, _, bytes) in play.model.iter() {
+    for (name, _, bytes) in scenario.model.iter() {
         let Some((_, found)) = found.iter().find(|(other, _)| other == name) else {
             return Err(format!("lacks {name}"));
         };
@@ -230,8 +231,8 @@ fn look(context: &Context, play: &Play, target: &Path) -> Result<(), String> {
             return Err(format!("has other bytes for {name}"));
         }
     }
-    for name in OTHERS {
-        let source = fs::read_small(&play.source().join(name), 1 << 20).map_err(|error| error.to_string())?;
+    for name in OTHER_FILES {
+        let source = fs::read_small(&scenario.source().join(name), 1 << 20).map_err(|error| error.to_string())?;
         let copy = fs::read_small(&target.join(name), 1 << 20);
         if copy.is_err() || copy.is_ok_and(|copy| copy != source) {
             return Err(format!("its {name} is another one"));
@@ -241,11 +242,11 @@ fn look(context: &Context, play: &Play, target: &Path) -> Result<(), String> {
 }
 
 /// Pack once more, without failures. That works if the folder is missing, and removes all private files.
-fn recover(context: &Context, play: &Arc<Play>) {
-    if fs::exists(&play.target()).unwrap_or(true) {
+fn save_again(context: &Context, scenario: &Arc<Scenario>) {
+    if fs::exists(&scenario.target()).unwrap_or(true) {
         return;
     }
-    let again = Arc::clone(play);
+    let again = Arc::clone(scenario);
     let process = context.process(500, move |context| {
         let packed = context.engine(96).map_err(Error::from).and_then(|engine| pack(&again, &engine, None));
         if let Err(error) = packed {
@@ -253,24 +254,24 @@ fn recover(context: &Context, play: &Arc<Play>) {
         }
     });
     context.join(vec![process]);
-    check(context, play, "after the next packing");
+    check(context, scenario, "after the next packing");
     if !context.world.state().setup.has_locks {
         return;
     }
-    let manifests = [PACKED_NAME, PLAIN_NAME].map(|name| play.target().join(format!("{name}{MANIFEST_SUFFIX}")));
+    let manifests = [PACKED_NAME, PLAIN_NAME].map(|name| scenario.target().join(format!("{name}{MANIFEST_SUFFIX}")));
     let sets = manifests.iter().filter_map(|path| StripeSet::from_manifest(path).ok());
     let parts: Vec<PathBuf> = sets.flat_map(|set| set.parts().to_vec()).collect();
-    for path in play.disks.iter().flat_map(|disk| users::ours_in(context, disk)) {
-        if !parts.contains(&path) && !is_unprovable(context, &path) {
+    for path in scenario.disks.iter().flat_map(|disk| users::own_files_in(context, disk)) {
+        if !parts.contains(&path) && !may_be_foreign(context, &path) {
             context.fail(format!("{} is left behind", path.display()));
         }
     }
-    for path in users::ours_in(context, &play.folder) {
+    for path in users::own_files_in(context, &scenario.folder) {
         // A new folder is always named, and its first name proves nothing. Such a folder is empty.
         let is_new = path.to_string_lossy().contains(".deepnvme-tmp-new-");
         // A folder with a foreign file also stays.
-        let is_kept = users::ours_in(context, &path).iter().any(|inner| is_unprovable(context, inner));
-        if path != play.target() && path != play.source() && !is_new && !is_kept {
+        let is_kept = users::own_files_in(context, &path).iter().any(|inner| may_be_foreign(context, inner));
+        if path != scenario.target() && path != scenario.source() && !is_new && !is_kept {
             context.fail(format!("{} is left behind", path.display()));
         }
     }

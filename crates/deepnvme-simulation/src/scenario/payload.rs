@@ -8,7 +8,7 @@ pub(super) type Version = u64;
 
 /// Return the content of a version. Some are smaller than a page, some span several blocks.
 #[must_use]
-pub(super) fn of(seed: u64, version: Version) -> Vec<u8> {
+pub(super) fn content(seed: u64, version: Version) -> Vec<u8> {
     let mut rng = Rng::keyed(seed, &[0x7061_796c, version]);
     let len = match rng.below(4) {
         0 => rng.within(16..600),
@@ -22,7 +22,7 @@ pub(super) fn of(seed: u64, version: Version) -> Vec<u8> {
 }
 
 /// Allocate memory whose alignment depends only on its length, so that the allocator does not matter.
-pub(super) fn memory(bytes: usize) -> RegionMut {
+pub(super) fn allocate(bytes: usize) -> RegionMut {
     let skipped = if bytes.is_multiple_of(3) { 64 } else { 0 };
     match Buffer::zeroed(bytes + skipped) {
         Ok(buffer) => buffer.into_region().split_at(skipped).1,
@@ -31,16 +31,16 @@ pub(super) fn memory(bytes: usize) -> RegionMut {
 }
 
 /// Allocate memory with these bytes.
-pub(super) fn holding(bytes: &[u8]) -> RegionMut {
-    let memory = memory(bytes.len());
+pub(super) fn region_with(bytes: &[u8]) -> RegionMut {
+    let memory = allocate(bytes.len());
     memory.copy_from_slice(0, bytes);
     memory
 }
 
 /// Return the version with exactly these bytes.
 #[must_use]
-pub(super) fn recognised(seed: u64, bytes: &[u8]) -> Option<Version> {
+pub(super) fn recognise(seed: u64, bytes: &[u8]) -> Option<Version> {
     let version = Version::from_le_bytes(bytes.get(..8)?.try_into().ok()?);
     // Versions are small: a random number would imply any length.
-    (version < 1 << 20 && of(seed, version) == bytes).then_some(version)
+    (version < 1 << 20 && content(seed, version) == bytes).then_some(version)
 }

@@ -21,20 +21,20 @@ use deepnvme_testkit::rng::Rng;
 
 use super::content::{self, Content};
 use super::context::Context;
-use super::history::{self, Play};
+use super::history::{self, Scenario};
 use super::payload::Version;
-use super::team::{Failure, Said, Team};
-use super::users::{self, Taking};
+use super::process_group::{Failure, Message, ProcessGroup};
+use super::users::{self, SquattedNames};
 
 /// Shards and parts start on blocks.
 const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// Run the scenario.
-pub(super) fn play(context: &Context) {
+pub(super) fn run(context: &Context) {
     let mut rng = context.rng(1);
-    let play = Arc::new(history::make(context, &mut rng, rng_content(context)));
+    let scenario = Arc::new(history::make(context, &mut rng, draw_content(context)));
     let ranks = rng.within(2..4) as usize;
-    let team = Arc::new(Team::new(ranks));
+    let group = Arc::new(ProcessGroup::new(ranks));
     {
         let mut state = context.world.state();
         match rng.below(4) {
@@ -44,50 +44,55 @@ pub(super) fn play(context: &Context) {
         }
     }
     let is_cut = context.world.state().setup.power_cut_at.is_some();
-    history::watch(context, &play);
-    let mut running: Vec<_> = (0..ranks).map(|rank| start(context, &play, &team, rank)).collect();
+    history::check_crashes(context, &scenario);
+    let mut running: Vec<_> = (0..ranks).map(|rank| start(context, &scenario, &group, rank)).collect();
     if rng.chance(500) {
-        running.push(users::mimic(context, vec![play.folder.clone()], Taking::Final));
+        running.push(users::start_squatter(context, vec![scenario.folder.clone()], SquattedNames::Final));
     }
-    history::finish(context, &play, running, is_cut);
+    history::finish(context, &scenario, running, is_cut);
 }
 
-fn rng_content(context: &Context) -> Content {
+fn draw_content(context: &Context) -> Content {
     context.rng(3).pick(&[Content::Archive, Content::Safetensors])
 }
 
-fn start(context: &Context, play: &Arc<Play>, team: &Arc<Team>, rank: usize) -> thread::JoinHandle<()> {
-    let (play, team) = (Arc::clone(play), Arc::clone(team));
+fn start(
+    context: &Context,
+    scenario: &Arc<Scenario>,
+    group: &Arc<ProcessGroup>,
+    rank: usize,
+) -> thread::JoinHandle<()> {
+    let (scenario, group) = (Arc::clone(scenario), Arc::clone(group));
     context.process(1 + rank as u32, move |context| {
         let Ok(engine) = context.engine(1 + rank as u64) else { return };
-        let history = History::new(play.folder.clone(), play.keep, true);
+        let history = History::new(scenario.folder.clone(), scenario.keep, true);
         // Random numbers shared by all ranks, and each rank's own.
         let (mut all, own) = (context.rng(20), context.rng(30 + rank as u64));
-        let mut member = Member { context, play: &play, team: &team, engine, history, rank, rng: own };
+        let mut process = RankProcess { context, scenario: &scenario, group: &group, engine, history, rank, rng: own };
         for version in 1..1 + all.within(1..4) {
             let step = all.within(1..6);
             let in_parts = all.chance(500);
             let durability = all.pick(&[Durability::Data, Durability::Full]);
-            play.begin_save(version, step, durability);
-            let outcome = member.save(version, step, in_parts, durability);
-            play.end_save(version, outcome.is_ok());
+            scenario.begin_save(version, step, durability);
+            let outcome = process.save(version, step, in_parts, durability);
+            scenario.end_save(version, outcome.is_ok());
             match outcome {
                 Ok(()) => {}
-                Err(Failure::Known(text)) => member.complain(&text),
+                Err(Failure::Known(text)) => process.report_failure(&text),
                 Err(Failure::Lost) => {
-                    member.complain("another rank is gone");
+                    process.report_failure("another rank is gone");
                     break;
                 }
             }
         }
-        team.part();
+        group.leave();
     })
 }
 
-struct Member<'a> {
+struct RankProcess<'a> {
     context: &'a Context,
-    play: &'a Play,
-    team: &'a Team,
+    scenario: &'a Scenario,
+    group: &'a ProcessGroup,
     engine: Arc<Engine>,
     history: History,
     rank: usize,
@@ -126,32 +131,33 @@ impl Saving {
     }
 }
 
-impl Member<'_> {
+impl RankProcess<'_> {
     fn is_leader(&self) -> bool {
         self.rank == 0
     }
 
-    fn complain(&self, text: &str) {
+    fn report_failure(&self, text: &str) {
         let state = self.context.world.state();
-        let is_excused = state.setup.failing > 0 || state.setup.killed.is_some() || state.setup.power_cut_at.is_some();
+        let is_excused =
+            state.setup.failing_per_mille > 0 || state.setup.killed.is_some() || state.setup.power_cut_at.is_some();
         drop(state);
-        if !is_excused && !self.team.is_disturbed() {
+        if !is_excused && !self.group.is_interrupted() {
             self.context.fail(format!("a save failed, though nothing else did: {text}"));
         }
     }
 
-    fn agree(&mut self, work: impl FnOnce(&Self) -> Result<Said, Error>) -> Result<Vec<Said>, Failure> {
+    fn gather(&mut self, work: impl FnOnce(&Self) -> Result<Message, Error>) -> Result<Vec<Message>, Failure> {
         if self.rng.chance(5) {
             // Interrupted where the others do not expect it.
-            self.team.disturb();
-            self.team.part();
+            self.group.mark_interrupted();
+            self.group.leave();
             return Err(Failure::Lost);
         }
-        self.team.agree(self.context, self.rank, || work(self))
+        self.group.gather(self.context, self.rank, || work(self))
     }
 
     fn save(&mut self, version: Version, step: u64, in_parts: bool, durability: Durability) -> Result<(), Failure> {
-        let name = self.choose(step, in_parts)?;
+        let name = self.choose_name(step, in_parts)?;
         let mut saving = self.plan(&name, version, in_parts, durability)?;
         let written = self.write(&mut saving);
         let (saved, pending, parts) = match written {
@@ -167,29 +173,29 @@ impl Member<'_> {
     }
 
     /// Agree on the name of a checkpoint.
-    fn choose(&mut self, step: u64, in_parts: bool) -> Result<String, Failure> {
-        let begun = self.agree(|this| {
+    fn choose_name(&mut self, step: u64, in_parts: bool) -> Result<String, Failure> {
+        let begun = self.gather(|this| {
             if !this.is_leader() {
-                return Ok(Said::default());
+                return Ok(Message::default());
             }
             let had = this.history.is_claimed();
             let claim = this.history.claim(&Holder::new("the ranks".into(), "together".into()), true)?;
             let is_news = !had || !claim.unlisted.is_empty();
             let text = if is_news { this.history.manifest().text() } else { String::new() };
-            Ok(Said { names: this.history.names_of(step)?, ..Said::text(text) })
+            Ok(Message { names: this.history.names_of(step)?, ..Message::text(text) })
         })?;
         if !begun[0].text.is_empty() {
-            self.agree(|this| {
+            self.gather(|this| {
                 this.follow(&begun[0].text);
-                Ok(Said::default())
+                Ok(Message::default())
             })?;
             self.settle()?;
         }
-        let suffix = if self.play.content == Content::Archive { ".pt" } else { ".safetensors" };
+        let suffix = if self.scenario.content == Content::Archive { ".pt" } else { ".safetensors" };
         let suffix = format!("{suffix}{}", if in_parts { PARTS_LIST } else { "" });
-        let chosen = self.agree(|this| match this.is_leader() {
-            true => Ok(Said::text(this.history.reserve(step, &suffix, &begun[0].names)?)),
-            false => Ok(Said::default()),
+        let chosen = self.gather(|this| match this.is_leader() {
+            true => Ok(Message::text(this.history.reserve(step, &suffix, &begun[0].names)?)),
+            false => Ok(Message::default()),
         })?;
         Ok(chosen[0].text.clone())
     }
@@ -204,14 +210,14 @@ impl Member<'_> {
 
     /// Rename files to their final names, and remove retired ones.
     fn settle(&mut self) -> Result<(), Failure> {
-        let settled = self.agree(|this| {
+        let settled = self.gather(|this| {
             if !this.is_leader() {
-                return Ok(Said::default());
+                return Ok(Message::default());
             }
             let settled = this.history.settle();
-            Ok(Said { names: settled.placed, other_names: settled.gone, ..Said::default() })
+            Ok(Message { names: settled.placed, other_names: settled.gone, ..Message::default() })
         })?;
-        self.agree(|_| Ok(Said::default()))?;
+        self.gather(|_| Ok(Message::default()))?;
         self.history.note(&settled[0].names, &settled[0].other_names);
         Ok(())
     }
@@ -226,13 +232,13 @@ impl Member<'_> {
     ) -> Result<Saving, Failure> {
         let mut made = None;
         let saving = &mut made;
-        let planned = self.agree(|this| {
-            let path = this.play.folder.join(name);
+        let planned = self.gather(|this| {
+            let path = this.scenario.folder.join(name);
             let whole = path.with_file_name(name.strip_suffix(PARTS_LIST).unwrap_or(name));
-            let tensors = content::tensors(this.play.seed, version);
+            let tensors = content::tensors(this.scenario.seed, version);
             let options = SaveOptions { durability, has_checksums: true, staging: None };
-            let save = Arc::new(this.play.content.plan(&whole, &tensors, options)?);
-            let shards = cut(save.bytes(), this.team.ranks());
+            let save = Arc::new(this.scenario.content.plan(&whole, &tensors, options)?);
+            let shards = shard_ranges(save.bytes(), this.group.ranks());
             let (new, list, temporary) = (None, None, String::new());
             let saving = saving.insert(Saving { path, in_parts, save, shards, new, list, temporary });
             if in_parts {
@@ -244,7 +250,7 @@ impl Member<'_> {
                 saving.new = Some(create(&this.engine, &Target::from(&saving.path), saving.save.bytes())?.0);
             }
             let private = saving.new.as_ref().and_then(private_name).unwrap_or_default();
-            Ok(Said { number: saving.save.fingerprint(), ..Said::text(private) })
+            Ok(Message { number: saving.save.fingerprint(), ..Message::text(private) })
         });
         let planned = match planned {
             Ok(planned) => planned,
@@ -253,7 +259,7 @@ impl Member<'_> {
                 return Err(failure);
             }
         };
-        if planned.iter().any(|said| said.number != planned[0].number) {
+        if planned.iter().any(|message| message.number != planned[0].number) {
             self.context.fail("ranks plan different files".into());
         }
         let Some(mut saving) = made else { return Err(Failure::Lost) };
@@ -265,31 +271,31 @@ impl Member<'_> {
     fn write(&mut self, saving: &mut Saving) -> Result<Written, Failure> {
         let mut shard = None;
         let begun = &mut shard;
-        let tallies = self.agree(|this| {
+        let checksums = self.gather(|this| {
             *begun = this.begin_shard(saving)?;
-            Ok(Said { bytes: begun.as_ref().map(Shard::checksums), ..Said::default() })
+            Ok(Message { bytes: begun.as_ref().map(Shard::checksums), ..Message::default() })
         })?;
         let rank = self.rank;
-        let finished = self.agree(|_| {
-            let others = tallies.iter().enumerate().filter(|(other, _)| *other != rank);
-            let others: Vec<Vec<u8>> = others.filter_map(|(_, said)| said.bytes.clone()).collect();
+        let finished = self.gather(|_| {
+            let others = checksums.iter().enumerate().filter(|(other, _)| *other != rank);
+            let others: Vec<Vec<u8>> = others.filter_map(|(_, message)| message.bytes.clone()).collect();
             let saved = shard.map(|shard| shard.finish(&others)).transpose()?;
-            Ok(Said { saved, ..Said::default() })
+            Ok(Message { saved, ..Message::default() })
         })?;
-        let sealed = self.agree(|this| this.seal(saving))?;
+        let finished_files = self.gather(|this| this.finish_files(saving))?;
         let Some(saved) = finished[0].saved else { return Err(Failure::Known("the leader wrote nothing".into())) };
         let mut pending = BTreeMap::new();
         let name = saving.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if !saving.in_parts {
-            pending.insert(name, sealed[0].text.clone());
+            pending.insert(name, finished_files[0].text.clone());
             return Ok((saved, pending, Vec::new()));
         }
-        pending.insert(name, sealed[0].other_text.clone());
+        pending.insert(name, finished_files[0].other_text.clone());
         let mut parts = Vec::new();
-        for ((file, shard), said) in saving.part_names().into_iter().zip(&saving.shards).zip(&sealed) {
-            pending.insert(file.clone(), said.text.clone());
-            let head_crc64 = said.names.first().cloned();
-            let stat = fs::stat_link(&saving.path.with_file_name(&said.text));
+        for ((file, shard), message) in saving.part_names().into_iter().zip(&saving.shards).zip(&finished_files) {
+            pending.insert(file.clone(), message.text.clone());
+            let head_crc64 = message.names.first().cloned();
+            let stat = fs::stat_link(&saving.path.with_file_name(&message.text));
             let written_ns = stat.ok().map(|stat| stat.modified_ns as i64);
             let nbytes = shard.end - shard.start;
             parts.push(Part { file, nbytes, host: "here".into(), head_crc64, written_ns });
@@ -309,14 +315,14 @@ impl Member<'_> {
     }
 
     /// Prepare the files for their final names.
-    fn seal(&self, saving: &mut Saving) -> Result<Said, Error> {
-        let mut said = Said::default();
+    fn finish_files(&self, saving: &mut Saving) -> Result<Message, Error> {
+        let mut message = Message::default();
         if let Some(new) = &saving.new {
             new.take_mode()?;
-            said.text = private_name(new).unwrap_or_default();
+            message.text = private_name(new).unwrap_or_default();
             if saving.in_parts {
                 let shard = &saving.shards[self.rank];
-                said.names.push(head_crc64(new, (shard.end - shard.start).min(HEAD_BYTES))?);
+                message.names.push(head_crc64(new, (shard.end - shard.start).min(HEAD_BYTES))?);
             }
         }
         if self.is_leader() && saving.in_parts {
@@ -324,21 +330,21 @@ impl Member<'_> {
             let parts = saving.part_names();
             let list = StripeSet::new(parts.into_iter().map(Into::into).collect(), stripe_bytes)?.to_list()?;
             let new = Replacement::new(&Target::Path(saving.path.clone()))?;
-            fill(&new, list.as_bytes())?;
+            write_whole(&new, list.as_bytes())?;
             new.take_mode()?;
-            said.other_text = private_name(&new).unwrap_or_default();
+            message.other_text = private_name(&new).unwrap_or_default();
             saving.list = Some(new);
         }
-        Ok(said)
+        Ok(message)
     }
 
     /// Publish the checkpoint.
     fn commit(&mut self, entry: &Entry, saving: Saving) -> Result<(), Failure> {
         let mut failed = None;
         let refused = &mut failed;
-        let published = self.agree(|this| {
+        let published = self.gather(|this| {
             if !this.is_leader() {
-                return Ok(Said::default());
+                return Ok(Message::default());
             }
             if let Err(error) = this.history.publish(entry) {
                 if this.history.counts(&entry.file) == Some(false) {
@@ -346,7 +352,7 @@ impl Member<'_> {
                 }
                 *refused = Some(error);
             }
-            Ok(Said::text(this.history.manifest().text()))
+            Ok(Message::text(this.history.manifest().text()))
         });
         self.history.free(&entry.file);
         let text = match published {
@@ -362,20 +368,20 @@ impl Member<'_> {
         saving.keep();
         self.follow(&text);
         self.settle()?;
-        self.agree(|_| failed.map_or_else(|| Ok(Said::default()), Err)).map(drop)
+        self.gather(|_| failed.map_or_else(|| Ok(Message::default()), Err)).map(drop)
     }
 }
 
 /// Split the file evenly into blocks for the ranks. There may be fewer shards than ranks.
-fn cut(bytes: u64, ranks: usize) -> Vec<Range<u64>> {
-    let share_bytes = bytes.div_ceil(BLOCK_BYTES).div_ceil(ranks as u64).max(1) * BLOCK_BYTES;
+fn shard_ranges(bytes: u64, ranks: usize) -> Vec<Range<u64>> {
+    let shard_bytes = bytes.div_ceil(BLOCK_BYTES).div_ceil(ranks as u64).max(1) * BLOCK_BYTES;
     (0..ranks as u64)
-        .map(|rank| rank * share_bytes..((rank + 1) * share_bytes).min(bytes))
+        .map(|rank| rank * shard_bytes..((rank + 1) * shard_bytes).min(bytes))
         .filter(|shard| shard.start < shard.end)
         .collect()
 }
 
-fn fill(new: &Replacement, bytes: &[u8]) -> Result<(), IoError> {
+fn write_whole(new: &Replacement, bytes: &[u8]) -> Result<(), IoError> {
     let path = new.temporary().path();
     let written = fs::open(&path, OFlags::WRONLY, 0).and_then(|file| {
         fs::write_all(file.as_fd(), bytes)?;

@@ -9,17 +9,17 @@ use deepnvme_swap::{Error, Options, Swapper};
 use deepnvme_testkit::rng::Rng;
 
 use super::context::Context;
-use super::folders::{is_unprovable, make_folders};
+use super::folders::{make_folders, may_be_foreign};
 use super::payload;
-use super::users::{self, Taking};
+use super::users::{self, SquattedNames};
 
 /// Memory of one swapper: less than all its items need.
 const MEMORY_BYTES: usize = 48 << 10;
 const KEYS: u64 = 6;
 /// The largest item.
-const PUT_BYTES_MAX: u64 = 24 << 10;
+const ITEM_BYTES_MAX: u64 = 24 << 10;
 
-struct Play {
+struct Scenario {
     folders: Vec<PathBuf>,
     seed: u64,
     is_named: bool,
@@ -27,15 +27,15 @@ struct Play {
 }
 
 /// Run the scenario.
-pub(super) fn play(context: &Context) {
+pub(super) fn run(context: &Context) {
     let mut rng = context.rng(1);
     let folders = make_folders(context, rng.within(1..3) as usize);
-    let play =
-        Arc::new(Play { folders, seed: rng.next_u64(), is_named: rng.chance(700), has_checksums: rng.chance(500) });
-    for folder in &play.folders {
+    let scenario =
+        Arc::new(Scenario { folders, seed: rng.next_u64(), is_named: rng.chance(700), has_checksums: rng.chance(500) });
+    for folder in &scenario.folders {
         for name in [".deepnvme-swap-1-0", ".deepnvme-swap-1-0011223344556677", ".deepnvme-swap-unnamed", "precious"] {
             if rng.chance(500) {
-                users::drop_file(context, &folder.join(name));
+                users::create_user_file(context, &folder.join(name));
             }
         }
     }
@@ -50,41 +50,41 @@ pub(super) fn play(context: &Context) {
         state.setup.power_cut_at.is_some()
     };
     context.world.bound_memory();
-    let watched = Arc::clone(&play);
-    context.watch(400, 3, move || {
+    let watched = Arc::clone(&scenario);
+    context.check_crashes(400, 3, move || {
         let seen = Arc::clone(&watched);
-        move |context: &Context, _| aftermath(context, &seen)
+        move |context: &Context, _| check_end(context, &seen)
     });
-    let mut running: Vec<_> = (1..=processes).map(|id| swapper(context, &play, id)).collect();
+    let mut running: Vec<_> = (1..=processes).map(|id| swapper(context, &scenario, id)).collect();
     if rng.chance(600) {
-        running.push(users::mimic(context, play.folders.clone(), Taking::Private));
+        running.push(users::start_squatter(context, scenario.folders.clone(), SquattedNames::Private));
     }
     context.finish_running(running, is_cut);
-    aftermath(context, &play);
+    check_end(context, &scenario);
 }
 
 /// Check that the next swapper removes all files of ended processes, and leaves none of its own.
-fn aftermath(context: &Context, play: &Arc<Play>) {
-    let next = swapper(context, play, 500);
+fn check_end(context: &Context, scenario: &Arc<Scenario>) {
+    let next = swapper(context, scenario, 500);
     context.join(vec![next]);
     if context.world.state().setup.has_locks {
-        for folder in &play.folders {
-            for path in users::ours_in(context, folder) {
-                if !is_unprovable(context, &path) {
+        for folder in &scenario.folders {
+            for path in users::own_files_in(context, folder) {
+                if !may_be_foreign(context, &path) {
                     context.fail(format!("{} is left behind", path.display()));
                 }
             }
         }
     }
-    users::check_foreign(context);
+    users::check_user_files(context);
 }
 
-fn swapper(context: &Context, play: &Arc<Play>, id: u32) -> thread::JoinHandle<()> {
-    let play = Arc::clone(play);
+fn swapper(context: &Context, scenario: &Arc<Scenario>, id: u32) -> thread::JoinHandle<()> {
+    let scenario = Arc::clone(scenario);
     context.process(id, move |context| {
         let mut rng = context.rng(10 + u64::from(id));
-        let outcome = swap(context, &play, id, &mut rng);
-        let is_excused = context.world.is_dead(id) || context.world.state().setup.failing > 0;
+        let outcome = use_swapper(context, &scenario, id, &mut rng);
+        let is_excused = context.world.is_dead(id) || context.world.state().setup.failing_per_mille > 0;
         if let (Err(error), false) = (outcome, is_excused) {
             context.fail(format!("a swapper failed without an injected failure: {error}"));
         }
@@ -108,16 +108,16 @@ fn abandon_create(context: &Context, swapper: &Swapper, key: &str, rng: &mut Rng
     }
 }
 
-fn swap(context: &Context, play: &Play, id: u32, rng: &mut Rng) -> Result<(), Error> {
+fn use_swapper(context: &Context, scenario: &Scenario, id: u32, rng: &mut Rng) -> Result<(), Error> {
     // Includes the memory of an item that is stored or was borrowed.
-    let _room = context.world.room(MEMORY_BYTES as u64 + PUT_BYTES_MAX);
+    let _allowance = context.world.allow_memory(MEMORY_BYTES as u64 + ITEM_BYTES_MAX);
     let engine = context.engine(u64::from(id))?;
     let options = Options {
-        folders: play.folders.clone(),
-        is_named: play.is_named,
-        has_checksums: play.has_checksums,
+        folders: scenario.folders.clone(),
+        is_named: scenario.is_named,
+        has_checksums: scenario.has_checksums,
         stripe_bytes: 4096,
-        ..Options::new(play.folders[0].clone(), MEMORY_BYTES)
+        ..Options::new(scenario.folders[0].clone(), MEMORY_BYTES)
     };
     let swapper = Swapper::new(engine, &options)?;
     let mut versions = vec![None; KEYS as usize];
@@ -131,7 +131,7 @@ fn swap(context: &Context, play: &Play, id: u32, rng: &mut Rng) -> Result<(), Er
         }
         if rng.chance(500) || version.is_none() {
             let new = u64::from(id) * 1000 + turn;
-            swapper.put(&key.to_string(), &payload::holding(&payload::of(play.seed, new)).region())?;
+            swapper.put(&key.to_string(), &payload::region_with(&payload::content(scenario.seed, new)).region())?;
             *version = Some(new);
             continue;
         }
@@ -139,7 +139,7 @@ fn swap(context: &Context, play: &Play, id: u32, rng: &mut Rng) -> Result<(), Er
         let region = borrowed.region();
         let mut bytes = vec![0; region.len()];
         region.copy_to_slice(0, &mut bytes);
-        if payload::recognised(play.seed, &bytes) != *version {
+        if payload::recognise(scenario.seed, &bytes) != *version {
             context.fail(format!("a swapper returns {} bytes that nobody put there", bytes.len()));
         }
     }

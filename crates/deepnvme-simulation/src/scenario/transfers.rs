@@ -1,5 +1,5 @@
-//! Several threads send requests to the engine, and cancel, prioritize, forget and fail them at any point. Each ends once,
-//! its memory is returned, and no byte changes afterwards.
+//! Several threads send requests to the engine, and cancel, prioritize, drop and fail them at any point. Each ends
+//! once, its memory is returned, and no byte changes afterwards.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -26,15 +26,15 @@ const FILE: &str = "tensors.bin";
 /// Areas in the file, and so the maximum of threads.
 const AREAS: usize = 4;
 
-struct Play {
+struct Scenario {
     target: Target,
     folders: Vec<PathBuf>,
     /// Start of each area. Borders may lie inside pages.
-    begins: Vec<usize>,
+    starts: Vec<usize>,
     areas: Vec<Mutex<Area>>,
 }
 
-impl Play {
+impl Scenario {
     fn area(&self, index: usize) -> MutexGuard<'_, Area> {
         ignore_poison(self.areas[index].lock())
     }
@@ -43,7 +43,7 @@ impl Play {
         Self {
             target: self.target.clone(),
             folders: self.folders.clone(),
-            begins: self.begins.clone(),
+            starts: self.starts.clone(),
             areas: (0..self.areas.len()).map(|index| Mutex::new(self.area(index).clone())).collect(),
         }
     }
@@ -66,14 +66,14 @@ impl Play {
 }
 
 /// Run the scenario.
-pub(super) fn play(context: &Context) {
+pub(super) fn run(context: &Context) {
     let mut rng = context.rng(1);
     let folders = make_folders(context, rng.within(1..3) as usize);
-    let play = Arc::new(make(&folders, &mut rng));
-    for folder in &play.folders {
-        users::drop_file(context, &folder.join("tensors.bin.bak"));
+    let scenario = Arc::new(make(&folders, &mut rng));
+    for folder in &scenario.folders {
+        users::create_user_file(context, &folder.join("tensors.bin.bak"));
     }
-    begin(context, &play);
+    create_initial_file(context, &scenario);
     let processes = rng.within(1..3) as u32;
     let is_cut = {
         let mut state = context.world.state();
@@ -84,48 +84,48 @@ pub(super) fn play(context: &Context) {
         }
         state.setup.power_cut_at.is_some()
     };
-    let watched = Arc::clone(&play);
-    context.watch(400, 2, move || {
+    let watched = Arc::clone(&scenario);
+    context.check_crashes(400, 2, move || {
         let seen = watched.copy();
         move |context: &Context, is_cut| check(context, &seen, is_cut)
     });
-    let running: Vec<_> = (1..=processes).map(|id| submitter(context, &play, id, processes)).collect();
+    let running: Vec<_> = (1..=processes).map(|id| submitter(context, &scenario, id, processes)).collect();
     context.finish_running(running, is_cut);
-    check(context, &play, is_cut);
-    users::check_foreign(context);
+    check(context, &scenario, is_cut);
+    users::check_user_files(context);
 }
 
-fn make(folders: &[PathBuf], rng: &mut Rng) -> Play {
+fn make(folders: &[PathBuf], rng: &mut Rng) -> Scenario {
     let paths: Vec<PathBuf> = folders.iter().map(|folder| folder.join(FILE)).collect();
     let target = match StripeSet::new(paths.clone(), 4096) {
         Ok(set) if paths.len() > 1 => Target::Stripes(set),
         _ => Target::from(&paths[0]),
     };
-    let (mut begins, mut areas, mut end) = (Vec::new(), Vec::new(), 0);
+    let (mut starts, mut areas, mut end) = (Vec::new(), Vec::new(), 0);
     for _ in 0..AREAS {
         let mut bytes = vec![0; rng.within(500..16_000) as usize];
         rng.fill(&mut bytes);
-        begins.push(end);
+        starts.push(end);
         end += bytes.len();
         areas.push(Mutex::new(Area::new(bytes)));
     }
-    Play { target, folders: folders.to_vec(), begins, areas }
+    Scenario { target, folders: folders.to_vec(), starts, areas }
 }
 
 /// Create the initial file.
-fn begin(context: &Context, play: &Arc<Play>) {
-    let failing = std::mem::take(&mut context.world.state().setup.failing);
-    let first = Arc::clone(play);
+fn create_initial_file(context: &Context, scenario: &Arc<Scenario>) {
+    let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
+    let first = Arc::clone(scenario);
     let process = context.process(400, move |context| {
         let written = context.engine(99).and_then(|engine| {
             let replacement = Replacement::new(&first.target)?;
             let file = replacement.open(DirectMode::Preferred)?;
             let mut all = Vec::new();
             for index in 0..AREAS {
-                all.extend(first.area(index).shown());
+                all.extend(first.area(index).certain());
             }
             let options = WriteOptions { durability: Durability::Full, extent: WriteExtent::WholeFile };
-            engine.write(&file, 0, payload::holding(&all).region(), options)?.wait().1?;
+            engine.write(&file, 0, payload::region_with(&all).region(), options)?.wait().1?;
             replacement.commit(true)
         });
         if let Err(error) = written {
@@ -133,39 +133,48 @@ fn begin(context: &Context, play: &Arc<Play>) {
         }
     });
     context.join(vec![process]);
-    context.world.forget_steps();
-    context.world.state().setup.failing = failing;
+    context.world.reset_steps();
+    context.world.state().setup.failing_per_mille = failing;
 }
 
 /// Start a process with one engine, and a thread per area.
-fn submitter(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> thread::JoinHandle<()> {
-    let play = Arc::clone(play);
+fn submitter(context: &Context, scenario: &Arc<Scenario>, id: u32, processes: u32) -> thread::JoinHandle<()> {
+    let scenario = Arc::clone(scenario);
     context.process(id, move |context| {
         let Ok(engine) = context.engine(u64::from(id)) else { return };
-        let appends = context.rng(10 + u64::from(id)).chance(300);
-        let file = if appends { play.open_appending() } else { play.open(Access::ReadWrite) };
+        let is_appending = context.rng(10 + u64::from(id)).chance(300);
+        let file = if is_appending { scenario.open_appending() } else { scenario.open(Access::ReadWrite) };
         let Ok(file) = file else { return };
         let submitted = Mutex::new(0);
         thread::scope(|scope| {
             for area in (0..AREAS).filter(|area| area % processes as usize == id as usize - 1) {
-                let (play, engine, file, submitted) = (&play, &engine, &file, &submitted);
+                let (scenario, engine, file, submitted) = (&scenario, &engine, &file, &submitted);
                 let started = thread::Builder::new().spawn_scoped(scope, move || {
                     let rng = context.rng(100 + area as u64);
                     let kept = Vec::new();
-                    let mut user =
-                        User { context, play, engine, file, area, rng, submitted: 0, has_forgotten: false, kept };
-                    for _ in 0..user.rng.within(2..9) {
-                        if !user.has_forgotten {
-                            user.request();
+                    let mut submitter = Submitter {
+                        context,
+                        scenario,
+                        engine,
+                        file,
+                        area,
+                        rng,
+                        submitted: 0,
+                        has_dropped: false,
+                        kept,
+                    };
+                    for _ in 0..submitter.rng.within(2..9) {
+                        if !submitter.has_dropped {
+                            submitter.request();
                         }
                     }
-                    user.check_kept();
-                    *ignore_poison(submitted.lock()) += user.submitted;
+                    submitter.check_kept();
+                    *ignore_poison(submitted.lock()) += submitter.submitted;
                 });
                 debug_assert!(started.is_ok(), "threads are never short");
             }
         });
-        // Forgotten requests end with the engine.
+        // Dropped requests end with the engine.
         engine.close();
         let (stats, submitted) = (engine.stats(), ignore_poison(submitted.into_inner()));
         if stats.requests != submitted {
@@ -177,21 +186,21 @@ fn submitter(context: &Context, play: &Arc<Play>, id: u32, processes: u32) -> th
     })
 }
 
-struct User<'a> {
+struct Submitter<'a> {
     context: &'a Context,
-    play: &'a Play,
+    scenario: &'a Scenario,
     engine: &'a Arc<Engine>,
     file: &'a Arc<TensorFile>,
     area: usize,
     rng: Rng,
     submitted: u64,
-    /// Whether a forgotten request may be in flight.
-    has_forgotten: bool,
+    /// Whether a dropped request may be in flight.
+    has_dropped: bool,
     /// Memory that requests have filled, and its contents at that time.
     kept: Vec<(RegionMut, Vec<u8>)>,
 }
 
-impl User<'_> {
+impl Submitter<'_> {
     fn request(&mut self) {
         match self.rng.below(8) {
             0 => self.sync(),
@@ -202,20 +211,20 @@ impl User<'_> {
 
     /// Draw a range of the area.
     fn draw_range(&mut self) -> (usize, usize) {
-        let len = self.play.area(self.area).len();
+        let len = self.scenario.area(self.area).len();
         let at = self.rng.below(len as u64) as usize;
         (at, 1 + self.rng.below((len - at) as u64) as usize)
     }
 
     fn offset(&self, at: usize) -> u64 {
-        (self.play.begins[self.area] + at) as u64
+        (self.scenario.starts[self.area] + at) as u64
     }
 
     fn sync(&mut self) {
         self.submitted += 1;
         match self.engine.sync(self.file, Durability::Data) {
-            Ok(()) => self.play.area(self.area).sync(),
-            Err(error) => self.complain(&error, false),
+            Ok(()) => self.scenario.area(self.area).sync(),
+            Err(error) => self.report_failure(&error, false),
         }
     }
 
@@ -225,7 +234,7 @@ impl User<'_> {
         self.rng.fill(&mut bytes);
         let durability = self.rng.pick(&[Durability::None, Durability::None, Durability::Data, Durability::Full]);
         let options = WriteOptions { durability, extent: WriteExtent::InPlace };
-        self.play.area(self.area).begin(at, &bytes);
+        self.scenario.area(self.area).begin_write(at, &bytes);
         // In one piece, or in several separate ones.
         let cut = if len > 2 && self.rng.chance(400) { 1 + self.rng.below(len as u64 - 1) as usize } else { len };
         let items: Vec<WriteItem> = [(0, cut), (cut, len)]
@@ -234,25 +243,25 @@ impl User<'_> {
             .map(|(from, to)| WriteItem {
                 file: Arc::clone(self.file),
                 offset: self.offset(at + from),
-                source: payload::holding(&bytes[from..to]).region(),
+                source: payload::region_with(&bytes[from..to]).region(),
             })
             .collect();
         let count = items.len();
         let Some(pending) = self.submit(|engine| engine.write_batch(items, options)) else { return };
         let Some((sources, result, was_cancelled)) = self.end(pending) else { return };
         if sources.is_none_or(|sources: Vec<Region>| sources.len() != count) {
-            self.context.fail("memory of a write did not come home".into());
+            self.context.fail("memory of a write did not come back".into());
         }
         match result {
             Ok(transfer) if transfer.bytes == len as u64 => {
-                let mut area = self.play.area(self.area);
-                area.finish(at, &bytes);
+                let mut area = self.scenario.area(self.area);
+                area.finish_write(at, &bytes);
                 if durability != Durability::None {
                     area.sync();
                 }
             }
             Ok(transfer) => self.context.fail(format!("a write of {len} bytes moved {}", transfer.bytes)),
-            Err(error) => self.complain(&error, was_cancelled),
+            Err(error) => self.report_failure(&error, was_cancelled),
         }
     }
 
@@ -265,7 +274,7 @@ impl User<'_> {
             .map(|(from, to)| ReadItem {
                 file: Arc::clone(self.file),
                 offset: self.offset(at + from),
-                target: payload::memory(to - from),
+                target: payload::allocate(to - from),
             })
             .collect();
         let count = items.len();
@@ -276,7 +285,7 @@ impl User<'_> {
         let Some((targets, result, was_cancelled)) = self.end(pending) else { return };
         let targets: Vec<RegionMut> = targets.unwrap_or_default();
         if targets.len() != count {
-            self.context.fail("memory of a read did not come home".into());
+            self.context.fail("memory of a read did not come back".into());
         }
         let mut all = Vec::new();
         for target in targets {
@@ -286,11 +295,11 @@ impl User<'_> {
         }
         match result {
             Ok(_) => {
-                if let Some(problem) = self.play.area(self.area).settle(at, &all) {
+                if let Some(problem) = self.scenario.area(self.area).check_read(at, &all) {
                     self.context.fail(format!("a read of area {} at {at}: {problem}", self.area));
                 }
             }
-            Err(error) => self.complain(&error, was_cancelled),
+            Err(error) => self.report_failure(&error, was_cancelled),
         }
     }
 
@@ -301,7 +310,7 @@ impl User<'_> {
                 Some(pending)
             }
             Err(error) => {
-                self.complain(&error, false);
+                self.report_failure(&error, false);
                 None
             }
         }
@@ -312,19 +321,19 @@ impl User<'_> {
         &mut self,
         pending: Transfer<T>,
     ) -> Option<(Option<T>, Result<Transferred>, bool)> {
-        let manner = self.rng.below(10);
+        let ending = self.rng.below(10);
         let mut was_cancelled = false;
-        if manner < 4 {
+        if ending < 4 {
             (0..self.rng.below(60)).for_each(|_| thread::yield_now());
             pending.prioritize();
             was_cancelled = pending.cancel();
-            if manner == 0 {
+            if ending == 0 {
                 // A second time: nothing is left to cancel.
                 if pending.cancel() && was_cancelled {
                     self.context.fail("a request was cancelled twice".into());
                 }
             }
-        } else if manner == 4 {
+        } else if ending == 4 {
             // Another thread cancels it while this one waits.
             let rounds = self.rng.below(60);
             was_cancelled = thread::scope(|scope| {
@@ -337,11 +346,11 @@ impl User<'_> {
                 canceller.is_ok_and(|canceller| canceller.join().unwrap_or(false))
             });
         }
-        if manner == 5 && self.rng.chance(300) {
-            self.has_forgotten = true;
+        if ending == 5 && self.rng.chance(300) {
+            self.has_dropped = true;
             return None;
         }
-        if manner == 5 {
+        if ending == 5 {
             while !pending.wait_timeout(Duration::from_millis(1)) {}
             let first = pending.finish();
             let Some((memory, result)) = first else {
@@ -349,7 +358,7 @@ impl User<'_> {
                 return None;
             };
             if pending.finish().is_none_or(|(again, _)| again.is_some()) {
-                self.context.fail("memory came home twice".into());
+                self.context.fail("memory was returned twice".into());
             }
             return Some((memory, result, was_cancelled));
         }
@@ -360,10 +369,10 @@ impl User<'_> {
         Some((memory, result, was_cancelled))
     }
 
-    fn complain(&self, error: &Error, was_cancelled: bool) {
+    fn report_failure(&self, error: &Error, was_cancelled: bool) {
         let is_excused = was_cancelled
             || self.context.world.is_dead(thread::process())
-            || self.context.world.state().setup.failing > 0;
+            || self.context.world.state().setup.failing_per_mille > 0;
         if !is_excused {
             self.context.fail(format!("a request failed, though nothing else did: {error}"));
         }
@@ -386,10 +395,10 @@ fn bytes_of(memory: &RegionMut) -> Vec<u8> {
 }
 
 /// Check that all areas contain allowed bytes.
-fn check(context: &Context, play: &Play, after_cut: bool) {
+fn check(context: &Context, scenario: &Scenario, after_cut: bool) {
     let read = || -> Result<Vec<u8>> {
-        let (engine, file) = (context.engine(97)?, play.open(Access::Read)?);
-        let (memory, result) = engine.read(&file, 0, payload::memory(file.len()? as usize))?.wait();
+        let (engine, file) = (context.engine(97)?, scenario.open(Access::Read)?);
+        let (memory, result) = engine.read(&file, 0, payload::allocate(file.len()? as usize))?.wait();
         result?;
         Ok(memory.map(|memory: RegionMut| bytes_of(&memory)).unwrap_or_default())
     };
@@ -397,10 +406,10 @@ fn check(context: &Context, play: &Play, after_cut: bool) {
         Ok(all) => all,
         Err(error) => return context.fail(format!("the file cannot be read: {error}")),
     };
-    for (index, begin) in play.begins.iter().enumerate() {
-        let area = play.area(index);
-        let problem = match all.get(*begin..begin + area.len()) {
-            Some(bytes) => area.judge(bytes, after_cut),
+    for (index, start) in scenario.starts.iter().enumerate() {
+        let area = scenario.area(index);
+        let problem = match all.get(*start..start + area.len()) {
+            Some(bytes) => area.check_all(bytes, after_cut),
             None => Some(format!("the file has only {} bytes", all.len())),
         };
         if let Some(problem) = problem {

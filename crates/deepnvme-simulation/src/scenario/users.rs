@@ -10,18 +10,18 @@ use deepnvme_io::fs;
 use deepnvme_simulation_runtime::thread::{self, JoinHandle};
 
 use super::context::Context;
-use crate::world::USERS_FROM;
+use crate::world::FIRST_USER;
 use crate::world::tree::Node;
 
 /// Content of every user's file.
 const CONTENT: &[u8] = b"precious";
 
 /// Create a user's file if the name is free, and sync it with the folder.
-pub(super) fn drop_file(context: &Context, path: &Path) {
-    make_file(context, path, true);
+pub(super) fn create_user_file(context: &Context, path: &Path) {
+    create_file(context, path, true);
 }
 
-fn make_file(context: &Context, path: &Path, is_durable: bool) {
+fn create_file(context: &Context, path: &Path, is_durable: bool) {
     let mut state = context.world.state();
     if state.tree.find(path, false).map_or(true, |place| place.inode.is_some()) {
         return;
@@ -46,7 +46,7 @@ fn make_file(context: &Context, path: &Path, is_durable: bool) {
 
 /// The names that a user takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Taking {
+pub(super) enum SquattedNames {
     /// Private names of files that come and go.
     Private,
     /// Those, and the names that checkpoints are about to get. A `Checkpointer` chooses its names, so it never replaces
@@ -55,8 +55,8 @@ pub(super) enum Taking {
 }
 
 /// Start a user that watches these folders, and creates files under the names that come and go there.
-pub(super) fn mimic(context: &Context, folders: Vec<PathBuf>, taking: Taking) -> JoinHandle<()> {
-    context.process(USERS_FROM, move |context| {
+pub(super) fn start_squatter(context: &Context, folders: Vec<PathBuf>, squatted: SquattedNames) -> JoinHandle<()> {
+    context.process(FIRST_USER, move |context| {
         let mut rng = context.rng(0x6d69);
         let mut seen: Vec<PathBuf> = Vec::new();
         for _ in 0..rng.within(2..12) {
@@ -73,17 +73,17 @@ pub(super) fn mimic(context: &Context, folders: Vec<PathBuf>, taking: Taking) ->
             let path = seen[rng.below(seen.len() as u64) as usize].clone();
             // Users that sync would hide missing syncs of others.
             let is_durable = rng.chance(300);
-            if let Some(name) = final_name(&path).filter(|_| taking == Taking::Final && rng.chance(700)) {
-                make_file(context, &path.with_file_name(name), is_durable);
+            if let Some(name) = final_name(&path).filter(|_| squatted == SquattedNames::Final && rng.chance(700)) {
+                create_file(context, &path.with_file_name(name), is_durable);
             } else if rng.chance(500) {
                 // A copy: the same name except for its last byte.
                 let mut bytes = path.file_name().unwrap_or_default().as_bytes().to_vec();
                 if let Some(last) = bytes.last_mut() {
                     *last = if *last == b'7' { b'8' } else { b'7' };
                 }
-                make_file(context, &path.with_file_name(std::ffi::OsStr::from_bytes(&bytes)), is_durable);
+                create_file(context, &path.with_file_name(std::ffi::OsStr::from_bytes(&bytes)), is_durable);
             } else {
-                make_file(context, &path, is_durable);
+                create_file(context, &path, is_durable);
             }
         }
     })
@@ -104,7 +104,7 @@ pub(super) fn is_private(name: &OsString) -> bool {
 
 /// List all files in the folder that do not belong to users.
 #[must_use]
-pub(super) fn ours_in(context: &Context, folder: &Path) -> Vec<PathBuf> {
+pub(super) fn own_files_in(context: &Context, folder: &Path) -> Vec<PathBuf> {
     let state = context.world.state();
     let walked = state.tree.walk();
     let ours = walked.into_iter().filter(|(path, inode)| {
@@ -114,7 +114,7 @@ pub(super) fn ours_in(context: &Context, folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Check all users' files. Returns the names of wrong ones, with the error.
-pub(super) fn check_foreign(context: &Context) {
+pub(super) fn check_user_files(context: &Context) {
     let state = context.world.state();
     let mut wrong = Vec::new();
     for (path, inode) in state.tree.walk() {

@@ -13,14 +13,14 @@ use rustix::io::{Errno, pread, pwrite};
 use super::folder::Inode;
 use super::machine::World;
 use super::state::{Promise, SYNC_OF_NAMES, State};
-use super::tree::{About, Node};
+use super::tree::{Metadata, Node};
 
 /// Magic number of ext4.
 const EXT4: u32 = 0xef53;
 /// Mode bits cleared for new files.
 const UMASK: u32 = 0o022;
 /// Attempts to take a held lock before the world gives up.
-const LOCK_LOOKS_MAX: u32 = 100_000;
+const LOCK_ATTEMPTS_MAX: u32 = 100_000;
 
 impl Calls for World {
     fn open(&self, path: &Path, flags: OFlags, mode: u32) -> Result<OwnedFd, Errno> {
@@ -112,7 +112,7 @@ impl Calls for World {
         if state.tree.folder(inode).is_ok() {
             return Err(Errno::ISDIR);
         }
-        state.guard(Some(inode), "removes", None);
+        state.check_ownership(Some(inode), "removes", None);
         state.before_change();
         state.tree.set_names(place.folder, vec![(place.name, None)]);
         state.renamed();
@@ -140,7 +140,7 @@ impl Calls for World {
         if !state.tree.folder(inode)?.names().is_empty() {
             return Err(Errno::NOTEMPTY);
         }
-        state.guard(Some(inode), "removes", None);
+        state.check_ownership(Some(inode), "removes", None);
         state.before_change();
         state.tree.set_names(place.folder, vec![(place.name, None)]);
         Ok(())
@@ -173,7 +173,7 @@ impl Calls for World {
     }
 
     fn lock(&self, file: BorrowedFd<'_>) -> Result<(), Errno> {
-        for _ in 0..LOCK_LOOKS_MAX {
+        for _ in 0..LOCK_ATTEMPTS_MAX {
             if self.try_lock(file)? {
                 return Ok(());
             }
@@ -207,7 +207,7 @@ impl Calls for World {
     fn set_mode(&self, file: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
         let mut state = self.fallible("set_mode", &mode, Errno::IO)?;
         let inode = state.tree.inode_of(file)?;
-        state.guard(Some(inode), "sets the mode of", None);
+        state.check_ownership(Some(inode), "sets the mode of", None);
         state.tree.entry_mut(inode)?.mode = mode & 0o7777;
         Ok(())
     }
@@ -317,9 +317,9 @@ impl World {
                 (Ok(true), true) | (Err(_), false) => {}
             }
         }
-        state.guard(Some(inode), "renames", None);
+        state.check_ownership(Some(inode), "renames", None);
         let allowed = to.to_path_buf();
-        state.guard(target.inode, "replaces", Some(&allowed));
+        state.check_ownership(target.inode, "replaces", Some(&allowed));
         state.before_change();
         if source.folder == target.folder {
             state.tree.set_names(source.folder, vec![(source.name, None), (target.name, Some(inode))]);
@@ -355,7 +355,7 @@ impl State {
     }
 
     fn resize(&mut self, inode: Inode, bytes: u64) -> Result<(), Errno> {
-        self.guard(Some(inode), "resizes", None);
+        self.check_ownership(Some(inode), "resizes", None);
         self.before_change();
         ftruncate(self.tree.memory(inode)?, bytes)?;
         let id = self.tree.next_change();
@@ -364,7 +364,7 @@ impl State {
     }
 
     fn describe(&self, inode: Inode) -> Result<Stat, Errno> {
-        let About { node, mode, born_ns, modified_ns, links, disk, .. } = &**self.tree.entry(inode)?;
+        let Metadata { node, mode, born_ns, modified_ns, links, disk, .. } = &**self.tree.entry(inode)?;
         let kind = match node {
             Node::File(_) => Kind::File,
             Node::Folder(_) => Kind::Folder,

@@ -24,7 +24,7 @@ pub enum Node {
 
 /// Metadata of an entry.
 #[derive(Clone, Debug)]
-pub struct About {
+pub struct Metadata {
     /// Kind of the entry.
     pub node: Node,
     /// Disk of the entry.
@@ -46,28 +46,28 @@ pub struct About {
 /// A file, folder, link or pipe, with its memory.
 #[derive(Debug)]
 pub struct Entry {
-    pub(super) about: About,
+    pub(super) metadata: Metadata,
     pub(super) memory: OwnedFd,
     /// Copy of its bytes since their last change.
     pub(super) copied: Option<Arc<Vec<u8>>>,
 }
 
 impl Entry {
-    pub(super) fn new(about: About, memory: OwnedFd) -> Self {
-        Self { about, memory, copied: None }
+    pub(super) fn new(metadata: Metadata, memory: OwnedFd) -> Self {
+        Self { metadata, memory, copied: None }
     }
 }
 
 impl Deref for Entry {
-    type Target = About;
+    type Target = Metadata;
 
-    fn deref(&self) -> &About {
-        &self.about
+    fn deref(&self) -> &Metadata {
+        &self.metadata
     }
 }
 
 impl DerefMut for Entry {
-    fn deref_mut(&mut self) -> &mut About {
-        &mut self.about
+    fn deref_mut(&mut self) -> &mut Metadata {
+        &mut self.metadata
     }
 }

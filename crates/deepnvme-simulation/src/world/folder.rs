@@ -23,7 +23,7 @@ pub struct Folder {
 #[derive(Clone, Debug)]
 struct Change {
     id: ChangeId,
-    becomes: Vec<(OsString, Option<Inode>)>,
+    updates: Vec<(OsString, Option<Inode>)>,
 }
 
 impl Folder {
@@ -40,9 +40,9 @@ impl Folder {
     }
 
     /// Change names atomically. A power cut reverts all of the change or nothing.
-    pub fn change(&mut self, id: ChangeId, becomes: Vec<(OsString, Option<Inode>)>) {
-        apply(&mut self.names, &becomes);
-        self.changes.push(Change { id, becomes });
+    pub fn change(&mut self, id: ChangeId, updates: Vec<(OsString, Option<Inode>)>) {
+        apply(&mut self.names, &updates);
+        self.changes.push(Change { id, updates });
     }
 
     /// Make durable the changes up to that one.
@@ -51,7 +51,7 @@ impl Folder {
             std::mem::take(&mut self.changes).into_iter().partition(|change| change.id <= last);
         self.changes = at_risk;
         for change in &safe {
-            apply(&mut self.durable, &change.becomes);
+            apply(&mut self.durable, &change.updates);
         }
     }
 
@@ -66,11 +66,11 @@ impl Folder {
     pub fn crash(&mut self, mut keeps: impl FnMut(ChangeId) -> bool) {
         let mut lost: BTreeSet<OsString> = BTreeSet::new();
         for change in std::mem::take(&mut self.changes) {
-            let builds_on_lost = change.becomes.iter().any(|(name, _)| lost.contains(name));
+            let builds_on_lost = change.updates.iter().any(|(name, _)| lost.contains(name));
             if builds_on_lost || !keeps(change.id) {
-                lost.extend(change.becomes.into_iter().map(|(name, _)| name));
+                lost.extend(change.updates.into_iter().map(|(name, _)| name));
             } else {
-                apply(&mut self.durable, &change.becomes);
+                apply(&mut self.durable, &change.updates);
             }
         }
         self.names = self.durable.clone();
@@ -83,8 +83,8 @@ impl Folder {
     }
 }
 
-fn apply(names: &mut Names, becomes: &[(OsString, Option<Inode>)]) {
-    for (name, inode) in becomes {
+fn apply(names: &mut Names, updates: &[(OsString, Option<Inode>)]) {
+    for (name, inode) in updates {
         match inode {
             Some(inode) => names.insert(name.clone(), *inode),
             None => names.remove(name),

@@ -22,13 +22,13 @@ pub struct Journal {
 #[derive(Clone, Debug)]
 struct Change {
     id: ChangeId,
-    what: What,
+    kind: ChangeKind,
     /// Whether the writer knows that the change is done. Before that, no sync can promise it.
     is_reported: bool,
 }
 
 #[derive(Clone, Debug)]
-enum What {
+enum ChangeKind {
     Write { offset: usize, bytes: Arc<[u8]> },
     Resize { bytes: usize },
 }
@@ -42,12 +42,12 @@ impl Journal {
 
     /// Record a write.
     pub fn wrote(&mut self, id: ChangeId, offset: usize, bytes: Vec<u8>, is_reported: bool) {
-        self.changes.push(Change { id, what: What::Write { offset, bytes: bytes.into() }, is_reported });
+        self.changes.push(Change { id, kind: ChangeKind::Write { offset, bytes: bytes.into() }, is_reported });
     }
 
     /// Record a resize.
     pub fn resized(&mut self, id: ChangeId, bytes: usize) {
-        self.changes.push(Change { id, what: What::Resize { bytes }, is_reported: true });
+        self.changes.push(Change { id, kind: ChangeKind::Resize { bytes }, is_reported: true });
     }
 
     /// Record that the writer knows that the change is done.
@@ -69,7 +69,7 @@ impl Journal {
             std::mem::take(&mut self.changes).into_iter().partition(|change| promised.contains(&change.id));
         self.changes = at_risk;
         for change in &safe {
-            change.what.apply(Arc::make_mut(&mut self.durable), |_| true);
+            change.kind.apply(Arc::make_mut(&mut self.durable), |_| true);
         }
     }
 
@@ -86,16 +86,16 @@ impl Journal {
         let mut image = self.durable.to_vec();
         for change in &self.changes {
             if rng.chance(keep) {
-                change.what.apply(&mut image, |_| true);
+                change.kind.apply(&mut image, |_| true);
             } else if rng.chance(500) {
-                change.what.apply(&mut image, |_| rng.chance(500));
+                change.kind.apply(&mut image, |_| rng.chance(500));
             }
         }
         image
     }
 }
 
-impl What {
+impl ChangeKind {
     /// Copy the kept sectors into the image, which grows as needed.
     fn apply(&self, image: &mut Vec<u8>, mut keep: impl FnMut(usize) -> bool) {
         let (offset, bytes) = match self {

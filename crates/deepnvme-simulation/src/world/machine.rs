@@ -9,10 +9,10 @@ use deepnvme_simulation_runtime::thread::{self, ProcessId};
 use deepnvme_testkit::rng::Rng;
 use rustix::io::Errno;
 
+use super::crash_points::{CrashPointPicker, CrashPoints, MachineSnapshot};
 use super::setup::Setup;
-use super::state::{OUTSIDE, State};
+use super::state::{SIMULATOR, State};
 use super::tree::Tree;
-use super::watch::{Instant, Looks, Watch};
 
 /// The machine. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -23,8 +23,8 @@ pub struct World {
 impl World {
     /// Return the number of transfers that never completed.
     #[must_use]
-    pub fn lost_transfers(&self) -> usize {
-        self.state().in_flight.out.len()
+    pub fn incomplete_transfers(&self) -> usize {
+        self.state().in_flight.numbers.len()
     }
 
     /// Create a world with empty disks.
@@ -40,15 +40,20 @@ impl World {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Call `look` just before some of the following changes, or all of them, with the machine at that moment and the
-    /// look's place. The last look of a place counts. `look` must not use this machine.
-    pub fn watch(&self, looks: Looks, rng: Rng, look: impl FnMut(Instant, usize) + Send + 'static) {
-        self.state().watch = Some(Watch::new(looks, rng, look));
+    /// Call `on_snapshot` just before some of the following changes, or all of them, with a snapshot of the machine and
+    /// its slot. A later snapshot replaces an earlier one of its slot. `on_snapshot` must not use this machine.
+    pub fn pick_crash_points(
+        &self,
+        points: CrashPoints,
+        rng: Rng,
+        on_snapshot: impl FnMut(MachineSnapshot, usize) + Send + 'static,
+    ) {
+        self.state().picker = Some(CrashPointPicker::new(points, rng, on_snapshot));
     }
 
-    /// Stop watching. Returns the number of moments seen.
-    pub fn unwatch(&self) -> u64 {
-        self.state().watch.take().map_or(0, |watch| watch.moments)
+    /// Stop picking. Returns the number of crash points seen.
+    pub fn stop_picking(&self) -> u64 {
+        self.state().picker.take().map_or(0, |picker| picker.points_seen)
     }
 
     /// Lock the state. Don't switch threads while holding it.
@@ -59,7 +64,7 @@ impl World {
     /// Start a step of the calling process, after a possible thread switch. Fails if the process is dead or the power
     /// is off.
     pub(crate) fn step(&self, what: &str, detail: &dyn std::fmt::Debug) -> Result<MutexGuard<'_, State>, Errno> {
-        if thread::process() != OUTSIDE {
+        if thread::process() != SIMULATOR {
             thread::yield_now();
         }
         let mut state = self.state();
@@ -114,41 +119,41 @@ impl World {
         let State { tree, rng, setup, .. } = &mut *state;
         tree.crash(rng, setup.losses)?;
         state.note("restart", &"after a power cut");
-        state.calm();
+        state.stop_faults();
         Ok(())
     }
 
     /// Stop all faults and deaths.
-    pub fn calm(&self) {
-        self.state().calm();
+    pub fn stop_faults(&self) {
+        self.state().stop_faults();
     }
 
     /// Fail these of the calls that can fail, counted from now on.
-    pub fn refuse(&self, calls: Range<u64>) {
+    pub fn fail_calls(&self, calls: Range<u64>) {
         let mut state = self.state();
-        (state.calls, state.refused) = (0, calls);
+        (state.calls, state.failing_calls) = (0, calls);
     }
 
     /// Make the file of this name unreadable for the code under test, after `after` successful reads.
-    pub fn refuse_reading(&self, path: &Path, after: u64) {
+    pub fn make_unreadable(&self, path: &Path, after: u64) {
         let mut state = self.state();
         let found = state.tree.find(path, true);
         state.unreadable = found.ok().and_then(|place| place.inode).map(|inode| (inode, after));
     }
 
     /// Make it readable again.
-    pub fn allow_reading(&self) {
+    pub fn make_readable(&self) {
         self.state().unreadable = None;
     }
 
-    /// Return the number of calls that could fail since [`refuse`](Self::refuse).
+    /// Return the number of calls that could fail since [`fail_calls`](Self::fail_calls).
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.state().calls
     }
 
     /// Restart the step counts of the code under test.
-    pub fn forget_steps(&self) {
+    pub fn reset_steps(&self) {
         let mut state = self.state();
         (state.steps, state.changes, state.changes_by_renaming) = (0, 0, None);
     }
@@ -172,7 +177,7 @@ impl World {
     }
 }
 
-impl Instant {
+impl MachineSnapshot {
     /// Create the machine as it is after all processes die, or the power fails, at that moment. It injects no further
     /// faults.
     ///
@@ -181,7 +186,7 @@ impl Instant {
     pub fn after_crash(&self, is_cut: bool) -> Result<World, Errno> {
         let mut state = State::new(self.seed, self.setup.clone(), self.disks.restored()?);
         state.replaceable.clone_from(&self.replaceable);
-        state.calm();
+        state.stop_faults();
         let world = World::of(state);
         if is_cut {
             world.restart()?;

@@ -6,12 +6,12 @@ use super::machine::World;
 
 /// Memory allowance until this is dropped.
 #[derive(Debug)]
-pub struct Room {
+pub struct MemoryAllowance {
     world: World,
     bytes: u64,
 }
 
-impl Drop for Room {
+impl Drop for MemoryAllowance {
     fn drop(&mut self) {
         if let Some(bound) = &mut self.world.state().memory_bound {
             *bound = bound.saturating_sub(self.bytes);
@@ -20,18 +20,18 @@ impl Drop for Room {
 }
 
 impl World {
-    /// Bound memory to the current use, plus each [`room`](Self::room).
+    /// Bound memory to the current use, plus each [`allow_memory`](Self::allow_memory).
     pub fn bound_memory(&self) {
         self.state().memory_bound = Some(memory::mapped_bytes());
     }
 
     /// Allow `bytes` more for the following work.
     #[must_use]
-    pub fn room(&self, bytes: u64) -> Room {
+    pub fn allow_memory(&self, bytes: u64) -> MemoryAllowance {
         if let Some(bound) = &mut self.state().memory_bound {
             *bound += bytes;
         }
-        Room { world: self.clone(), bytes }
+        MemoryAllowance { world: self.clone(), bytes }
     }
 
     /// Stop checking memory.

@@ -7,22 +7,22 @@ use super::tree::Losses;
 
 /// The kind of calls that count towards a power cut or a death.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Aim {
+pub enum FaultTrigger {
     /// All calls.
     Steps,
     /// Calls that change something. They are rarer, and most bugs show around them.
     Changes,
     /// Calls soon after a rename or removal, where even more bugs show.
-    Renamings {
+    AfterRenames {
         /// Renames that qualify, per thousand.
         chance: u32,
     },
 }
 
-impl Aim {
+impl FaultTrigger {
     fn draw(rng: &mut Rng) -> Self {
         let chance = rng.pick(&[30, 100, 200]);
-        rng.pick(&[Self::Steps, Self::Changes, Self::Renamings { chance }])
+        rng.pick(&[Self::Steps, Self::Changes, Self::AfterRenames { chance }])
     }
 }
 
@@ -40,7 +40,7 @@ pub struct Setup {
     /// Whether files support direct I/O.
     pub has_direct: bool,
     /// Calls that fail, per thousand.
-    pub failing: u32,
+    pub failing_per_mille: u32,
     /// Losses of a power cut.
     pub losses: Losses,
     /// Step of the power cut.
@@ -48,7 +48,7 @@ pub struct Setup {
     /// Process that dies, and the step of its own at which it does.
     pub killed: Option<(ProcessId, u64)>,
     /// Kind of calls that these steps count.
-    pub aim: Aim,
+    pub fault_trigger: FaultTrigger,
 }
 
 impl Setup {
@@ -61,11 +61,11 @@ impl Setup {
             has_locks: rng.chance(850),
             has_birth_times: rng.chance(850),
             has_direct: rng.chance(500),
-            failing: if rng.chance(300) { rng.within(1..40) as u32 } else { 0 },
+            failing_per_mille: if rng.chance(300) { rng.within(1..40) as u32 } else { 0 },
             losses: Losses::draw(rng),
             power_cut_at: None,
             killed: None,
-            aim: Aim::draw(rng),
+            fault_trigger: FaultTrigger::draw(rng),
         }
     }
 }

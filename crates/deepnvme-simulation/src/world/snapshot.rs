@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::folder::Inode;
 use super::journal::ChangeId;
-use super::tree::{About, Entry, Node, Tree, memory_of, new_memory, write_whole};
+use super::tree::{Entry, Metadata, Node, Tree, memory_of, new_memory, write_whole};
 
 /// Bytes of a file.
 type Content = Arc<Vec<u8>>;
@@ -16,7 +16,7 @@ type Content = Arc<Vec<u8>>;
 /// All disks at a moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    entries: Vec<(Inode, About, Option<Content>)>,
+    entries: Vec<(Inode, Metadata, Option<Content>)>,
     roots: Vec<Inode>,
     next_inode: Inode,
     last_change: ChangeId,
@@ -30,13 +30,13 @@ impl Snapshot {
     /// If the kernel provides no memory.
     pub fn restored(&self) -> Result<Tree, Errno> {
         let (mut entries, mut by_memory) = (BTreeMap::new(), HashMap::new());
-        for (inode, about, content) in &self.entries {
+        for (inode, metadata, content) in &self.entries {
             let memory = new_memory()?;
             by_memory.insert(memory_of(memory.as_fd())?, *inode);
             if let Some(content) = content {
                 write_whole(memory.as_fd(), content)?;
             }
-            entries.insert(*inode, Entry::new(about.clone(), memory));
+            entries.insert(*inode, Entry::new(metadata.clone(), memory));
         }
         let Self { roots, next_inode, last_change, now_ns, .. } = self;
         let (roots, next_inode, last_change, now_ns) = (roots.clone(), *next_inode, *last_change, *now_ns);

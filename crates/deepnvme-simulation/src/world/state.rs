@@ -11,16 +11,16 @@ use deepnvme_simulation_runtime::thread::{self, ProcessId};
 use deepnvme_testkit::rng::Rng;
 use rustix::io::Errno;
 
+use super::crash_points::{CrashPointKind, CrashPointPicker, CrashPoints, MachineSnapshot};
 use super::folder::Inode;
 use super::journal::ChangeId;
-use super::setup::{Aim, Setup};
+use super::setup::{FaultTrigger, Setup};
 use super::tree::{Losses, Node, Tree};
-use super::watch::{Instant, Looks, Moment, Watch};
 
 /// The simulation itself. It creates and inspects worlds, and is never refused anything.
-pub const OUTSIDE: ProcessId = 0;
+pub const SIMULATOR: ProcessId = 0;
 /// Processes from this number on are users'. Only users may touch their files.
-pub const USERS_FROM: ProcessId = 1000;
+pub const FIRST_USER: ProcessId = 1000;
 
 /// The world's locked state. The lock is never held across a thread switch.
 #[derive(Debug)]
@@ -32,13 +32,13 @@ pub struct State {
     pub(super) rng: Rng,
     /// Calls that could fail.
     pub(super) calls: u64,
-    pub(super) refused: Range<u64>,
+    pub(super) failing_calls: Range<u64>,
     pub(super) steps: u64,
     /// Calls so far that change names or lengths, and syncs.
     pub(super) changes: u64,
     /// Value of `changes` at the last rename or removal.
     pub(super) changes_by_renaming: Option<u64>,
-    pub(super) watch: Option<Watch>,
+    pub(super) picker: Option<CrashPointPicker>,
     pub(super) has_power: bool,
     steps_of: HashMap<ProcessId, u64>,
     /// Dead processes, and the step of their death.
@@ -53,10 +53,10 @@ pub struct State {
     /// Current memory bound of engines and their work, if any.
     pub(super) memory_bound: Option<u64>,
     /// Numbers of the ops that backends have accepted and not yet completed.
-    pub(crate) in_flight: Flights,
+    pub(crate) in_flight: InFlightOps,
     /// Hash of all events.
     pub(super) trace: u64,
-    is_told: bool,
+    is_logged: bool,
 }
 
 /// Changes for which a rename or removal counts as recent. The syncs that must follow it are among them.
@@ -87,29 +87,29 @@ pub(crate) const SYNC_OF_NAMES: (&str, &str) = ("sync of names begins", "sync of
 
 /// Ops of all backends. Each completes once.
 #[derive(Debug, Default)]
-pub(crate) struct Flights {
+pub(crate) struct InFlightOps {
     last: u64,
-    pub(super) out: BTreeSet<u64>,
+    pub(super) numbers: BTreeSet<u64>,
 }
 
-impl Flights {
+impl InFlightOps {
     /// Record an accepted op. Returns its number.
-    pub(crate) fn depart(&mut self) -> u64 {
+    pub(crate) fn add(&mut self) -> u64 {
         self.last += 1;
-        self.out.insert(self.last);
+        self.numbers.insert(self.last);
         self.last
     }
 
     /// Record a completed op. Returns whether it was in flight.
-    pub(crate) fn arrive(&mut self, number: u64) -> bool {
-        self.out.remove(&number)
+    pub(crate) fn remove(&mut self, number: u64) -> bool {
+        self.numbers.remove(&number)
     }
 }
 
 /// A text hashed into one number.
-struct Folded(u64);
+struct Fnv1a(u64);
 
-impl Write for Folded {
+impl Write for Fnv1a {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         self.0 = text.bytes().fold(self.0, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         Ok(())
@@ -123,11 +123,11 @@ impl State {
             setup,
             rng: Rng::keyed(seed, &[0x0077_6f72]),
             calls: 0,
-            refused: 0..0,
+            failing_calls: 0..0,
             steps: 0,
             changes: 0,
             changes_by_renaming: None,
-            watch: None,
+            picker: None,
             has_power: true,
             steps_of: HashMap::new(),
             dead: HashMap::new(),
@@ -136,18 +136,18 @@ impl State {
             unreadable: None,
             bad_reads: 0,
             memory_bound: None,
-            in_flight: Flights::default(),
+            in_flight: InFlightOps::default(),
             trace: seed,
-            is_told: std::env::var_os("DEEPNVME_SIMULATION_TELL").is_some(),
+            is_logged: std::env::var_os("DEEPNVME_SIMULATION_TELL").is_some(),
         }
     }
 
     pub(super) fn begin_step(&mut self, what: &str, detail: &dyn std::fmt::Debug) -> Result<(), Errno> {
         let process = thread::process();
-        if process == OUTSIDE {
+        if process == SIMULATOR {
             return Ok(());
         }
-        if process < USERS_FROM {
+        if process < FIRST_USER {
             self.steps += 1;
             let steps = self.steps_of.entry(process).or_default();
             *steps += 1;
@@ -160,11 +160,13 @@ impl State {
             self.changes += u64::from(is_change);
             let is_due = match self.setup.power_cut_at {
                 // Only one step in four is such a call.
-                Some(at) if self.setup.aim == Aim::Changes => is_change && self.changes == at.div_ceil(4),
+                Some(at) if self.setup.fault_trigger == FaultTrigger::Changes => {
+                    is_change && self.changes == at.div_ceil(4)
+                }
                 at => at == Some(self.steps),
             };
             if is_change && self.has_power {
-                self.look_before(what);
+                self.sample_crash_point(what);
             }
             if is_due && self.has_power {
                 self.has_power = false;
@@ -179,46 +181,48 @@ impl State {
     }
 
     /// Called before each call that decides the state after a crash.
-    fn look_before(&mut self, what: &str) {
+    fn sample_crash_point(&mut self, what: &str) {
         let is_recent = self.changes_by_renaming.is_some_and(|by| self.changes <= by + RECENT_CHANGES);
         let is_sync = [SYNC_OF_NAMES.0, SYNC_OF_NAMES.1].contains(&what);
-        let moment = match (is_recent, is_sync) {
-            (true, true) => Moment::Sync,
-            (true, false) => Moment::Recent,
-            (false, _) => Moment::Any,
+        let kind = match (is_recent, is_sync) {
+            (true, true) => CrashPointKind::Sync,
+            (true, false) => CrashPointKind::Recent,
+            (false, _) => CrashPointKind::Any,
         };
-        if let Some(watch) = self.watch.as_mut().filter(|watch| !matches!(watch.looks, Looks::Every(_)))
-            && let Some(place) = watch.place(moment)
+        if let Some(picker) = self.picker.as_mut().filter(|picker| !matches!(picker.points, CrashPoints::All(_)))
+            && let Some(slot) = picker.slot(kind)
         {
-            self.show(place);
+            self.take_snapshot(slot);
         }
     }
 
     /// Called before each change of the machine. Promises only grow between two changes, so each state is looked at
     /// once, at its end.
     pub(crate) fn before_change(&mut self) {
-        let Some(Watch { looks: Looks::Every(numbers), moments, .. }) = &mut self.watch else { return };
-        let number = *moments;
-        *moments += 1;
+        let Some(CrashPointPicker { points: CrashPoints::All(numbers), points_seen, .. }) = &mut self.picker else {
+            return;
+        };
+        let number = *points_seen;
+        *points_seen += 1;
         if numbers.contains(&number) {
-            self.show(number as usize);
+            self.take_snapshot(number as usize);
         }
     }
 
     /// Show the machine to the watcher.
-    fn show(&mut self, place: usize) {
-        let Some(mut watch) = self.watch.take() else { return };
+    fn take_snapshot(&mut self, slot: usize) {
+        let Some(mut picker) = self.picker.take() else { return };
         match self.tree.snapshot() {
             Ok(disks) => {
                 // This machine's final losses say nothing about its losses now.
-                let mut rng = Rng::keyed(watch.seed, &[place as u64, self.steps]);
+                let mut rng = Rng::keyed(picker.seed, &[slot as u64, self.steps]);
                 let setup = Setup { losses: Losses::draw(&mut rng), ..self.setup.clone() };
                 let (replaceable, step) = (self.replaceable.clone(), self.steps);
-                (watch.look)(Instant { disks, setup, replaceable, seed: rng.next_u64(), step }, place);
+                (picker.on_snapshot)(MachineSnapshot { disks, setup, replaceable, seed: rng.next_u64(), step }, slot);
             }
             Err(errno) => self.violations.push(format!("no copy of the disks: {errno}")),
         }
-        self.watch = Some(watch);
+        self.picker = Some(picker);
     }
 
     /// Check the memory in use. Reports an excess once.
@@ -232,17 +236,17 @@ impl State {
     /// Record an event, for comparison and display.
     pub(crate) fn note(&mut self, what: &str, detail: &dyn std::fmt::Debug) {
         let process = thread::process();
-        let mut folded = Folded(self.trace);
-        let written = write!(folded, "{process} {what} {detail:?}");
+        let mut hash = Fnv1a(self.trace);
+        let written = write!(hash, "{process} {what} {detail:?}");
         debug_assert!(written.is_ok(), "a number takes any text");
-        self.trace = folded.0;
-        if self.is_told {
-            self.tell(&format!("{:>5} p{process} {what} {detail:?}", self.steps));
+        self.trace = hash.0;
+        if self.is_logged {
+            self.log(&format!("{:>5} p{process} {what} {detail:?}", self.steps));
         }
     }
 
     #[allow(clippy::print_stderr, reason = "asked for by whoever follows one seed")]
-    fn tell(&self, line: &str) {
+    fn log(&self, line: &str) {
         eprintln!("{line}");
     }
 
@@ -252,7 +256,7 @@ impl State {
             return;
         }
         self.changes_by_renaming = Some(self.changes);
-        let Aim::Renamings { chance } = self.setup.aim else { return };
+        let FaultTrigger::AfterRenames { chance } = self.setup.fault_trigger else { return };
         if !self.rng.chance(chance) {
             return;
         }
@@ -267,11 +271,11 @@ impl State {
         }
     }
 
-    pub(super) fn calm(&mut self) {
+    pub(super) fn stop_faults(&mut self) {
         self.has_power = true;
         self.dead.clear();
-        self.setup.failing = 0;
-        self.refused = 0..0;
+        self.setup.failing_per_mille = 0;
+        self.failing_calls = 0..0;
         (self.unreadable, self.bad_reads) = (None, 0);
         self.setup.power_cut_at = None;
         self.setup.killed = None;
@@ -283,8 +287,8 @@ impl State {
             return false;
         }
         self.calls += 1;
-        let is_refused = self.refused.contains(&(self.calls - 1));
-        is_refused || (self.setup.failing > 0 && self.rng.chance(self.setup.failing))
+        let is_refused = self.failing_calls.contains(&(self.calls - 1));
+        is_refused || (self.setup.failing_per_mille > 0 && self.rng.chance(self.setup.failing_per_mille))
     }
 
     /// Return whether the caller cannot read this file, now and from now on.
@@ -310,11 +314,11 @@ impl State {
 
     /// Return whether the caller is code under test.
     pub(crate) fn is_tested(&self) -> bool {
-        (1..USERS_FROM).contains(&thread::process())
+        (1..FIRST_USER).contains(&thread::process())
     }
 
     /// Record a violation if the code under test touches a foreign file.
-    pub(crate) fn guard(&mut self, inode: Option<Inode>, does: &str, may_replace: Option<&Path>) {
+    pub(crate) fn check_ownership(&mut self, inode: Option<Inode>, action: &str, may_replace: Option<&Path>) {
         let Some(inode) = inode else { return };
         let is_foreign = self.tree.entry(inode).is_ok_and(|entry| entry.is_foreign);
         if !self.is_tested() || !is_foreign {
@@ -324,7 +328,7 @@ impl State {
         let is_allowed = may_replace.is_some_and(|path| self.replaceable.iter().any(|allowed| allowed == path))
             && self.replaceable.contains(&path);
         if !is_allowed {
-            self.violations.push(format!("{does} {}, which somebody else made", path.display()));
+            self.violations.push(format!("{action} {}, which somebody else made", path.display()));
         }
     }
 
@@ -336,7 +340,7 @@ impl State {
         bytes: Vec<u8>,
         is_reported: bool,
     ) -> Result<ChangeId, Errno> {
-        self.guard(Some(inode), "writes to", None);
+        self.check_ownership(Some(inode), "writes to", None);
         let id = self.tree.next_change();
         self.tree.journal(inode)?.wrote(id, offset as usize, bytes, is_reported);
         self.tree.touch(inode)?;

@@ -11,7 +11,7 @@ use deepnvme_testkit::rng::Rng;
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::io::{Errno, pread, pwrite};
 
-pub use super::entry::{About, Entry, Node};
+pub use super::entry::{Entry, Metadata, Node};
 use super::folder::{Folder, Inode};
 use super::journal::{ChangeId, Journal};
 
@@ -24,7 +24,7 @@ const LATE_CHANGES: u64 = 12;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Losses {
     /// Changes that are kept, per thousand.
-    pub kept: u32,
+    pub kept_per_mille: u32,
     /// Which changes of names are lost.
     pub names: NameLosses,
 }
@@ -54,13 +54,13 @@ impl Losses {
             NameLosses::Folders,
             NameLosses::Early,
         ]);
-        Self { kept: rng.pick(&[0, 0, 300, 500, 700, 1000]), names }
+        Self { kept_per_mille: rng.pick(&[0, 0, 300, 500, 700, 1000]), names }
     }
 }
 
 /// The resolution of a path: folder, name, and the name's file.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct ResolvedPath {
     /// Folder of the name.
     pub folder: Inode,
     /// Last component of the path.
@@ -114,8 +114,8 @@ impl Tree {
         let memory = new_memory()?;
         self.by_memory.insert(memory_of(memory.as_fd())?, self.next_inode);
         let now = self.tick();
-        let about = About { node, disk, mode, born_ns: now, modified_ns: now, links: 0, is_foreign, at: None };
-        self.entries.insert(self.next_inode, Entry::new(about, memory));
+        let metadata = Metadata { node, disk, mode, born_ns: now, modified_ns: now, links: 0, is_foreign, at: None };
+        self.entries.insert(self.next_inode, Entry::new(metadata, memory));
         self.next_inode += 1;
         Ok(self.next_inode - 1)
     }
@@ -186,15 +186,15 @@ impl Tree {
     ///
     /// # Errors
     /// `NOENT`, `NOTDIR` or `LOOP` if the folder does not exist.
-    pub fn find(&self, path: &Path, follows: bool) -> Result<Place, Errno> {
+    pub fn find(&self, path: &Path, follows: bool) -> Result<ResolvedPath, Errno> {
         let mut links = 0;
         self.find_from(path, follows, &mut links)
     }
 
-    fn find_from(&self, path: &Path, follows: bool, links: &mut usize) -> Result<Place, Errno> {
+    fn find_from(&self, path: &Path, follows: bool, links: &mut usize) -> Result<ResolvedPath, Errno> {
         let mut above = vec![ROOT];
         let components: Vec<Component<'_>> = path.components().collect();
-        let mut place = Place { folder: ROOT, name: OsString::new(), inode: Some(ROOT) };
+        let mut place = ResolvedPath { folder: ROOT, name: OsString::new(), inode: Some(ROOT) };
         for (index, component) in components.iter().enumerate() {
             let is_last = index + 1 == components.len();
             let name = match component {
@@ -204,14 +204,14 @@ impl Tree {
                         above.pop();
                     }
                     let here = *above.last().unwrap_or(&ROOT);
-                    place = self.place_of(here);
+                    place = self.resolved(here);
                     continue;
                 }
                 Component::Normal(name) => *name,
             };
             let here = *above.last().unwrap_or(&ROOT);
             let inode = self.folder(here)?.get(name);
-            place = Place { folder: here, name: name.to_os_string(), inode };
+            place = ResolvedPath { folder: here, name: name.to_os_string(), inode };
             let Some(found) = inode else {
                 if is_last {
                     return Ok(place);
@@ -228,7 +228,7 @@ impl Tree {
                     place = self.find_from(&base.join(target), true, links)?;
                     match place.inode {
                         Some(inode) if matches!(self.entry(inode)?.node, Node::Folder(_)) => {
-                            above = self.way_to(inode);
+                            above = self.ancestors(inode);
                         }
                         Some(_) if is_last => {}
                         None if is_last => {}
@@ -244,24 +244,24 @@ impl Tree {
         Ok(place)
     }
 
-    fn place_of(&self, inode: Inode) -> Place {
+    fn resolved(&self, inode: Inode) -> ResolvedPath {
         let at = self.entries.get(&inode).and_then(|entry| entry.at.clone());
         let (folder, name) = at.unwrap_or((ROOT, OsString::new()));
-        Place { folder, name, inode: Some(inode) }
+        ResolvedPath { folder, name, inode: Some(inode) }
     }
 
     /// Return the folders from the root down to this one.
-    fn way_to(&self, inode: Inode) -> Vec<Inode> {
-        let mut way = vec![inode];
+    fn ancestors(&self, inode: Inode) -> Vec<Inode> {
+        let mut path_down = vec![inode];
         let mut here = inode;
         while here != ROOT
             && let Some((above, _)) = self.entries.get(&here).and_then(|entry| entry.at.clone())
         {
-            way.push(above);
+            path_down.push(above);
             here = above;
         }
-        way.reverse();
-        way
+        path_down.reverse();
+        path_down
     }
 
     /// Return the path of a named entry.
@@ -275,8 +275,8 @@ impl Tree {
     }
 
     /// Change a folder's names atomically.
-    pub fn set_names(&mut self, folder: Inode, becomes: Vec<(OsString, Option<Inode>)>) {
-        for (name, after) in &becomes {
+    pub fn set_names(&mut self, folder: Inode, updates: Vec<(OsString, Option<Inode>)>) {
+        for (name, after) in &updates {
             let before = self.folder(folder).ok().and_then(|folder| folder.get(name));
             if let Some(before) = before.and_then(|inode| self.entries.get_mut(&inode)) {
                 before.links = before.links.saturating_sub(1);
@@ -291,7 +291,7 @@ impl Tree {
         }
         let id = self.next_change();
         if let Ok(folder) = self.folder_mut(folder) {
-            folder.change(id, becomes);
+            folder.change(id, updates);
         }
     }
 
@@ -360,12 +360,12 @@ impl Tree {
         for entry in self.entries.values_mut() {
             let moment = moments.get(entry.disk).copied().unwrap_or(0);
             entry.copied = None;
-            match &mut entry.about.node {
+            match &mut entry.metadata.node {
                 Node::Folder(folder) => {
                     let is_kept = rng.chance(500);
                     let mut lost = if is_kept { 0 } else { rng.below(folder.unsynced() as u64 + 1) };
                     folder.crash(|id| match losses.names {
-                        NameLosses::Any => rng.chance(losses.kept),
+                        NameLosses::Any => rng.chance(losses.kept_per_mille),
                         NameLosses::Late => id <= moment,
                         NameLosses::Folders => is_kept,
                         NameLosses::Early => {
@@ -376,7 +376,7 @@ impl Tree {
                     });
                 }
                 Node::File(journal) => {
-                    let image = journal.crash_image(rng, losses.kept);
+                    let image = journal.crash_image(rng, losses.kept_per_mille);
                     ftruncate(&entry.memory, 0)?;
                     write_whole(entry.memory.as_fd(), &image)?;
                     *journal = Journal::of(image);
@@ -460,6 +460,6 @@ pub(super) fn memory_of(file: BorrowedFd<'_>) -> Result<u64, Errno> {
 
 /// Convert a name to text for display.
 #[must_use]
-pub fn shown(name: &OsStr) -> String {
+pub fn display_name(name: &OsStr) -> String {
     name.to_string_lossy().into_owned()
 }

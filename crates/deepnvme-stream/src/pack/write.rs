@@ -47,7 +47,7 @@ struct Written {
     begin: u64,
     bytes: u64,
     lengths: Vec<u64>,
-    cells: Vec<u64>,
+    chunk_checksums: Vec<u64>,
 }
 
 /// A packing that is about to be written.
@@ -78,8 +78,12 @@ pub(super) fn write(job: &Job<'_>, new: Replacement) -> Result<u64> {
     for group in groups {
         for at in group.clone() {
             let (tensor, begin) = (tensors[at], writer.position() - data_offset);
-            let mut hashing =
-                HashingWriter { writer: &mut writer, cells: Vec::new(), hasher: Hasher::default(), room: CHUNK_BYTES };
+            let mut hashing = HashingWriter {
+                writer: &mut writer,
+                chunk_checksums: Vec::new(),
+                hasher: Hasher::default(),
+                room: CHUNK_BYTES,
+            };
             let mut lengths = Vec::new();
             let (item_bytes, encoding) = (model.tensors[tensor].dtype.bytes() as usize, &encodings[tensor]);
             let mut left = model.tensors[tensor].bytes;
@@ -103,8 +107,14 @@ pub(super) fn write(job: &Job<'_>, new: Replacement) -> Result<u64> {
                 let end = hashing.writer.position();
                 hashing.write(&vec![0; (end.next_multiple_of(PAGE_BYTES) - end) as usize])?;
             }
-            let cells = hashing.finish();
-            written.push(Written { tensor, begin, bytes: writer.position() - data_offset - begin, lengths, cells });
+            let chunk_checksums = hashing.finish();
+            written.push(Written {
+                tensor,
+                begin,
+                bytes: writer.position() - data_offset - begin,
+                lengths,
+                chunk_checksums,
+            });
         }
     }
     let bytes = writer.position();
@@ -152,7 +162,7 @@ pub(super) fn encode(encoding: &Encoding, bytes: &[u8], part_bytes: usize) -> de
 /// Writes a tensor, and hashes it chunk by chunk.
 struct HashingWriter<'a> {
     writer: &'a mut FileWriter,
-    cells: Vec<u64>,
+    chunk_checksums: Vec<u64>,
     hasher: Hasher,
     room: u64,
 }
@@ -166,22 +176,22 @@ impl HashingWriter<'_> {
             self.room -= now.len() as u64;
             bytes = later;
             if self.room == 0 {
-                self.end_cell();
+                self.end_chunk();
             }
         }
         Ok(())
     }
 
-    fn end_cell(&mut self) {
-        self.cells.push(std::mem::take(&mut self.hasher).finish().crc64);
+    fn end_chunk(&mut self) {
+        self.chunk_checksums.push(std::mem::take(&mut self.hasher).finish().crc64);
         self.room = CHUNK_BYTES;
     }
 
     fn finish(mut self) -> Vec<u64> {
         if self.room < CHUNK_BYTES {
-            self.end_cell();
+            self.end_chunk();
         }
-        self.cells
+        self.chunk_checksums
     }
 }
 
@@ -228,11 +238,12 @@ fn header_text(model: &Model, encodings: &[Encoding], written: &[Written], frame
         TensorRecord { name, shape, encoding: encodings[each.tensor], lengths: &each.lengths }
     });
     let packed = container::text(encoded);
-    let cells = written.iter().map(|each| (model.tensors[each.tensor].name.as_str(), each.cells.as_slice()));
-    let sums = checksums::encode(cells, frame);
+    let chunk_checksums =
+        written.iter().map(|each| (model.tensors[each.tensor].name.as_str(), each.chunk_checksums.as_slice()));
+    let checksum_text = checksums::encode(chunk_checksums, frame);
     let is_packed = encodings.iter().any(Encoding::is_encoded);
     let own = is_packed.then_some((container::METADATA_KEY, packed.as_str()));
-    let own = own.into_iter().chain([(checksums::METADATA_KEY, sums.as_str())]);
+    let own = own.into_iter().chain([(checksums::METADATA_KEY, checksum_text.as_str())]);
     let mut metadata: serde_json::Map<String, serde_json::Value> =
         model.metadata.iter().map(|(key, text)| (key.clone(), text.as_str().into())).collect();
     metadata.entry("format").or_insert_with(|| "pt".into());
@@ -266,7 +277,7 @@ fn header_bytes_max(model: &Model, encodings: &[Encoding], tensors: &[usize]) ->
         let bytes = parts * each + PAGE_BYTES;
         let lengths = if encoding.is_encoded() { vec![each; parts as usize] } else { Vec::new() };
         begin += bytes;
-        Written { tensor: *index, begin, bytes, lengths, cells: vec![0; chunk_count(bytes)] }
+        Written { tensor: *index, begin, bytes, lengths, chunk_checksums: vec![0; chunk_count(bytes)] }
     };
     header_text(model, encodings, &tensors.iter().map(bound).collect::<Vec<_>>(), Frame::default()).len() as u64
 }

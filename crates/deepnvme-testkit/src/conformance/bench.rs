@@ -62,11 +62,11 @@ impl Bench {
     pub fn reap(&mut self, count: usize) -> Vec<Completion> {
         let mut completions = Vec::with_capacity(count);
         while completions.len() < count {
-            assert!(self.backend.in_flight() > 0, "{} of {count} ops never came home", count - completions.len());
+            assert!(self.backend.in_flight() > 0, "{} of {count} ops never completed", count - completions.len());
             let missing = (count - completions.len()) as u32;
             self.backend.reap(missing.min(self.backend.in_flight()), &mut completions).expect("the queue works");
         }
-        assert_eq!(completions.len(), count, "more ops came home than were in flight");
+        assert_eq!(completions.len(), count, "more ops completed than were in flight");
         completions
     }
 

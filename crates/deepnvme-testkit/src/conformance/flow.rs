@@ -69,7 +69,7 @@ pub fn two_backends_do_not_mix(make: Make<'_>) {
         for (side, bench) in benches.iter_mut().enumerate() {
             for completion in bench.reap(8) {
                 let at = completion.op.offset as usize;
-                assert_eq!(at / PIECE_BYTES / 32, side, "an op came home to another backend");
+                assert_eq!(at / PIECE_BYTES / 32, side, "an op completed on another backend");
                 assert_eq!(completion.result, Ok(PIECE_BYTES));
                 assert!(bytes_of(&completion.op.pieces[0]) == content[at..at + PIECE_BYTES]);
             }

@@ -74,7 +74,7 @@ pub fn memory_file_and_token_come_home(make: Make<'_>) {
         op.token = Token(number);
         let op = bench.run(op).op;
         assert_eq!((op.token, op.kind, op.offset), (Token(number), OpKind::Read, index as u64 * 10));
-        assert!(Arc::ptr_eq(&op.file, &file.file), "another file came home");
+        assert!(Arc::ptr_eq(&op.file, &file.file), "another file was returned");
         let places: Vec<_> = op.pieces.iter().map(|piece| (piece.addr(), piece.len())).collect();
         assert_eq!(places, [(memory[0].addr(), 700), (memory[1].addr(), 300)]);
     }

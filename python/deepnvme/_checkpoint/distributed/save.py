@@ -23,7 +23,7 @@ from deepnvme._checkpoint.distributed.state import SerializedState, raise_differ
 from deepnvme._checkpoint.history import HEAD_BYTES, PARTS_LIST, Part
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.tensor_names import has_dtensors
-from deepnvme._deepnvme import StripeSet, _crc64, _NewFile, _shares
+from deepnvme._deepnvme import StripeSet, _crc64, _NewFile, _shard_ranges
 from deepnvme.errors import CancelledError, NotFoundError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.distributed.process_group import RankGroup
     from deepnvme._checkpoint.distributed.writers import Writers
     from deepnvme._checkpoint.history import History
-    from deepnvme._deepnvme import _SavePlan, _SaveShare
+    from deepnvme._deepnvme import _SavePlan, _SaveShard
 
 # Stripe sets require parts that are multiples of this size.
 _BLOCK_BYTES = 4096
@@ -55,14 +55,14 @@ def agree_on_state(  # noqa: PLR0917
     """
     state: SerializedState | None = None
 
-    def look() -> tuple[int, str, tuple[str, str, list[str]]]:
+    def read_state() -> tuple[int, str, tuple[str, str, list[str]]]:
         nonlocal state
         ready()
         if not has_dtensors(obj):
             state = serialize(obj, suffix == ".pt")
         return step, "sharded" if state is None else state.digest, history.prepare_shared(step)
 
-    wanted = group.run_on_all(look)
+    wanted = group.run_on_all(read_state)
     leaders_step, expected, _ = wanted[0]
     for rank, (other_step, _, _) in enumerate(wanted):
         if other_step != leaders_step:
@@ -124,24 +124,24 @@ class SharedSave:
         self._writers = writers
         self._options = SaveOptions()
         self._plan: _SavePlan | None = None
-        self._shares: list[tuple[int, int]] = []
+        self._shard_ranges: list[tuple[int, int]] = []
         # Of this rank, if it writes.
         self._number: int | None = None
         self._new: _NewFile | None = None
         self._list: _NewFile | None = None
-        self._share: _SaveShare | None = None
+        self._shard: _SaveShard | None = None
         self._is_stopped = False
 
     def make(self, state: SerializedState, options: SaveOptions) -> tuple[int, str]:
         """Plan the file, and create this rank's files. Returns the plan's fingerprint and the private file name."""
         self._options = options
         plan = self._plan = state.plan(self.path.with_name(self._file_name), self._options)
-        self._shares = _shares(plan.nbytes, len(self._writers.ranks))
-        writers = self._writers.ranks[: len(self._shares)]
+        self._shard_ranges = _shard_ranges(plan.nbytes, len(self._writers.ranks))
+        writers = self._writers.ranks[: len(self._shard_ranges)]
         self._number = writers.index(self._group.rank) if self._group.rank in writers else None
         if self._writers.layout == "parts":
             if self._number is not None:
-                start, stop = self._shares[self._number]
+                start, stop = self._shard_ranges[self._number]
                 self._new = _NewFile(self._part_path(self._number), stop - start, self._options.engine)
         elif self._group.is_leader:
             self._new = _NewFile(self.path, plan.nbytes, self._options.engine)
@@ -153,7 +153,7 @@ class SharedSave:
         return self.path.name.removesuffix(PARTS_LIST)
 
     def _part_path(self, number: int) -> Path:
-        return self.path.with_name(f"{self._file_name}.part-{number:02}-of-{len(self._shares):02}")
+        return self.path.with_name(f"{self._file_name}.part-{number:02}-of-{len(self._shard_ranges):02}")
 
     @property
     def _planned(self) -> _SavePlan:
@@ -162,7 +162,7 @@ class SharedSave:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Bytes of this rank's share that are written, and in total."""
+        """Bytes of this rank's shard that are written, and in total."""
         return self._planned.progress
 
     def wait_filled(self) -> None:
@@ -180,7 +180,7 @@ class SharedSave:
             if new is not None:
                 new.give_up()
         if self._plan is not None:
-            self._plan.give_back()
+            self._plan.release_tensors()
 
     def keep(self) -> None:
         """Keep the files: a manifest lists them."""
@@ -201,32 +201,32 @@ class SharedSave:
                 self.give_up()
                 raise
             finally:
-                self._planned.give_back()
+                self._planned.release_tensors()
         return saved
 
     def _write(self) -> bytes | None:
         if self._number is None:
             # This rank's tensors are not written.
-            self._planned.give_back()
+            self._planned.release_tensors()
             return None
-        start, stop = self._shares[self._number]
+        start, stop = self._shard_ranges[self._number]
         if self._new is not None:
             path, base = self._new.temporary, start if self._writers.layout == "parts" else 0
         else:
             path, base = self.path.with_name(self.temporary_name), 0
         try:
-            self._share = self._planned.share(path, start, stop, base)
+            self._shard = self._planned.start_shard(path, start, stop, base)
         except FileNotFoundError as error:
             text = f"{self._group.name(self._group.rank)} does not see {path}, which {self._group.name(0)} made"
             msg = f"{text}; use a folder that all processes share, or layout='parts'"
             raise NotFoundError(msg) from error
-        return self._share.tally()
+        return self._shard.checksums()
 
     def _finish(self, checksums: list[bytes | None]) -> SaveResult | None:
-        if self._share is None:
+        if self._shard is None:
             return None
         others = [each for rank, each in enumerate(checksums) if rank != self._group.rank and each is not None]
-        saved = self._share.finish(others)
+        saved = self._shard.finish(others)
         if self._is_stopped:
             msg = f"{self.path}: the save was stopped"
             raise CancelledError(msg)
@@ -238,7 +238,7 @@ class SharedSave:
         if self._new is not None:
             self._new.take_mode()
             if self._writers.layout == "parts":
-                start, stop = self._shares[self._number or 0]
+                start, stop = self._shard_ranges[self._number or 0]
                 head = f"{_crc64(self._new.temporary, 0, min(stop - start, HEAD_BYTES)):016x}"
                 written_ns = self._new.temporary.stat().st_mtime_ns
         if self._group.is_leader and self._writers.layout == "parts":
@@ -251,21 +251,21 @@ class SharedSave:
         if self._writers.layout == "file":
             self.pending = {self.path.name: finished[0].new}
             return
-        made = [finished[rank] for rank in self._writers.ranks[: len(self._shares)]]
+        made = [finished[rank] for rank in self._writers.ranks[: len(self._shard_ranges)]]
         names = self._part_names()
         hosts = [self._group.hosts[rank] for rank in self._writers.ranks]
         self.parts = tuple(
             Part(name, stop - start, host, each.head_crc64, each.written_ns)
-            for name, (start, stop), host, each in zip(names, self._shares, hosts, made, strict=False)
+            for name, (start, stop), host, each in zip(names, self._shard_ranges, hosts, made, strict=False)
         )
         self.pending = {name: each.new for name, each in zip(names, made, strict=True)}
         self.pending[self.path.name] = finished[0].listed
 
     def _part_names(self) -> list[str]:
-        return [self._part_path(number).name for number in range(len(self._shares))]
+        return [self._part_path(number).name for number in range(len(self._shard_ranges))]
 
     def _write_list(self) -> _NewFile:
-        first = self._shares[0][1]
+        first = self._shard_ranges[0][1]
         stripe_bytes = max(-(-first // _BLOCK_BYTES), 1) * _BLOCK_BYTES
         text = StripeSet(self._part_names(), stripe_bytes=stripe_bytes)._to_list().encode()  # noqa: SLF001
         new = _NewFile(self.path, len(text), self._options.engine)

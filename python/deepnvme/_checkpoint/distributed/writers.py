@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from deepnvme._checkpoint.history import PARTS_LIST
-from deepnvme._deepnvme import _shares
+from deepnvme._deepnvme import _shard_ranges
 
 if TYPE_CHECKING:
     from deepnvme._checkpoint.distributed.process_group import RankGroup
@@ -25,9 +25,9 @@ class Writers:
 
     def local_nbytes(self, group: RankGroup, nbytes: int) -> int:
         """Return about how many bytes of a state this process writes."""
-        shares = _shares(nbytes, len(self.ranks))
-        is_writer = group.rank in self.ranks[: len(shares)]
-        return shares[0][1] if is_writer else 0
+        shards = _shard_ranges(nbytes, len(self.ranks))
+        is_writer = group.rank in self.ranks[: len(shards)]
+        return shards[0][1] if is_writer else 0
 
 
 def choose_writers(group: RankGroup, layout: Literal["file", "parts"], per_node: int | None) -> Writers:

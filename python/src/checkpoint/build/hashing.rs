@@ -14,16 +14,16 @@ use pyo3::types::{PyFrozenSet, PyInt, PyTuple};
 use crate::error;
 
 /// Steps that the keys of any file may take.
-const STEPS_FREE: u64 = 1 << 24;
+const FREE_STEPS: u64 = 1 << 24;
 /// Steps allowed for each byte outside the tensors. An ordinary key takes two or three steps, and at least as many
 /// bytes.
 const STEPS_PER_BYTE: u64 = 8;
 /// Limit of steps for all keys of a file, whatever its length.
 const STEPS_MAX: u64 = 1 << 28;
 /// Steps between checks for Ctrl-C.
-const STEPS_PER_LOOK: u64 = 1 << 20;
+const STEPS_PER_CHECK: u64 = 1 << 20;
 /// With at most this many keys, all may collide.
-const FEW: usize = 8;
+const FEW_KEYS: usize = 8;
 /// Steps for an integer longer than a machine word.
 const LONG_INT_STEPS: u64 = 64;
 
@@ -41,14 +41,14 @@ pub(crate) struct HashCosts {
     /// The file's reader, which knows the file's length.
     reader: Py<PyAny>,
     /// The limit, computed once a load comes near the free steps.
-    most: OnceLock<u64>,
+    steps_max: OnceLock<u64>,
 }
 
 #[pymethods]
 impl HashCosts {
     #[new]
     fn new(reader: Py<PyAny>) -> Self {
-        Self { steps: AtomicU64::new(0), reader, most: OnceLock::new() }
+        Self { steps: AtomicU64::new(0), reader, steps_max: OnceLock::new() }
     }
 
     /// Count the cost of a dict or set with these keys. Raises beyond the limit.
@@ -74,7 +74,7 @@ impl HashCosts {
         for key in keys {
             let weight = weight(key, STEPS_MAX);
             self.count(key.py(), weight)?;
-            if count > FEW {
+            if count > FEW_KEYS {
                 table.insert(key, weight)?;
             } else {
                 self.count(key.py(), weight * count as u64)?;
@@ -86,36 +86,36 @@ impl HashCosts {
     fn count(&self, py: Python<'_>, steps: u64) -> PyResult<()> {
         let before = self.steps.fetch_add(steps, Ordering::Relaxed);
         let after = before.saturating_add(steps);
-        if after > STEPS_FREE && after > self.most(py)? {
+        if after > FREE_STEPS && after > self.steps_max(py)? {
             let text = format!(
                 "the keys of the file were chosen so that dicts or sets of them take more than {} steps; it was made to \
                  take for ever",
-                self.most(py)?
+                self.steps_max(py)?
             );
             return Err(error::plain(py, "UnsafeFileError", text));
         }
-        if before / STEPS_PER_LOOK != after / STEPS_PER_LOOK { py.check_signals() } else { Ok(()) }
+        if before / STEPS_PER_CHECK != after / STEPS_PER_CHECK { py.check_signals() } else { Ok(()) }
     }
 
     /// Return this file's limit. Honest keys take steps in proportion to the bytes that describe them.
-    fn most(&self, py: Python<'_>) -> PyResult<u64> {
-        if let Some(most) = self.most.get() {
-            return Ok(*most);
+    fn steps_max(&self, py: Python<'_>) -> PyResult<u64> {
+        if let Some(steps_max) = self.steps_max.get() {
+            return Ok(*steps_max);
         }
         let described: u64 = self.reader.getattr(py, intern!(py, "described_nbytes"))?.extract(py)?;
-        Ok(*self.most.get_or_init(|| STEPS_MAX.min(STEPS_FREE + described.saturating_mul(STEPS_PER_BYTE))))
+        Ok(*self.steps_max.get_or_init(|| STEPS_MAX.min(FREE_STEPS + described.saturating_mul(STEPS_PER_BYTE))))
     }
 }
 
 /// Return the steps to hash a key or compare it: one for each object visited, up to a limit.
-fn weight(key: &Bound<'_, PyAny>, most: u64) -> u64 {
+fn weight(key: &Bound<'_, PyAny>, steps_max: u64) -> u64 {
     let mut sum = 1;
     if let Ok(tuple) = key.cast::<PyTuple>() {
         for element in tuple.iter_borrowed() {
-            if sum > most {
+            if sum > steps_max {
                 return sum;
             }
-            sum = sum.saturating_add(weight(&element, most - sum));
+            sum = sum.saturating_add(weight(&element, steps_max - sum));
         }
     } else if let Ok(set) = key.cast::<PyFrozenSet>() {
         sum += set.len() as u64;

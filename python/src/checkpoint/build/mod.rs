@@ -13,14 +13,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple};
 
 use callables::PLAIN;
-use choice::{Choice, Place};
 use hashing::Kind;
+use selection::{NameScope, Selection};
 
 use crate::error;
 
 mod callables;
-mod choice;
 mod hashing;
+mod selection;
 
 pub(super) use callables::is_plain;
 pub(crate) use hashing::HashCosts;
@@ -28,7 +28,7 @@ pub(crate) use hashing::HashCosts;
 /// Limit of re-entries while an object is being built. A tuple inside one of its own lists is re-entered once.
 const ENTRIES_MAX: u8 = 16;
 /// Objects between checks for Ctrl-C.
-const OBJECTS_PER_LOOK: u32 = 1 << 12;
+const OBJECTS_PER_CHECK: u32 = 1 << 12;
 /// Maximum arguments of a parameter: tensor, flag, hooks, state.
 const PARAMETER_ARGUMENTS_MAX: usize = 4;
 
@@ -49,16 +49,16 @@ pub(super) fn build<'py>(
         factory,
         storages,
         by_key: keys.collect(),
-        made: vec![None; graph.len()],
+        built: vec![None; graph.len()],
         entries: vec![0; graph.len()],
-        choice: wanted.map(|wanted| Choice::new(graph, state, wanted)),
+        selection: wanted.map(|wanted| Selection::new(graph, state, wanted)),
         costs: costs.get(),
-        looked: 0,
+        steps_since_check: 0,
         depth: 0,
         within: 0,
     };
-    let root = builder.choice.as_ref().map_or_else(Place::default, Choice::root);
-    builder.make(graph.root(), root)
+    let root = builder.selection.as_ref().map_or_else(NameScope::default, Selection::root);
+    builder.build(graph.root(), root)
 }
 
 struct Builder<'a, 'py> {
@@ -67,23 +67,23 @@ struct Builder<'a, 'py> {
     factory: &'a Bound<'py, PyAny>,
     storages: &'a Bound<'py, PyList>,
     by_key: HashMap<&'a str, usize>,
-    made: Vec<Option<Bound<'py, PyAny>>>,
+    built: Vec<Option<Bound<'py, PyAny>>>,
     /// Builds started for each node.
     entries: Vec<u8>,
-    choice: Option<Choice<'a>>,
+    selection: Option<Selection<'a>>,
     costs: &'a HashCosts,
-    looked: u32,
+    steps_since_check: u32,
     depth: usize,
     /// Number of wanted objects around the current one. All parts of a wanted object are wanted.
     within: usize,
 }
 
 impl<'py> Builder<'_, 'py> {
-    fn make(&mut self, id: NodeId, place: Place) -> PyResult<Bound<'py, PyAny>> {
-        if let Some(made) = &self.made[id.index()] {
-            return Ok(made.clone());
+    fn build(&mut self, id: NodeId, scope: NameScope) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(built) = &self.built[id.index()] {
+            return Ok(built.clone());
         }
-        self.look()?;
+        self.check_signals()?;
         self.depth += 1;
         if self.depth > DEPTH_MAX {
             return Err(self.unsupported(&format!("lie more than {DEPTH_MAX} deep in one another")));
@@ -92,16 +92,16 @@ impl<'py> Builder<'_, 'py> {
         if self.entries[id.index()] > ENTRIES_MAX {
             return Err(self.unsupported("are made of themselves again and again"));
         }
-        let made = self.make_new(id, place)?;
+        let built = self.build_new(id, scope)?;
         self.depth -= 1;
         // If a tuple and a list contain each other, the list already holds the tuple built on the way. Return that one.
-        Ok(self.made[id.index()].get_or_insert(made).clone())
+        Ok(self.built[id.index()].get_or_insert(built).clone())
     }
 
-    /// Let Python check for Ctrl-C, and other threads run, every `OBJECTS_PER_LOOK` objects.
-    fn look(&mut self) -> PyResult<()> {
-        self.looked = self.looked.wrapping_add(1);
-        if !self.looked.is_multiple_of(OBJECTS_PER_LOOK) {
+    /// Let Python check for Ctrl-C, and other threads run, every `OBJECTS_PER_CHECK` objects.
+    fn check_signals(&mut self) -> PyResult<()> {
+        self.steps_since_check = self.steps_since_check.wrapping_add(1);
+        if !self.steps_since_check.is_multiple_of(OBJECTS_PER_CHECK) {
             return Ok(());
         }
         self.py.detach(|| ());
@@ -112,7 +112,7 @@ impl<'py> Builder<'_, 'py> {
         error::plain(self.py, "UnsupportedError", format!("the file's objects {what}; it was made to be too much"))
     }
 
-    fn make_new(&mut self, id: NodeId, place: Place) -> PyResult<Bound<'py, PyAny>> {
+    fn build_new(&mut self, id: NodeId, scope: NameScope) -> PyResult<Bound<'py, PyAny>> {
         let (py, graph) = (self.py, self.graph);
         Ok(match graph.node(id) {
             Node::None => py.None().into_bound(py),
@@ -132,25 +132,25 @@ impl<'py> Builder<'_, 'py> {
             }
             Node::Bytes(bytes) => PyBytes::new(py, bytes).into_any(),
             Node::ByteArray(bytes) => PyByteArray::new(py, bytes).into_any(),
-            Node::Tuple(elements) => PyTuple::new(py, self.elements(elements, place)?)?.into_any(),
+            Node::Tuple(elements) => PyTuple::new(py, self.elements(elements, scope)?)?.into_any(),
             Node::FrozenSet(elements) => {
-                let elements = self.elements(elements, place)?;
+                let elements = self.elements(elements, scope)?;
                 self.costs.charge(elements.iter(), Kind::Set)?;
                 PyFrozenSet::new(py, elements)?.into_any()
             }
             Node::List(elements) => {
                 let list = PyList::empty(py);
                 // Register it before its elements: one of them may be the list itself.
-                self.made[id.index()] = Some(list.clone().into_any());
-                for element in self.elements(elements, place)? {
+                self.built[id.index()] = Some(list.clone().into_any());
+                for element in self.elements(elements, scope)? {
                     list.append(element)?;
                 }
                 list.into_any()
             }
             Node::Set(elements) => {
                 let set = PySet::empty(py)?;
-                self.made[id.index()] = Some(set.clone().into_any());
-                let elements = self.elements(elements, place)?;
+                self.built[id.index()] = Some(set.clone().into_any());
+                let elements = self.elements(elements, scope)?;
                 self.costs.charge(elements.iter(), Kind::Set)?;
                 for element in elements {
                     set.add(element)?;
@@ -159,67 +159,67 @@ impl<'py> Builder<'_, 'py> {
             }
             Node::Dict(items) => {
                 let dict = PyDict::new(py);
-                self.made[id.index()] = Some(dict.clone().into_any());
-                self.items(items, place, &mut |key, value| dict.set_item(key, value))?;
+                self.built[id.index()] = Some(dict.clone().into_any());
+                self.items(items, scope, &mut |key, value| dict.set_item(key, value))?;
                 dict.into_any()
             }
             Node::Global(..) => {
                 self.factory.call_method1(intern!(py, "resolve"), graph.global(id).unwrap_or_default())?
             }
             Node::Persistent(key) => self.storage(*key, intern!(py, "own_storage"))?,
-            Node::Object(object) => return self.object(id, object, place),
+            Node::Object(object) => return self.object(id, object, scope),
         })
     }
 
-    fn elements(&mut self, elements: &[NodeId], place: Place) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let made = elements.iter().enumerate().map(|(index, element)| {
-            match self.below(place, *element, || index.to_string().into()) {
-                Some(place) => self.make(*element, place),
+    fn elements(&mut self, elements: &[NodeId], scope: NameScope) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let built = elements.iter().enumerate().map(|(index, element)| {
+            match self.child(scope, *element, || index.to_string().into()) {
+                Some(scope) => self.build(*element, scope),
                 None => Ok(self.py.None().into_bound(self.py)),
             }
         });
-        made.collect()
+        built.collect()
     }
 
     fn items(
         &mut self,
         items: &[(NodeId, NodeId)],
-        place: Place,
+        scope: NameScope,
         set: &mut dyn FnMut(Bound<'py, PyAny>, Bound<'py, PyAny>) -> PyResult<()>,
     ) -> PyResult<()> {
         let graph = self.graph;
         let (mut keys, mut values) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
         for (key, value) in items {
-            if let Some(place) = self.below(place, *value, || graph.key_name(*key)) {
-                keys.push(self.make(*key, place)?);
-                values.push(self.make(*value, place)?);
+            if let Some(scope) = self.child(scope, *value, || graph.key_name(*key)) {
+                keys.push(self.build(*key, scope)?);
+                values.push(self.build(*value, scope)?);
             }
         }
         self.costs.charge(keys.iter(), Kind::Dict)?;
         for (key, value) in keys.into_iter().zip(values) {
-            self.look()?;
+            self.check_signals()?;
             set(key, value)?;
         }
         Ok(())
     }
 
-    /// Return the place of a part; `None` if the part is omitted.
-    fn below<'n>(&self, place: Place, id: NodeId, part: impl FnOnce() -> Cow<'n, str>) -> Option<Place> {
-        let Some(choice) = &self.choice else { return Some(place) };
+    /// Return the scope of a part; `None` if the part is omitted.
+    fn child<'n>(&self, scope: NameScope, id: NodeId, part: impl FnOnce() -> Cow<'n, str>) -> Option<NameScope> {
+        let Some(selection) = &self.selection else { return Some(scope) };
         let node = self.graph.node(id);
         let may_hold_tensors =
             !matches!(node, Node::None | Node::Bool(_) | Node::Int(_) | Node::Float(_) | Node::Str(_));
         if !may_hold_tensors {
-            return Some(place);
+            return Some(scope);
         }
-        let place = choice.below(place, &part());
-        let is_left_out =
-            if matches!(node, Node::Object(_)) { choice.leaves_out_object(place) } else { choice.leaves_out(place) };
-        let is_left_out = is_left_out || (self.within == 0 && choice.leaves_out_value(place, id));
-        (!is_left_out).then_some(place)
+        let scope = selection.child(scope, &part());
+        let is_excluded =
+            if matches!(node, Node::Object(_)) { selection.excludes_object(scope) } else { selection.excludes(scope) };
+        let is_excluded = is_excluded || (self.within == 0 && selection.excludes_value(scope, id));
+        (!is_excluded).then_some(scope)
     }
 
-    fn object(&mut self, id: NodeId, object: &Object, place: Place) -> PyResult<Bound<'py, PyAny>> {
+    fn object(&mut self, id: NodeId, object: &Object, scope: NameScope) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         let is_torch = |module: &str| module == "torch._utils";
         let global = self.graph.global(object.callable);
@@ -227,37 +227,37 @@ impl<'py> Builder<'_, 'py> {
             && is_torch(module)
             && let Some(tensor) = self.tensor(object)?
         {
-            self.made[id.index()] = Some(tensor.clone());
-            return self.finish(tensor, object, place);
+            self.built[id.index()] = Some(tensor.clone());
+            return self.finish(tensor, object, scope);
         }
         let is_container = global.is_some_and(|global| PLAIN.contains(&global));
         self.within += usize::from(!is_container);
-        let callable = self.make(object.callable, place)?;
+        let callable = self.build(object.callable, scope)?;
         // A parameter has its tensor's name. Its other arguments have no names.
         let is_parameter =
             global.is_some_and(|(module, function)| is_torch(module) && function.starts_with("_rebuild_parameter"));
         let arguments = match self.graph.tuple(object.arguments) {
             Some(elements) if is_parameter && elements.len() <= PARAMETER_ARGUMENTS_MAX => {
-                let made =
-                    elements.iter().map(|element| self.argument(*element, place)).collect::<PyResult<Vec<_>>>()?;
-                PyTuple::new(py, made)?.into_any()
+                let built =
+                    elements.iter().map(|element| self.argument(*element, scope)).collect::<PyResult<Vec<_>>>()?;
+                PyTuple::new(py, built)?.into_any()
             }
             Some(elements) if matches!(elements.first(), Some(id) if self.is_storage(*id)) => {
-                let made =
-                    elements.iter().map(|element| self.argument(*element, place)).collect::<PyResult<Vec<_>>>()?;
-                PyTuple::new(py, made)?.into_any()
+                let built =
+                    elements.iter().map(|element| self.argument(*element, scope)).collect::<PyResult<Vec<_>>>()?;
+                PyTuple::new(py, built)?.into_any()
             }
-            _ => self.make(object.arguments, place)?,
+            _ => self.build(object.arguments, scope)?,
         };
-        let made = match object.make {
+        let built = match object.make {
             Make::Call => self.factory.call_method1(intern!(py, "call"), (callable, arguments))?,
             Make::NewObject => {
-                let keywords = object.keywords.map(|keywords| self.make(keywords, place)).transpose()?;
+                let keywords = object.keywords.map(|keywords| self.build(keywords, scope)).transpose()?;
                 self.factory.call_method1(intern!(py, "new"), (callable, arguments, keywords))?
             }
         };
-        self.made[id.index()] = Some(made.clone());
-        let finished = self.finish(made, object, place);
+        self.built[id.index()] = Some(built.clone());
+        let finished = self.finish(built, object, scope);
         self.within -= usize::from(!is_container);
         finished
     }
@@ -267,49 +267,49 @@ impl<'py> Builder<'_, 'py> {
     }
 
     /// Build an argument of a call. The call needs a storage itself; other arguments are objects of the state.
-    fn argument(&mut self, id: NodeId, place: Place) -> PyResult<Bound<'py, PyAny>> {
+    fn argument(&mut self, id: NodeId, scope: NameScope) -> PyResult<Bound<'py, PyAny>> {
         match self.graph.node(id) {
             Node::Persistent(key) => self.storage(*key, intern!(self.py, "storage")),
-            _ => self.make(id, place),
+            _ => self.build(id, scope),
         }
     }
 
     /// Add the items, elements and state that an object receives after construction.
-    fn finish(&mut self, made: Bound<'py, PyAny>, object: &Object, place: Place) -> PyResult<Bound<'py, PyAny>> {
+    fn finish(&mut self, built: Bound<'py, PyAny>, object: &Object, scope: NameScope) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         let refuse = |what: &str| {
-            let class = made.get_type();
+            let class = built.get_type();
             let text = format!("the file {what} an object of {class}, which has none; it is damaged or hostile");
             Err(error::plain(py, "CorruptFileError", text))
         };
         if !object.items.is_empty() {
-            if !made.is_instance_of::<PyDict>() {
+            if !built.is_instance_of::<PyDict>() {
                 return refuse("sets items of");
             }
-            self.items(&object.items, place, &mut |key, value| made.set_item(key, value))?;
+            self.items(&object.items, scope, &mut |key, value| built.set_item(key, value))?;
         }
         if !object.elements.is_empty() {
-            let method = if made.is_instance_of::<PyList>() {
+            let method = if built.is_instance_of::<PyList>() {
                 intern!(self.py, "append")
-            } else if made.is_instance_of::<PySet>() {
+            } else if built.is_instance_of::<PySet>() {
                 intern!(self.py, "add")
             } else {
                 return refuse("adds elements to");
             };
-            let elements = self.elements(&object.elements, place)?;
-            if made.is_instance_of::<PySet>() {
+            let elements = self.elements(&object.elements, scope)?;
+            if built.is_instance_of::<PySet>() {
                 self.costs.charge(elements.iter(), Kind::Set)?;
             }
             for element in elements {
-                self.look()?;
-                made.call_method1(method, (element,))?;
+                self.check_signals()?;
+                built.call_method1(method, (element,))?;
             }
         }
         for state in &object.states {
-            let state = self.make(*state, place)?;
-            self.factory.call_method1(intern!(self.py, "give_state"), (&made, state))?;
+            let state = self.build(*state, scope)?;
+            self.factory.call_method1(intern!(self.py, "give_state"), (&built, state))?;
         }
-        Ok(made)
+        Ok(built)
     }
 
     /// Build an ordinary tensor of a typed storage. This is the fast path for the most common object.

@@ -8,17 +8,17 @@ use io_uring::squeue::Entry;
 use io_uring::types::{Fd, Fixed, FsyncFlags};
 
 use super::buffers::BufferTable;
-use super::files::Lease;
+use super::files::FileRef;
 use crate::backend::op_slots::Memory;
 use crate::op::{Op, OpKind};
 
-/// Encodes `op`, with its `memory`, and with its file as in `lease`.
-pub(super) fn of(op: &Op, memory: Memory, lease: Lease, buffers: &BufferTable) -> Entry {
+/// Encodes `op`, with its `memory`, and with its file as in `file_ref`.
+pub(super) fn of(op: &Op, memory: Memory, file_ref: FileRef, buffers: &BufferTable) -> Entry {
     // `io_uring` has two types for the two kinds of file reference, and its trait over them is sealed.
     macro_rules! with_file {
         ($file:ident => $entry:expr) => {
-            match lease.entry {
-                Some(entry) if lease.registered => {
+            match file_ref.entry {
+                Some(entry) if file_ref.registered => {
                     let $file = Fixed(u32::from(entry));
                     $entry
                 }

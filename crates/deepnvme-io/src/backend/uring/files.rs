@@ -34,7 +34,7 @@ struct Entry {
 
 /// An op's reference to its file, and the entry to release when it is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Lease {
+pub(super) struct FileRef {
     /// The entry that counts this op.
     pub(super) entry: Option<u16>,
     /// Whether the op uses the entry instead of the descriptor.
@@ -55,9 +55,9 @@ impl FileTable {
     }
 
     /// Counts an op on `file` that is about to be submitted.
-    pub(super) fn lease(&mut self, submitter: &Submitter<'_>, file: &Arc<OwnedFd>) -> Lease {
+    pub(super) fn acquire(&mut self, submitter: &Submitter<'_>, file: &Arc<OwnedFd>) -> FileRef {
         let Some(index) = self.find(file).or_else(|| self.allocate(submitter, file)) else {
-            return Lease { entry: None, registered: false };
+            return FileRef { entry: None, registered: false };
         };
         self.recent = index;
         let entry = &mut self.entries[index];
@@ -67,12 +67,12 @@ impl FileTable {
         if !entry.registered && entry.ops_seen == OPS_BEFORE_REGISTERING {
             entry.registered = submitter.register_files_update(index as u32, &[file.as_raw_fd()]).is_ok();
         }
-        Lease { entry: Some(index as u16), registered: entry.registered }
+        FileRef { entry: Some(index as u16), registered: entry.registered }
     }
 
     /// Releases the lease of a completed op.
-    pub(super) fn release(&mut self, lease: Lease) {
-        if let Some(index) = lease.entry {
+    pub(super) fn release(&mut self, file_ref: FileRef) {
+        if let Some(index) = file_ref.entry {
             let entry = &mut self.entries[usize::from(index)];
             assert!(entry.in_flight > 0, "a lease is released once");
             entry.in_flight -= 1;

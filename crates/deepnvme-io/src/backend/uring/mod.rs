@@ -17,7 +17,7 @@ use std::sync::Arc;
 use deepnvme_mem::Region;
 
 use self::buffers::BufferTable;
-use self::files::{FileTable, Lease};
+use self::files::{FileRef, FileTable};
 use self::ring::{Mode, Ring};
 use self::waker::{WAKE_DATA, Waker};
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
@@ -33,7 +33,7 @@ pub struct UringBackend {
     ring: Ring,
     ops: OpSlots,
     /// File reference of each op, by slot.
-    leases: Vec<Lease>,
+    file_refs: Vec<FileRef>,
     files: FileTable,
     buffers: BufferTable,
     submit: SubmitMode,
@@ -56,8 +56,8 @@ impl UringBackend {
         let buffers = BufferTable::new(&ring.submitter());
         let waker = Waker::new()?;
         let ops = OpSlots::new(depth);
-        let leases = vec![Lease { entry: None, registered: false }; depth as usize];
-        Ok(Self { ring, ops, leases, files, buffers, submit: setup.submit, waker })
+        let file_refs = vec![FileRef { entry: None, registered: false }; depth as usize];
+        Ok(Self { ring, ops, file_refs, files, buffers, submit: setup.submit, waker })
     }
 
     /// Describes the features of this ring.
@@ -81,7 +81,7 @@ impl UringBackend {
 
     /// Takes the visible completions.
     fn fetch(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
-        let Self { ring, ops, leases, files, waker, .. } = self;
+        let Self { ring, ops, file_refs, files, waker, .. } = self;
         for entry in ring.completions() {
             if entry.user_data() == WAKE_DATA {
                 waker.complete_poll(&entry)?;
@@ -89,7 +89,7 @@ impl UringBackend {
             }
             let index = entry.user_data() as u32;
             if let Some(completion) = ops.complete(index, i64::from(entry.result())) {
-                files.release(leases[index as usize]);
+                files.release(file_refs[index as usize]);
                 completions.push(completion);
             }
         }
@@ -123,7 +123,7 @@ impl Backend for UringBackend {
     }
 
     fn depth(&self) -> u32 {
-        self.leases.len() as u32
+        self.file_refs.len() as u32
     }
 
     fn in_flight(&self) -> u32 {
@@ -134,11 +134,11 @@ impl Backend for UringBackend {
         if self.ops.is_full() || self.ring.is_full() {
             return Submit::Busy(op);
         }
-        let lease = self.files.lease(&self.ring.submitter(), &op.file);
+        let file_ref = self.files.acquire(&self.ring.submitter(), &op.file);
         let (index, memory) = self.ops.insert(op);
-        self.leases[index as usize] = lease;
+        self.file_refs[index as usize] = file_ref;
         if let Some(op) = self.ops.get(index) {
-            let entry = entry::of(op, memory, lease, &self.buffers).user_data(u64::from(index));
+            let entry = entry::of(op, memory, file_ref, &self.buffers).user_data(u64::from(index));
             // SAFETY: `ops` owns the op, its memory, file and iovecs until its completion is fetched.
             let pushed = unsafe { self.ring.push(&entry) };
             assert!(pushed, "the ring has a free entry: is_full was checked above");

@@ -11,10 +11,10 @@ use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
 use rustix::io::Errno;
 
-use crate::scenario::content::{Content, Order, Shown};
+use crate::scenario::content::{Content, FoundContent, SaveRequest};
 use crate::scenario::context::Context;
-use crate::scenario::log::Log;
 use crate::scenario::payload::Version;
+use crate::scenario::save_log::SaveLog;
 
 /// Memory of the largest state.
 const STATE_BYTES_MAX: u64 = 256 << 10;
@@ -23,34 +23,34 @@ const READING_BYTES: u64 = 128 << 10;
 /// Read attempts while a set changes.
 const READ_ATTEMPTS_MAX: u32 = 50;
 
-/// One file, and all ways to name it.
+/// One file, and all its names.
 pub(super) struct Item {
-    pub(super) ways: Vec<Target>,
-    pub(super) log: Mutex<Log>,
+    pub(super) names: Vec<Target>,
+    pub(super) log: Mutex<SaveLog>,
 }
 
-pub(super) struct Play {
+pub(super) struct Scenario {
     /// Steps of a process at which it may die.
     pub(super) steps_max: u64,
     pub(super) content: Content,
     pub(super) items: Vec<Item>,
     pub(super) folders: Vec<PathBuf>,
     pub(super) next_version: Mutex<Version>,
-    pub(super) is_boastful: bool,
+    pub(super) is_overclaiming: bool,
     /// Durabilities of saves, drawn uniformly.
     pub(super) durabilities: &'static [Durability],
     /// Saves that are given up, per thousand.
-    pub(super) given_up: u32,
+    pub(super) cancelled_per_mille: u32,
     pub(super) seed: u64,
 }
 
 impl Item {
     fn copy(&self) -> Self {
-        Self { ways: self.ways.clone(), log: Mutex::new(lock(&self.log).clone()) }
+        Self { names: self.names.clone(), log: Mutex::new(lock(&self.log).clone()) }
     }
 }
 
-impl Play {
+impl Scenario {
     /// Copy the state so far.
     pub(super) fn copy(&self) -> Self {
         Self {
@@ -59,9 +59,9 @@ impl Play {
             items: self.items.iter().map(Item::copy).collect(),
             folders: self.folders.clone(),
             next_version: Mutex::new(*ignore_poison(self.next_version.lock())),
-            is_boastful: self.is_boastful,
+            is_overclaiming: self.is_overclaiming,
             durabilities: self.durabilities,
-            given_up: self.given_up,
+            cancelled_per_mille: self.cancelled_per_mille,
             seed: self.seed,
         }
     }
@@ -87,78 +87,84 @@ impl Play {
 }
 
 /// Report a save that failed without an injected failure.
-pub(super) fn complain(context: &Context, outcome: Result<()>) {
+pub(super) fn report_failure(context: &Context, outcome: Result<()>) {
     let Err(error) = outcome else { return };
-    let is_excused = context.world.is_dead(thread::process()) || context.world.state().setup.failing > 0;
+    let is_excused = context.world.is_dead(thread::process()) || context.world.state().setup.failing_per_mille > 0;
     if !is_excused {
         context.fail(format!("a save failed, though nothing else did: {error}"));
     }
 }
 
 /// Parameters of a save.
-pub(super) struct Way {
+pub(super) struct SaveChoice {
     /// Index of the name to use.
     pub(super) name: usize,
     pub(super) durability: Durability,
     /// Everything is prepared, or cancelled on the way, and then dropped.
-    pub(super) gives_up: bool,
+    pub(super) is_cancelled: bool,
     pub(super) staging: Option<Staging>,
 }
 
-impl Default for Way {
+impl Default for SaveChoice {
     fn default() -> Self {
-        Self { name: 0, durability: Durability::Full, gives_up: false, staging: None }
+        Self { name: 0, durability: Durability::Full, is_cancelled: false, staging: None }
     }
 }
 
 /// Replace the file.
-pub(super) fn save(context: &Context, play: &Play, engine: &Arc<Engine>, item: usize, way: &Way) -> Result<()> {
-    let item = &play.items[item];
+pub(super) fn save(
+    context: &Context,
+    scenario: &Scenario,
+    engine: &Arc<Engine>,
+    item: usize,
+    choice: &SaveChoice,
+) -> Result<()> {
+    let item = &scenario.items[item];
     let version = {
-        let mut next = ignore_poison(play.next_version.lock());
+        let mut next = ignore_poison(scenario.next_version.lock());
         *next += 1;
         *next
     };
-    lock(&item.log).begin(version, way.durability);
-    let _room = context.world.room(play.memory_bound(version));
-    let order = Order {
+    lock(&item.log).begin(version, choice.durability);
+    let _allowance = context.world.allow_memory(scenario.memory_bound(version));
+    let request = SaveRequest {
         engine,
-        target: &item.ways[way.name],
-        seed: play.seed,
+        target: &item.names[choice.name],
+        seed: scenario.seed,
         version,
-        durability: if play.is_boastful { Durability::None } else { way.durability },
-        staging: way.staging.clone(),
-        is_stopped: way.gives_up,
+        durability: if scenario.is_overclaiming { Durability::None } else { choice.durability },
+        staging: choice.staging.clone(),
+        is_cancelled: choice.is_cancelled,
     };
-    let outcome = match play.content.write(&order) {
-        Err(error) if way.gives_up && is_stop(&error) => Ok(()),
+    let outcome = match scenario.content.write(&request) {
+        Err(error) if choice.is_cancelled && is_cancellation(&error) => Ok(()),
         Err(error) => Err(error),
-        Ok(_) if way.gives_up => Ok(()),
-        Ok(written) => written.commit(order.durability),
+        Ok(_) if choice.is_cancelled => Ok(()),
+        Ok(written) => written.commit(request.durability),
     };
-    lock(&item.log).end(version, outcome.is_ok() && !way.gives_up);
+    lock(&item.log).end(version, outcome.is_ok() && !choice.is_cancelled);
     outcome
 }
 
-pub(super) fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
+pub(super) fn lock(log: &Mutex<SaveLog>) -> MutexGuard<'_, SaveLog> {
     ignore_poison(log.lock())
 }
 
 /// Return whether an error reports a cancellation.
-fn is_stop(error: &Error) -> bool {
+fn is_cancellation(error: &Error) -> bool {
     matches!(error, Error::Interrupted) || matches!(error, Error::Io(error) if error.kind() == ErrorKind::Cancelled)
 }
 
 /// Read a name.
-pub(super) fn read(play: &Play, engine: &Arc<Engine>, target: &Target) -> Result<Shown> {
+pub(super) fn read(scenario: &Scenario, engine: &Arc<Engine>, target: &Target) -> Result<FoundContent> {
     let mut attempts = 0;
     loop {
-        match play.content.read(engine, target, play.seed) {
+        match scenario.content.read(engine, target, scenario.seed) {
             // A set may have been replaced between its manifest and its parts.
             Err(error) if is_missing(&error) && attempts < READ_ATTEMPTS_MAX => {
                 attempts += 1;
-                if !play.content.is_there(&target.path()) {
-                    return Ok(Shown::Nothing);
+                if !scenario.content.exists(&target.path()) {
+                    return Ok(FoundContent::Missing);
                 }
                 thread::yield_now();
             }

@@ -6,9 +6,9 @@ use deepnvme_mem::Device;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-use super::layout::{Layout, Use};
-use super::region::{Found, find};
-use super::resizable::Keep;
+use super::layout::{Layout, MemoryAccess};
+use super::region::{ObjectMemory, find};
+use super::resizable::KeepAlive;
 
 /// Types for which every bit pattern is valid.
 pub(crate) trait Plain: Copy + Send + Sync + 'static {}
@@ -18,28 +18,28 @@ impl Plain for u16 {}
 impl Plain for f32 {}
 
 /// An object's elements, and the reference that keeps them in place.
-pub(crate) struct Lent<T> {
+pub(crate) struct TensorSlice<T> {
     address: usize,
     len: usize,
-    usage: Use,
-    _keep: Keep,
+    access: MemoryAccess,
+    _keep: KeepAlive,
     elements: PhantomData<T>,
 }
 
-/// Address range of some lent memory, for [`check_apart`].
-pub(crate) struct Extent {
-    begin: usize,
+/// Address range of a slice, for [`check_disjoint`].
+pub(crate) struct AddressRange {
+    start: usize,
     end: usize,
-    changes: bool,
+    is_written: bool,
 }
 
-impl<T: Plain> Lent<T> {
+impl<T: Plain> TensorSlice<T> {
     /// Borrow the elements of a contiguous host tensor. Its bytes are read as `T`, whatever its dtype.
-    pub(crate) fn new(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Self> {
-        let Found::Layout(Layout { place, address, bytes, strided, keep }) = find(object, usage)? else {
+    pub(crate) fn new(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Self> {
+        let ObjectMemory::Layout(Layout { location, address, bytes, strided, keep }) = find(object, access)? else {
             return Err(PyTypeError::new_err("a torch tensor or an array is wanted, not another library's"));
         };
-        if place.device != Device::Host {
+        if location.device != Device::Host {
             return Err(PyValueError::new_err("this tensor is on a GPU; the kernel works on memory of the host"));
         }
         if strided.is_some() {
@@ -51,51 +51,52 @@ impl<T: Plain> Lent<T> {
                 "{bytes} bytes at address {address:#x} are no elements of {wanted} bytes; pass tensor.clone()"
             )));
         }
-        Ok(Self { address, len: bytes / size_of::<T>(), usage, _keep: keep, elements: PhantomData })
+        Ok(Self { address, len: bytes / size_of::<T>(), access, _keep: keep, elements: PhantomData })
     }
 
-    pub(crate) fn extent(&self) -> Extent {
+    pub(crate) fn address_range(&self) -> AddressRange {
         let end = self.address + self.len * size_of::<T>();
-        Extent { begin: self.address, end, changes: self.usage == Use::Fill }
+        AddressRange { start: self.address, end, is_written: self.access == MemoryAccess::Write }
     }
 
-    /// Return the elements. Call [`check_apart`] first, with all memory lent for the same work.
+    /// Return the elements. Call [`check_disjoint`] first, with all slices of the same work.
     pub(crate) fn as_slice(&self) -> &[T] {
         if self.len == 0 {
             return &[];
         }
         // SAFETY: the object stated its address, and `keep` keeps the bytes there. They are aligned and whole, and any
-        // bits are valid. `check_apart` ensures that nothing lent for the same work changes them. The caller prevents
-        // other Python threads from changing a tensor while a kernel reads it, as for torch's kernels.
+        // bits are valid. `check_disjoint` ensures that no other slice of the same work changes them. The caller
+        // prevents other Python threads from changing a tensor while a kernel reads it, as for torch's kernels.
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), self.len) }
     }
 
-    /// Return the elements for writing. As [`Lent::as_slice`]; the memory must be lent with [`Use::Fill`].
+    /// Return the elements for writing. As [`TensorSlice::as_slice`]; the slice must be created with
+    /// [`MemoryAccess::Write`].
     pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
-        assert!(self.usage == Use::Fill, "this memory was lent for reading");
+        assert!(self.access == MemoryAccess::Write, "this slice is for reading");
         if self.len == 0 {
             return &mut [];
         }
-        // SAFETY: as above. The object stated that its bytes may change, and `check_apart` ensures that nothing else
-        // lent for the same work overlaps them.
+        // SAFETY: as above. The object stated that its bytes may change, and `check_disjoint` ensures that no other
+        // slice of the same work overlaps them.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.address), self.len) }
     }
 }
 
 /// Refuse arguments that overlap memory which another argument changes.
-pub(crate) fn check_apart(mut extents: Vec<Extent>) -> PyResult<()> {
-    extents.retain(|extent| extent.begin < extent.end);
-    extents.sort_unstable_by_key(|extent| extent.begin);
-    let (mut end, mut end_of_changes) = (0, 0);
-    for extent in extents {
-        if extent.begin < end_of_changes || (extent.changes && extent.begin < end) {
+pub(crate) fn check_disjoint(mut address_ranges: Vec<AddressRange>) -> PyResult<()> {
+    address_ranges.retain(|address_range| address_range.start < address_range.end);
+    address_ranges.sort_unstable_by_key(|address_range| address_range.start);
+    let (mut end, mut end_of_writes) = (0, 0);
+    for address_range in address_ranges {
+        if address_range.start < end_of_writes || (address_range.is_written && address_range.start < end) {
             return Err(PyValueError::new_err(
                 "two of the tensors share memory, and one of them would be changed; pass tensors of their own",
             ));
         }
-        end = end.max(extent.end);
-        if extent.changes {
-            end_of_changes = end_of_changes.max(extent.end);
+        end = end.max(address_range.end);
+        if address_range.is_written {
+            end_of_writes = end_of_writes.max(address_range.end);
         }
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! Requests whose `Transfer` was dropped in flight.
 //!
 //! They continue, and their tensors stay alive until they are done. Then the tensors are released, and failures become
-//! warnings, since no caller sees them. `watch` makes the interpreter do that. Each later call of the package also
-//! sweeps a few, in case the interpreter's main thread is busy.
+//! warnings, since no caller sees them. `reaper` makes the interpreter do that. Each later call of the package also
+//! releases a few, in case the interpreter's main thread is busy.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,59 +13,59 @@ use deepnvme_mem::sync::ignore_poison;
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 
-use crate::flight::Flight;
+use crate::pending_request::PendingRequest;
 
-/// Orphans that one call checks, so that no call is slow.
-const LOOKS_PER_CALL: usize = 16;
+/// Requests that one call checks, so that no call is slow.
+const CHECKS_PER_CALL: usize = 16;
 
-static ORPHANS: Mutex<VecDeque<Arc<Flight>>> = Mutex::new(VecDeque::new());
+static DETACHED: Mutex<VecDeque<Arc<PendingRequest>>> = Mutex::new(VecDeque::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Keep a request until a sweep finds it done.
-pub(crate) fn keep(flight: Arc<Flight>) {
-    with(|orphans| orphans.push_back(flight));
+/// Keep a request until a later call finds it done.
+pub(crate) fn add(request: Arc<PendingRequest>) {
+    with_requests(|requests| requests.push_back(request));
 }
 
 /// Release a few finished requests. Free if there are none.
-pub(crate) fn sweep(py: Python<'_>) {
+pub(crate) fn reap(py: Python<'_>) {
     if COUNT.load(Ordering::Relaxed) > 0 {
-        sweep_some(py, LOOKS_PER_CALL);
+        reap_some(py, CHECKS_PER_CALL);
     }
 }
 
 /// Release all finished requests.
-pub(crate) fn sweep_all(py: Python<'_>) {
-    sweep_some(py, COUNT.load(Ordering::Relaxed));
+pub(crate) fn reap_all(py: Python<'_>) {
+    reap_some(py, COUNT.load(Ordering::Relaxed));
 }
 
-fn sweep_some(py: Python<'_>, looks: usize) {
+fn reap_some(py: Python<'_>, checks: usize) {
     let mut ended = Vec::new();
-    with(|orphans| {
-        for _ in 0..looks.min(orphans.len()) {
-            match orphans.pop_front() {
-                Some(flight) if flight.is_done() || flight.is_foreign() => ended.push(flight),
-                Some(flight) => orphans.push_back(flight),
+    with_requests(|requests| {
+        for _ in 0..checks.min(requests.len()) {
+            match requests.pop_front() {
+                Some(request) if request.is_done() || request.is_from_before_fork() => ended.push(request),
+                Some(request) => requests.push_back(request),
                 None => {}
             }
         }
     });
-    for flight in ended {
-        if let (false, Some(Err(error))) = (flight.is_foreign(), flight.result()) {
-            warn_of(py, &error);
+    for request in ended {
+        if let (false, Some(Err(error))) = (request.is_from_before_fork(), request.result()) {
+            warn_of_failure(py, &error);
         }
     }
 }
 
 /// The lock is held only briefly, and never while the GIL is released, so that no fork finds it locked.
-fn with<T>(act: impl FnOnce(&mut VecDeque<Arc<Flight>>) -> T) -> T {
-    let mut orphans = ignore_poison(ORPHANS.lock());
-    let answer = act(&mut orphans);
-    COUNT.store(orphans.len(), Ordering::Relaxed);
-    answer
+fn with_requests<T>(act: impl FnOnce(&mut VecDeque<Arc<PendingRequest>>) -> T) -> T {
+    let mut requests = ignore_poison(DETACHED.lock());
+    let result = act(&mut requests);
+    COUNT.store(requests.len(), Ordering::Relaxed);
+    result
 }
 
 /// Turn an unobserved failure into a `ResourceWarning`. A cancelled request is no failure.
-pub(crate) fn warn_of(py: Python<'_>, error: &Error) {
+pub(crate) fn warn_of_failure(py: Python<'_>, error: &Error) {
     if error.kind() != ErrorKind::Cancelled {
         warn(py, &format!("nobody looked at the failure of a request: {error}"));
     }

@@ -11,24 +11,24 @@ use deepnvme_format::safetensors::TensorSpec;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::new_file::over;
+use super::new_file::already_taken;
 use super::raise;
 use crate::path::file_name;
-use crate::threads::Ending;
+use crate::threads::UntilTaken;
 use crate::{background, default};
 
 /// A new safetensors file under a private name. ``commit`` renames it to ``path``; otherwise it is deleted.
 ///
 /// ``tensors`` lists names, torch's type names, and element counts. The tensors are contiguous, starting at
 /// ``data_offset``. The caller writes their bytes through the descriptor.
-#[pyclass(frozen, name = "_PlacedFile", module = "deepnvme._deepnvme")]
-pub(crate) struct PlacedFile {
+#[pyclass(frozen, name = "_ReflinkTarget", module = "deepnvme._deepnvme")]
+pub(crate) struct PyReflinkTarget {
     data_offset: u64,
-    inner: Ending<ReflinkTarget>,
+    inner: UntilTaken<ReflinkTarget>,
 }
 
 #[pymethods]
-impl PlacedFile {
+impl PyReflinkTarget {
     #[new]
     fn new(
         path: &Bound<'_, PyAny>,
@@ -37,15 +37,15 @@ impl PlacedFile {
         checksums: bool,
     ) -> PyResult<Self> {
         let py = path.py();
-        let (target, engine) = (Target::Path(file_name(path)?), default::or_default(py, None)?);
+        let (path, engine) = (Target::Path(file_name(path)?), default::or_default(py, None)?);
         let spec = |(name, dtype, count): (String, String, u64)| match Dtype::from_torch(&dtype) {
             Some(dtype) => Ok(TensorSpec { name, dtype, shape: vec![count] }),
             None => Err(PyValueError::new_err(format!("{name:?}: torch.{dtype} is not known"))),
         };
         let specs = tensors.into_iter().map(spec).collect::<PyResult<Vec<_>>>()?;
-        let placed = py.detach(|| ReflinkTarget::new(engine, &target, specs, metadata, checksums));
-        let placed = placed.map_err(|error| raise(py, &error))?;
-        Ok(Self { data_offset: placed.data_offset(), inner: Ending::new(placed) })
+        let target = py.detach(|| ReflinkTarget::new(engine, &path, specs, metadata, checksums));
+        let target = target.map_err(|error| raise(py, &error))?;
+        Ok(Self { data_offset: target.data_offset(), inner: UntilTaken::new(target) })
     }
 
     /// Offset of the first tensor.
@@ -56,22 +56,22 @@ impl PlacedFile {
 
     /// Return the file's descriptor, until it is committed or given up.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        self.inner.with(py, |placed| placed.descriptor().as_raw_fd()).ok_or_else(over)
+        self.inner.with(py, |target| target.descriptor().as_raw_fd()).ok_or_else(already_taken)
     }
 
     /// Read the tensors for their checksums, sync the file, and rename it to its final name.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
-        let placed = self.inner.take(py).ok_or_else(over)?;
+        let target = self.inner.take(py).ok_or_else(already_taken)?;
         let progress = Arc::new(Progress::default());
         let seen = Arc::clone(&progress);
         let stop = || progress.stop();
-        let committed = background::watch(py, move || placed.commit(&seen), &mut || Ok(()), &stop)?;
+        let committed = background::run_polling(py, move || target.commit(&seen), &mut || Ok(()), &stop)?;
         committed.map_err(|error| raise(py, &error))
     }
 
     /// Delete the file unless it was committed.
     fn give_up(&self, py: Python<'_>) {
-        let placed = self.inner.take(py);
-        py.detach(|| drop(placed));
+        let target = self.inner.take(py);
+        py.detach(|| drop(target));
     }
 }

@@ -6,8 +6,8 @@ use super::payload::Version;
 
 /// Events of one name, in order.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Log {
-    now: u64,
+pub(super) struct SaveLog {
+    clock: u64,
     saves: Vec<Save>,
 }
 
@@ -20,44 +20,44 @@ struct Save {
     succeeded: bool,
 }
 
-impl Log {
+impl SaveLog {
     /// Record the start of a save.
     pub(super) fn begin(&mut self, version: Version, durability: Durability) {
-        self.now += 1;
-        self.saves.push(Save { version, durability, began: self.now, ended: None, succeeded: false });
+        self.clock += 1;
+        self.saves.push(Save { version, durability, began: self.clock, ended: None, succeeded: false });
     }
 
     /// Record the end of a save.
     pub(super) fn end(&mut self, version: Version, succeeded: bool) {
-        self.now += 1;
+        self.clock += 1;
         if let Some(save) = self.saves.iter_mut().find(|save| save.version == version) {
-            (save.ended, save.succeeded) = (Some(self.now), succeeded);
+            (save.ended, save.succeeded) = (Some(self.clock), succeeded);
         }
     }
 
     /// Check a version, or a missing file, under the name. Returns the error, if any. With `after_cut`, only durable
     /// saves count.
     #[must_use]
-    pub(super) fn judge(&self, shown: Option<Version>, after_cut: bool) -> Option<String> {
+    pub(super) fn check(&self, found: Option<Version>, after_cut: bool) -> Option<String> {
         let counts = |save: &&Save| save.succeeded && (!after_cut || save.durability == Durability::Full);
-        let Some(shown) = shown else {
+        let Some(found) = found else {
             let made = self.saves.iter().find(counts)?;
             return Some(format!(
                 "nothing is there, though version {} was saved ({:?})",
                 made.version, made.durability
             ));
         };
-        let Some(save) = self.saves.iter().find(|save| save.version == shown) else {
-            return Some(format!("version {shown} is there, which nobody saved"));
+        let Some(save) = self.saves.iter().find(|save| save.version == found) else {
+            return Some(format!("version {found} is there, which nobody saved"));
         };
         let ended = save.ended?;
         let newer = self.saves.iter().filter(counts).find(|newer| newer.began > ended)?;
-        Some(format!("version {shown} is there, though {} was saved after it ({:?})", newer.version, newer.durability))
+        Some(format!("version {found} is there, though {} was saved after it ({:?})", newer.version, newer.durability))
     }
 
     /// Return whether any save was not durable: after a power cut it may leave any content.
     #[must_use]
-    pub(super) fn has_careless(&self) -> bool {
+    pub(super) fn has_non_durable(&self) -> bool {
         self.saves.iter().any(|save| save.durability == Durability::None)
     }
 }

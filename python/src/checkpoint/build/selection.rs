@@ -1,6 +1,6 @@
 //! Select the wanted tensors of a state. Values that contain tensors, but no wanted ones, are omitted.
 //!
-//! Names are sorted so that all names below a prefix are adjacent. A place in the state is therefore a range of names.
+//! Names are sorted so that all names below a prefix are adjacent. A scope of the state is therefore a range of names.
 //! Each step down narrows the range by binary search, and an empty range ends the search.
 
 use std::cmp::Ordering;
@@ -11,16 +11,16 @@ use deepnvme_format::state::State;
 use super::callables::PLAIN;
 
 /// Sorted names, all and wanted.
-pub(super) struct Choice<'a> {
+pub(super) struct Selection<'a> {
     tensors: Vec<&'a [u8]>,
     wanted: Vec<&'a [u8]>,
     /// For each node, whether it leads to a storage or to an object that is not a plain value.
-    made: Vec<bool>,
+    not_plain: Vec<bool>,
 }
 
-/// A place in the state: the names that start with its own name.
+/// A scope of the state: the names that start with its own name.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Place {
+pub(super) struct NameScope {
     tensors: NameRange,
     wanted: NameRange,
     /// Length of its own name in bytes.
@@ -33,50 +33,50 @@ struct NameRange {
     end: usize,
 }
 
-impl<'a> Choice<'a> {
+impl<'a> Selection<'a> {
     pub(super) fn new(graph: &Graph, state: &'a State, wanted: &'a [String]) -> Self {
         Self {
-            made: made(graph),
+            not_plain: find_not_plain(graph),
             tensors: sorted(state.tensors.iter().map(|tensor| tensor.name.as_bytes()).collect()),
             wanted: sorted(wanted.iter().map(String::as_bytes).collect()),
         }
     }
 
-    pub(super) fn root(&self) -> Place {
+    pub(super) fn root(&self) -> NameScope {
         let whole = |names: &[&[u8]]| NameRange { begin: 0, end: names.len() };
-        Place { tensors: whole(&self.tensors), wanted: whole(&self.wanted), bytes: 0 }
+        NameScope { tensors: whole(&self.tensors), wanted: whole(&self.wanted), bytes: 0 }
     }
 
-    /// Return the place one step below. Name parts are joined by dots, and empty leading parts are dropped.
-    pub(super) fn below(&self, place: Place, part: &str) -> Place {
-        if place.bytes == 0 && part.is_empty() {
-            return place;
+    /// Return the scope one step below. Name parts are joined by dots, and empty leading parts are dropped.
+    pub(super) fn child(&self, scope: NameScope, part: &str) -> NameScope {
+        if scope.bytes == 0 && part.is_empty() {
+            return scope;
         }
-        let step = Step { from: place.bytes, has_dot: place.bytes > 0, part: part.as_bytes() };
-        Place {
-            tensors: step.narrow(&self.tensors, place.tensors),
-            wanted: step.narrow(&self.wanted, place.wanted),
-            bytes: place.bytes + usize::from(step.has_dot) + part.len(),
+        let step = Step { from: scope.bytes, has_dot: scope.bytes > 0, part: part.as_bytes() };
+        NameScope {
+            tensors: step.narrow(&self.tensors, scope.tensors),
+            wanted: step.narrow(&self.wanted, scope.wanted),
+            bytes: scope.bytes + usize::from(step.has_dot) + part.len(),
         }
     }
 
-    /// Return whether the place contains tensors, but no wanted ones.
-    pub(super) fn leaves_out(&self, place: Place) -> bool {
-        !place.tensors.is_empty() && place.wanted.is_empty()
+    /// Return whether the scope contains tensors, but no wanted ones.
+    pub(super) fn excludes(&self, scope: NameScope) -> bool {
+        !scope.tensors.is_empty() && scope.wanted.is_empty()
     }
 
     /// Return whether a value contains no wanted tensors and is not plain. Such values are never built.
-    pub(super) fn leaves_out_value(&self, place: Place, id: NodeId) -> bool {
-        place.wanted.is_empty() && self.made[id.index()]
+    pub(super) fn excludes_value(&self, scope: NameScope, id: NodeId) -> bool {
+        scope.wanted.is_empty() && self.not_plain[id.index()]
     }
 
-    /// Like `leaves_out`, for an object. If it is a tensor, names below its own don't count: it is not built for them.
-    pub(super) fn leaves_out_object(&self, place: Place) -> bool {
+    /// Like `excludes`, for an object. If it is a tensor, names below its own don't count: it is not built for them.
+    pub(super) fn excludes_object(&self, scope: NameScope) -> bool {
         // The shortest name comes first.
         let has = |names: &[&[u8]], range: NameRange| {
-            names[range.begin..range.end].first().is_some_and(|name| name.len() == place.bytes)
+            names[range.begin..range.end].first().is_some_and(|name| name.len() == scope.bytes)
         };
-        if has(&self.tensors, place.tensors) { !has(&self.wanted, place.wanted) } else { self.leaves_out(place) }
+        if has(&self.tensors, scope.tensors) { !has(&self.wanted, scope.wanted) } else { self.excludes(scope) }
     }
 }
 
@@ -120,7 +120,7 @@ impl Step<'_> {
 }
 
 /// Find the nodes that lead to a storage, a call that is not plain, or a class.
-fn made(graph: &Graph) -> Vec<bool> {
+fn find_not_plain(graph: &Graph) -> Vec<bool> {
     // The referrers of each node: count them first, then turn the counts into offsets of one array.
     let mut begins = vec![0u32; graph.len() + 1];
     for node in graph.nodes() {
@@ -138,7 +138,7 @@ fn made(graph: &Graph) -> Vec<bool> {
         });
     }
     let is_plain = |object: &Object| graph.global(object.callable).is_some_and(|global| PLAIN.contains(&global));
-    let mut made: Vec<bool> = graph
+    let mut not_plain: Vec<bool> = graph
         .nodes()
         .iter()
         .map(|node| match node {
@@ -147,16 +147,16 @@ fn made(graph: &Graph) -> Vec<bool> {
             _ => false,
         })
         .collect();
-    let mut todo: Vec<u32> = (0..graph.len() as u32).filter(|number| made[*number as usize]).collect();
+    let mut todo: Vec<u32> = (0..graph.len() as u32).filter(|number| not_plain[*number as usize]).collect();
     while let Some(number) = todo.pop() {
         let at = number as usize;
         for referrer in &referrers[begins[at] as usize..begins[at + 1] as usize] {
-            if !std::mem::replace(&mut made[*referrer as usize], true) {
+            if !std::mem::replace(&mut not_plain[*referrer as usize], true) {
                 todo.push(*referrer);
             }
         }
     }
-    made
+    not_plain
 }
 
 fn sorted(mut names: Vec<&[u8]>) -> Vec<&[u8]> {

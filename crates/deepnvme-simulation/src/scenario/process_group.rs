@@ -12,7 +12,7 @@ use super::context::Context;
 
 /// A rank's message in a round.
 #[derive(Clone, Default)]
-pub(super) struct Said {
+pub(super) struct Message {
     pub(super) text: String,
     pub(super) other_text: String,
     pub(super) bytes: Option<Vec<u8>>,
@@ -22,7 +22,7 @@ pub(super) struct Said {
     pub(super) other_names: Vec<String>,
 }
 
-impl Said {
+impl Message {
     pub(super) fn text(text: impl Into<String>) -> Self {
         Self { text: text.into(), ..Self::default() }
     }
@@ -38,81 +38,81 @@ pub(super) enum Failure {
 }
 
 /// The ranks.
-pub(super) struct Team {
+pub(super) struct ProcessGroup {
     ranks: usize,
-    board: Mutex<Board>,
+    state: Mutex<GroupState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Board {
-    said: Vec<Option<Result<Said, String>>>,
-    last: Arc<Vec<Result<Said, String>>>,
+struct GroupState {
+    messages: Vec<Option<Result<Message, String>>>,
+    last: Arc<Vec<Result<Message, String>>>,
     round: u64,
-    has_parted: bool,
-    is_disturbed: bool,
+    has_left: bool,
+    is_interrupted: bool,
 }
 
-impl Team {
+impl ProcessGroup {
     pub(super) fn new(ranks: usize) -> Self {
-        let board = Board { said: vec![None; ranks], ..Board::default() };
-        Self { ranks, board: Mutex::new(board), changed: Condvar::new() }
+        let state = GroupState { messages: vec![None; ranks], ..GroupState::default() };
+        Self { ranks, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     pub(super) fn ranks(&self) -> usize {
         self.ranks
     }
 
-    fn board(&self) -> MutexGuard<'_, Board> {
-        ignore_poison(self.board.lock())
+    fn state(&self) -> MutexGuard<'_, GroupState> {
+        ignore_poison(self.state.lock())
     }
 
     /// Let each rank do its work, and return all results in rank order.
-    pub(super) fn agree(
+    pub(super) fn gather(
         &self,
         context: &Context,
         rank: usize,
-        work: impl FnOnce() -> Result<Said, Error>,
-    ) -> Result<Vec<Said>, Failure> {
+        work: impl FnOnce() -> Result<Message, Error>,
+    ) -> Result<Vec<Message>, Failure> {
         let own = work().map_err(|error| error.to_string());
         if context.world.is_dead(thread::process()) {
-            self.part();
+            self.leave();
             return Err(Failure::Lost);
         }
-        let mut board = self.board();
-        if board.has_parted {
+        let mut state = self.state();
+        if state.has_left {
             return Err(Failure::Lost);
         }
-        let round = board.round;
-        board.said[rank] = Some(own);
-        if board.said.iter().all(Option::is_some) {
-            board.last = Arc::new(board.said.iter_mut().filter_map(Option::take).collect());
-            board.round += 1;
+        let round = state.round;
+        state.messages[rank] = Some(own);
+        if state.messages.iter().all(Option::is_some) {
+            state.last = Arc::new(state.messages.iter_mut().filter_map(Option::take).collect());
+            state.round += 1;
             self.changed.notify_all();
         }
-        while board.round == round && !board.has_parted {
-            board = ignore_poison(self.changed.wait(board));
+        while state.round == round && !state.has_left {
+            state = ignore_poison(self.changed.wait(state));
         }
-        if board.round == round {
+        if state.round == round {
             return Err(Failure::Lost);
         }
-        let last = Arc::clone(&board.last);
-        drop(board);
+        let last = Arc::clone(&state.last);
+        drop(state);
         last.iter().cloned().collect::<Result<_, _>>().map_err(Failure::Known)
     }
 
     /// Leave. Ranks that wait for this one stop waiting.
-    pub(super) fn part(&self) {
-        self.board().has_parted = true;
+    pub(super) fn leave(&self) {
+        self.state().has_left = true;
         self.changed.notify_all();
     }
 
     /// Record an interruption: failures are expected from now on.
-    pub(super) fn disturb(&self) {
-        self.board().is_disturbed = true;
+    pub(super) fn mark_interrupted(&self) {
+        self.state().is_interrupted = true;
     }
 
-    pub(super) fn is_disturbed(&self) -> bool {
-        self.board().is_disturbed
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.state().is_interrupted
     }
 }

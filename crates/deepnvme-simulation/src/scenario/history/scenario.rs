@@ -11,7 +11,7 @@ use crate::scenario::content::Content;
 use crate::scenario::payload::Version;
 
 /// A folder, and the saves into it.
-pub(in crate::scenario) struct Play {
+pub(in crate::scenario) struct Scenario {
     pub(in crate::scenario) content: Content,
     pub(in crate::scenario) folder: PathBuf,
     pub(in crate::scenario) seed: u64,
@@ -24,7 +24,7 @@ pub(super) struct Log {
     pub(super) next_version: Version,
     /// Saves in starting order, with their outcomes.
     pub(super) saves: BTreeMap<Version, Save>,
-    pub(super) now: u64,
+    pub(super) clock: u64,
     /// Versions whose files a user has moved away, for a while or for good. Other files may have their names.
     pub(super) moved: BTreeMap<Version, PathBuf>,
     /// Files that came back edited, or when no manifest listed them any more: nobody may remove them.
@@ -36,11 +36,11 @@ pub(super) struct Save {
     pub(super) step: u64,
     pub(super) began: u64,
     pub(super) ended: Option<u64>,
-    pub(super) counts: bool,
+    pub(super) is_committed: bool,
     pub(super) durability: Durability,
 }
 
-impl Play {
+impl Scenario {
     /// Copy the state so far.
     pub(super) fn copy(&self) -> Self {
         let Self { content, folder, seed, keep, log } = self;
@@ -51,19 +51,19 @@ impl Play {
     /// Record the start of a save. With several ranks, the first one counts.
     pub(in crate::scenario) fn begin_save(&self, version: Version, step: u64, durability: Durability) {
         let mut log = lock(&self.log);
-        log.now += 1;
+        log.clock += 1;
         log.next_version = log.next_version.max(version);
-        let began = log.now;
-        log.saves.entry(version).or_insert(Save { step, began, ended: None, counts: false, durability });
+        let began = log.clock;
+        log.saves.entry(version).or_insert(Save { step, began, ended: None, is_committed: false, durability });
     }
 
     /// Record the end of a save. With several ranks, it counts if any rank saw it commit.
-    pub(in crate::scenario) fn end_save(&self, version: Version, counts: bool) {
+    pub(in crate::scenario) fn end_save(&self, version: Version, is_committed: bool) {
         let mut log = lock(&self.log);
-        log.now += 1;
-        let now = log.now;
+        log.clock += 1;
+        let clock = log.clock;
         if let Some(save) = log.saves.get_mut(&version) {
-            (save.ended, save.counts) = (Some(now), save.counts || counts);
+            (save.ended, save.is_committed) = (Some(clock), save.is_committed || is_committed);
         }
     }
 }

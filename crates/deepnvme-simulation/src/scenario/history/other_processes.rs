@@ -9,21 +9,21 @@ use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::op::Errno;
 use deepnvme_simulation_runtime::thread;
 
-use super::play::{Play, lock};
+use super::scenario::{Scenario, lock};
 use crate::scenario::context::Context;
 use crate::scenario::payload;
-use crate::world::USERS_FROM;
+use crate::world::FIRST_USER;
 
 /// Read the manifest now and then: it is whole at any moment.
-pub(super) fn reader(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
-    let play = Arc::clone(play);
-    context.process(USERS_FROM + 1, move |context| {
+pub(super) fn reader(context: &Context, scenario: &Arc<Scenario>) -> thread::JoinHandle<()> {
+    let scenario = Arc::clone(scenario);
+    context.process(FIRST_USER + 1, move |context| {
         let mut rng = context.rng(2);
         for _ in 0..rng.within(1..5) {
             for _ in 0..rng.below(40) {
                 thread::yield_now();
             }
-            let path = play.folder.join(MANIFEST);
+            let path = scenario.folder.join(MANIFEST);
             match fs::read_small(&path, 1 << 20) {
                 Ok(text) => {
                     if let Err(problem) = Manifest::parse(&text) {
@@ -39,55 +39,56 @@ pub(super) fn reader(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<
 }
 
 /// Inject bad sectors into the manifest, temporarily.
-pub(super) fn spoiler(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
-    let play = Arc::clone(play);
-    context.process(USERS_FROM + 2, move |context| {
+pub(super) fn bad_sector_injector(context: &Context, scenario: &Arc<Scenario>) -> thread::JoinHandle<()> {
+    let scenario = Arc::clone(scenario);
+    context.process(FIRST_USER + 2, move |context| {
         let mut rng = context.rng(6);
         for _ in 0..rng.within(1..6) {
             (0..rng.below(150)).for_each(|_| thread::yield_now());
-            context.world.refuse_reading(&play.folder.join(MANIFEST), rng.below(3));
+            context.world.make_unreadable(&scenario.folder.join(MANIFEST), rng.below(3));
             (0..rng.below(150)).for_each(|_| thread::yield_now());
-            context.world.allow_reading();
+            context.world.make_readable();
         }
     })
 }
 
 /// Move checkpoints out of the folder, and back after a while: a disk that was not mounted, or a user's archive. Some
 /// are edited in place meanwhile.
-pub(super) fn mover(context: &Context, play: &Arc<Play>) -> thread::JoinHandle<()> {
-    let play = Arc::clone(play);
-    context.process(USERS_FROM + 3, move |context| {
+pub(super) fn checkpoint_mover(context: &Context, scenario: &Arc<Scenario>) -> thread::JoinHandle<()> {
+    let scenario = Arc::clone(scenario);
+    context.process(FIRST_USER + 3, move |context| {
         let mut rng = context.rng(8);
         for _ in 0..rng.within(1..20) {
             (0..rng.below(60)).for_each(|_| thread::yield_now());
-            let names = fs::entries(&play.folder).unwrap_or_default();
+            let names = fs::entries(&scenario.folder).unwrap_or_default();
             let names: Vec<_> = names.into_iter().filter(|name| name.to_str().is_some_and(is_checkpoint)).collect();
             if names.is_empty() {
                 continue;
             }
-            let here = play.folder.join(&names[rng.below(names.len() as u64) as usize]);
+            let here = scenario.folder.join(&names[rng.below(names.len() as u64) as usize]);
             let Ok(bytes) = fs::read_small(&here, 1 << 20) else { continue };
-            let Some(version) = payload::recognised(play.seed, &bytes) else { continue };
+            let Some(version) = payload::recognise(scenario.seed, &bytes) else { continue };
             let away = PathBuf::from("/d0/away");
             {
-                let mut log = lock(&play.log);
+                let mut log = lock(&scenario.log);
                 log.moved.insert(version, here.clone());
                 log.returned.retain(|path| *path != here);
             }
             if fs::rename_new(&here, &away).is_err() {
                 continue;
             }
-            let manifest = || Manifest::parse(&fs::read_small(&play.folder.join(MANIFEST), 1 << 20).ok()?).ok();
+            let manifest = || Manifest::parse(&fs::read_small(&scenario.folder.join(MANIFEST), 1 << 20).ok()?).ok();
             let name = here.file_name().unwrap_or_default().to_string_lossy();
             // A removal that has begun may have examined the file already.
-            let counts = manifest().is_some_and(|now| now.checkpoints.iter().any(|entry| entry.file == name));
-            let is_edited = counts && rng.chance(400) && edit(&away).is_ok();
+            let is_committed =
+                manifest().is_some_and(|manifest| manifest.checkpoints.iter().any(|entry| entry.file == name));
+            let is_edited = is_committed && rng.chance(400) && edit(&away).is_ok();
             (0..rng.below(200)).for_each(|_| thread::yield_now());
             // Once no manifest lists it, none will again.
-            let is_forgotten = manifest().is_some_and(|now| !now.knows(&name));
+            let is_forgotten = manifest().is_some_and(|manifest| !manifest.knows(&name));
             let is_back = fs::rename_new(&away, &here).is_ok();
             if is_back && (is_forgotten || is_edited) {
-                lock(&play.log).returned.push(here);
+                lock(&scenario.log).returned.push(here);
             }
         }
     })

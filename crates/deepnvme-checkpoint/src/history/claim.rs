@@ -1,0 +1,74 @@
+//! Take the lock of a folder, and clean up after killed writers.
+
+use deepnvme_io::fs;
+
+use super::lock::{Holder, Lock, Taken};
+use super::state::{History, locked};
+use super::{plan, private};
+use crate::error::Result;
+
+/// The result of taking the lock.
+#[derive(Debug, Default)]
+pub struct Claim {
+    /// Checkpoints in the folder that the manifest does not list. They stay.
+    pub unlisted: Vec<String>,
+    /// Whether the file system lacks locks.
+    pub is_unlocked: bool,
+}
+
+impl History {
+    /// Takes the lock unless this process holds it. The leader of several processes then reads the manifest again. All
+    /// processes clean up after killed writers here.
+    ///
+    /// # Errors
+    /// `Locked` if another process saves into the folder.
+    pub fn claim(&self, holder: &Holder, is_leader: bool) -> Result<Claim> {
+        let _turn = locked(&self.turn);
+        self.refuse_link()?;
+        if locked(&self.lock).as_ref().is_some_and(Lock::is_there) {
+            return Ok(Claim::default());
+        }
+        // The lock file was removed, so this process must lock the new one.
+        drop(locked(&self.lock).take());
+        let mut claim = Claim::default();
+        match Lock::take(&self.folder, holder)? {
+            Taken::Held(lock) => *locked(&self.lock) = Some(lock),
+            Taken::Shared => return Ok(claim),
+            Taken::Unsupported => claim.is_unlocked = true,
+        }
+        if is_leader {
+            let read = self.read_file();
+            if read.is_err() {
+                drop(locked(&self.lock).take());
+            }
+            self.adopt(read?);
+        }
+        let manifest = self.manifest();
+        let names = fs::entries(&self.folder).map_err(|errno| self.refused("list", errno))?;
+        claim.unlisted = plan::unlisted(&manifest, names.iter().filter_map(|name| name.to_str()));
+        // Without a lock, private files may be in use by another writer.
+        if !claim.is_unlocked {
+            private::remove_stale(&self.folder, &names, |name| manifest.knows(name));
+        }
+        Ok(claim)
+    }
+
+    /// Returns whether this process holds the lock.
+    #[must_use]
+    pub fn is_claimed(&self) -> bool {
+        locked(&self.lock).is_some()
+    }
+
+    /// Releases the lock.
+    pub fn release(&self) {
+        let _turn = locked(&self.turn);
+        drop(locked(&self.lock).take());
+    }
+
+    /// In a forked child: closes the lock file, which the parent still holds. Never waits.
+    pub fn abandon(&self) {
+        if let Ok(mut lock) = self.lock.try_lock() {
+            drop(lock.take());
+        }
+    }
+}
