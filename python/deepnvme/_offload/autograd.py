@@ -65,14 +65,14 @@ class _SavedTensor:
 
 
 def save_references(
-    residence: Residence, groups: Sequence[ParameterGroup], ensure: Callable[[], None]
+    residence: Residence, groups: Sequence[ParameterGroup], ensure: Callable[[], None] | None
 ) -> AbstractContextManager[None]:
     """Save references into groups instead of their memory, for operations in the block.
 
     Args:
         residence: holds the groups.
         groups: the groups held while the block runs.
-        ensure: called when something saved is needed again; holds all groups.
+        ensure: called when something saved is needed again; holds all groups. ``None``: what is needed is copied.
     """
     around: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
     members = {id(member.parameter): (group, member) for group in groups for member in group.members}
@@ -102,18 +102,22 @@ def save_references(
                 f"{saved.group.members[0].name} was changed after the forward pass, and the backward pass needs its "
                 "old values; attach(..., in_backward=True) changes it in each backward pass"
             )
+        if ensure is None:
+            with residence.held([saved.group]):
+                return _viewed(saved, residence.memory(saved.group)).clone(memory_format=torch.preserve_format)
         ensure()
-        memory = residence.memory(saved.group)
-        if isinstance(saved, _WeightView):
-            size = saved.dtype.itemsize
-            flat = memory[saved.offset : saved.offset + (memory.numel() - saved.offset) // size * size].view(
-                saved.dtype
-            )
-            return flat.as_strided(saved.size, saved.stride, flat.storage_offset()).data
-        copy: torch.Tensor = saved.member.view(memory).to(saved.dtype)
-        return copy.as_strided(saved.size, saved.stride, saved.offset)
+        return _viewed(saved, residence.memory(saved.group))
 
     return _hooks(pack, unpack)
+
+
+def _viewed(saved: _WeightView | _CastView, memory: torch.Tensor) -> torch.Tensor:
+    if isinstance(saved, _WeightView):
+        size = saved.dtype.itemsize
+        flat = memory[saved.offset : saved.offset + (memory.numel() - saved.offset) // size * size].view(saved.dtype)
+        return flat.as_strided(saved.size, saved.stride, flat.storage_offset()).data
+    copy: torch.Tensor = saved.member.view(memory).to(saved.dtype)
+    return copy.as_strided(saved.size, saved.stride, saved.offset)
 
 
 @contextmanager

@@ -12,22 +12,24 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.save import SaveOptions
+from deepnvme._offload.autograd import save_references
 from deepnvme._offload.groups import find_blocks, find_misplaced
 from deepnvme._offload.passes import BlockRunner
 from deepnvme._offload.placeholders import replace_meta_parameters
 from deepnvme._offload.residence import Residence
 from deepnvme._offload.saving import ShardSaver
-from deepnvme._offload.state_dicts import fill_state_dicts
+from deepnvme._offload.state_dicts import fill_state_dicts, run_load_hooks
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._offload.swapper import Swapper
-from deepnvme._stream.forward_wrapper import wrap_call
+from deepnvme._stream.forward_wrapper import untraced, wrap_call
+from deepnvme._stream.placeholder import is_on_disk
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import check_available
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -55,7 +57,7 @@ class ParameterOffload:
             self._residence.offload(group)
         self._undo = [wrap_call(block.module, self._runner.wrapper_for(block)) for block in self._blocks]
         hooks = [
-            model.register_forward_pre_hook(self._begin_step),
+            model.register_forward_pre_hook(_untraced_hook(self._begin_step)),
             *fill_state_dicts(model, self._residence, self._group_of, lambda: self._is_filling),
             register_optimizer_step_pre_hook(_StepGuard(self)),
         ]
@@ -98,7 +100,7 @@ class ParameterOffload:
         wanted = sum(group.nbytes for group in groups)
         if wanted > self.memory_bytes:
             raise MemoryError(f"these parameters have {wanted:,} bytes, but there is memory for {self.memory_bytes:,}")
-        with self._residence.held(groups, exclusive=write):
+        with self._residence.held(groups, exclusive=write), save_references(self._residence, groups, None):
             yield
 
     def attach(self, optimizer: torch.optim.Optimizer, *, in_backward: bool = False) -> None:
@@ -164,25 +166,26 @@ class ParameterOffload:
         model = self._model()
         if model is None:
             raise ClosedError("the model was garbage-collected; keep a reference to it")
+        # The state lists a tied parameter under each of its names.
+        others = {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in self._group_of}
+        values = run_load_hooks(model, state)
         wrong = [
-            f"{name} is {tuple(state[name].shape)}, not {tuple(member.shape)}"
+            f"{name} is {tuple(values[name].shape)}, not {tuple(member.shape)}"
             for name, (_, member) in self._names.items()
-            if name in state and state[name].shape != member.shape
+            if name in values and values[name].shape != member.shape
         ]
         if wrong:
             raise RuntimeError(f"the state does not fit: {'; '.join(wrong)}")
-        # The state lists a tied parameter under each of its names.
-        others = {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in self._group_of}
         rest = {name: tensor for name, tensor in state.items() if name not in others}
         answer = model.load_state_dict(rest, strict=False)
-        missing = [name for name in answer.missing_keys if name not in others] + sorted(others - state.keys())
+        missing = [name for name in answer.missing_keys if name not in others] + sorted(others - values.keys())
         if strict and (missing or answer.unexpected_keys):
             raise RuntimeError(f"the state lacks {missing} and has unexpected {answer.unexpected_keys}")
         for group in self._groups:
             with self._residence.held([group], exclusive=True):
                 for member in group.members:
-                    if member.name in state:
-                        tensor = state[member.name]
+                    if member.name in values:
+                        tensor = values[member.name]
                         # A tensor that is still in its file is read here and not kept, so that the model is never in
                         # memory as a whole.
                         member.parameter.data.copy_(tensor.read() if isinstance(tensor, LazyTensor) else tensor)
@@ -283,9 +286,6 @@ class ParameterOffload:
             )
         self._residence.next_step()
 
-    # Not traced: it depends on threads and files.
-    _begin_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
-
     def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise if an optimizer is about to update parameters on disk."""
         if hasattr(optimizer, "check_open"):
@@ -299,6 +299,16 @@ class ParameterOffload:
                         "the parameters of this optimizer are on disk: call model.offloading.attach(optimizer) once, "
                         "before its first step"
                     )
+
+
+def _untraced_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a hook out of graphs: it depends on threads and files."""
+
+    def run(*args: Any) -> Any:
+        return untraced(hook, *args)
+
+    run._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
+    return run
 
 
 class _StepGuard:
@@ -366,6 +376,11 @@ def offload_parameters(
         )
     replace_meta_parameters(model)
     for name, parameter in model.named_parameters():
+        if is_on_disk(parameter):
+            raise UnsupportedError(
+                f"{name} is on disk already: a part of this model, or a model that shares it, is offloaded or "
+                "streamed; close that first"
+            )
         if parameter.device.type != "cpu":
             raise UnsupportedError(f"{name} is on {parameter.device}; only CPU parameters can be offloaded")
         if parameter.layout is not torch.strided or parameter.is_nested or parameter.is_quantized:

@@ -2,73 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from deepnvme._stream.placeholder import OnDiskParameter
+from deepnvme._utils.tensors import without_override
 from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from deepnvme._offload.groups import Member
 
 
-# What needs no values: attributes, and functions by name.
-_VALUE_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))
-_WITHOUT_VALUES = frozenset(
-    ("size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "is_contiguous",
-     "is_floating_point", "is_complex", "is_signed", "is_inference", "is_conj", "is_neg", "is_same_size", "is_pinned",
-     "get_device", "dim_order", "has_names", "_is_view", "_is_zerotensor", "__len__", "__hash__", "__dir__",
-     "requires_grad_", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad", "result_type",
-     "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like",
-     "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "_has_compatible_shallow_copy_type")
-)  # fmt: skip
-# They return the tensor itself if there is nothing to convert.
-_CONVERSIONS = frozenset(("to", "type", "type_as", "cpu", "float", "double", "half", "bfloat16"))
-
-
-class OnDiskParameter(nn.Parameter):
-    """The class of a parameter while it is on disk. Whatever needs its values raises."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run functions that need no values."""
-        name = getattr(func, "__name__", "")
-        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
-        is_allowed = name in _WITHOUT_VALUES
-        if name in ("__get__", "__set__", "__delete__"):
-            if attribute == "data" and name == "__set__" and args[1] is args[0]:
-                return None  # `Module.to` without a change
-            is_allowed = attribute not in _VALUE_ATTRIBUTES and not (attribute == "data" and name == "__set__")
-        elif name in _CONVERSIONS or name == "detach":
-            is_allowed = True
-        if not is_allowed:
-            raise cls._refusal(f"{attribute}.{name}" if attribute else name)
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
-            result = func(*args, **(kwargs or {}))
-        if name == "detach" or (name == "__get__" and attribute == "data"):
-            # Another tensor with the placeholder's number.
-            result.__class__ = OnDiskParameter
-        elif name in _CONVERSIONS and result is not args[0] and isinstance(result, torch.Tensor):
-            raise cls._refusal(name)
-        return result
-
-    @staticmethod
-    def _refusal(what: str) -> Exception:
-        return RuntimeError(
-            f"a parameter is on disk: it is in memory only while its block runs. {what} was called on it from "
-            "elsewhere; use it within `with model.offloading.gathered([parameter]):`, or call model.offloading.close() "
-            "first"
-        )
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise self._refusal("deepcopy")
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise self._refusal("pickle")
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"OnDiskParameter(shape={tuple(self.shape)}, dtype={self.dtype})"
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 class Placeholder:
@@ -95,11 +42,10 @@ class Placeholder:
 
     def is_changed(self) -> bool:
         """Whether the parameter got other data, or the placeholder's number another value."""
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
-            data, expanded = self._parameter.data, self._expanded
-            is_installed = (
-                data.data_ptr() == expanded.data_ptr() and data.dtype == expanded.dtype and data.shape == expanded.shape
-            )
+        data, expanded = without_override(_DATA, self._parameter), self._expanded
+        is_installed = (
+            data.data_ptr() == expanded.data_ptr() and data.dtype == expanded.dtype and data.shape == expanded.shape
+        )
         return not (is_installed and torch.equal(self._number.view(torch.uint8), self._bytes))
 
     def repair(self) -> None:

@@ -55,6 +55,27 @@ def fill_state_dicts(
     return handles
 
 
+def run_load_hooks(model: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a state as the hooks of ``load_state_dict`` leave it, such as those that rename old keys."""
+    if not any(module._load_state_dict_pre_hooks for module in model.modules()):  # noqa: SLF001
+        return state
+    values: dict[str, Any] = {}
+
+    def visit(module: nn.Module, prefix: str, found: dict[str, Any]) -> None:
+        for hook in module._load_state_dict_pre_hooks.values():  # noqa: SLF001
+            hook(found, prefix, {}, True, [], [], [])
+        for name in (*module._parameters, *module._buffers):  # noqa: SLF001
+            if prefix + name in found:
+                values[prefix + name] = found[prefix + name]
+        for name, child in module._modules.items():  # noqa: SLF001
+            if child is not None:
+                below = f"{prefix}{name}."
+                visit(child, below, {key: value for key, value in found.items() if key.startswith(below)})
+
+    visit(model, "", dict(state))
+    return values
+
+
 class _Copies:
     """Copies of parameters. A group is read once for the modules that share it, and a shared parameter copied once."""
 

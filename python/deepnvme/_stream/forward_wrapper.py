@@ -37,9 +37,7 @@ def wrap_forward(
 
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if "torch._dynamo" in sys.modules:
-            return _untraced(inner, *args, **kwargs)
-        return inner(*args, **kwargs)
+        return untraced(inner, *args, **kwargs)
 
     wrapped._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
     setattr(module, method, wrapped)
@@ -100,8 +98,10 @@ def wrap_call(module: nn.Module, around: Callable[[Callable[..., Any]], Callable
 _disabled: list[Callable[..., Any]] = []
 
 
-def _untraced(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function that torch.compile must not trace into."""
+def untraced(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function that torch.compile must not trace into. Its caller needs ``_torchdynamo_disable``."""
+    if "torch._dynamo" not in sys.modules:
+        return call(*args, **kwargs)
     if not _disabled:
         _disabled.append(torch.compiler.disable(_call))  # type: ignore[no-untyped-call]
     return _disabled[0](call, *args, **kwargs)

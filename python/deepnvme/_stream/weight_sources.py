@@ -12,7 +12,7 @@ import torch
 
 from deepnvme._checkpoint.load import retry_if_replaced
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
-from deepnvme._stream.placeholder import has_no_values
+from deepnvme._stream.placeholder import has_no_values, is_on_disk
 from deepnvme._stream.weight_origin import ByteRange, Origin
 from deepnvme._stream.weight_provenance import named_tensors
 from deepnvme._utils.arguments import path_of
@@ -184,6 +184,11 @@ def open_for_module(
         )
     files = ModelFiles(weights, engine, verify)
     state = dict(named_tensors(model))
+    if (on_disk := next((name for name, tensor in state.items() if is_on_disk(tensor)), None)) is not None:
+        raise UnsupportedError(
+            f"{on_disk} is on disk already: a part of this model, or a model that shares it, is offloaded or streamed; "
+            "close that first"
+        )
     unknown = [name for name in files.tensors if name not in state]
     if unknown:
         raise UnsupportedError(f"{weights} contains {unknown[0]}, which the module lacks")

@@ -11,7 +11,8 @@ from deepnvme._utils.arguments import whole
 from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
     import torch
 
@@ -106,6 +107,16 @@ def require_torch(caller: str) -> None:
         msg = f"deepnvme.{caller} needs torch, which is not installed; install it with `pip install torch`"
         raise ImportError(msg, name="torch") from error
     import torch.utils.dlpack  # noqa: F401, PLC0415
+
+
+def without_override(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function without ``__torch_function__``.
+
+    torch's context manager for that could stay entered after Ctrl-C.
+    """
+    import torch  # noqa: PLC0415
+
+    return torch._C._disabled_torch_function_impl(function, (), args, kwargs)  # noqa: SLF001
 
 
 def refuse_fake_tensors(caller: str) -> None:

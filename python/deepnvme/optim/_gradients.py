@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils import _pytree as tree
 
+from deepnvme._utils.tensors import without_override
 from deepnvme.errors import UnsupportedError
 from deepnvme.optim._state_store import empty_as, flat, lying_as, stride_of
 
@@ -273,8 +274,7 @@ class _ReadView(torch.Tensor):
         changed = [*arguments[:1] * is_change, *out]
         if any(isinstance(one, _ReadView) for one in tree.tree_leaves(changed)):
             raise _change_error(name)
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
-            result = function(*arguments, **(settings or {}))
+        result = without_override(function, *arguments, **(settings or {}))
         views = [one for one in tree.tree_leaves((arguments, settings)) if isinstance(one, _ReadView)]
         memory = {one.untyped_storage().data_ptr() for one in views}
         return tree.tree_map_only(

@@ -229,17 +229,22 @@ def test_ctrl_c_anywhere_holds_nothing_for_good(twins: Twins, interrupted: Any) 
         with offloading.gathered(own):
             pass
 
+    def change() -> None:
+        with offloading.gathered(own, write=True), torch.no_grad():
+            own[0].add_(1)
+
     gather()
+    change()
     with interrupted() as points:
         gather()
     assert points.count > 10
     stopped = 0
     for point in range(1, points.count + 1):
+        change()
         try:
             with interrupted(point):
                 gather()
         except KeyboardInterrupt:
             stopped += 1
-        with offloading.gathered(own, write=True), torch.no_grad():
-            own[0].add_(1)
+        change()
     assert stopped > points.count - 5
