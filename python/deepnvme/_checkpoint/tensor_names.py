@@ -111,7 +111,8 @@ def has_dtensors(state: object) -> bool:
 def local_nbytes(state: object) -> int:
     """Return the bytes of tensors in this process."""
     own = (getattr(tensor, "_local_tensor", tensor) for _, tensor in named_tensors(state))
-    return sum(int(tensor.nbytes) for tensor in own)
+    # torch has no size of sparse and nested ones.
+    return sum(int(tensor.nbytes) for tensor in own if str(tensor.layout) == "torch.strided" and not tensor.is_nested)
 
 
 def _joined(name: str, part: object) -> str:

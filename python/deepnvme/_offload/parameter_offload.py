@@ -18,7 +18,7 @@ from deepnvme._offload.passes import BlockRunner
 from deepnvme._offload.placeholders import replace_meta_parameters
 from deepnvme._offload.residence import Residence
 from deepnvme._offload.saving import ShardSaver
-from deepnvme._offload.state_dicts import fill_state_dicts, run_load_hooks
+from deepnvme._offload.state_dicts import fill_state_dicts, load_hooks_done
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._offload.swapper import Swapper
 from deepnvme._stream.forward_wrapper import untraced, wrap_call
@@ -166,26 +166,29 @@ class ParameterOffload:
         model = self._model()
         if model is None:
             raise ClosedError("the model was garbage-collected; keep a reference to it")
+        with load_hooks_done(model, state) as values:
+            self._load(model, values, strict=strict)
+
+    def _load(self, model: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool) -> None:
         # The state lists a tied parameter under each of its names.
         others = {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in self._group_of}
-        values = run_load_hooks(model, state)
         wrong = [
-            f"{name} is {tuple(values[name].shape)}, not {tuple(member.shape)}"
+            f"{name} is {tuple(state[name].shape)}, not {tuple(member.shape)}"
             for name, (_, member) in self._names.items()
-            if name in values and values[name].shape != member.shape
+            if name in state and state[name].shape != member.shape
         ]
         if wrong:
             raise RuntimeError(f"the state does not fit: {'; '.join(wrong)}")
         rest = {name: tensor for name, tensor in state.items() if name not in others}
         answer = model.load_state_dict(rest, strict=False)
-        missing = [name for name in answer.missing_keys if name not in others] + sorted(others - values.keys())
+        missing = [name for name in answer.missing_keys if name not in others] + sorted(others - state.keys())
         if strict and (missing or answer.unexpected_keys):
             raise RuntimeError(f"the state lacks {missing} and has unexpected {answer.unexpected_keys}")
         for group in self._groups:
             with self._residence.held([group], exclusive=True):
                 for member in group.members:
-                    if member.name in values:
-                        tensor = values[member.name]
+                    if member.name in state:
+                        tensor = state[member.name]
                         # A tensor that is still in its file is read here and not kept, so that the model is never in
                         # memory as a whole.
                         member.parameter.data.copy_(tensor.read() if isinstance(tensor, LazyTensor) else tensor)

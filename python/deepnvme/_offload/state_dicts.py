@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
     from torch import nn
@@ -55,25 +56,35 @@ def fill_state_dicts(
     return handles
 
 
-def run_load_hooks(model: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a state as the hooks of ``load_state_dict`` leave it, such as those that rename old keys."""
-    if not any(module._load_state_dict_pre_hooks for module in model.modules()):  # noqa: SLF001
-        return state
+@contextmanager
+def load_hooks_done(model: nn.Module, state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a state as the hooks of ``load_state_dict`` leave it, such as those that rename old keys.
+
+    They see the whole state, and do not run a second time in the block.
+    """
+    hooks: list[tuple[Any, Any]] = [(module, module._load_state_dict_pre_hooks) for module in model.modules()]  # noqa: SLF001
+    if not any(found for _, found in hooks):
+        yield state
+        return
     values: dict[str, Any] = {}
+    _visit(model, "", dict(state), values)
+    try:
+        for module, found in hooks:
+            module._load_state_dict_pre_hooks = type(found)()  # noqa: SLF001
+        yield values
+    finally:
+        for module, found in hooks:
+            module._load_state_dict_pre_hooks = found  # noqa: SLF001
 
-    def visit(module: nn.Module, prefix: str, found: dict[str, Any]) -> None:
-        for hook in module._load_state_dict_pre_hooks.values():  # noqa: SLF001
-            hook(found, prefix, {}, True, [], [], [])
-        for name in (*module._parameters, *module._buffers):  # noqa: SLF001
-            if prefix + name in found:
-                values[prefix + name] = found[prefix + name]
-        for name, child in module._modules.items():  # noqa: SLF001
-            if child is not None:
-                below = f"{prefix}{name}."
-                visit(child, below, {key: value for key, value in found.items() if key.startswith(below)})
 
-    visit(model, "", dict(state))
-    return values
+def _visit(module: nn.Module, prefix: str, state: dict[str, Any], values: dict[str, Any]) -> None:
+    for hook in module._load_state_dict_pre_hooks.values():  # noqa: SLF001
+        hook(state, prefix, {}, True, [], [], [])
+    children = {f"{prefix}{name}.": child for name, child in module._modules.items() if child is not None}  # noqa: SLF001
+    # Also those that the model does not know: the caller reports them.
+    values.update((key, value) for key, value in state.items() if not key.startswith((*children,)))
+    for below, child in children.items():
+        _visit(child, below, {key: value for key, value in state.items() if key.startswith(below)}, values)
 
 
 class _Copies:

@@ -276,12 +276,15 @@ class _ReadView(torch.Tensor):
             raise _change_error(name)
         result = without_override(function, *arguments, **(settings or {}))
         views = [one for one in tree.tree_leaves((arguments, settings)) if isinstance(one, _ReadView)]
-        memory = {one.untyped_storage().data_ptr() for one in views}
+        memory = {_storage_address(one) for one in views}
         return tree.tree_map_only(
-            torch.Tensor,
-            lambda one: one.as_subclass(_ReadView) if one.untyped_storage().data_ptr() in memory else one,
-            result,
+            torch.Tensor, lambda one: one.as_subclass(_ReadView) if _storage_address(one) in memory else one, result
         )
+
+
+def _storage_address(tensor: torch.Tensor) -> int:
+    storage: torch.UntypedStorage = without_override(torch.Tensor.untyped_storage, tensor)
+    return storage.data_ptr()
 
 
 # Operators of Python that change their first operand, and assignments.

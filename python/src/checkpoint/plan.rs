@@ -78,7 +78,11 @@ pub(crate) fn _plan_safetensors(
     let engine = default::or_default(py, options.engine.as_ref())?;
     let tensor = |(name, dtype, shape, object): TensorArgument<'_>| {
         let known = Dtype::from_torch(&dtype);
-        let dtype = known.ok_or_else(|| PyValueError::new_err(format!("{name:?}: torch.{dtype} is not known")))?;
+        let dtype = known.ok_or_else(|| {
+            let text =
+                format!("{name:?}: safetensors has no torch.{dtype}; save the state as a .pt file, or convert it");
+            PyValueError::new_err(text)
+        })?;
         let memory = memory::source(&object).map_err(|error| named_tensor(py, &name, error))?;
         Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes: DataSource::memory(&engine, memory) })
     };

@@ -180,3 +180,61 @@ def test_sharded_on_some_ranks_only_is_refused(tmp_path: Path) -> None:
     answers = run(MIXED, 2, tmp_path / "c")
     assert answers[0] == answers[1]
     assert "DTensors on some ranks" in answers[0]
+
+
+DIFFERENT = """
+import warnings
+warnings.simplefilter("ignore")
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from deepnvme.integrations.dcp import DeepnvmeWriter
+import torch.distributed.checkpoint as dcp
+mesh = init_device_mesh("cpu", (world,))
+def state_of(other):
+    local = torch.full((4, 3), float(rank))
+    state = {"d": DTensor.from_local(local, mesh, [Shard(0)], run_check=False), "big": torch.ones(100_000)}
+    state |= {"random": torch.full((5,), float(rank)), "loss": float(rank), "name": f"rank {rank}"}
+    if rank and other:
+        exec(other)
+    return state
+with Checkpointer(folder, keep=1) as checkpointer:
+    checkpointer.save(1, state_of(None))
+    answer = []
+    for other in others:
+        try:
+            checkpointer.save(2, state_of(other))
+            answer.append("saved")
+        except Exception as error:
+            answer.append(f"{type(error).__name__}: {error}")
+    into = state_of(None) if not rank else state_of("state['random'] += 7; state['name'] = 'x'")
+    checkpointer.restore(into=into, verify="full")
+    answer.append((into["random"].tolist(), into["loss"], into["name"], into["d"].to_local().sum().item()))
+try:
+    dcp.save(state_of(dtype), storage_writer=DeepnvmeWriter(folder / "dcp"))
+    answer.append("saved")
+except BaseException as error:
+    answer.append(str(error))
+"""
+OTHERS = {
+    "state['d'] = DTensor.from_local(torch.ones(4, 3).bfloat16(), mesh, [Shard(0)], run_check=False)": "d: its dtype",
+    "state['random'] = state['random'].double()": "random: its dtype is torch.float64 at rank 1",
+    "state['random'] = torch.ones(7)": r"random: its size is (7,) at rank 1",
+    "state['random'] = 5": "random: its kind is an object at rank 1",
+    "state['big'] = torch.ones(100_001)": "big: its size",
+    "state['random', 1] = 5": "('random', 1) is a key of the state",
+    "state['random'] = torch.eye(3).to_sparse()": "save tensor.to_dense()",
+}
+
+
+def test_states_that_differ_between_ranks(tmp_path: Path) -> None:
+    answers = run(DIFFERENT, 3, tmp_path / "c", others=[*OTHERS], dtype=next(iter(OTHERS)))
+    for answer in answers:
+        *refused, restored, dcp = answer
+        for error, expected in zip(refused, OTHERS.values(), strict=True):
+            assert error.startswith(("InvalidArgumentError: ", "PeerError: ")), answers
+            assert expected in error, answers
+        assert "d: its dtype" in dcp
+        # What several ranks have, and what may differ, is rank 0's.
+        assert list(restored[:3]) == [[0.0] * 5, 0.0, "rank 0"]
+    assert [answer[-2][3] for answer in answers] == [0.0, 12.0, 24.0]
+    assert {path.name for path in (tmp_path / "c").iterdir()} >= {"manifest.json", "step-00000001"}

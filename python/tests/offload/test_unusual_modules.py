@@ -296,3 +296,79 @@ def test_a_state_dict_of_tied_parameters_shares_their_copies(tmp_path: Path) -> 
     assert first["layers.0.weight"].data_ptr() == first["layers.3.weight"].data_ptr()
     assert first["layers.0.weight"].data_ptr() != second["layers.0.weight"].data_ptr()
     model.offloading.close()  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize("when", ["inside", "outside", "mixed"])
+def test_a_penalty_on_gathered_parameters(tmp_path: Path, when: str) -> None:
+    expected, model, x = linears(), linears(), torch.randn(3, WIDTH)
+    deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
+
+    def penalty(layer: nn.Module) -> torch.Tensor:
+        weight = layer.get_parameter("weight")
+        return (weight.square().sum() + (weight @ weight.T).abs().mean() + weight[0].exp().sum()) * 1e-3
+
+    loss = expected(x).square().mean() if when == "mixed" else torch.zeros(())
+    for layer in expected.layers:
+        loss = loss + penalty(layer)
+    loss.backward()
+    offloading: Any = model.offloading
+    loss = model(x).square().mean() if when == "mixed" else torch.zeros(())
+    for layer in model.layers:
+        with offloading.gathered([*layer.parameters()]):
+            one = penalty(layer)
+            if when == "inside":
+                one.backward()  # type: ignore[no-untyped-call]
+        loss = loss + one
+    if when != "inside":
+        loss.backward()
+    for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert other.grad is None or torch.allclose(parameter.grad, other.grad)  # type: ignore[arg-type]
+    offloading.close()
+
+
+@pytest.mark.parametrize("shared", ["child", "layer", "parameter"])
+def test_what_is_on_disk_already_is_refused(tmp_path: Path, shared: str) -> None:
+    one, other, x = linears(), linears(), torch.randn(3, WIDTH)
+    if shared == "layer":
+        other.layers[1] = one.layers[1]
+    elif shared == "parameter":
+        other.layers[1].weight = one.layers[1].weight
+    else:
+        other = Chain([one, *linears().layers])
+    expected = results(other, x)
+    other.zero_grad()
+    first = deepnvme.offload_parameters(one, memory="100kB", swap_dir=tmp_path)
+    with pytest.raises(UnsupportedError, match="is on disk already"):
+        deepnvme.offload_parameters(other, memory="100kB", swap_dir=tmp_path)
+    with pytest.raises(UnsupportedError, match="is on disk already"):
+        deepnvme.save(linears().state_dict(), tmp_path / "w.safetensors")
+        deepnvme.stream(one if shared == "child" else other, weights=tmp_path / "w.safetensors", memory="100kB")
+    first.close()
+    for left, right in zip(results(other, x), expected, strict=True):
+        assert torch.equal(left, right)
+
+
+def test_load_hooks_see_the_whole_state(tmp_path: Path) -> None:
+    model, expected = linears(), linears()
+
+    def rename(_module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for name in [*state]:
+            if name.startswith(prefix + "old"):
+                state[prefix + "layers" + name.removeprefix(prefix + "old")] = state.pop(name)
+
+    def double(_module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        if prefix + "weight" in state:
+            state[prefix + "weight"] = state[prefix + "weight"] * 2
+
+    torch.manual_seed(5)
+    state = {"old" + name.removeprefix("layers"): torch.randn_like(one) for name, one in expected.state_dict().items()}
+    for one in (model, expected):
+        untyped: Any = one
+        untyped.register_load_state_dict_pre_hook(rename)
+        untyped.layers[1].register_load_state_dict_pre_hook(double)
+    expected.load_state_dict(state)
+    offloading = deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
+    offloading.load_state_dict(state)
+    offloading.close()
+    for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(parameter, other)

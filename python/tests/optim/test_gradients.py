@@ -267,6 +267,41 @@ def test_refusals(tmp_path: Path) -> None:
         gone.clone()
 
 
+CHANGES: dict[str, Any] = {
+    "assignment": lambda grad: grad.__setitem__(0, 0.0),
+    "assignment by a mask": lambda grad: grad.__setitem__(torch.arange(10) < 3, 0.0),
+    "row": lambda grad: grad[0].zero_(),
+    "data": lambda grad: grad.data.__setitem__(0, 0.0),
+    "view": lambda grad: grad.view(-1).mul_(0),
+    "view of a view": lambda grad: grad.view(-1)[3:].select(0, 1).fill_(0),
+    "transposed": lambda grad: grad.t().zero_(),
+    "rows": lambda grad: [row.mul_(0) for row in grad],
+    "parts": lambda grad: grad.chunk(2)[0].zero_(),
+    "flat": lambda grad: grad.flatten().zero_(),
+    "reshaped": lambda grad: grad.reshape(-1).add_(1),
+    "operator": lambda grad: grad[0].__iadd__(1),
+    "out": lambda grad: torch.mul(torch.ones(4), 0, out=grad[0]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_of_a_part_of_a_gradient_are_refused(tmp_path: Path, change: str) -> None:
+    embedding = nn.Embedding(10, 4)
+    before = embedding.weight.detach().clone()
+    optimizer = optim.SGD(embedding.parameters(), lr=1.0, swap_dir=tmp_path, memory=MEMORY, swap_gradients=True)
+    embedding(torch.arange(10)).sum().backward()
+    gradient = embedding.weight.grad
+    assert gradient is not None
+    with pytest.raises(UnsupportedError, match=r"param\.grad = param\.grad\.clone"):
+        CHANGES[change](gradient)
+    # Views can be read, and computed with.
+    assert gradient.view(-1).norm() == 40**0.5
+    assert float(torch.cat([gradient[0], gradient.flatten()[:3]]).add_(1).sum()) == 14
+    optimizer.step()
+    assert torch.equal(embedding.weight, before - 1)
+    optimizer.close()
+
+
 @pytest.mark.parametrize("is_pending", [False, True])
 @pytest.mark.parametrize("is_made_before", [False, True])
 @pytest.mark.parametrize("next_one", ["torch", "memory", "disk"])

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_file::{Replacement, Target};
+use deepnvme_io::op::Errno;
 use deepnvme_io::{Durability, Engine, ErrorKind, OpenOptions, TensorFile};
 
 use super::save::{Save, Saved};
@@ -75,7 +76,8 @@ pub fn create(engine: &Engine, target: &Target, bytes: u64) -> Result<(Replaceme
 pub fn error_of_target(error: Error, target: &Path, file_bytes: u64) -> Error {
     let Error::Io(error) = error else { return error };
     let error = error.at_path(target);
-    if error.kind() != ErrorKind::NoSpace {
+    // A limit of the process or the file system on the size of a file says so itself.
+    if error.kind() != ErrorKind::NoSpace || error.errno() == Some(Errno::FBIG.raw_os_error()) {
         return error.into();
     }
     let text = format!(

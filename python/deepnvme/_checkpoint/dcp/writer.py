@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from deepnvme._checkpoint.dcp.index import INDEX_NAME, OWNED_KEY, ItemLocation, encode
+from deepnvme._checkpoint.dcp.plans import check_plans
 from deepnvme._checkpoint.save import SaveOptions, describe_tensors, plan_safetensors
 from deepnvme._checkpoint.shards import identities
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
@@ -86,6 +87,8 @@ class DeepnvmeWriter(StorageWriter):
         if not all(getattr(plan, "usable", True) for plan in plans):
             msg = f"{self._folder}: cached plans name files of an earlier save; use enable_plan_caching=False"
             raise UnsupportedError(msg)
+        # Chunks of different dtypes would be a checkpoint that nothing can read.
+        check_plans(plans, lambda rank: f"rank {rank}")
         self.give_up()
         ranks = [rank for rank, plan in enumerate(plans) if plan.items]
         members = [(self._folder / f"shard-{rank:05}-", ".safetensors") for rank in ranks]

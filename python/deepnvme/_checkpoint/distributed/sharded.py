@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.background_save import SignalSafeEvent
+from deepnvme._checkpoint.dcp.plans import ComparingPlanner
 from deepnvme._checkpoint.dcp.reader import DeepnvmeReader
 from deepnvme._checkpoint.dcp.writer import DeepnvmeWriter
 from deepnvme._checkpoint.history import SHARDS_LIST
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._deepnvme import _crc64, _NewFolder
-from deepnvme.errors import CancelledError, Error
+from deepnvme.errors import CancelledError, Error, InvalidArgumentError, PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,8 +106,11 @@ class ShardedSave:
         from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
         writer = _NotifyingWriter(self.temporary, self._options, self._filled)
+        planner = ComparingPlanner(self._group.name)
+        options = {"storage_writer": writer, "planner": planner}
         try:
-            _with_all(self._group, lambda: save(self._state, storage_writer=writer, **_group_of(self._group)))
+            with _errors_with_path(self.path):
+                _with_all(self._group, lambda: save(self._state, **options, **_group_of(self._group)))
         finally:
             writer.give_up()
         if self._is_stopped:
@@ -147,8 +152,13 @@ def restore(group: RankGroup, found: Checkpoint, into: Any, options: dict[str, A
     from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
     reader = DeepnvmeReader(found.path, **options)
+
+    def fill() -> None:
+        with _errors_with_path(found.path):
+            _with_all(group, lambda: load(into, storage_reader=reader, **_group_of(group)))
+
     with group.leave_on_error():
-        group.run_on_all(lambda: _with_all(group, lambda: load(into, storage_reader=reader, **_group_of(group))))
+        group.run_on_all(fill)
     return into
 
 
@@ -173,18 +183,38 @@ def _with_all(group: RankGroup, work: Callable[[], object]) -> None:
         if own is not None and isinstance(own[0], Exception):
             raise own[0] from None
         rank, (failure, _) = next(iter(failures.items()))
-        msg = f"{group.name(rank)}: {type(failure).__name__}: {failure}"
-        raise Error(msg) from None
+        msg = f"{group.name(rank)} failed, so all ranks fail: {type(failure).__name__}: {failure}"
+        raise PeerError(msg) from None
     except RuntimeError as error:
         if group.is_single:
             raise
         group.raise_lost(error)
 
 
+@contextmanager
+def _errors_with_path(path: Path) -> Iterator[None]:
+    """Name the checkpoint in errors of torch's planner, which are about the state."""
+    try:
+        yield
+    except (AssertionError, TypeError, ValueError) as error:
+        if isinstance(error, Error):
+            raise
+        what = str(error) or type(error).__name__
+        msg = f"{path}: the states of the ranks do not fit together, or not to the checkpoint: {what}"
+        raise InvalidArgumentError(msg) from error
+
+
 def _containers(state: Any) -> Any:
     """Copy dicts and lists, so that later changes to them are not saved."""
     if isinstance(state, Mapping):
+        for key in state:
+            if not isinstance(key, str | int):
+                msg = f"{key!r} is a key of the state; a state with DTensors has texts and whole numbers as keys"
+                raise InvalidArgumentError(msg)
         return {key: _containers(value) for key, value in state.items()}
+    if getattr(state, "is_sparse", False) or getattr(state, "is_sparse_csr", False):
+        msg = f"a sparse tensor of shape {tuple(state.shape)} in a state with DTensors: save tensor.to_dense()"
+        raise InvalidArgumentError(msg)
     if type(state) in (list, tuple):
         return type(state)(_containers(value) for value in state)
     return state
