@@ -21,7 +21,7 @@ from deepnvme._offload.saving import ShardSaver
 from deepnvme._offload.state_dicts import fill_state_dicts, load_hooks_done
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._offload.swapper import Swapper
-from deepnvme._stream.forward_wrapper import untraced, wrap_call
+from deepnvme._stream.forward_wrapper import untraced, wrap_call, wrap_forward
 from deepnvme._stream.placeholder import is_on_disk
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import check_available
@@ -56,6 +56,7 @@ class ParameterOffload:
         for group in self._groups:
             self._residence.offload(group)
         self._undo = [wrap_call(block.module, self._runner.wrapper_for(block)) for block in self._blocks]
+        self._undo.append(wrap_forward(model, self._checked_conversion, "_apply"))
         hooks = [
             model.register_forward_pre_hook(_untraced_hook(self._begin_step)),
             *fill_state_dicts(model, self._residence, self._group_of, lambda: self._is_filling),
@@ -288,6 +289,22 @@ class ParameterOffload:
                 "optimizer without in_backward"
             )
         self._residence.next_step()
+
+    def _checked_conversion(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        """Make `Module._apply`, which conversions use, raise before it has changed anything."""
+        dtypes = {member.dtype for _, member in self._names.values()}
+
+        def run(function: Callable[[torch.Tensor], Any], *args: Any, **kwargs: Any) -> Any:
+            for dtype in dtypes:
+                made = function(torch.empty(0, dtype=dtype))
+                if isinstance(made, torch.Tensor) and (made.dtype, made.device.type) != (dtype, "cpu"):
+                    raise RuntimeError(
+                        f"the parameters are on disk, and are not converted from {dtype} to {made.dtype} on "
+                        f"{made.device}; call offloading.close() first"
+                    )
+            return apply(function, *args, **kwargs)
+
+        return run
 
     def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise if an optimizer is about to update parameters on disk."""

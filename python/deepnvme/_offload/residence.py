@@ -12,6 +12,7 @@ import torch
 
 from deepnvme._offload.groups import OFFLOADED_STRIDE
 from deepnvme._offload.placeholders import Placeholder
+from deepnvme._stream.placeholder import ON_DISK_NAME
 from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Residence:
         for member in group.members:
             member.view(flat).copy_(member.parameter.data)
             setattr(member.parameter, OFFLOADED_STRIDE, member.stride)
+            setattr(member.parameter, ON_DISK_NAME, member.name)
         self.swapper.put(group.key, flat)
         self._bind(group, None)
 
@@ -240,8 +242,8 @@ class Residence:
                 self._refuse_use(group)
                 for member, copy in zip(group.members, copies, strict=True):
                     self._placeholders[member].replace(copy)
-                    if hasattr(member.parameter, OFFLOADED_STRIDE):
-                        delattr(member.parameter, OFFLOADED_STRIDE)
+                    for attribute in (OFFLOADED_STRIDE, ON_DISK_NAME):
+                        vars(member.parameter).pop(attribute, None)
                 self._restored.add(group)
 
     def _refuse_use(self, group: ParameterGroup) -> None:

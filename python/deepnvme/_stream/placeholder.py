@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as tree
 
 from deepnvme._utils.tensors import without_override
 
@@ -103,6 +104,8 @@ def _placeholders(values: Iterable[Any]) -> Iterator[Placeholder]:
             yield from _placeholders(value)
 
 
+# Attribute of a parameter on disk: its name, for errors.
+ON_DISK_NAME = "_deepnvme_name"
 # What needs no values: attributes, and functions by name.
 _VALUE_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))
 _WITHOUT_VALUES = frozenset(
@@ -133,36 +136,37 @@ class OnDiskParameter(nn.Parameter):
         elif name in _CONVERSIONS or name == "detach":
             is_allowed = True
         if not is_allowed:
-            raise cls._refusal(f"{attribute}.{name}" if attribute else name)
+            raise _value_error((args, kwargs), f"{attribute}.{name}" if attribute else name)
         result = without_override(func, *args, **(kwargs or {}))
         if name == "detach" or (name == "__get__" and attribute == "data"):
             # Another tensor with the placeholder's number.
             result.__class__ = OnDiskParameter
         elif name in _CONVERSIONS and result is not args[0] and isinstance(result, torch.Tensor):
-            raise cls._refusal(name)
+            raise _value_error(args, name)
         return result
 
-    @staticmethod
-    def _refusal(what: str) -> Exception:
-        return RuntimeError(
-            f"a parameter is on disk: it is in memory only while its block runs. {what} was called on it from "
-            "elsewhere; use it within `with model.offloading.gathered([parameter]):`, or call model.offloading.close() "
-            "first"
-        )
-
     def __deepcopy__(self, memo: Any) -> Any:
-        raise self._refusal("deepcopy")
+        raise _value_error(self, "deepcopy")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise self._refusal("pickle")
+        raise _value_error(self, "pickle")
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"OnDiskParameter(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
+def _value_error(arguments: Any, what: str) -> Exception:
+    on_disk = (leaf for leaf in tree.tree_leaves(arguments) if isinstance(leaf, OnDiskParameter))
+    name = next((vars(leaf)[ON_DISK_NAME] for leaf in on_disk if ON_DISK_NAME in vars(leaf)), "a parameter")
+    return RuntimeError(
+        f"{name} is on disk: it is in memory only while its block runs. {what} was called on it from elsewhere; use it "
+        "within `with model.offloading.gathered([parameter]):`, or call model.offloading.close() first"
+    )
+
+
 def is_on_disk(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for a weight on disk."""
-    return isinstance(tensor, (Placeholder, OnDiskParameter))
+    """Whether a tensor stands for a weight on disk, of a model that is not closed."""
+    return isinstance(tensor, OnDiskParameter) or (isinstance(tensor, Placeholder) and not tensor.gate.is_closed)
 
 
 def has_no_values(tensor: torch.Tensor) -> bool:
