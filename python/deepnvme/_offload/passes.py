@@ -13,6 +13,7 @@ from torch.utils import _pytree as tree
 from deepnvme._offload.autograd import save_references
 from deepnvme._offload.residence import Holder
 from deepnvme._stream.recording import refuse_recording
+from deepnvme._utils.tensors import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,10 +71,8 @@ class BlockRunner:
         """Copy the tensors in a block's result that view its weights: their memory is reused."""
 
         def is_view(leaf: Any) -> bool:
-            is_plain = isinstance(leaf, torch.Tensor) and not isinstance(leaf, torch.nn.Parameter)
-            if not is_plain or leaf.layout is not torch.strided or leaf.is_nested or leaf.device.type != "cpu":
-                return False
-            return self._residence.find(block.groups, leaf.data_ptr()) is not None
+            address = None if isinstance(leaf, torch.nn.Parameter) else address_of(leaf)
+            return address is not None and self._residence.find(block.groups, address) is not None
 
         if not any(map(is_view, tree.tree_leaves(output))):
             return output

@@ -10,9 +10,10 @@ import torch
 from torch.utils import _pytree as tree
 
 from deepnvme._stream.placeholder import Placeholder
+from deepnvme._utils.tensors import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import nn
     from torch.utils.hooks import RemovableHandle
@@ -29,40 +30,32 @@ _STREAMED = "_deepnvme_is_streamed"
 class _Bound:
     """Tensors before a call, to find those that it changes."""
 
-    def __init__(
-        self, weights: Sequence[Weight], tensors: Sequence[torch.Tensor], known: Mapping[int, torch.Tensor]
-    ) -> None:
-        self._weights, self._tensors = weights, tensors
+    def __init__(self, tensors: Sequence[torch.Tensor], buffers: Iterable[int]) -> None:
+        self.tensors = tensors
         self._versions = [tensor._version for tensor in tensors]  # noqa: SLF001
         # By their bytes, since batch norm changes its statistics without counting.
-        self._buffers = {
-            index: tensor.clone()
-            for index, (weight, tensor) in enumerate(zip(weights, tensors, strict=True))
-            if _is_buffer(weight) and index not in known
-        }
+        self._buffers = {index: tensors[index].clone() for index in buffers}
 
     def changed_buffers(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield copies of the buffers that were changed."""
         for index, before in self._buffers.items():
-            tensor = self._tensors[index]
+            tensor = self.tensors[index]
             if not _have_same_bytes(before, tensor):
                 # Inference tensors could not be changed by later calls outside of that mode.
                 with torch.inference_mode(mode=False):
                     yield index, _mark(tensor.clone(), vars(tensor)[_STREAMED])
 
-    def changed_parameter(self) -> str | None:
-        """Return the name of a parameter that was changed."""
-        for weight, tensor, version in zip(self._weights, self._tensors, self._versions, strict=True):
-            is_changed = tensor._version != version and not _is_buffer(weight)  # noqa: SLF001
-            # Embeddings with a maximum norm scale their rows again in each call.
-            if is_changed and not getattr(weight.module, "max_norm", None):
-                return weight.name
-        return None
+    def changed_versions(self) -> list[int]:
+        """Return the indices of the tensors that were changed in place, as far as torch counts changes."""
+        now = [tensor._version for tensor in self.tensors]  # noqa: SLF001
+        if now == self._versions:
+            return []
+        return [index for index, (then, version) in enumerate(zip(self._versions, now, strict=True)) if then != version]
 
     def refuse_saved(self) -> None:
         """Make tensors that autograd saved count as modified, so that a backward pass fails: their memory is reused."""
         if torch.is_grad_enabled():
-            for tensor in self._tensors:
+            for tensor in self.tensors:
                 torch.autograd.graph.increment_version(tensor)
 
 
@@ -84,6 +77,12 @@ class ParameterBinding:
             )
             for weight, original in zip(weights, self.originals, strict=True)
         ]
+        self._buffers = frozenset(index for index, weight in enumerate(self._weights) if _is_buffer(weight))
+        # The dict of each module that has the weight, and its key: this is done in each call.
+        self._places: list[tuple[dict[str, Any], str]] = [
+            (weight.module._buffers if _is_buffer(weight) else weight.module._parameters, weight.attribute)  # noqa: SLF001
+            for weight in self._weights
+        ]
         self._lock = threading.Lock()
         self._users = 0
         # The tensors of the current calls, as they were before. `None` also after an interrupt.
@@ -100,19 +99,19 @@ class ParameterBinding:
             RuntimeError: somebody has assigned another tensor to a parameter.
         """
         with self._lock:
-            for weight, placeholder, tensor in zip(self._weights, self._placeholders, tensors, strict=True):
-                if not (_is_buffer(weight) or self._is_ours(weight, placeholder, tensor)):
-                    raise RuntimeError(
-                        f"{weight.name} was replaced while it is streamed from its file; call model.streaming.close() "
-                        "first, and assign it then"
-                    )
             if self._changed:
                 tensors = [self._changed.get(index, tensor) for index, tensor in enumerate(tensors)]
+            assigned = self._assigned(tensors)
+            for index in assigned - self._buffers:
+                raise RuntimeError(
+                    f"{self._weights[index].name} was replaced while it is streamed from its file; call "
+                    "model.streaming.close() first, and assign it then"
+                )
             if self._users == 0:
-                self._bound = _Bound(self._weights, tensors, self._changed)
+                self._bound = _Bound(tensors, self._buffers - self._changed.keys())
             self._users += 1
             # Also if another thread has bound them: this replaces the leftovers of an interrupted call.
-            self._put(tensors)
+            self._put(tensors, assigned)
 
     def unbind(self) -> None:
         """Bind the placeholders again, unless another thread still uses the weights.
@@ -125,31 +124,42 @@ class ParameterBinding:
             self._users = max(self._users - 1, 0)
             if self._users == 0:
                 bound, self._bound = self._bound, None
+                # Restored first, in case what follows fails.
+                self._put(self._placeholders, self._assigned(self._placeholders if bound is None else bound.tensors))
                 if bound is not None:
                     self._changed.update(bound.changed_buffers())
-                    lost = bound.changed_parameter()
+                    lost = self._changed_parameter(bound)
                     bound.refuse_saved()
-                self._put(self._placeholders)
         if lost is not None:
             raise RuntimeError(
                 f"{lost} was changed in place while it is streamed from its file, and the change will be lost; open "
                 "the model again, or call model.streaming.close() first and change it then"
             )
 
-    def _put(self, tensors: Sequence[torch.Tensor]) -> None:
-        for weight, placeholder, tensor in zip(self._weights, self._placeholders, tensors, strict=True):
-            if self._is_ours(weight, placeholder, tensor):
-                set_weight(weight, tensor)
+    def _changed_parameter(self, bound: _Bound) -> str | None:
+        for index in bound.changed_versions():
+            # Embeddings with a maximum norm scale their rows again in each call.
+            if index not in self._buffers and not getattr(self._weights[index].module, "max_norm", None):
+                return self._weights[index].name
+        return None
 
-    @staticmethod
-    def _is_ours(weight: Weight, placeholder: torch.Tensor, tensor: torch.Tensor) -> bool:
-        """Whether the module has the tensor that this binding gave it, and not one that somebody assigned."""
-        current = _current(weight)
-        if current is placeholder or current is tensor:
-            return True
-        # The leftovers of an interrupted call are in another slot.
-        origin = getattr(current, _STREAMED, None)
-        return origin is not None and (tensor is placeholder or origin == getattr(tensor, _STREAMED, None))
+    def _assigned(self, tensors: Sequence[torch.Tensor]) -> frozenset[int]:
+        """Return the indices of weights in whose place somebody has assigned another tensor."""
+        assigned = []
+        for index, (table, attribute) in enumerate(self._places):
+            current, tensor = table.get(attribute), tensors[index]
+            if current is self._placeholders[index] or current is tensor:
+                continue
+            # The leftovers of an interrupted call are in another slot.
+            origin = getattr(current, _STREAMED, None)
+            if origin is None or origin != getattr(tensor, _STREAMED, origin):
+                assigned.append(index)
+        return frozenset(assigned)
+
+    def _put(self, tensors: Sequence[torch.Tensor], assigned: frozenset[int]) -> None:
+        for index, (table, attribute) in enumerate(self._places):
+            if index not in assigned:
+                table[attribute] = tensors[index]
 
 
 def is_streamed(weight: Weight) -> bool:
@@ -230,12 +240,11 @@ def without_views(memory: torch.Tensor, output: Any) -> Any:
 
 
 def _views(memory: torch.Tensor, leaf: Any) -> bool:
-    if not isinstance(leaf, torch.Tensor) or isinstance(leaf, Placeholder) or leaf.layout is not torch.strided:
+    if isinstance(leaf, Placeholder):
         return False
-    if leaf.device != memory.device or leaf.is_nested or leaf.numel() == 0:
-        return False
+    address = leaf.data_ptr() if memory.is_cuda and type(leaf) is torch.Tensor else address_of(leaf)
     begin = memory.data_ptr()
-    return begin <= leaf.data_ptr() < begin + memory.nbytes
+    return address is not None and begin <= address < begin + memory.nbytes
 
 
 def refuse_backward(name: str, output: Any) -> Any:

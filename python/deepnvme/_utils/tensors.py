@@ -109,6 +109,20 @@ def require_torch(caller: str) -> None:
     import torch.utils.dlpack  # noqa: F401, PLC0415
 
 
+def address_of(tensor: object) -> int | None:
+    """Return the address of a tensor's memory on the host. ``None``: it has none there, or is no tensor."""
+    import torch  # noqa: PLC0415
+
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    if tensor.device.type != "cpu" or tensor.numel() == 0:
+        return None
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # subclasses that wrap other tensors
+        return None
+
+
 def without_override(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function without ``__torch_function__``.
 
