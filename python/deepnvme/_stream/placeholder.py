@@ -149,7 +149,7 @@ class OnDiskParameter(nn.Parameter):
         raise _value_error(self, "deepcopy")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise _value_error(self, "pickle")
+        raise _value_error(self, "__reduce_ex__")
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"OnDiskParameter(shape={tuple(self.shape)}, dtype={self.dtype})"

@@ -58,7 +58,7 @@ pub(super) fn checkpoint_mover(context: &Context, scenario: &Arc<Scenario>) -> t
     let scenario = Arc::clone(scenario);
     context.process(FIRST_USER + 3, move |context| {
         let mut rng = context.rng(8);
-        for _ in 0..rng.within(1..20) {
+        for _ in 0..rng.within(1..30) {
             (0..rng.below(60)).for_each(|_| thread::yield_now());
             let names = fs::entries(&scenario.folder).unwrap_or_default();
             let names: Vec<_> = names.into_iter().filter(|name| name.to_str().is_some_and(is_checkpoint)).collect();
@@ -82,7 +82,7 @@ pub(super) fn checkpoint_mover(context: &Context, scenario: &Arc<Scenario>) -> t
             // A removal that has begun may have examined the file already.
             let is_committed =
                 manifest().is_some_and(|manifest| manifest.checkpoints.iter().any(|entry| entry.file == name));
-            let is_edited = is_committed && rng.chance(400) && edit(&away).is_ok();
+            let is_edited = is_committed && rng.chance(600) && edit(&away).is_ok();
             (0..rng.below(200)).for_each(|_| thread::yield_now());
             // Once no manifest lists it, none will again.
             let is_forgotten = manifest().is_some_and(|manifest| !manifest.knows(&name));
