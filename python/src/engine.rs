@@ -243,7 +243,7 @@ impl PyEngine {
     ///     items: tuples ``(path, offset, tensor)``, each as for ``read``.
     ///
     /// Raises:
-    ///     TypeError, ValueError: an item is invalid; the message says which.
+    ///     TypeError, ValueError: an item is invalid; the message says which. Or two tensors share memory.
     ///     deepnvme.Error: as from ``read``; ``filename`` and ``offset`` say where.
     ///
     /// Example:

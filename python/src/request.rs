@@ -13,7 +13,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyString, PyTuple};
 
-use crate::memory;
+use crate::memory::{self, AddressRange, check_disjoint};
 use crate::path::PathArgument;
 use crate::pending_request::{AnyTransfer, PendingRequest, SIGNAL_CHECK_INTERVAL};
 use crate::settings::{durability, number};
@@ -84,12 +84,19 @@ impl Request {
     }
 
     pub(crate) fn read_batch(items: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut tensors = Vec::new();
+        let (mut tensors, mut written) = (Vec::new(), Vec::new());
         let batch = Batch::<RegionMut>::collect(items, |tensor| {
             let target = memory::target(tensor)?;
             tensors.push(tensor.clone());
+            // Strided targets may lie between the elements of each other.
+            if target.is_contiguous() && target.len() > 0 {
+                let bytes = target.len();
+                target.region().visit_rows(0, bytes, |at, _, _, _| written.push(AddressRange::written(at, bytes)));
+            }
             Ok(target)
         })?;
+        // Two reads into one place at once would leave a mixture.
+        check_disjoint(written)?;
         torch::mark_modified(&tensors)?;
         let submit = move |engine: &Engine, _| {
             let files = open_all(batch.paths, Access::Read, engine)?;

@@ -65,6 +65,17 @@ def test_an_invalid_batch_is_refused(tmp_path: Path, random_bytes: RandomBytes) 
         deepnvme.read_batch("ab")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="read-only"):
         deepnvme.read_batch([(path, 0, data)])
+    memory = memoryview(bytearray(100))
+    path.write_bytes(data)
+    for first, second in ((memory, memory[50:]), (memory[:60], memory[59:]), (memory[10:20], memory)):
+        with pytest.raises(ValueError, match="share memory"):
+            deepnvme.read_batch([(path, 0, first), (path, 0, second)])
+        with pytest.raises(ValueError, match="share memory"):
+            deepnvme.start_read_batch([(path, 0, first), (path, 0, second)])
+    assert bytes(memory) == bytes(100)
+    assert deepnvme.read_batch([(path, 50, memory[:50]), (path, 0, memory[50:])]) == 100
+    assert bytes(memory) == data[50:] + data[:50]
+    path.write_bytes(b"")
     assert deepnvme.read_batch([]) == 0
     assert not path.exists() or path.stat().st_size == 0
 

@@ -221,7 +221,7 @@ fn remedy(errno: Errno) -> &'static str {
         Errno::ROFS => "the file system is mounted read-only; choose another folder",
         Errno::NOSPC => "the disk is full; free some space or choose another folder",
         Errno::DQUOT => "the quota is used up; free some space or choose another folder",
-        Errno::FBIG => "the file size limit is reached; raise it with `ulimit -f`",
+        Errno::FBIG => "the file would be larger than the file system or `ulimit -f` allows",
         Errno::MFILE | Errno::NFILE => "too many open files; raise the limit with `ulimit -n`",
         Errno::NOMEM => "the kernel has no memory for it; lower queue_depth or block_bytes",
         Errno::ISDIR => "the path is a folder; name a file in it",

@@ -33,6 +33,13 @@ pub(crate) struct AddressRange {
     is_written: bool,
 }
 
+impl AddressRange {
+    /// Describe memory that will be written to.
+    pub(crate) fn written(start: usize, bytes: usize) -> Self {
+        Self { start, end: start + bytes, is_written: true }
+    }
+}
+
 impl<T: Plain> TensorSlice<T> {
     /// Borrow the elements of a contiguous host tensor. Its bytes are read as `T`, whatever its dtype.
     pub(crate) fn new(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Self> {
