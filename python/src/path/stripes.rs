@@ -16,7 +16,7 @@ use crate::{error, settings};
 /// set, wherever a path is accepted.
 ///
 /// Args:
-///     paths: the part files in order, one per NVMe, 1 to 256. Their folders must exist.
+///     paths: the part files in order, one per NVMe, 1 to 4096. Their folders must exist.
 ///     stripe_bytes: bytes of one part before the next part follows, a multiple of 4096, or text such as ``"1MiB"``.
 ///         Default 1 MiB.
 ///
