@@ -106,7 +106,9 @@ def save_references(
             with residence.held([saved.group]):
                 return _viewed(saved, residence.memory(saved.group)).clone(memory_format=torch.preserve_format)
         ensure()
-        return _viewed(saved, residence.memory(saved.group))
+        viewed = _viewed(saved, residence.memory(saved.group))
+        # With `create_graph`, the backward pass is recorded itself, and what it saves outlives the slot.
+        return viewed.clone(memory_format=torch.preserve_format) if torch.is_grad_enabled() else viewed
 
     return _hooks(pack, unpack)
 

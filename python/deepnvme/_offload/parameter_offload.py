@@ -25,6 +25,7 @@ from deepnvme._stream.forward_wrapper import untraced, wrap_call, wrap_forward
 from deepnvme._stream.placeholder import is_on_disk
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import check_available
+from deepnvme._utils.tensors import address_of, fingerprint
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -102,7 +103,24 @@ class ParameterOffload:
         if wanted > self.memory_bytes:
             raise MemoryError(f"these parameters have {wanted:,} bytes, but there is memory for {self.memory_bytes:,}")
         with self._residence.held(groups, exclusive=write), save_references(self._residence, groups, None):
+            before = [] if write else [fingerprint(self._residence.memory(group)) for group in groups]
             yield
+            self._own_new_parameters(groups)
+            # torch does not count changes through `.data`, NumPy and the like.
+            for group, one in zip(groups, before, strict=False):
+                if fingerprint(self._residence.memory(group)) != one:
+                    raise RuntimeError(
+                        f"{group.members[0].name}, or a parameter that is read with it, was changed within gathered; "
+                        "use offloading.gathered(..., write=True), and load the state again"
+                    )
+
+    def _own_new_parameters(self, groups: Iterable[ParameterGroup]) -> None:
+        """Give memory of their own to parameters that were made of gathered ones (``nn.Parameter(weight.data)``)."""
+        model, groups = self._model(), list(groups)
+        for parameter in () if model is None else model.parameters():
+            address = None if id(parameter) in self._group_of or is_on_disk(parameter) else address_of(parameter)
+            if address is not None and self._residence.find(groups, address) is not None:
+                parameter.data = parameter.data.clone()
 
     def attach(self, optimizer: torch.optim.Optimizer, *, in_backward: bool = False) -> None:
         """Make an optimizer step through the parameters group by group, each in memory while it is changed.
@@ -173,6 +191,12 @@ class ParameterOffload:
     def _load(self, model: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool) -> None:
         # The state lists a tied parameter under each of its names.
         others = {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in self._group_of}
+        found: Mapping[str, Any] = state
+        for name, value in found.items():
+            if not (isinstance(value, torch.Tensor) or name.endswith("_extra_state")):
+                raise TypeError(f"{name} is a {type(value).__name__}; the state must have tensors")
+            if getattr(value, "is_meta", False):
+                raise RuntimeError(f"{name} is on the meta device and has no values; nothing was loaded")
         wrong = [
             f"{name} is {tuple(state[name].shape)}, not {tuple(member.shape)}"
             for name, (_, member) in self._names.items()

@@ -13,7 +13,7 @@ from torch.utils import _pytree as tree
 from deepnvme._offload.autograd import save_references
 from deepnvme._offload.residence import Holder
 from deepnvme._stream.recording import refuse_recording
-from deepnvme._utils.tensors import address_of
+from deepnvme._utils.tensors import address_of, with_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,9 +74,7 @@ class BlockRunner:
             address = None if isinstance(leaf, torch.nn.Parameter) else address_of(leaf)
             return address is not None and self._residence.find(block.groups, address) is not None
 
-        if not any(map(is_view, tree.tree_leaves(output))):
-            return output
-        return tree.tree_map(lambda leaf: leaf.clone() if is_view(leaf) else leaf, output)
+        return with_copies(output, is_view)
 
     def begin(self, call: _BlockCall) -> None:
         """Hold the groups of a block for its backward."""

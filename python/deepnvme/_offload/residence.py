@@ -150,7 +150,7 @@ class Residence:
             for group in [group for group, one in self._held.items() if holder in one.holders]:
                 one = self._held[group]
                 if len(one.holders) == 1:
-                    lost = lost or _changed_parameter(group, one)
+                    lost = self._take_assigned(group, one) or lost or _changed_parameter(group, one)
                     self._drop(group)
                 one.holders.discard(holder)
         if lost is not None:
@@ -164,6 +164,23 @@ class Residence:
         with self._lock:
             for group in [group for group, one in self._held.items() if not one.holders]:
                 self._drop(group)
+
+    def _take_assigned(self, group: ParameterGroup, held: _Held) -> str | None:
+        """Copy data that was assigned to a parameter (``p.data = ...``) to its place.
+
+        Returns:
+            The name of a parameter for which that is not allowed, or whose shape or dtype changed.
+        """
+        lost = None
+        for member in group.members:
+            place, data = member.view(held.memory), member.parameter.data
+            if data.data_ptr() == place.data_ptr() and data.shape == place.shape and data.dtype == place.dtype:
+                continue
+            if held.changes is None and data.shape == place.shape and data.dtype == place.dtype:
+                place.copy_(data)
+            else:
+                lost = member.name
+        return lost
 
     def _drop(self, group: ParameterGroup) -> None:
         try:

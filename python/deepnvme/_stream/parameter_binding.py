@@ -7,10 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as tree
 
 from deepnvme._stream.placeholder import Placeholder
-from deepnvme._utils.tensors import address_of
+from deepnvme._utils.tensors import address_of, with_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -234,9 +233,7 @@ def view_weight(memory: torch.Tensor, at: int, origin: Origin, like: torch.Tenso
 
 def without_views(memory: torch.Tensor, output: Any) -> Any:
     """Copy the tensors in a module's result that view its weights: their memory is about to be reused."""
-    if not any(_views(memory, leaf) for leaf in tree.tree_leaves(output)):
-        return output
-    return tree.tree_map(lambda leaf: leaf.clone() if _views(memory, leaf) else leaf, output)
+    return with_copies(output, lambda leaf: _views(memory, leaf))
 
 
 def _views(memory: torch.Tensor, leaf: Any) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -372,3 +374,129 @@ def test_load_hooks_see_the_whole_state(tmp_path: Path) -> None:
     offloading.close()
     for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
         assert torch.equal(parameter, other)
+
+
+@pytest.mark.parametrize("memory", ["150kB", "5MB"])
+def test_double_backward(tmp_path: Path, memory: str) -> None:
+    def gradients(model: nn.Module) -> list[torch.Tensor]:
+        x = torch.ones(4, WIDTH, requires_grad=True)
+        (gradient,) = torch.autograd.grad(model(x).tanh().square().sum(), x, create_graph=True)
+        gradient.square().sum().backward()  # type: ignore[no-untyped-call]
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh())))
+    expected = gradients(copy.deepcopy(model))
+    deepnvme.offload_parameters(model, memory=memory, swap_dir=tmp_path)
+    for one, other in zip(gradients(model), expected, strict=True):
+        assert torch.equal(one, other)
+    model.offloading.close()
+
+
+ASSIGNMENTS: dict[str, Callable[[nn.Parameter], Any]] = {
+    "data": lambda weight: setattr(weight, "data", torch.full((WIDTH, WIDTH), 0.5)),
+    "its own data": lambda weight: setattr(weight, "data", weight.data.clamp(-0.01, 0.01)),
+    "set_": lambda weight: weight.data.set_(torch.full((WIDTH, WIDTH), 0.5)),  # type: ignore[call-overload]
+    "in place": lambda weight: weight.data.clamp_(-0.01, 0.01),
+    "numpy": lambda weight: weight.detach().numpy().fill(0.5),
+}
+
+
+@pytest.mark.parametrize("change", ASSIGNMENTS)
+@pytest.mark.parametrize("write", [True, False])
+def test_changes_within_gathered_that_torch_does_not_count(tmp_path: Path, change: str, write: bool) -> None:
+    model = linears()
+    offloading = deepnvme.offload_parameters(model, memory="60kB", swap_dir=tmp_path)
+    weight = model.get_parameter("layers.1.weight")
+    before = model.state_dict()["layers.1.weight"]
+    refused = pytest.raises(RuntimeError, match=r"layers\.\d\..*write=True")
+    with (
+        torch.no_grad(),
+        nullcontext() if write or change == "set_" else refused,
+        offloading.gathered([weight], write=write),
+    ):
+        ASSIGNMENTS[change](weight)
+        inside = weight.detach().clone()
+    for _ in range(2):
+        model(torch.ones(1, WIDTH))
+    after = model.state_dict()["layers.1.weight"]
+    assert torch.equal(after, inside) or not write
+    assert write or change != "data" or torch.equal(after, before)
+    offloading.close()
+
+
+@pytest.mark.parametrize("kind", ["weight_norm", "new parameter"])
+def test_parameters_made_of_gathered_ones_keep_their_values(tmp_path: Path, kind: str) -> None:
+    model = linears()
+    offloading = deepnvme.offload_parameters(model, memory="60kB", swap_dir=tmp_path)
+    layer: Any = model.layers[1]
+    with offloading.gathered([*layer.parameters()], write=True):
+        if kind == "weight_norm":
+            torch.nn.utils.parametrizations.weight_norm(layer)
+        else:
+            layer.weight = nn.Parameter(layer.weight.data[:])
+        inside = {name: value.detach().clone() for name, value in layer.named_parameters()}
+    for _ in range(3):
+        model(torch.ones(1, WIDTH)).sum().backward()
+    assert all(torch.equal(layer.state_dict()[name], value) for name, value in inside.items())
+    offloading.close()
+    assert all(torch.equal(layer.state_dict()[name], value) for name, value in inside.items())
+
+
+@dataclasses.dataclass
+class Pair:
+    """A result that is no container of Python."""
+
+    hidden: torch.Tensor
+    row: torch.Tensor
+
+
+class ReturnsAPair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return Pair(self.linear(x).tanh(), self.linear.weight[0])
+
+
+class SumsRows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(ReturnsAPair() for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = [Pair(x, x[0])]
+        for block in self.blocks:
+            pairs.append(block(pairs[-1].hidden))
+        return torch.stack([pair.row for pair in pairs]).sum(0)
+
+
+@pytest.mark.parametrize("where", ["stream", "offload"])
+def test_views_in_a_data_class(tmp_path: Path, where: str) -> None:
+    torch.manual_seed(0)
+    model, x = SumsRows(), torch.randn(3, WIDTH)
+    expected = copy.deepcopy(model)
+    if where == "offload":
+        deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
+        for one, other in zip(results(model, x), results(expected, x), strict=True):
+            assert torch.equal(one, other)
+    else:
+        deepnvme.save(model.state_dict(), tmp_path / "m.safetensors")
+        model.requires_grad_(requires_grad=False)
+        streamed: Any = deepnvme.stream(model, weights=tmp_path / "m.safetensors", memory="100kB")
+        with torch.no_grad():
+            assert torch.equal(streamed(x), expected(x))
+
+
+def test_a_state_that_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
+    model = linears()
+    offloading = deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
+    before = model.state_dict()
+    for wrong in (torch.ones(WIDTH, device="meta"), "text"):
+        state: dict[str, Any] = {name: value * 2 for name, value in before.items()} | {"layers.3.bias": wrong}
+        with pytest.raises((RuntimeError, TypeError), match=r"layers\.3\.bias is"):
+            offloading.load_state_dict(state)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    offloading.close()
