@@ -89,7 +89,7 @@ impl Request {
             let target = memory::target(tensor)?;
             tensors.push(tensor.clone());
             // Strided targets may lie between the elements of each other.
-            if target.is_contiguous() && target.len() > 0 {
+            if target.is_contiguous() && !target.is_empty() {
                 let bytes = target.len();
                 target.region().visit_rows(0, bytes, |at, _, _, _| written.push(AddressRange::written(at, bytes)));
             }
