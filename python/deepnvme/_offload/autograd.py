@@ -7,18 +7,21 @@ then. Under autocast the low-precision copy is made again instead of saved.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager
+import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from deepnvme._offload.groups import Member, ParameterGroup
     from deepnvme._offload.residence import Residence
 
+# Attribute of our hooks: the residence that they belong to.
+_RESIDENCE = "_deepnvme_residence"
 # The autograd node of autocast's copy of a weight.
 _COPY_NODE = "ToCopyBackward0"
 
@@ -64,7 +67,7 @@ class _SavedTensor:
     version: int
 
 
-def save_references(
+def save_references(  # noqa: C901 (two hooks that share what is around them)
     residence: Residence, groups: Sequence[ParameterGroup], ensure: Callable[[], None] | None
 ) -> AbstractContextManager[None]:
     """Save references into groups instead of their memory, for operations in the block.
@@ -110,7 +113,22 @@ def save_references(
         # With `create_graph`, the backward pass is recorded itself, and what it saves outlives the slot.
         return viewed.clone(memory_format=torch.preserve_format) if torch.is_grad_enabled() else viewed
 
-    return _hooks(pack, unpack)
+    if ensure is not None:
+        # Those of `gathered` belong to a block of the user.
+        setattr(pack, _RESIDENCE, residence)
+    return _Hooks(pack, unpack)
+
+
+def drop_stale_hooks() -> None:
+    """Remove hooks of blocks that Ctrl-C has left in this thread: no call of their model runs in it.
+
+    torch's context manager can be interrupted between its entry and the block. The hooks would keep groups in use.
+    """
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:  # noqa: SLF001
+        owner: Residence | None = getattr(top[0], _RESIDENCE, None)
+        if owner is None or owner.calls.get(threading.get_ident(), 0):
+            return
+        torch._C._autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001
 
 
 def _viewed(saved: _WeightView | _CastView, memory: torch.Tensor) -> torch.Tensor:
@@ -122,10 +140,19 @@ def _viewed(saved: _WeightView | _CastView, memory: torch.Tensor) -> torch.Tenso
     return copy.as_strided(saved.size, saved.stride, saved.offset)
 
 
-@contextmanager
-def _hooks(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> Iterator[None]:
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
+class _Hooks(AbstractContextManager[None]):
+    """torch's hooks for saved tensors. A late exit, after Ctrl-C, never removes those of another."""
+
+    def __init__(self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
+        self._pack, self._unpack = pack, unpack
+
+    def __enter__(self) -> None:
+        torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)  # noqa: SLF001
+
+    def __exit__(self, *_: object) -> None:
+        top: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
+        if top is not None and top[0] is self._pack:
+            torch._C._autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001
 
 
 def _weight_view(residence: Residence, groups: Sequence[ParameterGroup], tensor: torch.Tensor) -> _WeightView | None:

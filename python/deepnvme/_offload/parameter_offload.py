@@ -102,9 +102,15 @@ class ParameterOffload:
         wanted = sum(group.nbytes for group in groups)
         if wanted > self.memory_bytes:
             raise MemoryError(f"these parameters have {wanted:,} bytes, but there is memory for {self.memory_bytes:,}")
-        with self._residence.held(groups, exclusive=write), save_references(self._residence, groups, None):
+        hooks = save_references(self._residence, groups, None)
+        with self._residence.held(groups, exclusive=write, is_users=True):
             before = [] if write else [fingerprint(self._residence.memory(group)) for group in groups]
-            yield
+            try:
+                # Inside: the exit also undoes an entry that Ctrl-C has interrupted.
+                hooks.__enter__()
+                yield
+            finally:
+                hooks.__exit__(None, None, None)
             self._own_new_parameters(groups)
             # torch does not count changes through `.data`, NumPy and the like.
             for group, one in zip(groups, before, strict=False):
@@ -195,7 +201,8 @@ class ParameterOffload:
         for name, value in found.items():
             if not (isinstance(value, torch.Tensor) or name.endswith("_extra_state")):
                 raise TypeError(f"{name} is a {type(value).__name__}; the state must have tensors")
-            if getattr(value, "is_meta", False):
+            # A lazy tensor would be read.
+            if not isinstance(value, LazyTensor) and getattr(value, "is_meta", False):
                 raise RuntimeError(f"{name} is on the meta device and has no values; nothing was loaded")
         wrong = [
             f"{name} is {tuple(state[name].shape)}, not {tuple(member.shape)}"

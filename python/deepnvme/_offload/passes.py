@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from contextlib import nullcontext
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as tree
 
-from deepnvme._offload.autograd import save_references
+from deepnvme._offload.autograd import drop_stale_hooks, save_references
 from deepnvme._offload.residence import Holder
 from deepnvme._stream.recording import refuse_recording
 from deepnvme._utils.tensors import address_of, with_copies
@@ -51,6 +52,15 @@ class BlockRunner:
         def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
                 refuse_recording("an offloaded model", (*args, *kwargs.values()))
+                thread = threading.get_ident()
+                before = self._residence.calls.get(thread, 0)
+                try:
+                    self._residence.calls[thread] = before + 1
+                    return run_held(*args, **kwargs)
+                finally:
+                    self._residence.calls[thread] = before
+
+            def run_held(*args: Any, **kwargs: Any) -> Any:
                 # Activation checkpointing runs the forward again in the backward pass, where it was already counted.
                 if self.counts_uses and torch._C._current_graph_task_id() == _NO_BACKWARD:  # noqa: SLF001
                     self._uses.update(block.groups)
@@ -110,11 +120,15 @@ class BlockRunner:
 
     def end_all(self) -> None:
         """Release everything: the backward pass failed or will never come. Another thread's pass keeps its groups."""
+        is_outside = self._residence.calls.get(threading.get_ident(), 0) == 0
+        if is_outside:
+            drop_stale_hooks()
         if self.is_in_backward_elsewhere():
             return
         for call in [*self._in_backward.values()]:
             self._release(call)
-        self._residence.release_unheld()
+        if is_outside:
+            self._residence.release_unheld()
 
     def end_failed(self) -> None:
         """Release the groups of an interrupted backward pass, unless one is running."""
@@ -132,8 +146,9 @@ class BlockRunner:
 
     def is_in_backward_elsewhere(self) -> bool:
         """Whether a backward pass is under way in another thread."""
-        is_under_way = self._backward is not None and self._backward() is not None
-        return is_under_way and torch._C._current_graph_task_id() == _NO_BACKWARD  # noqa: SLF001
+        end = None if self._backward is None else self._backward()
+        # The traceback of an interrupt may keep that of a pass of this thread alive.
+        return end is not None and end.thread != threading.get_ident() and _is_outside_of_backward()
 
     def _release(self, call: _BlockCall) -> bool:
         if id(call) not in self._in_backward:
@@ -143,11 +158,16 @@ class BlockRunner:
         return True
 
 
+def _is_outside_of_backward() -> bool:
+    return torch._C._current_graph_task_id() == _NO_BACKWARD  # noqa: SLF001
+
+
 class _BackwardEnd:
     """Called at the end of a backward pass. Exists while the pass is under way."""
 
     def __init__(self, runner: BlockRunner) -> None:
         self._runner = runner
+        self.thread = threading.get_ident()
 
     def __call__(self) -> None:
         self._runner.end_backward()

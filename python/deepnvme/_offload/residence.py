@@ -29,6 +29,9 @@ _TRACE_MAX = 1 << 20
 class Holder:
     """Somebody who needs groups. A garbage-collected holder needs none, since an interrupt may prevent its release."""
 
+    thread: int | None = None
+    """For the holder of a call of ours: its thread. The traceback of an interrupt may keep such a holder alive."""
+
 
 @dataclass(frozen=True)
 class _Held:
@@ -57,6 +60,8 @@ class Residence:
         self._order: list[str] = []
         self._placeholders = {member: Placeholder(member) for group in groups for member in group.members}
         self._restored: set[ParameterGroup] = set()
+        # Running calls of blocks in each thread. Changed without calls, so that Ctrl-C cannot come in between.
+        self.calls: dict[int, int] = {}
 
     def offload(self, group: ParameterGroup) -> None:
         """Move the parameters of a group to disk and free their memory."""
@@ -69,15 +74,18 @@ class Residence:
         self._bind(group, None)
 
     @contextmanager
-    def held(self, groups: Iterable[ParameterGroup], *, exclusive: bool = False) -> Iterator[None]:
+    def held(
+        self, groups: Iterable[ParameterGroup], *, exclusive: bool = False, is_users: bool = False
+    ) -> Iterator[None]:
         """Hold groups for a ``with`` block.
 
-        Exclusive holders may change them.
+        Exclusive holders may change them. ``is_users``: the block is the user's, which may contain calls of ours.
 
         Raises:
             RuntimeError: exclusive access was requested and a group is in use.
         """
         holder = Holder()
+        holder.thread = None if is_users else threading.get_ident()
         try:
             for group in groups:
                 self.hold(group, holder, exclusive=exclusive)
@@ -111,9 +119,10 @@ class Residence:
     def _load(self, group: ParameterGroup, holder: Holder, *, exclusive: bool) -> None:
         """Load a group that nobody held, and bind its parameters."""
         borrow = self.swapper.borrow(group.key, shared=not exclusive)
-        memory = borrow.__enter__()
         mine = None
         try:
+            # Inside: the traceback of an interrupt may keep it alive.
+            memory = borrow.__enter__()
             with self._lock:
                 found = self._held.get(group)
                 if group in self._restored:
@@ -134,10 +143,11 @@ class Residence:
                 if mine is not None and self._held.get(group) is mine:
                     self._held.pop(group)
                     self._bind(group, None)
-            borrow.release()
+            mine = None
             raise
-        if mine is None:
-            borrow.release()
+        finally:
+            if mine is None:
+                borrow.release()
 
     def release(self, holder: Holder) -> None:
         """Release everything that a holder holds, possibly nothing.
@@ -151,6 +161,8 @@ class Residence:
                 one = self._held[group]
                 if len(one.holders) == 1:
                     lost = self._take_assigned(group, one) or lost or _changed_parameter(group, one)
+                    # Nobody holds it from here on, so that the next one releases it if an interrupt comes now.
+                    one.holders.discard(holder)
                     self._drop(group)
                 one.holders.discard(holder)
         if lost is not None:
@@ -160,8 +172,12 @@ class Residence:
             )
 
     def release_unheld(self) -> None:
-        """Release the groups of holders that were garbage-collected because of an interrupt."""
+        """Release the groups of holders that an interrupt has left: no call of ours runs in this thread."""
+        thread = threading.get_ident()
         with self._lock:
+            for one in self._held.values():
+                for holder in [holder for holder in one.holders if holder.thread == thread]:
+                    one.holders.discard(holder)
             for group in [group for group, one in self._held.items() if not one.holders]:
                 self._drop(group)
 
@@ -190,7 +206,8 @@ class Residence:
             self._bind(group, None)
             raise
         finally:
-            self._held.pop(group).borrow.release()
+            self._held[group].borrow.release()
+            self._held.pop(group)
 
     def version(self, group: ParameterGroup) -> int:
         """Return a number that differs after each change."""

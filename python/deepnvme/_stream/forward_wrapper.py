@@ -67,21 +67,21 @@ def wrap_call(module: nn.Module, around: Callable[[Callable[..., Any]], Callable
     Returns:
         A function that undoes it.
     """
-    inside: set[int] = set()
+    # By thread. Changed without calls, so that Ctrl-C cannot come in between.
+    inside: dict[int, bool] = {}
 
     def around_once(method: Callable[..., Any]) -> Callable[..., Any]:
         surrounded = around(method)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             thread = threading.get_ident()
-            if thread in inside:
+            if inside.get(thread):
                 return method(*args, **kwargs)
             try:
-                inside.add(thread)
+                inside[thread] = True
                 return surrounded(*args, **kwargs)
             finally:
-                # First statement in `finally`, so that Ctrl-C cannot come before it.
-                inside.discard(thread)
+                inside[thread] = False
 
         return run
 

@@ -248,3 +248,33 @@ def test_ctrl_c_anywhere_holds_nothing_for_good(twins: Twins, interrupted: Any) 
             stopped += 1
         change()
     assert stopped > points.count - 5
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_an_interrupt_leaves_is_released_although_its_traceback_lives(twins: Twins, interrupted: Any) -> None:
+    """A notebook keeps the traceback of Ctrl-C, and with it the frames of the calls."""
+    hooks_before = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    _, twin, offloading = twins()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.0)
+    offloading.attach(optimizer)
+    data = batches(1)[0]
+
+    def work() -> None:
+        loss_of(twin, data).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    work()
+    with interrupted() as points:
+        work()
+    tracebacks = []
+    for point in range(1, points.count, max(points.count // 150, 1)):
+        with pytest.raises(KeyboardInterrupt) as caught, interrupted(point):
+            work()
+            raise KeyboardInterrupt  # this pass had fewer points
+        tracebacks.append(caught)
+        torch.set_grad_enabled(True)
+        optimizer.zero_grad()
+        work()
+    assert len(tracebacks) > 50
+    offloading.close()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) == hooks_before
