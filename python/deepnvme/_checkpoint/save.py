@@ -127,12 +127,12 @@ def _save_file(
     require_torch("save")
     refuse_fake_tensors("save")
     if is_safetensors(path):
-        return start_safetensors(path, describe_tensors(obj), options, _metadata_entries(metadata)).wait(report, True)[
-            0
-        ]
-    if metadata is not None:
+        saving = start_safetensors(path, describe_tensors(obj), options, _metadata_entries(metadata))
+    elif metadata is not None:
         raise ValueError(_SAFETENSORS_ONLY)
-    return start_archive(obj, path, options).wait(report, True)[0]
+    else:
+        saving = start_archive(obj, path, options)
+    return saving.wait(report, True)[0]
 
 
 @dataclass

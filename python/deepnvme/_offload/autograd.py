@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from deepnvme._offload.groups import Member, ParameterGroup
     from deepnvme._offload.residence import Residence
 
-# Attribute of our hooks: the residence that they belong to.
-_RESIDENCE = "_deepnvme_residence"
+# Attribute of our hooks: how many blocks of their kind run in each thread.
+_RUNNING = "_deepnvme_running"
 # The autograd node of autocast's copy of a weight.
 _COPY_NODE = "ToCopyBackward0"
 
@@ -67,7 +67,7 @@ class _SavedTensor:
     version: int
 
 
-def save_references(  # noqa: C901 (two hooks that share what is around them)
+def save_references(
     residence: Residence, groups: Sequence[ParameterGroup], ensure: Callable[[], None] | None
 ) -> AbstractContextManager[None]:
     """Save references into groups instead of their memory, for operations in the block.
@@ -75,7 +75,7 @@ def save_references(  # noqa: C901 (two hooks that share what is around them)
     Args:
         residence: holds the groups.
         groups: the groups held while the block runs.
-        ensure: called when something saved is needed again; holds all groups. ``None``: what is needed is copied.
+        ensure: called before a saved weight is used again; it holds all groups. ``None``: a copy of the weight is used.
     """
     around: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
     members = {id(member.parameter): (group, member) for group in groups for member in group.members}
@@ -113,20 +113,18 @@ def save_references(  # noqa: C901 (two hooks that share what is around them)
         # With `create_graph`, the backward pass is recorded itself, and what it saves outlives the slot.
         return viewed.clone(memory_format=torch.preserve_format) if torch.is_grad_enabled() else viewed
 
-    if ensure is not None:
-        # Those of `gathered` belong to a block of the user.
-        setattr(pack, _RESIDENCE, residence)
+    setattr(pack, _RUNNING, residence.gathered_blocks if ensure is None else residence.calls)
     return _Hooks(pack, unpack)
 
 
 def drop_stale_hooks() -> None:
-    """Remove hooks of blocks that Ctrl-C has left in this thread: no call of their model runs in it.
+    """Remove hooks whose exit was interrupted in this thread: no block that they could belong to runs in it.
 
-    torch's context manager can be interrupted between its entry and the block. The hooks would keep groups in use.
+    They would keep groups in use.
     """
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:  # noqa: SLF001
-        owner: Residence | None = getattr(top[0], _RESIDENCE, None)
-        if owner is None or owner.calls.get(threading.get_ident(), 0):
+        running: dict[int, int] | None = getattr(top[0], _RUNNING, None)
+        if running is None or running.get(threading.get_ident(), 0):
             return
         torch._C._autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001
 
@@ -141,13 +139,21 @@ def _viewed(saved: _WeightView | _CastView, memory: torch.Tensor) -> torch.Tenso
 
 
 class _Hooks(AbstractContextManager[None]):
-    """torch's hooks for saved tensors. A late exit, after Ctrl-C, never removes those of another."""
+    """Hooks for saved tensors, as ``torch.autograd.graph.saved_tensors_hooks``.
+
+    torch's own stay if Ctrl-C comes between their entry and the block. And their exit removes the innermost hooks,
+    also if these are of another by then.
+    """
 
     def __init__(self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
         self._pack, self._unpack = pack, unpack
 
     def __enter__(self) -> None:
-        torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)  # noqa: SLF001
+        try:
+            torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)  # noqa: SLF001
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         top: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001

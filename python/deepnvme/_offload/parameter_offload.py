@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._offload.autograd import save_references
+from deepnvme._offload.fingerprint import fingerprint
 from deepnvme._offload.groups import find_blocks, find_misplaced
 from deepnvme._offload.passes import BlockRunner
 from deepnvme._offload.placeholders import replace_meta_parameters
@@ -25,7 +26,7 @@ from deepnvme._stream.forward_wrapper import untraced, wrap_call, wrap_forward
 from deepnvme._stream.placeholder import is_on_disk
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import check_available
-from deepnvme._utils.tensors import address_of, fingerprint
+from deepnvme._utils.tensors import address_of
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -102,15 +103,16 @@ class ParameterOffload:
         wanted = sum(group.nbytes for group in groups)
         if wanted > self.memory_bytes:
             raise MemoryError(f"these parameters have {wanted:,} bytes, but there is memory for {self.memory_bytes:,}")
-        hooks = save_references(self._residence, groups, None)
         with self._residence.held(groups, exclusive=write, is_users=True):
             before = [] if write else [fingerprint(self._residence.memory(group)) for group in groups]
+            blocks, thread = self._residence.gathered_blocks, threading.get_ident()
+            outer = blocks.get(thread, 0)
             try:
-                # Inside: the exit also undoes an entry that Ctrl-C has interrupted.
-                hooks.__enter__()
-                yield
+                blocks[thread] = outer + 1
+                with save_references(self._residence, groups, None):
+                    yield
             finally:
-                hooks.__exit__(None, None, None)
+                blocks[thread] = outer
             self._own_new_parameters(groups)
             # torch does not count changes through `.data`, NumPy and the like.
             for group, one in zip(groups, before, strict=False):

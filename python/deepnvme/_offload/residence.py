@@ -60,8 +60,9 @@ class Residence:
         self._order: list[str] = []
         self._placeholders = {member: Placeholder(member) for group in groups for member in group.members}
         self._restored: set[ParameterGroup] = set()
-        # Running calls of blocks in each thread. Changed without calls, so that Ctrl-C cannot come in between.
+        # Running calls and `gathered` blocks in each thread. Changed without calls: Ctrl-C cannot come in between.
         self.calls: dict[int, int] = {}
+        self.gathered_blocks: dict[int, int] = {}
 
     def offload(self, group: ParameterGroup) -> None:
         """Move the parameters of a group to disk and free their memory."""
@@ -187,13 +188,14 @@ class Residence:
         Returns:
             The name of a parameter for which that is not allowed, or whose shape or dtype changed.
         """
-        lost = None
+        lost, begin = None, held.memory.data_ptr()
         for member in group.members:
-            place, data = member.view(held.memory), member.parameter.data
-            if data.data_ptr() == place.data_ptr() and data.shape == place.shape and data.dtype == place.dtype:
+            parameter = member.parameter
+            fits = parameter.shape == member.shape and parameter.dtype == member.dtype
+            if fits and parameter.data_ptr() == begin + member.offset:
                 continue
-            if held.changes is None and data.shape == place.shape and data.dtype == place.dtype:
-                place.copy_(data)
+            if fits and held.changes is None:
+                member.view(held.memory).copy_(parameter.data)
             else:
                 lost = member.name
         return lost

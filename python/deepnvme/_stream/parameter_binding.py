@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._stream.placeholder import Placeholder
-from deepnvme._utils.tensors import address_of, with_copies
+from deepnvme._stream.results import with_copies
+from deepnvme._utils.tensors import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,10 +1,8 @@
-"""Functions that return torch tensors. They import torch when they are called."""
+"""Functions about torch tensors. They import torch when they are called."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import types
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -125,24 +123,6 @@ def address_of(tensor: object) -> int | None:
         return None
 
 
-# Elements that are summed at a time.
-_FINGERPRINT_ELEMENTS = 1 << 17
-
-
-def fingerprint(memory: torch.Tensor) -> tuple[int, int]:
-    """Return two sums over bytes, of which the second depends on their places: to notice changes, not attacks."""
-    import torch  # noqa: PLC0415
-
-    whole = memory.numel() // 8 * 8
-    words, rest = memory[:whole].view(torch.int64), memory[whole:].to(torch.int64)
-    places = torch.arange(1, min(len(words), _FINGERPRINT_ELEMENTS) + 1)
-    total = placed = 0
-    for number, part in enumerate((*torch.split(words, _FINGERPRINT_ELEMENTS), rest)):
-        total += int(part.sum())
-        placed += (number + 1) * int((part * places[: len(part)]).sum() if len(part) <= len(places) else part.sum())
-    return total, placed
-
-
 def without_override(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function without ``__torch_function__``.
 
@@ -174,21 +154,3 @@ def _check_is_tensor(argument: object) -> None:
     if not isinstance(argument, torch.Tensor):
         msg = f"as_bytes takes a torch tensor, not {type(argument).__name__}; for an array, use array.view('uint8')"
         raise TypeError(msg)
-
-
-def with_copies(output: Any, is_view: Callable[[Any], bool]) -> Any:
-    """Replace the tensors in a module's result that are views by copies, also in data classes and simple objects."""
-    import torch.utils._pytree as tree  # noqa: PLC0415
-
-    def copied(leaf: Any) -> Any:
-        if is_view(leaf):
-            return leaf.clone()
-        if dataclasses.is_dataclass(leaf) or isinstance(leaf, types.SimpleNamespace):
-            for name, value in [*vars(leaf).items()]:
-                object.__setattr__(leaf, name, with_copies(value, is_view))
-        return leaf
-
-    leaves = tree.tree_leaves(output)
-    if all(copied(leaf) is leaf for leaf in leaves):
-        return output
-    return tree.tree_map(copied, output)

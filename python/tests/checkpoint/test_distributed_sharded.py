@@ -234,7 +234,7 @@ def test_states_that_differ_between_ranks(tmp_path: Path) -> None:
             assert error.startswith(("InvalidArgumentError: ", "PeerError: ")), answers
             assert expected in error, answers
         assert "d: its dtype" in dcp
-        # What several ranks have, and what may differ, is rank 0's.
+        # Small entries may differ between ranks. Those of rank 0 are saved.
         assert list(restored[:3]) == [[0.0] * 5, 0.0, "rank 0"]
     assert [answer[-2][3] for answer in answers] == [0.0, 12.0, 24.0]
     assert {path.name for path in (tmp_path / "c").iterdir()} >= {"manifest.json", "step-00000001"}

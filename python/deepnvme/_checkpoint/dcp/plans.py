@@ -1,4 +1,4 @@
-"""Compare what the ranks are about to save, and choose the rank that saves what all have. Pure."""
+"""Compare the save plans of the ranks, and choose the rank that saves an entry which several have. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check_plans(plans: Sequence[SavePlan], name: Callable[[int], str]) -> None:
 
 
 def leave_to_first(plans: Sequence[SavePlan]) -> list[SavePlan]:
-    """Leave small entries that several ranks have to the first of them: what counts is its values."""
+    """Drop small entries from all plans but the first that has them, so that its values are saved."""
     taken: set[Any] = set()
     left = []
     for plan in plans:

@@ -200,7 +200,7 @@ def _errors_with_path(path: Path) -> Iterator[None]:
         if isinstance(error, Error):
             raise
         what = str(error) or type(error).__name__
-        msg = f"{path}: the states of the ranks do not fit together, or not to the checkpoint: {what}"
+        msg = f"{path}: the states of the ranks do not match each other, or not the checkpoint: {what}"
         raise InvalidArgumentError(msg) from error
 
 
