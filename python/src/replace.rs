@@ -140,13 +140,13 @@ impl SetReplacement {
 
     /// Commit the replacement: the index becomes this JSON object with the record of its own files, and the files that
     /// the old index recorded as its own are removed. The caller has already synced the new files as far as needed.
-    /// Their names and the index are durable when this returns. A blank checksum in the index is filled in.
+    /// Their names and the index are durable when this returns. The index gets a checksum.
     ///
     /// Returns the files that the old index listed and that stay: it did not record them as its own, or somebody has
     /// written to them.
     fn commit(&self, py: Python<'_>, index: &str) -> PyResult<Vec<PathBuf>> {
         let new = self.inner.take(py).ok_or_else(ended)?;
-        error::check(py, py.detach(|| new.commit_text(index, sealed)))
+        error::check(py, py.detach(|| new.commit_text(index)))
     }
 
     /// Remove the new files, unless they were committed.
@@ -169,14 +169,6 @@ pub(crate) fn _retire_set(index: &Bound<'_, PyAny>, record_at: Vec<String>) -> P
         Retired::Removed { kept } => Some(kept),
         Retired::Foreign => None,
     })
-}
-
-/// Fill in the text's checksum if it contains a blank one.
-fn sealed(text: String) -> deepnvme_io::Result<String> {
-    if !text.contains(deepnvme_format::set::BLANK) {
-        return Ok(text);
-    }
-    deepnvme_format::set::seal(&text).map_err(|error| deepnvme_io::Error::invalid(error.to_string()))
 }
 
 fn ended() -> PyErr {

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import deepnvme
+from deepnvme.integrations.dcp import DeepnvmeWriter
 
 RandomBytes = Callable[[int], bytes]
 
@@ -74,6 +75,33 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_old_one(small_disk: Path) -> 
     assert names(small_disk) == ["model.pt"]
     with deepnvme.open(path) as file:
         assert torch.equal(torch.load(file), good)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt", "shards", "stripes", "dcp", "history"])
+def test_a_save_that_does_not_fit_names_the_file_that_it_was_for(small_disk: Path, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    state = {str(number): torch.randn(MORE_THAN_FITS // 16) for number in range(4)}
+    with pytest.raises(deepnvme.Error) as caught:
+        if kind == "dcp":
+            try:
+                torch.distributed.checkpoint.save(state, storage_writer=DeepnvmeWriter(small_disk / "dcp"))
+            except torch.distributed.checkpoint.CheckpointException as error:
+                raise error.failures[0][0] from error
+        elif kind == "history":
+            with deepnvme.Checkpointer(small_disk / "history") as checkpointer:
+                checkpointer.save(1, state).result()
+        elif kind == "shards":
+            deepnvme.save(state, small_disk / "model.safetensors", max_shard_bytes="20MiB")
+        elif kind == "stripes":
+            deepnvme.save(state, deepnvme.StripeSet([small_disk / "one", small_disk / "two"]))
+        else:
+            deepnvme.save(state, small_disk / f"model.{kind}")
+    assert caught.value.errno == errno.ENOSPC
+    assert "deepnvme-tmp" not in str(caught.value)
+    assert str(caught.value.filename).startswith(f"{small_disk}/")
+    # The private files of dcp go with the writer, which torch's exception keeps.
+    expected = "deepnvme-tmp" if kind == "dcp" else ".deepnvme-lock"
+    assert [path for path in small_disk.rglob("*") if path.is_file() and expected not in path.name] == []
 
 
 def test_a_batch_that_does_not_fit(small_disk: Path, random_bytes: RandomBytes) -> None:

@@ -194,7 +194,8 @@ impl StripeSet {
     /// `InvalidInput` if a name is not UTF-8.
     pub fn to_list(&self) -> Result<String> {
         let refused = |error: serde_json::Error| invalid(format!("cannot be written: {error}"));
-        seal(&(serde_json::to_string_pretty(&self.manifest()?).map_err(refused)? + "\n"))
+        let text = serde_json::to_string_pretty(&self.manifest()?).map_err(refused)? + "\n";
+        set::seal(&text).map_err(|error| invalid(error.to_string()))
     }
 
     /// The same parts by absolute paths, which stay valid when the process changes its folder.
@@ -258,11 +259,6 @@ impl StripeSet {
         file.take_mode_of(path)?;
         Ok(file)
     }
-}
-
-/// Inserts the checksum into the text of a manifest.
-pub(crate) fn seal(text: &str) -> Result<String> {
-    set::seal(text).map_err(|error| invalid(error.to_string()))
 }
 
 fn invalid(detail: String) -> Error {

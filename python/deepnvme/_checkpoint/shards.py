@@ -120,9 +120,9 @@ def _is_loaded(path: Path) -> bool:
 
 
 def identities(files: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """Return the records that identify the files of an index. Its checksum is filled in on commit."""
+    """Return the records that identify the files of an index."""
     records = {name: {"bytes": nbytes, "index_crc64": f"{crc64:016x}"} for name, (nbytes, crc64) in files.items()}
-    return {"deepnvme.checksum": "-".join(["0" * 16] * 3), "deepnvme.files": records}
+    return {"deepnvme.files": records}
 
 
 def _index_of(path: Path) -> Path:

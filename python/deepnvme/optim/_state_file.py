@@ -103,7 +103,8 @@ def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) 
         new.commit()
     except OSError as error:
         # A closed engine is not an error of this folder.
-        if error.filename is None and not isinstance(error, ClosedError):
+        is_of_file = error.filename in (None, new.private_path)
+        if is_of_file and not isinstance(error, ClosedError):
             text = f"{error.strerror}; the previous file is unchanged; make room, or use another folder"
             raise Error(error.errno, text, str(path)) from error
         raise

@@ -167,7 +167,7 @@ impl SavePlan {
     /// Start writing the whole file into an existing file, such as a member of a ``_SetReplacement``.
     fn start_into(&self, py: Python<'_>, file: PathBuf) -> PyResult<Saving> {
         let file = std::path::absolute(&file).unwrap_or(file);
-        start(py, self.take(py)?, Arc::clone(&self.engine), Destination::Into(file))
+        start(py, self.take(py)?, Arc::clone(&self.engine), Destination::Into(file, self.target.path()))
     }
 
     /// Write the ready bytes between ``start`` and ``stop`` into ``file``, which starts at byte ``base``.

@@ -1,6 +1,7 @@
 //! A safetensors file whose tensors a swapper writes in place.
 
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use deepnvme_checkpoint::Progress;
@@ -24,6 +25,7 @@ use crate::{background, default};
 #[pyclass(frozen, name = "_ReflinkTarget", module = "deepnvme._deepnvme")]
 pub(crate) struct PyReflinkTarget {
     data_offset: u64,
+    private_path: PathBuf,
     inner: UntilTaken<ReflinkTarget>,
 }
 
@@ -45,13 +47,20 @@ impl PyReflinkTarget {
         let specs = tensors.into_iter().map(spec).collect::<PyResult<Vec<_>>>()?;
         let target = py.detach(|| ReflinkTarget::new(engine, &path, specs, metadata, checksums));
         let target = target.map_err(|error| raise(py, &error))?;
-        Ok(Self { data_offset: target.data_offset(), inner: UntilTaken::new(target) })
+        let (data_offset, private_path) = (target.data_offset(), target.private_path());
+        Ok(Self { data_offset, private_path, inner: UntilTaken::new(target) })
     }
 
     /// Offset of the first tensor.
     #[getter]
     fn data_offset(&self) -> u64 {
         self.data_offset
+    }
+
+    /// The file's name until it is committed, which errors of writes may state.
+    #[getter]
+    fn private_path(&self) -> String {
+        self.private_path.to_string_lossy().into_owned()
     }
 
     /// Return the file's descriptor, until it is committed or given up.

@@ -25,8 +25,8 @@ pub(super) enum Destination {
     Replace(Target),
     /// A private file that keeps its private name.
     Private(Target),
-    /// An existing file.
-    Into(PathBuf),
+    /// An existing file, and the name that it gets later.
+    Into(PathBuf, PathBuf),
 }
 
 /// Start writing a whole file.
@@ -45,7 +45,7 @@ pub(super) fn start(py: Python<'_>, save: Save, engine: Arc<Engine>, destination
                 saved
             }),
             Destination::Replace(target) => save.run(engine, &target, progress),
-            Destination::Into(path) => save.write_into(engine, &path, progress),
+            Destination::Into(path, target) => save.write_into(engine, &path, &target, progress),
         };
         *ignore_poison(seen.outcome.lock()) = Some(saved);
     })?;

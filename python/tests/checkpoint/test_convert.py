@@ -195,6 +195,23 @@ def test_nobody_sees_more_of_the_result_than_of_the_source(tmp_path: Path) -> No
     assert (tmp_path / "new.safetensors").stat().st_mode & 0o777 == 0o644
 
 
+@pytest.mark.parametrize("kind", ["sparse", "csr", "nested"])
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_a_tensor_made_of_tensors_is_refused(tmp_path: Path, kind: str, suffix: str) -> None:
+    """As separate tensors, its values and indices would no longer mean it."""
+    dense = torch.eye(3)
+    made = {
+        "sparse": dense.to_sparse,
+        "csr": dense.to_sparse_csr,
+        "nested": lambda: torch.nested.nested_tensor([dense[0], dense[0, :2]]),
+    }
+    torch.save({"dense": dense, "odd": made[kind]()}, tmp_path / "from.pt")
+    _, said = convert(tmp_path / "from.pt", tmp_path / f"to.{suffix}", status=1)
+    assert f'"odd" is a {"nested" if kind == "nested" else "sparse"} tensor' in said
+    assert str(tmp_path / "from.pt") in said
+    assert not (tmp_path / f"to.{suffix}").exists()
+
+
 def test_what_cannot_be_converted(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tensors here")
     assert "neither a torch archive nor a safetensors" in convert(tmp_path / "text", tmp_path / "b.pt", status=1)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import signal
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import deepnvme
 from deepnvme import errors
+from deepnvme._checkpoint.dcp import index as _dcp_index
 from deepnvme._checkpoint.dcp import shard as _dcp_shard
 from deepnvme._checkpoint.dcp.shard import Shard
 from deepnvme._checkpoint.dcp.writer import _free_name
@@ -336,3 +338,42 @@ def test_several_processes_and_another_number_of_them(tmp_path: Path, action: st
     assert len(list(folder.glob("shard-*.safetensors"))) == 2
     for world in (1, 2, 3) if action == "save" else (2,):
         run("load", folder, world, tmp_path)
+
+
+def _entry(size: list[int], chunks: list[tuple[list[int], list[int]]]) -> dict[str, Any]:
+    listed = [[offsets, sizes, [f"shard-00000-{32 * 'a'}.safetensors", str(at)]] for at, (offsets, sizes) in enumerate(chunks)]
+    entry = {"dtype": "float32", "size": size, "requires_grad": False, "chunks": listed}
+    return {"version": 1, "entries": {"a": entry}, "planner_data": None}
+
+
+def _cut(rng: random.Random, offsets: list[int], sizes: list[int]) -> list[tuple[list[int], list[int]]]:
+    """Cut a box into boxes at random."""
+    dims = [dim for dim, size in enumerate(sizes) if size > 1]
+    if not dims or rng.random() < 0.2:
+        return [(offsets, sizes)]
+    dim = rng.choice(dims)
+    first = rng.randrange(1, sizes[dim])
+    second_offsets, second_sizes, first_sizes = [*offsets], [*sizes], [*sizes]
+    first_sizes[dim], second_sizes[dim] = first, sizes[dim] - first
+    second_offsets[dim] += first
+    return _cut(rng, offsets, first_sizes) + _cut(rng, second_offsets, second_sizes)
+
+
+def test_chunks_of_a_list_cover_their_tensor_once() -> None:
+    """Chunks that overlap leave other elements out, though their sizes add up."""
+    rng = random.Random(5)
+    moved = 0
+    for _ in range(300):
+        size = [rng.randrange(1, 7) for _ in range(rng.randrange(1, 4))]
+        chunks = _cut(rng, [0] * len(size), size)
+        rng.shuffle(chunks)
+        assert len(_dcp_index.decode(_entry(size, chunks)).state_dict_metadata["a"].chunks) == len(chunks)
+        at, dim = rng.randrange(len(chunks)), rng.randrange(len(size))
+        offsets, sizes = [*chunks[at][0]], chunks[at][1]
+        offsets[dim] = rng.randrange(size[dim] - sizes[dim] + 1)
+        if offsets != chunks[at][0]:
+            moved += 1
+            chunks[at] = offsets, sizes
+            with pytest.raises(ValueError, match="overlap, or do not cover it|listed twice"):
+                _dcp_index.decode(_entry(size, chunks))
+    assert moved > 100

@@ -103,5 +103,6 @@ def test_a_disk_too_full_to_save(small: Path) -> None:
         mine.save_state(path)
     assert caught.value.errno == errno.ENOSPC
     assert isinstance(caught.value, Error)
+    assert caught.value.filename == str(path)
     assert path.read_bytes() == saved
     assert sorted(one.name for one in small.iterdir()) == ["ballast", "lost+found", "state"]

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use deepnvme_format::Dtype;
-use deepnvme_format::state::Signs;
+use deepnvme_format::state::{NESTED_TENSOR, SPARSE_TENSOR, Signs, non_tensors};
 use deepnvme_io::{Error as IoError, ErrorKind};
 
 use crate::error::Result;
@@ -109,10 +109,19 @@ pub(super) fn refuse_unnamed(readers: &[Arc<Reader>]) -> Result<()> {
 }
 
 /// Returns the names and kinds of all non-tensors.
-pub(super) fn others(readers: &[Arc<Reader>]) -> Vec<(String, &'static str)> {
-    let others = readers.iter().filter_map(|reader| match reader.contents() {
-        Contents::Archive { graph, .. } => Some(deepnvme_format::state::non_tensors(graph)),
-        Contents::Safetensors { .. } => None,
-    });
-    others.flatten().collect()
+///
+/// # Errors
+/// `Unsupported`, with the path, for a tensor of several tensors: as separate ones, they would no longer mean it.
+pub(super) fn others(readers: &[Arc<Reader>]) -> Result<Vec<(String, &'static str)>> {
+    let mut all = Vec::new();
+    for reader in readers {
+        let Contents::Archive { graph, .. } = reader.contents() else { continue };
+        let others = non_tensors(graph);
+        if let Some((name, kind)) = others.iter().find(|(_, kind)| [SPARSE_TENSOR, NESTED_TENSOR].contains(kind)) {
+            let detail = format!("{name:?} is a {kind}, which cannot be converted; store a dense tensor in its place");
+            return Err(IoError::new(ErrorKind::Unsupported, "convert", detail).at_path(reader.path()).into());
+        }
+        all.extend(others);
+    }
+    Ok(all)
 }

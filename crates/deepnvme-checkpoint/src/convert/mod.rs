@@ -65,7 +65,7 @@ pub fn convert(
     entries::refuse_unnamed(&readers)?;
     let entries = entries::of(&readers, &listed);
     refuse_doubles(target, &entries)?;
-    let (tensors, left_out) = (entries.len(), entries::others(&readers));
+    let (tensors, left_out) = (entries.len(), entries::others(&readers)?);
     let durability = options.durability;
     let (save, copied) = if target.extension().is_some_and(|suffix| suffix == "safetensors") {
         target::safetensors(engine, target, &readers, entries, options)?

@@ -64,6 +64,12 @@ impl ReflinkTarget {
         self.descriptor.as_fd()
     }
 
+    /// The private name of the file until it is committed.
+    #[must_use]
+    pub fn private_path(&self) -> PathBuf {
+        self.replacement.temporary().path()
+    }
+
     /// Offset of the first tensor.
     #[must_use]
     pub fn data_offset(&self) -> u64 {

@@ -41,11 +41,17 @@ impl Save {
     }
 
     /// Writes the whole file into an existing file that is not read yet, such as a member of a set replacement. Syncs
-    /// the data as the options require. The caller syncs the name.
+    /// the data as the options require. The caller syncs the name. `target` is the name that the file gets later.
     ///
     /// # Errors
-    /// As [`run`](Self::run). The file is then incomplete.
-    pub fn write_into(self, engine: Arc<Engine>, path: &Path, progress: Arc<Progress>) -> Result<Saved> {
+    /// As [`run`](Self::run), with the path `target`. The file is then incomplete.
+    pub fn write_into(
+        self,
+        engine: Arc<Engine>,
+        path: &Path,
+        target: &Path,
+        progress: Arc<Progress>,
+    ) -> Result<Saved> {
         let bytes = self.bytes();
         let seen = Arc::clone(&progress);
         let options = OpenOptions::to_fill(engine.config().direct);
@@ -54,7 +60,7 @@ impl Save {
             file.set_len(bytes)?;
             Arc::new(self).start_shard(engine, file, 0..bytes, 0, progress)?.finish(&[])
         };
-        let saved = filled().map_err(|error| error_of_target(error, path, bytes))?;
+        let saved = filled().map_err(|error| error_of_target(error, target, bytes))?;
         seen.check()?;
         Ok(saved)
     }
@@ -81,7 +87,7 @@ pub fn error_of_target(error: Error, target: &Path, file_bytes: u64) -> Error {
         return error.into();
     }
     let text = format!(
-        "the checkpoint needs {file_bytes} bytes, and there is not so much room; free some space or choose another \
+        "the file needs {file_bytes} bytes, and there is not so much room; free some space or choose another \
          folder. What was there under that name before is untouched"
     );
     error.because(text).into()

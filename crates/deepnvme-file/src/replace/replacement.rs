@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::set::{Member, SetReplacement, is_token};
 use super::temporary::{self, EVERYBODY, Temporary};
 use crate::open::{Target, open};
-use crate::stripe_set::{RECORD_KEY, StripeSet, seal};
+use crate::stripe_set::{RECORD_KEY, StripeSet};
 use deepnvme_io::DirectMode;
 use deepnvme_io::fs::{self, Kind};
 use deepnvme_io::op::Errno;
@@ -185,7 +185,7 @@ impl Replacement {
         let Self { target, new, most } = self;
         match new {
             New::Stripes(_, named, new) => {
-                new.commit_with(named.to_manifest(&target)?, false, most, |text| seal(&text)).map(drop)
+                new.commit_with(named.to_manifest(&target)?, false, most).map(drop)
             }
             New::File(mut file) => {
                 if temporary::resolve(&target)? != target {

@@ -25,6 +25,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use deepnvme_format::set;
 use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
@@ -139,7 +140,7 @@ impl SetReplacement {
         self.paths.iter().map(PathBuf::as_path)
     }
 
-    /// Commits: the index becomes this JSON object, plus the record of its own files. The caller has synced the
+    /// Commits: the index becomes this JSON object, plus the record of its own files and a checksum. The caller has synced the
     /// members' bytes as far as required. The members' names and the index are on disk when this returns. Then the
     /// members that the old index recorded as its own are removed. Returns the other files that the old index listed:
     /// they stay.
@@ -148,7 +149,7 @@ impl SetReplacement {
     /// The error of the file system, or `Busy` if another commit of the set holds the index for over a minute. The old
     /// set is intact, unless only the last sync failed.
     pub fn commit(self, index: Value) -> Result<Vec<PathBuf>> {
-        self.commit_with(index, false, EVERYBODY, Ok)
+        self.commit_with(index, false, EVERYBODY)
     }
 
     pub(super) fn commit_with(
@@ -156,7 +157,6 @@ impl SetReplacement {
         mut index: Value,
         is_one_line: bool,
         most: u32,
-        finish: impl Fn(String) -> Result<String>,
     ) -> Result<Vec<PathBuf>> {
         let folder = fs::OpenedFolder::new(fs::folder_of(&self.index))?;
         let mode = temporary::mode_of(&self.index, most).map_err(|errno| self.refused(errno))?;
@@ -185,7 +185,7 @@ impl SetReplacement {
             };
             put(&mut index, &self.record_at, &record).map_err(|error| error.at_path(&self.index))?;
             let text = render(&index, is_one_line).map_err(|error| not_text(&self.index, &error))?;
-            let text = finish(text).map_err(|error| error.at_path(&self.index))?;
+            let text = set::seal(&text).map_err(|error| Error::invalid(error.to_string()).at_path(&self.index))?;
             written.fill(text.as_bytes()).map_err(|error| error.at_path(&self.index))?;
             fs::set_mode(written.file(), mode).map_err(|errno| self.refused(errno))?;
             let renamed = match &current {
@@ -213,14 +213,13 @@ impl SetReplacement {
             .at_path(&self.index))
     }
 
-    /// Like [`commit`](Self::commit), with the index as text. A one-line text stays one line. `finish` makes the final
-    /// edit of the text, including the record, for example to insert a checksum.
+    /// Like [`commit`](Self::commit), with the index as text. A one-line text stays one line.
     ///
     /// # Errors
-    /// As [`commit`](Self::commit), `InvalidInput` if the text is not JSON, and the errors of `finish`.
-    pub fn commit_text(self, index: &str, finish: impl Fn(String) -> Result<String>) -> Result<Vec<PathBuf>> {
+    /// As [`commit`](Self::commit), and `InvalidInput` if the text is not JSON.
+    pub fn commit_text(self, index: &str) -> Result<Vec<PathBuf>> {
         match serde_json::from_str(index) {
-            Ok(value) => self.commit_with(value, !index.trim_end().contains('\n'), EVERYBODY, finish),
+            Ok(value) => self.commit_with(value, !index.trim_end().contains('\n'), EVERYBODY),
             Err(error) => Err(Error::invalid(format!("the index is no JSON: {error}")).at_path(&self.index)),
         }
     }

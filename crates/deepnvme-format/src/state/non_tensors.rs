@@ -3,10 +3,15 @@
 use super::paths::{PathId, PathPart, Paths};
 use super::tensor;
 use super::walk::is_parameter;
-use crate::pickle::{Graph, Node, NodeId};
+use crate::pickle::{Graph, Node, NodeId, Object};
 
 /// The maximum number of values that are listed.
 pub const NON_TENSORS_MAX: usize = 10_000;
+
+/// The kind of a sparse tensor, as [`non_tensors`] names it.
+pub const SPARSE_TENSOR: &str = "sparse tensor";
+/// The kind of a nested tensor.
+pub const NESTED_TENSOR: &str = "nested tensor";
 
 /// Returns name and kind of each value that is not a tensor, a parameter or a container of them. Objects that are
 /// more than their tensors (attributes, arguments) are listed as objects only. Omits values that are nested
@@ -76,9 +81,20 @@ fn kind(graph: &Graph, id: NodeId) -> Kind {
         Node::Object(object) if tensor::call(graph, object).is_some() || is_parameter(graph, object) => {
             return Kind::Tensor;
         }
-        Node::Object(object) if graph.global(object.callable) != Some(("collections", "OrderedDict")) => "object",
+        Node::Object(object) if graph.global(object.callable) != Some(("collections", "OrderedDict")) => {
+            object_kind(graph, object)
+        }
         Node::Tuple(_) | Node::List(_) | Node::Dict(_) | Node::Object(_) => return Kind::Container,
     })
+}
+
+/// Names the kind of an object. Tensors without a storage of their own are objects of other tensors.
+fn object_kind(graph: &Graph, object: &Object) -> &'static str {
+    match graph.global(object.callable) {
+        Some(("torch._utils", "_rebuild_sparse_tensor")) => SPARSE_TENSOR,
+        Some(("torch._utils", "_rebuild_nested_tensor")) => NESTED_TENSOR,
+        _ => "object",
+    }
 }
 
 /// Returns the element of a container at a position.

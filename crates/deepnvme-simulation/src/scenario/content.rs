@@ -64,7 +64,7 @@ impl UncommittedSave {
     pub(super) fn commit(self, durability: Durability) -> Result<()> {
         match self {
             Self::File(file, _) => file.commit(durability == Durability::Full)?,
-            Self::Shards(set, index) => drop(set.commit_text(&index, |text| seal(&text))?),
+            Self::Shards(set, index) => drop(set.commit_text(&index)?),
             Self::FileOverShards(file, index) => {
                 file.commit(durability == Durability::Full)?;
                 // The new file counts, even if the old ones remain.
@@ -73,10 +73,6 @@ impl UncommittedSave {
         }
         Ok(())
     }
-}
-
-fn seal(text: &str) -> Result<String, IoError> {
-    set::seal(text).map_err(|error| IoError::invalid(error.to_string()))
 }
 
 /// Content found under a name.
@@ -224,13 +220,14 @@ fn write_shards(
     let (mut weight_map, mut files) = (Map::new(), Map::new());
     for (number, (path, name)) in set.members().zip(set.names()).enumerate() {
         let own: Vec<(usize, &Vec<u8>)> = tensors.iter().enumerate().skip(number).step_by(count).collect();
+        let target = name;
         let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
         weight_map.extend(own.iter().map(|(index, _)| (format!("t{index}"), json!(name))));
         let save = Save::safetensors(path, own.into_iter().map(tensor).collect(), Vec::new(), options.clone())?;
-        let saved = save.write_into(Arc::clone(request.engine), path, Arc::clone(progress))?;
+        let saved = save.write_into(Arc::clone(request.engine), path, target, Arc::clone(progress))?;
         files.insert(name, json!({"bytes": saved.bytes, "index_crc64": format!("{:016x}", saved.index_crc64)}));
     }
-    let mut metadata = json!({"total_size": 0, (set::CHECKSUM_KEY): set::BLANK, (set::FILES_KEY): files});
+    let mut metadata = json!({"total_size": 0, (set::FILES_KEY): files});
     // An existing file stays: nothing proves its origin.
     if let Ok(stat) = fs::stat(&file) {
         metadata[set::REPLACES_KEY] = json!({"bytes": stat.bytes, "modified_ns": stat.modified_ns as i64});

@@ -110,11 +110,34 @@ def _tensor_of(name: str, entry: Any, locations: dict[MetadataIndex, ItemLocatio
         chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
         locations[MetadataIndex(name, offsets)] = _location_of(location)
     # Elements outside of all chunks would silently keep their old values.
-    if not chunks or sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
-        msg = f"the chunks of {name} do not cover it"
+    covered = sum(math.prod(chunk.sizes) for chunk in chunks)
+    if not chunks or covered != math.prod(size) or _overlap(chunks):
+        msg = f"the chunks of {name} overlap, or do not cover it"
         raise ValueError(msg)
     properties = TensorProperties(dtype=dtype, requires_grad=requires_grad)
     return TensorStorageMetadata(properties, torch.Size(size), chunks)
+
+
+def _overlap(chunks: list[ChunkStorageMetadata]) -> bool:
+    """Whether two chunks share an element."""
+    chunks = [chunk for chunk in chunks if math.prod(chunk.sizes)]
+    if len(chunks) <= 1:
+        return False
+    # Go along the dimension that is cut most often: few chunks are open there at a time.
+    along = max(range(len(chunks[0].sizes)), key=lambda dim: len({chunk.offsets[dim] for chunk in chunks}))
+    open_chunks: list[ChunkStorageMetadata] = []
+    for chunk in sorted(chunks, key=lambda chunk: chunk.offsets[along]):
+        open_chunks = [one for one in open_chunks if one.offsets[along] + one.sizes[along] > chunk.offsets[along]]
+        if any(_share_elements(one, chunk) for one in open_chunks):
+            return True
+        open_chunks.append(chunk)
+    return False
+
+
+def _share_elements(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> bool:
+    """Whether two chunks have an element in common."""
+    pairs = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+    return all(a < b + b_size and b < a + a_size for a, a_size, b, b_size in pairs)
 
 
 def _path_of(name: str, path: Any, entries: dict[str, Any]) -> tuple[str | int, ...]:

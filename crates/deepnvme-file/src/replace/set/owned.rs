@@ -4,13 +4,14 @@ use std::collections::{BTreeSet, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use deepnvme_format::set::State;
 use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
 use super::identity::{is_as_written, is_marked, mark, name_of};
-use super::record::{Record, contains, has_any_token, intended, is_token, listed, placed, read, recorded, take};
+use super::record::{List, Record, contains, has_any_token, intended, is_token, listed, placed, read, recorded, take};
 use crate::replace::temporary::{self, unlink_if};
 
 /// The files that the current index owns.
@@ -26,10 +27,14 @@ impl Owned {
     /// Returns `None` if the index is damaged or not an index: it may list anything.
     pub(super) fn of(index: &OwnedFd, path: &Path, record_at: &[String]) -> Result<Option<Self>> {
         let stat = fs::stat_of(index.as_fd()).map_err(|errno| Error::os("read", errno).at_path(path))?;
-        let Some(value) = read(index, path)? else { return Ok(None) };
+        let Some(List { value, state }) = read(index, path)? else { return Ok(None) };
+        if state == State::Damaged {
+            return Ok(None);
+        }
         let listed = listed(&value, path);
         let record = take(&value, record_at).and_then(|record| Record::deserialize(record).ok());
-        // A foreign index, a copy, another name of an index, or one from a network owns nothing here.
+        let record = record.filter(|_| state == State::Sound);
+        // A foreign or edited index, a copy, another name of an index, or one from a network owns nothing here.
         let is_own =
             |record: &Record| record.index == mark(&stat) && stat.user == fs::user() && record.is_at(path, &stat);
         let Some(record) = record.filter(is_own) else {
@@ -122,7 +127,7 @@ pub(super) fn clean_up(index: &Path, record_at: &[String]) {
         // An intent is on disk before its members are created, so an unreadable text has none. After a power cut, the
         // intent of a committed set may reappear.
         let Ok(said) = read(&stale.file, &stale.path) else { continue };
-        let listed = said.map(|value| intended(&value, record_at, index)).unwrap_or_default();
+        let listed = said.map(|list| intended(&list.value, record_at, index)).unwrap_or_default();
         // Remove the list only once its members are gone from the disk.
         if remove_listed(listed.iter().map(|(path, stated)| (path.as_path(), stated.as_deref())), &live) {
             stale.remove();

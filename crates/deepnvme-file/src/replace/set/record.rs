@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
+use deepnvme_format::set::{self, State};
 use deepnvme_io::fs::{self, Stat};
 use deepnvme_io::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -112,6 +113,7 @@ pub(super) fn take<'a>(value: &'a Value, keys: &[String]) -> Option<&'a Value> {
     keys.iter().try_fold(value, |value, key| value.get(key))
 }
 
+/// Puts the record into the index, and a blank checksum next to it.
 pub(super) fn put(value: &mut Value, keys: &[String], record: &Record) -> Result<()> {
     let odd = || Error::invalid("the index is no JSON object with room for the record of its files");
     let (last, above) = keys.split_last().ok_or_else(odd)?;
@@ -122,14 +124,24 @@ pub(super) fn put(value: &mut Value, keys: &[String], record: &Record) -> Result
     }
     let record = serde_json::to_value(record).map_err(|error| not_text(Path::new(""), &error))?;
     object.insert(last.clone(), record);
+    object.insert(set::CHECKSUM_KEY.to_owned(), set::BLANK.into());
     Ok(())
+}
+
+/// A parsed index or intent, and the result of checking its checksum. An intent has none.
+pub(super) struct List {
+    pub(super) value: Value,
+    pub(super) state: State,
 }
 
 /// Parses an index or intent. Returns `None` if it is neither. A read failure is an error, since the content is
 /// unknown.
-pub(super) fn read(file: &OwnedFd, path: &Path) -> Result<Option<Value>> {
+pub(super) fn read(file: &OwnedFd, path: &Path) -> Result<Option<List>> {
     match fs::read_small_of(file, path, INDEX_BYTES_MAX) {
-        Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+        Ok(text) => {
+            let value = serde_json::from_slice(&text).ok();
+            Ok(value.map(|value| List { value, state: set::state(&text) }))
+        }
         Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(None),
         Err(error) => Err(error),
     }

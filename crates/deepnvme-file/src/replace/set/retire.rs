@@ -85,7 +85,7 @@ pub(in crate::replace) fn remove_stripes(manifest: &Path) -> bool {
     let lists = temporary::stale_of(manifest, Kind::File);
     let says_nothing = |list: &temporary::Proof| {
         let said = read(&list.file, &list.path);
-        said.is_ok_and(|said| said.is_none_or(|value| intended(&value, &record_at, manifest).is_empty()))
+        said.is_ok_and(|said| said.is_none_or(|list| intended(&list.value, &record_at, manifest).is_empty()))
     };
     let owns_nothing = match fs::open(manifest, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {
         Ok(file) => {

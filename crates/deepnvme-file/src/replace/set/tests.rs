@@ -267,11 +267,11 @@ fn an_index_of_one_line_stays_one() {
     let folder = tempfile::tempdir().unwrap();
     let index = folder.path().join("index.json");
     let written = |text: &str| {
-        begin(&index).unwrap().commit_text(text, Ok).unwrap();
+        begin(&index).unwrap().commit_text(text).unwrap();
         std::fs::read_to_string(&index).unwrap()
     };
     let line = written("{\"is\": [1, {\"a\": null}], \"b\": {}}");
-    assert!(line.starts_with("{\"b\": {}, \"is\": [1, {\"a\": null}], \"metadata\": {\"files\": {"), "{line}");
+    assert!(line.starts_with("{\"b\": {}, \"is\": [1, {\"a\": null}], \"metadata\": {\"deepnvme.checksum\": \""), "{line}");
     assert_eq!(line.lines().count(), 1, "{line}");
     assert!(written("{\n\"is\": 1\n}\n").contains("\n  \"is\": 1,\n"));
 }

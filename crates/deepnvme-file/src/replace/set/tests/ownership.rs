@@ -94,3 +94,29 @@ fn a_record_that_leads_out_of_the_folder_owns_nothing_there() {
     save(&index, "new").unwrap();
     assert!(plain.exists());
 }
+
+#[test]
+fn an_index_that_does_not_match_its_checksum_owns_nothing() {
+    let above = tempfile::tempdir().unwrap();
+    let folder = above.path().join("model");
+    std::fs::create_dir(&folder).unwrap();
+    let index = folder.join("index.json");
+    // Its name has the form of a member's.
+    let theirs = above.path().join(format!("one-{}.bin", "a".repeat(32)));
+    std::fs::write(&theirs, "theirs").unwrap();
+    let stated = written_mark(&fs::stat(&theirs).unwrap());
+    for has_checksum in [true, false] {
+        save(&index, "old").unwrap();
+        let members: Vec<PathBuf> = files(&folder).into_keys().filter(|path| *path != index).collect();
+        let mut value: Value = serde_json::from_slice(&std::fs::read(&index).unwrap()).unwrap();
+        value["metadata"]["files"]["replaces"] = serde_json::json!([[theirs, stated]]);
+        if !has_checksum {
+            value["metadata"].as_object_mut().unwrap().remove(set::CHECKSUM_KEY);
+        }
+        // In place, so that the index stays the recorded one.
+        std::fs::write(&index, value.to_string()).unwrap();
+        save(&index, "new").unwrap();
+        assert_eq!(load(&index), "new");
+        assert!(theirs.exists() && members.iter().all(|member| member.exists()), "{has_checksum}");
+    }
+}
