@@ -1,8 +1,7 @@
 //! A borrowed item.
 
-use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use deepnvme_io::mem::{Region, RegionMut};
 
@@ -10,19 +9,6 @@ use crate::deadlock::ThreadNumber;
 use crate::io_scheduler::IoScheduler;
 use crate::residency::BorrowMode;
 use crate::slot_allocator::ItemId;
-
-/// The calling thread's number.
-pub(crate) fn current_thread() -> ThreadNumber {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    thread_local! {
-        static NUMBER: Cell<Option<ThreadNumber>> = const { Cell::new(None) };
-    }
-    NUMBER.with(|number| {
-        let mine = number.get().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed));
-        number.set(Some(mine));
-        mine
-    })
-}
 
 /// An item that keeps its place until this is dropped.
 ///

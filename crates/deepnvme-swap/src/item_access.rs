@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::borrowed::{Borrowed, current_thread};
+use crate::borrowed::Borrowed;
 use crate::deadlock::WaitingFor;
 use crate::error::{Error, Result};
 use crate::extent_allocator::Extent;
@@ -13,6 +13,7 @@ use crate::residency::BorrowMode;
 use crate::slot_allocator::ItemId;
 use crate::store::{DiskLocation, StoredItem};
 use crate::swapper::Swapper;
+use crate::sync::current_thread;
 
 impl Swapper {
     pub(crate) fn check_process(&self) -> Result<()> {

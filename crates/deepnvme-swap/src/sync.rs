@@ -2,10 +2,16 @@
 //!
 //! Every critical section leaves its state consistent, so poisoned locks are used as they are.
 
+#[cfg(not(simulated))]
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
+#[cfg(not(simulated))]
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::deadlock::ThreadNumber;
 
 #[cfg(simulated)]
 pub(crate) use deepnvme_simulation_runtime::sync::{Condvar, Mutex, MutexGuard};
@@ -26,6 +32,26 @@ pub(crate) mod outer {
     pub(crate) use deepnvme_simulation_runtime::sync::{Mutex, MutexGuard};
     pub(crate) use deepnvme_simulation_runtime::thread;
     pub(crate) use deepnvme_simulation_runtime::time::Instant;
+}
+
+/// The calling thread's number.
+#[cfg(not(simulated))]
+pub(crate) fn current_thread() -> ThreadNumber {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    thread_local! {
+        static NUMBER: Cell<Option<ThreadNumber>> = const { Cell::new(None) };
+    }
+    NUMBER.with(|number| {
+        let mine = number.get().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed));
+        number.set(Some(mine));
+        mine
+    })
+}
+
+/// The calling thread's number in the simulation, whose threads share one thread of the system.
+#[cfg(simulated)]
+pub(crate) fn current_thread() -> ThreadNumber {
+    usize::from(outer::thread::current().id()) as ThreadNumber
 }
 
 /// Waits for a write to the eventfd, at most this long. An interrupted wait ends early.

@@ -45,13 +45,7 @@ impl Save {
     ///
     /// # Errors
     /// As [`run`](Self::run), with the path `target`. The file is then incomplete.
-    pub fn write_into(
-        self,
-        engine: Arc<Engine>,
-        path: &Path,
-        target: &Path,
-        progress: Arc<Progress>,
-    ) -> Result<Saved> {
+    pub fn write_into(self, engine: Arc<Engine>, path: &Path, target: &Path, progress: Arc<Progress>) -> Result<Saved> {
         let bytes = self.bytes();
         let seen = Arc::clone(&progress);
         let options = OpenOptions::to_fill(engine.config().direct);

@@ -152,12 +152,7 @@ impl SetReplacement {
         self.commit_with(index, false, EVERYBODY)
     }
 
-    pub(super) fn commit_with(
-        mut self,
-        mut index: Value,
-        is_one_line: bool,
-        most: u32,
-    ) -> Result<Vec<PathBuf>> {
+    pub(super) fn commit_with(mut self, mut index: Value, is_one_line: bool, most: u32) -> Result<Vec<PathBuf>> {
         let folder = fs::OpenedFolder::new(fs::folder_of(&self.index))?;
         let mode = temporary::mode_of(&self.index, most).map_err(|errno| self.refused(errno))?;
         let stats = self.place(mode)?;

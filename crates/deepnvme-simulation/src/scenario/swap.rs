@@ -91,26 +91,91 @@ fn swapper(context: &Context, scenario: &Arc<Scenario>, id: u32) -> thread::Join
     })
 }
 
-/// Create an item and drop it without a commit, as a failed block does. No item may remain.
-fn abandon_create(context: &Context, swapper: &Swapper, key: &str, rng: &mut Rng) -> Result<(), Error> {
-    let mut garbage = vec![0; rng.within(1..9000) as usize];
-    rng.fill(&mut garbage);
-    let created = swapper.create(key, garbage.len(), &mut || false)?;
-    created.target().copy_from_slice(0, &garbage);
-    drop(created);
-    match swapper.borrow(key, false, &mut || false) {
-        Err(Error::NotFound { .. }) => Ok(()),
-        Err(other) => Err(other),
-        Ok(_) => {
-            context.fail(format!("{key} is an item, though its creation was abandoned"));
-            Ok(())
+/// One thread of a swapper. It alone uses its keys.
+struct User<'a> {
+    context: &'a Context,
+    scenario: &'a Scenario,
+    swapper: &'a Swapper,
+    rng: Rng,
+    first_version: u64,
+    /// Its keys, and the version that each item has. Few, so that they change while they are flushed.
+    items: Vec<(String, Option<u64>)>,
+}
+
+impl User<'_> {
+    fn run(mut self) -> Result<(), Error> {
+        for turn in 0..self.rng.within(2..16) {
+            let at = self.rng.below(self.items.len() as u64) as usize;
+            let (key, version) = self.items[at].clone();
+            let now = match self.rng.below(1000) {
+                0..150 => self.abandon_create(&key)?,
+                150..200 if version.is_some() => {
+                    self.swapper.delete(&key)?;
+                    None
+                }
+                200..300 => {
+                    self.swapper
+                        .flush(version.map(|_| [key.as_str()]).as_ref().map(<[_; 1]>::as_slice), &mut || false)?;
+                    version
+                }
+                300..600 if version.is_some() => self.check(&key, version)?,
+                _ => self.put(&key, self.first_version + turn)?,
+            };
+            self.items[at].1 = now;
         }
+        Ok(())
+    }
+
+    /// Create an item and drop it without a commit, as a failed block does. No item may remain.
+    fn abandon_create(&mut self, key: &str) -> Result<Option<u64>, Error> {
+        let mut garbage = vec![0; self.rng.within(1..9000) as usize];
+        self.rng.fill(&mut garbage);
+        let created = self.swapper.create(key, garbage.len(), &mut || false)?;
+        created.target().copy_from_slice(0, &garbage);
+        drop(created);
+        match self.swapper.borrow(key, false, &mut || false) {
+            Err(Error::NotFound { .. }) => {}
+            Err(other) => return Err(other),
+            Ok(_) => self.context.fail(format!("{key} is an item, though its creation was abandoned")),
+        }
+        Ok(None)
+    }
+
+    fn put(&self, key: &str, version: u64) -> Result<Option<u64>, Error> {
+        let content = payload::region_with(&payload::content(self.scenario.seed, version));
+        self.swapper.put(key, &content.region())?;
+        Ok(Some(version))
+    }
+
+    fn check(&self, key: &str, version: Option<u64>) -> Result<Option<u64>, Error> {
+        let borrowed = self.swapper.borrow(key, false, &mut || false)?;
+        let region = borrowed.region();
+        let mut bytes = vec![0; region.len()];
+        region.copy_to_slice(0, &mut bytes);
+        if payload::recognise(self.scenario.seed, &bytes) != version {
+            self.context.fail(format!("a swapper returns {} bytes that nobody put there", bytes.len()));
+        }
+        Ok(version)
     }
 }
 
+/// Flush all items, and announce some, again and again beside the users.
+fn flush_often(swapper: &Swapper, mut rng: Rng) -> Result<(), Error> {
+    for _ in 0..rng.below(16) {
+        (0..rng.below(30)).for_each(|_| thread::yield_now());
+        swapper.flush(None, &mut || false)?;
+        match swapper.prefetch([rng.below(KEYS).to_string().as_str()]) {
+            Ok(()) | Err(Error::NotFound { .. }) => {}
+            Err(other) => return Err(other),
+        }
+    }
+    Ok(())
+}
+
 fn use_swapper(context: &Context, scenario: &Scenario, id: u32, rng: &mut Rng) -> Result<(), Error> {
-    // Includes the memory of an item that is stored or was borrowed.
-    let _allowance = context.world.allow_memory(MEMORY_BYTES as u64 + ITEM_BYTES_MAX);
+    let (threads, keys) = (rng.within(1..3), rng.within(2..KEYS + 1));
+    // Includes the memory of an item that a thread stores or has borrowed.
+    let _allowance = context.world.allow_memory(MEMORY_BYTES as u64 + threads * ITEM_BYTES_MAX);
     let engine = context.engine(u64::from(id))?;
     let options = Options {
         folders: scenario.folders.clone(),
@@ -119,33 +184,35 @@ fn use_swapper(context: &Context, scenario: &Scenario, id: u32, rng: &mut Rng) -
         stripe_bytes: 4096,
         ..Options::new(scenario.folders[0].clone(), MEMORY_BYTES)
     };
-    let swapper = Swapper::new(engine, &options)?;
-    let mut versions = vec![None; KEYS as usize];
-    for turn in 0..rng.within(2..16) {
-        let key = rng.below(KEYS);
-        let version = &mut versions[key as usize];
-        if rng.chance(150) {
-            abandon_create(context, &swapper, &key.to_string(), rng)?;
-            *version = None;
-            continue;
+    let swapper = &Swapper::new(engine, &options)?;
+    let outcomes = thread::scope(|scope| {
+        let mut running = Vec::new();
+        for index in 0..threads {
+            let keys = (0..keys).filter(|key| key % threads == index);
+            let user = User {
+                context,
+                scenario,
+                swapper,
+                rng: context.rng(1000 * u64::from(id) + index),
+                first_version: 1000 * u64::from(id) + 100 * index,
+                items: keys.map(|key| (key.to_string(), None)).collect(),
+            };
+            running.push(thread::Builder::new().spawn_scoped(scope, move || user.run()));
         }
-        if rng.chance(500) || version.is_none() {
-            let new = u64::from(id) * 1000 + turn;
-            swapper.put(&key.to_string(), &payload::region_with(&payload::content(scenario.seed, new)).region())?;
-            *version = Some(new);
-            continue;
-        }
-        let borrowed = swapper.borrow(&key.to_string(), false, &mut || false)?;
-        let region = borrowed.region();
-        let mut bytes = vec![0; region.len()];
-        region.copy_to_slice(0, &mut bytes);
-        if payload::recognise(scenario.seed, &bytes) != *version {
-            context.fail(format!("a swapper returns {} bytes that nobody put there", bytes.len()));
-        }
-    }
+        let rng = context.rng(1000 * u64::from(id) + 999);
+        running.push(thread::Builder::new().spawn_scoped(scope, move || flush_often(swapper, rng)));
+        let joined = running.into_iter().map(|one| one.map(thread::ScopedJoinHandle::join));
+        joined.collect::<Vec<_>>()
+    });
     let resident = swapper.stats().resident_bytes_peak;
     if resident > MEMORY_BYTES as u64 {
         context.fail(format!("{resident} bytes are in memory, of {MEMORY_BYTES}"));
+    }
+    for outcome in outcomes {
+        match outcome {
+            Ok(Ok(result)) => result?,
+            _ => context.fail("a thread panicked".into()),
+        }
     }
     Ok(())
 }

@@ -271,7 +271,10 @@ fn an_index_of_one_line_stays_one() {
         std::fs::read_to_string(&index).unwrap()
     };
     let line = written("{\"is\": [1, {\"a\": null}], \"b\": {}}");
-    assert!(line.starts_with("{\"b\": {}, \"is\": [1, {\"a\": null}], \"metadata\": {\"deepnvme.checksum\": \""), "{line}");
+    assert!(
+        line.starts_with("{\"b\": {}, \"is\": [1, {\"a\": null}], \"metadata\": {\"deepnvme.checksum\": \""),
+        "{line}"
+    );
     assert_eq!(line.lines().count(), 1, "{line}");
     assert!(written("{\n\"is\": 1\n}\n").contains("\n  \"is\": 1,\n"));
 }
