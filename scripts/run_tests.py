@@ -1,11 +1,11 @@
-"""Run the test suites in lanes, show their output, and count the tests. Standard library only.
+"""Run the test suites, some at a time, show their output, and count the tests. Standard library only.
 
     python scripts/run_tests.py [SUITE ...]
 
-Suites of a lane run one after another, and lanes run in parallel. The Python tests wait for the disk and for deadlines
-more than they compute, so they have two lanes beside the Rust tests, which keep all processors busy while they are
-compiled. These have a lower priority, so that deadlines hold. The first lane is shown while it runs. The others are
-shown at the end, to avoid mixing. The name `python` selects all suites whose names begin with it.
+Three suites run at a time. The Python tests wait for the disk and for deadlines more than they compute, so both halves
+of them run beside the Rust tests, which keep all processors busy while they are compiled. These have a lower priority,
+so that deadlines hold. The output is shown suite by suite, to avoid mixing, each line as soon as its suite is due. The
+name `python` selects all suites whose names begin with it.
 
 A suite without output for SILENCE_S is considered hanging and is killed. Failures are listed again at the end, with the
 last lines of killed suites, so that the end of the log suffices.
@@ -18,8 +18,8 @@ skipped.
 
 from __future__ import annotations
 
-import itertools
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -27,12 +27,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TOTAL = ROOT / "target" / "test-total.txt"
+WORKERS = 3
 SILENCE_S = 1200  # a single test takes less by far, and so does a build of all crates on a busy machine
 LAST_LINES = 60  # of a suite that was killed: the stacks of its threads
 CRASH = re.compile(
@@ -86,30 +86,35 @@ def count_pytest(lines: list[str]) -> Count:
 
 @dataclass(frozen=True)
 class Suite:
-    """A command, its extra environment, its lane, and its parser of counts."""
+    """A command, its extra environment, its parser of counts, and the suite whose end it waits for."""
 
     name: str
     command: list[str]
     count: Callable[[list[str]], Count] | None  # None: runs again what another suite counted
     environment: dict[str, str] = field(default_factory=dict)
-    lane: int = 0
+    after: str = ""
+
+    @property
+    def niceness(self) -> int:
+        """The priority: compilers give way to tests that have deadlines."""
+        return 0 if self.name.startswith("python") else 5
 
 
 PYTEST = [sys.executable, "-m", "pytest", "-v"]
 CHECKPOINT = "python/tests/checkpoint"
 STREAM = "python/tests/stream"
 SIMULATED = {"RUSTFLAGS": "--cfg simulated", "CARGO_TARGET_DIR": "target/simulated"}
+LOOM_PACKAGES = [f"--package=deepnvme-{name}" for name in ("mem", "io", "swap")]
 LOOM = {"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom"}
+# In the order of their beginning: the longest first.
 SUITES = [
     Suite("rust", ["cargo", "test", "--workspace", "--no-fail-fast"], count_cargo),
-    Suite("loom", ["cargo", "test", "--package", "deepnvme-mem", "--lib", "loom_"], count_cargo, LOOM),
-    Suite("loom", ["cargo", "test", "--package", "deepnvme-io", "--test", "loom"], count_cargo, LOOM),
-    Suite("loom", ["cargo", "test", "--package", "deepnvme-io", "--lib", "loom_"], count_cargo, LOOM),
-    Suite("loom", ["cargo", "test", "--package", "deepnvme-swap", "--lib", "loom_"], count_cargo, LOOM),
+    Suite("python", [*PYTEST, f"--ignore={CHECKPOINT}", f"--ignore={STREAM}"], count_pytest),
+    Suite("python-checkpoint", [*PYTEST, CHECKPOINT, STREAM], count_pytest),
     Suite("simulated", ["cargo", "test", "--package", "deepnvme-simulation"], count_cargo, SIMULATED),
-    Suite("valgrind", [sys.executable, "scripts/valgrind.py"], None),
-    Suite("python-checkpoint", [*PYTEST, CHECKPOINT, STREAM], count_pytest, lane=1),
-    Suite("python", [*PYTEST, f"--ignore={CHECKPOINT}", f"--ignore={STREAM}"], count_pytest, lane=2),
+    Suite("loom", ["cargo", "test", *LOOM_PACKAGES, "--lib", "--test", "loom", "loom_"], count_cargo, LOOM),
+    # It runs binaries that the Rust tests have compiled.
+    Suite("valgrind", [sys.executable, "scripts/valgrind.py"], None, after="rust"),
 ]
 _running: set[int] = set()  # processes, each the first of its group
 
@@ -143,7 +148,7 @@ class Ended:
 def run(suite: Suite, show: Callable[[str], None]) -> Ended:
     """Run the command, and show each line of its output."""
     begin = time.monotonic()
-    priority = ["nice", "-n", "5"] if suite.lane == 0 else []
+    priority = ["nice", "-n", str(suite.niceness)] if suite.niceness else []
     process = subprocess.Popen(
         [*priority, *suite.command],
         cwd=ROOT,
@@ -190,30 +195,64 @@ def title(suite: Suite) -> None:
     print(f"\n== {suite.name}: {' '.join(suite.command)}", flush=True)
 
 
-def run_lane(suites: list[Suite]) -> list[Ended]:
-    """Run suites one after another without showing them."""
-    return [run(suite, lambda _line: None) for suite in suites]
+class Schedule:
+    """Runs suites, as many at a time as there are workers, and hands their lines on in the order of the suites."""
 
+    def __init__(self, suites: list[Suite]) -> None:
+        """Begin nothing yet."""
+        self._suites = suites
+        self._waiting = list(range(len(suites)))
+        self._ended: set[int] = set()
+        self._changed = threading.Condition()
+        # A suite's lines, then its end.
+        self._output: list[queue.SimpleQueue[str | Ended | BaseException]] = [queue.SimpleQueue() for _ in suites]
 
-def all_of(chosen: list[Suite]) -> Iterable[Ended]:
-    """Run all suites in their lanes, and yield each once it has ended and was shown."""
-    lanes = [[*suites] for _, suites in itertools.groupby(chosen, key=lambda suite: suite.lane)]
-    if not lanes:
-        return
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        waiting = [pool.submit(run_lane, suites) for suites in lanes[1:]]
+    def results(self) -> Iterable[Ended]:
+        """Run all, print each line once its suite is due, and yield the suites in their order."""
+        workers = [threading.Thread(target=self._work, daemon=True) for _ in range(min(WORKERS, len(self._suites)))]
+        for worker in workers:
+            worker.start()
         try:
-            for suite in lanes[0]:
+            for index, suite in enumerate(self._suites):
                 title(suite)
-                yield run(suite, lambda line: print(line, flush=True))
-            for ended in itertools.chain.from_iterable(one.result() for one in waiting):
-                title(ended.suite)
-                print("\n".join(ended.lines), flush=True)
-                yield ended
+                yield self._shown(index)
         except BaseException:
             for group in [*_running]:
                 os.killpg(group, signal.SIGTERM)
             raise
+
+    def _shown(self, index: int) -> Ended:
+        while isinstance(said := self._output[index].get(), str):
+            print(said, flush=True)
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    def _work(self) -> None:
+        while (index := self._next()) is not None:
+            output = self._output[index]
+            try:
+                output.put(run(self._suites[index], output.put))
+            except BaseException as error:  # noqa: BLE001 (the main thread raises it)
+                output.put(error)
+            with self._changed:
+                self._ended.add(index)
+                self._changed.notify_all()
+
+    def _next(self) -> int | None:
+        """Take the first suite that waits for no other; wait if all do."""
+        with self._changed:
+            while self._waiting:
+                ready = [index for index in self._waiting if self._is_ready(self._suites[index])]
+                if ready:
+                    self._waiting.remove(ready[0])
+                    return ready[0]
+                self._changed.wait()
+            return None
+
+    def _is_ready(self, suite: Suite) -> bool:
+        awaited = (index for index, other in enumerate(self._suites) if other.name == suite.after)
+        return all(index in self._ended for index in awaited)
 
 
 def checked_count(ended: Ended) -> Count:
@@ -243,7 +282,7 @@ def main(names: list[str]) -> int:
         return 2
     TOTAL.unlink(missing_ok=True)
     table, failures, total = [], [], Count()
-    for ended in all_of([suite for suite in SUITES if not names or is_named(suite, names)]):
+    for ended in Schedule([suite for suite in SUITES if not names or is_named(suite, names)]).results():
         count = checked_count(ended)
         what = str(count) if ended.suite.count or count.failed else "clean (tests counted above)"
         table.append(f"{ended.suite.name:<17} {what}  [{ended.took_s:.0f} s, {ended.cpu_s:.0f} s of CPU]")

@@ -41,8 +41,8 @@ def test_pytest_summary(summary: str, count: Count) -> None:
     assert count_pytest(["collected 9 items", summary, ""]) == count
 
 
-def suite(code: str, *arguments: object, name: str = "probe", lane: int = 0) -> Suite:
-    return Suite(name, [sys.executable, "-c", code, *map(str, arguments)], count_cargo, lane=lane)
+def suite(code: str, *arguments: object, name: str = "probe", after: str = "") -> Suite:
+    return Suite(name, [sys.executable, "-c", code, *map(str, arguments)], count_cargo, after=after)
 
 
 GOOD = "print('test result: ok. 2 passed; 0 failed; 0 ignored;', flush=True)"
@@ -94,15 +94,15 @@ print("I am", mine.name, flush=True)
 """
 
 
-def test_lanes_run_in_parallel_and_are_shown_one_after_another(
+def test_suites_run_in_parallel_and_are_shown_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))
     suites = [
-        suite(MEET + GOOD, one, two, three),
-        suite(GOOD),
-        suite(MEET + GOOD, two, one, three, name="python-a", lane=1),
-        suite(MEET + GOOD, three, one, two, name="python", lane=2),
+        suite(MEET + GOOD, one, two, three, name="one"),
+        suite(GOOD, name="two", after="four"),
+        suite(MEET + GOOD, two, one, three, name="three"),
+        suite(MEET + GOOD, three, one, two, name="four"),
     ]
     monkeypatch.setattr(run_tests, "TOTAL", tmp_path / "total.txt")
     monkeypatch.setattr(run_tests, "SUITES", suites)
@@ -110,10 +110,21 @@ def test_lanes_run_in_parallel_and_are_shown_one_after_another(
     assert run_tests.main([]) == 0
     said = capsys.readouterr().out
     titles = [line.split(":")[0] for line in said.splitlines() if line.startswith("==")]
-    assert titles == ["== probe", "== probe", "== python-a", "== python"]
-    assert said.index("I am one") < said.rindex("== probe") < said.index("== python-a") < said.index("I am two")
-    assert said.index("I am two") < said.rindex("== python") < said.index("I am three")
+    assert titles == ["== one", "== two", "== three", "== four"]
+    assert said.index("I am one") < said.index("== two") < said.index("== three") < said.index("I am two")
+    assert said.index("I am two") < said.index("== four") < said.index("I am three")
     assert said.splitlines()[-1] == str(Count(8))
+
+
+def test_a_suite_waits_for_the_one_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = tmp_path / "left"
+    writes = f"import pathlib, time; time.sleep(0.3); pathlib.Path({str(left)!r}).touch(); {GOOD}"
+    reads = f"import pathlib; assert pathlib.Path({str(left)!r}).exists(); {GOOD}"
+    monkeypatch.setattr(run_tests, "TOTAL", tmp_path / "total.txt")
+    monkeypatch.setattr(run_tests, "SUITES", [suite(reads, name="reads", after="writes"), suite(writes, name="writes")])
+    assert run_tests.main([]) == 0
+    # By itself it has nothing to wait for.
+    assert run_tests.main(["reads"]) == 0
 
 
 def test_the_processor_time_of_a_suite_includes_its_children() -> None:

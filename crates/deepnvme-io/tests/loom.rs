@@ -7,7 +7,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 #[test]
-fn a_waiter_gets_the_value_whenever_it_comes() {
+fn loom_a_waiter_gets_the_value_whenever_it_comes() {
     loom::model(|| {
         let oneshot = Arc::new(Oneshot::new());
         let writer = Arc::clone(&oneshot);
@@ -19,7 +19,7 @@ fn a_waiter_gets_the_value_whenever_it_comes() {
 }
 
 #[test]
-fn two_waiters_are_both_woken() {
+fn loom_two_waiters_are_both_woken() {
     loom::model(|| {
         let oneshot = Arc::new(Oneshot::new());
         let other = Arc::clone(&oneshot);
@@ -33,7 +33,7 @@ fn two_waiters_are_both_woken() {
 }
 
 #[test]
-fn the_first_of_two_values_stays() {
+fn loom_the_first_of_two_values_stays() {
     loom::model(|| {
         let oneshot = Arc::new(Oneshot::new());
         let writer = Arc::clone(&oneshot);
