@@ -259,7 +259,7 @@ fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result
         history.commit(entry, Some(new)).map(drop)
     })();
     if saved.is_err() {
-        history.free(&name);
+        history.release_name(&name);
     }
     saved
 }
@@ -310,7 +310,7 @@ fn a_checkpoint_that_may_count_is_never_removed_by_the_next_save() {
         context.world.fail_calls(u64::MAX..u64::MAX);
         let name = in_process(1, || history.reserve(2, ".pt", &[])).unwrap();
         in_process(1, || drop(Replacement::new(&Target::Path(history.folder().join(&name))).unwrap()));
-        history.free(&name);
+        history.release_name(&name);
         assert_eq!(counted(), shown, "after a save that was given up");
         in_process(1, || save(&history, 2, "next")).unwrap();
         assert_eq!(counted(), ["next"]);

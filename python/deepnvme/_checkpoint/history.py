@@ -228,7 +228,7 @@ class History:
     def _adopt_manifest(self, text: str) -> None:
         """Take over the leader's manifest, with the paths that files have on this machine."""
         if not self._group.is_leader:
-            self._native.follow(text)
+            self._native.adopt_shared(text)
         self.entries = decode_manifest(self.folder, text)
 
     def refresh(self) -> bool:
@@ -319,7 +319,7 @@ class History:
 
     def release_name(self, path: Path) -> None:
         """Release a reserved name that no checkpoint will use."""
-        self._native.free(path.name)
+        self._native.release_name(path.name)
 
     def commit(self, step: int, path: Path, saved: SaveResult, saving: object, number: int) -> None:
         """Add a complete checkpoint to the manifest, and remove those that no longer count."""
@@ -354,7 +354,7 @@ class History:
             try:
                 self._native.publish(encode_entry(entry, saving.pending))
             except Exception as error:
-                if self._native.counts(path.name) is False:
+                if self._native.is_committed(path.name) is False:
                     raise
                 failed.append(error)
             return self._native.text
@@ -389,7 +389,7 @@ class History:
         others = self._group.run_on_all(lambda: None if self._group.is_leader else settle())
         gathered = [settled for settled in (*leaders, *others) if settled is not None]
         named, removed = (set.intersection(*(set(one[kind]) for one in gathered)) for kind in (2, 3))
-        self._native.note(sorted(named), sorted(removed))
+        self._native.record_settled(sorted(named), sorted(removed))
         self.entries = decode_manifest(self.folder, self._native.text)
         for settled in gathered if self._group.is_leader else ():
             self._warn_about(settled)

@@ -69,7 +69,7 @@ class LayerCache:
         )
         reads = [(slots.class_of[index], [*layout.reads]) for index, layout in enumerate(self._layouts)]
         conversions = [[*layout.conversions] for layout in self._layouts]
-        classes = [(each.slots, each.ahead, each.slot_bytes, each.shares_memory) for each in self.classes]
+        classes = [(each.slots, each.prefetch, each.slot_bytes, each.shares_memory) for each in self.classes]
         self._streamer = _Streamer(
             list(sources), reads, classes, self._memory, engine, conversions, slots.compressed_bytes_max
         )

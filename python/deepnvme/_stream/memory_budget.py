@@ -13,9 +13,9 @@ PAGE_BYTES = 4096
 # Groups of one class differ by at most this factor.
 _SIZE_RATIO_MAX = 1.25
 # Groups to load before they are needed, by default: one is being read while another waits.
-AHEAD = 2
+PREFETCH = 2
 # One more if they are converted on load.
-AHEAD_CONVERTED = 3
+PREFETCH_CONVERTED = 3
 # Weights up to this fraction of their size in memory are worth caching in the form they have on disk.
 _CACHED_SHARE_MAX = 0.9
 # Groups that are loaded one at a time take half as long again. A large group of up to this fraction of their bytes is
@@ -30,7 +30,7 @@ class SlotClass:
     """Equal slots for groups of about the same size."""
 
     slots: int
-    ahead: int
+    prefetch: int
     slot_bytes: int
     # Uses the memory of the class before it, in turns.
     shares_memory: bool = False
@@ -122,7 +122,7 @@ def split_memory(
         return MemorySplit(left, rows) if group_bytes else MemorySplit(0, min(memory, rows_bytes))
     if not group_bytes:
         return MemorySplit(0, min(memory, rows_bytes + sum(experts_bytes)))
-    wanted = sum(size * min(class_of.count(index), AHEAD + 1) for index, size in enumerate(slot_bytes))
+    wanted = sum(size * min(class_of.count(index), PREFETCH + 1) for index, size in enumerate(slot_bytes))
     total = sum(group_bytes) + sum(experts_bytes)
     experts = left * sum(experts_bytes) // total
     experts = max(min(experts, left - wanted), picked_min - rows)
@@ -131,7 +131,7 @@ def split_memory(
 
 
 def slot_budget(
-    memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None, converted: tuple[int, int]
+    memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], prefetch: int | None, converted: tuple[int, int]
 ) -> int:
     """Compute the bytes for slots. The rest caches weights in the form they have on disk.
 
@@ -143,14 +143,14 @@ def slot_budget(
         memory: bytes for both.
         class_of: the class of each group.
         slot_bytes: slot size of each class.
-        ahead: groups to load before they are needed.
+        prefetch: groups to load before they are needed.
         converted: bytes on disk and bytes in memory of all weights that are converted on load.
     """
     stored, _ = converted
     total = sum(slot_bytes[index] for index in class_of)
     if total <= memory or not is_worth_caching(converted):
         return memory
-    early = AHEAD if ahead is None else ahead
+    early = PREFETCH if prefetch is None else prefetch
     passing = sum(size * min(class_of.count(index), early + 1) for index, size in enumerate(slot_bytes))
     # Resident groups get the memory beyond `passing`. The disk bytes of the others are `stored * (1 - (slots - passing)
     # / total)`.
@@ -169,7 +169,7 @@ def is_worth_caching(converted: tuple[int, int]) -> bool:
 
 
 def share_large_slot(
-    memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None, classes: Sequence[SlotClass]
+    memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], prefetch: int | None, classes: Sequence[SlotClass]
 ) -> tuple[list[int], list[SlotClass]]:
     """Split a large slot for small groups, which use it while the large group is unloaded.
 
@@ -181,7 +181,7 @@ def share_large_slot(
         memory: bytes for all slots.
         class_of: the class of each group, before merging.
         slot_bytes: slot size of each of those classes, largest first.
-        ahead: groups to load before they are needed.
+        prefetch: groups to load before they are needed.
         classes: the result of :func:`allocate_slots` for the classes that :func:`merge_small_classes` returned.
 
     Returns:
@@ -196,7 +196,7 @@ def share_large_slot(
     if first < 0 or any(each.slots > 1 for each in classes[first:]):
         return fitted, list(classes)
     large = classes[first]
-    early = AHEAD if ahead is None else ahead
+    early = PREFETCH if prefetch is None else prefetch
     is_most = members[0] == 1 and large.slot_bytes > members[1] * slot_bytes[-1] * _REREAD_SHARE_MAX
     if each_has_one and (is_most or early == 0):
         return fitted, list(classes)
@@ -207,7 +207,7 @@ def share_large_slot(
         slots = min(room // small, sum(index >= begin for index in class_of))
         if slots > 1:
             shared = [
-                replace(large, ahead=min(early, 1)),
+                replace(large, prefetch=min(early, 1)),
                 SlotClass(slots, min(early, slots - 1), small, shares_memory=True),
             ]
             now_of = [first + 1 if index >= begin else min(index, first) for index in class_of]
@@ -216,7 +216,7 @@ def share_large_slot(
 
 
 def allocate_slots(
-    memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], ahead: int | None
+    memory: int, class_of: Sequence[int], slot_bytes: Sequence[int], prefetch: int | None
 ) -> list[SlotClass]:
     """Divide memory among the classes.
 
@@ -227,7 +227,7 @@ def allocate_slots(
         memory: bytes for all slots.
         class_of: the class of each group.
         slot_bytes: slot size of each class.
-        ahead: groups to load before they are needed; default 2, as far as memory allows.
+        prefetch: groups to load before they are needed; default 2, as far as memory allows.
 
     Raises:
         MemoryError: one slot of each class does not fit.
@@ -239,7 +239,7 @@ def allocate_slots(
         raise MemoryError(
             f"{memory:,} bytes are too little: one slot for each size of layer needs {sum(slot_bytes):,} at the least"
         )
-    early = AHEAD if ahead is None else ahead
+    early = PREFETCH if prefetch is None else prefetch
     while True:
         # Classes that can use one more slot: first those that cannot load ahead yet, then those that can keep one more.
         open_to = [index for index, count in enumerate(members) if slots[index] < count and slot_bytes[index] <= left]

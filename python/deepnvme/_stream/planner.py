@@ -13,8 +13,8 @@ from torch import nn
 
 from deepnvme._deepnvme import _cacheable_bytes
 from deepnvme._stream.memory_budget import (
-    AHEAD_CONVERTED,
     PAGE_BYTES,
+    PREFETCH_CONVERTED,
     ROWS_SHARE,
     SlotClass,
     allocate_slots,
@@ -92,7 +92,7 @@ class PlanInput:
     # Length of each file.
     file_bytes: Mapping[int, int]
     on_host: bool
-    ahead: int | None
+    prefetch: int | None
 
     def plan(self, memory: int) -> Plan:
         """Make a plan for a number of bytes.
@@ -126,13 +126,13 @@ class PlanInput:
         split = split_memory(memory - resident_bytes, group_bytes, rows_bytes, experts, item)
         classified = classify_sizes(group_bytes)
         class_of, slot_bytes = merge_small_classes(split.groups, *classified)
-        ahead = self._ahead(found.groups)
+        prefetch = self._prefetch_of(found.groups)
         # Weights in GPU memory are not cached in another form: the CPU would have to convert them.
         converted = _cacheable_bytes([[*each.conversions] for each in layouts]) if self.on_host else (0, 0)
-        for_all = slot_budget(split.groups, class_of, slot_bytes, ahead, converted)
-        classes = allocate_slots(for_all, class_of, slot_bytes, ahead)
+        for_all = slot_budget(split.groups, class_of, slot_bytes, prefetch, converted)
+        classes = allocate_slots(for_all, class_of, slot_bytes, prefetch)
         if self.on_host:
-            class_of, classes = share_large_slot(for_all, *classified, ahead, classes)
+            class_of, classes = share_large_slot(for_all, *classified, prefetch, classes)
         slots = Slots(layouts, class_of, classes)
         passes = sum(classified[1][index] for index in classified[0]) > split.groups
         left = split.groups - slots.nbytes if passes and is_worth_caching(converted) else 0
@@ -144,9 +144,9 @@ class PlanInput:
         is_converted = self.on_host and 2 * plain < sum(origin.memory_nbytes for origin in origins)
         return _GROUP_SHARE_CONVERTED if is_converted else _GROUP_SHARE
 
-    def _ahead(self, groups: Sequence[LayerGroup]) -> int | None:
+    def _prefetch_of(self, groups: Sequence[LayerGroup]) -> int | None:
         is_raw = all(origin.is_raw for group in groups for origin in self._origins(group.weights))
-        return AHEAD_CONVERTED if self.ahead is None and not is_raw else self.ahead
+        return PREFETCH_CONVERTED if self.prefetch is None and not is_raw else self.prefetch
 
     def _leaf_sizes(self) -> set[int]:
         """List the sizes of modules that can only be loaded whole."""

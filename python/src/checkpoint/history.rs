@@ -51,8 +51,8 @@ impl PyHistory {
     }
 
     /// Adopt the leader's manifest.
-    fn follow(&self, text: &str) -> PyResult<()> {
-        self.inner.follow(Manifest::parse(text.as_bytes()).map_err(PyValueError::new_err)?);
+    fn adopt_shared(&self, text: &str) -> PyResult<()> {
+        self.inner.adopt_shared(Manifest::parse(text.as_bytes()).map_err(PyValueError::new_err)?);
         Ok(())
     }
 
@@ -92,8 +92,8 @@ impl PyHistory {
     }
 
     /// Release a reserved name.
-    fn free(&self, name: &str) {
-        self.inner.free(name);
+    fn release_name(&self, name: &str) {
+        self.inner.release_name(name);
     }
 
     /// Publish a checkpoint, rename its file, and delete retired checkpoints.
@@ -111,8 +111,8 @@ impl PyHistory {
     }
 
     /// Return whether the manifest on disk lists that file; ``None`` if it cannot be read.
-    fn counts(&self, py: Python<'_>, file: &str) -> Option<bool> {
-        py.detach(|| self.inner.counts(file))
+    fn is_committed(&self, py: Python<'_>, file: &str) -> Option<bool> {
+        py.detach(|| self.inner.is_committed(file))
     }
 
     /// Rename the files of this machine, and delete retired checkpoints.
@@ -122,8 +122,8 @@ impl PyHistory {
 
     /// Record the checkpoints in place, and the retired ones deleted, on all machines.
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
-    fn note(&self, placed: Vec<String>, gone: Vec<String>) {
-        self.inner.note(&placed, &gone);
+    fn record_settled(&self, placed: Vec<String>, gone: Vec<String>) {
+        self.inner.record_settled(&placed, &gone);
     }
 }
 
@@ -132,7 +132,7 @@ impl PyHistory {
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
 pub(crate) fn _checkpoint_paths(py: Python<'_>, folder: PathBuf, text: &str) -> PyResult<Vec<PathBuf>> {
     let manifest = Manifest::parse(text.as_bytes()).map_err(PyValueError::new_err)?;
-    let path = |entry: &Entry| history::place_of(&folder, &entry.file, entry);
+    let path = |entry: &Entry| history::find_file(&folder, &entry.file, entry);
     Ok(py.detach(|| manifest.checkpoints.iter().map(path).collect()))
 }
 

@@ -341,7 +341,9 @@ def test_several_processes_and_another_number_of_them(tmp_path: Path, action: st
 
 
 def _entry(size: list[int], chunks: list[tuple[list[int], list[int]]]) -> dict[str, Any]:
-    listed = [[offsets, sizes, [f"shard-00000-{32 * 'a'}.safetensors", str(at)]] for at, (offsets, sizes) in enumerate(chunks)]
+    listed = [
+        [offsets, sizes, [f"shard-00000-{32 * 'a'}.safetensors", str(at)]] for at, (offsets, sizes) in enumerate(chunks)
+    ]
     entry = {"dtype": "float32", "size": size, "requires_grad": False, "chunks": listed}
     return {"version": 1, "entries": {"a": entry}, "planner_data": None}
 

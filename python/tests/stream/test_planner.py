@@ -50,8 +50,8 @@ def test_slots_never_have_more_than_the_memory(sizes: list[int], memory: int, ah
     assert sum(each.slots * each.slot_bytes for each in classes) <= memory
     for index, each in enumerate(classes):
         assert 1 <= each.slots <= class_of.count(index)
-        assert 0 <= each.ahead < each.slots or each.slots == 1
-        assert ahead is None or each.slots == class_of.count(index) or each.ahead <= ahead
+        assert 0 <= each.prefetch < each.slots or each.slots == 1
+        assert ahead is None or each.slots == class_of.count(index) or each.prefetch <= ahead
     for size, index in zip(sizes, class_of, strict=True):
         assert size <= classes[index].slot_bytes
     # The rest is too little for one more slot of any class that could use it.
@@ -80,10 +80,10 @@ def test_small_groups_share_a_large_slot_in_turns(sizes: list[int], part: float,
     assert (large.slots, large.slot_bytes, large.shares_memory) == (1, before[len(others)].slot_bytes, False)
     assert (small.shares_memory, begins[-1]) == (True, begins[-2])
     assert 2 <= small.slots <= now_of.count(len(classes) - 1)
-    assert small.ahead < small.slots
-    assert large.ahead <= 1
+    assert small.prefetch < small.slots
+    assert large.prefetch <= 1
     if ahead is not None:
-        assert max(small.ahead, large.ahead) <= ahead
+        assert max(small.prefetch, large.prefetch) <= ahead
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_large_unit_and_small_ones(memory: int, slots: int) -> None:
     assert class_of == [1] * 12 + [0]
     assert [each.slots for each in classes] == [1, slots]
     assert classes[1].shares_memory == (memory < 1_400_000), "two small tensors have their own memory beside it"
-    assert classes[1].ahead > 0, "something can come while another is in use"
+    assert classes[1].prefetch > 0, "something can come while another is in use"
 
 
 def test_groups_too_large_for_a_part_of_the_slot_use_all_of_it() -> None:

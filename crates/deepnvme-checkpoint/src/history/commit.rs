@@ -25,7 +25,7 @@ pub struct Settled {
 }
 
 impl History {
-    /// Runs [`publish`](Self::publish), [`settle`](Self::settle) and [`note`](Self::note) for a single process. `new`
+    /// Runs [`publish`](Self::publish), [`settle`](Self::settle) and [`record_settled`](Self::record_settled) for a single process. `new`
     /// is the file, or `None` for a folder, which was kept already.
     ///
     /// # Errors
@@ -36,15 +36,15 @@ impl History {
             entry.pending.insert(entry.file.clone(), private);
         }
         let published = mode.map_err(Error::from).and_then(|()| self.publish(&entry));
-        if (published.is_ok() || self.counts(&entry.file) != Some(false))
+        if (published.is_ok() || self.is_committed(&entry.file) != Some(false))
             && let Some(new) = new
         {
             new.keep();
         }
-        self.free(&entry.file);
+        self.release_name(&entry.file);
         published?;
         let settled = self.settle();
-        self.note(&settled.placed, &settled.gone);
+        self.record_settled(&settled.placed, &settled.gone);
         Ok(settled)
     }
 
@@ -64,14 +64,14 @@ impl History {
     }
 
     /// Reserves a name for a checkpoint of this step. No file here or in `taken` has it. It stays reserved until
-    /// [`free`](Self::free).
+    /// [`release_name`](Self::release_name).
     ///
     /// # Errors
     /// `Io` for errors of the folder.
     pub fn reserve(&self, step: u64, suffix: &str, taken: &[String]) -> Result<String> {
         let here = self.names_of(step)?;
         let mut state = locked(&self.state);
-        let name = names::free(step, suffix, |is_of_it| {
+        let name = names::free_name(step, suffix, |is_of_it| {
             let names = here.iter().chain(taken).chain(&state.reserved);
             names.map(String::as_str).any(is_of_it) || {
                 let entries = state.manifest.checkpoints.iter().chain(&state.manifest.retired);
@@ -83,7 +83,7 @@ impl History {
     }
 
     /// Frees a reserved name. It stays reserved while it is unknown whether its checkpoint counts.
-    pub fn free(&self, name: &str) {
+    pub fn release_name(&self, name: &str) {
         let mut state = locked(&self.state);
         if state.known == Known::Doubtful {
             state.doubtful.insert(name.to_owned());
@@ -95,7 +95,7 @@ impl History {
     /// Makes a checkpoint count by replacing the manifest. Its files are on disk and may have private names.
     ///
     /// # Errors
-    /// `Io` for errors of the folder, or `Locked`. [`counts`](Self::counts) then tells whether it counts anyway.
+    /// `Io` for errors of the folder, or `Locked`. [`is_committed`](Self::is_committed) then tells whether it counts anyway.
     pub fn publish(&self, entry: &Entry) -> Result<()> {
         let _turn = locked(&self.turn);
         self.ensure_durable()?;
@@ -128,7 +128,7 @@ impl History {
     /// Returns whether the manifest on disk lists that file, whatever failed while it was written. `None`: it cannot be
     /// read.
     #[must_use]
-    pub fn counts(&self, file: &str) -> Option<bool> {
+    pub fn is_committed(&self, file: &str) -> Option<bool> {
         // No commit may replace the manifest between reading and adopting it.
         let _turn = locked(&self.turn);
         let manifest = self.read_file().ok()?;
@@ -192,7 +192,7 @@ impl History {
     }
 
     /// Records what all processes that share the history have settled. The next manifest states it.
-    pub fn note(&self, placed: &[String], gone: &[String]) {
+    pub fn record_settled(&self, placed: &[String], gone: &[String]) {
         let mut state = locked(&self.state);
         state.manifest = plan::forgotten(&plan::placed(&state.manifest, placed), gone);
     }
@@ -202,12 +202,12 @@ impl History {
         let name = self.reserve(entry.step, names::suffix_of(&entry.file), &[])?;
         let next = plan::renamed(&self.manifest(), &entry.file, &name);
         let renamed = self.write(&next);
-        self.free(&name);
+        self.release_name(&name);
         renamed?;
         for entry in next.checkpoints.iter().filter(|entry| entry.file == name) {
             files::place(&self.folder, entry)?;
         }
-        self.note(&[name], &[]);
+        self.record_settled(&[name], &[]);
         Ok(())
     }
 }

@@ -201,7 +201,7 @@ impl Removal {
             self.held.push(file);
             Ok(true)
         })();
-        self.note(name, removed);
+        self.record(name, removed);
     }
 
     /// Removes the files that the folder's index lists, then the index, then the folder if it is empty.
@@ -211,7 +211,7 @@ impl Removal {
             Ok(stat) if stat.kind == Kind::Folder => {}
             Ok(_) => return self.foreign.push(name.to_owned()),
             Err(Errno::NOENT | Errno::NOTDIR) => return,
-            Err(errno) => return self.note(name, Err(errno)),
+            Err(errno) => return self.record(name, Err(errno)),
         }
         let mut listed = None;
         let index = folder.join(SHARDS_LIST);
@@ -232,7 +232,7 @@ impl Removal {
         })();
         match found {
             Ok(true) => {}
-            other => return self.note(name, other),
+            other => return self.record(name, other),
         }
         if let Some(files) = listed {
             for (file, identity) in files {
@@ -250,11 +250,11 @@ impl Removal {
         match fs::remove_folder(&folder) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(Errno::NOTEMPTY | Errno::EXIST) => self.foreign.push(name.to_owned()),
-            Err(errno) => self.note(name, Err(errno)),
+            Err(errno) => self.record(name, Err(errno)),
         }
     }
 
-    fn note(&mut self, name: &str, removed: Result<bool, Errno>) {
+    fn record(&mut self, name: &str, removed: Result<bool, Errno>) {
         match removed {
             Ok(true) => {}
             Ok(false) => self.foreign.push(name.to_owned()),

@@ -35,7 +35,7 @@ pub fn listed(folder: &Path) -> Result<Option<Listed>> {
     let path = folder.join(MANIFEST);
     let Some((text, manifest)) = read(&path)? else { return Ok(None) };
     let at = |entry: Entry| {
-        let path = place_of(folder, &entry.file, &entry);
+        let path = find_file(folder, &entry.file, &entry);
         (entry, path)
     };
     let checkpoints = manifest.checkpoints.into_iter().map(at).collect();
@@ -46,7 +46,7 @@ pub fn listed(folder: &Path) -> Result<Option<Listed>> {
 /// Finds a file of a checkpoint, under its final name or the private name that a killed writer left. Another program
 /// may have taken either name.
 #[must_use]
-pub fn place_of(folder: &Path, name: &str, entry: &Entry) -> PathBuf {
+pub fn find_file(folder: &Path, name: &str, entry: &Entry) -> PathBuf {
     let own = folder.join(name);
     let Some(private) = entry.pending.get(name).map(|private| folder.join(private)) else { return own };
     let is_there = |path: &Path| fs::stat_link(path).is_ok();

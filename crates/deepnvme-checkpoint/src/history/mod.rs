@@ -42,7 +42,7 @@ mod tests;
 pub use claim::Claim;
 pub use commit::{Settled, private_name};
 pub use files::HEAD_BYTES;
-pub use listed::{Listed, is_as_listed, listed, place_of};
+pub use listed::{Listed, find_file, is_as_listed, listed};
 pub use lock::{Holder, LOCK};
 pub use manifest::{Entry, MANIFEST, MANIFEST_BYTES_MAX, Manifest, Part};
 pub use names::{PARTS_LIST, SHARDS_LIST, SHARDS_RECORD, is_checkpoint};

@@ -62,7 +62,7 @@ pub(super) fn is_private(private: &str) -> bool {
 
 /// Finds the first free name of a step: none of its files' names is `taken`.
 #[must_use]
-pub(super) fn free(step: u64, suffix: &str, taken: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> String {
+pub(super) fn free_name(step: u64, suffix: &str, taken: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> String {
     let mut again = 0;
     loop {
         let name = name(step, suffix, again);

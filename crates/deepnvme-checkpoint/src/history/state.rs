@@ -92,7 +92,7 @@ impl History {
     }
 
     /// Adopts the manifest of another process that shares this history.
-    pub fn follow(&self, manifest: Manifest) {
+    pub fn adopt_shared(&self, manifest: Manifest) {
         let mut state = locked(&self.state);
         (state.manifest, state.known) = (manifest, Known::Read);
     }

@@ -211,7 +211,7 @@ fn a_private_name_that_somebody_took_is_not_given_another() {
     new_entry.pending.insert(new_entry.file.clone(), private.clone());
     history.publish(&new_entry).unwrap();
     new.keep();
-    let place = || place_of(folder.path(), &new_entry.file, &new_entry);
+    let place = || find_file(folder.path(), &new_entry.file, &new_entry);
     let (own, private_path) = (folder.path().join(&new_entry.file), folder.path().join(&private));
     assert_eq!(place(), private_path);
     real::write(&own, b"mine").unwrap();

@@ -212,7 +212,7 @@ fn save(
         history.commit(entry, Some(replacement)).map(drop)
     })();
     if saved.is_err() {
-        history.free(&name);
+        history.release_name(&name);
     }
     scenario.end_save(version, saved.is_ok());
     saved
@@ -259,7 +259,7 @@ fn newest(context: &Context, scenario: &Scenario) -> Result<Option<(u64, FoundCo
 
 /// Read a checkpoint under its final or private name.
 fn read_checkpoint(context: &Context, scenario: &Scenario, entry: &Entry) -> Result<FoundContent, Error> {
-    let path_of = |name: &String| history::place_of(&scenario.folder, name, entry);
+    let path_of = |name: &String| history::find_file(&scenario.folder, name, entry);
     if scenario.content == Content::Bytes {
         let bytes = fs::read_small(&path_of(&entry.file), 1 << 20)?;
         let path = scenario.folder.join(&entry.file);

@@ -164,7 +164,7 @@ impl RankProcess<'_> {
             Ok(written) => written,
             Err(failure) => {
                 drop(saving);
-                self.history.free(&name);
+                self.history.release_name(&name);
                 return Err(failure);
             }
         };
@@ -204,7 +204,7 @@ impl RankProcess<'_> {
         if !self.is_leader()
             && let Ok(manifest) = Manifest::parse(text.as_bytes())
         {
-            self.history.follow(manifest);
+            self.history.adopt_shared(manifest);
         }
     }
 
@@ -218,7 +218,7 @@ impl RankProcess<'_> {
             Ok(Message { names: settled.placed, other_names: settled.gone, ..Message::default() })
         })?;
         self.gather(|_| Ok(Message::default()))?;
-        self.history.note(&settled[0].names, &settled[0].other_names);
+        self.history.record_settled(&settled[0].names, &settled[0].other_names);
         Ok(())
     }
 
@@ -255,7 +255,7 @@ impl RankProcess<'_> {
         let planned = match planned {
             Ok(planned) => planned,
             Err(failure) => {
-                self.history.free(name);
+                self.history.release_name(name);
                 return Err(failure);
             }
         };
@@ -347,14 +347,14 @@ impl RankProcess<'_> {
                 return Ok(Message::default());
             }
             if let Err(error) = this.history.publish(entry) {
-                if this.history.counts(&entry.file) == Some(false) {
+                if this.history.is_committed(&entry.file) == Some(false) {
                     return Err(error);
                 }
                 *refused = Some(error);
             }
             Ok(Message::text(this.history.manifest().text()))
         });
-        self.history.free(&entry.file);
+        self.history.release_name(&entry.file);
         let text = match published {
             Ok(published) => published[0].text.clone(),
             Err(failure) => {

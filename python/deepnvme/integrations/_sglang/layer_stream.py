@@ -87,7 +87,7 @@ class LayerStreamer:
         self._memory = (
             pinned_empty(nbytes) if self._device is None else torch.empty(nbytes, dtype=torch.uint8, device=device)
         )
-        kinds = [(each.slots, each.ahead, each.slot_bytes, each.shares_memory) for each in classes]
+        kinds = [(each.slots, each.prefetch, each.slot_bytes, each.shares_memory) for each in classes]
         self._streamer = _Streamer(paths, list(zip(class_of, reads, strict=True)), kinds, self._memory, None)
         self._streamer.warm_up()
 
