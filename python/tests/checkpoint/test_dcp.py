@@ -376,6 +376,6 @@ def test_chunks_of_a_list_cover_their_tensor_once() -> None:
         if offsets != chunks[at][0]:
             moved += 1
             chunks[at] = offsets, sizes
-            with pytest.raises(ValueError, match="overlap, or do not cover it|listed twice"):
+            with pytest.raises(ValueError, match=r"overlap, or do not cover it|listed twice"):
                 _dcp_index.decode(_entry(size, chunks))
     assert moved > 100
