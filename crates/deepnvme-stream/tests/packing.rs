@@ -101,6 +101,13 @@ fn engine(plan: Option<FaultPlan>) -> Arc<Engine> {
     Arc::new(Engine::with_backends(config, factory).unwrap())
 }
 
+/// Creates folders for stripes.
+fn disks(folder: &Path) -> [PathBuf; 2] {
+    let disks = [folder.join("a"), folder.join("b")];
+    disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
+    disks
+}
+
 fn run(engine: &Arc<Engine>, model: &Model, target: &Path, mode: Mode, disks: &[PathBuf]) -> Result<Packed, Error> {
     let options = PackOptions { mode, disks: disks.to_vec() };
     Packer::new(engine, model.path(), target, options)?.run(&Progress::default())
@@ -258,8 +265,7 @@ proptest! {
         let model = Model::new(&engine(None), seed);
         let engine = engine(Some(FaultPlan { seed, eio, short: 200, reorder: true, ..FaultPlan::default() }));
         let out = tempfile::tempdir().unwrap();
-        let disks = if is_striped { vec![out.path().join("a"), out.path().join("b")] } else { Vec::new() };
-        disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
+        let disks = if is_striped { disks(out.path()).to_vec() } else { Vec::new() };
         let target = out.path().join("packed");
         match run(&engine, &model, &target, Mode::Lossless, &disks) {
             Ok(packed) => prop_assert!(packed.file.is_file()),
@@ -313,8 +319,7 @@ fn packings_on_the_same_disks_leave_each_other_alone() {
     let engine = engine(None);
     let model = Model::new(&engine, 5);
     let out = tempfile::tempdir().unwrap();
-    let disks = [out.path().join("a"), out.path().join("b")];
-    disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
+    let disks = disks(out.path());
     let packer = |target: &Path| {
         let options = PackOptions { mode: Mode::Lossless, disks: disks.to_vec() };
         Packer::new(&engine, model.path(), target, options).unwrap()
@@ -400,8 +405,7 @@ fn a_packed_model_has_the_permissions_of_the_model() {
     let engine = engine(None);
     let model = Model::new(&engine, 8);
     let out = tempfile::tempdir().unwrap();
-    let disks = [out.path().join("a"), out.path().join("b")];
-    disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
+    let disks = disks(out.path());
     let allow = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     allow(&model.path().join("model-0.safetensors"), 0o640);
