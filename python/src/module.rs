@@ -10,13 +10,17 @@ use crate::stats::Stats;
 use crate::timeline::Trace;
 use crate::transfer::PyTransfer;
 
-/// Defines a function that calls the method of its name on the default engine.
+/// Defines functions with the same arguments, each of which calls the method of its name on the default engine.
 macro_rules! on_default_engine {
-    ($(#[$attribute:meta])* $method:ident($($argument:ident: $kind:ty),*) -> $result:ty) => {
+    (#[$signature:meta] $arguments:tt $($method:ident -> $result:ty),+) => {
+        $(on_default_engine!(@one #[$signature] $method $arguments -> $result);)+
+    };
+    (@one #[$signature:meta] $method:ident ($($argument:ident: $kind:ty),+) -> $result:ty) => {
+        #[doc = concat!("Call ``Engine.", stringify!($method), "`` on the default engine.")]
         #[pyfunction]
-        $(#[$attribute])*
-        pub(crate) fn $method(py: Python<'_>, $($argument: $kind),*) -> PyResult<$result> {
-            default::object(py)?.get().$method(py, $($argument),*)
+        #[$signature]
+        pub(crate) fn $method(py: Python<'_>, $($argument: $kind),+) -> PyResult<$result> {
+            default::object(py)?.get().$method(py, $($argument),+)
         }
     };
 }
@@ -29,56 +33,39 @@ pub(crate) fn default_engine(py: Python<'_>) -> PyResult<Py<PyEngine>> {
 }
 
 on_default_engine! {
-    /// Call ``Engine.read`` on the default engine.
     #[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "(tensor, path, offset=0)")]
-    read(tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Offset) -> u64
+    (tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Offset)
+    read -> u64, start_read -> PyTransfer
 }
 
 on_default_engine! {
-    /// Call ``Engine.write`` on the default engine.
     #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
-    write(tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Option<Offset>, durability: &str) -> u64
+    (tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Option<Offset>, durability: &str)
+    write -> u64, start_write -> PyTransfer
 }
 
 on_default_engine! {
-    /// Call ``Engine.start_read`` on the default engine.
-    #[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "(tensor, path, offset=0)")]
-    start_read(tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Offset) -> PyTransfer
-}
-
-on_default_engine! {
-    /// Call ``Engine.start_write`` on the default engine.
-    #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
-    start_write(tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Option<Offset>, durability: &str) -> PyTransfer
-}
-
-on_default_engine! {
-    /// Call ``Engine.read_batch`` on the default engine.
     #[pyo3(signature = (items))]
-    read_batch(items: &Bound<'_, PyAny>) -> u64
+    (items: &Bound<'_, PyAny>)
+    read_batch -> u64, start_read_batch -> PyTransfer
 }
 
 on_default_engine! {
-    /// Call ``Engine.write_batch`` on the default engine.
     #[pyo3(signature = (items, *, durability="none"))]
-    write_batch(items: &Bound<'_, PyAny>, durability: &str) -> u64
+    (items: &Bound<'_, PyAny>, durability: &str)
+    write_batch -> u64, start_write_batch -> PyTransfer
 }
 
 on_default_engine! {
-    /// Call ``Engine.start_read_batch`` on the default engine.
-    #[pyo3(signature = (items))]
-    start_read_batch(items: &Bound<'_, PyAny>) -> PyTransfer
+    #[pyo3(signature = (name, lane, start_ns, end_ns))]
+    (name: &str, lane: &str, start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>)
+    span -> ()
 }
 
-on_default_engine! {
-    /// Call ``Engine.start_write_batch`` on the default engine.
-    #[pyo3(signature = (items, *, durability="none"))]
-    start_write_batch(items: &Bound<'_, PyAny>, durability: &str) -> PyTransfer
-}
-
-on_default_engine! {
-    /// Return the default engine's counters.
-    stats() -> Stats
+/// Return the default engine's counters.
+#[pyfunction]
+pub(crate) fn stats(py: Python<'_>) -> PyResult<Stats> {
+    default::object(py)?.get().stats(py)
 }
 
 /// Call ``Engine.trace`` on the default engine.
@@ -92,12 +79,8 @@ pub(crate) fn trace(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Trace> 
     default::object(py)?.get().trace(path)
 }
 
-on_default_engine! {
-    /// Call ``Engine.span`` on the default engine.
-    span(name: &str, lane: &str, start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>) -> ()
-}
-
-on_default_engine! {
-    /// Report the backends that work on this machine, and the reason for the default engine's choice.
-    probe() -> Probe
+/// Report the backends that work on this machine, and the reason for the default engine's choice.
+#[pyfunction]
+pub(crate) fn probe(py: Python<'_>) -> PyResult<Probe> {
+    default::object(py)?.get().probe(py)
 }
