@@ -154,28 +154,24 @@ fn loom_a_lone_thread_detects_a_deadlock_at_once() {
     });
 }
 
+/// Flushes while another thread changes an item some times.
+fn flush_beside_changes(changes: u32) {
+    let (world, [a, _]) = World::new(2);
+    world.add_one(a, 0);
+    let thread = spawn(&world, move |other| (0..changes).for_each(|_| other.add_one(a, 1)));
+    assert!(world.flush(0)[0] >= 1, "the disk has what was there before the flush");
+    thread.join().unwrap();
+    assert_eq!(world.flush(0)[0], 1 + changes);
+}
+
 #[test]
 fn loom_a_flush_beside_a_change_ends() {
-    loom::model(|| {
-        let (world, [a, _]) = World::new(2);
-        world.add_one(a, 0);
-        let thread = spawn(&world, move |other| other.add_one(a, 1));
-        assert!(world.flush(0)[0] >= 1, "the disk has what was there before the flush");
-        thread.join().unwrap();
-        assert_eq!(world.flush(0)[0], 2);
-    });
+    loom::model(|| flush_beside_changes(1));
 }
 
 #[test]
 fn loom_a_flush_beside_many_changes_ends() {
-    check_bounded(|| {
-        let (world, [a, _]) = World::new(2);
-        world.add_one(a, 0);
-        let thread = spawn(&world, move |other| (0..3).for_each(|_| other.add_one(a, 1)));
-        assert!(world.flush(0)[0] >= 1);
-        thread.join().unwrap();
-        assert_eq!(world.flush(0)[0], 4);
-    });
+    check_bounded(|| flush_beside_changes(3));
 }
 
 #[test]

@@ -23,8 +23,7 @@ fn config(backend: BackendChoice) -> Config {
 
 #[test]
 fn every_size_and_place_comes_back_under_every_backend() {
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = (Gpu::new(), folder());
     for (number, backend) in CHOICES.into_iter().enumerate() {
         let Ok(engine) = Engine::new(config(backend)) else { continue };
         for direct in [DirectMode::Preferred, DirectMode::Disabled] {
@@ -229,8 +228,7 @@ fn whatever_the_driver_refuses_is_an_error_and_leaves_nothing() {
         "cuMemcpyDtoHAsync_v2",
         "cuMemcpy2DAsync_v2",
     ];
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = (Gpu::new(), folder());
     let mut refused = 0;
     for call in CALLS {
         for after in [0, 1, 4] {
@@ -277,8 +275,7 @@ fn whatever_the_driver_refuses_is_an_error_and_leaves_nothing() {
 #[test]
 fn a_recording_has_every_copy_once_and_each_after_or_before_its_transfer() {
     use deepnvme_io::trace::EventKind;
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = (Gpu::new(), folder());
     for (number, backend) in CHOICES.into_iter().enumerate() {
         let Ok(engine) = Engine::new(config(backend)) else { continue };
         let file = open(&folder.path().join(format!("{number}")), DirectMode::Preferred);
