@@ -6,14 +6,13 @@ one of the tools.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 from statistics import median
 
 import deepnvme
 import torch
 
+from checkpointbench.arguments import parse
 from checkpointbench.models import MODELS
 from checkpointbench.workers import Job, Workers
 from storagebench import cache
@@ -26,11 +25,7 @@ _BASELINE = "runai streamer"
 
 def main() -> int:
     """Measure, and print medians and the medians of the ratios to the first depth."""
-    parser = argparse.ArgumentParser(prog="checkpointbench.depths", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
-    arguments = parser.parse_args()
-    arguments.scratch.mkdir(parents=True, exist_ok=True)
+    arguments = parse("depths", __doc__, rounds=9)
     path, small = arguments.scratch / "depths.safetensors", arguments.scratch / "small.safetensors"
     deepnvme.save(MODELS["one-2g"](), path, progress=False)
     deepnvme.save({"a": torch.arange(1000)}, small, progress=False)

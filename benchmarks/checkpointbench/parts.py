@@ -8,7 +8,6 @@ such a pause is measured with huge pages where they pay, and without.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import io
@@ -26,6 +25,7 @@ import deepnvme
 import torch
 from deepnvme._checkpoint import pickler, save
 
+from checkpointbench.arguments import parse
 from checkpointbench.models import bf16_300, small_10k
 from storagebench import cache
 
@@ -127,11 +127,7 @@ def load_once(path: Path, pages: str) -> None:
 
 def main() -> int:
     """Measure what was asked for."""
-    parser = argparse.ArgumentParser(prog="checkpointbench.parts", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
-    arguments = parser.parse_args()
-    arguments.scratch.mkdir(parents=True, exist_ok=True)
+    arguments = parse("parts", __doc__, rounds=3)
     # Processes of their own: memory that one has used comes back to the next one of the same process faster.
     spawn = multiprocessing.get_context("spawn")
 

@@ -11,6 +11,7 @@ from storagebench import fio
 from storagebench.tools.base import NotOffered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import torch
@@ -56,20 +57,14 @@ class PythonCopy(Tool):
         return action
 
 
-class DeepSpeed(Tool):
-    """DeepSpeed's own ``aio_handle``, given tensors on the GPU."""
+class _Tuned(Tool):
+    """A tool that uses the best of several settings."""
 
-    name = "DeepSpeed aio_handle"
+    _candidates: Sequence[Any]
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         needs_torch_cuda(place, self.name)
-        os.environ.setdefault("DS_ACCELERATOR", "cuda")
-        from storagebench.tools import aio_handle, deepspeed_op  # noqa: PLC0415
-
-        self._module = deepspeed_op.load()
-        self._candidates = aio_handle.CANDIDATES
-        self._handles: dict[Any, Any] = {}
         self._best: dict[str, Any] = {}
 
     def settings(self) -> str:
@@ -91,6 +86,27 @@ class DeepSpeed(Tool):
     def write(self, source: torch.Tensor, path: Path) -> Action:
         """See the base."""
         return self._write(self._best["write"], source, path)
+
+    def _read(self, one: Any, target: torch.Tensor, path: Path) -> Action:
+        raise NotImplementedError
+
+    def _write(self, one: Any, source: torch.Tensor, path: Path) -> Action:
+        raise NotImplementedError
+
+
+class DeepSpeed(_Tuned):
+    """DeepSpeed's own ``aio_handle``, given tensors on the GPU."""
+
+    name = "DeepSpeed aio_handle"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        os.environ.setdefault("DS_ACCELERATOR", "cuda")
+        from storagebench.tools import aio_handle, deepspeed_op  # noqa: PLC0415
+
+        self._module = deepspeed_op.load()
+        self._candidates = aio_handle.CANDIDATES
+        self._handles: dict[Any, Any] = {}
 
     def _handle(self, one: Any) -> Any:
         if one not in self._handles:
@@ -117,42 +133,24 @@ class DeepSpeed(Tool):
         self._handles.clear()
 
 
-class Kvikio(Tool):
+class Kvikio(_Tuned):
     """``kvikio.CuFile`` with a tensor on the GPU: GPUDirect Storage where it finds it, else its own buffers."""
 
     name = "kvikio"
-    _threads = (4, 8, 16)
+    _candidates = (4, 8, 16)
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        needs_torch_cuda(place, self.name)
         import kvikio  # noqa: PLC0415
         import kvikio.defaults  # noqa: PLC0415
 
         self._open: Any = kvikio.CuFile
         self._defaults: Any = kvikio.defaults
-        self._best: dict[str, int] = {}
 
     def settings(self) -> str:
         """See the base."""
         mode = self._defaults.get("compat_mode")
         return f"compat_mode={mode} " + "; ".join(f"{verb}: num_threads={one}" for verb, one in self._best.items())
-
-    def prepare_read(self, target: torch.Tensor, path: Path) -> None:
-        """See the base."""
-        self._best["read"] = best(self._threads, lambda one: self._read(one, target, path), path, cold=True)
-
-    def prepare_write(self, source: torch.Tensor, path: Path) -> None:
-        """See the base."""
-        self._best["write"] = best(self._threads, lambda one: self._write(one, source, path), path, cold=False)
-
-    def read(self, target: torch.Tensor, path: Path) -> Action:
-        """See the base."""
-        return self._read(self._best["read"], target, path)
-
-    def write(self, source: torch.Tensor, path: Path) -> Action:
-        """See the base."""
-        return self._write(self._best["write"], source, path)
 
     def _read(self, threads: int, target: torch.Tensor, path: Path) -> Action:
         self._use(threads)

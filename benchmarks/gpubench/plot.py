@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from storagebench import picture
+
 _COLOURS = {"deepnvme": "#1f6feb", "mark": "#8fb8f6", "baseline": "#d29922", "fio": "#8b949e"}
 _NAMES = {"deepnvme": "deepnvme", "mark": "deepnvme to host memory", "baseline": "others", "fio": "fio"}
 
@@ -49,11 +51,7 @@ def draw(record_path: Path) -> list[Path]:
     handles = [Patch(color=colour, label=_NAMES[group]) for group, colour in _COLOURS.items()]
     figure.legend(handles=handles, ncols=len(handles), loc="lower right", fontsize=8, frameon=False)
     figure.tight_layout(rect=(0, 0.03, 1, 0.97))
-    made = [record_path.with_suffix(ending) for ending in (".svg", ".png")]
-    for path in made:
-        figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
-    return made
+    return picture.save(figure, record_path)
 
 
 def _panel(panel: Any, row: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from storagebench import environment
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def add_options(parser: argparse.ArgumentParser, *, rounds: int) -> None:
@@ -33,6 +33,14 @@ def scratch_folder(path: Path) -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def run_in_scratch(folder: Path, run: Callable[[Path], Path]) -> int:
+    """Run a benchmark in an empty folder, and print the name of its record. Returns the exit status."""
+    with scratch_folder(folder) as scratch:
+        path = run(scratch)
+    print(f"written: {path.name}")
+    return 0
 
 
 def write_record(results: Path, kind: str, scratch: Path, fields: dict[str, Any]) -> Path:

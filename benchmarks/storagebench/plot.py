@@ -16,6 +16,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
+from storagebench import picture
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -58,11 +60,7 @@ def draw(record_path: Path) -> list[Path]:
         frameon=False,
     )
     figure.tight_layout(rect=(0, 0, 1, 1 - 0.35 / (height + 0.8)))
-    made = [record_path.with_suffix(ending) for ending in (".svg", ".png")]
-    for path in made:
-        figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
-    return made
+    return picture.save(figure, record_path)
 
 
 def _panel(panel: Axes, row: dict[str, Any]) -> None:

@@ -8,13 +8,15 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from storagebench.fio import Engine, FioSetting
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from storagebench.disk_idle import DiskIdleProbe
 
 _BLOCK_BYTES = 1 << 20
-ENGINES = ("io_uring", "libaio")
+ENGINES: tuple[Engine, ...] = ("io_uring", "libaio")
 DEPTHS = (8, 16, 32, 64)
 # Enough for the deepest queue and for the rest of fio.
 HUGE_BYTES = 256 << 20
@@ -24,14 +26,11 @@ HUGE_BYTES = 256 << 20
 class Mixed:
     """One fio job."""
 
-    engine: str
-    depth: int
-    is_huge: bool
-    """Whether its buffers lie in huge pages, as the swapper's memory does."""
+    setting: FioSetting
+    """With buffers in huge pages, as the swapper's memory is, where there are such."""
 
     def __str__(self) -> str:
-        memory = " iomem=mmaphuge" if self.is_huge else ""
-        return f"fio randrw {self.engine} bs=1M iodepth={self.depth}{memory}"
+        return f"fio randrw {self.setting}"
 
     def run(self, path: Path, nbytes: int, *, read_percent: int = 50) -> float:
         """Read and write that many bytes of a file that is there; bytes in a second, of both together.
@@ -44,13 +43,10 @@ class Mixed:
             f"--filename={path}",
             "--rw=randrw",
             f"--rwmixread={read_percent}",
-            f"--bs={_BLOCK_BYTES}",
             "--direct=1",
-            f"--ioengine={self.engine}",
-            f"--iodepth={self.depth}",
+            *self.setting.arguments(),
             f"--size={path.stat().st_size}",
             f"--io_size={nbytes}",
-            *(["--iomem=mmaphuge"] if self.is_huge else []),
             "--output-format=json",
         ]
         ended = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -81,7 +77,8 @@ def best_of_fio(path: Path, nbytes: int, quiet: DiskIdleProbe, *, is_huge: bool)
     """Try some settings; the best, and how fast each was."""
     lay_out(path, nbytes)
     speeds: dict[Mixed, float] = {}
-    for one in [Mixed(engine, depth, is_huge) for engine in ENGINES for depth in DEPTHS]:
+    settings = [FioSetting(engine, _BLOCK_BYTES, depth, is_huge) for engine in ENGINES for depth in DEPTHS]
+    for one in map(Mixed, settings):
         quiet.wait()
         speeds[one] = one.run(path, nbytes // 2)
         print(f"{one}: {speeds[one] / 1e9:.2f} GB/s", file=sys.stderr, flush=True)

@@ -164,10 +164,7 @@ def main() -> int:
     parser.add_argument("--shard-mb", type=int, default=500, help="of each file, about (10^6 bytes)")
     command.add_options(parser, rounds=5)
     arguments = parser.parse_args()
-    with command.scratch_folder(arguments.scratch / "weights") as scratch:
-        path = run(arguments, scratch)
-    print(f"written: {path.name}")
-    return 0
+    return command.run_in_scratch(arguments.scratch / "weights", lambda scratch: run(arguments, scratch))
 
 
 if __name__ == "__main__":

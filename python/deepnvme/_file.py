@@ -7,7 +7,7 @@ import io
 import os
 import warnings
 import weakref
-from typing import TYPE_CHECKING, NoReturn, overload
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar, overload
 
 from deepnvme._deepnvme import StripeSet, _FileReader, _FileWriter
 from deepnvme._utils.arguments import WHOLE_MAX, whole
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 else:
     _BinaryFile = io.BufferedIOBase
+
+_Handle = TypeVar("_Handle", _FileReader, _FileWriter)
 
 
 @overload
@@ -84,10 +86,10 @@ def open(  # noqa: A001
     raise ValueError(msg)
 
 
-class _File(_BinaryFile):
+class _File(_BinaryFile, Generic[_Handle]):
     """The common base of readers and writers: a name, and a handle until closed."""
 
-    _handle: _FileReader | _FileWriter | None = None
+    _handle: _Handle | None = None
     mode: str
 
     def __init__(self, path: _Name) -> None:
@@ -128,21 +130,26 @@ class _File(_BinaryFile):
         msg = f"a {type(self).__name__} is neither copied nor pickled; open the file a second time"
         raise TypeError(msg)
 
-    def _check_open(self) -> None:
-        if self._handle is None:
+    def _open_handle(self) -> _Handle:
+        # Read once: another thread may close the file after the check.
+        handle = self._handle
+        if handle is None:
             msg = "I/O operation on closed file"
             raise ValueError(msg)
+        return handle
+
+    def _check_open(self) -> None:
+        self._open_handle()
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
         return f"<deepnvme.{type(self).__name__} name={self._path!r} mode={self.mode!r}{state}>"
 
 
-class Reader(_File):
+class Reader(_File[_FileReader]):
     """A file opened by ``deepnvme.open(path, "rb")``: seekable, with read-ahead. Opening it fixes its size."""
 
     mode = "rb"
-    _handle: _FileReader | None = None
 
     def __init__(self, path: _Name, engine: Engine | None = None) -> None:
         super().__init__(path)
@@ -194,28 +201,19 @@ class Reader(_File):
         if handle is not None:
             handle.close()
 
-    def _open_handle(self) -> _FileReader:
-        # Read once: another thread may close the file after the check.
-        handle = self._handle
-        if handle is None:
-            msg = "I/O operation on closed file"
-            raise ValueError(msg)
-        return handle
-
     def __del__(self) -> None:
         if self._handle is not None:
             warnings.warn(f"unclosed file {self!r}", ResourceWarning, stacklevel=2, source=self)
             self.close()
 
 
-class Writer(_File):
+class Writer(_File[_FileWriter]):
     """A file opened by ``deepnvme.open(path, "wb")``. Closing it gives it its name.
 
     A file that is never closed is discarded.
     """
 
     mode = "wb"
-    _handle: _FileWriter | None = None
 
     def __init__(self, path: _Name, engine: Engine | None = None, durability: _Durability = "full") -> None:
         super().__init__(path)
@@ -250,13 +248,6 @@ class Writer(_File):
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.abort()
-
-    def _open_handle(self) -> _FileWriter:
-        handle = self._handle
-        if handle is None:
-            msg = "I/O operation on closed file"
-            raise ValueError(msg)
-        return handle
 
     def __exit__(
         self,

@@ -7,6 +7,7 @@ use deepnvme_io::{Config, Engine};
 use deepnvme_settings::SettingsFile;
 use pyo3::prelude::*;
 
+use crate::ignored::Ignored;
 use crate::open_engine::OpenEngine;
 use crate::path::file_name;
 use crate::pending_request::SIGNAL_CHECK_INTERVAL;
@@ -156,7 +157,7 @@ impl PyEngine {
     ///     >>> deepnvme.read(tensor, "weights.bin")
     ///     4096
     #[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "($self, tensor, path, offset=0)")]
-    fn read(
+    pub(crate) fn read(
         &self,
         py: Python<'_>,
         tensor: &Bound<'_, PyAny>,
@@ -188,7 +189,7 @@ impl PyEngine {
     ///     >>> deepnvme.write(tensor, "weights.bin", durability="full")
     ///     4096
     #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
-    fn write(
+    pub(crate) fn write(
         &self,
         py: Python<'_>,
         tensor: &Bound<'_, PyAny>,
@@ -208,7 +209,7 @@ impl PyEngine {
     ///     >>> pending.result()
     ///     4096
     #[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "($self, tensor, path, offset=0)")]
-    fn start_read(
+    pub(crate) fn start_read(
         &self,
         py: Python<'_>,
         tensor: &Bound<'_, PyAny>,
@@ -225,7 +226,7 @@ impl PyEngine {
     ///     >>> pending.result()
     ///     4096
     #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
-    fn start_write(
+    pub(crate) fn start_write(
         &self,
         py: Python<'_>,
         tensor: &Bound<'_, PyAny>,
@@ -252,7 +253,7 @@ impl PyEngine {
     ///     >>> deepnvme.read_batch([("weights.bin", 0, tensor[:512]), ("weights.bin", 2048, tensor[512:])])
     ///     4096
     #[pyo3(signature = (items))]
-    fn read_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<u64> {
+    pub(crate) fn read_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<u64> {
         Request::read_batch(items)?.run(py, &*self.open_engine(py)?)
     }
 
@@ -271,24 +272,29 @@ impl PyEngine {
     ///     >>> deepnvme.write_batch([("parts.bin", 0, tensor[:512]), ("parts.bin", 2048, tensor[512:])])
     ///     4096
     #[pyo3(signature = (items, *, durability="none"))]
-    fn write_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<u64> {
+    pub(crate) fn write_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<u64> {
         Request::write_batch(items, durability)?.run(py, &*self.open_engine(py)?)
     }
 
     /// Start a ``read_batch``. Returns one ``Transfer`` for the whole batch.
     #[pyo3(signature = (items))]
-    fn start_read_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<PyTransfer> {
+    pub(crate) fn start_read_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<PyTransfer> {
         Request::read_batch(items)?.start(py, &*self.open_engine(py)?)
     }
 
     /// Start a ``write_batch``. Returns one ``Transfer`` for the whole batch.
     #[pyo3(signature = (items, *, durability="none"))]
-    fn start_write_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<PyTransfer> {
+    pub(crate) fn start_write_batch(
+        &self,
+        py: Python<'_>,
+        items: &Bound<'_, PyAny>,
+        durability: &str,
+    ) -> PyResult<PyTransfer> {
         Request::write_batch(items, durability)?.start(py, &*self.open_engine(py)?)
     }
 
     /// Return the engine's counters.
-    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+    pub(crate) fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         Ok(Stats::from(self.open_engine(py)?.stats()))
     }
 
@@ -325,7 +331,7 @@ impl PyEngine {
     ///
     /// Raises:
     ///     ValueError: the bar ends before it starts.
-    fn span(
+    pub(crate) fn span(
         &self,
         py: Python<'_>,
         name: &str,
@@ -337,7 +343,7 @@ impl PyEngine {
     }
 
     /// Report the backends that work on this machine, and the reason for this engine's choice.
-    fn probe(&self, py: Python<'_>) -> PyResult<Probe> {
+    pub(crate) fn probe(&self, py: Python<'_>) -> PyResult<Probe> {
         Probe::of(py, &*self.open_engine(py)?)
     }
 
@@ -368,14 +374,7 @@ impl PyEngine {
         slf
     }
 
-    #[pyo3(signature = (exc_type, exc_value, traceback))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        exc_type: Option<&Bound<'_, PyAny>>,
-        exc_value: Option<&Bound<'_, PyAny>>,
-        traceback: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
+    fn __exit__(&self, py: Python<'_>, exc_type: Ignored, exc_value: Ignored, traceback: Ignored) -> PyResult<()> {
         let _ = (exc_type, exc_value, traceback);
         self.close(py)
     }

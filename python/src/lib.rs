@@ -22,6 +22,7 @@ mod engine;
 mod error;
 mod exit;
 mod handle;
+mod ignored;
 mod imported;
 #[allow(unsafe_code)]
 mod memory;
@@ -51,56 +52,39 @@ mod _deepnvme {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::checkpoint::{
-        _check_pickle, _checkpoint_paths, _crc64, _crc64_of_all, _find_set, _list_state, _pickle_plain, _plan_archive,
-        _plan_safetensors, _refuse_list_name, _shard_ranges, CheckpointReader, HashCosts, Loading, NewFile, NewFolder,
-        PyHistory, PyReflinkTarget, SavePlan, SaveShard, SaveStaging, Saving,
+    use crate::{
+        checkpoint::{
+            _check_pickle, _checkpoint_paths, _crc64, _crc64_of_all, _find_set, _list_state, _pickle_plain,
+            _plan_archive, _plan_safetensors, _refuse_list_name, _shard_ranges, CheckpointReader, HashCosts, Loading,
+            NewFile, NewFolder, PyHistory, PyReflinkTarget, SavePlan, SaveShard, SaveStaging, Saving,
+        },
+        command::{_command_result, _python_command, _run_command},
+        device_pin::{_pin_device, DevicePin},
+        engine::PyEngine,
+        exit::_at_exit,
+        memory::_is_held,
+        module::{
+            default_engine, probe, read, read_batch, span, start_read, start_read_batch, start_write,
+            start_write_batch, stats, trace, write, write_batch,
+        },
+        optim::{PyKernel, PyStepRecord},
+        path::StripeSet,
+        pinned::_pinned_capsule,
+        probe::{BackendProbe, Probe},
+        reader::FileReader,
+        replace::{
+            _make_folders, _open_regular, _read_small_file, _remove_stale, _retire_set, PrivateFolder, SetReplacement,
+        },
+        settings::_parse_bytes,
+        stats::Stats,
+        streaming::{
+            _cacheable_bytes, _packed_tensors, _row_page_bytes, PyEncodedTensor, PySparseRowCache, PyStreamer,
+        },
+        swap::{PyBorrowed, PySwapper},
+        timeline::Trace,
+        transfer::{Progress, PyTransfer},
+        writer::FileWriter,
     };
-    #[pymodule_export]
-    use crate::command::{_command_result, _python_command, _run_command};
-    #[pymodule_export]
-    use crate::device_pin::{_pin_device, DevicePin};
-    #[pymodule_export]
-    use crate::engine::PyEngine;
-    #[pymodule_export]
-    use crate::exit::_at_exit;
-    #[pymodule_export]
-    use crate::memory::_is_held;
-    #[pymodule_export]
-    use crate::module::{
-        default_engine, probe, read, read_batch, span, start_read, start_read_batch, start_write, start_write_batch,
-        stats, trace, write, write_batch,
-    };
-    #[pymodule_export]
-    use crate::optim::{PyKernel, PyStepRecord};
-    #[pymodule_export]
-    use crate::path::StripeSet;
-    #[pymodule_export]
-    use crate::pinned::_pinned_capsule;
-    #[pymodule_export]
-    use crate::probe::{BackendProbe, Probe};
-    #[pymodule_export]
-    use crate::reader::FileReader;
-    #[pymodule_export]
-    use crate::replace::{
-        _make_folders, _open_regular, _read_small_file, _remove_stale, _retire_set, PrivateFolder, SetReplacement,
-    };
-    #[pymodule_export]
-    use crate::settings::_parse_bytes;
-    #[pymodule_export]
-    use crate::stats::Stats;
-    #[pymodule_export]
-    use crate::streaming::{
-        _cacheable_bytes, _packed_tensors, _row_page_bytes, PyEncodedTensor, PySparseRowCache, PyStreamer,
-    };
-    #[pymodule_export]
-    use crate::swap::{PyBorrowed, PySwapper};
-    #[pymodule_export]
-    use crate::timeline::Trace;
-    #[pymodule_export]
-    use crate::transfer::{Progress, PyTransfer};
-    #[pymodule_export]
-    use crate::writer::FileWriter;
 
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "Python's name for it")]

@@ -3,13 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use deepnvme_file::Target;
 use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
 use deepnvme_mem::LockState;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_swap::{AttachedRange, Borrowed, CopyStats, Error, FileRange, Options, Swapper};
-use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
@@ -123,15 +122,8 @@ impl PySwapper {
         element_bytes: usize,
         label: &str,
     ) -> PyResult<()> {
-        let target = match PathArgument::new(path)? {
-            PathArgument::Path(path) => Target::Path(path),
-            PathArgument::Stripes(set) => Target::Stripes(set),
-            PathArgument::Descriptor(number) => {
-                return Err(PyTypeError::new_err(format!(
-                    "attach takes a path, not descriptor {number}; or use import_"
-                )));
-            }
-        };
+        let target = PathArgument::new(path)?
+            .named(|number| format!("attach takes a path, not descriptor {number}; or use import_"))?;
         let (offset, bytes) = (file_range.0.0, file_range.1);
         let range = AttachedRange { target: &target, offset, bytes, element_bytes };
         let attached = py.detach(|| self.swapper.attach(key, label, &range));

@@ -11,6 +11,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::error;
+use crate::ignored::Ignored;
 use crate::open_engine::OpenEngine;
 use crate::settings::number;
 
@@ -64,14 +65,7 @@ impl Trace {
         Ok(slf)
     }
 
-    #[pyo3(signature = (exc_type, exc_value, traceback))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        exc_type: Option<&Bound<'_, PyAny>>,
-        exc_value: Option<&Bound<'_, PyAny>>,
-        traceback: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
+    fn __exit__(&self, py: Python<'_>, exc_type: Ignored, exc_value: Ignored, traceback: Ignored) -> PyResult<()> {
         let _ = (exc_type, exc_value, traceback);
         let State::Running(recording) = std::mem::replace(&mut *self.state(), State::Over("{}".into())) else {
             return Ok(());

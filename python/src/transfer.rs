@@ -12,6 +12,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::ignored::Ignored;
 use crate::pending_request::PendingRequest;
 use crate::{detached_requests, error, exit, reaper};
 
@@ -117,15 +118,9 @@ impl PyTransfer {
     }
 
     /// Wait. Raises the request's failure unless another exception is already propagating.
-    #[pyo3(signature = (exc_type, exc_value, traceback))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        exc_type: Option<&Bound<'_, PyAny>>,
-        exc_value: Option<&Bound<'_, PyAny>>,
-        traceback: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
+    fn __exit__(&self, exc_type: &Bound<'_, PyAny>, exc_value: Ignored, traceback: Ignored) -> PyResult<()> {
         let _ = (exc_value, traceback);
+        let py = exc_type.py();
         if exc_type.is_none() {
             return self.result(py, None).map(drop);
         }

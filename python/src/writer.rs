@@ -4,8 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 
-use deepnvme_file::Target;
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::engine::PyEngine;
@@ -35,16 +33,12 @@ impl FileWriter {
         durability: &str,
     ) -> PyResult<Self> {
         let durability = settings::durability(durability)?;
-        let target = match PathArgument::new(path)? {
-            PathArgument::Path(path) => Target::Path(path),
-            PathArgument::Stripes(set) => Target::Stripes(set),
-            PathArgument::Descriptor(number) => {
-                return Err(PyTypeError::new_err(format!(
-                    "a file opened for writing is replaced at once, so that it needs a path, and {number} is a \
-                     descriptor; write to it with deepnvme.write"
-                )));
-            }
-        };
+        let target = PathArgument::new(path)?.named(|number| {
+            format!(
+                "a file opened for writing is replaced at once, so that it needs a path, and {number} is a \
+                 descriptor; write to it with deepnvme.write"
+            )
+        })?;
         let engine = default::or_default(py, engine)?;
         let writer = py.detach(|| deepnvme_file::FileWriter::create(engine, &target, durability));
         Ok(Self { handle: Handle::new(error::check(py, writer)?), position: AtomicU64::new(0) })

@@ -48,6 +48,28 @@ class Bench:
         self._files.clear()
 
 
+class LockedCopies:
+    """Copies of a row's tensor, in the page-locked memory of the tools that have such."""
+
+    def __init__(self) -> None:
+        self._copies: dict[str, tuple[Tool, torch.Tensor]] = {}
+
+    def of(self, tool: Tool, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the tool's copy of `tensor`, or None if it has no such memory."""
+        if tool.name not in self._copies:
+            copy = tool.locked(tensor)
+            if copy is None:
+                return None
+            self._copies[tool.name] = (tool, copy)
+        return self._copies[tool.name][1]
+
+    def free(self) -> None:
+        """Free all copies."""
+        for tool, copy in self._copies.values():
+            tool.free_locked(copy)
+        self._copies.clear()
+
+
 class Row(ABC):
     """One piece of work.
 

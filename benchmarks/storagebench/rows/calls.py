@@ -11,7 +11,7 @@ import torch
 
 from storagebench import cache, data, memory
 from storagebench.measure import Sample, timed
-from storagebench.rows.base import Row, Unit
+from storagebench.rows.base import LockedCopies, Row, Unit
 from storagebench.settings import PAGE_BYTES
 from storagebench.tools.fio_job import FioJob
 
@@ -113,13 +113,11 @@ class InFlight(_Blocks):
             memory.pinned(self.bench.settings.in_flight_count * PAGE_BYTES),
             self.bench.reference[: self.bench.settings.in_flight_count * PAGE_BYTES],
         )
-        self._locked: dict[str, tuple[Tool, torch.Tensor]] = {}
+        self._locked = LockedCopies()
 
     def close(self) -> None:
         """See the base."""
-        for tool, tensor in self._locked.values():
-            tool.free_locked(tensor)
-        self._locked.clear()
+        self._locked.free()
         del self._memory
 
     def once(self, tool: Tool, *, every_byte: bool) -> Sample:
@@ -141,9 +139,5 @@ class InFlight(_Blocks):
         return sample.bytes_moved / PAGE_BYTES / sample.wall_s
 
     def _memory_of(self, tool: Tool) -> torch.Tensor:
-        if tool.name not in self._locked:
-            tensor = tool.locked(self._memory)
-            if tensor is None:
-                return self._memory
-            self._locked[tool.name] = (tool, tensor)
-        return self._locked[tool.name][1]
+        locked = self._locked.of(tool, self._memory)
+        return self._memory if locked is None else locked

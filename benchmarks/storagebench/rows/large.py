@@ -8,7 +8,7 @@ import torch
 
 from storagebench import cache, data, memory
 from storagebench.measure import timed
-from storagebench.rows.base import Bench, Row, check_saved, save
+from storagebench.rows.base import Bench, LockedCopies, Row, check_saved, save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ class _Large(Row):
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         self._tensor: torch.Tensor | None = None
-        self._locked: dict[str, tuple[Tool, torch.Tensor]] = {}
+        self._locked = LockedCopies()
 
     def prepare(self) -> None:
         """See the base."""
@@ -36,23 +36,15 @@ class _Large(Row):
 
     def close(self) -> None:
         """See the base."""
-        for tool, tensor in self._locked.values():
-            tool.free_locked(tensor)
-        self._locked.clear()
+        self._locked.free()
         self._tensor = None
 
     def memory_of(self, tool: Tool) -> torch.Tensor:
         """Return the tensor that this tool uses in this row."""
         if self._tensor is None:
             raise RuntimeError("prepare() comes first")
-        if not self.locked_memory:
-            return self._tensor
-        if tool.name not in self._locked:
-            tensor = tool.locked(self._tensor)
-            if tensor is None:
-                return self._tensor
-            self._locked[tool.name] = (tool, tensor)
-        return self._locked[tool.name][1]
+        locked = self._locked.of(tool, self._tensor) if self.locked_memory else None
+        return self._tensor if locked is None else locked
 
 
 class _LargeWrite(_Large):

@@ -12,7 +12,7 @@ import torch
 
 from storagebench import cache, data, memory
 from storagebench.measure import timed
-from storagebench.rows.base import Bench, Row
+from storagebench.rows.base import Bench, LockedCopies, Row
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ class _Small(Row):
         self._bytes = int(ends[-1])
         self._contents = torch.empty(0, dtype=torch.uint8)
         self._tensors: list[torch.Tensor] = []
-        self._locked: dict[str, tuple[Tool, torch.Tensor]] = {}
+        self._locked = LockedCopies()
 
     @property
     def path(self) -> Path:
@@ -53,9 +53,7 @@ class _Small(Row):
 
     def close(self) -> None:
         """See the base."""
-        for tool, tensor in self._locked.values():
-            tool.free_locked(tensor)
-        self._locked.clear()
+        self._locked.free()
         self._tensors.clear()
         self._contents = torch.empty(0, dtype=torch.uint8)
         for path in self.bench.scratch.glob(f"{self.key}.*"):
@@ -63,12 +61,8 @@ class _Small(Row):
 
     def tensors_of(self, tool: Tool) -> list[torch.Tensor]:
         """Return the tensors: ordinary ones, or slices of the tool's own locked memory."""
-        if tool.name not in self._locked:
-            arena = tool.locked(self._contents)
-            if arena is None:
-                return self._tensors
-            self._locked[tool.name] = (tool, arena)
-        return self._parts(self._locked[tool.name][1])
+        arena = self._locked.of(tool, self._contents)
+        return self._tensors if arena is None else self._parts(arena)
 
     def _parts(self, whole: torch.Tensor) -> list[torch.Tensor]:
         return [whole[at : at + size] for at, size in zip(self._offsets, self._sizes, strict=True)]

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+    from typing import BinaryIO
 
     from storagebench.measure import Action
 
@@ -106,6 +107,18 @@ class OneCall:
 
     def close(self) -> None:
         """Close the file."""
+
+
+def synced_write(path: Path, write: Callable[[BinaryIO], object]) -> Action:
+    """Create a file with `write` and sync it."""
+
+    def action() -> None:
+        with path.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    return action
 
 
 def fsync_path(path: Path) -> None:

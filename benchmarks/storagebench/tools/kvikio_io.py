@@ -6,12 +6,12 @@ import ctypes
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from storagebench.tools.base import OneCall, Tool, fsync_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -79,28 +79,32 @@ class KvikioIo(Tool):
 
     def write_many(self, sources: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
         """See the base."""
-        arrays = [source.numpy() for source in sources]
+        write = self._many(sources, offsets, path, "w", lambda file: file.pwrite)
 
         def action() -> None:
-            with self._open(path, "w") as file:
-                futures = [
-                    file.pwrite(array, file_offset=offset) for array, offset in zip(arrays, offsets, strict=True)
-                ]
-                for future in futures:
-                    future.get()
+            write()
             fsync_path(path)
 
         return action
 
     def read_many(self, targets: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
         """See the base."""
-        arrays = [target.numpy() for target in targets]
+        return self._many(targets, offsets, path, "r", lambda file: file.pread)
+
+    def _many(
+        self,
+        tensors: Sequence[torch.Tensor],
+        offsets: Sequence[int],
+        path: Path,
+        mode: str,
+        transfer_of: Callable[[Any], Callable[..., Any]],
+    ) -> Action:
+        arrays = [tensor.numpy() for tensor in tensors]
 
         def action() -> None:
-            with self._open(path, "r") as file:
-                futures = [
-                    file.pread(array, file_offset=offset) for array, offset in zip(arrays, offsets, strict=True)
-                ]
+            with self._open(path, mode) as file:
+                transfer = transfer_of(file)
+                futures = [transfer(array, file_offset=at) for array, at in zip(arrays, offsets, strict=True)]
                 for future in futures:
                     future.get()
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
-from storagebench.tools.base import Ending, NotOffered, Tool
+from storagebench.tools.base import Ending, NotOffered, Tool, synced_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from typing import BinaryIO
 
     from storagebench.measure import Action
 
@@ -28,14 +28,7 @@ class NumpyIo(Tool):
     def write(self, source: torch.Tensor, path: Path) -> Action:
         """See the base."""
         array = source.numpy()
-
-        def action() -> None:
-            with path.open("wb") as file:
-                np.save(file, array)
-                file.flush()
-                os.fsync(file.fileno())
-
-        return action
+        return synced_write(path, lambda file: np.save(file, array))
 
     def overwrite(self, source: torch.Tensor, path: Path) -> Action:
         """See the base."""
@@ -68,11 +61,8 @@ class NumpyIo(Tool):
         """See the base: `ndarray.tofile`, one after the other, into one raw file."""
         arrays = [cast("np.ndarray[tuple[int, ...], np.dtype[np.uint8]]", source.numpy()) for source in sources]
 
-        def action() -> None:
-            with path.open("wb") as file:
-                for array in arrays:
-                    array.tofile(file)
-                file.flush()
-                os.fsync(file.fileno())
+        def write(file: BinaryIO) -> None:
+            for array in arrays:
+                array.tofile(file)
 
-        return action
+        return synced_write(path, write)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from storagebench.settings import PAGE_BYTES
-from storagebench.tools.base import OneCall, Tool
+from storagebench.tools.base import OneCall, Tool, synced_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,15 +63,7 @@ class PythonIo(Tool):
     def write_many(self, sources: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
         """See the base; the tensors are adjacent, so they are written one after the other."""
         views = [source.numpy().data for source in sources]
-
-        def action() -> None:
-            with path.open("wb") as file:
-                for view in views:
-                    file.write(view)
-                file.flush()
-                os.fsync(file.fileno())
-
-        return action
+        return synced_write(path, lambda file: [file.write(view) for view in views])
 
     def read_many(self, targets: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
         """See the base; the tensors are adjacent, so they are read one after the other."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import torch
 
-from storagebench.tools.base import Ending, NotOffered, Tool
+from storagebench.tools.base import Ending, NotOffered, Tool, synced_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +25,7 @@ class TorchIo(Tool):
 
     def write(self, source: torch.Tensor, path: Path) -> Action:
         """See the base."""
-        return _save(source, path)
+        return synced_write(path, lambda file: torch.save(source, file))
 
     def overwrite(self, source: torch.Tensor, path: Path) -> Action:
         """See the base."""
@@ -46,18 +45,8 @@ class TorchIo(Tool):
 
     def write_many(self, sources: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
         """See the base."""
-        return _save(list(sources), path)
+        return synced_write(path, lambda file: torch.save(list(sources), file))
 
     def read_many(self, targets: Sequence[torch.Tensor], offsets: Sequence[int], path: Path) -> Action:
         """See the base."""
         return lambda: torch.load(path)
-
-
-def _save(value: torch.Tensor | list[torch.Tensor], path: Path) -> Action:
-    def action() -> None:
-        with path.open("wb") as file:
-            torch.save(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-
-    return action

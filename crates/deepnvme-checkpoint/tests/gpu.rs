@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
-#[allow(dead_code, reason = "the engine's tests need more of it")]
 #[path = "../../deepnvme-io/tests/gpu/fake_driver.rs"]
 mod fake_driver;
 
@@ -21,6 +20,11 @@ use deepnvme_io::{Engine, ErrorKind};
 
 use crate::common::{engine, plan_archive, plan_safetensors};
 use crate::fake_driver::{Gpu, GpuMemory, pattern};
+
+/// Returns the GPUs, a folder and an engine. They are dropped in reverse order.
+fn set_up() -> (Gpu, tempfile::TempDir, Arc<Engine>) {
+    (Gpu::new(), tempfile::tempdir().unwrap(), engine())
+}
 
 const SIZES: [usize; 8] = [0, 1, 5000, 70_000, 300_000, 1 << 20, (3 << 20) + 17, 900];
 
@@ -49,10 +53,8 @@ fn plan(engine: &Engine, path: &Path, plain: &[Vec<u8>], memories: &[Option<GpuM
 
 #[test]
 fn the_file_is_the_same() {
-    let gpu = Gpu::new();
-    let folder = tempfile::tempdir().unwrap();
+    let (gpu, folder, engine) = set_up();
     let (plain, memories) = states(&gpu);
-    let engine = engine();
     let (ours, other) = (folder.path().join("a.safetensors"), folder.path().join("b.safetensors"));
     run(plan(&engine, &ours, &plain, &memories), &engine, &ours).unwrap();
     run(plan_safetensors(&other, &plain, SaveOptions::default()), &engine, &other).unwrap();
@@ -75,16 +77,12 @@ fn the_file_is_the_same() {
     let records: Vec<Record> = plain.iter().enumerate().map(record).collect();
     run(Save::archive(&other, records, SaveOptions::default()).unwrap(), &engine, &other).unwrap();
     assert!(std::fs::read(&ours).unwrap() == std::fs::read(&other).unwrap());
-    drop(engine);
-    gpu.assert_clean();
 }
 
 #[test]
 fn a_save_waits_for_the_streams_and_copies_no_tensor_as_a_whole() {
-    let gpu = Gpu::new();
-    let folder = tempfile::tempdir().unwrap();
+    let (gpu, folder, engine) = set_up();
     let path = folder.path().join("a.safetensors");
-    let engine = engine();
     let stream = gpu.stream(0);
     let memory = gpu.memory(0, 5 << 20, 1);
     gpu.fill(stream, &memory, 2, 50_000);
@@ -99,15 +97,12 @@ fn a_save_waits_for_the_streams_and_copies_no_tensor_as_a_whole() {
     assert!(bytes[bytes.len() - (5 << 20)..] == pattern(2, 5 << 20), "what the kernel made");
     drop(engine);
     gpu.end_stream(0, stream);
-    gpu.assert_clean();
 }
 
 #[test]
 fn loads_fill_gpus_and_are_compared_there() {
-    let gpu = Gpu::new();
-    let folder = tempfile::tempdir().unwrap();
+    let (gpu, folder, engine) = set_up();
     let plain: Vec<_> = SIZES.iter().enumerate().map(|(i, bytes)| pattern((i as u64) << 32, *bytes)).collect();
-    let engine = engine();
     for name in ["a.safetensors", "a.pt"] {
         let path = folder.path().join(name);
         let options = SaveOptions::default();
@@ -154,17 +149,13 @@ fn loads_fill_gpus_and_are_compared_there() {
             assert!(seen > 5 || name == "a.pt", "{seen}");
         }
     }
-    drop(engine);
-    gpu.assert_clean();
 }
 
 #[test]
 fn a_driver_that_refuses_leaves_the_old_file() {
-    let gpu = Gpu::new();
-    let folder = tempfile::tempdir().unwrap();
+    let (gpu, folder, engine) = set_up();
     let path = folder.path().join("a.safetensors");
     let (plain, memories) = states(&gpu);
-    let engine = engine();
     run(plan_safetensors(&path, &plain[..2], SaveOptions::default()), &engine, &path).unwrap();
     let before = std::fs::read(&path).unwrap();
     for (call, after) in [("cuMemcpyDtoHAsync_v2", 0), ("cuMemcpyDtoHAsync_v2", 3), ("cuEventSynchronize", 1)] {
@@ -180,6 +171,4 @@ fn a_driver_that_refuses_leaves_the_old_file() {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "{call}: nothing is left of the new one");
     }
     run(plan(&engine, &path, &plain, &memories), &engine, &path).unwrap();
-    drop(engine);
-    gpu.assert_clean();
 }

@@ -17,7 +17,7 @@ use deepnvme_format::safetensors::{Header, LENGTH_BYTES, TensorSpec};
 use deepnvme_io::mem::{Buffer, Region, RegionMut};
 use deepnvme_io::{Config, DirectMode, Engine};
 
-use crate::common::{engine, plan_archive, plan_safetensors, random};
+use crate::common::{engine, plan_archive, plan_safetensors, random, write_safetensors};
 
 type Metadata = Vec<(String, String)>;
 
@@ -163,12 +163,7 @@ fn rewritten(path: &Path, data: &[u8], shape: &[u64], extra: usize) {
         "__metadata__": metadata,
         "w": { "dtype": "U8", "shape": shape, "data_offsets": [0, data.len()] },
     });
-    let mut text = header.to_string().into_bytes();
-    text.resize(text.len().next_multiple_of(8), b' ');
-    let mut file = (text.len() as u64).to_le_bytes().to_vec();
-    file.extend(text);
-    file.extend(data);
-    std::fs::write(path, file).unwrap();
+    write_safetensors(path, &header, data, |len| len.next_multiple_of(8));
 }
 
 #[test]

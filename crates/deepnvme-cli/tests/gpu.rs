@@ -1,7 +1,6 @@
 //! Benchmarks and reports with GPUs, on a fake driver.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
-#[allow(dead_code, reason = "the engine's tests need more of it")]
 #[path = "../../deepnvme-io/tests/gpu/fake_driver.rs"]
 mod fake_driver;
 
@@ -30,6 +29,22 @@ fn run(arguments: &[&str]) -> (u8, String, String) {
     (status, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
+/// Runs a command that succeeds. Returns its standard output.
+fn succeed(arguments: &[&str]) -> String {
+    let (status, stdout, stderr) = run(arguments);
+    assert_eq!((status, stderr.as_str()), (0, ""), "{arguments:?}");
+    stdout
+}
+
+/// Runs a command that succeeds with JSON on its standard output.
+fn succeed_with_json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&succeed(arguments)).unwrap()
+}
+
+fn set_up() -> (Gpu, tempfile::TempDir) {
+    (Gpu::new(), folder())
+}
+
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -42,14 +57,11 @@ const SMALL: [&str; 6] = ["--size", "3M", "--loops", "2", "--block-bytes", "64K"
 
 #[test]
 fn gpu_memory_is_measured_and_validated() {
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = set_up();
     for (direction, order) in [("read", None), ("write", None), ("read", Some("--random")), ("write", Some("--random"))]
     {
         let more = ["--gpu=1", "--validate", "--json", text(folder.path())];
-        let (status, json, stderr) = run(&[&["bench", direction], &SMALL[..], order.as_slice(), &more].concat());
-        assert_eq!((status, stderr.as_str()), (0, ""), "{direction} {order:?}");
-        let outcome: Value = serde_json::from_str(&json).unwrap();
+        let outcome = succeed_with_json(&[&["bench", direction], &SMALL[..], order.as_slice(), &more].concat());
         assert_eq!((&outcome["gpu"]["index"], &outcome["gpu"]["name"]), (&1.into(), &"Fake GPU 1".into()));
         assert_eq!((&outcome["workload"]["gpu"], &outcome["is_validated"]), (&1.into(), &true.into()));
         assert_eq!(outcome["notes"], Value::Array(vec![]), "the slots are registered");
@@ -63,26 +75,20 @@ fn gpu_memory_is_measured_and_validated() {
 
 #[test]
 fn the_table_names_the_gpu_and_its_route() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let (status, table, stderr) = run(&[&["bench", "read"], &SMALL[..], &["--gpu", text(folder.path())]].concat());
-    assert_eq!((status, stderr.as_str()), (0, ""), "the first GPU without a number");
+    let (_gpu, folder) = set_up();
+    let table = succeed(&[&["bench", "read"], &SMALL[..], &["--gpu", text(folder.path())]].concat());
     assert!(table.contains(", cold, memory of cuda:0\n"), "{table}");
     assert!(table.contains("\ncuda:0 (Fake GPU 0), through bounce buffers\n"), "{table}");
-    gpu.assert_clean();
 }
 
 #[test]
 fn cufile_is_measured_or_fails_with_the_reason() {
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = set_up();
     for direction in ["read", "write"] {
         let more = ["--gpu", "--gds", "--validate", text(folder.path())];
-        let (status, table, stderr) = run(&[&["bench", direction], &SMALL[..], &more].concat());
-        assert_eq!((status, stderr.as_str()), (0, ""), "{direction}");
+        let table = succeed(&[&["bench", direction], &SMALL[..], &more].concat());
         assert!(table.contains("\ncuda:0 (Fake GPU 0), with cuFile\n"), "{table}");
-        let (_, json, _) = run(&[&["bench", direction], &SMALL[..], &more, &["--json"]].concat());
-        let outcome: Value = serde_json::from_str(&json).unwrap();
+        let outcome = succeed_with_json(&[&["bench", direction], &SMALL[..], &more, &["--json"]].concat());
         let summary = &outcome["results"][0]["summary"];
         assert_eq!((&summary["bytes_direct"], &summary["bytes_bounced"]), (&(3 << 20).into(), &0.into()), "{summary}");
         gpu.assert_clean();
@@ -95,26 +101,22 @@ fn cufile_is_measured_or_fails_with_the_reason() {
         status != 0 && stderr.contains("5001") && stderr.contains("GPUDirect Storage is required"),
         "{status}: {stderr}"
     );
-    gpu.assert_clean();
 }
 
 #[test]
 fn staged_copies_are_noted() {
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = set_up();
     gpu.fail("cuMemHostRegister_v2", 0, 2);
     let options = ["--workers", "1", "--gpu", text(folder.path())];
     let (status, table, _) = run(&[&["bench", "write"], &SMALL[..], &options].concat());
     assert_eq!(status, 0, "{table}");
     assert!(table.contains("note: the driver staged the copies from and to the GPU: "), "{table}");
     gpu.clear();
-    gpu.assert_clean();
 }
 
 #[test]
 fn invalid_options_are_refused() {
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = set_up();
     let place = text(folder.path());
     for (arguments, expected) in [
         (&["bench", "read", place, "--gpu=7"][..], "--gpu=7: there is no such GPU; there are 2"),
@@ -137,38 +139,32 @@ fn invalid_options_are_refused() {
     let (status, _, stderr) = run(&[&["bench", "read", place, "--gpu"], &SMALL[..]].concat());
     assert!(status == 1 && stderr.contains("cuda:0 has no") && stderr.contains("bytes left"), "{stderr}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-    gpu.assert_clean();
 }
 
 #[test]
 fn settings_are_searched_with_gpu_memory() {
-    let gpu = Gpu::new();
-    let (folder, elsewhere) = (folder(), folder());
+    let (gpu, folder) = set_up();
+    let elsewhere = self::folder();
     let settings = elsewhere.path().join("found.toml");
     let sweep = elsewhere.path().join("sweep.json");
     std::fs::write(&sweep, r#"{"block_size": ["64K", "128K"], "queue_depth": [4], "io_parallel": [1]}"#).unwrap();
     let options = ["--budget", "1s", "--size", "1M", "--gpu", "--json", "--output", text(&settings)];
-    let (status, json, stderr) =
-        run(&[&["tune", text(folder.path()), "--sweep-config", text(&sweep)], &options[..]].concat());
-    assert_eq!((status, stderr.as_str()), (0, ""));
-    let found: Value = serde_json::from_str(&json).unwrap();
+    let found =
+        succeed_with_json(&[&["tune", text(folder.path()), "--sweep-config", text(&sweep)], &options[..]].concat());
     assert_eq!(found["gpu"], 0);
     assert!(found["results"][0]["read"]["gb_per_s"].as_f64().unwrap() > 0.0);
     assert!(settings.is_file());
     assert_eq!(gpu.live("device_allocations"), 0);
-    gpu.assert_clean();
 }
 
 #[test]
 fn settings_for_cufile_are_searched_or_the_reason_is_reported() {
-    let gpu = Gpu::new();
-    let (folder, elsewhere) = (folder(), folder());
+    let (gpu, folder) = set_up();
+    let elsewhere = self::folder();
     let settings = elsewhere.path().join("found.toml");
     let options = ["--budget", "1s", "--size", "2M", "--gpu", "--gds", "--output", text(&settings)];
     let arguments = [&["tune", text(folder.path())], &options[..]].concat();
-    let (status, json, stderr) = run(&[&arguments[..], &["--json"]].concat());
-    assert_eq!((status, stderr.as_str()), (0, ""));
-    let found: Value = serde_json::from_str(&json).unwrap();
+    let found = succeed_with_json(&[&arguments[..], &["--json"]].concat());
     let place = &found["results"][0];
     assert_eq!((&place["gds"]["route"], &place["gds"]["reason"]), (&"cufile".into(), &Value::Null));
     for direction in ["read", "write"] {
@@ -184,18 +180,15 @@ fn settings_for_cufile_are_searched_or_the_reason_is_reported() {
     gpu.fail_always("cuFileDriverOpen", 5001);
     let (status, table, _) = run(&arguments);
     assert!(status == 0 && table.contains("\nthrough bounce buffers: cuFile does not start"), "{table}");
-    let (_, json, _) = run(&[&arguments[..], &["--json"]].concat());
-    let found: Value = serde_json::from_str(&json).unwrap();
+    let found = succeed_with_json(&[&arguments[..], &["--json"]].concat());
     assert_eq!(found["results"][0]["gds"]["route"], "bounce");
     assert_eq!(found["results"][0]["both"]["gds"], "disabled");
     gpu.clear();
-    gpu.assert_clean();
 }
 
 #[test]
 fn a_new_engine_registers_its_slots_before_it_is_measured() {
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (_gpu, folder) = set_up();
     let config = Config { block_bytes: 64 << 10, ..Config::default() };
     let workload = Workload {
         direction: Direction::Write,
@@ -216,24 +209,21 @@ fn a_new_engine_registers_its_slots_before_it_is_measured() {
     assert_eq!(runner.engine().stats().bytes_to_gpu, 0, "only the direction changes, the engine stays");
     runner.change(Direction::Read, &Config { queue_depth: 4, ..config }, &mut NoObserver).unwrap();
     assert_eq!(runner.engine().stats().bytes_to_gpu, 1 << 20);
-    drop(runner);
-    gpu.assert_clean();
 }
 
 #[test]
 fn deepspeeds_commands_use_gpu_memory() {
-    let gpu = Gpu::new();
-    let (folder, logs) = (folder(), folder());
+    let (gpu, folder) = set_up();
+    let logs = self::folder();
     let mapping = format!("{}:1", text(folder.path()));
     let copied = gpu.calls("cuMemcpyHtoDAsync_v2");
-    let (status, lines, stderr) =
-        run(&["ds_io", "--folder_to_device_mapping", &mapping, "--io_size", "1M", "--gpu", "--read", "--validate"]);
-    assert_eq!((status, stderr.as_str()), (0, ""));
+    let lines =
+        succeed(&["ds_io", "--folder_to_device_mapping", &mapping, "--io_size", "1M", "--gpu", "--read", "--validate"]);
     assert!(lines.contains("E2E Read Speed = "), "{lines}");
     assert!(gpu.calls("cuMemcpyHtoDAsync_v2") > copied);
     let sweep = logs.path().join("sweep.json");
     std::fs::write(&sweep, r#"{"block_size": ["64K"], "queue_depth": [4], "io_parallel": [1]}"#).unwrap();
-    let (status, lines, stderr) = run(&[
+    let lines = succeed(&[
         "ds_nvme_tune",
         "--nvme_dir",
         text(folder.path()),
@@ -245,15 +235,12 @@ fn deepspeeds_commands_use_gpu_memory() {
         "--log_dir",
         text(logs.path()),
     ]);
-    assert_eq!((status, stderr.as_str()), (0, ""));
     assert!(lines.contains("Best performance (GB/sec): "), "{lines}");
-    gpu.assert_clean();
 }
 
 #[test]
 fn a_report_has_the_facts_of_the_driver() {
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (_gpu, folder) = set_up();
     let (status, lines, _) = run(&["report", text(folder.path())]);
     assert_eq!(status, 0);
     assert!(lines.contains("for CUDA 13.0") && !lines.contains("no libcuda"), "{lines}");
@@ -262,10 +249,8 @@ fn a_report_has_the_facts_of_the_driver() {
         assert!(lines.contains(&card) && lines.contains(&format!("PCI 0000:1{index}:00.0")), "{lines}");
     }
     assert!(lines.contains("to and from GPUs through bounce buffers: "), "{lines}");
-    let (_, json, _) = run(&["report", "--json", text(folder.path())]);
-    let report: Value = serde_json::from_str(&json).unwrap();
+    let report = succeed_with_json(&["report", "--json", text(folder.path())]);
     assert_eq!(report["gpu"]["cuda_devices"][1]["pci_bus_id"], "0000:11:00.0");
     assert_eq!((&report["gpu"]["cuda_driver"], &report["gpu"]["missing"]), (&"13.0".into(), &Value::Null));
     assert_eq!(report["folders"][0]["gpu_path"]["route"], "bounce");
-    gpu.assert_clean();
 }

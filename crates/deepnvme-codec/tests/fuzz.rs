@@ -1,20 +1,12 @@
-//! Runs the fuzz targets over their seeds and some thousand mutations of each. Deterministic, and without a nightly
-//! toolchain.
+//! The fuzz targets, over their seeds and mutations of bytes.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod fuzz_bodies;
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use deepnvme_codec::{Float, pack};
-
-/// Mutations per target, over all its seeds.
-const MUTATIONS: usize = 20_000;
-
-fn folder(target: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target)
-}
+use deepnvme_testkit::fuzz_targets::seed_folder;
 
 fn mutate(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
     let at = random.usize(..=input.len());
@@ -31,34 +23,12 @@ fn mutate(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
             input.extend(piece);
         }
     }
-    input.truncate(64 << 10);
 }
 
-#[track_caller]
-fn smoke(target: &str, body: fn(&[u8])) {
-    let mut paths: Vec<_> = fs::read_dir(folder(target)).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    let seeds: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
-    assert!(!seeds.is_empty(), "no seeds of {target}");
-    seeds.iter().for_each(|seed| body(seed));
-    let mut random = fastrand::Rng::with_seed(target.len() as u64);
-    for round in 0..MUTATIONS {
-        let mut input = seeds[round % seeds.len()].clone();
-        for _ in 0..=random.usize(..4) {
-            mutate(&mut input, &mut random);
-        }
-        body(&input);
-    }
-}
-
-#[test]
-fn packed_blocks() {
-    smoke("packed", fuzz_bodies::packed);
-}
-
-#[test]
-fn any_elements() {
-    smoke("elements", fuzz_bodies::elements);
+deepnvme_testkit::fuzz_targets! {
+    |input, _, random| mutate(input, random);
+    packed_blocks: "packed", fuzz_bodies::packed;
+    any_elements: "elements", fuzz_bodies::elements;
 }
 
 /// Rewrites `fuzz/seeds` after a change of the format.
@@ -84,8 +54,8 @@ fn write_seeds() {
             let name = format!("{name}-{}", format!("{float:?}").to_lowercase());
             bytes.splice(..0, [index as u8 | random.u8(..) & 0x60, 30]);
             for (target, content) in [("packed", packed), ("elements", bytes)] {
-                fs::create_dir_all(folder(target)).unwrap();
-                fs::write(folder(target).join(&name), content).unwrap();
+                fs::create_dir_all(seed_folder(target)).unwrap();
+                fs::write(seed_folder(target).join(&name), content).unwrap();
             }
         }
     }

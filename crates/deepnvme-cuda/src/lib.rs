@@ -16,6 +16,7 @@
 //! Copies take addresses and are unsafe: the caller keeps both sides valid until an event reports completion.
 
 mod abi;
+mod context_object;
 mod cufile;
 mod device;
 mod device_memory;
@@ -28,7 +29,9 @@ mod library;
 mod rows;
 mod stream;
 
-pub use cufile::{Batch, BatchEntry, BatchEvent, BufferRegistration, CuFile, DeviceSpan, FileHandle, IoError};
+pub use cufile::{
+    Batch, BatchEntry, BatchEvent, BufferRegistration, CuFile, DeviceSpan, FileHandle, IoError, IoResult,
+};
 pub use device::{Current, Device};
 pub use device_memory::DeviceMemory;
 pub use device_properties::DeviceProperties;

@@ -1,10 +1,11 @@
 //! Streams of copies, and handles of other streams.
 
+use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
 
-use crate::abi::Copy2d;
-use crate::abi::{DevicePointer, Handle};
+use crate::abi::{Copy2d, DevicePointer, Handle};
+use crate::context_object::ContextObject;
 use crate::device::Device;
 use crate::error::{NOT_READY, Result};
 use crate::rows::Rows;
@@ -55,15 +56,7 @@ impl RawStream {
 
 /// A stream. Its copies run in order, concurrently with other streams.
 #[derive(Debug)]
-pub struct Stream {
-    device: Arc<Device>,
-    stream: Handle,
-}
-
-// SAFETY: streams are thread-safe in the driver.
-unsafe impl Send for Stream {}
-// SAFETY: as above.
-unsafe impl Sync for Stream {}
+pub struct Stream(ContextObject);
 
 impl Stream {
     /// Creates a stream.
@@ -71,25 +64,23 @@ impl Stream {
     /// # Errors
     /// The driver's error.
     pub fn new(device: &Arc<Device>) -> Result<Self> {
-        let driver = device.driver();
-        let _current = device.enter()?;
-        let mut stream = ptr::null_mut();
-        // SAFETY: the pointer is to a local value, and the device is current.
-        let code = unsafe { (driver.functions.stream_create)(&raw mut stream, NON_BLOCKING) };
-        driver.check("cuStreamCreate", code)?;
-        Ok(Self { device: Arc::clone(device), stream })
+        let functions = &device.driver().functions;
+        // SAFETY: the pointer is to a local value of `ContextObject`, which makes the device current.
+        let create = |stream| unsafe { (functions.stream_create)(stream, NON_BLOCKING) };
+        // SAFETY: the two functions belong together.
+        unsafe { ContextObject::new(device, "cuStreamCreate", create, functions.stream_destroy) }.map(Self)
     }
 
     /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
-        &self.device
+        self.0.device()
     }
 
     /// Returns the handle, valid until the stream is dropped.
     #[must_use]
     pub fn raw(&self) -> RawStream {
-        RawStream(self.stream.addr())
+        RawStream(self.0.handle().addr())
     }
 
     /// Queues a copy of contiguous host memory to rows on the device.
@@ -101,22 +92,13 @@ impl Stream {
     /// Until an event recorded afterwards is complete, `source` is valid for reads of the rows' bytes, and the rows
     /// are memory of this device with no other access.
     pub unsafe fn copy_to_device(&self, target: &Rows, source: *const u8) -> Result<()> {
-        let driver = self.device.driver();
-        let _current = self.device.enter()?;
-        if target.is_2d() && target.count > 1 {
-            let copy = Copy2d::to_device(target, source);
-            // SAFETY: guaranteed by the caller. The driver reads the description before it returns.
-            let code = unsafe { (driver.functions.copy_2d)(&raw const copy, self.stream) };
-            return driver.check("cuMemcpy2DAsync", code);
-        }
-        for (number, row) in target.each_row().enumerate() {
-            let source = source.wrapping_add(number * row.bytes).cast();
-            let address = row.address as DevicePointer;
+        let copy = self.0.device().driver().functions.copy_to_device;
+        let copy_row = |at, address, bytes, stream| {
             // SAFETY: guaranteed by the caller: these are the bytes of one row.
-            let code = unsafe { (driver.functions.copy_to_device)(address, source, row.bytes, self.stream) };
-            driver.check("cuMemcpyHtoDAsync", code)?;
-        }
-        Ok(())
+            unsafe { copy(address, source.wrapping_add(at).cast(), bytes, stream) }
+        };
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.copy(target, || Copy2d::to_device(target, source), "cuMemcpyHtoDAsync", copy_row) }
     }
 
     /// Queues a copy of rows on the device to contiguous host memory.
@@ -128,20 +110,36 @@ impl Stream {
     /// Until an event recorded afterwards is complete, `target` is valid for writes of the rows' bytes with no other
     /// access, and the rows are memory of this device that is not written.
     pub unsafe fn copy_to_host(&self, target: *mut u8, source: &Rows) -> Result<()> {
-        let driver = self.device.driver();
-        let _current = self.device.enter()?;
-        if source.is_2d() && source.count > 1 {
-            let copy = Copy2d::to_host(target, source);
+        let copy = self.0.device().driver().functions.copy_to_host;
+        let copy_row = |at, address, bytes, stream| {
+            // SAFETY: guaranteed by the caller: these are the bytes of one row.
+            unsafe { copy(target.wrapping_add(at).cast(), address, bytes, stream) }
+        };
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.copy(source, || Copy2d::to_host(target, source), "cuMemcpyDtoHAsync", copy_row) }
+    }
+
+    /// Queues a 2-D copy, or a copy of each row by its offset in host memory with `copy_row`, the driver's `call`.
+    ///
+    /// # Safety
+    /// The memory that `copy_2d` describes stays valid until an event recorded afterwards is complete.
+    unsafe fn copy(
+        &self,
+        rows: &Rows,
+        copy_2d: impl FnOnce() -> Copy2d,
+        call: &'static str,
+        copy_row: impl Fn(usize, DevicePointer, usize, Handle) -> c_int,
+    ) -> Result<()> {
+        let (driver, _current) = self.0.enter()?;
+        if rows.is_2d() && rows.count > 1 {
+            let copy = copy_2d();
             // SAFETY: guaranteed by the caller. The driver reads the description before it returns.
-            let code = unsafe { (driver.functions.copy_2d)(&raw const copy, self.stream) };
+            let code = unsafe { (driver.functions.copy_2d)(&raw const copy, self.0.handle()) };
             return driver.check("cuMemcpy2DAsync", code);
         }
-        for (number, row) in source.each_row().enumerate() {
-            let target = target.wrapping_add(number * row.bytes).cast();
-            let address = row.address as DevicePointer;
-            // SAFETY: guaranteed by the caller: these are the bytes of one row.
-            let code = unsafe { (driver.functions.copy_to_host)(target, address, row.bytes, self.stream) };
-            driver.check("cuMemcpyDtoHAsync", code)?;
+        for (number, row) in rows.each_row().enumerate() {
+            let code = copy_row(number * row.bytes, row.address as DevicePointer, row.bytes, self.0.handle());
+            driver.check(call, code)?;
         }
         Ok(())
     }
@@ -151,19 +149,8 @@ impl Stream {
     /// # Errors
     /// The driver's error, including errors of the copies.
     pub fn synchronize(&self) -> Result<()> {
-        let driver = self.device.driver();
-        let _current = self.device.enter()?;
+        let (driver, _current) = self.0.enter()?;
         // SAFETY: the stream is valid.
-        driver.check("cuStreamSynchronize", unsafe { (driver.functions.stream_synchronize)(self.stream) })
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        let current = self.device.enter();
-        if current.is_ok() {
-            // SAFETY: destroyed once. Queued work still completes.
-            let _ = unsafe { (self.device.driver().functions.stream_destroy)(self.stream) };
-        }
+        driver.check("cuStreamSynchronize", unsafe { (driver.functions.stream_synchronize)(self.0.handle()) })
     }
 }

@@ -28,12 +28,29 @@ impl Deref for FakeDriver {
     }
 }
 
+impl Drop for FakeDriver {
+    /// Checks a test that has passed: all that uses the driver is dropped before.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.assert_released();
+            assert_eq!(self.live("contexts"), 0, "contexts that were not released");
+        }
+    }
+}
+
 impl FakeDriver {
     fn new() -> Self {
         Self(Loaded::exclusive())
     }
 
-    /// DeviceAllocates memory of the current device.
+    /// Returns a driver, and one of its devices.
+    fn with_device(index: u32) -> (Self, Arc<Device>) {
+        let fake_driver = Self::new();
+        let device = Arc::new(Device::new(Driver::get().unwrap(), index).unwrap());
+        (fake_driver, device)
+    }
+
+    /// Allocates memory of the current device.
     fn allocate(&self, bytes: usize) -> u64 {
         let mut at = 0;
         type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
@@ -47,16 +64,11 @@ impl FakeDriver {
         // SAFETY: the function has this type.
         assert_eq!(unsafe { self.function::<Free>("cuMemFree_v2")(at) }, 0);
     }
-
-    fn assert_clean(&self) {
-        self.assert_released();
-        assert_eq!(self.live("contexts"), 0, "contexts that were not released");
-    }
 }
 
 #[test]
 fn devices_and_what_they_say() {
-    let fake_driver = FakeDriver::new();
+    let _fake_driver = FakeDriver::new();
     let driver = Driver::get().unwrap();
     assert_eq!(driver.version(), 13000);
     assert_eq!(format!("{driver:?}"), "Driver(CUDA 13.0)");
@@ -70,59 +82,50 @@ fn devices_and_what_they_say() {
     let error = Device::new(driver, 9).unwrap_err();
     assert_eq!((error.call(), error.code()), ("cuDeviceGet", 101));
     assert!(error.to_string().contains("CUDA_ERROR_INVALID_DEVICE"), "{error}");
-    drop(device);
-    fake_driver.assert_clean();
 }
 
 #[test]
 fn copies_events_and_registrations() {
-    let fake_driver = FakeDriver::new();
-    let device = Arc::new(Device::new(Driver::get().unwrap(), 0).unwrap());
-    {
-        let current = device.enter().unwrap();
-        let at = fake_driver.allocate(100_000);
-        let host: Box<[u8]> = pattern(7, 50_000).into();
-        let owner = Box::new(());
-        // SAFETY: the box outlives the registration.
-        let registration =
-            unsafe { HostRegistration::new(&device, host.as_ptr().expose_provenance(), host.len(), owner) }.unwrap();
-        let stream = Stream::new(&device).unwrap();
-        let event = Event::new(&device).unwrap();
-        assert!(event.is_complete().unwrap(), "nothing was recorded");
-        // SAFETY: both sides outlive the event.
-        unsafe { stream.copy_to_device(&Rows::single(at as usize, 50_000), host.as_ptr()) }.unwrap();
-        event.record(stream.raw()).unwrap();
-        event.wait().unwrap();
-        assert!(event.is_complete().unwrap());
-        assert!(fake_driver.peek(at, 50_000) == pattern(7, 50_000));
-        // Four bytes out of every eight.
-        let mut back = vec![0; 40_000];
-        let rows = Rows { address: at as usize, bytes: 4, count: 10_000, pitch: 8 };
-        fake_driver.poke(at, &pattern(8, 80_000));
-        // SAFETY: as above.
-        unsafe { stream.copy_to_host(back.as_mut_ptr(), &rows) }.unwrap();
-        stream.synchronize().unwrap();
-        let expected: Vec<u8> = pattern(8, 80_000).chunks(8).flat_map(|pair| pair[..4].to_vec()).collect();
-        assert!(back == expected);
-        fake_driver.fail("cuMemcpyHtoDAsync_v2", 0, 2);
-        // SAFETY: as above.
-        let error = unsafe { stream.copy_to_device(&Rows::single(at as usize, 8), host.as_ptr()) }.unwrap_err();
-        assert!(error.is_out_of_memory());
-        drop(registration);
-        fake_driver.free(at);
-        drop(current);
-    }
-    drop(device);
-    fake_driver.assert_clean();
+    let (fake_driver, device) = FakeDriver::with_device(0);
+    let _current = device.enter().unwrap();
+    let at = fake_driver.allocate(100_000);
+    let host: Box<[u8]> = pattern(7, 50_000).into();
+    let owner = Box::new(());
+    // SAFETY: the box outlives the registration.
+    let registration =
+        unsafe { HostRegistration::new(&device, host.as_ptr().expose_provenance(), host.len(), owner) }.unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let event = Event::new(&device).unwrap();
+    assert!(event.is_complete().unwrap(), "nothing was recorded");
+    // SAFETY: both sides outlive the event.
+    unsafe { stream.copy_to_device(&Rows::single(at as usize, 50_000), host.as_ptr()) }.unwrap();
+    event.record(stream.raw()).unwrap();
+    event.wait().unwrap();
+    assert!(event.is_complete().unwrap());
+    assert!(fake_driver.peek(at, 50_000) == pattern(7, 50_000));
+    // Four bytes out of every eight.
+    let mut back = vec![0; 40_000];
+    let rows = Rows { address: at as usize, bytes: 4, count: 10_000, pitch: 8 };
+    fake_driver.poke(at, &pattern(8, 80_000));
+    // SAFETY: as above.
+    unsafe { stream.copy_to_host(back.as_mut_ptr(), &rows) }.unwrap();
+    stream.synchronize().unwrap();
+    let expected: Vec<u8> = pattern(8, 80_000).chunks(8).flat_map(|pair| pair[..4].to_vec()).collect();
+    assert!(back == expected);
+    fake_driver.fail("cuMemcpyHtoDAsync_v2", 0, 2);
+    // SAFETY: as above.
+    let error = unsafe { stream.copy_to_device(&Rows::single(at as usize, 8), host.as_ptr()) }.unwrap_err();
+    assert!(error.is_out_of_memory());
+    drop(registration);
+    fake_driver.free(at);
 }
 
 #[test]
 fn cufile_moves_bytes_and_gives_everything_back() {
-    let fake_driver = FakeDriver::new();
+    let (fake_driver, device) = FakeDriver::with_device(1);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
-    let device = Arc::new(Device::new(Driver::get().unwrap(), 1).unwrap());
-    let current = device.enter().unwrap();
+    let _current = device.enter().unwrap();
     let at = fake_driver.allocate(1 << 20);
     fake_driver.poke(at, &pattern(1, 1 << 20));
     let cufile = CuFile::open().unwrap();
@@ -162,16 +165,12 @@ fn cufile_moves_bytes_and_gives_everything_back() {
     assert!(CuFile::open().unwrap_err().to_string().contains("cuFile does not start: cuFileDriverOpen"), "it says why");
     drop((registration, handle, cufile));
     fake_driver.free(at);
-    drop(current);
-    drop(device);
-    fake_driver.assert_clean();
 }
 
 #[test]
 fn batches_end_entry_by_entry_and_can_be_used_again() {
-    let fake_driver = FakeDriver::new();
-    let device = Arc::new(Device::new(Driver::get().unwrap(), 0).unwrap());
-    let current = device.enter().unwrap();
+    let (fake_driver, device) = FakeDriver::with_device(0);
+    let _current = device.enter().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     let file = std::fs::File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
@@ -230,7 +229,4 @@ fn batches_end_entry_by_entry_and_can_be_used_again() {
     drop(batch);
     drop((handle, cufile));
     fake_driver.free(at);
-    drop(current);
-    drop(device);
-    fake_driver.assert_clean();
 }

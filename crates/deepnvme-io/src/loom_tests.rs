@@ -171,31 +171,34 @@ fn loom_the_last_worker_is_lost_while_a_request_comes() {
     }
 }
 
-#[test]
-fn loom_an_engine_is_closed_while_a_request_comes() {
-    model(|| {
+/// Closes the queue from another thread, at any moment of `check`.
+fn closed_during(check: fn(&Arc<RequestQueue>)) {
+    model(move || {
         let queue = queue(1);
         let worker = worker(&queue, usize::MAX);
         let closing = Arc::clone(&queue);
         let closer = thread::spawn(move || closing.close());
+        check(&queue);
+        closer.join().unwrap();
+        worker.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_an_engine_is_closed_while_a_request_comes() {
+    closed_during(|queue| {
         let request = request(1, true, Vec::new());
         match queue.push(&request, Priority::Normal) {
             Ok(()) => assert!(request.result.wait().is_ok(), "what was taken is finished"),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Closed),
         }
-        closer.join().unwrap();
-        worker.join().unwrap();
     });
 }
 
 /// A caller that runs a request itself leaves work to the workers. They are alive, or it gets an error.
 #[test]
 fn loom_workers_stay_for_callers() {
-    model(|| {
-        let queue = queue(1);
-        let worker = worker(&queue, usize::MAX);
-        let closing = Arc::clone(&queue);
-        let closer = thread::spawn(move || closing.close());
+    closed_during(|queue| {
         let request = request(1, false, Vec::new());
         if let Ok(caller) = queue.enter_inline(&request) {
             // Its block stays unclaimed, and is offered like the blocks after a preparation.
@@ -203,8 +206,6 @@ fn loom_workers_stay_for_callers() {
             drop(caller);
             assert!(request.result.wait().is_ok());
         }
-        closer.join().unwrap();
-        worker.join().unwrap();
     });
 }
 

@@ -33,6 +33,11 @@ fn engine(backend: BackendChoice) -> Engine {
     Engine::new(config).unwrap()
 }
 
+/// Returns an engine per backend that works here, and a folder for it.
+fn engines() -> impl Iterator<Item = (BackendChoice, Engine, tempfile::TempDir)> {
+    choices().into_iter().map(|choice| (choice, engine(choice), folder()))
+}
+
 fn open(path: &Path, access: Access, direct: DirectMode) -> Arc<TensorFile> {
     TensorFile::open(path, OpenOptions { access, create: access != Access::Read, direct }).unwrap()
 }
@@ -79,9 +84,7 @@ fn every_backend_moves_awkward_sizes_and_offsets_exactly() {
 
 #[test]
 fn a_whole_file_write_cuts_a_longer_file_and_extends_a_shorter_one() {
-    for choice in choices() {
-        let engine = engine(choice);
-        let folder = folder();
+    for (choice, engine, folder) in engines() {
         let path = folder.path().join("file");
         for (seed, bytes) in [100_000, 4096, 300_001, 0, 17].into_iter().enumerate() {
             let data = random(bytes, seed as u64);
@@ -96,9 +99,7 @@ fn a_whole_file_write_cuts_a_longer_file_and_extends_a_shorter_one() {
 
 #[test]
 fn a_short_file_is_an_error_that_says_how_much_was_there() {
-    for choice in choices() {
-        let engine = engine(choice);
-        let folder = folder();
+    for (_, engine, folder) in engines() {
         let path = folder.path().join("short");
         for there in [0usize, 1, 1000, 4096, 50_000] {
             fs::write(&path, random(there, 3)).unwrap();
@@ -114,9 +115,7 @@ fn a_short_file_is_an_error_that_says_how_much_was_there() {
 
 #[test]
 fn a_batch_over_several_files_and_holes_is_one_request() {
-    for choice in choices() {
-        let engine = engine(choice);
-        let folder = folder();
+    for (_, engine, folder) in engines() {
         let paths: Vec<PathBuf> = (0..3).map(|index| folder.path().join(index.to_string())).collect();
         let tensors: Vec<_> = (0..300usize).map(|index| random(index * 37 % 5000, index as u64)).collect();
         let mut ends = [0u64; 3];
@@ -181,9 +180,7 @@ fn a_descriptor_is_used_at_offsets_and_left_open() {
 
 #[test]
 fn a_file_is_closed_when_its_last_request_has_been_waited_for() {
-    for choice in choices() {
-        let engine = engine(choice);
-        let folder = folder();
+    for (choice, engine, folder) in engines() {
         let path = folder.path().join("file");
         for round in 0..200 {
             let file = open(&path, Access::ReadWrite, DirectMode::Preferred);
@@ -226,9 +223,8 @@ fn opening_what_cannot_be_opened_names_the_path() {
 
 #[test]
 fn many_requests_from_many_threads_all_come_back() {
-    for choice in choices() {
-        let engine = Arc::new(engine(choice));
-        let folder = folder();
+    for (_, engine, folder) in engines() {
+        let engine = Arc::new(engine);
         let path = folder.path().join("file");
         let data = random(64 * 4096, 5);
         fs::write(&path, &data).unwrap();

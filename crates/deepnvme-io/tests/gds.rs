@@ -2,7 +2,6 @@
 //! bounce buffers.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
-#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
 #[path = "gpu/fake_driver.rs"]
 mod fake_driver;
 #[path = "gpu/files.rs"]
@@ -15,14 +14,13 @@ use deepnvme_io::{
 };
 use deepnvme_mem::{Region, Strided};
 use fake_driver::{Gpu, pattern};
-use files::{config, folder, on_host, open, write};
+use files::{config, folder, on_host, open, read, set_up, write};
 
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
 
 #[test]
 fn every_size_and_place_comes_back_beside_every_backend() {
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = (Gpu::new(), folder());
     for (number, backend) in CHOICES.into_iter().enumerate() {
         let Ok(engine) = Engine::new(Config { backend, ..config(DirectMode::Required) }) else { continue };
         let file = open(&folder.path().join(format!("{number}")), DirectMode::Required);
@@ -37,7 +35,7 @@ fn every_size_and_place_comes_back_beside_every_backend() {
             write(&engine, &file, offset, memory.region());
             assert!(on_host(&engine, &file, offset, bytes) == pattern(seed, bytes), "{backend:?} {bytes} at {offset}");
             let other = gpu.memory(1, bytes, 99);
-            engine.read(&file, offset, other.region_mut()).unwrap().wait().1.unwrap();
+            read(&engine, &file, offset, other.region_mut());
             assert!(gpu.peek(&other) == pattern(seed, bytes), "{backend:?} {bytes} at {offset}");
         }
         let stats = engine.stats();
@@ -46,32 +44,23 @@ fn every_size_and_place_comes_back_beside_every_backend() {
         assert_eq!(stats.gds_reason, None);
         gpu.clear();
     }
-    gpu.assert_clean();
 }
 
 #[test]
 fn neighbours_of_a_ragged_write_stay() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let engine = Engine::new(config(DirectMode::Preferred)).unwrap();
-    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let (gpu, _folder, engine, file) = set_up(config(DirectMode::Preferred));
     write(&engine, &file, 0, Region::from_vec(vec![5; 1 << 20]));
     let memory = gpu.memory(0, 500_000, 1);
     write(&engine, &file, 1001, memory.region());
     let seen = on_host(&engine, &file, 0, 1 << 20);
     assert!(seen[1001..501_001] == pattern(1, 500_000));
     assert!(seen[..1001].iter().chain(&seen[501_001..]).all(|byte| *byte == 5));
-    drop((engine, file));
-    gpu.assert_clean();
 }
 
 #[test]
 fn what_cufile_does_not_take_goes_through_slots() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let engine = Engine::new(config(DirectMode::Preferred)).unwrap();
     // Strided memory, pieces, and files without direct I/O.
-    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let (gpu, folder, engine, file) = set_up(config(DirectMode::Preferred));
     let memory = gpu.memory(0, 1 << 20, 1);
     let layout = Strided { shape: vec![1000, 100], stride_bytes: vec![1000, 1], item_bytes: 1 };
     let again = layout.clone();
@@ -107,14 +96,11 @@ fn what_cufile_does_not_take_goes_through_slots() {
     assert!(text.contains("no direct I/O") && text.contains("buffered") && text.contains("required"), "{text}");
     // Edges and strides always use bounce buffers, independent of the file.
     write(&strict, &file, 0, memory.strided(0, again));
-    drop((engine, strict, file, buffered));
-    gpu.assert_clean();
 }
 
 #[test]
 fn a_refusal_sends_the_file_through_slots_or_ends_the_request() {
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = (Gpu::new(), folder());
     for window in [WindowMode::Sliding, WindowMode::Drain] {
         for (call, code) in [("cuFileWrite", 5008), ("cuFileHandleRegister", 5018), ("cuFileRead", 5034)] {
             let engine = Engine::new(Config { window, ..config(DirectMode::Preferred) }).unwrap();
@@ -124,7 +110,7 @@ fn a_refusal_sends_the_file_through_slots_or_ends_the_request() {
             gpu.fail(call, 0, code);
             write(&engine, &file, 0, memory.region());
             let other = gpu.memory(0, 3 << 20, 3);
-            engine.read(&file, 0, other.region_mut()).unwrap().wait().1.unwrap();
+            read(&engine, &file, 0, other.region_mut());
             assert!(gpu.peek(&other) == pattern(2, 3 << 20), "{call}");
             let reason = engine.stats().gds_reason.unwrap();
             assert!(reason.contains(&code.to_string()), "{call}: {reason}");
@@ -145,16 +131,11 @@ fn a_refusal_sends_the_file_through_slots_or_ends_the_request() {
             gpu.clear();
         }
     }
-    gpu.assert_clean();
 }
 
 #[test]
 fn errors_of_the_disk_are_the_disks() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let engine = Engine::new(config(DirectMode::Required)).unwrap();
-    let path = folder.path().join("file");
-    let file = open(&path, DirectMode::Required);
+    let (gpu, _folder, engine, file) = set_up(config(DirectMode::Required));
     write(&engine, &file, 0, Region::from_vec(pattern(1, 300_000)));
     let memory = gpu.memory(0, 1 << 20, 2);
     let error = engine.read(&file, 0, memory.region_mut()).unwrap().wait().1.unwrap_err();
@@ -165,14 +146,11 @@ fn errors_of_the_disk_are_the_disks() {
     write(&engine, &file, 0, memory.region());
     assert_eq!(engine.stats().short_transfers, before + 1);
     assert!(on_host(&engine, &file, 0, 1 << 20) == gpu.peek(&memory));
-    drop((engine, file));
-    gpu.assert_clean();
 }
 
 #[test]
 fn without_cufile_the_request_says_so_or_goes_through_slots() {
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = (Gpu::new(), folder());
     let memory = gpu.memory(0, 1 << 20, 2);
     gpu.fail("cuFileDriverOpen", 0, 5001);
     let engine = Engine::new(config(DirectMode::Required)).unwrap();
@@ -190,16 +168,11 @@ fn without_cufile_the_request_says_so_or_goes_through_slots() {
     let stats = engine.stats();
     assert_eq!(stats.bytes_gds, 0);
     assert!(stats.gds_reason.unwrap().contains("5001"));
-    drop(engine);
-    gpu.assert_clean();
 }
 
 #[test]
 fn a_write_waits_for_its_stream() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let engine = Engine::new(config(DirectMode::Required)).unwrap();
-    let file = open(&folder.path().join("file"), DirectMode::Required);
+    let (gpu, _folder, engine, file) = set_up(config(DirectMode::Required));
     let stream = gpu.stream(0);
     let memory = gpu.memory(0, 1 << 20, 1);
     gpu.fill(stream, &memory, 2, 40_000);
@@ -208,7 +181,6 @@ fn a_write_waits_for_its_stream() {
     assert_eq!(engine.stats().bytes_gds, 1 << 20);
     drop((engine, file));
     gpu.end_stream(0, stream);
-    gpu.assert_clean();
 }
 
 #[test]
@@ -228,7 +200,7 @@ fn blocks_are_as_large_as_cufile_takes_them_and_fit_slots_when_it_does_not() {
             let file = open(&path, DirectMode::Required);
             let target = gpu.memory(1, bytes, 4);
             gpu.fail(call, after, 5008);
-            engine.read(&file, 0, target.region_mut()).unwrap().wait().1.unwrap();
+            read(&engine, &file, 0, target.region_mut());
             assert!(gpu.peek(&target) == pattern(3, bytes), "{call} {block_bytes}");
             gpu.clear();
         }
@@ -236,5 +208,4 @@ fn blocks_are_as_large_as_cufile_takes_them_and_fit_slots_when_it_does_not() {
         assert!(stats.bytes_to_gpu > 0 && stats.bytes_read == 3 * bytes as u64);
         drop((engine, file));
     }
-    gpu.assert_clean();
 }

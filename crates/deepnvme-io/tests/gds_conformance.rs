@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 mod common;
-#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
 #[path = "gpu/fake_driver.rs"]
 mod fake_driver;
 

@@ -2,10 +2,8 @@
 //! the fake driver check for leaks.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
-#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
 #[path = "gpu/fake_driver.rs"]
 mod fake_driver;
-#[allow(dead_code, reason = "other tests need more of it")]
 #[path = "gpu/files.rs"]
 mod files;
 
@@ -15,7 +13,7 @@ use files::{config, folder, open};
 
 #[test]
 fn a_batch_that_is_never_reported_fails_its_request_and_keeps_its_memory() {
-    let (gpu, folder) = (Gpu::new(), folder());
+    let (gpu, folder) = (Gpu::leaky(), folder());
     let engine = Engine::new(Config { workers: 1, queue_depth: 32, ..config(DirectMode::Required) }).unwrap();
     let file = open(&folder.path().join("file"), DirectMode::Required);
     let memory = gpu.memory(0, 8 << 20, 3);

@@ -1,47 +1,37 @@
 //! GPU memory registered with cuFile: transfers use it, the table is bounded, and nothing leaks.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
-#[allow(dead_code, reason = "the tests of bounce slots need more of it")]
 #[path = "gpu/fake_driver.rs"]
 mod fake_driver;
+#[path = "gpu/files.rs"]
+mod files;
 
-use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_io::{Access, Config, DirectMode, Engine, ErrorKind, OpenOptions, TensorFile, WriteOptions};
+use deepnvme_io::{Config, DirectMode, Engine, ErrorKind, TensorFile, WriteOptions};
 use deepnvme_mem::{Region, Strided};
 use fake_driver::{Gpu, GpuMemory, pattern};
+use files::{read, set_up, write};
 
 const MIB: usize = 1 << 20;
 const WINDOW_FULL: i32 = 5036;
 
-fn engine(gds: DirectMode) -> Engine {
-    Engine::new(Config { gds, workers: 2, queue_depth: 8, ..Config::default() }).unwrap()
-}
-
-fn open(folder: &Path) -> Arc<TensorFile> {
-    let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Required };
-    TensorFile::open(&folder.join("file"), options).unwrap()
-}
-
-/// Returns a folder on a disk, since file systems in memory have no direct I/O.
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+fn config(gds: DirectMode) -> Config {
+    Config { gds, workers: 2, queue_depth: 8, ..Config::default() }
 }
 
 fn there_and_back(gpu: &Gpu, engine: &Engine, file: &Arc<TensorFile>, memory: &GpuMemory) {
     let before = gpu.peek(memory);
-    engine.write(file, 0, memory.region(), WriteOptions::default()).unwrap().wait().1.unwrap();
+    write(engine, file, 0, memory.region());
     gpu.poke(memory, &pattern(99, memory.bytes));
-    engine.read(file, 0, memory.region_mut()).unwrap().wait().1.unwrap();
+    read(engine, file, 0, memory.region_mut());
     assert!(gpu.peek(memory) == before);
 }
 
 #[test]
 fn transfers_from_any_part_of_it_profit_whoever_has_pinned() {
-    let (gpu, folder) = (Gpu::new(), folder());
-    let (engine, other) = (engine(DirectMode::Required), engine(DirectMode::Required));
-    let file = open(folder.path());
+    let (gpu, _folder, engine, file) = set_up(config(DirectMode::Required));
+    let other = Engine::new(config(DirectMode::Required)).unwrap();
     let memory = gpu.memory(0, 4 * MIB, 1);
     there_and_back(&gpu, &engine, &file, &memory);
     assert!(gpu.count("unregistered_io") > 0);
@@ -64,15 +54,11 @@ fn transfers_from_any_part_of_it_profit_whoever_has_pinned() {
     assert_eq!(gpu.live("cufile_buffers"), 0);
     there_and_back(&gpu, &engine, &file, &memory);
     assert_eq!((engine.stats().gds_pins, engine.stats().gds_pins_evicted), (1, 0));
-    drop((engine, other, file));
-    gpu.assert_clean();
 }
 
 #[test]
 fn a_thousand_cycles_leave_nothing() {
-    let (gpu, folder) = (Gpu::new(), folder());
-    let engine = engine(DirectMode::Required);
-    let file = open(folder.path());
+    let (gpu, _folder, engine, file) = set_up(config(DirectMode::Required));
     let memories = [gpu.memory(0, MIB, 1), gpu.memory(1, MIB, 2), gpu.memory(0, MIB, 3)];
     for round in 0..1000 {
         let memory = &memories[round % 3];
@@ -92,15 +78,11 @@ fn a_thousand_cycles_leave_nothing() {
     assert_eq!(gpu.live("device_allocations"), before + 1, "a pin keeps what it was given");
     drop(pin);
     assert_eq!((gpu.live("device_allocations"), gpu.live("cufile_buffers")), (before, 0));
-    drop((engine, file));
-    gpu.assert_clean();
 }
 
 #[test]
 fn what_was_used_longest_ago_gives_way() {
-    let (gpu, folder) = (Gpu::new(), folder());
-    let engine = engine(DirectMode::Required);
-    let file = open(folder.path());
+    let (gpu, _folder, engine, file) = set_up(config(DirectMode::Required));
     let memories: Vec<_> = (0..4).map(|seed| gpu.memory(0, MIB, seed)).collect();
     let elsewhere = gpu.memory(1, MIB, 9);
     let mut pins: Vec<_> = [&elsewhere, &memories[0], &memories[1], &memories[2]]
@@ -126,15 +108,11 @@ fn what_was_used_longest_ago_gives_way() {
     assert!(none.refusal().unwrap().contains("5036"), "{:?}", none.refusal());
     gpu.clear();
     there_and_back(&gpu, &engine, &file, &memories[1]);
-    drop((none, pins, engine, file));
-    gpu.assert_clean();
 }
 
 #[test]
 fn a_pin_that_ends_during_a_transfer_ends_after_it() {
-    let (gpu, folder) = (Gpu::new(), folder());
-    let engine = engine(DirectMode::Required);
-    let file = open(folder.path());
+    let (gpu, _folder, engine, file) = set_up(config(DirectMode::Required));
     for round in 0..30 {
         let memory = gpu.memory(0, 2 * MIB, round);
         let pin = engine.pin_gpu_memory(memory.region()).unwrap();
@@ -143,15 +121,14 @@ fn a_pin_that_ends_during_a_transfer_ends_after_it() {
         drop((pin, memory));
         pending.wait().1.unwrap();
     }
-    drop((engine, file));
-    gpu.assert_clean();
+    drop(engine);
     assert_eq!(gpu.live("device_allocations"), 0);
 }
 
 #[test]
 fn what_cannot_be_pinned_says_why() {
     let gpu = Gpu::new();
-    let engine = engine(DirectMode::Preferred);
+    let engine = Engine::new(config(DirectMode::Preferred)).unwrap();
     let error = engine.pin_gpu_memory(Region::from_vec(vec![1; 4096])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     let memory = gpu.memory(0, MIB, 1);
@@ -165,9 +142,7 @@ fn what_cannot_be_pinned_says_why() {
     drop((pin, engine));
     // Without cuFile.
     gpu.fail("cuFileDriverOpen", 0, 5001);
-    let engine = self::engine(DirectMode::Preferred);
+    let engine = Engine::new(config(DirectMode::Preferred)).unwrap();
     let pin = engine.pin_gpu_memory(memory.region()).unwrap();
     assert!(pin.refusal().unwrap().contains("cuFile does not start"), "{:?}", pin.refusal());
-    drop((pin, engine));
-    gpu.assert_clean();
 }

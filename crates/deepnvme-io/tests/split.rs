@@ -178,15 +178,20 @@ proptest! {
     }
 }
 
-/// Large ranges have few ops, but enough for every worker and the device.
-#[test]
-fn a_long_range_that_needs_no_slot_has_large_blocks() {
-    let alignment = Alignment::new(512).unwrap();
-    let geometry = FileGeometry {
+/// Returns one file with direct I/O and sectors of this size.
+fn geometry_with_sectors(bytes: u64) -> FileGeometry {
+    let alignment = Alignment::new(bytes).unwrap();
+    FileGeometry {
         direct: Some(FileAlignment { memory: alignment, offset: alignment }),
         layout: StripeLayout::SINGLE,
         has_gds: false,
-    };
+    }
+}
+
+/// Large ranges have few ops, but enough for every worker and the device.
+#[test]
+fn a_long_range_that_needs_no_slot_has_large_blocks() {
+    let geometry = geometry_with_sectors(512);
     let sizes = BlockSizes { block_bytes: 2 << 20, bounce_bytes: 512 << 10, gds_bytes: 4 << 20 };
     let count = |address, offset, len| {
         let segment = Segment { file: 0, item: 0, offset, len, address: Some(address), is_contiguous_gpu: false };
@@ -250,12 +255,7 @@ fn a_range_beyond_the_largest_offset_is_refused() {
 
 #[test]
 fn ten_thousand_adjacent_tensors_become_large_transfers() {
-    let alignment = Alignment::new(512).unwrap();
-    let geometry = FileGeometry {
-        direct: Some(FileAlignment { memory: alignment, offset: alignment }),
-        layout: StripeLayout::SINGLE,
-        has_gds: false,
-    };
+    let geometry = geometry_with_sectors(512);
     let mut offset = 0;
     let segments: Vec<_> = (0..10_000u32)
         .map(|item| {

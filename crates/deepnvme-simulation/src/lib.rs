@@ -7,7 +7,7 @@
 #![allow(clippy::panic, reason = "a test tool reports what went wrong by panicking")]
 
 #[cfg(simulated)]
-pub mod backend;
+pub mod device;
 #[cfg(simulated)]
 pub mod run;
 #[cfg(simulated)]

@@ -295,11 +295,15 @@ mod tests {
         fetched
     }
 
+    /// Returns the number of fetches of each of three steps.
+    fn fetches_of_steps(groups: usize, slots: usize, prefetch: usize) -> Vec<usize> {
+        let fetched = cycle(&mut one_class(groups, slots, prefetch), groups, 3);
+        fetched.iter().map(Vec::len).collect()
+    }
+
     #[test]
     fn groups_that_fit_are_fetched_once() {
-        let mut residency = one_class(6, 6, 2);
-        let fetched = cycle(&mut residency, 6, 3);
-        assert_eq!(fetched.iter().map(Vec::len).collect::<Vec<_>>(), [6, 0, 0]);
+        assert_eq!(fetches_of_steps(6, 6, 2), [6, 0, 0]);
     }
 
     #[test]
@@ -317,9 +321,7 @@ mod tests {
 
     #[test]
     fn one_slot_is_enough() {
-        let mut residency = one_class(4, 1, 0);
-        let fetched = cycle(&mut residency, 4, 3);
-        assert_eq!(fetched.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 4]);
+        assert_eq!(fetches_of_steps(4, 1, 0), [4, 4, 4]);
     }
 
     #[test]

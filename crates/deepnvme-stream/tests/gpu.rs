@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code, reason = "the engine's tests need more of it")]
 #[path = "../../deepnvme-io/tests/gpu/fake_driver.rs"]
 mod fake_driver;
 
@@ -98,7 +97,6 @@ fn groups_stream_through_gpu_memory() {
         assert!(slots == 1 || world.streamer.stats().fetches_ahead > 0);
         world.streamer.close();
     }
-    gpu.assert_clean();
 }
 
 #[test]
@@ -121,8 +119,6 @@ fn a_slot_is_reused_after_its_stream() {
     for (call, seen) in seen.iter().enumerate() {
         assert!(holds(&gpu.peek(seen), places[call], &world.expected[call % 5]), "call {call}");
     }
-    drop(world);
-    gpu.assert_clean();
 }
 
 #[test]

@@ -101,6 +101,20 @@ fn engine(plan: Option<FaultPlan>) -> Arc<Engine> {
     Arc::new(Engine::with_backends(config, factory).unwrap())
 }
 
+/// Returns an engine, a model, and a folder for packed models.
+fn set_up(seed: u64) -> (Arc<Engine>, Model, tempfile::TempDir) {
+    let engine = engine(None);
+    let model = Model::new(&engine, seed);
+    (engine, model, tempfile::tempdir().unwrap())
+}
+
+/// Creates folders for stripes.
+fn disks(folder: &Path) -> [PathBuf; 2] {
+    let disks = [folder.join("a"), folder.join("b")];
+    disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
+    disks
+}
+
 fn run(engine: &Arc<Engine>, model: &Model, target: &Path, mode: Mode, disks: &[PathBuf]) -> Result<Packed, Error> {
     let options = PackOptions { mode, disks: disks.to_vec() };
     Packer::new(engine, model.path(), target, options)?.run(&Progress::default())
@@ -187,9 +201,7 @@ proptest! {
 
     #[test]
     fn every_mode_keeps_the_weights(seed: u64, is_striped: bool, group in 1..200usize) {
-        let engine = engine(None);
-        let model = Model::new(&engine, seed);
-        let out = tempfile::tempdir().unwrap();
+        let (engine, model, out) = set_up(seed);
         let disks: Vec<PathBuf> = (0..3).map(|disk| out.path().join(format!("disk{disk}"))).collect();
         disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
         let disks = if is_striped { disks } else { Vec::new() };
@@ -258,8 +270,7 @@ proptest! {
         let model = Model::new(&engine(None), seed);
         let engine = engine(Some(FaultPlan { seed, eio, short: 200, reorder: true, ..FaultPlan::default() }));
         let out = tempfile::tempdir().unwrap();
-        let disks = if is_striped { vec![out.path().join("a"), out.path().join("b")] } else { Vec::new() };
-        disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
+        let disks = if is_striped { disks(out.path()).to_vec() } else { Vec::new() };
         let target = out.path().join("packed");
         match run(&engine, &model, &target, Mode::Lossless, &disks) {
             Ok(packed) => prop_assert!(packed.file.is_file()),
@@ -277,9 +288,7 @@ proptest! {
 
 #[test]
 fn existing_folders_are_left_alone_whatever_their_names() {
-    let engine = engine(None);
-    let model = Model::new(&engine, 3);
-    let out = tempfile::tempdir().unwrap();
+    let (engine, model, out) = set_up(3);
     let target = out.path().join("packed");
     fs::create_dir(&target).unwrap();
     fs::write(target.join("mine"), "mine").unwrap();
@@ -310,11 +319,8 @@ fn existing_folders_are_left_alone_whatever_their_names() {
 
 #[test]
 fn packings_on_the_same_disks_leave_each_other_alone() {
-    let engine = engine(None);
-    let model = Model::new(&engine, 5);
-    let out = tempfile::tempdir().unwrap();
-    let disks = [out.path().join("a"), out.path().join("b")];
-    disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
+    let (engine, model, out) = set_up(5);
+    let disks = disks(out.path());
     let packer = |target: &Path| {
         let options = PackOptions { mode: Mode::Lossless, disks: disks.to_vec() };
         Packer::new(&engine, model.path(), target, options).unwrap()
@@ -341,9 +347,7 @@ fn packings_on_the_same_disks_leave_each_other_alone() {
 
 #[test]
 fn files_left_out_are_reported() {
-    let engine = engine(None);
-    let model = Model::new(&engine, 6);
-    let out = tempfile::tempdir().unwrap();
+    let (engine, model, out) = set_up(6);
     let path = |name: &str| model.path().join(name);
     fs::write(path("pytorch_model.bin"), "other weights").unwrap();
     fs::write(path("1_Pooling/model.safetensors"), "other weights").unwrap();
@@ -381,9 +385,7 @@ fn files_left_out_are_reported() {
 
 #[test]
 fn a_folder_that_goes_away_is_an_error() {
-    let engine = engine(None);
-    let model = Model::new(&engine, 7);
-    let out = tempfile::tempdir().unwrap();
+    let (engine, model, out) = set_up(7);
     let target = out.path().join("packed");
     let options = PackOptions { mode: Mode::Keep, ..PackOptions::default() };
     let packer = Packer::new(&engine, model.path(), &target, options).unwrap();
@@ -397,11 +399,8 @@ fn a_folder_that_goes_away_is_an_error() {
 
 #[test]
 fn a_packed_model_has_the_permissions_of_the_model() {
-    let engine = engine(None);
-    let model = Model::new(&engine, 8);
-    let out = tempfile::tempdir().unwrap();
-    let disks = [out.path().join("a"), out.path().join("b")];
-    disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
+    let (engine, model, out) = set_up(8);
+    let disks = disks(out.path());
     let allow = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     allow(&model.path().join("model-0.safetensors"), 0o640);
@@ -422,9 +421,7 @@ fn a_packed_model_has_the_permissions_of_the_model() {
 
 #[test]
 fn damaged_packed_and_cancelled_models_are_refused() {
-    let engine = engine(None);
-    let model = Model::new(&engine, 4);
-    let out = tempfile::tempdir().unwrap();
+    let (engine, model, out) = set_up(4);
     let target = out.path().join("packed");
     let stopped = Progress::default();
     stopped.stop();

@@ -2,7 +2,7 @@
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
-use loom::thread;
+use loom::thread::{self, JoinHandle};
 
 use crate::item_table::{ItemTable, WaitError};
 use crate::residency::{Action, BorrowMode, Budgets, Residency};
@@ -81,6 +81,12 @@ impl World {
     }
 }
 
+/// Runs `work` in another thread.
+fn spawn<T: 'static>(world: &Arc<World>, work: impl FnOnce(&World) -> T + 'static) -> JoinHandle<T> {
+    let world = Arc::clone(world);
+    thread::spawn(move || work(&world))
+}
+
 /// Checks the interleavings with few preemptions: all of them would take an hour.
 fn check_bounded(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -92,8 +98,7 @@ fn check_bounded(model: impl Fn() + Sync + Send + 'static) {
 fn loom_no_increment_is_lost() {
     loom::model(|| {
         let (world, [a, _]) = World::new(1);
-        let other = Arc::clone(&world);
-        let thread = thread::spawn(move || other.add_one(a, 1));
+        let thread = spawn(&world, move |other| other.add_one(a, 1));
         world.add_one(a, 0);
         thread.join().unwrap();
         assert_eq!(world.read(a, 0), 2);
@@ -105,8 +110,7 @@ fn loom_two_items_take_turns_in_one_slot() {
     // Both items may be evicted.
     check_bounded(|| {
         let (world, [a, b]) = World::new(1);
-        let other = Arc::clone(&world);
-        let thread = thread::spawn(move || other.add_one(b, 1));
+        let thread = spawn(&world, move |other| other.add_one(b, 1));
         world.add_one(a, 0);
         thread.join().unwrap();
         assert_eq!((world.read(a, 0), world.read(b, 0)), (1, 1), "changes were written before the eviction");
@@ -118,8 +122,7 @@ fn loom_mutual_waits_are_deadlocks() {
     loom::model(|| {
         let (world, [a, b]) = World::new(2);
         world.borrow(a, BorrowMode::Exclusive, 0).expect("it is free");
-        let other = Arc::clone(&world);
-        let thread = thread::spawn(move || {
+        let thread = spawn(&world, move |other| {
             other.borrow(b, BorrowMode::Exclusive, 1).expect("it is free");
             let borrowed = other.borrow(a, BorrowMode::Shared, 1);
             if borrowed.is_ok() {
@@ -151,30 +154,24 @@ fn loom_a_lone_thread_detects_a_deadlock_at_once() {
     });
 }
 
+/// Flushes while another thread changes an item some times.
+fn flush_beside_changes(changes: u32) {
+    let (world, [a, _]) = World::new(2);
+    world.add_one(a, 0);
+    let thread = spawn(&world, move |other| (0..changes).for_each(|_| other.add_one(a, 1)));
+    assert!(world.flush(0)[0] >= 1, "the disk has what was there before the flush");
+    thread.join().unwrap();
+    assert_eq!(world.flush(0)[0], 1 + changes);
+}
+
 #[test]
 fn loom_a_flush_beside_a_change_ends() {
-    loom::model(|| {
-        let (world, [a, _]) = World::new(2);
-        world.add_one(a, 0);
-        let other = Arc::clone(&world);
-        let thread = thread::spawn(move || other.add_one(a, 1));
-        assert!(world.flush(0)[0] >= 1, "the disk has what was there before the flush");
-        thread.join().unwrap();
-        assert_eq!(world.flush(0)[0], 2);
-    });
+    loom::model(|| flush_beside_changes(1));
 }
 
 #[test]
 fn loom_a_flush_beside_many_changes_ends() {
-    check_bounded(|| {
-        let (world, [a, _]) = World::new(2);
-        world.add_one(a, 0);
-        let other = Arc::clone(&world);
-        let thread = thread::spawn(move || (0..3).for_each(|_| other.add_one(a, 1)));
-        assert!(world.flush(0)[0] >= 1);
-        thread.join().unwrap();
-        assert_eq!(world.flush(0)[0], 4);
-    });
+    check_bounded(|| flush_beside_changes(3));
 }
 
 #[test]
@@ -182,9 +179,8 @@ fn loom_two_flushes_beside_a_change_end() {
     check_bounded(|| {
         let (world, [a, _]) = World::new(2);
         world.add_one(a, 0);
-        let (one, two) = (Arc::clone(&world), Arc::clone(&world));
-        let changes = thread::spawn(move || one.add_one(a, 1));
-        let flushes = thread::spawn(move || two.flush(2)[0]);
+        let changes = spawn(&world, move |other| other.add_one(a, 1));
+        let flushes = spawn(&world, |other| other.flush(2)[0]);
         assert!(world.flush(0)[0] >= 1);
         assert!(flushes.join().unwrap() >= 1);
         changes.join().unwrap();
@@ -196,8 +192,7 @@ fn loom_a_flush_beside_evictions_ends() {
     check_bounded(|| {
         let (world, [a, b]) = World::new(1);
         world.add_one(a, 0);
-        let other = Arc::clone(&world);
-        let thread = thread::spawn(move || {
+        let thread = spawn(&world, move |other| {
             other.add_one(b, 1);
             other.read(a, 1)
         });
@@ -212,8 +207,7 @@ fn loom_a_flush_beside_a_put_and_a_prefetch_ends() {
     check_bounded(|| {
         let (world, [a, b]) = World::new(1);
         world.add_one(a, 0);
-        let other = Arc::clone(&world);
-        let thread = thread::spawn(move || {
+        let thread = spawn(&world, move |other| {
             other.items.lock().residency.prefetch(b);
             other.pump();
             other.borrow(a, BorrowMode::Create, 1).expect("the borrow succeeds");
@@ -233,8 +227,7 @@ fn loom_a_flush_beside_a_borrow_without_a_change_and_a_delete_ends() {
         let (world, [a, b]) = World::new(2);
         world.add_one(a, 0);
         world.add_one(b, 0);
-        let other = Arc::clone(&world);
-        let thread = thread::spawn(move || {
+        let thread = spawn(&world, move |other| {
             other.borrow(a, BorrowMode::Exclusive, 1).expect("the borrow succeeds");
             other.items.end_borrow(a, BorrowMode::Exclusive, 1, false);
             other.pump();

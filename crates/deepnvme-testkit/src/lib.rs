@@ -6,7 +6,7 @@
 //! - [`model`]: a file as a vector, and random programs over it.
 //! - [`data`]: random bytes, memory at chosen alignments, folders on a real disk.
 //! - [`guard`]: a process with limits for thousands of malicious inputs.
-//! - [`text_mutations`]: mutations of JSON and TOML texts, for fuzz bodies.
+//! - [`fuzz_targets`], [`text_mutations`]: the bodies of fuzz targets over mutated seeds, and mutations of texts.
 //! - [`rng`], [`watchdog`]: a random generator, and time limits.
 //!
 //! This is a dev-dependency: its functions assert, and a failed assertion names the seed.
@@ -16,6 +16,7 @@
 pub mod conformance;
 pub mod data;
 pub mod faults;
+pub mod fuzz_targets;
 pub mod guard;
 pub mod model;
 pub mod rng;

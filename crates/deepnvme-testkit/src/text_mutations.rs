@@ -1,9 +1,7 @@
 //! Reproducible mutations of JSON and TOML texts, for the bodies of fuzz targets.
 
-use std::fs;
-use std::path::Path;
+use crate::fuzz_targets;
 
-const MUTATIONS: u64 = 20_000;
 /// Valid and invalid field contents.
 const PIECES: [&str; 20] = [
     "0",
@@ -50,28 +48,13 @@ fn mutate(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
             }
         }
     }
-    input.truncate(64 << 10);
 }
 
-/// Runs the body of a fuzz target over its seeds, then over 20,000 mutations of them. The mutations are the same in each
-/// run.
+/// Runs the body of a fuzz target over its seeds and over mutations of their texts.
 ///
 /// # Panics
-/// As the body does, or if the target has no seeds.
+/// As [`fuzz_targets::check`].
 #[track_caller]
 pub fn check(target: &str, body: fn(&[u8])) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
-    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    let seeds: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
-    assert!(!seeds.is_empty(), "no seeds of {target}");
-    seeds.iter().for_each(|seed| body(seed));
-    let mut random = fastrand::Rng::with_seed(target.len() as u64);
-    for round in 0..MUTATIONS {
-        let mut input = seeds[round as usize % seeds.len()].clone();
-        for _ in 0..=random.usize(..4) {
-            mutate(&mut input, &mut random);
-        }
-        body(&input);
-    }
+    fuzz_targets::check(target, |input, _, random| mutate(input, random), body);
 }

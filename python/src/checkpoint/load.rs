@@ -5,11 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::read::{self, BufferedExtent, Contents, Coverage, LoadBuffer, Reader, Verify};
-use deepnvme_file::Target;
 use deepnvme_format::set;
 use deepnvme_io::display;
 use deepnvme_mem::sync::ignore_poison;
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -88,15 +87,8 @@ impl CheckpointReader {
     ) -> PyResult<Self> {
         detached_requests::reap(py);
         let engine = default::or_default(py, engine)?;
-        let target = match PathArgument::new(path)? {
-            PathArgument::Path(path) => Target::Path(path),
-            PathArgument::Stripes(set) => Target::Stripes(set),
-            PathArgument::Descriptor(number) => {
-                return Err(PyTypeError::new_err(format!(
-                    "a checkpoint is loaded by its path, not from descriptor {number}"
-                )));
-            }
-        };
+        let target = PathArgument::new(path)?
+            .named(|number| format!("a checkpoint is loaded by its path, not from descriptor {number}"))?;
         let opening = Arc::clone(&engine);
         let opened = background::run_read_only(py, move || {
             let mut reader = Reader::open(&opening, &target)?;

@@ -230,11 +230,7 @@ impl SaveStaging {
 }
 
 fn target(path: &Bound<'_, PyAny>) -> PyResult<Target> {
-    match PathArgument::new(path)? {
-        PathArgument::Path(path) => Ok(Target::Path(path)),
-        PathArgument::Stripes(set) => Ok(Target::Stripes(set)),
-        PathArgument::Descriptor(number) => Err(PyTypeError::new_err(format!(
-            "a checkpoint gets its name when it is whole, so that it needs a path, and {number} is a descriptor"
-        ))),
-    }
+    PathArgument::new(path)?.named(|number| {
+        format!("a checkpoint gets its name when it is whole, so that it needs a path, and {number} is a descriptor")
+    })
 }

@@ -5,6 +5,15 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+/// Read the named settings, and return the defaults with them.
+macro_rules! read {
+    ($reader:expr, $default:expr, [$($name:ident),*]) => {{
+        let mut algorithm = $default;
+        $(algorithm.$name = $reader.get(stringify!($name), algorithm.$name)?;)*
+        algorithm
+    }};
+}
+
 /// Return the algorithm of this name. Missing settings default to torch's.
 pub(super) fn algorithm(name: &str, settings: &Bound<'_, PyDict>) -> PyResult<Algorithm> {
     let mut reader = SettingsReader { settings, names_read: Vec::new() };
@@ -14,9 +23,11 @@ pub(super) fn algorithm(name: &str, settings: &Bound<'_, PyDict>) -> PyResult<Al
             let default = Adam { weight_decay: 1e-2, decoupled: true, ..Adam::default() };
             Algorithm::Adam(adam(&mut reader, default)?)
         }
-        "lion" => Algorithm::Lion(lion(&mut reader)?),
-        "sgd" => Algorithm::Sgd(sgd(&mut reader)?),
-        "adagrad" => Algorithm::Adagrad(adagrad(&mut reader)?),
+        "lion" => Algorithm::Lion(read!(reader, Lion::default(), [lr, beta1, beta2, weight_decay, maximize])),
+        "sgd" => {
+            Algorithm::Sgd(read!(reader, Sgd::default(), [lr, momentum, dampening, nesterov, weight_decay, maximize]))
+        }
+        "adagrad" => Algorithm::Adagrad(read!(reader, Adagrad::default(), [lr, lr_decay, eps, weight_decay, maximize])),
         _ => {
             return Err(PyValueError::new_err(format!(
                 "algorithm is '{name}'; it must be 'adam', 'adamw', 'lion', 'sgd' or 'adagrad'"
@@ -28,50 +39,7 @@ pub(super) fn algorithm(name: &str, settings: &Bound<'_, PyDict>) -> PyResult<Al
 }
 
 fn adam(reader: &mut SettingsReader<'_, '_>, default: Adam) -> PyResult<Adam> {
-    Ok(Adam {
-        lr: reader.get("lr", default.lr)?,
-        beta1: reader.get("beta1", default.beta1)?,
-        beta2: reader.get("beta2", default.beta2)?,
-        eps: reader.get("eps", default.eps)?,
-        weight_decay: reader.get("weight_decay", default.weight_decay)?,
-        decoupled: default.decoupled,
-        amsgrad: reader.get("amsgrad", default.amsgrad)?,
-        maximize: reader.get("maximize", default.maximize)?,
-    })
-}
-
-fn lion(reader: &mut SettingsReader<'_, '_>) -> PyResult<Lion> {
-    let default = Lion::default();
-    Ok(Lion {
-        lr: reader.get("lr", default.lr)?,
-        beta1: reader.get("beta1", default.beta1)?,
-        beta2: reader.get("beta2", default.beta2)?,
-        weight_decay: reader.get("weight_decay", default.weight_decay)?,
-        maximize: reader.get("maximize", default.maximize)?,
-    })
-}
-
-fn sgd(reader: &mut SettingsReader<'_, '_>) -> PyResult<Sgd> {
-    let default = Sgd::default();
-    Ok(Sgd {
-        lr: reader.get("lr", default.lr)?,
-        momentum: reader.get("momentum", default.momentum)?,
-        dampening: reader.get("dampening", default.dampening)?,
-        nesterov: reader.get("nesterov", default.nesterov)?,
-        weight_decay: reader.get("weight_decay", default.weight_decay)?,
-        maximize: reader.get("maximize", default.maximize)?,
-    })
-}
-
-fn adagrad(reader: &mut SettingsReader<'_, '_>) -> PyResult<Adagrad> {
-    let default = Adagrad::default();
-    Ok(Adagrad {
-        lr: reader.get("lr", default.lr)?,
-        lr_decay: reader.get("lr_decay", default.lr_decay)?,
-        eps: reader.get("eps", default.eps)?,
-        weight_decay: reader.get("weight_decay", default.weight_decay)?,
-        maximize: reader.get("maximize", default.maximize)?,
-    })
+    Ok(read!(reader, default, [lr, beta1, beta2, eps, weight_decay, amsgrad, maximize]))
 }
 
 /// Settings, with the names read so far.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use deepnvme_file::Target;
 use deepnvme_io::{Access, DirectMode, OpenOptions, TensorFile};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
 
@@ -38,6 +38,15 @@ impl PathArgument {
             return Ok(Self::Stripes(stripes.get().set().clone()));
         }
         file_name(argument).map(Self::Path)
+    }
+
+    /// Return the named file. `refusal` says why a descriptor, by its number, is none.
+    pub(crate) fn named(self, refusal: impl FnOnce(i32) -> String) -> PyResult<Target> {
+        match self {
+            Self::Path(path) => Ok(Target::Path(path)),
+            Self::Stripes(set) => Ok(Target::Stripes(set)),
+            Self::Descriptor(number) => Err(PyTypeError::new_err(refusal(number))),
+        }
     }
 
     /// Open the file; a write creates a missing one. A descriptor is duplicated and stays the caller's.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deepnvme_file::Target;
 use deepnvme_io::Engine;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use deepnvme_mem::{Reserved, StreamHandle};
@@ -11,7 +10,7 @@ use deepnvme_stream::{
     Conversion, EncodedRange, LayerGroup, Piece, RowLocations, RowTensor, SlotClass, SparseRowCache, StreamPlan,
     StreamStats, Streamer, WeightFile,
 };
-use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
@@ -280,15 +279,8 @@ fn open(
 ) -> PyResult<(Arc<Engine>, Vec<WeightFile>)> {
     let engine = default::or_default(py, engine)?;
     let open_file = |path: &Bound<'_, PyAny>| {
-        let target = match PathArgument::new(path)? {
-            PathArgument::Path(path) => Target::Path(path),
-            PathArgument::Stripes(set) => Target::Stripes(set),
-            PathArgument::Descriptor(number) => {
-                return Err(PyTypeError::new_err(format!(
-                    "weights are streamed from a path, not from descriptor {number}"
-                )));
-            }
-        };
+        let target = PathArgument::new(path)?
+            .named(|number| format!("weights are streamed from a path, not from descriptor {number}"))?;
         WeightFile::open(target).map_err(|failure| raise(py, &failure))
     };
     Ok((engine, files.iter().map(open_file).collect::<PyResult<Vec<_>>>()?))

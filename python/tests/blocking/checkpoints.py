@@ -4,6 +4,8 @@ STATE = "state = {'a': torch.arange(24 << 20, dtype=torch.float32)}\n"
 SMALL = "state = {'a': torch.arange(1 << 20, dtype=torch.float32)}\n"
 CHECKPOINTER = "checkpointer = deepnvme.Checkpointer('run', durability='none')\n"
 ASYNC = "checkpointer = deepnvme.Checkpointer('run', async_=True, durability='none')\n"
+CLOSED_DURING_SAVE = "soon(checkpointer.close, busy())\nassert returns(lambda: checkpointer.save(1, state))\n"
+SAVING = ASYNC + "moves = busy()\ncheckpointer.save(1, state)\n"
 
 SAVE, LOAD = "`save`", "`load`"
 CK_SAVE, CK_ASYNC = "`Checkpointer.save`", "the same with `async_=True`"
@@ -100,13 +102,7 @@ leave(lambda: deepnvme.load("file.pt"), busy())
     ),
     (CK_SAVE, "close"): (
         FINISHED,
-        SMALL
-        + CHECKPOINTER
-        + """
-soon(checkpointer.close, busy())
-assert returns(lambda: checkpointer.save(1, state))
-assert checkpointer.latest().step == 1
-""",
+        SMALL + CHECKPOINTER + CLOSED_DURING_SAVE + "assert checkpointer.latest().step == 1",
     ),
     (CK_SAVE, "Ctrl-C"): (
         "raises; there is no such checkpoint",
@@ -140,9 +136,8 @@ assert checkpointer.save(3, state)
         FINISHED,
         SMALL
         + ASYNC
+        + CLOSED_DURING_SAVE
         + """
-soon(checkpointer.close, busy())
-assert returns(lambda: checkpointer.save(1, state))
 checkpointer.wait()
 assert checkpointer.latest().step == 1
 """,
@@ -179,10 +174,8 @@ checkpointer.close()
     (CK_WAIT, "close"): (
         FINISHED,
         SMALL
-        + ASYNC
+        + SAVING
         + """
-moves = busy()
-checkpointer.save(1, state)
 soon(checkpointer.close, moves)
 returns(checkpointer.wait)
 assert checkpointer.latest().step == 1
@@ -206,10 +199,8 @@ while not checkpointer.checkpoints:
     (CK_WAIT, "Ctrl-C"): (
         "raises; the save goes on",
         STATE
-        + ASYNC
+        + SAVING
         + """
-moves = busy()
-checkpointer.save(1, state)
 soon(interrupt, moves)
 raises(KeyboardInterrupt, checkpointer.wait)
 with checkpointer.overlap():
@@ -249,10 +240,8 @@ with checkpointer.overlap():
     (CK_CLOSE, "close"): (
         "the second call returns; the first finishes all",
         SMALL
-        + ASYNC
+        + SAVING
         + """
-moves = busy()
-checkpointer.save(1, state)
 soon(checkpointer.close, moves)
 returns(checkpointer.close)
 assert checkpointer.latest().step == 1
@@ -261,10 +250,8 @@ assert checkpointer.latest().step == 1
     (CK_CLOSE, "Ctrl-C"): (
         "raises; the save goes on",
         STATE
-        + ASYNC
+        + SAVING
         + """
-moves = busy()
-checkpointer.save(1, state)
 soon(interrupt, moves)
 raises(KeyboardInterrupt, checkpointer.close)
 checkpointer.close()

@@ -181,10 +181,7 @@ swapper = deepnvme.Swapper(".", memory=64 << 20)
 swapper.put("a", torch.ones(12 << 20))
 moves = busy()
 threading.Thread(target=swapper.flush, daemon=True).start()
-soon(swapper.close, moves)
-while not came:
-    time.sleep(0.001)
-returns(swapper.close)
+both_close(swapper.close, moves)
 """,
     ),
     (SWAP_CLOSE, "Ctrl-C"): (
@@ -193,12 +190,7 @@ returns(swapper.close)
 swapper = deepnvme.Swapper(".", memory=64 << 20)
 swapper.put("a", torch.ones(12 << 20))
 moves = busy()
-def flush():
-    try:
-        swapper.flush()
-    except errors.ClosedError:
-        pass
-threading.Thread(target=flush, daemon=True).start()
+threading.Thread(target=unless_closed(swapper.flush), daemon=True).start()
 while not moves():
     time.sleep(0.001)
 def close():
@@ -272,10 +264,7 @@ def until_closed():
     except (errors.ClosedError, RuntimeError, NotImplementedError) as error:
         assert isinstance(error, errors.ClosedError) or "meta" in str(error), error
 threading.Thread(target=until_closed, daemon=True).start()
-soon(model.streaming.close, moves)
-while not came:
-    time.sleep(0.001)
-returns(model.streaming.close)
+both_close(model.streaming.close, moves)
 """,
     ),
     (STREAM_CLOSE, "Ctrl-C"): (
@@ -388,16 +377,8 @@ leave(lambda: optimizer.save_state("state"), lambda: any(name.startswith(".state
         OPTIMIZER
         + """
 moves = busy()
-def step():
-    try:
-        optimizer.step()
-    except errors.ClosedError:
-        pass
-threading.Thread(target=step, daemon=True).start()
-soon(optimizer.close, moves)
-while not came:
-    time.sleep(0.001)
-returns(optimizer.close)
+threading.Thread(target=unless_closed(optimizer.step), daemon=True).start()
+both_close(optimizer.close, moves)
 """,
     ),
     (OPT_CLOSE, "fork"): (

@@ -96,6 +96,22 @@ def returns(call):
     in_time()
     return answer
 
+def unless_closed(call):
+    "The call, without its ClosedError."
+    def run():
+        try:
+            call()
+        except errors.ClosedError:
+            pass
+    return run
+
+def both_close(close, is_time):
+    "Another thread closes, and then this one."
+    soon(close, is_time)
+    while not came:
+        time.sleep(0.001)
+    returns(close)
+
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -32,6 +32,24 @@ def random_bytes() -> Callable[[int], Any]:
 
 
 @pytest.fixture
+def configured() -> Callable[[Any], Any]:
+    """Makes handles with settings of their own, and checks that the getters return them."""
+
+    def make(handle_class: Any) -> Any:
+        handle = handle_class(
+            block_size=1000, queue_depth=100_000, single_submit=True, overlap_events=True, intra_op_parallelism=100
+        )
+        assert handle.get_block_size() == 1000
+        assert handle.get_queue_depth() == 100_000
+        assert handle.get_single_submit() is True
+        assert handle.get_overlap_events() is True
+        assert handle.get_intra_op_parallelism() == 100
+        return handle
+
+    return make
+
+
+@pytest.fixture
 def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns every way to compile an op into an error."""
     extension = pytest.importorskip("torch.utils.cpp_extension")

@@ -29,17 +29,10 @@ def handle() -> gds_handle:
     return gds_handle(1 << 20, 8, False, True, 2)
 
 
-def test_the_constructor_and_the_methods_are_those_of_aio_handle() -> None:
+def test_the_constructor_and_the_methods_are_those_of_aio_handle(configured: Callable[[Any], Any]) -> None:
     assert inspect.signature(gds_handle) == inspect.signature(aio_handle)
     module: Any = GDSBuilder().load()
-    handle = module.gds_handle(
-        block_size=1000, queue_depth=100_000, single_submit=True, overlap_events=True, intra_op_parallelism=100
-    )
-    assert handle.get_block_size() == 1000
-    assert handle.get_queue_depth() == 100_000
-    assert handle.get_single_submit() is True
-    assert handle.get_overlap_events() is True
-    assert handle.get_intra_op_parallelism() == 100
+    handle = configured(module.gds_handle)
     assert handle.get_alignment() == 512
     with pytest.raises(ValueError, match="queue_depth is 0"):
         gds_handle(queue_depth=0)

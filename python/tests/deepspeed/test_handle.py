@@ -40,15 +40,8 @@ def test_constructor_defaults_are_deepspeeds() -> None:
     }
 
 
-def test_getters_return_the_arguments() -> None:
-    handle = aio_handle(
-        block_size=1000, queue_depth=100_000, single_submit=True, overlap_events=True, intra_op_parallelism=100
-    )
-    assert handle.get_block_size() == 1000
-    assert handle.get_queue_depth() == 100_000
-    assert handle.get_single_submit() is True
-    assert handle.get_overlap_events() is True
-    assert handle.get_intra_op_parallelism() == 100
+def test_getters_return_the_arguments(configured: Callable[[Any], Any]) -> None:
+    handle = configured(aio_handle)
     assert handle.get_alignment() == 100 * 512
     assert aio_handle().get_alignment() == 512
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,29 @@ class Slow(nn.Linear):
         return super().forward(hidden)
 
 
+class Pause:
+    """A point at which another thread waits."""
+
+    def __init__(self) -> None:
+        self._is_reached, self._is_over = threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        self._is_reached.set()
+        assert self._is_over.wait(30)
+
+    @contextmanager
+    def of(self, work: Callable[[], object]) -> Iterator[None]:
+        """Run ``work`` in a thread, which waits here until the block ends, and then finish it."""
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert self._is_reached.wait(30)
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            thread.join(30)
+
+
 def offloaded(folder: Path) -> tuple[Any, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     model: Any = nn.Sequential(*(Slow(64, 64) for _ in range(6)))
@@ -35,21 +60,14 @@ def offloaded(folder: Path) -> tuple[Any, torch.Tensor, torch.Tensor]:
 
 def test_parameters_in_use_are_not_moved(tmp_path: Path) -> None:
     model, question, answer = offloaded(tmp_path)
-    inside, go_on = threading.Event(), threading.Event()
+    pause = Pause()
     answers: list[torch.Tensor] = []
-
-    def wait() -> None:
-        inside.set()
-        assert go_on.wait(30)
-
-    model[3].wait = wait
-    thread = threading.Thread(target=lambda: answers.append(model(question)))
-    thread.start()
-    assert inside.wait(30)
-    with pytest.raises(RuntimeError, match=r"3\.weight is in use.* call offloading\.close\(\) again"):
+    model[3].wait = pause.wait
+    with (
+        pause.of(lambda: answers.append(model(question))),
+        pytest.raises(RuntimeError, match=r"3\.weight is in use.* call offloading\.close\(\) again"),
+    ):
         model.offloading.close()
-    go_on.set()
-    thread.join(30)
     assert torch.equal(answers[0], answer), "the pass went on with its parameters"
     model.offloading.close()
     assert torch.equal(model(question), answer)
@@ -58,11 +76,10 @@ def test_parameters_in_use_are_not_moved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_backward_pass_in_another_thread_keeps_its_parameters(tmp_path: Path, *, fails: bool) -> None:
     model, question, _ = offloaded(tmp_path)
-    inside, go_on = threading.Event(), threading.Event()
+    pause = Pause()
 
     def wait(*_gradients: Any) -> None:
-        inside.set()
-        assert go_on.wait(30)
+        pause.wait()
         if fails:
             raise ArithmeticError
 
@@ -78,13 +95,11 @@ def test_a_backward_pass_in_another_thread_keeps_its_parameters(tmp_path: Path, 
         except ArithmeticError as error:
             errors.append(error)
 
-    thread = threading.Thread(target=backward)
-    thread.start()
-    assert inside.wait(30)
-    with pytest.raises(RuntimeError, match=r"backward pass in another thread.* call offloading\.close\(\) again"):
+    with (
+        pause.of(backward),
+        pytest.raises(RuntimeError, match=r"backward pass in another thread.* call offloading\.close\(\) again"),
+    ):
         model.offloading.close()
-    go_on.set()
-    thread.join(30)
     assert len(errors) == fails
     if not fails:
         assert all(parameter.grad is not None for parameter in model.parameters())

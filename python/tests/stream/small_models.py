@@ -75,6 +75,14 @@ def make(name: str) -> Any:
     return model
 
 
+def logits(model: Any) -> torch.Tensor:
+    """Return the logits of some tokens."""
+    tokens = torch.arange(0, 3000, 173)[None]
+    with torch.no_grad():
+        made: torch.Tensor = model(tokens).logits
+    return made
+
+
 def make_bfloat16(kind: str, hidden_size: int, intermediate_size: int) -> Any:
     """Create a llama or a mixtral of three layers as it is initialized, with the weights of torch's seed."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")

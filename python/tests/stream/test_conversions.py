@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import deepnvme
 from deepnvme._stream.planner import lay_out_group
 from deepnvme._stream.weight_origin import ByteRange, Origin, conversions, encoded_ranges
 
-from .small_models import make_bfloat16
+from .small_models import logits, make_bfloat16
 
 transformers = pytest.importorskip("transformers")
 
@@ -26,13 +25,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp(request.param)
     make_bfloat16(request.param, 128, 320).save_pretrained(path)
     return path
-
-
-def logits(model: Any) -> torch.Tensor:
-    tokens = torch.arange(0, 3000, 211)[None]
-    with torch.no_grad():
-        made: torch.Tensor = model(tokens).logits
-    return made
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -47,6 +47,11 @@ def assert_same(left: Any, right: Any) -> None:
     assert torch.equal(left, right), f"{(left.float() - right.float()).abs().max()} apart"
 
 
+def assert_all_same(lefts: Any, rights: Any) -> None:
+    for left, right in zip(lefts, rights, strict=True):
+        assert_same(left, right)
+
+
 def continued(model: Any, first: torch.Tensor, then: torch.Tensor) -> list[torch.Tensor]:
     """Run a prompt, then more of it with the cached state."""
     begun = model(first, use_cache=True)
@@ -64,8 +69,7 @@ def test_logits(models: SmallModels, streamed: Stream, name: str) -> None:
         model = streamed(folder, memory=memory)
         for _ in range(2):
             assert_same(model(tokens(3, 11), attention_mask=padded).logits, expected)
-            for one, other in zip(continued(model, tokens(1, 7), tokens(1, 1)), expected_later, strict=True):
-                assert_same(one, other)
+            assert_all_same(continued(model, tokens(1, 7), tokens(1, 1)), expected_later)
         model.streaming.close()
 
 
@@ -100,8 +104,7 @@ def test_generations(models: SmallModels, streamed: Stream, name: str) -> None:
         scores = {"output_scores": True, "return_dict_in_generate": True, "attention_mask": torch.ones_like(one)}
         ours: Any = generated(model, "greedy", one, **scores)
         theirs: Any = generated(reference, "greedy", one, **scores)
-        for left, right in zip(ours.scores, theirs.scores, strict=True):
-            assert_same(left, right)
+        assert_all_same(ours.scores, theirs.scores)
         model.streaming.close()
 
 
@@ -115,8 +118,7 @@ def test_encoders(models: SmallModels, streamed: Stream, name: str) -> None:
         model = streamed(folder, memory=memory)
         answer = model(tokens(3, 9), attention_mask=mask, output_hidden_states=True)
         assert_same(answer.logits, expected.logits)
-        for left, right in zip(answer.hidden_states, expected.hidden_states, strict=True):
-            assert_same(left, right)
+        assert_all_same(answer.hidden_states, expected.hidden_states)
         model.streaming.close()
 
 
@@ -158,8 +160,7 @@ def test_files(models: SmallModels, streamed: Stream, name: str, variant: str) -
     for memory in (least(folder), weights_bytes(folder) // 3):
         model = streamed(folder, memory=memory)
         assert model.dtype == reference.dtype
-        for left, right in zip(asked(model, *inputs), asked(reference, *inputs), strict=True):
-            assert_same(left, right)
+        assert_all_same(asked(model, *inputs), asked(reference, *inputs))
         if name in {"llama", "mixtral"} and len(inputs) > 1:
             for left, right in zip(
                 continued(model, tokens(1, 7), tokens(1, 1)),

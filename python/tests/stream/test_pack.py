@@ -23,7 +23,7 @@ from deepnvme import errors
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _run_command
 from deepnvme._stream.weight_sources import ModelFiles
 
-from .small_models import make_bfloat16
+from .small_models import logits, make_bfloat16
 
 transformers = pytest.importorskip("transformers")
 
@@ -54,13 +54,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     make_bfloat16(request.param, 192, 384).save_pretrained(path, max_shard_size="2MB")
     (path / "tokenizer.json").write_text("{}")
     return path
-
-
-def logits(model: Any) -> torch.Tensor:
-    tokens = torch.arange(0, 3000, 173)[None]
-    with torch.no_grad():
-        made: torch.Tensor = model(tokens).logits
-    return made
 
 
 def streamed(folder: Path, memory: str = "9MB", **options: Any) -> torch.Tensor:

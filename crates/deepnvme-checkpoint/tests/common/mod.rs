@@ -18,6 +18,14 @@ pub fn engine() -> Arc<Engine> {
 #[allow(unused_imports, reason = "not every test needs random bytes")]
 pub use deepnvme_testkit::rng::random_bytes as random;
 
+/// Writes a safetensors file with a header as other writers have it. `padded` returns its length from that of the text.
+pub fn write_safetensors(path: &Path, header: &serde_json::Value, data: &[u8], padded: impl FnOnce(usize) -> usize) {
+    let mut text = header.to_string().into_bytes();
+    text.resize(padded(text.len()), b' ');
+    let file = [&(text.len() as u64).to_le_bytes(), &text[..], data].concat();
+    std::fs::write(path, file).unwrap();
+}
+
 /// Pickles a dict of one-dimensional uint8 tensors, each with its own storage.
 pub fn pickle(storages: &[Vec<u8>]) -> Vec<u8> {
     let text = |text: &str| {

@@ -13,7 +13,7 @@ use deepnvme_testkit::guard::guarded;
 use serde_json::{Map, Value, json};
 
 use crate::attack::{Tensors, attack, engine, load, load_file, saved};
-use crate::common::{plan_safetensors, random};
+use crate::common::{plan_safetensors, random, write_safetensors};
 
 fn header_of(path: &Path) -> (Value, Vec<u8>) {
     let bytes = std::fs::read(path).unwrap();
@@ -23,12 +23,7 @@ fn header_of(path: &Path) -> (Value, Vec<u8>) {
 
 /// Writes the header in our form, so that only its meaning differs.
 fn write_header(path: &Path, header: &Value, data: &[u8]) {
-    let mut text = header.to_string().into_bytes();
-    text.resize((text.len() + 16).next_multiple_of(4096) - 8, b' ');
-    let mut file = (text.len() as u64).to_le_bytes().to_vec();
-    file.extend(text);
-    file.extend(data);
-    std::fs::write(path, file).unwrap();
+    write_safetensors(path, header, data, |len| (len + 16).next_multiple_of(4096) - 8);
 }
 
 #[test]

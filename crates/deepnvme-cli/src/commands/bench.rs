@@ -9,10 +9,10 @@ use super::gds;
 use super::progress_bar::Bar;
 use super::session::{CommandResult, Session};
 use crate::arguments::BenchOptions;
-use crate::show::{self, plot};
+use crate::show::{self, picture, plot};
 
 pub(super) fn run(options: &BenchOptions, session: &Session<'_>) -> Result<CommandResult> {
-    options.plot.as_deref().map_or(Ok(()), plot::check)?;
+    options.plot.as_deref().map_or(Ok(()), picture::check)?;
     let request = request(options)?;
     let outcome = {
         let mut bar = Bar::new(session.interrupted);

@@ -30,12 +30,8 @@ pub(super) fn run_io(arguments: DsIoOptions, session: &mut Session<'_>) -> Resul
         warmup_loops: arguments.warmup_loops,
         include_warmup_time: arguments.include_warmup_time,
     };
-    let metrics = {
-        let mut bar = Bar::new(session.interrupted);
-        let output = &mut *session.stdout;
-        let mut print_line = |text: &str| output.write_all(text.as_bytes()).map_err(output_error);
-        io::run(&options, &session.launcher, &mut bar, &mut print_line)?
-    };
+    let launcher = session.launcher.clone();
+    let metrics = with_progress(session, |bar, print| io::run(&options, &launcher, bar, print))?;
     print(session, &metrics.text())
 }
 
@@ -52,11 +48,15 @@ pub(super) fn run_tune(arguments: DsTuneOptions, session: &mut Session<'_>) -> R
         loops: arguments.loops,
         verbose: arguments.verbose,
     };
-    let summary = {
-        let mut bar = Bar::new(session.interrupted);
-        let output = &mut *session.stdout;
-        let mut print_line = |text: &str| output.write_all(text.as_bytes()).map_err(output_error);
-        tune::run(&options, &mut bar, &mut print_line)?
-    };
+    let summary = with_progress(session, |bar, print| tune::run(&options, bar, print))?;
     print(session, &summary)
+}
+
+/// Runs a command with a progress bar and with a function that writes to standard output.
+fn with_progress<T>(
+    session: &mut Session<'_>,
+    command: impl FnOnce(&mut Bar<'_>, &mut dyn FnMut(&str) -> Result<()>) -> Result<T>,
+) -> Result<T> {
+    let output = &mut *session.stdout;
+    command(&mut Bar::new(session.interrupted), &mut |text| output.write_all(text.as_bytes()).map_err(output_error))
 }

@@ -14,14 +14,14 @@ use super::progress_bar::Bar;
 use super::session::{CommandResult, Session};
 use crate::arguments::TuneOptions;
 use crate::deepspeed::tune::sweep_config;
-use crate::show::{self, heatmap, plot};
+use crate::show::{self, heatmap, picture};
 
 /// The default file for settings, in the current folder.
 const DEFAULT_OUTPUT: &str = "deepnvme.toml";
 
 pub(super) fn run(options: &TuneOptions, session: &Session<'_>) -> Result<CommandResult> {
     gds::gds_mode(options.gds, options.gpu)?;
-    options.plot.as_deref().map_or(Ok(()), plot::check)?;
+    options.plot.as_deref().map_or(Ok(()), picture::check)?;
     let request = request(options)?;
     if let Some(settings) = &options.compare {
         let file = SettingsFile::load(settings)?;

@@ -7,13 +7,13 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use deepnvme_io::display;
+use deepnvme_perf::Result;
 use deepnvme_perf::bench::summary::median;
 use deepnvme_perf::measure::Direction;
 use deepnvme_perf::tune::{FolderResult, Outcome, Trial};
 use deepnvme_perf::units::bytes_option;
-use deepnvme_perf::{Error, Result};
 
-use super::plot::{check, page};
+use super::picture::{self, Drawn};
 
 const PANEL_WIDTH: u32 = 300;
 const PANEL_HEIGHT: u32 = 280;
@@ -27,11 +27,7 @@ type Cells = BTreeMap<(u64, u32), f64>;
 /// # Errors
 /// `Usage` for another extension; an I/O error.
 pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
-    check(path)?;
-    let picture = svg(outcome).map_err(|error| Error::failed(format!("cannot draw the heat map: {error}")))?;
-    let is_page = path.extension().is_some_and(|ending| ending == "html");
-    let text = if is_page { page("deepnvme tune", &picture) } else { picture };
-    Ok(deepnvme_file::replace::replace_small(path, text.as_bytes())?)
+    picture::write(path, "deepnvme tune", "heat map", || svg(outcome))
 }
 
 /// One row of panels: a folder and a direction.
@@ -65,7 +61,7 @@ fn panels(tried: &[Trial]) -> BTreeMap<u32, Cells> {
     panels
 }
 
-fn svg(outcome: &Outcome) -> std::result::Result<String, Box<dyn std::error::Error>> {
+fn svg(outcome: &Outcome) -> Drawn<String> {
     let rows = rows(outcome);
     let columns = rows.iter().map(|row| row.panels.len()).max().unwrap_or(1).max(1);
     let size = (PANEL_WIDTH * columns as u32, (PANEL_HEIGHT + 30) * rows.len().max(1) as u32);
@@ -95,7 +91,7 @@ fn draw_panel(
     (blocks, depths): &(Vec<u64>, Vec<u32>),
     range: (f64, f64),
     area: &DrawingArea<SVGBackend<'_>, Shift>,
-) -> std::result::Result<(), Box<dyn std::error::Error>> {
+) -> Drawn<()> {
     let (width, height) = area.dim_in_pixel();
     let (step_x, step_y) = (
         (width as i32 - MARGIN - 8) / blocks.len().max(1) as i32,

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod checkpoint;
 pub mod heatmap;
 pub(crate) mod pack;
+pub mod picture;
 pub mod plot;
 pub mod report;
 pub mod tune;

@@ -5,12 +5,13 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use deepnvme_io::display;
+use deepnvme_perf::Result;
 use deepnvme_perf::bench::Outcome;
 use deepnvme_perf::bench::summary::all_latencies;
 use deepnvme_perf::measure::Sample;
 use deepnvme_perf::measure::sample::Latencies;
-use deepnvme_perf::{Error, Result};
+
+use super::picture::{self, Drawn};
 
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 760;
@@ -22,41 +23,16 @@ const SPANS: f64 = 12.0;
 const BARS_PER_DECADE: f64 = 10.0;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 
 /// Writes the picture as `.svg`, or as a self-contained `.html` page.
 ///
 /// # Errors
 /// `Usage` for another extension; an I/O error.
 pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
-    check(path)?;
-    let picture = svg(outcome).map_err(|error| Error::failed(format!("cannot draw the plot: {error}")))?;
-    let is_page = path.extension().is_some_and(|ending| ending == "html");
-    let text = if is_page { page("deepnvme bench", &picture) } else { picture };
-    Ok(deepnvme_file::replace::replace_small(path, text.as_bytes())?)
+    picture::write(path, "deepnvme bench", "plot", || svg(outcome))
 }
 
-/// Checks the extension of the file name.
-///
-/// # Errors
-/// `Usage` for another extension.
-pub fn check(path: &Path) -> Result<()> {
-    match path.extension().and_then(|ending| ending.to_str()) {
-        Some("svg" | "html") => Ok(()),
-        _ => Err(Error::usage(format!("--plot {}: the name must end in .svg or .html", display::path(path)))),
-    }
-}
-
-/// Returns an HTML page with a picture.
-pub(crate) fn page(title: &str, picture: &str) -> String {
-    format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n\
-         <style>body{{margin:2em auto;max-width:60em;font-family:sans-serif}}svg{{width:100%;height:auto}}</style></head>\n\
-         <body>\n{picture}\n</body></html>\n"
-    )
-}
-
-fn svg(outcome: &Outcome) -> std::result::Result<String, Box<dyn std::error::Error>> {
+fn svg(outcome: &Outcome) -> Drawn<String> {
     let mut picture = String::new();
     {
         let root = SVGBackend::with_string(&mut picture, (WIDTH, HEIGHT)).into_drawing_area();
@@ -72,7 +48,7 @@ fn svg(outcome: &Outcome) -> std::result::Result<String, Box<dyn std::error::Err
 }
 
 /// Draws the histogram of latencies over a logarithmic axis.
-fn draw_latencies(outcome: &Outcome, area: &Area<'_>) -> Drawn {
+fn draw_latencies(outcome: &Outcome, area: &Area<'_>) -> Drawn<()> {
     let histograms: Vec<_> = outcome.results.iter().map(|line| bars(&all_latencies(&line.samples))).collect();
     let bar_indices = || histograms.iter().flatten().map(|(index, _)| *index);
     let (Some(first), Some(last)) = (bar_indices().min(), bar_indices().max()) else {
@@ -109,7 +85,7 @@ fn draw_latencies(outcome: &Outcome, area: &Area<'_>) -> Drawn {
 }
 
 /// Draws a line per round over the seconds of the round.
-fn draw_bandwidth(outcome: &Outcome, area: &Area<'_>) -> Drawn {
+fn draw_bandwidth(outcome: &Outcome, area: &Area<'_>) -> Drawn<()> {
     let lines: Vec<(usize, Vec<(f64, f64)>)> = outcome
         .results
         .iter()

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::batch_functions::{Event, Functions, MODE, Parameters, READ, Timespec, WRITE};
-use super::error::IoError;
+use super::error::IoResult;
 use super::{CuFile, DeviceSpan, FileHandle};
 use crate::abi::Handle;
 use crate::device::Device;
@@ -42,7 +42,7 @@ pub struct BatchEvent {
     /// The cookie of the entry.
     pub cookie: usize,
     /// The bytes transferred, or the error.
-    pub result: std::result::Result<usize, IoError>,
+    pub result: IoResult,
 }
 
 impl BatchEvent {

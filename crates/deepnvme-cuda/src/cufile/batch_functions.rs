@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libloading::Library;
 
-use super::error::{IoError, Status};
+use super::error::{IoError, IoResult, Status};
 use crate::abi::Handle;
 
 /// The first version whose batches are known to work (CUDA 12.1): 1000 times the major version plus 10 times the
@@ -96,7 +96,7 @@ impl Functions {
 
 impl Event {
     /// Returns the result of a completed transfer; `None` while it is in progress.
-    pub(super) fn outcome(self) -> Option<Result<usize, IoError>> {
+    pub(super) fn outcome(self) -> Option<IoResult> {
         match self.status {
             NONE | WAITING | PENDING => None,
             COMPLETE if self.result >= 0 => Some(Ok(self.result as usize)),

@@ -18,6 +18,9 @@ pub enum IoError {
     Device(Error),
 }
 
+/// The bytes that were moved, or the error.
+pub type IoResult = std::result::Result<usize, IoError>;
+
 impl fmt::Display for IoError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::CuFile;
 use super::buffer::DeviceSpan;
-use super::error::{IoError, name};
+use super::error::{IoError, IoResult, name};
 use super::functions::FileDescription;
 use crate::abi::Handle;
 use crate::device::Device;
@@ -57,12 +57,7 @@ impl FileHandle {
     ///
     /// # Safety
     /// Until this returns, the span is memory of this device with no other access.
-    pub unsafe fn read(
-        &self,
-        device: &Arc<Device>,
-        span: DeviceSpan,
-        offset: u64,
-    ) -> std::result::Result<usize, IoError> {
+    pub unsafe fn read(&self, device: &Arc<Device>, span: DeviceSpan, offset: u64) -> IoResult {
         let (read, base) = (self.cufile.functions().read, ptr::with_exposed_provenance_mut(span.base));
         // SAFETY: guaranteed by the caller.
         in_context(device, || unsafe { read(self.handle, base, span.bytes, offset as i64, span.offset_in_base as i64) })
@@ -75,12 +70,7 @@ impl FileHandle {
     ///
     /// # Safety
     /// Until this returns, the span is memory of this device that is not written.
-    pub unsafe fn write(
-        &self,
-        device: &Arc<Device>,
-        span: DeviceSpan,
-        offset: u64,
-    ) -> std::result::Result<usize, IoError> {
+    pub unsafe fn write(&self, device: &Arc<Device>, span: DeviceSpan, offset: u64) -> IoResult {
         let (write, base) = (self.cufile.functions().write, ptr::with_exposed_provenance(span.base));
         // SAFETY: guaranteed by the caller.
         in_context(device, || unsafe {
@@ -103,13 +93,13 @@ impl fmt::Debug for FileHandle {
 }
 
 /// Calls with the device's context current, and converts the result.
-fn in_context(device: &Device, call: impl FnOnce() -> isize) -> std::result::Result<usize, IoError> {
+fn in_context(device: &Device, call: impl FnOnce() -> isize) -> IoResult {
     let _current = device.enter().map_err(IoError::Device)?;
     outcome(call())
 }
 
 /// Converts a result. Minus one means that `errno` has the reason.
-fn outcome(status: isize) -> std::result::Result<usize, IoError> {
+fn outcome(status: isize) -> IoResult {
     match status {
         -1 => Err(IoError::Kernel(io::Error::last_os_error().raw_os_error().unwrap_or(5))),
         ..-1 => {

@@ -18,7 +18,7 @@ use once_cell::race::OnceBox;
 
 pub use batch::{Batch, BatchEntry, BatchEvent};
 pub use buffer::{BufferRegistration, DeviceSpan};
-pub use error::IoError;
+pub use error::{IoError, IoResult};
 pub use file::FileHandle;
 
 use self::error::{Status, check};

@@ -1,4 +1,5 @@
 //! The fake GPU driver, and memory on its GPUs.
+#![allow(dead_code, reason = "every test binary uses its own part")]
 
 use std::any::Any;
 use std::ffi::{c_int, c_uint};
@@ -11,22 +12,41 @@ use deepnvme_io::mem::{Device, Region, RegionMut, StreamHandle, Strided};
 pub(crate) use deepnvme_fake_driver::pattern;
 
 /// The fake driver, with the test's own context on each GPU, as torch has.
-pub(crate) struct Gpu(Loaded);
+pub(crate) struct Gpu {
+    driver: Loaded,
+    may_leak: bool,
+}
 
 impl Deref for Gpu {
     type Target = Loaded;
 
     fn deref(&self) -> &Loaded {
-        &self.0
+        &self.driver
+    }
+}
+
+impl Drop for Gpu {
+    /// Checks a test that has passed. Bind the GPU first: all that uses it is dropped before.
+    fn drop(&mut self) {
+        if !self.may_leak && !std::thread::panicking() {
+            self.assert_clean();
+        }
     }
 }
 
 impl Gpu {
     pub(crate) fn new() -> Self {
-        let gpu = Self(Loaded::exclusive());
+        let gpu = Self { driver: Loaded::exclusive(), may_leak: false };
         for device in 0..2 {
             gpu.enter(device);
         }
+        gpu
+    }
+
+    /// Returns a GPU for a test that leaks on purpose, or whose backends outlive it.
+    pub(crate) fn leaky() -> Self {
+        let mut gpu = Self::new();
+        gpu.may_leak = true;
         gpu
     }
 
@@ -62,12 +82,12 @@ impl Gpu {
     }
 
     pub(crate) fn poke(&self, memory: &GpuMemory, bytes: &[u8]) {
-        self.0.poke(memory.at, bytes);
+        self.driver.poke(memory.at, bytes);
     }
 
     /// Returns the current content of the memory.
     pub(crate) fn peek(&self, memory: &GpuMemory) -> Vec<u8> {
-        self.0.peek(memory.at, memory.bytes)
+        self.driver.peek(memory.at, memory.bytes)
     }
 
     /// Creates a stream that does not synchronize with the default one.

@@ -1,4 +1,5 @@
-//! Helpers of the cuFile tests for engines and files.
+//! Helpers of the GPU tests for engines and files.
+#![allow(dead_code, reason = "every test binary uses its own part")]
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,6 +7,16 @@ use std::sync::Arc;
 use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions};
 use deepnvme_mem::{Region, RegionMut};
 
+use crate::fake_driver::Gpu;
+
+/// Returns the GPUs, a folder, an engine, and the empty file `file` in the folder. They are dropped in reverse order.
+pub(crate) fn set_up(config: Config) -> (Gpu, tempfile::TempDir, Engine, Arc<TensorFile>) {
+    let (gpu, folder) = (Gpu::new(), folder());
+    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    (gpu, folder, Engine::new(config).unwrap(), file)
+}
+
+/// Returns settings for transfers with cuFile.
 pub(crate) fn config(gds: DirectMode) -> Config {
     Config { gds, workers: 2, queue_depth: 8, block_bytes: 128 << 10, ..Config::default() }
 }
@@ -24,6 +35,11 @@ pub(crate) fn write(engine: &Engine, file: &Arc<TensorFile>, offset: u64, source
     engine.write(file, offset, source, WriteOptions::default()).unwrap().wait().1.unwrap();
 }
 
+pub(crate) fn read(engine: &Engine, file: &Arc<TensorFile>, offset: u64, target: RegionMut) {
+    engine.read(file, offset, target).unwrap().wait().1.unwrap();
+}
+
+/// Reads a range of a file into host memory.
 pub(crate) fn on_host(engine: &Engine, file: &Arc<TensorFile>, offset: u64, bytes: usize) -> Vec<u8> {
     let (target, read) = engine.read(file, offset, RegionMut::from_vec(vec![0; bytes])).unwrap().wait();
     read.unwrap();

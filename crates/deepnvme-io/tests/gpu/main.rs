@@ -3,42 +3,29 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 mod fake_driver;
+mod files;
 mod memory;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deepnvme_io::op::Direction;
-use deepnvme_io::{
-    Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, ReadItem, TensorFile, WriteItem,
-    WriteOptions,
-};
+use deepnvme_io::{BackendChoice, Config, DirectMode, Engine, ErrorKind, ReadItem, WriteItem, WriteOptions};
 use deepnvme_mem::{Region, RegionMut, Strided};
 use fake_driver::{Gpu, pattern};
+use files::{folder, on_host, open, read, set_up, write};
 
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
 
-fn engine(backend: BackendChoice) -> Option<Engine> {
-    let config = Config { backend, workers: 2, queue_depth: 8, block_bytes: 16384, ..Config::default() };
-    Engine::new(config).ok()
-}
-
-fn open(path: &Path, direct: DirectMode) -> Arc<TensorFile> {
-    let options = OpenOptions { access: Access::ReadWrite, create: true, direct };
-    TensorFile::open(path, options).unwrap()
-}
-
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+fn config(backend: BackendChoice) -> Config {
+    Config { backend, workers: 2, queue_depth: 8, block_bytes: 16384, ..Config::default() }
 }
 
 #[test]
 fn every_size_and_place_comes_back_under_every_backend() {
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = (Gpu::new(), folder());
     for (number, backend) in CHOICES.into_iter().enumerate() {
-        let Some(engine) = engine(backend) else { continue };
+        let Ok(engine) = Engine::new(config(backend)) else { continue };
         for direct in [DirectMode::Preferred, DirectMode::Disabled] {
             let file = open(&folder.path().join(format!("{number}-{direct:?}")), direct);
             for (seed, (bytes, offset)) in
@@ -50,11 +37,7 @@ fn every_size_and_place_comes_back_under_every_backend() {
                 let memory = gpu.memory(device, bytes, seed as u64);
                 let (_, wrote) = engine.write(&file, offset, memory.region(), WriteOptions::default()).unwrap().wait();
                 assert_eq!(wrote.unwrap().bytes, bytes as u64);
-                let host = RegionMut::from_vec(vec![0; bytes]);
-                let (host, read) = engine.read(&file, offset, host).unwrap().wait();
-                read.unwrap();
-                let mut seen = vec![0; bytes];
-                host.unwrap().region().copy_to_slice(0, &mut seen);
+                let seen = on_host(&engine, &file, offset, bytes);
                 assert!(seen == pattern(seed as u64, bytes), "written: {backend:?} {direct:?} {bytes} at {offset}");
                 let other = gpu.memory(1 - device, bytes, 99);
                 let (returned, read) = engine.read(&file, offset, other.region_mut()).unwrap().wait();
@@ -73,7 +56,6 @@ fn every_size_and_place_comes_back_under_every_backend() {
         assert!(stats.pool_bytes <= engine.config().pool_bound_bytes());
     }
     assert_eq!(gpu.count("pageable_copies"), 0, "the slots are registered");
-    gpu.assert_clean();
 }
 
 /// Returns rows and columns of a matrix, a transposed one, and one with a step.
@@ -94,10 +76,7 @@ fn layouts() -> Vec<(usize, Strided)> {
 
 #[test]
 fn strided_tensors() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let engine = engine(BackendChoice::Threads).unwrap();
-    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let (gpu, _folder, engine, file) = set_up(config(BackendChoice::Threads));
     for (seed, (at, layout)) in layouts().into_iter().enumerate() {
         let memory = gpu.memory(0, 1_000_000, seed as u64);
         // The expected bytes, by the same layout in host memory.
@@ -105,16 +84,13 @@ fn strided_tensors() {
         let flat = Region::from_vec(host.clone()).view(at, &layout).unwrap();
         let mut expected = vec![0; flat.len()];
         flat.copy_to_slice(0, &mut expected);
-        engine.write(&file, 5, memory.strided(at, layout.clone()), WriteOptions::default()).unwrap().wait().1.unwrap();
-        let (target, read) = engine.read(&file, 5, RegionMut::from_vec(vec![0; expected.len()])).unwrap().wait();
-        read.unwrap();
-        let mut seen = vec![0; expected.len()];
-        target.unwrap().region().copy_to_slice(0, &mut seen);
+        write(&engine, &file, 5, memory.strided(at, layout.clone()));
+        let mut seen = on_host(&engine, &file, 5, expected.len());
         assert!(seen == expected, "written: {layout:?}");
 
         let fresh = pattern(1000 + seed as u64, expected.len());
-        engine.write(&file, 5, Region::from_vec(fresh.clone()), WriteOptions::default()).unwrap().wait().1.unwrap();
-        engine.read(&file, 5, memory.strided_mut(at, layout.clone())).unwrap().wait().1.unwrap();
+        write(&engine, &file, 5, Region::from_vec(fresh.clone()));
+        read(&engine, &file, 5, memory.strided_mut(at, layout.clone()));
         let after = gpu.peek(&memory);
         let again = Region::from_vec(after.clone()).view(at, &layout).unwrap();
         again.copy_to_slice(0, &mut seen);
@@ -131,16 +107,11 @@ fn strided_tensors() {
         host.iter_mut().zip(&after).zip(&marks).filter(|(_, mark)| **mark).for_each(|((old, new), _)| *old = *new);
         assert!(host == after, "between the elements: {layout:?}");
     }
-    drop(engine);
-    gpu.assert_clean();
 }
 
 #[test]
 fn a_write_waits_for_what_its_stream_had_been_given() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let engine = engine(BackendChoice::Auto).unwrap();
-    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let (gpu, _folder, engine, file) = set_up(config(BackendChoice::Auto));
     let stream = gpu.stream(1);
     let memory = gpu.memory(1, 200_000, 1);
     gpu.fill(stream, &memory, 2, 60_000);
@@ -156,29 +127,22 @@ fn a_write_waits_for_what_its_stream_had_been_given() {
         .unwrap();
     assert!(began.elapsed() < Duration::from_millis(55), "nobody else waits");
     pending.wait().1.unwrap();
-    let (target, read) = engine.read(&file, 0, RegionMut::from_vec(vec![0; 200_000])).unwrap().wait();
-    read.unwrap();
-    let mut seen = vec![0; 200_000];
-    target.unwrap().region().copy_to_slice(0, &mut seen);
+    let seen = on_host(&engine, &file, 0, 200_000);
     assert!(seen == pattern(2, 200_000), "what the kernel made, not what was there before");
     assert_eq!(engine.stats().gpu_waits, 1);
     drop(engine);
     gpu.end_stream(1, stream);
-    gpu.assert_clean();
 }
 
 #[test]
 fn a_read_does_not_overwrite_what_a_kernel_still_reads() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let engine = engine(BackendChoice::Auto).unwrap();
-    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let (gpu, _folder, engine, file) = set_up(config(BackendChoice::Auto));
     let bytes = pattern(3, 150_000);
-    engine.write(&file, 0, Region::from_vec(bytes.clone()), WriteOptions::default()).unwrap().wait().1.unwrap();
+    write(&engine, &file, 0, Region::from_vec(bytes.clone()));
     let stream = gpu.stream(0);
     let (memory, other) = (gpu.memory(0, 150_000, 1), gpu.memory(0, 150_000, 2));
     gpu.copy(stream, &other, &memory, 50_000);
-    engine.read(&file, 0, memory.region_mut().after(stream)).unwrap().wait().1.unwrap();
+    read(&engine, &file, 0, memory.region_mut().after(stream));
     assert!(gpu.peek(&memory) == bytes);
     assert!(gpu.peek(&other) == pattern(1, 150_000), "what was there before the read");
     // Work launched now sees the bytes of the read, on any stream.
@@ -188,15 +152,11 @@ fn a_read_does_not_overwrite_what_a_kernel_still_reads() {
     assert!(gpu.peek(&other) == bytes);
     drop(engine);
     gpu.end_stream(0, stream);
-    gpu.assert_clean();
 }
 
 #[test]
 fn a_request_that_waits_for_its_stream_can_be_cancelled_and_an_engine_dropped() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let engine = engine(BackendChoice::Auto).unwrap();
-    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let (gpu, folder, engine, file) = set_up(config(BackendChoice::Auto));
     let stream = gpu.stream(0);
     let memory = gpu.memory(0, 50_000, 1);
     gpu.fill(stream, &memory, 2, 80_000);
@@ -211,15 +171,11 @@ fn a_request_that_waits_for_its_stream_can_be_cancelled_and_an_engine_dropped() 
     assert_eq!(kept.wait().1.unwrap().bytes, 50_000);
     assert!(std::fs::read(folder.path().join("file")).unwrap() == pattern(2, 50_000));
     gpu.end_stream(0, stream);
-    gpu.assert_clean();
 }
 
 #[test]
 fn one_batch_over_the_host_and_two_gpus() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let engine = engine(BackendChoice::Auto).unwrap();
-    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let (gpu, _folder, engine, file) = set_up(config(BackendChoice::Auto));
     let sizes = [5000, 3, 40_000, 4096, 700, 9, 100_000, 1234];
     let expected: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(i, bytes)| pattern(i as u64, *bytes)).collect();
     let memories: Vec<_> =
@@ -253,8 +209,6 @@ fn one_batch_over_the_host_and_two_gpus() {
         };
         assert!(seen == expected[number], "item {number}");
     }
-    drop(engine);
-    gpu.assert_clean();
 }
 
 /// Fails every driver call of the engine at its first, second and fifth use.
@@ -274,13 +228,12 @@ fn whatever_the_driver_refuses_is_an_error_and_leaves_nothing() {
         "cuMemcpyDtoHAsync_v2",
         "cuMemcpy2DAsync_v2",
     ];
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = (Gpu::new(), folder());
     let mut refused = 0;
     for call in CALLS {
         for after in [0, 1, 4] {
             let file = open(&folder.path().join("file"), DirectMode::Preferred);
-            let engine = engine(BackendChoice::Auto).unwrap();
+            let engine = Engine::new(config(BackendChoice::Auto)).unwrap();
             engine
                 .write(&file, 0, Region::from_vec(vec![1; 200_000]), WriteOptions::default())
                 .unwrap()
@@ -291,12 +244,12 @@ fn whatever_the_driver_refuses_is_an_error_and_leaves_nothing() {
             let layout = Strided { shape: vec![300, 100], stride_bytes: vec![400, 1], item_bytes: 1 };
             gpu.clear();
             gpu.fail(call, after, 700);
-            let write =
+            let wrote =
                 engine.write(&file, 0, memory.region(), WriteOptions::default()).map(|pending| pending.wait().1);
-            let read = engine.read(&file, 0, memory.region_mut()).map(|pending| pending.wait().1);
+            let filled = engine.read(&file, 0, memory.region_mut()).map(|pending| pending.wait().1);
             let strided = engine.write(&file, 0, memory.strided(0, layout), WriteOptions::default());
             let strided = strided.map(|pending| pending.wait().1);
-            for outcome in [write, read, strided] {
+            for outcome in [wrote, filled, strided] {
                 if let Err(error) | Ok(Err(error)) = outcome {
                     refused += 1;
                     let text = error.to_string();
@@ -308,7 +261,7 @@ fn whatever_the_driver_refuses_is_an_error_and_leaves_nothing() {
             gpu.clear();
             // The engine continues to work.
             gpu.poke(&memory, &pattern(6, 150_000));
-            engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap().wait().1.unwrap();
+            write(&engine, &file, 0, memory.region());
             let seen = std::fs::read(folder.path().join("file")).unwrap();
             assert!(seen[..150_000] == pattern(6, 150_000) && seen[150_000..] == [1; 50_000], "{call}");
             drop((engine, memory));
@@ -322,15 +275,14 @@ fn whatever_the_driver_refuses_is_an_error_and_leaves_nothing() {
 #[test]
 fn a_recording_has_every_copy_once_and_each_after_or_before_its_transfer() {
     use deepnvme_io::trace::EventKind;
-    let gpu = Gpu::new();
-    let folder = folder();
+    let (gpu, folder) = (Gpu::new(), folder());
     for (number, backend) in CHOICES.into_iter().enumerate() {
-        let Some(engine) = engine(backend) else { continue };
+        let Ok(engine) = Engine::new(config(backend)) else { continue };
         let file = open(&folder.path().join(format!("{number}")), DirectMode::Preferred);
         let memory = gpu.memory(1, 1 << 20, 5);
         let recording = engine.record().unwrap();
-        engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap().wait().1.unwrap();
-        engine.read(&file, 0, memory.region_mut()).unwrap().wait().1.unwrap();
+        write(&engine, &file, 0, memory.region());
+        read(&engine, &file, 0, memory.region_mut());
         let recorded = recording.stop().unwrap();
         let stats = engine.stats();
         let (mut copies, mut bytes) = (0, [0, 0]);
@@ -354,72 +306,52 @@ fn a_recording_has_every_copy_once_and_each_after_or_before_its_transfer() {
             assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{backend:?}: {spans:?}");
         }
     }
-    gpu.assert_clean();
 }
 
 #[test]
 fn memory_that_cannot_be_registered_is_staged_and_says_so() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let engine = engine(BackendChoice::Auto).unwrap();
-    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let (gpu, folder, engine, file) = set_up(config(BackendChoice::Auto));
     let memory = gpu.memory(0, 100_000, 1);
     // Both workers.
     gpu.fail("cuMemHostRegister_v2", 0, 2);
     gpu.fail("cuMemHostRegister_v2", 1, 2);
     for _ in 0..20 {
-        engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap().wait().1.unwrap();
+        write(&engine, &file, 0, memory.region());
     }
     assert!(std::fs::read(folder.path().join("file")).unwrap() == pattern(1, 100_000));
     let reason = engine.stats().staged_reason.unwrap();
     assert!(reason.contains("cuMemHostRegister") && reason.contains("lower"), "{reason}");
-    drop(engine);
-    gpu.assert_clean();
 }
 
 #[test]
 fn a_gpu_that_is_not_there() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let engine = engine(BackendChoice::Auto).unwrap();
-    let path = folder.path().join("file");
-    let file = open(&path, DirectMode::Preferred);
+    let (gpu, _folder, engine, file) = set_up(config(BackendChoice::Auto));
     let memory = gpu.memory(0, 100, 1);
     let elsewhere = memory.on_device(7);
     let error = engine.write(&file, 0, elsewhere, WriteOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);
     assert!(error.to_string().contains("cuDeviceGet"), "{error}");
-    drop(engine);
-    gpu.assert_clean();
 }
 
 #[test]
 fn many_requests_share_the_slots() {
-    let gpu = Gpu::new();
-    let folder = folder();
-    let engine = engine(BackendChoice::Auto).unwrap();
-    let file = open(&folder.path().join("file"), DirectMode::Preferred);
+    let (gpu, _folder, engine, file) = set_up(config(BackendChoice::Auto));
     let count = 60;
     let memories: Vec<_> = (0..count).map(|i| gpu.memory(i % 2, 30_000 + i as usize, i.into())).collect();
-    let offset = |i: usize| i as u64 * 40_000;
-    let pendings: Vec<_> = memories
-        .iter()
-        .enumerate()
-        .map(|(i, memory)| engine.write(&file, offset(i), memory.region(), WriteOptions::default()).unwrap())
+    let each = || memories.iter().enumerate().map(|(i, memory)| (i as u64 * 40_000, memory));
+    let writes: Vec<_> = each()
+        .map(|(offset, memory)| engine.write(&file, offset, memory.region(), WriteOptions::default()).unwrap())
         .collect();
-    for pending in pendings {
-        pending.wait().1.unwrap();
+    for write in writes {
+        write.wait().1.unwrap();
     }
     for memory in &memories {
         gpu.poke(memory, &vec![0; memory.bytes]);
     }
-    let pendings: Vec<_> = memories
-        .iter()
-        .enumerate()
-        .map(|(i, memory)| engine.read(&file, offset(i), memory.region_mut()).unwrap())
-        .collect();
-    for pending in pendings {
-        pending.wait().1.unwrap();
+    let reads: Vec<_> =
+        each().map(|(offset, memory)| engine.read(&file, offset, memory.region_mut()).unwrap()).collect();
+    for read in reads {
+        read.wait().1.unwrap();
     }
     for (i, memory) in memories.iter().enumerate() {
         assert!(gpu.peek(memory) == pattern(i as u64, memory.bytes), "request {i}");
@@ -429,5 +361,4 @@ fn many_requests_share_the_slots() {
     assert_eq!(stats.bytes_to_gpu, memories.iter().map(|memory| memory.bytes as u64).sum::<u64>());
     drop(engine);
     assert_eq!(gpu.calls("cuMemHostRegister_v2"), 2, "once for each worker's slots");
-    gpu.assert_clean();
 }

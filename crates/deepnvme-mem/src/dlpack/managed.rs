@@ -38,6 +38,21 @@ mod sealed {
     impl Sealed for crate::dlpack::DLManagedTensorVersioned {}
 }
 
+/// Defines the accessors of the fields that both forms have.
+macro_rules! fields_of_both_forms {
+    () => {
+        fn tensor(&self) -> &DLTensor {
+            &self.dl_tensor
+        }
+        fn deleter(&self) -> Option<Deleter<Self>> {
+            self.deleter
+        }
+        fn manager_ctx(&self) -> *mut c_void {
+            self.manager_ctx
+        }
+    };
+}
+
 impl Managed for DLManagedTensor {
     const CAPSULE_NAME: &'static CStr = c"dltensor";
     const USED_CAPSULE_NAME: &'static CStr = c"used_dltensor";
@@ -45,15 +60,7 @@ impl Managed for DLManagedTensor {
     fn assemble(dl_tensor: DLTensor, manager_ctx: *mut c_void, deleter: Deleter<Self>) -> Self {
         Self { dl_tensor, manager_ctx, deleter: Some(deleter) }
     }
-    fn tensor(&self) -> &DLTensor {
-        &self.dl_tensor
-    }
-    fn deleter(&self) -> Option<Deleter<Self>> {
-        self.deleter
-    }
-    fn manager_ctx(&self) -> *mut c_void {
-        self.manager_ctx
-    }
+    fields_of_both_forms!();
 }
 
 impl Managed for DLManagedTensorVersioned {
@@ -63,15 +70,7 @@ impl Managed for DLManagedTensorVersioned {
     fn assemble(dl_tensor: DLTensor, manager_ctx: *mut c_void, deleter: Deleter<Self>) -> Self {
         Self { version: VERSION, manager_ctx, deleter: Some(deleter), flags: 0, dl_tensor }
     }
-    fn tensor(&self) -> &DLTensor {
-        &self.dl_tensor
-    }
-    fn deleter(&self) -> Option<Deleter<Self>> {
-        self.deleter
-    }
-    fn manager_ctx(&self) -> *mut c_void {
-        self.manager_ctx
-    }
+    fields_of_both_forms!();
     fn version(&self) -> DLPackVersion {
         self.version
     }

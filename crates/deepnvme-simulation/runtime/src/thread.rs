@@ -34,10 +34,7 @@ pub fn process() -> ProcessId {
 
 /// Run `work` as part of a process.
 pub fn in_process<T>(process: ProcessId, work: impl FnOnce() -> T) -> T {
-    let before = PROCESS.with(|current| current.replace(process));
-    let result = work();
-    PROCESS.with(|current| current.set(before));
-    result
+    with_value(&PROCESS, process, work)
 }
 
 /// Return the calling thread's machine.
@@ -48,9 +45,14 @@ pub fn world() -> WorldId {
 
 /// Run `work` on a machine.
 pub fn in_world<T>(world: WorldId, work: impl FnOnce() -> T) -> T {
-    let before = WORLD.with(|current| current.replace(world));
+    with_value(&WORLD, world, work)
+}
+
+/// Run `work` with another value of a local.
+fn with_value<V: 'static, T>(local: &'static LocalKey<Cell<V>>, value: V, work: impl FnOnce() -> T) -> T {
+    let before = local.with(|current| current.replace(value));
     let result = work();
-    WORLD.with(|current| current.set(before));
+    local.with(|current| current.set(before));
     result
 }
 

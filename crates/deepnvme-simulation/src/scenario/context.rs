@@ -9,9 +9,10 @@ use deepnvme_io::{BackendFactory, Config, Engine, Result};
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread::{self, JoinHandle, ProcessId, WorldId};
 use deepnvme_testkit::rng::Rng;
+use deepnvme_testkit::simulated::ScheduledBackend;
 
 use super::kind::Kind;
-use crate::backend::WorldBackend;
+use crate::device::WorldDevice;
 use crate::world::{CrashPoints, MachineSnapshot, MemoryAllowance, Setup, World};
 
 /// Bounce memory of an engine.
@@ -123,6 +124,25 @@ impl Context {
         ignore_poison(self.report.lock()).failures.push(text);
     }
 
+    /// Draw one of `outcomes`: a power cut or a killed process after some steps, or in all others neither. Return whether
+    /// it is a power cut.
+    pub fn draw_crash(
+        &self,
+        rng: &mut Rng,
+        processes: u32,
+        outcomes: u64,
+        power_cut_steps: Range<u64>,
+        kill_steps: Range<u64>,
+    ) -> bool {
+        let mut state = self.world.state();
+        match rng.below(outcomes) {
+            0 => state.setup.power_cut_at = Some(rng.within(power_cut_steps)),
+            1 => state.setup.killed = Some((1 + rng.below(processes.into()) as u32, rng.within(kill_steps))),
+            _ => {}
+        }
+        state.setup.power_cut_at.is_some()
+    }
+
     /// Snapshot the machine as after a crash, just before some of the following changes: `count` of them, in `chance`
     /// of a thousand executions. If every change is checked, snapshot before each. `prepare` runs at that moment. The
     /// closure that it returns runs at the end, with a copy of the machine and whether the power was cut; twice if both
@@ -195,7 +215,7 @@ impl Context {
         let seed = rng.next_u64();
         let factory: BackendFactory = Arc::new(move |setup| {
             let rng = Rng::keyed(seed, &[u64::from(setup.worker_index)]);
-            Ok(Box::new(WorldBackend::new(&world, setup.queue_depth, rng)))
+            Ok(Box::new(ScheduledBackend::new(WorldDevice(world.clone()), setup.queue_depth, rng)))
         });
         Engine::with_backends(config, factory).map(Arc::new)
     }

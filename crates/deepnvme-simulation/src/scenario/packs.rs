@@ -75,15 +75,7 @@ pub(super) fn run(context: &Context) {
         users::create_user_file(context, &scenario.folder.join(name));
     }
     let processes = rng.within(1..3) as u32;
-    let is_cut = {
-        let mut state = context.world.state();
-        match rng.below(3) {
-            0 => state.setup.power_cut_at = Some(rng.within(1..250)),
-            1 => state.setup.killed = Some((1 + rng.below(processes.into()) as u32, rng.within(1..250))),
-            _ => {}
-        }
-        state.setup.power_cut_at.is_some()
-    };
+    let is_cut = context.draw_crash(&mut rng, processes, 3, 1..250, 1..250);
     let watched = Arc::clone(&scenario);
     context.check_crashes(1000, CRASH_CHECKS, move || {
         let seen = watched.copy();

@@ -40,15 +40,7 @@ pub(super) fn run(context: &Context) {
         }
     }
     let processes = rng.within(1..4) as u32;
-    let is_cut = {
-        let mut state = context.world.state();
-        match rng.below(3) {
-            0 => state.setup.power_cut_at = Some(rng.within(1..200)),
-            1 => state.setup.killed = Some((1 + rng.below(processes.into()) as u32, rng.within(1..150))),
-            _ => {}
-        }
-        state.setup.power_cut_at.is_some()
-    };
+    let is_cut = context.draw_crash(&mut rng, processes, 3, 1..200, 1..150);
     context.world.bound_memory();
     let watched = Arc::clone(&scenario);
     context.check_crashes(400, 3, move || {

@@ -1,6 +1,7 @@
 //! Several threads send requests to the engine, and cancel, prioritize, drop and fail them at any point. Each ends
 //! once, its memory is returned, and no byte changes afterwards.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -75,15 +76,7 @@ pub(super) fn run(context: &Context) {
     }
     create_initial_file(context, &scenario);
     let processes = rng.within(1..3) as u32;
-    let is_cut = {
-        let mut state = context.world.state();
-        match rng.below(4) {
-            0 => state.setup.power_cut_at = Some(rng.within(1..200)),
-            1 => state.setup.killed = Some((1 + rng.below(processes.into()) as u32, rng.within(1..150))),
-            _ => {}
-        }
-        state.setup.power_cut_at.is_some()
-    };
+    let is_cut = context.draw_crash(&mut rng, processes, 4, 1..200, 1..150);
     let watched = Arc::clone(&scenario);
     context.check_crashes(400, 2, move || {
         let seen = watched.copy();
@@ -235,17 +228,13 @@ impl Submitter<'_> {
         let durability = self.rng.pick(&[Durability::None, Durability::None, Durability::Data, Durability::Full]);
         let options = WriteOptions { durability, extent: WriteExtent::InPlace };
         self.scenario.area(self.area).begin_write(at, &bytes);
-        // In one piece, or in several separate ones.
-        let cut = if len > 2 && self.rng.chance(400) { 1 + self.rng.below(len as u64 - 1) as usize } else { len };
-        let items: Vec<WriteItem> = [(0, cut), (cut, len)]
-            .into_iter()
-            .filter(|(from, to)| from < to)
-            .map(|(from, to)| WriteItem {
-                file: Arc::clone(self.file),
-                offset: self.offset(at + from),
-                source: payload::region_with(&bytes[from..to]).region(),
-            })
-            .collect();
+        let pieces = self.draw_pieces(len);
+        let item = |piece: Range<usize>| WriteItem {
+            file: Arc::clone(self.file),
+            offset: self.offset(at + piece.start),
+            source: payload::region_with(&bytes[piece]).region(),
+        };
+        let items: Vec<WriteItem> = pieces.map(item).collect();
         let count = items.len();
         let Some(pending) = self.submit(|engine| engine.write_batch(items, options)) else { return };
         let Some((sources, result, was_cancelled)) = self.end(pending) else { return };
@@ -265,18 +254,21 @@ impl Submitter<'_> {
         }
     }
 
+    /// Draw one piece or several separate ones.
+    fn draw_pieces(&mut self, len: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let cut = if len > 2 && self.rng.chance(400) { 1 + self.rng.below(len as u64 - 1) as usize } else { len };
+        [0..cut, cut..len].into_iter().filter(|piece| !piece.is_empty())
+    }
+
     fn read(&mut self) {
         let (at, len) = self.draw_range();
-        let cut = if len > 2 && self.rng.chance(400) { 1 + self.rng.below(len as u64 - 1) as usize } else { len };
-        let items: Vec<ReadItem> = [(0, cut), (cut, len)]
-            .into_iter()
-            .filter(|(from, to)| from < to)
-            .map(|(from, to)| ReadItem {
-                file: Arc::clone(self.file),
-                offset: self.offset(at + from),
-                target: payload::allocate(to - from),
-            })
-            .collect();
+        let pieces = self.draw_pieces(len);
+        let item = |piece: Range<usize>| ReadItem {
+            file: Arc::clone(self.file),
+            offset: self.offset(at + piece.start),
+            target: payload::allocate(piece.len()),
+        };
+        let items: Vec<ReadItem> = pieces.map(item).collect();
         let count = items.len();
         let is_ahead = self.rng.chance(300);
         let submitted =

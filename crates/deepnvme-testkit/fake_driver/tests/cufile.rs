@@ -7,8 +7,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use common::api::{Description, DriverProperties, FileError};
-use common::files::{MIB, Setting, ok, setting};
-use common::{FakeDriver, NON_BLOCKING, SLOW_US, at, made, pattern, same};
+use common::files::{MIB, Setting, ok, setting, setting_with_stream};
+use common::{FakeDriver, SLOW_US, at, made, pattern, same};
 
 /// A transfer in pieces whose ends are aligned to nothing.
 const ODD: usize = MIB + 4321;
@@ -93,8 +93,7 @@ fn the_driver_is_opened_first_and_closed_last() {
 
 #[test]
 fn calls_are_not_ordered_behind_streams() {
-    let Setting { fake_driver, file: _file, handle, _folder } = setting();
-    let (stream, memory) = (fake_driver.stream(NON_BLOCKING), fake_driver.alloc(MIB));
+    let (Setting { fake_driver, file: _file, handle, _folder }, stream, memory) = setting_with_stream(MIB);
     assert_eq!((fake_driver.fake_driver_fill_kernel)(stream, memory, MIB, 3, SLOW_US), 0);
     assert_eq!((fake_driver.cuFileWrite)(handle, memory, MIB, 0, 0), MIB as isize);
     assert!(fake_driver.violations().contains("race: fake_driver_fill_kernel"), "{}", fake_driver.violations());

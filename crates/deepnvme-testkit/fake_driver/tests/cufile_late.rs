@@ -6,8 +6,8 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::api::{IoEvent, IoParams};
-use common::files::{MIB, Setting, ok, setting};
-use common::{NON_BLOCKING, NOT_READY, SLOW_US, count_up, made, pattern, same};
+use common::files::{MIB, Setting, ok, setting, setting_with_stream};
+use common::{NOT_READY, SLOW_US, count_up, made, pattern, same};
 
 #[test]
 fn batches_are_over_late_and_in_any_order() {
@@ -92,8 +92,7 @@ fn batches_are_canceled_and_waited_for_no_longer_than_asked() {
 
 #[test]
 fn queued_transfers_look_at_their_parameters_when_their_turn_comes() {
-    let Setting { fake_driver, file: _file, handle, _folder } = setting();
-    let (stream, memory) = (fake_driver.stream(NON_BLOCKING), fake_driver.alloc(2 * MIB));
+    let (Setting { fake_driver, file: _file, handle, _folder }, stream, memory) = setting_with_stream(2 * MIB);
     let slow = fake_driver.alloc(8);
     let (bytes, offset, skip, done) = (&mut MIB.clone(), &mut 0_i64, &mut 0_i64, &mut 0_isize);
     let read = |bytes: &mut usize, offset: &mut i64, skip: &mut i64, done: &mut isize| {
@@ -133,8 +132,7 @@ fn queued_transfers_look_at_their_parameters_when_their_turn_comes() {
 
 #[test]
 fn queued_transfers_write_in_the_order_of_their_stream() {
-    let Setting { fake_driver, file: _file, handle, _folder } = setting();
-    let (stream, memory) = (fake_driver.stream(NON_BLOCKING), fake_driver.alloc(MIB));
+    let (Setting { fake_driver, file: _file, handle, _folder }, stream, memory) = setting_with_stream(MIB);
     let (bytes, offset, skip, done) = (&mut MIB.clone(), &mut 0_i64, &mut 0_i64, &mut 0_isize);
     assert_eq!((fake_driver.fake_driver_fill_kernel)(stream, memory, MIB, 8, SLOW_US), 0);
     assert_eq!((fake_driver.cuFileWriteAsync)(handle, memory, bytes, offset, skip, done, stream), ok());
@@ -148,8 +146,7 @@ fn queued_transfers_write_in_the_order_of_their_stream() {
 
 #[test]
 fn what_is_registered_must_stay_until_all_is_over() {
-    let Setting { fake_driver, file: _file, handle, _folder } = setting();
-    let (stream, memory) = (fake_driver.stream(NON_BLOCKING), fake_driver.alloc(MIB));
+    let (Setting { fake_driver, file: _file, handle, _folder }, stream, memory) = setting_with_stream(MIB);
     let (bytes, offset, skip, done) = (&mut MIB.clone(), &mut 0_i64, &mut 0_i64, &mut 0_isize);
     assert_eq!((fake_driver.cuFileBufRegister)(memory, MIB, 0), ok());
     assert_eq!((fake_driver.fake_driver_fill_kernel)(stream, memory, MIB, 8, SLOW_US), 0);

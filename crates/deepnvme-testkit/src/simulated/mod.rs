@@ -1,25 +1,28 @@
 //! A backend with a seeded schedule, over a disk whose power can be cut.
 //!
-//! [`SimBackend`] decides when an op takes effect and in which order completions are returned. Time is counted in calls of
-//! `reap`, so nothing sleeps and every schedule is reproducible. [`SimDisk`] keeps a journal of writes and syncs, from which
+//! [`ScheduledBackend`] decides when an op takes effect and in which order completions are returned. Time is counted in
+//! calls of `reap`, so nothing sleeps and every schedule is reproducible. [`SimDevice`] is what changes, such as
+//! [`JournaledDevice`]. [`SimDisk`] keeps a journal of writes and syncs, from which
 //! [`SimDisk::crash_image`] draws possible contents after a power cut.
 //!
 //! The bytes go to the real file of the op (tmpfs is fastest), one op at a time through a real backend, the carrier. So this
 //! crate needs no unsafe code to write an op's memory, and file sizes, truncation and reopening by path are real.
 
-mod backend;
+mod device;
 mod journal;
+mod schedule;
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-pub use backend::SimBackend;
 use deepnvme_io::backend::{Backend, BackendSetup};
 use deepnvme_io::op::Op;
 use deepnvme_mem::sync::ignore_poison;
+pub use device::JournaledDevice;
 use journal::Journal;
 use rustix::fs::{AtFlags, StatxFlags};
+pub use schedule::{ScheduledBackend, SimDevice};
 
 use crate::rng::Rng;
 
@@ -41,9 +44,9 @@ impl SimDisk {
     }
 
     /// Creates a backend on this disk. `carrier` moves the bytes of one op at a time.
-    pub fn backend(&self, setup: &BackendSetup, carrier: Box<dyn Backend>) -> SimBackend {
+    pub fn backend(&self, setup: &BackendSetup, carrier: Box<dyn Backend>) -> ScheduledBackend<JournaledDevice> {
         let rng = Rng::keyed(self.seed, &[u64::from(setup.worker_index)]);
-        SimBackend::new(self.clone(), setup.queue_depth, carrier, rng)
+        ScheduledBackend::new(JournaledDevice { disk: self.clone(), carrier }, setup.queue_depth, rng)
     }
 
     /// Returns possible contents of the file after a power cut now: synced writes are present, others are present,

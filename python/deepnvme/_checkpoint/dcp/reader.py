@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +14,12 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from deepnvme._checkpoint.dcp.folder import CheckpointFolder
 from deepnvme._checkpoint.dcp.index import INDEX_NAME, ItemLocation, decode
 from deepnvme._checkpoint.dcp.objects import repickle_safely
 from deepnvme._checkpoint.dcp.shard import Shard
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._deepnvme import _list_state, default_engine
-from deepnvme._utils.arguments import path_of
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme.errors import ChecksumError, CorruptFileError, OutOfMemoryError
 
@@ -61,29 +60,21 @@ class DeepnvmeReader(StorageReader):
         if verify not in ("auto", "off", "sample", "full"):
             msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"
             raise ValueError(msg)
-        self._path = None if path is None else path_of(path).absolute()
+        self._folder = CheckpointFolder(path, "DeepnvmeReader", "dcp.load")
         self._engine = engine
         self._verify = verify
         self._locations: dict[MetadataIndex, ItemLocation] = {}
         self._entries: dict[str, Any] = {}
         self._identities: dict[str, tuple[int, int]] = {}
 
-    @property
-    def _folder(self) -> Path:
-        if self._path is None:
-            msg = "no folder was given; pass a path to DeepnvmeReader, or a checkpoint_id to dcp.load"
-            raise ValueError(msg)
-        return self._path
-
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Set the folder of the next load."""
-        if checkpoint_id is not None:
-            self._path = path_of(checkpoint_id).absolute()
+        self._folder.replace(checkpoint_id)
         self._locations, self._identities = {}, {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Read ``deepnvme.json``."""
-        path = self._folder / INDEX_NAME
+        path = self._folder.path / INDEX_NAME
         text = read_metadata(path)
         state = _list_state(text.encode())
         if self._verify != "off" and state == "damaged":
@@ -130,7 +121,7 @@ class DeepnvmeReader(StorageReader):
         filled = FilledMemory()
         shards = []
         for name, items in by_file.items():
-            shard = Shard(self._folder / name, self._engine, self._verify, self._identities.get(name))
+            shard = Shard(self._folder.path / name, self._engine, self._verify, self._identities.get(name))
             shards.append(shard)
             callbacks.extend(self._request(shard, item, planner, filled) for item in items)
         for shard in shards:
@@ -152,7 +143,8 @@ class DeepnvmeReader(StorageReader):
             return
         value = wanted.get(name)
         if isinstance(value, torch.Tensor | ShardedTensor) or hasattr(value, "__create_chunk_list__"):
-            msg = f"{self._folder / INDEX_NAME}: {name!r} is not listed as a tensor, but the state has a tensor there"
+            index = self._folder.path / INDEX_NAME
+            msg = f"{index}: {name!r} is not listed as a tensor, but the state has a tensor there"
             raise CorruptFileError(msg)
 
     def _request(self, shard: Shard, item: ReadItem, planner: LoadPlanner, filled: FilledMemory) -> Callable[[], None]:
@@ -176,7 +168,7 @@ class DeepnvmeReader(StorageReader):
         start = first * math.prod(shape[1:]) * dtype.itemsize
         is_whole_rows = lengths[1:] == list(shape[1:])
         is_plain = target.device.type == "cpu" and target.dtype == dtype and not (target.is_conj() or target.is_neg())
-        earlier = filled.add(str(self._folder), name, target, item) if target.numel() else None
+        earlier = filled.add(str(self._folder.path), name, target, item) if target.numel() else None
         if is_whole_rows and is_plain and earlier is None:
             shard.request(name, start, target)
             return lambda: planner.commit_tensor(item, target)

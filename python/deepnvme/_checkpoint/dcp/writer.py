@@ -15,12 +15,12 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from deepnvme._checkpoint.dcp.folder import CheckpointFolder
 from deepnvme._checkpoint.dcp.index import INDEX_NAME, OWNED_KEY, ItemLocation, encode
 from deepnvme._checkpoint.dcp.plans import check_plans
 from deepnvme._checkpoint.save import SaveOptions, describe_tensors, plan_safetensors
 from deepnvme._checkpoint.shards import identities
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
-from deepnvme._utils.arguments import path_of
 from deepnvme.errors import NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -51,22 +51,14 @@ class DeepnvmeWriter(StorageWriter):
         checksums: bool = True,
     ) -> None:
         super().__init__()
-        self._path = None if path is None else path_of(path).absolute()
+        self._folder = CheckpointFolder(path, "DeepnvmeWriter", "dcp.save")
         self._options = SaveOptions(engine, durability, checksums)
         # On the coordinator: the files of all ranks, until the index lists them.
         self._new: _SetReplacement | None = None
 
-    @property
-    def _folder(self) -> Path:
-        if self._path is None:
-            msg = "no folder was given; pass a path to DeepnvmeWriter, or a checkpoint_id to dcp.save"
-            raise ValueError(msg)
-        return self._path
-
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Set the folder of the next save."""
-        if checkpoint_id is not None:
-            self._path = path_of(checkpoint_id).absolute()
+        self._folder.replace(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
         """Create the folder."""
@@ -74,9 +66,10 @@ class DeepnvmeWriter(StorageWriter):
         if not kwargs.get("use_collectives", True) and (_world_size() > 1 or kwargs.get("rank") not in (None, 0)):
             # Each rank would replace the index by one of its own files. All ranks refuse: a single rank that continued
             # would replace the old checkpoint by its part of the new one.
-            msg = f"{self._folder}: DeepnvmeWriter needs one index of all ranks' files; save with use_collectives=True"
+            folder = self._folder.path
+            msg = f"{folder}: DeepnvmeWriter needs one index of all ranks' files; save with use_collectives=True"
             raise UnsupportedError(msg)
-        _make_folders(self._folder)
+        _make_folders(self._folder.path)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan unchanged."""
@@ -85,14 +78,14 @@ class DeepnvmeWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Create a file with a new name for each rank, so that the old checkpoint stays as it is."""
         if not all(getattr(plan, "usable", True) for plan in plans):
-            msg = f"{self._folder}: cached plans name files of an earlier save; use enable_plan_caching=False"
+            msg = f"{self._folder.path}: cached plans name files of an earlier save; use enable_plan_caching=False"
             raise UnsupportedError(msg)
         # Chunks of different dtypes would be a checkpoint that nothing can read.
         check_plans(plans, lambda rank: f"rank {rank}")
         self.give_up()
         ranks = [rank for rank, plan in enumerate(plans) if plan.items]
-        members = [(self._folder / f"shard-{rank:05}-", ".safetensors") for rank in ranks]
-        self._new = _SetReplacement(self._folder / INDEX_NAME, members, [OWNED_KEY])
+        members = [(self._folder.path / f"shard-{rank:05}-", ".safetensors") for rank in ranks]
+        self._new = _SetReplacement(self._folder.path / INDEX_NAME, members, [OWNED_KEY])
         pairs = zip(self._new.members, self._new.names, strict=True)
         # The private name to write to, and the name that the index lists.
         names = {rank: (member.name, name.name) for rank, (member, name) in zip(ranks, pairs, strict=True)}
@@ -109,10 +102,10 @@ class DeepnvmeWriter(StorageWriter):
             tensors[name] = tensor
             results.append(WriteResult(item.index, tensor.nbytes, ItemLocation(file, name)))
         if tensors:
-            path = self._folder / file
+            path = self._folder.path / file
             try:
                 shard = plan_safetensors(path, describe_tensors(tensors), self._options)
-                self._finish_shard(shard.start_into(self._folder / private))
+                self._finish_shard(shard.start_into(self._folder.path / private))
             except FileNotFoundError as error:
                 text = "the coordinator created this file, and this rank does not see it"
                 msg = f"{path}: {text}; use a folder that all ranks share, and save again"
@@ -129,7 +122,7 @@ class DeepnvmeWriter(StorageWriter):
         locations = {result.index: result.storage_data for part in results for result in part}
         new, self._new = self._new, None
         if new is None:
-            msg = f"{self._folder}: no save is running"
+            msg = f"{self._folder.path}: no save is running"
             raise RuntimeError(msg)
         try:
             written = {location.file for location in locations.values()}
@@ -152,7 +145,7 @@ class DeepnvmeWriter(StorageWriter):
 
     def storage_meta(self) -> StorageMeta | None:
         """Return the location of the checkpoint."""
-        return StorageMeta(checkpoint_id=self._path)
+        return StorageMeta(checkpoint_id=self._folder.given)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

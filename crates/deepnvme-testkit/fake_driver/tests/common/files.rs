@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 
 use super::api::{Description, FileError};
-use super::{FakeDriver, made, pattern};
+use super::{FakeDriver, NON_BLOCKING, made, pattern};
 
 pub(crate) const MIB: usize = 1 << 20;
 
@@ -34,6 +34,13 @@ pub(crate) fn setting() -> Setting {
     let file = open(libc::O_DIRECT).or_else(|_| open(0)).unwrap();
     let handle = register(&fake_driver, &file);
     Setting { fake_driver, file, handle, _folder: folder }
+}
+
+/// All of it, with a stream and device memory.
+pub(crate) fn setting_with_stream(bytes: usize) -> (Setting, u64, u64) {
+    let setting = setting();
+    let (stream, memory) = (setting.fake_driver.stream(NON_BLOCKING), setting.fake_driver.alloc(bytes));
+    (setting, stream, memory)
 }
 
 /// Registers a file.

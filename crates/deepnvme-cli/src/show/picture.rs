@@ -1,0 +1,36 @@
+//! Files of pictures: SVG, or a page that contains it.
+
+use std::path::Path;
+
+use deepnvme_io::display;
+use deepnvme_perf::{Error, Result};
+
+pub(super) type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Checks the extension of the file name.
+///
+/// # Errors
+/// `Usage` for another extension.
+pub fn check(path: &Path) -> Result<()> {
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("svg" | "html") => Ok(()),
+        _ => Err(Error::usage(format!("--plot {}: the name must end in .svg or .html", display::path(path)))),
+    }
+}
+
+/// Draws a picture and writes it as `.svg`, or as a self-contained `.html` page. `kind` names it in errors.
+pub(super) fn write(path: &Path, title: &str, kind: &str, draw: impl FnOnce() -> Drawn<String>) -> Result<()> {
+    check(path)?;
+    let picture = draw().map_err(|error| Error::failed(format!("cannot draw the {kind}: {error}")))?;
+    let is_page = path.extension().is_some_and(|ending| ending == "html");
+    let text = if is_page { page(title, &picture) } else { picture };
+    Ok(deepnvme_file::replace::replace_small(path, text.as_bytes())?)
+}
+
+fn page(title: &str, picture: &str) -> String {
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n\
+         <style>body{{margin:2em auto;max-width:60em;font-family:sans-serif}}svg{{width:100%;height:auto}}</style></head>\n\
+         <body>\n{picture}\n</body></html>\n"
+    )
+}

@@ -1,0 +1,65 @@
+//! Objects that belong to a device's context: streams and events.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::abi::Handle;
+use crate::device::{Current, Device};
+use crate::driver::Driver;
+use crate::error::Result;
+
+/// An object of a device's context, destroyed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct ContextObject {
+    device: Arc<Device>,
+    handle: Handle,
+    destroy: unsafe extern "C" fn(Handle) -> c_int,
+}
+
+// SAFETY: the driver's streams and events are thread-safe.
+unsafe impl Send for ContextObject {}
+// SAFETY: as above.
+unsafe impl Sync for ContextObject {}
+
+impl ContextObject {
+    /// Creates an object with the driver's function `call`.
+    ///
+    /// # Safety
+    /// `create` stores the handle of a new object, and `destroy` destroys such an object.
+    pub(crate) unsafe fn new(
+        device: &Arc<Device>,
+        call: &'static str,
+        create: impl FnOnce(*mut Handle) -> c_int,
+        destroy: unsafe extern "C" fn(Handle) -> c_int,
+    ) -> Result<Self> {
+        let _current = device.enter()?;
+        let mut handle = ptr::null_mut();
+        device.driver().check(call, create(&raw mut handle))?;
+        Ok(Self { device: Arc::clone(device), handle, destroy })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Returns the handle, valid until this is dropped.
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Makes the device current, for calls of the driver.
+    pub(crate) fn enter(&self) -> Result<(&'static Driver, Current<'_>)> {
+        Ok((self.device.driver(), self.device.enter()?))
+    }
+}
+
+impl Drop for ContextObject {
+    fn drop(&mut self) {
+        let current = self.device.enter();
+        if current.is_ok() {
+            // SAFETY: destroyed once. The driver completes queued work, and keeps what a stream still needs.
+            let _ = unsafe { (self.destroy)(self.handle) };
+        }
+    }
+}

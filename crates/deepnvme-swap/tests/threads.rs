@@ -1,0 +1,179 @@
+//! Calls that wait for memory, for an item or for the disk: they end, or are reported as deadlocks.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::sync::Arc;
+
+use deepnvme_io::mem::Region;
+use deepnvme_swap::{Borrowed, Error};
+use deepnvme_testkit::watchdog::guard;
+
+use crate::common::{KIB, LIMIT, bytes_of, change, engine, never, read, world};
+
+#[test]
+fn borrowing_too_much_is_a_deadlock() {
+    let world = world(engine(), 4 * 4096, |_| {});
+    let swapper = &world.swapper;
+    for key in 0..6 {
+        swapper.put(&key.to_string(), &Region::from_vec(vec![key; 4096])).unwrap();
+    }
+    let held: Vec<Borrowed> =
+        (0..4).map(|key| swapper.borrow(&key.to_string(), key % 2 == 0, &mut never()).unwrap()).collect();
+    let Err(Error::Deadlock(text)) = swapper.borrow("4", false, &mut never()) else { panic!() };
+    assert!(text.contains("4 items are borrowed, 4 of them by this thread"), "{text}");
+    let Err(Error::Deadlock(text)) = swapper.borrow("0", false, &mut never()) else { panic!() };
+    assert!(text.contains("return it first"), "{text}");
+    assert!(matches!(swapper.put("7", &Region::from_vec(vec![0])), Err(Error::Deadlock(_))));
+    assert!(matches!(swapper.flush(None, &mut never()), Err(Error::Deadlock(_))));
+    drop(swapper.borrow("1", false, &mut never()).unwrap());
+    drop(held);
+    assert_eq!(read(swapper, "4"), [4; 4096]);
+    swapper.flush(None, &mut never()).unwrap();
+}
+
+#[test]
+fn a_thread_without_borrows_waits_for_memory() {
+    guard("a_thread_without_borrows_waits", LIMIT, || {
+        let world = world(engine(), 2 * 4096, |_| {});
+        for key in 0..4_u8 {
+            world.swapper.put(&key.to_string(), &Region::from_vec(vec![key; 4096])).unwrap();
+        }
+        let held = [0, 1].map(|key| world.swapper.borrow(&key.to_string(), true, &mut never()).unwrap());
+        let (swapper, (begun, begins)) = (Arc::clone(&world.swapper), std::sync::mpsc::channel());
+        let waits = std::thread::spawn(move || {
+            let borrowed = swapper.borrow("2", false, &mut || {
+                let _ = begun.send(());
+                false
+            });
+            bytes_of(&borrowed.unwrap())
+        });
+        begins.recv().unwrap();
+        drop(held);
+        assert_eq!(waits.join().unwrap(), [2; 4096]);
+    });
+}
+
+#[test]
+fn no_increment_of_a_thread_is_lost() {
+    guard("no_increment_of_a_thread_is_lost", LIMIT, || {
+        let world = world(engine(), 5 * 4096, |_| {});
+        let swapper = &world.swapper;
+        for key in 0..9 {
+            swapper.put(&key.to_string(), &Region::from_vec(vec![0; 4096 + key])).unwrap();
+        }
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                scope.spawn(move || {
+                    for turn in 0..120 {
+                        let key = deepnvme_testkit::rng::Rng::keyed(thread, &[turn]).below(9).to_string();
+                        if turn % 5 == 0 {
+                            swapper.prefetch([key.as_str()]).unwrap();
+                        }
+                        let borrowed = swapper.borrow(&key, true, &mut never()).unwrap();
+                        let mut count = [0; 4];
+                        borrowed.region().copy_to_slice(0, &mut count);
+                        borrowed.target().copy_from_slice(0, &(u32::from_ne_bytes(count) + 1).to_ne_bytes());
+                    }
+                });
+            }
+        });
+        let count = |key: usize| u32::from_ne_bytes(read(swapper, &key.to_string())[..4].try_into().unwrap());
+        assert_eq!((0..9).map(count).sum::<u32>(), 4 * 120);
+        let stats = swapper.stats();
+        assert!(stats.resident_bytes_peak <= 5 * 4096 && stats.evictions > 0 && stats.write_backs > 0, "{stats:?}");
+        assert_eq!(stats.hits + stats.waits, 9 + 480 + 9);
+    });
+}
+
+#[test]
+fn closing_ends_waits() {
+    guard("closing_ends_waits", LIMIT, || {
+        let world = world(engine(), 4096, |_| {});
+        for key in ["a", "b"] {
+            world.swapper.put(key, &Region::from_vec(vec![1; 4096])).unwrap();
+        }
+        let held = world.swapper.borrow("a", false, &mut never()).unwrap();
+        let (swapper, (begun, begins)) = (Arc::clone(&world.swapper), std::sync::mpsc::channel());
+        let waits = std::thread::spawn(move || swapper.borrow("b", false, &mut || begun.send(()).is_err()).map(drop));
+        begins.recv().unwrap();
+        world.swapper.close();
+        assert!(matches!(waits.join().unwrap(), Err(Error::Closed(_))));
+        assert_eq!(bytes_of(&held)[0], 1, "borrowed memory stays valid");
+        drop(held);
+        assert!(matches!(world.swapper.put("c", &Region::from_vec(vec![1])), Err(Error::Closed(_))));
+        assert_eq!(std::fs::read_dir(world.folder.path()).unwrap().count(), 0);
+    });
+}
+
+#[test]
+fn waiters_for_an_abandoned_item_find_nothing() {
+    guard("waiters_for_an_abandoned_item", LIMIT, || {
+        let world = world(engine(), 256 * KIB, |_| {});
+        let borrowed = world.swapper.create("a", 20_000, &mut never()).unwrap();
+        let (swapper, (begun, begins)) = (Arc::clone(&world.swapper), std::sync::mpsc::channel());
+        let mut is_cancelled = move || begun.send(()).is_err();
+        let waits = std::thread::spawn(move || swapper.borrow("a", false, &mut is_cancelled).map(drop));
+        begins.recv().unwrap();
+        drop(borrowed);
+        assert!(matches!(waits.join().unwrap(), Err(Error::NotFound { .. })));
+    });
+}
+
+/// A flush that waits for a state that has passed would wait until some other call happens to write the item.
+#[test]
+fn a_flush_beside_other_threads_ends() {
+    guard("a_flush_beside_other_threads_ends", LIMIT, || {
+        for turn in 0..60_u8 {
+            let world = world(engine(), 64 * 4096, |options| options.has_checksums = turn % 3 == 2);
+            let swapper = &world.swapper;
+            let keys: Vec<String> = (0..10).map(|key| key.to_string()).collect();
+            for key in &keys {
+                swapper.put(key, &Region::from_vec(vec![turn; 12_000])).unwrap();
+            }
+            std::thread::scope(|scope| {
+                // Another thread may end while the flush waits, and no call of anybody follows.
+                scope.spawn(|| {
+                    for use_index in 0..300 {
+                        let key = &keys[use_index % keys.len()];
+                        match use_index % 7 {
+                            5 => swapper.put(key, &Region::from_vec(vec![turn; 12_000])).unwrap(),
+                            6 => swapper.prefetch([key.as_str()]).unwrap(),
+                            _ => drop(swapper.borrow(key, true, &mut never()).unwrap()),
+                        }
+                    }
+                });
+                swapper.flush(None, &mut never()).unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn threads_that_never_pause_do_not_hold_up_a_flush() {
+    guard("threads_that_never_pause", LIMIT, || {
+        for has_checksums in [false, true] {
+            let world = world(engine(), 64 * 4096, |options| options.has_checksums = has_checksums);
+            let swapper = &world.swapper;
+            for key in ["a", "b"] {
+                swapper.put(key, &Region::from_vec(vec![0; 12_000])).unwrap();
+            }
+            let is_over = std::sync::atomic::AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                for key in ["a", "b"] {
+                    let is_over = &is_over;
+                    scope.spawn(move || {
+                        while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                            change(swapper, key, &[1; 12_000]);
+                        }
+                    });
+                }
+                for _ in 0..100 {
+                    swapper.flush(None, &mut never()).unwrap();
+                }
+                is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+        }
+    });
+}
