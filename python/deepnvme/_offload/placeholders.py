@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from deepnvme._stream.bound_parameter import BoundParameter
 from deepnvme._stream.placeholder import OnDiskParameter, on_disk_message
 from deepnvme._utils.tensors import without_memory, without_override
 from deepnvme.errors import UnsupportedError
@@ -28,6 +30,8 @@ class Placeholder:
     def __init__(self, member: Member) -> None:
         self._parameter = member.parameter
         self._kind = type(member.parameter)
+        # `torch.utils.swap_tensors` refuses parameters that have one: it would exchange their hooks and memory.
+        self._reference: weakref.ref[nn.Parameter] | None = None
         message = on_disk_message(member.name, "It was read or changed")
         bare = without_memory(member.shape, member.stride, member.dtype, message)
         has_nan = member.dtype.is_floating_point or member.dtype.is_complex
@@ -38,14 +42,31 @@ class Placeholder:
 
     def install(self) -> None:
         """Point the parameter at the placeholder."""
-        self.replace(self._data)
-        if self._kind is nn.Parameter:
-            self._parameter.__class__ = OnDiskParameter
+        self._point_at(self._data, OnDiskParameter)
+        # `OnDiskParameter` refuses to be swapped with a better message.
+        is_of_ours = type(self._parameter) is OnDiskParameter
+        self._reference = None if is_of_ours else weakref.ref(self._parameter)
 
-    def replace(self, data: torch.Tensor) -> None:
-        """Point the parameter at other data."""
+    def lend(self, data: torch.Tensor, *, is_counted: bool) -> None:
+        """Point the parameter at memory that later belongs to others.
+
+        Args:
+            data: views the memory.
+            is_counted: count changes of the parameter's ``data``. torch does not.
+        """
+        self._reference = weakref.ref(self._parameter)
+        self._point_at(data, BoundParameter if is_counted else nn.Parameter)
+
+    def remove(self, data: torch.Tensor) -> None:
+        """Give the parameter memory of its own."""
+        self._point_at(data, nn.Parameter)
+        self._reference = None
+
+    def _point_at(self, data: torch.Tensor, kind: type[nn.Parameter]) -> None:
         self._parameter.__class__ = self._kind
         self._parameter.data = data
+        if self._kind is nn.Parameter:
+            self._parameter.__class__ = kind
 
     def is_changed(self) -> bool:
         """Whether the parameter got other data, or the placeholder's number another value."""
