@@ -138,8 +138,7 @@ class ParameterOffload:
 
         Args:
             optimizer: the optimizer of the model's parameters.
-            in_backward: update the parameters of a block as soon as its backward pass is done, while they are in
-                memory, and
+            in_backward: update the parameters of a block once its backward pass is done, while they are in memory, and
                 free their gradients. This reads a third less and keeps the gradients of one block at most. ``step()``
                 updates the rest and must be called after each ``backward()``. Gradient accumulation, clipping by the
                 total norm and ``GradScaler`` need all gradients first and are not possible. Default: ``step()`` updates
