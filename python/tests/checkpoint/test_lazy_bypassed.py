@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 W = torch.arange(12, dtype=torch.float32).view(3, 4)
 X = torch.ones(2, 4)
+needs_refusals = pytest.mark.skipif(
+    not hasattr(torch._C, "_set_storage_access_error_msg"),
+    reason="this torch cannot refuse access to a tensor's memory",
+)
 
 
 @torch.jit.script
@@ -45,6 +49,7 @@ BYPASSES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@needs_refusals
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("is_read", [False, True])
 @pytest.mark.parametrize("name", BYPASSES)
@@ -108,6 +113,7 @@ def test_a_module_is_compiled_with_its_values(tmp_path: Path, name: str) -> None
     assert torch.equal(COMPILERS[name](layer)(X), plain(X))
 
 
+@needs_refusals
 @pytest.mark.filterwarnings("ignore")
 def test_a_scripted_module_gets_the_error(tmp_path: Path) -> None:
     _, layer = layer_of(tmp_path)

@@ -35,6 +35,12 @@ def made(kind: type[nn.Parameter]) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+needs_refusals = pytest.mark.skipif(
+    not hasattr(torch._C, "_set_storage_access_error_msg"),
+    reason="this torch cannot refuse access to a tensor's memory",
+)
+
+
 @torch.jit.script
 def scripted(x: torch.Tensor) -> torch.Tensor:
     return x + 1
@@ -71,6 +77,7 @@ READS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@needs_refusals
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [nn.Parameter, Own])
 @pytest.mark.parametrize("read", READS)
