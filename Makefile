@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 HOSTS := .venv-hosts
 SERVING := .venv-serving
+DOCS := .venv-docs
 STAMPS := $(VENV)/stamps
 
 # The extension is built for this interpreter, and never links libpython.
@@ -17,7 +18,7 @@ PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu-bundle check fmt deny fuzz bench wheel clean
+.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu-bundle check docs fmt deny fuzz bench wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +69,10 @@ check: setup ## format, lints, types, floors and circles of imports, prose, lock
 	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	@scripts/deny.sh
 
+docs: $(DOCS)/stamp ## the documentation as pages in site/, with MkDocs, which is installed into .venv-docs for that
+	$(DOCS)/bin/python scripts/pictures.py
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
+
 fmt: setup ## format the Rust and the Python code
 	cargo fmt --all
 	$(BIN)/ruff format .
@@ -85,7 +90,7 @@ wheel: $(STAMPS)/wheel ## build the release wheel into target/wheels and install
 setup: $(STAMPS)/dev $(STAMPS)/wheel ## make .venv with everything the tests need
 
 clean: ## remove everything that was built or installed
-	rm -rf $(VENV) $(HOSTS) $(SERVING) .venv-torch target dist wheels demo/scratch .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(HOSTS) $(SERVING) $(DOCS) .venv-torch site target dist wheels demo/scratch .pytest_cache .mypy_cache .ruff_cache
 	@if [ -f benchmarks/Makefile ]; then $(MAKE) -C benchmarks clean; fi
 
 # Set-up in steps, each done again only when what it was made from has changed.
@@ -112,6 +117,10 @@ $(HOSTS)/stamp: $(STAMPS)/dev python/tests/hosts/requirements.txt
 # What training on our op is compared with; compiled once, in three to fifteen minutes. Without it those tests are skipped.
 $(HOSTS)/deepspeed-ops: $(HOSTS)/stamp
 	@$(HOSTS)/bin/python python/tests/hosts/build_deepspeed_ops.py
+	@touch $@
+
+$(DOCS)/stamp: $(STAMPS)/venv pyproject.toml
+	$(BIN)/python scripts/setup.py docs
 	@touch $@
 
 $(SERVING)/stamp: $(STAMPS)/dev python/tests/serving/requirements.txt python/tests/serving/servers.txt

@@ -1,4 +1,7 @@
-"""Create environments on top of `.venv/` for some tests. They see its packages, so little is installed twice."""
+"""Create environments on top of `.venv/`, for some tests and for the documentation.
+
+They see its packages, so little is installed twice.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HOSTS = ROOT / ".venv-hosts"
 SERVING = ROOT / ".venv-serving"
 TORCH = ROOT / ".venv-torch"
+DOCS = ROOT / ".venv-docs"
 
 
 def make(kind: str, argument: str) -> int:
@@ -47,6 +51,11 @@ def make_serving(folder: str) -> int:
 def make_torch(version: str) -> int:
     """Create `.venv-torch/`: another release of torch, with the CUDA libraries of which `.venv/` has other versions."""
     return _install(_make(TORCH), f"torch=={version}")
+
+
+def make_docs(requirements: list[str]) -> int:
+    """Create `.venv-docs/`: MkDocs and its plugins. They read the package's sources and import nothing of it."""
+    return _install(_make(DOCS), *requirements)
 
 
 def _make(folder: Path) -> Path:

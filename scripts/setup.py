@@ -7,6 +7,7 @@
     .venv/bin/python scripts/setup.py hosts LIST.txt  create .venv-hosts on top of .venv, for some tests only
     .venv/bin/python scripts/setup.py serving FOLDER  create .venv-serving with model servers, likewise
     .venv/bin/python scripts/setup.py torch 2.12.0    create .venv-torch with another release of torch, likewise
+    .venv/bin/python scripts/setup.py docs            create .venv-docs with the tools of the documentation
 
 Packages come from the indexes that the user's pip is configured for. uv is only a faster pip: it is used if every
 setting of that pip has a counterpart in uv. Otherwise, or if uv fails, pip is used.
@@ -53,16 +54,15 @@ COMMA_SEPARATED = {"UV_FIND_LINKS"}
 
 def main(arguments: list[str]) -> int:
     """Run the requested action. The exit status is that of the tool."""
-    if arguments == ["venv"]:
-        return make_venv()
+    alone = {"venv": make_venv, "wheel": build_wheel, "docs": make_docs_venv}
+    if len(arguments) == 1 and arguments[0] in alone:
+        return alone[arguments[0]]()
     if len(arguments) > 1 and arguments[0] == "extras":
         return install([line for name in arguments[1:] for line in extra(name)])
     if len(arguments) == 2 and arguments[0] == "file":  # noqa: PLR2004
         return install(["--requirement", arguments[1]])
     if len(arguments) == 2 and arguments[0] in {"hosts", "serving", "torch"}:  # noqa: PLR2004
         return layers.make(*arguments)
-    if arguments == ["wheel"]:
-        return build_wheel()
     print(__doc__, file=sys.stderr)
     return 2
 
@@ -96,6 +96,11 @@ def install(requirements: list[str]) -> int:
             return 0
         say("uv failed; trying again with pip")
     return subprocess.run([*pip(), "install", *requirements], cwd=ROOT, check=False).returncode
+
+
+def make_docs_venv() -> int:
+    """Create `.venv-docs/` with the extra `docs`."""
+    return layers.make_docs(extra("docs"))
 
 
 def build_wheel() -> int:

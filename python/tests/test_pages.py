@@ -41,7 +41,7 @@ def training() -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("page", ["README.md", "docs/first-transfer.md", "docs/checkpoints.md", "docs/crash-safety.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/quick-start.md", "docs/how-to/checkpoints.md"])
 def test_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = training()
@@ -61,7 +61,7 @@ def test_what_replaces_other_calls_runs(suffix: str, tmp_path: Path, monkeypatch
     deepnvme.save(model.state_dict(), "model.safetensors")
     names = {"path": tmp_path / f"x.{suffix}", "folder": tmp_path, "obj": model.state_dict(), "name": "weight",
              "tensors": model.state_dict(), "model": model, "deepnvme": deepnvme}  # fmt: skip
-    calls = ROWS.findall((ROOT / "docs/checkpoints.md").read_text())
+    calls = ROWS.findall((ROOT / "docs/how-to/checkpoints.md").read_text())
     assert len(calls) > 10
     for call in calls:
         eval(call.replace('"cuda"', '"meta"'), names)
@@ -69,7 +69,7 @@ def test_what_replaces_other_calls_runs(suffix: str, tmp_path: Path, monkeypatch
 
 def test_the_example_of_deepspeed_runs(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
-    example = "\n".join(block for block in blocks("docs/checkpoints.md") if "deepspeed.initialize" in block)
+    example = "\n".join(block for block in blocks("docs/how-to/frameworks.md") if "deepspeed.initialize" in block)
     before = (
         "import sys, torch, deepspeed, deepspeed.comm.torch\n"
         "sys.modules['deepspeed.comm.torch'].build_shm_op = lambda: None  # one process needs no op to be compiled\n"

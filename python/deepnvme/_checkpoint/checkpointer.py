@@ -77,7 +77,7 @@ class Checkpointer:
 
     With ``torch.distributed``, every process makes a Checkpointer and calls ``save`` with the same step. Each writes
     its own byte range of a replicated state. A state with DTensors becomes a folder, and is restored with ``into``.
-    Close the Checkpointer before ``destroy_process_group``. See `docs/checkpoints.md`.
+    Close the Checkpointer before ``destroy_process_group``. See `docs/how-to/distributed.md`.
 
     Args:
         folder: where to save; created if missing.

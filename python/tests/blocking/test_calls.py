@@ -1,4 +1,4 @@
-"""Calls that wait, against all that can come while they do; ``docs/blocking-calls.md`` has the same tables."""
+"""Calls that wait, against all that can come while they do; ``docs/explanation/blocking-calls.md`` has the tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Of a thread that Python ends inside a function of torch; one inside ours ends in another way.
 ABORTED_BY_TORCH = "terminate called without an active exception"
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "blocking-calls.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "blocking-calls.md"
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
 ROWS = (*engine.ROWS, *checkpoints.ROWS, *training.ROWS)
 CELLS = {**engine.CELLS, **checkpoints.CELLS, **training.CELLS}

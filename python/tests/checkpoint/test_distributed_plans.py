@@ -50,7 +50,7 @@ answer = [c.step for c in checkpointer.checkpoints]
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "checkpoints.md").read_text().partition("## Several processes")[2]
+    text = (ROOT / "docs" / "how-to" / "distributed.md").read_text().partition("# ")[2]
     found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert found is not None
     assert run(EXAMPLE, 2, tmp_path / "c", example=found[1]) == [[10, 20]] * 2

@@ -1,4 +1,4 @@
-"""The examples of `docs/migrating-from-deepspeed.md` run as they stand."""
+"""The examples of `docs/how-to/deepspeed-migration.md` run as they stand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'deepspeed>=0.19.8'")
 
-GUIDE = Path(__file__).parents[3] / "docs" / "migrating-from-deepspeed.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "deepspeed-migration.md"
 
 
 def test_examples(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-PAGE = Path(__file__).parents[3] / "docs" / "checkpoints.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "frameworks.md"
 BEFORE = {
     "lightning": """
 import torch

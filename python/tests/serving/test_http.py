@@ -1,4 +1,4 @@
-"""Run the commands of docs/serving.md, with requests over HTTP."""
+"""Run the commands of docs/how-to/serving.md, with requests over HTTP."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_grad")
 # Memory beyond the limit: activations, torch's allocator caches, threads and their stacks.
 CONSTANT = 48 << 20
 MEMORY = 32 << 20
-# If weights are converted on load: docs/streaming.md.
+# If weights are converted on load: docs/explanation/memory-models.md.
 BUFFERS = (min(max(len(os.sched_getaffinity(0)) // 2, 1), 8) + 1) << 24
 
 CHILD = f"""

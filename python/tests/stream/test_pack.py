@@ -233,7 +233,7 @@ def test_real_weights_pack_as_well(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "least"), [("int8", 0.999), ("fp8", 0.995), ("lossless", 1.0)])
 def test_quantised_results_are_close(tmp_path: Path, dtype: str, least: float) -> None:
-    """As stated in docs/quantised-weights.md for embeddings of a real model."""
+    """As stated in docs/explanation/quantisation.md for embeddings of a real model."""
     source = minilm()
     pack(source, tmp_path / "packed", "--dtype", dtype)
     lines = [line for line in (deepnvme.stream.__doc__ or "").splitlines() if len(line.split()) > 4]

@@ -279,7 +279,7 @@ def test_gradients_are_put_accumulated_and_consumed(swapper: Make) -> None:
 
 
 def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
-    page = Path(__file__).parents[3] / "docs" / "swapping.md"
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "swap.md"
     if not page.exists():
         pytest.skip("the page is not there: the tests run without the tree around them")
     code = page.read_text().split("```python")[1].split("```")[0]
