@@ -141,16 +141,17 @@ def memory_bound() -> Picture:
 def streamed_token() -> Picture:
     """Show how reading and computing overlap while a token is generated."""
     picture = Picture(760, 190, "A timeline of one token: the disk reads the next layers while the processor computes")
-    layers = (("0", 0), ("1", 1), ("2", 0), ("3", 1), ("4", 0), ("5", 1))
+    layers = (("0", 0), ("1", 1), ("2", 0), ("3", 1), ("4", 0), ("0", 1))
     picture.text(10, 56, "disk")
     picture.text(10, 116, "processor")
     x = 90.0
     for index, (name, slot) in enumerate(layers):
         left = x + index * 100
         picture.box(left, 36, 92, 32, text=f"read {name}", colour=ORANGE if slot else BLUE)
-        picture.box(left + 100, 96, 56, 32, text=f"layer {name}", colour=ORANGE if slot else BLUE)
-    picture.line(690, 20, 690, 140, dash="4 3")
-    picture.text(684, 16, "next token begins", "end")
+        if index < len(layers) - 1:
+            picture.box(left + 100, 96, 56, 32, text=f"layer {name}", colour=ORANGE if slot else BLUE)
+    picture.line(650, 20, 650, 140, dash="4 3")
+    picture.text(644, 16, "the token is done", "end")
     picture.text(
         90,
         160,
@@ -175,10 +176,10 @@ def overlapped_checkpoint() -> Picture:
             picture.box(496, y + 22, 110, 30, text="step 103", colour=BLUE)
             picture.box(214, y + 62, 290, 30, text="write step 100, sync, rename", colour=GREEN)
         else:
-            picture.box(204, y + 22, 110, 30, text="forward, backward", colour=BLUE)
+            picture.box(204, y + 22, 130, 30, text="forward, backward", colour=BLUE)
             picture.box(404, y + 22, 90, 30, text="optimizer", colour=BLUE)
             picture.box(498, y + 22, 108, 30, text="step 102", colour=BLUE)
-            picture.text(359, y + 42, "may wait", "middle")
+            picture.text(369, y + 42, "may wait", "middle")
             picture.box(204, y + 62, 196, 30, text="read and write tensors", colour=GREEN)
             picture.box(404, y + 62, 100, 30, text="sync, rename", colour=GREEN)
     return picture
