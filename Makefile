@@ -71,7 +71,7 @@ check: setup ## format, lints, types, floors and circles of imports, prose, lock
 
 docs: $(DOCS)/stamp ## the documentation as pages in site/, with MkDocs, which is installed into .venv-docs for that
 	$(DOCS)/bin/python scripts/pictures.py
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 fmt: setup ## format the Rust and the Python code
 	cargo fmt --all
