@@ -2,7 +2,7 @@
 
     python scripts/prose.py [PATH ...]
 
-The rules are in CONTRIBUTING.md under "Language". Without paths, it checks all files that git tracks. A finding
+The rules are in docs/contributing/style.md. Without paths, it checks all files that git tracks. A finding
 ends with exit status 1.
 """
 
