@@ -103,6 +103,8 @@ class ParameterOffload:
         wanted = sum(group.nbytes for group in groups)
         if wanted > self.memory_bytes:
             raise MemoryError(f"these parameters have {wanted:,} bytes, but there is memory for {self.memory_bytes:,}")
+        if write:
+            self._runner.end_failed()
         with self._residence.held(groups, exclusive=write, is_users=True):
             before = [] if write else [fingerprint(self._residence.memory(group)) for group in groups]
             blocks, thread = self._residence.gathered_blocks, threading.get_ident()
@@ -221,6 +223,7 @@ class ParameterOffload:
         missing = [name for name in self._state_of(model) if name in lacking] if lacking else []
         if strict and (missing or answer.unexpected_keys):
             raise RuntimeError(f"the state lacks {missing} and has unexpected {answer.unexpected_keys}")
+        self._runner.end_failed()
         for group in self._groups:
             with self._residence.held([group], exclusive=True):
                 for member in group.members:

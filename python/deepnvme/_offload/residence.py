@@ -109,7 +109,10 @@ class Residence:
                 self._drop(group)
             elif found is not None:
                 if exclusive:
-                    raise RuntimeError(f"{group.members[0].name} is in use and cannot be changed now")
+                    raise RuntimeError(
+                        f"{group.members[0].name} is in use and cannot be changed now; change it when the running pass "
+                        "or the other block of gathered has ended"
+                    )
                 found.holders.add(holder)
                 return
             self._check_placeholders(group)

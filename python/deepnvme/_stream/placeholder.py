@@ -56,7 +56,8 @@ class Placeholder(torch.Tensor):
             return self.gate.closed_error(f"{self.weight_name} is on disk: ")
         return RuntimeError(
             f"{self.weight_name} is on disk: it is in memory only while its module runs. {what} was called on it from "
-            "elsewhere; call the module itself, or close the streaming and load the weights into memory"
+            "elsewhere; call the module itself, stream with more memory, so that the module around it is loaded as a "
+            "whole, or close the streaming and load the weights into memory"
         )
 
     def data_ptr(self) -> int:
