@@ -11,7 +11,9 @@ GB is the size of the model, 0.25 by default.
 The folder should be on an NVMe drive: its speed decides how fast tokens come.
 """
 
+import gc
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -78,7 +80,7 @@ print(f"{config.num_hidden_layers} layers, {len(index)} tensors in {len(set(inde
 # %%
 def resident_bytes() -> int:
     """Return the memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 class PeakMemory:
@@ -106,7 +108,7 @@ class PeakMemory:
 # a layer runs, its weights are in memory; while it runs, the next ones are read. Activations, the cache of keys and
 # values, and the buffers of the engine come on top, so that memory rises a little more.
 #
-# Each byte that is read serves all prompts of the batch. The first call reads code and starts threads, so that we
+# Each byte that is read serves all prompts of the batch. The first run imports code and starts threads, so that we
 # measure the second one.
 
 
@@ -138,6 +140,8 @@ def run(path: Path, new_tokens: int = 6) -> tuple[torch.Tensor, Result]:
         )
         seconds, after = time.perf_counter() - started, model.streaming.stats()
         model.streaming.close()
+    del model
+    gc.collect()  # what is left of this run would count for the next one
     read, busy_s = after.bytes_read - before.bytes_read, after.disk_busy_s - before.disk_busy_s
     disk_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     made = prompts.shape[0] * new_tokens
