@@ -28,7 +28,8 @@ PROGRAM = Path(__file__).with_name("zero_program.py")
 OPS = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path(sys.prefix) / "torch_extensions"))
 SECONDS_MAX = 3600
 # This project's own pages, read once, since they may be edited while the tests run.
-PAGES = [page for folder in ("", "docs") for page in sorted((Path(__file__).parents[3] / folder).glob("*.md"))]
+ROOT = Path(__file__).parents[3]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 TEXT = "".join(page.read_text() for page in PAGES)
 
 

@@ -16,7 +16,7 @@ _CONTEXT, _BATCH, _STEPS = 32, 16, 150
 
 
 def _text() -> torch.Tensor:
-    text = b"".join(path.read_bytes() for path in sorted((_ROOT / "docs").glob("*.md")))
+    text = b"".join(path.read_bytes() for path in sorted((_ROOT / "docs").rglob("*.md")))
     assert len(text) > 50_000
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
