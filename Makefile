@@ -32,7 +32,7 @@ test: setup ## all tests (SUITES="rust loom simulated valgrind python" names som
 	@$(BIN)/python scripts/run_tests.py $(SUITES)
 
 test-hosts: setup $(HOSTS)/stamp $(HOSTS)/deepspeed-ops ## tests inside the training libraries, which are installed into .venv-hosts for that
-	@DEEPNVME_TEST_HOSTS=1 $(HOSTS)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/hosts
+	@DEEPNVME_TEST_HOSTS=1 $(HOSTS)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/hosts python/tests/pages/test_pages.py
 
 test-serving: setup $(SERVING)/stamp ## tests inside vLLM and SGLang on the CPU, which are installed into .venv-serving for that
 	@$(SERVING)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/serving
@@ -62,7 +62,7 @@ check: setup ## format, lints, types, floors and circles of imports, prose, lock
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy python/deepnvme python/tests scripts
+	$(BIN)/mypy python/deepnvme python/tests scripts examples
 	$(BIN)/python -m mypy.stubtest deepnvme --mypy-config-file pyproject.toml --allowlist scripts/stubtest.allow --ignore-unused-allowlist
 	$(BIN)/python scripts/tidy.py
 	$(BIN)/python scripts/circles.py

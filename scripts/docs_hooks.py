@@ -29,6 +29,8 @@ PICTURE = re.compile(r"^!\[([^\]]*)\]\((\S*pictures/\w[\w-]*\.svg)\)$", re.MULTI
 FOREIGN = re.compile(
     r"""<(?:script|img|iframe)[^>]*src="?(https?:[^">\s]+)|<link[^>]*stylesheet[^>]*(https?:[^">\s]+)"""
 )
+# Comments for the tests that run the blocks of a page.
+MARKER = re.compile(r"^<!-- *(?:setup|skip|process)\b.*?-->\n", re.MULTILINE | re.DOTALL)
 # In a picture by itself; within a page, the theme decides.
 STYLE = re.compile(r"<style>.*?</style>\n?", re.DOTALL)
 
@@ -71,6 +73,7 @@ def without_pending(nav: Any, missing: dict[str, str]) -> Any:
 
 def expand(markdown: str, page: str) -> str:
     """Insert included files and pictures, and rewrite links. `page` is relative to docs/."""
+    markdown = MARKER.sub("", markdown)
     folder = posixpath.dirname(f"docs/{page}")
     text = rewrite_links(PICTURE.sub(lambda found: inline(found[1], f"{folder}/{found[2]}"), markdown), folder, page)
     return INCLUDE.sub(lambda found: include(found[1], page), text)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Of a thread that Python ends inside a function of torch; one inside ours ends in another way.
 ABORTED_BY_TORCH = "terminate called without an active exception"
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "blocking-calls.md"
+(DOCUMENT,) = (Path(__file__).resolve().parents[3] / "docs").rglob("blocking-calls.md")
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
 ROWS = (*engine.ROWS, *checkpoints.ROWS, *training.ROWS)
 CELLS = {**engine.CELLS, **checkpoints.CELLS, **training.CELLS}

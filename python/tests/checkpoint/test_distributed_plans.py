@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
-
-import deepnvme
-
-from .ranks import run
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,21 +32,3 @@ def test_the_smallest_models_bytes_are_shared_out_evenly(tmp_path: Path) -> None
     for row in rows:
         assert row["is_even"]
         assert row["file_bytes"] > row["parameters"] * 14
-
-
-EXAMPLE = """
-os.chdir(folder.parent)
-dist.init_process_group = lambda *_: None
-dist.destroy_process_group = lambda *_: None
-for _ in range(2):
-    exec(example)
-answer = [c.step for c in checkpointer.checkpoints]
-"""
-
-
-def test_the_example_runs(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "how-to" / "distributed.md").read_text().partition("# ")[2]
-    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    assert run(EXAMPLE, 2, tmp_path / "c", example=found[1]) == [[10, 20]] * 2
-    assert deepnvme.load(tmp_path / "run-8" / "step-00000020.pt")["model"]["weight"].shape == (100, 100)

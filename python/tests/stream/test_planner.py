@@ -329,10 +329,13 @@ def test_nothing_is_enough_for_a_plan_that_never_fits() -> None:
 
 
 def test_a_module_that_uses_the_weights_of_its_children_comes_whole() -> None:
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2)
-    found = partition(model, sizes_of(model), Limits(10_000, 10, 10, None, None))
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2)
+    found = partition(encoder, sizes_of(encoder), Limits(10_000, 10, 10, None, None))
+    assert [len(group.weights) for group in found.groups] == [12, 12], "one kernel takes all weights of a layer"
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(64, 4, 128, batch_first=True), 2)
+    found = partition(decoder, sizes_of(decoder), Limits(10_000, 10, 10, None, None))
     whole = [group for group in found.groups if isinstance(group.module, nn.MultiheadAttention)]
-    assert len(whole) == 2
+    assert len(whole) == 4
     assert all(len(group.weights) == 4 for group in whole), "in_proj and out_proj, with their biases"
 
 

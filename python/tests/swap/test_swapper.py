@@ -278,24 +278,6 @@ def test_gradients_are_put_accumulated_and_consumed(swapper: Make) -> None:
             assert moment.eq(6).all()
 
 
-def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
-    page = Path(__file__).parents[3] / "docs" / "how-to" / "swap.md"
-    if not page.exists():
-        pytest.skip("the page is not there: the tests run without the tree around them")
-    code = page.read_text().split("```python")[1].split("```")[0]
-    model = torch.nn.Linear(4, 3)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    names: dict[str, object] = {"model": model, "steps": 2}
-    exec(code.replace("/mnt/nvme", str(tmp_path)).replace("8GB", "8MB"), names)
-    for old, parameter in zip(before, model.parameters(), strict=True):
-        assert torch.allclose(parameter, old - 0.01 * (1 + 1.9))
-    swapper = names["swapper"]
-    assert isinstance(swapper, deepnvme.Swapper)
-    swapper.close()
-
-
 def test_closed(swapper: Make) -> None:
     mine = swapper()
     mine.put("a", torch.ones(4))
