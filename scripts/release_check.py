@@ -26,7 +26,7 @@ STEPS: dict[str, tuple[Callable[[Release], str], str]] = {
     "sdist": (steps.sdist, "build the source distribution"),
     "wheel-from-sdist": (steps.wheel_from_sdist, "build a wheel from it in an empty folder, and use that"),
     "symbols": (steps.symbols, "the wheels need no newer glibc than 2.28 and no foreign library"),
-    "abi3": (steps.abi3, "the wheels use only the stable ABI of Python 3.10"),
+    "abi3": (steps.abi3, "the wheels use the stable ABI of Python 3.10, and nothing else but known exceptions"),
     "metadata": (steps.metadata, "an index accepts the metadata"),
     "contents": (steps.contents, "licence, stubs, py.typed and SBOM are in"),
     "install": (steps.install, "install into an empty environment and use it"),

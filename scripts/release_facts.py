@@ -38,6 +38,10 @@ IN_SDIST = ("PKG-INFO", "pyproject.toml", "Cargo.toml", "Cargo.lock", "LICENSE",
 # Top-level folders of a wheel.
 WHEEL_FOLDERS = ("deepnvme/*", "deepnvme-*.dist-info/*")
 
+# Python 3.10 exports these without promising them. The first two are in the stable ABI from 3.11 on; python/src/memory
+# says why each is used. The steps that use the wheel with each Python show that they are there.
+EXPORTED_SYMBOLS = frozenset({"PyObject_GetBuffer", "PyBuffer_Release", "PyGILState_Check"})
+
 NEEDED_LIBRARY = re.compile(r"\(NEEDED\)\s+Shared library: \[(.+?)\]")
 NEEDED_VERSION = re.compile(r"\bName: (GLIBC_[\w.]+)\s+Flags:")
 CARGO_VERSION = re.compile(r'^\[workspace\.package\]\n(?:(?!\[).*\n)*?version = "([^"]+)"', re.MULTILINE)
@@ -100,6 +104,15 @@ def version_of(symbol_version: str) -> tuple[int, ...] | None:
 def newest(names: Iterable[str]) -> str:
     """Return the newest of these symbol versions."""
     return max(names, key=lambda name: version_of(name) or (0,), default="none")
+
+
+def unstable_symbols(abi3audit_report: str) -> set[str]:
+    """Return the symbols that the JSON of `abi3audit --report` calls foreign to the wheel's stable ABI."""
+    names: set[str] = set()
+    for spec in json.loads(abi3audit_report)["specs"].values():
+        for extension in spec["wheel"]:
+            names |= {*extension["result"]["non_abi3_symbols"], *extension["result"]["future_abi3_objects"]}
+    return names
 
 
 def absent(patterns: Iterable[str], names: Collection[str]) -> list[str]:

@@ -82,6 +82,15 @@ def test_needed_libraries() -> None:
     assert facts.foreign_libraries(names) == ["liburing.so.2"]
 
 
+def test_symbols_outside_the_stable_abi() -> None:
+    result = {
+        "non_abi3_symbols": ["PyGILState_Check", "_PyPrivate"],
+        "future_abi3_objects": {"PyBuffer_Release": "3.11"},
+    }
+    report = {"specs": {"a.whl": {"kind": "wheel", "wheel": [{"name": "x.abi3.so", "result": result}]}}}
+    assert facts.unstable_symbols(json.dumps(report)) - facts.EXPORTED_SYMBOLS == {"_PyPrivate"}
+
+
 def test_contents_of_a_wheel() -> None:
     names = [pattern.replace("*", "0.1.0") for pattern in facts.IN_WHEEL]
     assert facts.absent(facts.IN_WHEEL, names) == []
