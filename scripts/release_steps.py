@@ -97,9 +97,14 @@ class Release:
         return str(venv / "bin" / name)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of builds: the tools first, since maturin looks for zig there."""
+        """Return the environment of builds.
+
+        The tools come first in PATH, since maturin looks for zig there. Builds have a target folder of their own:
+        maturin stages the extension at one path in it, so a second build at the same time could end up in this wheel.
+        """
         paths = os.pathsep.join([str(self.folder / "tools" / "bin"), os.environ["PATH"]])
-        return {"CARGO_TARGET_DIR": str(ROOT / "target"), "PYO3_PYTHON": sys.executable, **os.environ, "PATH": paths}
+        own = {"CARGO_TARGET_DIR": str(self.folder / "cargo"), "PYO3_PYTHON": sys.executable, "PATH": paths}
+        return {**os.environ, **own}
 
     def run(
         self,
