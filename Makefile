@@ -22,8 +22,9 @@ PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name p
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMPS)/demo $(STAMPS)/wheel ## the main job on real weights: save, load, verify, compare (DEMO_GB=2, DEMO_DIR=folder)
-	@$(BIN)/python demo/main.py
+demo: $(STAMPS)/demo $(STAMPS)/wheel ## save, load, generate and train beside the tools of today (DEMO_SIZE=2GB, DEMO_DIR=folder)
+	@mkdir -p $(or $(DEMO_DIR),target/demo)
+	@$(BIN)/deepnvme demo $(or $(DEMO_DIR),target/demo) $(if $(DEMO_SIZE),--size $(DEMO_SIZE))
 
 test: setup ## all tests (SUITES="rust loom simulated valgrind python" names some of them)
 	cargo build --quiet --package deepnvme-fake-driver
@@ -60,7 +61,7 @@ check: setup ## format, lints, types, floors and circles of imports, prose, lock
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy python/deepnvme python/tests scripts demo
+	$(BIN)/mypy python/deepnvme python/tests scripts
 	$(BIN)/python -m mypy.stubtest deepnvme --mypy-config-file pyproject.toml --allowlist scripts/stubtest.allow --ignore-unused-allowlist
 	$(BIN)/python scripts/tidy.py
 	$(BIN)/python scripts/circles.py
@@ -88,7 +89,7 @@ wheel: $(STAMPS)/wheel ## build the release wheel into target/wheels and install
 setup: $(STAMPS)/dev $(STAMPS)/wheel ## make .venv with everything the tests need
 
 clean: ## remove everything that was built or installed
-	rm -rf $(VENV) $(HOSTS) $(SERVING) .venv-torch target dist wheels demo/scratch .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(HOSTS) $(SERVING) .venv-torch target dist wheels .pytest_cache .mypy_cache .ruff_cache
 	@if [ -f benchmarks/Makefile ]; then $(MAKE) -C benchmarks clean; fi
 
 # Set-up in steps, each done again only when what it was made from has changed.
@@ -100,8 +101,8 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
 	$(BIN)/python scripts/setup.py extras dev torch deepspeed
 	@touch $@
 
-$(STAMPS)/demo: $(STAMPS)/venv demo/requirements.txt
-	$(BIN)/python scripts/setup.py file demo/requirements.txt
+$(STAMPS)/demo: $(STAMPS)/venv pyproject.toml
+	$(BIN)/python scripts/setup.py extras demo
 	@touch $@
 
 $(STAMPS)/wheel: $(STAMPS)/dev $(RUST) $(PACKAGE)

@@ -19,6 +19,10 @@ def main() -> int:
             # Set before torch is imported. Idle OpenMP threads of torch spin for milliseconds by default, also while
             # layers are read from disk. This shorter spin only bridges the gaps within a layer.
             os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+            if command[0] == "demo":
+                from deepnvme._demo import command as demo  # noqa: PLC0415
+
+                return demo.run(command[1])
             from deepnvme._stream import commands  # noqa: PLC0415
 
             return commands.run(*command)

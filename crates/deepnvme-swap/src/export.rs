@@ -10,7 +10,6 @@ use deepnvme_io::mem::Buffer;
 use deepnvme_io::{Access, DirectMode, Engine, Error as IoError, ErrorKind, TensorFile, WriteOptions, fs};
 use rustix::io::Errno;
 
-#[cfg(doc)]
 use crate::borrowed::Borrowed;
 use crate::error::{Error, Result};
 use crate::options::CancelCheck;
@@ -51,7 +50,7 @@ impl Swapper {
     /// As [`flush`](Self::flush); `NotFound`.
     pub fn extents(&self, key: &str, is_cancelled: CancelCheck<'_>) -> Result<Vec<FileExtent>> {
         let borrowed = self.borrow_key(key, BorrowMode::DiskShared, is_cancelled)?;
-        self.flush_ids(&[(borrowed.id(), key.into())], is_cancelled)?;
+        self.flush_borrowed(&borrowed, key, is_cancelled)?;
         let store = self.scheduler().store();
         let stored = store.get(borrowed.id()).ok_or_else(|| Error::NotFound { key: key.into() })?;
         Ok(store.file_extents(stored)?)
@@ -60,7 +59,8 @@ impl Swapper {
     /// Copies an item into a file, at `offset`. Changes are written back first, and the item cannot change meanwhile.
     ///
     /// # Errors
-    /// As [`extents`](Self::extents); `Io` if the file cannot be written.
+    /// As [`extents`](Self::extents), also if the item is deleted before it is written back; `Io` if the file cannot be
+    /// written.
     pub fn export(
         &self,
         key: &str,
@@ -69,7 +69,7 @@ impl Swapper {
         is_cancelled: CancelCheck<'_>,
     ) -> Result<CopyStats> {
         let borrowed = self.borrow_key(key, BorrowMode::DiskShared, is_cancelled)?;
-        self.flush_ids(&[(borrowed.id(), key.into())], is_cancelled)?;
+        self.flush_borrowed(&borrowed, key, is_cancelled)?;
         let parts = {
             let store = self.scheduler().store();
             let stored = store.get(borrowed.id()).ok_or_else(|| Error::NotFound { key: key.into() })?;
@@ -85,6 +85,16 @@ impl Swapper {
             at += part.bytes;
         }
         Ok(stats)
+    }
+
+    /// Waits until a borrowed item is on disk.
+    fn flush_borrowed(&self, borrowed: &Borrowed, key: &str, is_cancelled: CancelCheck<'_>) -> Result<()> {
+        self.flush_ids(&[(borrowed.id(), key.into())], is_cancelled)?;
+        // A delete ends the flush as well. Bytes that were not written then never are.
+        if self.scheduler().items.lock().residency.needs_flush(borrowed.id()) {
+            return Err(Error::NotFound { key: key.into() });
+        }
+        Ok(())
     }
 
     /// Adds an item with a copy of a file's bytes. `label` is the text that [`Borrowed::label`] returns.

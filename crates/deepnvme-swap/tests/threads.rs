@@ -4,13 +4,16 @@
 
 mod common;
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use deepnvme_io::mem::Region;
 use deepnvme_swap::{Borrowed, Error};
+use deepnvme_testkit::faults::FaultPlan;
 use deepnvme_testkit::watchdog::guard;
 
-use crate::common::{KIB, LIMIT, bytes_of, change, engine, never, read, world};
+use crate::common::{KIB, LIMIT, bytes_of, change, engine, faulty, never, random, read, world};
 
 #[test]
 fn borrowing_too_much_is_a_deadlock() {
@@ -175,5 +178,36 @@ fn threads_that_never_pause_do_not_hold_up_a_flush() {
                 is_over.store(true, std::sync::atomic::Ordering::Relaxed);
             });
         }
+    });
+}
+
+#[test]
+fn an_export_never_takes_an_item_that_is_deleted_before_it_is_written() {
+    guard("an_export_never_takes_a_deleted_item", LIMIT, || {
+        let (engine, _) =
+            faulty(FaultPlan { slow: 1000, slow_max: Duration::from_millis(400), ..FaultPlan::default() });
+        let world = world(engine, 64 * 4096, |_| {});
+        let swapper = &world.swapper;
+        let mut refused = 0;
+        for seed in 0..8 {
+            let data = random(seed, 9000);
+            swapper.put("a", &Region::from_vec(data.clone())).unwrap();
+            let file = tempfile::tempfile().unwrap();
+            // Asked while the export waits for the write.
+            let mut is_cancelled = || {
+                let _ = swapper.delete("a");
+                false
+            };
+            match swapper.export("a", file.as_fd(), 0, &mut is_cancelled) {
+                Ok(_) => {
+                    let mut found = vec![0; data.len()];
+                    std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
+                    assert!(found == data, "seed {seed}: an export succeeded with other bytes");
+                }
+                Err(Error::NotFound { .. }) => refused += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(refused > 0, "no delete came before the write");
     });
 }

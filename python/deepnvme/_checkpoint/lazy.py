@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,17 @@ from torch import _utils
 from deepnvme._checkpoint.load_buffer import LoadBuffers
 from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, errors_with_path
 from deepnvme._checkpoint.size_limits import SizeLimits
+from deepnvme._utils.tensors import without_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from deepnvme._checkpoint.load import LoadRequest, SourceFile
     from deepnvme._deepnvme import _CheckpointReader
 
-# Attributes that need no bytes: tensors on the meta device have them.
+# Attribute of tensors that `torch.nn.Parameter` made of other classes. `isinstance` looks for it.
+_IS_PARAMETER = "_is_param"
+# Attributes that need no bytes.
 _META = ("shape", "dtype", "ndim", "layout", "is_sparse", "is_quantized", "is_nested", "names", "itemsize", "nbytes")
 
 
@@ -31,10 +35,31 @@ class LazyTensor(torch.Tensor):
     _real: torch.Tensor | None
 
     @staticmethod
-    def make(described: torch.Tensor, device: torch.device, read: Callable[[], torch.Tensor]) -> LazyTensor:
-        """Make a lazy tensor that ``read`` reads. ``described`` is a meta tensor with its sizes."""
-        lazy = described.as_subclass(LazyTensor)
+    def make(
+        shape: Sequence[int],
+        strides: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        read: Callable[[], torch.Tensor],
+        *,
+        is_parameter: bool = False,
+    ) -> LazyTensor:
+        """Make a lazy tensor that ``read`` reads.
+
+        It has no memory. Functions that bypass ``__torch_function__`` get an error that names
+        :meth:`materialize`.
+        """
+        message = (
+            f"a lazy tensor of shape {tuple(shape)} reaches a function that bypasses torch's overrides and cannot read "
+            "it from its file; pass tensor.materialize(), or load the state without lazy=True"
+        )
+        described = without_memory(shape, strides, dtype, message)
+        if described is None:
+            described = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        lazy: LazyTensor = torch.Tensor._make_subclass(LazyTensor, described)  # noqa: SLF001
         vars(lazy).update(_read=read, _device=device, _lock=threading.Lock(), _real=None)
+        if is_parameter:
+            vars(lazy)[_IS_PARAMETER] = True
         return lazy
 
     def materialize(self) -> torch.Tensor:
@@ -42,6 +67,9 @@ class LazyTensor(torch.Tensor):
         with self._lock:
             if self._real is None:
                 self._real = self._read()
+            if vars(self).get(_IS_PARAMETER) and not isinstance(self._real, torch.nn.Parameter):
+                # `torch.nn.Parameter` got this tensor. Its copies and pickles are parameters.
+                self._real = torch.nn.Parameter(self._real, self._real.requires_grad)
             return self._real
 
     def read(self) -> torch.Tensor:
@@ -71,10 +99,16 @@ class LazyTensor(torch.Tensor):
         # `torch.nn.Parameter` calls these two, and requires that the type stays.
         return args[0] if name == "requires_grad_" else made
 
-    def derive(self, function: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
+    def derive(self, function: Callable[[torch.Tensor], torch.Tensor], *, is_parameter: bool = False) -> LazyTensor:
         """Make a lazy tensor of the result of ``function``, which has the same sizes and dtype."""
-        described = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
-        return LazyTensor.make(described, self._device, lambda: function(self.materialize()))
+        return LazyTensor.make(
+            self.shape,
+            self.stride(),
+            self.dtype,
+            self._device,
+            lambda: function(self.materialize()),
+            is_parameter=is_parameter,
+        )
 
     def __hash__(self) -> int:
         # By identity, like any tensor. The inherited method would read it.
@@ -83,6 +117,9 @@ class LazyTensor(torch.Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         shape = tuple(self.shape)
         return f"LazyTensor(shape={shape}, dtype={self.dtype}, device={self._device}, read={self._real is not None})"
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy.deepcopy(self.materialize(), memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.materialize().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
@@ -149,12 +186,11 @@ class LazyUnpickler(SafeUnpickler):
         strides: tuple[int, ...],
         requires_grad: bool,
     ) -> torch.Tensor:
-        described = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device="meta")
 
         def read() -> torch.Tensor:
             return SafeUnpickler.tensor(self, storage.read(), dtype, offset, shape, strides, requires_grad)
 
-        return LazyTensor.make(described, self._device, read)
+        return LazyTensor.make(shape, strides, getattr(torch, dtype), self._device, read)
 
     def storage(self, storage: Any, dtype: str) -> Any:
         """Wrap a storage that is not read yet."""
@@ -168,12 +204,17 @@ class LazyUnpickler(SafeUnpickler):
         """Call an allowed function or class, now or when its tensor is read."""
         first = arguments[0] if arguments else None
         if function is _utils._rebuild_parameter and type(first) is LazyTensor:  # noqa: SLF001
-            return first.derive(lambda data: SafeUnpickler.call(self, function, (data, *arguments[1:])))
+            return first.derive(
+                lambda data: SafeUnpickler.call(self, function, (data, *arguments[1:])), is_parameter=True
+            )
         # The sizes were compared with the storage when the file was opened.
         if function is _utils._rebuild_tensor_v3 and type(first) is _LazyTypedStorage:  # noqa: SLF001
-            described = torch.empty_strided(*arguments[2:4], dtype=arguments[6], device="meta")
             return LazyTensor.make(
-                described, self._device, lambda: SafeUnpickler.call(self, function, self._read(arguments))
+                arguments[2],
+                arguments[3],
+                arguments[6],
+                self._device,
+                lambda: SafeUnpickler.call(self, function, self._read(arguments)),
             )
         return super().call(function, self._read(arguments))
 

@@ -127,12 +127,17 @@ def find_blocks(root: nn.Module, memory: int) -> list[Block]:
         rows_bytes_min=None,
         experts_bytes_min=None,
     )
-    layer_groups = partition(root, sizes, limits).groups
+    found = partition(root, sizes, limits)
+    layer_groups = found.groups
+    # A parameter that a module outside of all blocks has as well is in memory all the time.
+    resident = {id(getattr(weight.module, weight.attribute)) for weight in found.resident}
     users: dict[int, list[int]] = {}
     named: dict[int, tuple[str, nn.Parameter]] = {}
     for index, layer_group in enumerate(layer_groups):
         for weight in layer_group.weights:
             parameter = getattr(weight.module, weight.attribute)
+            if id(parameter) in resident:
+                continue
             named.setdefault(id(parameter), (weight.name, parameter))
             if index not in users.setdefault(id(parameter), []):
                 users[id(parameter)].append(index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -60,7 +60,7 @@ class ParameterOffload:
         self._undo = [wrap_call(block.module, self._runner.wrapper_for(block)) for block in self._blocks]
         self._undo.append(wrap_forward(model, self._checked_conversion, "_apply"))
         hooks = [
-            model.register_forward_pre_hook(_untraced_hook(self._begin_step)),
+            model.register_forward_pre_hook(_UntracedHook(self._begin_step)),
             *fill_state_dicts(model, self._residence, self._group_of, lambda: self._is_filling),
             register_optimizer_step_pre_hook(_StepGuard(self)),
         ]
@@ -103,6 +103,8 @@ class ParameterOffload:
         wanted = sum(group.nbytes for group in groups)
         if wanted > self.memory_bytes:
             raise MemoryError(f"these parameters have {wanted:,} bytes, but there is memory for {self.memory_bytes:,}")
+        if write:
+            self._runner.end_failed()
         with self._residence.held(groups, exclusive=write, is_users=True):
             before = [] if write else [fingerprint(self._residence.memory(group)) for group in groups]
             blocks, thread = self._residence.gathered_blocks, threading.get_ident()
@@ -138,8 +140,7 @@ class ParameterOffload:
 
         Args:
             optimizer: the optimizer of the model's parameters.
-            in_backward: update the parameters of a block as soon as its backward pass is done, while they are in
-                memory, and
+            in_backward: update the parameters of a block once its backward pass is done, while they are in memory, and
                 free their gradients. This reads a third less and keeps the gradients of one block at most. ``step()``
                 updates the rest and must be called after each ``backward()``. Gradient accumulation, clipping by the
                 total norm and ``GradScaler`` need all gradients first and are not possible. Default: ``step()`` updates
@@ -179,12 +180,15 @@ class ParameterOffload:
         for stepper in self._attached():
             stepper.on_backward_done(group)
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], *, strict: bool = True) -> Any:
         """Load a state dict block by block.
 
         Args:
             state: names to tensors, as from ``model.state_dict()``.
             strict: require exactly the model's names.
+
+        Returns:
+            As of ``torch.nn.Module.load_state_dict``: ``missing_keys`` and ``unexpected_keys``.
 
         Raises:
             RuntimeError: names or shapes differ.
@@ -194,9 +198,9 @@ class ParameterOffload:
         if model is None:
             raise ClosedError("the model was garbage-collected; keep a reference to it")
         with load_hooks_done(model, state) as values:
-            self._load(model, values, strict=strict)
+            return self._load(model, values, strict=strict)
 
-    def _load(self, model: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool) -> None:
+    def _load(self, model: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool) -> Any:
         # The state lists a tied parameter under each of its names.
         others = {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in self._group_of}
         found: Mapping[str, Any] = state
@@ -215,9 +219,11 @@ class ParameterOffload:
             raise RuntimeError(f"the state does not fit: {'; '.join(wrong)}")
         rest = {name: tensor for name, tensor in state.items() if name not in others}
         answer = model.load_state_dict(rest, strict=False)
-        missing = [name for name in answer.missing_keys if name not in others] + sorted(others - state.keys())
+        lacking = {*answer.missing_keys, *others} - state.keys()
+        missing = [name for name in self._state_of(model) if name in lacking] if lacking else []
         if strict and (missing or answer.unexpected_keys):
             raise RuntimeError(f"the state lacks {missing} and has unexpected {answer.unexpected_keys}")
+        self._runner.end_failed()
         for group in self._groups:
             with self._residence.held([group], exclusive=True):
                 for member in group.members:
@@ -226,6 +232,15 @@ class ParameterOffload:
                         # A tensor that is still in its file is read here and not kept, so that the model is never in
                         # memory as a whole.
                         member.parameter.data.copy_(tensor.read() if isinstance(tensor, LazyTensor) else tensor)
+        return type(answer)(missing, answer.unexpected_keys)
+
+    def _state_of(self, model: nn.Module) -> dict[str, Any]:
+        """Return the state dict with the placeholders."""
+        self._is_filling = False
+        try:
+            return model.state_dict(keep_vars=True)
+        finally:
+            self._is_filling = True
 
     def save(
         self,
@@ -258,11 +273,7 @@ class ParameterOffload:
         if model is None:
             raise ClosedError("the model was garbage-collected; keep a reference to it")
         limit = self.memory_bytes // 4 if max_shard_bytes is None else parse_bytes(max_shard_bytes, "max_shard_bytes")
-        self._is_filling = False
-        try:
-            state = model.state_dict(keep_vars=True)
-        finally:
-            self._is_filling = True
+        state = self._state_of(model)
         options = SaveOptions(None, durability, checksums)
         return ShardSaver(state, self._copy).save(path, limit, options, progress)
 
@@ -300,6 +311,12 @@ class ParameterOffload:
             # A step that a backward pass has begun finds all parameters in memory.
             self._group_of.clear()
             self._swapper.close()
+
+    def __reduce__(self) -> Any:
+        if not self.is_closed:
+            raise _copy_error()
+        # Copies and pickles of a model with its own parameters have no offloading.
+        return type(None), ()
 
     def _check_open(self) -> None:
         if self.is_closed:
@@ -354,14 +371,27 @@ class ParameterOffload:
                     )
 
 
-def _untraced_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep a hook out of graphs: it depends on threads and files."""
+class _UntracedHook:
+    """Keeps a hook out of graphs: it depends on threads and files."""
 
-    def run(*args: Any) -> Any:
-        return untraced(hook, *args)
+    _torchdynamo_disable = True
 
-    run._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
-    return run
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+
+    def __call__(self, *args: Any) -> Any:
+        return untraced(self._hook, *args)
+
+    def __reduce__(self) -> NoReturn:
+        # A model is copied and pickled with its hooks first.
+        raise _copy_error()
+
+
+def _copy_error() -> TypeError:
+    return TypeError(
+        "the parameters of this model are on disk, so it can be neither copied nor pickled; save model.state_dict(), "
+        "call model.offloading.save(path), or call model.offloading.close() first"
+    )
 
 
 class _StepGuard:

@@ -18,7 +18,7 @@ from deepnvme._stream.results import with_copies
 from deepnvme._utils.tensors import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from deepnvme._offload.groups import Block, ParameterGroup
@@ -44,6 +44,8 @@ class BlockRunner:
         self.counts_uses = True
         # Block calls whose backward has begun and not ended.
         self._in_backward: dict[int, _BlockCall] = {}
+        # The innermost running call of each thread, since a block may call another one.
+        self._innermost: dict[int, _BlockCall | None] = {}
         # Torch frees it when the backward pass ends or fails.
         self._backward: weakref.ref[_BackwardEnd] | None = None
 
@@ -69,10 +71,16 @@ class BlockRunner:
                     if not torch.is_grad_enabled():
                         with _without_copies():
                             return self._without_views(block, forward(*args, **kwargs))
-                    call = _BlockCall(self, block)
-                    args, kwargs = call.watch_inputs(args, kwargs)
-                    with _without_copies(), save_references(self._residence, block.groups, call.begin):
-                        return call.watch_outputs(self._without_views(block, forward(*args, **kwargs)))
+                    thread = threading.get_ident()
+                    outer = self._innermost.get(thread)
+                    call = _BlockCall(self, block, outer)
+                    given = {id(one): one._version for one in _differentiable((args, kwargs))}  # noqa: SLF001
+                    try:
+                        self._innermost[thread] = call
+                        with _without_copies(), save_references(self._residence, block.groups, call.begin):
+                            return call.watch_outputs(self._without_views(block, forward(*args, **kwargs)), given)
+                    finally:
+                        self._innermost[thread] = outer
 
             return run
 
@@ -92,14 +100,15 @@ class BlockRunner:
         if id(call) in self._in_backward:
             return
         if not self._in_backward:
-            # Ends the blocks that are still open after the backward pass: none of their inputs needs a gradient.
+            # Ends the last block.
             end = _BackwardEnd(self)
             self._backward = weakref.ref(end)
             torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001
         else:
-            # Such a block gets no event at its last gradient, so the start of the next block ends it.
+            # Autograd runs the operations of a block before those of earlier ones, so the others are done. A node on
+            # their inputs would also tell. But it would add up their gradients before those from outside of the block.
             for other in [*self._in_backward.values()]:
-                if not other.sees_input_gradients:
+                if not call.is_within(other):
                     self.end(other)
         # Recorded first: if an interrupt comes in between, `end_all` releases the groups.
         self._in_backward[id(call)] = call
@@ -177,36 +186,30 @@ class _BackwardEnd:
 class _BlockCall(Holder):
     """One call of a block."""
 
-    def __init__(self, passes: BlockRunner, block: Block) -> None:
+    def __init__(self, passes: BlockRunner, block: Block, outer: _BlockCall | None) -> None:
         self._runner = passes
         self.block = block
-        self.sees_input_gradients = False
+        self._outer = outer
+
+    def is_within(self, other: _BlockCall) -> bool:
+        """Whether the other block made this call, directly or not."""
+        outer = self._outer
+        while outer is not None and outer is not other:
+            outer = outer._outer  # noqa: SLF001
+        return outer is not None
 
     def begin(self) -> None:
         self._runner.begin(self)
 
-    def watch_inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Detect the end of the backward: the gradients of the inputs are computed last."""
-        flat, shape = tree.tree_flatten((args, kwargs))
-        places = [place for place, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad]
-        if not places:
-            return args, kwargs
-        self.sees_input_gradients = True
-        # One tensor given twice stays one: attention is self-attention if its query is its key.
-        given = {id(flat[place]): flat[place] for place in places}
-        gated = dict(zip(given, _InputGradients.apply(self, *given.values()), strict=True))
-        for place in places:
-            flat[place] = gated[id(flat[place])]
-        args, kwargs = tree.tree_unflatten(flat, shape)
-        return args, kwargs
+    def watch_outputs(self, output: Any, given: Mapping[int, int]) -> Any:
+        """Detect the start of the backward: the gradient of an output comes first.
 
-    def end(self) -> None:
-        self._runner.end(self)
-
-    def watch_outputs(self, output: Any) -> Any:
-        """Detect the start of the backward: the gradient of an output comes first."""
-        for tensor in tree.tree_leaves(output):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+        Args:
+            output: the result.
+            given: the versions of the inputs, by ``id``. The gradient of one that is returned as it is comes last.
+        """
+        for tensor in _differentiable(output):
+            if given.get(id(tensor)) != tensor._version:  # noqa: SLF001
                 tensor.register_hook(self._begin)  # type: ignore[no-untyped-call]
         return output
 
@@ -214,21 +217,11 @@ class _BlockCall(Holder):
         self.begin()
 
 
-class _InputGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: _BlockCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        return tensors
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        ctx.call.end()
-        return None, *gradients
-
-    @staticmethod
-    def jvp(_ctx: Any, _call: None, *tangents: torch.Tensor | None) -> Any:
-        return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
+def _differentiable(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in arguments or results that get gradients."""
+    for leaf in tree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_inference():
+            yield leaf
 
 
 def _without_copies() -> AbstractContextManager[Any]:

@@ -89,12 +89,12 @@ class Residence:
         holder.thread = None if is_users else threading.get_ident()
         try:
             for group in groups:
-                self.hold(group, holder, exclusive=exclusive)
+                self.hold(group, holder, exclusive=exclusive, is_users=is_users)
             yield
         finally:
             self.release(holder)
 
-    def hold(self, group: ParameterGroup, holder: Holder, *, exclusive: bool = False) -> None:
+    def hold(self, group: ParameterGroup, holder: Holder, *, exclusive: bool = False, is_users: bool = False) -> None:
         """Keep a group's parameters in memory until its holder releases it or is gone.
 
         Raises:
@@ -109,15 +109,19 @@ class Residence:
                 self._drop(group)
             elif found is not None:
                 if exclusive:
-                    raise RuntimeError(f"{group.members[0].name} is in use and cannot be changed now")
+                    raise RuntimeError(
+                        f"{group.members[0].name} is in use and cannot be changed now; change it when the running pass "
+                        "or the other block of gathered has ended"
+                    )
                 found.holders.add(holder)
                 return
             self._check_placeholders(group)
             if len(self._trace) < _TRACE_MAX:
                 self._trace.append(group.key)
-        self._load(group, holder, exclusive=exclusive)
+        # A block of the user compares the bytes. Its new parameters must not share the counters of changes.
+        self._load(group, holder, exclusive=exclusive, counts_data=not (exclusive or is_users))
 
-    def _load(self, group: ParameterGroup, holder: Holder, *, exclusive: bool) -> None:
+    def _load(self, group: ParameterGroup, holder: Holder, *, exclusive: bool, counts_data: bool) -> None:
         """Load a group that nobody held, and bind its parameters."""
         borrow = self.swapper.borrow(group.key, shared=not exclusive)
         mine = None
@@ -137,7 +141,7 @@ class Residence:
                     self._held[group] = mine
                     if exclusive:
                         self._versions[group] = self.version(group) + 1
-                    self._bind(group, memory)
+                    self._bind(group, memory, counts_data=counts_data)
         except BaseException:
             # The interrupted caller holds nothing, so release it here.
             with self._lock:
@@ -168,8 +172,8 @@ class Residence:
                 one.holders.discard(holder)
         if lost is not None:
             raise RuntimeError(
-                f"{lost} was changed without exclusive access, and the change is lost; change it within "
-                "offloading.gathered(..., write=True)"
+                f"{lost} was changed without exclusive access, and the change may be lost at any time; change it "
+                "within offloading.gathered(..., write=True), and load the state again"
             )
 
     def release_unheld(self) -> None:
@@ -277,7 +281,7 @@ class Residence:
             with self._lock:
                 self._refuse_use(group)
                 for member, copy in zip(group.members, copies, strict=True):
-                    self._placeholders[member].replace(copy)
+                    self._placeholders[member].remove(copy)
                     for attribute in (OFFLOADED_STRIDE, ON_DISK_NAME):
                         vars(member.parameter).pop(attribute, None)
                 self._restored.add(group)
@@ -301,12 +305,12 @@ class Residence:
             "offloading.gathered(..., write=True), or call offloading.close() first"
         )
 
-    def _bind(self, group: ParameterGroup, memory: torch.Tensor | None) -> None:
+    def _bind(self, group: ParameterGroup, memory: torch.Tensor | None, *, counts_data: bool = False) -> None:
         for member in group.members:
             if memory is None:
                 self._placeholders[member].install()
             else:
-                self._placeholders[member].replace(member.view(memory))
+                self._placeholders[member].lend(member.view(memory), is_counted=counts_data)
 
 
 def _versions_of(group: ParameterGroup) -> tuple[int, ...]:

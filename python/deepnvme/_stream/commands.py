@@ -8,10 +8,13 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepnvme._utils.terminal import OutputError, is_terminal, say, show
 from deepnvme.errors import Error, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Characters of a file of prompts.
 _PROMPTS_MAX = 64 << 20
@@ -19,10 +22,15 @@ _PATHS = ("model", "prompt_file", "folder", "trace")
 
 
 def run(name: str, options: str) -> int:
+    """Run ``generate`` or ``stream-bench`` with its options as JSON. Returns the exit status."""
+    return report_errors({"generate": _generate, "stream-bench": _stream_bench}[name], options)
+
+
+def report_errors(command: Callable[[dict[str, Any]], int], options: str) -> int:
     """Run a command with its options as JSON; the exit status: 0 success, 1 failure, 2 usage error."""
     parsed = {name: _path(value) if name in _PATHS else value for name, value in json.loads(options).items()}
     try:
-        return {"generate": _generate, "stream-bench": _stream_bench}[name](parsed)
+        return command(parsed)
     except BrokenPipeError:
         # The reader has closed the pipe on purpose.
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine
     from deepnvme._stream.call_gate import CallGate
+    from deepnvme._stream.changed_buffers import ChangedBuffers
     from deepnvme._stream.partition import LayerGroup
     from deepnvme._stream.planner import Slots
     from deepnvme._stream.weight_origin import Origin
@@ -41,6 +43,7 @@ class LayerCache:
         device: device of the slots.
         engine: the engine that reads the files.
         gate: counts the calls of the modules.
+        changed: the buffers that the modules have changed.
     """
 
     def __init__(  # noqa: PLR0917
@@ -52,6 +55,7 @@ class LayerCache:
         device: torch.device,
         engine: Engine | None,
         gate: CallGate,
+        changed: ChangedBuffers,
     ) -> None:
         self.groups = list(groups)
         self._origins = [[origin_of[weight.name] for weight in group.weights] for group in groups]
@@ -78,7 +82,9 @@ class LayerCache:
         )
         # The views of each group in each slot it has used: made once, then reused in every step.
         self._views: dict[tuple[int, int], list[nn.Parameter | torch.Tensor]] = {}
-        self._bindings = [ParameterBinding(group.weights, device, gate) for group in groups]
+        # `torch.utils.swap_tensors` refuses tensors that have one: a later call would find the other tensor.
+        self._references: list[weakref.ref[torch.Tensor]] = []
+        self._bindings = [ParameterBinding(group.weights, device, gate, changed) for group in groups]
         self._scheduler = FairScheduler(gate.check)
         # For timelines; does nothing unless one is recorded.
         self._span = engine.span if engine is not None else span
@@ -86,7 +92,7 @@ class LayerCache:
             gate.wrap(group.module, self._wrapper_of(index, group.name, self._bindings[index]))
         for index, group in enumerate(groups):
             for alias in group.aliases:
-                self._bindings.append(ParameterBinding(alias.weights, device, gate))
+                self._bindings.append(ParameterBinding(alias.weights, device, gate, changed))
                 gate.wrap(alias.module, self._wrapper_of(index, alias.name, self._bindings[-1]))
 
     @property
@@ -189,4 +195,5 @@ class LayerCache:
                 )
             ]
             self._views[index, slot] = known
+            self._references += map(weakref.ref, known)
         return known

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepnvme._stream.bound_parameter import BoundParameter, FixedParameter
+from deepnvme._stream.changed_buffers import have_same_bytes
 from deepnvme._stream.placeholder import Placeholder
 from deepnvme._stream.results import with_copies
 from deepnvme._utils.tensors import address_of
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from deepnvme._stream.call_gate import CallGate
+    from deepnvme._stream.changed_buffers import ChangedBuffers
     from deepnvme._stream.partition import Weight
     from deepnvme._stream.weight_origin import Origin
 
@@ -40,7 +43,7 @@ class _Bound:
         """Yield copies of the buffers that were changed."""
         for index, before in self._buffers.items():
             tensor = self.tensors[index]
-            if not _have_same_bytes(before, tensor):
+            if not have_same_bytes(before, tensor):
                 # Inference tensors could not be changed by later calls outside of that mode.
                 with torch.inference_mode(mode=False):
                     yield index, _mark(tensor.clone(), vars(tensor)[_STREAMED])
@@ -66,9 +69,12 @@ class ParameterBinding:
         weights: identified by module and attribute.
         device: device of the weights once they are loaded.
         gate: explains uses of the weights after the close.
+        changed: the buffers that modules have changed. They stay in memory, since their values are nowhere else.
     """
 
-    def __init__(self, weights: Sequence[Weight], device: torch.device, gate: CallGate) -> None:
+    def __init__(
+        self, weights: Sequence[Weight], device: torch.device, gate: CallGate, changed: ChangedBuffers
+    ) -> None:
         self._weights = list(weights)
         self.originals = [get_weight(weight) for weight in weights]
         self._placeholders = [
@@ -87,8 +93,7 @@ class ParameterBinding:
         self._users = 0
         # The tensors of the current calls, as they were before. `None` also after an interrupt.
         self._bound: _Bound | None = None
-        # Buffers that their module has changed. They stay in memory, since their values are nowhere else.
-        self._changed: dict[int, torch.Tensor] = {}
+        self._changed = changed
         for weight, placeholder in zip(self._weights, self._placeholders, strict=True):
             set_weight(weight, placeholder)
 
@@ -99,8 +104,8 @@ class ParameterBinding:
             RuntimeError: somebody has assigned another tensor to a parameter.
         """
         with self._lock:
-            if self._changed:
-                tensors = [self._changed.get(index, tensor) for index, tensor in enumerate(tensors)]
+            if self._buffers:
+                tensors = self._with_changed(tensors)
             assigned = self._assigned(tensors)
             for index in assigned - self._buffers:
                 raise RuntimeError(
@@ -108,13 +113,15 @@ class ParameterBinding:
                     "model.streaming.close() first, and assign it then"
                 )
             if self._users == 0:
-                self._bound = _Bound(tensors, self._buffers - self._changed.keys())
+                # A kept buffer is compared with nothing: it stays.
+                streamed = [index for index in self._buffers if self._changed.get(self.originals[index]) is None]
+                self._bound = _Bound(tensors, streamed)
             self._users += 1
             # Also if another thread has bound them: this replaces the leftovers of an interrupted call.
             self._put(tensors, assigned)
 
     def unbind(self) -> None:
-        """Bind the placeholders again, unless another thread still uses the weights.
+        """Bind the placeholders and the changed buffers again, unless another thread still uses the weights.
 
         Raises:
             RuntimeError: a parameter was changed in place.
@@ -125,16 +132,27 @@ class ParameterBinding:
             if self._users == 0:
                 bound, self._bound = self._bound, None
                 # Restored first, in case what follows fails.
-                self._put(self._placeholders, self._assigned(self._placeholders if bound is None else bound.tensors))
+                assigned = self._assigned(self._placeholders if bound is None else bound.tensors)
+                self._put(self._placeholders, assigned)
                 if bound is not None:
-                    self._changed.update(bound.changed_buffers())
+                    for index, buffer in bound.changed_buffers():
+                        self._changed.keep(self.originals[index], buffer)
                     lost = self._changed_parameter(bound)
+                if self._buffers:
+                    # Callers may read these.
+                    self._put(self._with_changed(self._placeholders), assigned)
+                if bound is not None:
                     bound.refuse_saved()
         if lost is not None:
             raise RuntimeError(
                 f"{lost} was changed in place while it is streamed from its file, and the change will be lost; open "
                 "the model again, or call model.streaming.close() first and change it then"
             )
+
+    def _with_changed(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Replace the buffers that a module has changed."""
+        kept = [self._changed.get(original) for original in self.originals]
+        return [tensor if changed is None else changed for tensor, changed in zip(tensors, kept, strict=True)]
 
     def _changed_parameter(self, bound: _Bound) -> str | None:
         for index in bound.changed_versions():
@@ -177,10 +195,6 @@ def _is_buffer(weight: Weight) -> bool:
     return weight.attribute in weight.module._buffers  # noqa: SLF001
 
 
-def _have_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
-
-
 def _mark(tensor: torch.Tensor, origin: Origin) -> torch.Tensor:
     setattr(tensor, _STREAMED, origin)
     return tensor
@@ -221,14 +235,28 @@ def _refuse_loading(attributes: list[str], _module: nn.Module, state: dict[str, 
             )
 
 
-def view_weight(memory: torch.Tensor, at: int, origin: Origin, like: torch.Tensor) -> nn.Parameter | torch.Tensor:
-    """View memory as a weight, with a version counter of its own."""
+def view_weight(
+    memory: torch.Tensor,
+    at: int,
+    origin: Origin,
+    like: torch.Tensor,
+    kind: type[BoundParameter] = FixedParameter,
+) -> nn.Parameter | torch.Tensor:
+    """View memory as a weight, with a version counter of its own.
+
+    Args:
+        memory: contains the weight.
+        at: its offset.
+        origin: its origin.
+        like: the module's tensor.
+        kind: the class of a parameter.
+    """
     # Inference tensors have none.
     with torch.inference_mode(mode=False):
         flat = memory[at : at + origin.memory_nbytes].view(origin.memory_dtype)
         shaped = flat.view(like.shape).data
         if isinstance(like, torch.nn.Parameter):
-            shaped = torch.nn.Parameter(shaped, requires_grad=False)
+            shaped = kind(shaped, requires_grad=False)
     return _mark(shaped, origin)
 
 

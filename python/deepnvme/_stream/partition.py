@@ -114,6 +114,10 @@ def merge_tied(groups: Iterable[LayerGroup]) -> list[LayerGroup]:
     return list(first.values())
 
 
+# Modules of torch that hand the weights of their children to one kernel.
+_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
 class _Partitioner:
     def __init__(self, sizes: Mapping[int, int], limits: Limits, found: Partition) -> None:
         self._sizes, self._limits, self._found = sizes, limits, found
@@ -148,7 +152,7 @@ class _Partitioner:
         is_whole = is_whole and not any(self._index_argument(child) or self._is_shared(child) for child in inside)
         # Large weights of the module itself are loaded when it runs. Its children join it, since it may use their
         # weights.
-        is_owner = self._bytes_of_own(module) > self._limits.resident_bytes_max
+        is_owner = self._bytes_of_own(module) > self._limits.resident_bytes_max or isinstance(module, _FUSED)
         is_small = bool(name) and nbytes <= self._limits.group_bytes_max
         if has_forward(module) and (not inside or (is_whole and (is_small or is_owner))):
             self._take(name, module, nbytes)

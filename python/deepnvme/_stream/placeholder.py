@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 from torch.utils import _pytree as tree
 
-from deepnvme._utils.tensors import without_override
+from deepnvme._utils.tensors import refuse_access, without_override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from deepnvme._stream.call_gate import CallGate
 
@@ -39,6 +39,11 @@ class Placeholder(torch.Tensor):
         made: Placeholder = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # noqa: SLF001
         made.weight_name = name
         made.gate = gate
+        refuse_access(
+            made,
+            f"{name} is on disk: it is in memory only while its module runs. Its memory was accessed from elsewhere; "
+            "call the module itself, or close the streaming and load the weights into memory",
+        )
         return made
 
     def __reduce_ex__(self, _protocol: object) -> Any:
@@ -51,21 +56,19 @@ class Placeholder(torch.Tensor):
             return self.gate.closed_error(f"{self.weight_name} is on disk: ")
         return RuntimeError(
             f"{self.weight_name} is on disk: it is in memory only while its module runs. {what} was called on it from "
-            "elsewhere; call the module itself, or close the streaming and load the weights into memory"
+            "elsewhere; call the module itself, stream with more memory, so that the module around it is loaded as a "
+            "whole, or close the streaming and load the weights into memory"
         )
 
-    # These would reach for memory without an operation that `__torch_dispatch__` sees.
-
-    def share_memory_(self) -> Any:
-        """Refuse."""
-        raise self._refused("share_memory_")
-
-    def untyped_storage(self) -> Any:
-        """Refuse."""
-        raise self._refused("untyped_storage")
+    def data_ptr(self) -> int:
+        """Return the address of no memory. A transfer asks for the storage next, whose error says more."""
+        return 0
 
     def __dlpack__(self, *_: object, **__: object) -> Any:
         raise self._refused("__dlpack__")
+
+    def __array__(self, *_: object, **__: object) -> Any:
+        raise self._refused("__array__")
 
     @property
     def data(self) -> torch.Tensor:
@@ -93,6 +96,19 @@ class Placeholder(torch.Tensor):
         raise first._refused(str(func))  # noqa: SLF001
 
 
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    def refuse(placeholder: Placeholder, *_: object, **__: object) -> NoReturn:
+        raise placeholder._refused(name)  # noqa: SLF001
+
+    return refuse
+
+
+# They would reach for memory without an operation that `__torch_dispatch__` sees.
+for _name in ("share_memory_", "untyped_storage", "numpy", "tolist"):
+    setattr(Placeholder, _name, _refusing(_name))
+# `torch.utils.swap_tensors` asks for it before it changes anything.
+Placeholder._use_count = _refusing("swap_tensors")  # type: ignore[method-assign]  # noqa: SLF001
+
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
@@ -110,7 +126,7 @@ ON_DISK_NAME = "_deepnvme_name"
 _VALUE_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))
 _WITHOUT_VALUES = frozenset(
     ("size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "is_contiguous",
-     "is_floating_point", "is_complex", "is_signed", "is_inference", "is_conj", "is_neg", "is_same_size", "is_pinned",
+     "is_floating_point", "is_complex", "is_signed", "is_inference", "is_conj", "is_neg", "is_same_size",
      "get_device", "dim_order", "has_names", "_is_view", "_is_zerotensor", "__len__", "__hash__", "__dir__",
      "requires_grad_", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "grad", "result_type",
      "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like",
@@ -129,6 +145,8 @@ class OnDiskParameter(nn.Parameter):
         name = getattr(func, "__name__", "")
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
         is_allowed = name in _WITHOUT_VALUES
+        if name == "is_pinned":
+            return False  # torch's own asks for the memory
         if name in ("__get__", "__set__", "__delete__"):
             if attribute == "data" and name == "__set__" and args[1] is args[0]:
                 return None  # `Module.to` without a change
@@ -139,14 +157,19 @@ class OnDiskParameter(nn.Parameter):
             raise _value_error((args, kwargs), f"{attribute}.{name}" if attribute else name)
         result = without_override(func, *args, **(kwargs or {}))
         if name == "detach" or (name == "__get__" and attribute == "data"):
-            # Another tensor with the placeholder's number.
+            # Another tensor with the placeholder's data.
             result.__class__ = OnDiskParameter
+            setattr(result, ON_DISK_NAME, _name_in(args))
         elif name in _CONVERSIONS and result is not args[0] and isinstance(result, torch.Tensor):
             raise _value_error(args, name)
         return result
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise _value_error(self, "deepcopy")
+
+    def _use_count(self) -> int:
+        # `torch.utils.swap_tensors` asks for it before it changes anything.
+        raise _value_error(self, "swap_tensors")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise _value_error(self, "__reduce_ex__")
@@ -156,17 +179,27 @@ class OnDiskParameter(nn.Parameter):
 
 
 def _value_error(arguments: Any, what: str) -> Exception:
+    return RuntimeError(on_disk_message(_name_in(arguments), f"{what} was called on it"))
+
+
+def _name_in(arguments: Any) -> str:
     on_disk = (leaf for leaf in tree.tree_leaves(arguments) if isinstance(leaf, OnDiskParameter))
-    name = next((vars(leaf)[ON_DISK_NAME] for leaf in on_disk if ON_DISK_NAME in vars(leaf)), "a parameter")
-    return RuntimeError(
-        f"{name} is on disk: it is in memory only while its block runs. {what} was called on it from elsewhere; use it "
-        "within `with model.offloading.gathered([parameter]):`, or call model.offloading.close() first"
+    return next((vars(leaf)[ON_DISK_NAME] for leaf in on_disk if ON_DISK_NAME in vars(leaf)), "a parameter")
+
+
+def on_disk_message(name: str, use: str) -> str:
+    """Explain why a parameter on disk has no values, and how to get them."""
+    return (
+        f"{name} is on disk: it is in memory only while its block runs. {use} from elsewhere; use it within `with "
+        "model.offloading.gathered([parameter]):`, or call model.offloading.close() first"
     )
 
 
 def is_on_disk(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for a weight on disk, of a model that is not closed."""
-    return isinstance(tensor, OnDiskParameter) or (isinstance(tensor, Placeholder) and not tensor.gate.is_closed)
+    # A parameter of another class keeps it while it is on disk.
+    is_offloaded = isinstance(tensor, OnDiskParameter) or ON_DISK_NAME in vars(tensor)
+    return is_offloaded or (isinstance(tensor, Placeholder) and not tensor.gate.is_closed)
 
 
 def has_no_values(tensor: torch.Tensor) -> bool:

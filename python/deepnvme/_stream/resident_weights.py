@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._deepnvme import StripeSet, _Streamer
+from deepnvme._stream.bound_parameter import BoundParameter
 from deepnvme._stream.memory_budget import PAGE_BYTES
 from deepnvme._stream.parameter_binding import get_weight, set_weight, view_weight
 from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, conversions
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from deepnvme._deepnvme import Engine
+    from deepnvme._stream.changed_buffers import ChangedBuffers
     from deepnvme._stream.partition import Weight
     from deepnvme._stream.weight_origin import Origin
 
@@ -35,14 +37,24 @@ def place_resident(weights: Sequence[Weight], origin_of: Mapping[str, Origin]) -
     return places, at
 
 
-def load_resident(
+def load_resident(  # noqa: PLR0917
     weights: Sequence[Weight],
     origin_of: Mapping[str, Origin],
     sources: Sequence[str | StripeSet],
     device: torch.device,
     engine: Engine | None,
+    changed: ChangedBuffers,
 ) -> None:
-    """Read weights once and bind them to their modules."""
+    """Read weights once and bind them to their modules.
+
+    Args:
+        weights: the weights.
+        origin_of: the origin of each, by name.
+        sources: the files.
+        device: their device.
+        engine: the engine that reads the files.
+        changed: learns what the modules had before.
+    """
     if not weights:
         return
     places, nbytes = place_resident(weights, origin_of)
@@ -65,5 +77,7 @@ def load_resident(
         # A parameter that two modules share stays shared.
         original = get_weight(weight)
         if id(original) not in known:
-            known[id(original)] = view_weight(memory, places[origin_of[weight.name]], origin_of[weight.name], original)
+            origin = origin_of[weight.name]
+            known[id(original)] = view_weight(memory, places[origin], origin, original, BoundParameter)
+            changed.watch(original, known[id(original)])
         set_weight(weight, known[id(original)])

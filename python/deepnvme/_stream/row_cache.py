@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine
     from deepnvme._stream.call_gate import CallGate
+    from deepnvme._stream.changed_buffers import ChangedBuffers
     from deepnvme._stream.partition import RowLookup
     from deepnvme._stream.weight_origin import ByteRange, EncodedRange, Origin
 
@@ -43,6 +45,7 @@ class RowCache:
         memory: bytes for rows and experts.
         engine: the engine that reads the files.
         gate: counts the calls of the modules.
+        changed: the buffers that the modules have changed.
     """
 
     def __init__(  # noqa: PLR0917
@@ -53,6 +56,7 @@ class RowCache:
         memory: int,
         engine: Engine | None,
         gate: CallGate,
+        changed: ChangedBuffers,
     ) -> None:
         self.memory = memory
         self._lookups = list(lookups)
@@ -81,7 +85,7 @@ class RowCache:
         self._cache = _SparseRowCache(list(sources), tensors, at, memory, engine)
         self._scheduler = FairScheduler(gate.check)
         self._memory = torch.utils.dlpack.from_dlpack(self._cache.capsule())
-        self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu"), gate) for lookup in lookups]
+        self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu"), gate, changed) for lookup in lookups]
         self._views = [
             [
                 view_weight(self._memory, place, origin, like)
@@ -89,6 +93,8 @@ class RowCache:
             ]
             for some, binding in zip(places, self._bindings, strict=True)
         ]
+        # `torch.utils.swap_tensors` refuses tensors that have one: a later call would find the other tensor.
+        self._references = [weakref.ref(view) for views in self._views for view in views]
         for index, lookup in enumerate(lookups):
             gate.wrap(lookup.module, self._wrapper_of(index))
 

@@ -13,6 +13,7 @@ from deepnvme import _deepnvme
 from deepnvme._deepnvme import StripeSet
 from deepnvme._stream import huggingface, throughput
 from deepnvme._stream.call_gate import CallGate
+from deepnvme._stream.changed_buffers import ChangedBuffers
 from deepnvme._stream.layer_cache import LayerCache
 from deepnvme._stream.parameter_binding import get_weight, is_streamed, refuse_loading, set_weight
 from deepnvme._stream.partition import has_forward
@@ -80,17 +81,18 @@ class Streaming:
         # Set when the model is closed.
         self._final_counters: dict[str, float] | None = None
         self._recorded: Callable[[], object] | None = None
+        self._changed = ChangedBuffers()
         self._originals = [(weight, get_weight(weight)) for weight in found.weights()]
         self._load_hooks = refuse_loading(weight for weight, _ in self._originals)
         try:
-            load_resident(found.resident, origin_of, sources, device, engine)
+            load_resident(found.resident, origin_of, sources, device, engine, self._changed)
             if found.lookups:
                 self.row_cache = RowCache(
-                    found.lookups, origin_of, sources, planned.row_cache_bytes, engine, self._gate
+                    found.lookups, origin_of, sources, planned.row_cache_bytes, engine, self._gate, self._changed
                 )
             if found.groups:
                 self.layer_cache = LayerCache(
-                    found.groups, origin_of, sources, planned.slots, device, engine, self._gate
+                    found.groups, origin_of, sources, planned.slots, device, engine, self._gate, self._changed
                 )
             self.steps = StepRecorder(self.counters)
             self._wrap(model, found)
@@ -229,9 +231,9 @@ class Streaming:
     def close(self) -> None:
         """Free the memory and restore the model.
 
-        A module that was passed to :func:`stream` gets its original weights back. A model made from a folder has none:
-        load it another way to use it. The counters stay readable. The timeline requested from :func:`stream` is
-        written.
+        A module that was passed to :func:`stream` gets its original weights back, with the changes that it made to
+        buffers and small weights. A model made from a folder has none: load it another way to use it. The counters stay
+        readable. The timeline requested from :func:`stream` is written.
 
         Calls of the model that other threads are in raise :class:`ClosedError` at the next layer. This waits for the
         layers that run now. Inside a call of the model it does not wait: the last call to end restores the model.
@@ -256,7 +258,7 @@ class Streaming:
         for weight, original in self._originals:
             # A tensor that the caller has assigned in the meantime stays.
             if is_streamed(weight):
-                set_weight(weight, original)
+                set_weight(weight, self._changed.restored(original))
         for hook in self._load_hooks:
             hook.remove()
         self._gate.unwrap()
@@ -264,7 +266,7 @@ class Streaming:
             if part is not None:
                 part.clear()
         self.layer_cache = self.row_cache = None
-        self._originals = []
+        self._originals, self._changed = [], ChangedBuffers()
 
 
 def stream(

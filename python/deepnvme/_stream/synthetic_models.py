@@ -19,21 +19,24 @@ _SHAPES = ((2048, 5632, 32, 4), (4096, 11008, 32, 32), (5120, 13824, 40, 40), (8
 _LAYERS_MIN = 8
 
 
-def make_llama(folder: Path, nbytes: int) -> int:
-    """Write a Llama-shaped model of random bf16 weights, layer by layer, so that it is never in memory as a whole.
+def make_llama(folder: Path, nbytes: int, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Write a Llama-shaped model of random weights, layer by layer, so that it is never in memory as a whole.
 
     Args:
         folder: receives ``config.json`` and safetensors files with an index.
         nbytes: approximate bytes of weights.
+        dtype: of the weights.
 
     Returns:
         Bytes of weights.
     """
     import transformers  # noqa: PLC0415
 
+    size = dtype.itemsize
     for hidden, wide, heads, kv_heads in reversed(_SHAPES):
-        layer = 2 * (2 * hidden * hidden + 2 * hidden * (hidden // heads * kv_heads) + 3 * hidden * wide + 2 * hidden)
-        ends = 2 * (2 * _VOCABULARY * hidden + hidden)
+        attention = 2 * hidden * hidden + 2 * hidden * (hidden // heads * kv_heads)
+        layer = size * (attention + 3 * hidden * wide + 2 * hidden)
+        ends = size * (2 * _VOCABULARY * hidden + hidden)
         layers = round((nbytes - ends) / layer)
         if layers >= _LAYERS_MIN or hidden == _SHAPES[0][0]:
             break
@@ -46,7 +49,7 @@ def make_llama(folder: Path, nbytes: int) -> int:
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         max_position_embeddings=8192,
-        dtype="bfloat16",
+        dtype=str(dtype).removeprefix("torch."),
     )
     with torch.device("meta"):
         empty = transformers.LlamaForCausalLM(config)
@@ -61,7 +64,7 @@ def make_llama(folder: Path, nbytes: int) -> int:
     for number, shapes in enumerate(parts.values(), start=1):
         file = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
         state = {
-            name: torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+            name: torch.empty(shape, dtype=dtype).normal_(0, 0.02, generator=generator)
             for name, shape in shapes.items()
         }
         save(state, folder / file)

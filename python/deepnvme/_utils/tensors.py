@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     import torch
 
+# Longer than any tensor. torch counts bytes in 64 bits with a sign.
+_LONGEST_STORAGE_BYTES = (1 << 63) - 1
+
 
 def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return a CPU tensor in page-aligned memory, page-locked up to the limit ``RLIMIT_MEMLOCK``.
@@ -131,6 +134,50 @@ def without_override(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
     import torch  # noqa: PLC0415
 
     return torch._C._disabled_torch_function_impl(function, (), args, kwargs)  # noqa: SLF001
+
+
+def without_memory(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, message: str
+) -> torch.Tensor | None:
+    """Return a CPU tensor that has sizes and a dtype, and no memory.
+
+    Functions that bypass ``__torch_function__`` (``torch.tensor``, NumPy, TorchScript, C++ extensions) would read
+    whatever memory a stand-in has. Of this one they get an error. Assigning ``data`` copies that to another tensor, or
+    ends it.
+
+    Args:
+        shape: its shape.
+        strides: its strides.
+        dtype: its dtype.
+        message: text of the ``RuntimeError`` that every access to its memory raises.
+
+    Returns:
+        ``None``: this torch cannot make one. CPU builds of 2.4 cannot.
+    """
+    import torch  # noqa: PLC0415
+
+    make_storage = getattr(torch._C, "_construct_storage_from_data_pointer", None)  # noqa: SLF001
+    if make_storage is None:
+        return None
+    made = torch.empty(0, dtype=dtype, device="cpu")
+    # It takes sizes only if the storage is long enough. This one is never accessed.
+    storage = make_storage(0, made.device, _LONGEST_STORAGE_BYTES)
+    made = made.set_(storage, 0, tuple(shape), tuple(strides))
+    return made if refuse_access(made, message) else None
+
+
+def refuse_access(tensor: torch.Tensor, message: str) -> bool:
+    """Take the memory from a tensor, and make every access to it raise a ``RuntimeError``.
+
+    Returns:
+        Whether this torch can do that. CPU builds of 2.4 cannot, and leave the tensor as it is.
+    """
+    import torch  # noqa: PLC0415
+
+    refuse = getattr(torch._C, "_set_storage_access_error_msg", None)  # noqa: SLF001
+    if refuse is not None:
+        refuse(tensor, message)
+    return refuse is not None
 
 
 def refuse_fake_tensors(caller: str) -> None:

@@ -56,7 +56,6 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "a parameter": lambda w, b: (torch.nn.Parameter(b).data, b.detach() + 0),
     "a module": lambda w, b: torch.nn.functional.linear(torch.ones(1, 4), w, b),
     "dlpack": lambda w, b: torch.utils.dlpack.from_dlpack(w),
-    "a map": lambda w, b: torch.func.vmap(torch.sum)(w),
 }
 
 

@@ -160,12 +160,12 @@ def test_parameters_that_cannot_be_read_for_a_moment(twins: Twins, monkeypatch: 
     residence, hold = offloading._residence, offloading._residence.hold
     failures = 0
 
-    def held(unit: Any, holder: Any, *, exclusive: bool = False) -> None:
+    def held(unit: Any, holder: Any, *, exclusive: bool = False, **options: Any) -> None:
         nonlocal failures
         if exclusive and unit.members[0].name.startswith("blocks.3") and failures == 0:
             failures += 1
             raise OSError(errno.EIO, "Input/output error", "/mnt/nvme/swap")
-        hold(unit, holder, exclusive=exclusive)
+        hold(unit, holder, exclusive=exclusive, **options)
 
     monkeypatch.setattr(residence, "hold", held)
     assert train(twin, optimizers[1]) == train(plain, optimizers[0])

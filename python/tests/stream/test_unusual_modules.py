@@ -183,3 +183,19 @@ def test_an_embedding_scales_its_rows_in_each_call(tmp_path: Path) -> None:
             x = torch.randint(0, 500, (40,))
             assert torch.equal(model(x), expected(x))
     model.streaming.close()
+
+
+@pytest.mark.parametrize("memory", ["200KB", "300KB", "1MB"])
+def test_torch_modules_that_compute_with_the_weights_of_their_children(tmp_path: Path, memory: str) -> None:
+    """In evaluation, one kernel takes all weights of a ``TransformerEncoderLayer``."""
+    torch.manual_seed(0)
+    layers = [nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.0) for _ in range(4)]
+    model = nn.Sequential(*layers).eval()
+    x = torch.randn(2, 5, 64)
+    with torch.no_grad():
+        expected = model(x)
+    deepnvme.save(model.state_dict(), tmp_path / "model.safetensors")
+    streamed = deepnvme.stream(model, weights=tmp_path / "model.safetensors", memory=memory)
+    with torch.no_grad():
+        assert torch.equal(streamed(x), expected)
+    streamed.streaming.close()

@@ -18,7 +18,7 @@ pub(crate) use self::bench::BenchOptions;
 pub(crate) use self::checkpoint::{ConvertOptions, InspectOptions, VerifyOptions};
 pub(crate) use self::deepspeed::{DsIoOptions, DsTuneOptions};
 pub(crate) use self::pack::{Dtype, PackOptions};
-use self::python::{GenerateOptions, StreamBenchOptions};
+use self::python::{DemoOptions, GenerateOptions, StreamBenchOptions};
 pub(crate) use self::tune::TuneOptions;
 
 /// Move tensors between NVMe and memory at the speed of the hardware
@@ -50,6 +50,8 @@ pub(crate) enum Command {
     Verify(VerifyOptions),
     /// Convert a checkpoint to the other format, without loading the model into memory
     Convert(ConvertOptions),
+    /// Save, load, generate and train beside the tools of today (needs the Python package)
+    Demo(DemoOptions),
     /// Generate text with a model whose weights stay on disk (needs the Python package)
     Generate(Box<GenerateOptions>),
     /// Compare the speed of streaming a model with its roofline, for several batch sizes (needs the Python package)

@@ -71,6 +71,26 @@ pub(crate) struct GenerateOptions {
 }
 
 #[derive(Clone, Debug, Args, Serialize)]
+#[command(after_help = "Examples:
+  deepnvme demo                        in the current folder
+  deepnvme demo /mnt/nvme --size 8GB
+
+Saves, loads, generates and trains beside torch and accelerate, in alternating rounds, and compares every result bit for
+bit. Needs torch; the other packages are named where they are missing: pip install 'deepnvme[demo]' has all of them.")]
+pub(crate) struct DemoOptions {
+    /// Folder on the disk to show; only a picture stays there
+    #[arg(default_value = ".")]
+    #[serde(serialize_with = "exact")]
+    pub(crate) folder: PathBuf,
+    /// Size of the state dict; models and parameters are a half and a quarter of it
+    #[arg(long, default_value = "2GB")]
+    pub(crate) size: String,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args, Serialize)]
 #[command(
     name = "stream-bench",
     after_help = "Examples:

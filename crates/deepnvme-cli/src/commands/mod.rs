@@ -84,7 +84,9 @@ fn execute(command: Command, arguments: &[OsString], session: &mut Session<'_>) 
         Command::Inspect(options) => checkpoint::run_inspect(&options, session)?,
         Command::Verify(options) => checkpoint::run_verify(&options, session)?,
         Command::Convert(options) => checkpoint::run_convert(&options, session)?,
-        Command::Generate(_) | Command::StreamBench(_) => return python::run(&arguments[1..], session),
+        Command::Demo(_) | Command::Generate(_) | Command::StreamBench(_) => {
+            return python::run(&arguments[1..], session);
+        }
         Command::Pack(options) => pack::run(&options, session)?,
         Command::DsIo(options) => return deepspeed::run_io(*options, session),
         Command::DsNvmeTune(options) => return deepspeed::run_tune(*options, session),

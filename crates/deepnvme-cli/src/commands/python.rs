@@ -18,6 +18,7 @@ pub fn python_command(
 ) -> Option<(&'static str, String)> {
     let command = Cli::try_parse_from(arguments).ok()?.command;
     let (name, options) = match &command {
+        Command::Demo(options) => ("demo", serde_json::to_string(options)),
         Command::Generate(options) => ("generate", serde_json::to_string(options)),
         Command::StreamBench(options) => ("stream-bench", serde_json::to_string(options)),
         _ => return None,

@@ -390,6 +390,11 @@ impl Residency {
         self.items.get(&flush.id).is_none_or(|item| item.is_deleted || item.flushes_ended > flush.ended_before)
     }
 
+    /// Whether the disk lacks bytes of an item, deleted or not.
+    pub(crate) fn needs_flush(&self, id: ItemId) -> bool {
+        self.items.get(&id).is_some_and(Item::needs_flush)
+    }
+
     /// Ends the flush of an item that has no more to write. Follows each transition that may end the need for it.
     fn end_flush(&mut self, id: ItemId) {
         if let Some(item) = self.items.get_mut(&id)

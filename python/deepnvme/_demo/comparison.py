@@ -1,0 +1,35 @@
+"""The result of a stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+
+
+@dataclass
+class Comparison:
+    """Rates of two tools that did the same work in alternating rounds. A higher rate is better."""
+
+    work: str
+    unit: str
+    tool: str
+    """The tool that people use today."""
+    note: str = ""
+    theirs: list[float] = field(default_factory=list)
+    ours: list[float] = field(default_factory=list)
+    missing: str = ""
+    """The reason why the work was not measured."""
+
+    @property
+    def ratio(self) -> float:
+        """Our rate in units of theirs: the median of the rounds' ratios."""
+        return median(ours / theirs for ours, theirs in zip(self.ours, self.theirs, strict=True))
+
+    def to_dict(self) -> dict[str, object]:
+        """Return all fields, ready for JSON."""
+        rates = {"theirs": self.theirs, "ours": self.ours, "ratio": self.ratio if self.ours else None}
+        return {"work": self.work, "unit": self.unit, "tool": self.tool, "missing": self.missing or None, **rates}
+
+
+class WrongResultError(Exception):
+    """Two tools that must give the same result gave different ones."""

@@ -1,0 +1,123 @@
+"""``deepnvme demo``: its checks can fail, and it runs as a whole where accelerate is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from deepnvme._demo import checkpoints, command, output, weights  # noqa: E402
+from deepnvme._demo.checkpoints import compare_bits  # noqa: E402
+from deepnvme._demo.cold_files import cached_share, drop  # noqa: E402
+from deepnvme._demo.comparison import Comparison, WrongResultError  # noqa: E402
+
+
+def small_state() -> weights.State:
+    return {
+        "ragged": torch.rand(3, 5),
+        "pages": torch.rand(4096).to(torch.bfloat16),
+        "number": torch.tensor(7),
+        "nan": torch.tensor([float("nan")]),
+        "nothing": torch.empty(0, 4),
+        "flags": torch.tensor([True, False]),
+    }
+
+
+def test_every_difference_is_seen() -> None:
+    state = small_state()
+    compare_bits(state, {name: tensor.clone() for name, tensor in state.items()}, "a copy")
+    flipped = state["ragged"].clone()
+    flipped.view(torch.uint8).view(-1)[59] ^= 1
+    for wrong in (flipped, state["ragged"].double(), state["ragged"].view(5, 3)):
+        with pytest.raises(WrongResultError, match="ragged"):
+            compare_bits(state, {**state, "ragged": wrong}, "a tool")
+    with pytest.raises(WrongResultError, match="names"):
+        compare_bits(state, {name: state[name] for name in list(state)[1:]}, "a tool")
+
+
+def test_torch_files_return_every_bit(tmp_path: Path) -> None:
+    state = small_state()
+    checkpoints.torch_save(state, tmp_path / "state.pt")
+    compare_bits(state, checkpoints.torch_load(tmp_path / "state.pt"), "torch")
+
+
+def test_a_dropped_file_is_cold_and_a_read_file_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(1 << 20))
+    assert cached_share(path) == 1.0
+    if not drop(path):
+        pytest.skip("this file system keeps its files in memory")
+    path.read_bytes()
+    assert cached_share(path) > 0
+
+
+def test_a_smaller_size_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "write_pace", lambda _: 1e12)
+    assert weights.choose_bytes(50_000_000, tmp_path, 6) == (50_000_000, [])
+    monkeypatch.setattr(weights, "write_pace", lambda _: 1e6)
+    size, (reason,) = weights.choose_bytes(50_000_000, tmp_path, 6)
+    assert size == 5_000_000
+    assert "the disk writes" in reason
+
+
+def test_the_state_dict_is_as_large_as_asked_and_random() -> None:
+    state = weights.enlarge({"w": torch.rand(8)}, 30_000_000)
+    assert 30_000_000 <= weights.total_bytes(state) < 100_000_000
+    sample = state["generated.0.mlp.up.weight"].view(torch.uint8).view(-1)[:100_000]
+    assert torch.bincount(sample.long(), minlength=256).min() > 250
+
+
+def test_the_ratio_is_the_median_of_the_rounds() -> None:
+    one = Comparison("save", "GB/s", "torch", theirs=[1.0, 2.0, 4.0], ours=[2.0, 2.0, 12.0])
+    assert one.ratio == 2.0
+    missing = Comparison("generate", "tokens/s", "accelerate", missing="pip install accelerate")
+    shown = output.table([one, missing])
+    assert shown.splitlines()[1].split() == ["save", "torch", "2.00", "2.00", "GB/s", "2.0x"]
+    assert "not measured: pip install accelerate" in shown
+
+
+def test_the_picture_is_valid(tmp_path: Path) -> None:
+    one = Comparison("save & load", "GB/s", "torch <2>", theirs=[1.0], ours=[2.0])
+    output.write_picture(tmp_path / "bars.svg", [one, Comparison("a", "b", "c", missing="d")])
+    texts = [element.text for element in ET.parse(tmp_path / "bars.svg").iter() if element.text]
+    assert "torch <2>: 1.00 GB/s" in texts
+
+
+def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = output.Progress(2)
+    progress.step("one")
+    progress.close()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_it_runs_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    """The generation stage needs accelerate, and is named as missing."""
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "accelerate" else name)
+    options = {"folder": str(tmp_path), "size": "20MB", "json": as_json}
+    assert command.run(json.dumps(options)) == 0
+    said = capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == [command.PICTURE]
+    if as_json:
+        rows = {row["work"]: row for row in json.loads(said)["comparisons"]}
+        assert rows["generate"]["missing"] == "pip install accelerate"
+        assert all(len(rows[work]["ours"]) == 3 for work in ("save, durable", "load, cold", "AdamW step"))
+    else:
+        assert "not measured: pip install accelerate" in said
+        assert "embed 5 sentences as before" in said or "generated weights only" in said
+
+
+def test_a_wrong_result_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checkpoints, "torch_load", lambda _: {"other": torch.ones(1)})
+    assert command.run(json.dumps({"folder": str(tmp_path), "size": "1MB", "json": False})) == 1
+    assert "FAILED: torch returned other names" in capsys.readouterr().out
+    assert [*tmp_path.iterdir()] == []
