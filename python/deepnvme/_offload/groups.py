@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from deepnvme._stream.partition import Limits, partition
+from deepnvme._modules.partition import Limits, partition
 from deepnvme._utils.strides import is_dense, row_major
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Attribute of an offloaded parameter with its strides, for while it is on disk.
-OFFLOADED_STRIDE = "_deepnvme_stride"
 # Alignment of parameters within a group: good for vector loads, and enough for any dtype.
 _ALIGNED_BYTES = 64
 # A group gets at most 1/4 of the memory, so that one can be in use while others are moved.

@@ -12,6 +12,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.save import SaveOptions
+from deepnvme._modules.forward_wrapper import untraced, wrap_call, wrap_forward
+from deepnvme._modules.placeholder import is_on_disk
 from deepnvme._offload.autograd import save_references
 from deepnvme._offload.fingerprint import fingerprint
 from deepnvme._offload.groups import find_blocks, find_misplaced
@@ -22,8 +24,6 @@ from deepnvme._offload.saving import ShardSaver
 from deepnvme._offload.state_dicts import fill_state_dicts, load_hooks_done
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._offload.swapper import Swapper
-from deepnvme._stream.forward_wrapper import untraced, wrap_call, wrap_forward
-from deepnvme._stream.placeholder import is_on_disk
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import check_available
 from deepnvme._utils.tensors import address_of

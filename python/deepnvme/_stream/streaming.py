@@ -11,12 +11,12 @@ from torch import nn
 
 from deepnvme import _deepnvme
 from deepnvme._deepnvme import StripeSet
+from deepnvme._modules.partition import has_forward
 from deepnvme._stream import huggingface, throughput
 from deepnvme._stream.call_gate import CallGate
 from deepnvme._stream.changed_buffers import ChangedBuffers
 from deepnvme._stream.layer_cache import LayerCache
 from deepnvme._stream.parameter_binding import get_weight, is_streamed, refuse_loading, set_weight
-from deepnvme._stream.partition import has_forward
 from deepnvme._stream.planner import Plan, PlanInput, find_sufficient_memory
 from deepnvme._stream.resident_weights import load_resident
 from deepnvme._stream.row_cache import RowCache
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from deepnvme._deepnvme import Engine, Trace
-    from deepnvme._stream.partition import Partition
+    from deepnvme._modules.partition import Partition
     from deepnvme._stream.stats import StreamStats
     from deepnvme._stream.weight_origin import Origin
 

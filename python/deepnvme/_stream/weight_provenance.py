@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._stream.placeholder import Placeholder, has_no_values
+from deepnvme._modules.placeholder import Placeholder, has_no_values
 from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, can_cast, concatenate, narrow
 from deepnvme.errors import UnsupportedError
 

@@ -12,7 +12,7 @@ import torch
 
 from deepnvme._checkpoint.load import retry_if_replaced
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
-from deepnvme._stream.placeholder import has_no_values, is_on_disk
+from deepnvme._modules.placeholder import has_no_values, is_on_disk
 from deepnvme._stream.weight_origin import ByteRange, Origin
 from deepnvme._stream.weight_provenance import named_tensors
 from deepnvme._utils.arguments import path_of

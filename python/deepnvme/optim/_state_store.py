@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from deepnvme._offload.groups import OFFLOADED_STRIDE
+from deepnvme._modules.placeholder import ON_DISK_STRIDE
 from deepnvme._utils.strides import is_dense, row_major
 from deepnvme.optim._formats import BLOCK, StateData, StateKind, decode, encode
 
@@ -179,7 +179,7 @@ def empty_as(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def stride_of(param: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of a parameter; of one on disk, the strides it has in memory."""
-    stride: tuple[int, ...] = getattr(param, OFFLOADED_STRIDE, None) or param.stride()
+    stride: tuple[int, ...] = getattr(param, ON_DISK_STRIDE, None) or param.stride()
     return stride
 
 
