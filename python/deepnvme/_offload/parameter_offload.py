@@ -23,7 +23,7 @@ from deepnvme._offload.residence import Residence
 from deepnvme._offload.saving import ShardSaver
 from deepnvme._offload.state_dicts import fill_state_dicts, load_hooks_done
 from deepnvme._offload.stepping import OptimizerStepper
-from deepnvme._offload.swapper import Swapper
+from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import check_available
 from deepnvme._utils.tensors import address_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine
     from deepnvme._offload.groups import ParameterGroup
-    from deepnvme._offload.stats import SwapStats
+    from deepnvme._swap.stats import SwapStats
     from deepnvme._utils.terminal import Progress
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from deepnvme._offload.groups import ParameterGroup
-    from deepnvme._offload.swapper import Swapper
-    from deepnvme._offload.view import Borrowed
+    from deepnvme._swap.swapper import Swapper
+    from deepnvme._swap.view import Borrowed
 
 # Maximum length of the recorded order. No step of a real model is as long.
 _TRACE_MAX = 1 << 20

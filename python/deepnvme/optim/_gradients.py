@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from deepnvme._deepnvme import Kernel
-    from deepnvme._offload import Swapper
+    from deepnvme._swap import Swapper
     from deepnvme.optim._formats import StateKind
     from deepnvme.optim._layout import Placement, StateGroup, StateLayout
 

@@ -23,7 +23,7 @@ from deepnvme._utils.strides import is_dense, row_major
 from deepnvme.optim._formats import BLOCK, StateData, StateKind, decode, encode
 
 if TYPE_CHECKING:
-    from deepnvme._offload import SwapStats
+    from deepnvme._swap import SwapStats
 
 MASTER = "master"
 _SCALES = "_scale"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._offload import Swapper
+from deepnvme._swap import Swapper
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme.errors import ClosedError
 from deepnvme.optim._formats import decode, encode
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from deepnvme._deepnvme import Kernel
-    from deepnvme._offload import Borrowed, SwapStats
+    from deepnvme._swap import Borrowed, SwapStats
     from deepnvme.optim._formats import StateKind
     from deepnvme.optim._layout import Placement, StateGroup
 
