@@ -18,7 +18,7 @@ PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu-bundle check docs fmt deny fuzz bench wheel clean
+.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu-bundle check docs fmt deny fuzz bench wheel release-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ fuzz: ## give each parser what libFuzzer finds, for FUZZ_SECONDS (60) each
 
 bench: ## compare with fio, DeepSpeed, Python and numpy (a project of its own: see benchmarks/)
 	@$(MAKE) -C benchmarks PYTHON=$(abspath $(shell command -v $(PYTHON)))
+
+release-check: ## the steps of a release on this machine, without publishing (STEPS="wheel symbols"; TAG=v0.1.0; each says done, skipped or failed)
+	@$(PYTHON) scripts/release_check.py $(if $(TAG),--tag $(TAG)) $(STEPS)
 
 wheel: $(STAMPS)/wheel ## build the release wheel into target/wheels and install it in .venv
 setup: $(STAMPS)/dev $(STAMPS)/wheel ## make .venv with everything the tests need

@@ -19,6 +19,7 @@ PAGE_OF = {
     "ARCHITECTURE.md": "explanation/architecture.md",
     "DESIGN.md": "explanation/design.md",
     "CONTRIBUTING.md": "contributing/develop.md",
+    "RELEASING.md": "contributing/release.md",
     "benchmarks/NOTES.md": "explanation/measurements.md",
     "README.md": "index.md",
 }

@@ -33,6 +33,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING
 
 from deepnvme import errors
+from deepnvme._commands import CommandResult, bench, report, tune
 from deepnvme._deepnvme import (
     BackendProbe,
     Engine,
@@ -58,7 +59,6 @@ from deepnvme._deepnvme import (
     write_batch,
 )
 from deepnvme._file import Reader, Writer, open  # noqa: A004 (it is one, as gzip.open is)
-from deepnvme._tools import CommandResult, bench, report, tune
 
 # Not in the first transfer of a tensor: a child forked while another thread imports a module can never import it.
 from deepnvme._utils import held_storages as _held_storages  # noqa: F401
@@ -73,8 +73,9 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.history import Checkpoint
     from deepnvme._checkpoint.load import load
     from deepnvme._checkpoint.save import save
-    from deepnvme._offload import Borrowed, ParameterOffload, Swapper, SwapStats, offload_parameters
+    from deepnvme._offload import ParameterOffload, offload_parameters
     from deepnvme._stream import Streaming, StreamStats, stream
+    from deepnvme._swap import Borrowed, Swapper, SwapStats
 
 __all__ = [
     "BackendProbe",
@@ -133,12 +134,12 @@ _LAZY = {
     "Checkpoint": "_checkpoint.history",
     "Checkpointer": "_checkpoint.checkpointer",
     "CheckpointerStats": "_checkpoint.checkpointer",
-    "Borrowed": "_offload",
+    "Borrowed": "_swap",
     "ParameterOffload": "_offload",
     "StreamStats": "_stream",
     "Streaming": "_stream",
-    "SwapStats": "_offload",
-    "Swapper": "_offload",
+    "SwapStats": "_swap",
+    "Swapper": "_swap",
     "load": "_checkpoint.load",
     "offload_parameters": "_offload",
     "save": "_checkpoint.save",

@@ -14,7 +14,7 @@ from deepnvme._demo import checkpoints, generation, output, training
 from deepnvme._demo.comparison import Comparison, WrongResultError
 from deepnvme._demo.real_model import SENTENCES, Embedder
 from deepnvme._demo.weights import State, choose_bytes, enlarge, total_bytes
-from deepnvme._stream.commands import report_errors
+from deepnvme._stream.cli.commands import report_errors
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.terminal import say
 

@@ -10,8 +10,8 @@ import torch
 
 from deepnvme._demo.cold_files import drop
 from deepnvme._demo.comparison import Comparison, WrongResultError
+from deepnvme._stream.cli.synthetic_models import make_llama
 from deepnvme._stream.streaming import stream
-from deepnvme._stream.synthetic_models import make_llama
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,6 +12,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.save import SaveOptions
+from deepnvme._modules.forward_wrapper import untraced, wrap_call, wrap_forward
+from deepnvme._modules.placeholder import is_on_disk
 from deepnvme._offload.autograd import save_references
 from deepnvme._offload.fingerprint import fingerprint
 from deepnvme._offload.groups import find_blocks, find_misplaced
@@ -21,9 +23,7 @@ from deepnvme._offload.residence import Residence
 from deepnvme._offload.saving import ShardSaver
 from deepnvme._offload.state_dicts import fill_state_dicts, load_hooks_done
 from deepnvme._offload.stepping import OptimizerStepper
-from deepnvme._offload.swapper import Swapper
-from deepnvme._stream.forward_wrapper import untraced, wrap_call, wrap_forward
-from deepnvme._stream.placeholder import is_on_disk
+from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import check_available
 from deepnvme._utils.tensors import address_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine
     from deepnvme._offload.groups import ParameterGroup
-    from deepnvme._offload.stats import SwapStats
+    from deepnvme._swap.stats import SwapStats
     from deepnvme._utils.terminal import Progress
 
 
@@ -86,8 +86,7 @@ class ParameterOffload:
 
         Args:
             parameters: parameters to hold, together with the rest of their groups. Parameters that are not offloaded
-                are
-                left alone.
+                are left alone.
             write: allow changes. Raises if a block is using one of them.
 
         Raises:
@@ -259,8 +258,7 @@ class ParameterOffload:
         Args:
             path: ``*.safetensors``. Shards get a number before the suffix, the index ``.index.json`` after it.
             max_shard_bytes: bytes of one file, held in memory while it is written, in addition to ``memory``. Default:
-                a
-                quarter of ``memory``.
+                a quarter of ``memory``.
             durability: as in :func:`deepnvme.save`.
             checksums: as in :func:`deepnvme.save`.
             progress: as in :func:`deepnvme.save`.

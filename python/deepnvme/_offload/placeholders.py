@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from deepnvme._stream.bound_parameter import BoundParameter
-from deepnvme._stream.placeholder import OnDiskParameter, on_disk_message
+from deepnvme._modules.bound_parameter import BoundParameter
+from deepnvme._modules.placeholder import OnDiskParameter, on_disk_message
 from deepnvme._utils.tensors import without_memory, without_override
 from deepnvme.errors import UnsupportedError
 

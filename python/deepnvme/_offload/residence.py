@@ -10,17 +10,16 @@ from weakref import WeakSet
 
 import torch
 
-from deepnvme._offload.groups import OFFLOADED_STRIDE
+from deepnvme._modules.placeholder import ON_DISK_NAME, ON_DISK_STRIDE
 from deepnvme._offload.placeholders import Placeholder
-from deepnvme._stream.placeholder import ON_DISK_NAME
 from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from deepnvme._offload.groups import ParameterGroup
-    from deepnvme._offload.swapper import Swapper
-    from deepnvme._offload.view import Borrowed
+    from deepnvme._swap.swapper import Swapper
+    from deepnvme._swap.view import Borrowed
 
 # Maximum length of the recorded order. No step of a real model is as long.
 _TRACE_MAX = 1 << 20
@@ -69,7 +68,7 @@ class Residence:
         flat = torch.zeros(group.nbytes, dtype=torch.uint8)
         for member in group.members:
             member.view(flat).copy_(member.parameter.data)
-            setattr(member.parameter, OFFLOADED_STRIDE, member.stride)
+            setattr(member.parameter, ON_DISK_STRIDE, member.stride)
             setattr(member.parameter, ON_DISK_NAME, member.name)
         self.swapper.put(group.key, flat)
         self._bind(group, None)
@@ -282,7 +281,7 @@ class Residence:
                 self._refuse_use(group)
                 for member, copy in zip(group.members, copies, strict=True):
                     self._placeholders[member].remove(copy)
-                    for attribute in (OFFLOADED_STRIDE, ON_DISK_NAME):
+                    for attribute in (ON_DISK_STRIDE, ON_DISK_NAME):
                         vars(member.parameter).pop(attribute, None)
                 self._restored.add(group)
 

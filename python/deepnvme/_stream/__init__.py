@@ -1,14 +1,14 @@
 """Run models whose weights stay on disk.
 
 - ``streaming``: the public API, :func:`stream` and :class:`Streaming`.
-- ``weight_sources``, ``weight_origin``, ``weight_provenance``, ``huggingface``: find the bytes of each weight.
-- ``partition``, ``memory_budget``, ``planner``: decide what is loaded together, and where in memory. Pure.
+- ``model_files``, ``module_weights``, ``weight_origin``, ``weight_provenance``, ``huggingface``: find the bytes of each
+  weight.
+- ``memory_budget``, ``planner``: decide what is loaded together, and where in memory. Pure.
 - ``layer_cache``, ``row_cache``, ``resident_weights``, ``parameter_binding``: load weights around each ``forward``.
-- ``placeholder``: tensors that stand for weights on disk.
-- ``bound_parameter``, ``changed_buffers``: notice changes of weights in memory, and keep those of buffers.
-- ``call_gate``, ``forward_wrapper``: calls that run while the model is closed.
+- ``changed_buffers``: keeps changes of buffers.
+- ``call_gate``: calls that run while the model is closed.
 - ``scheduler``: threads that share the memory.
-- ``stats``, ``throughput``, ``benchmark``, ``synthetic_models``, ``commands``: counters, large batches, the commands.
+- ``stats``, ``throughput``: counters, large batches. ``cli``: the commands.
 """
 
 from deepnvme._stream.stats import Step, StreamStats

@@ -6,8 +6,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._stream.forward_wrapper import wrap_forward
-from deepnvme._stream.recording import refuse_recording
+from deepnvme._modules.forward_wrapper import wrap_forward
+from deepnvme._modules.recording import refuse_recording
 from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from deepnvme._stream.weight_sources import ModelFiles
+    from deepnvme._stream.model_files import ModelFiles
 
 
 # Options of `from_pretrained` by which another library places or changes the weights.
@@ -61,7 +61,7 @@ def build_model(
             "streamed; take the original model and pack it with deepnvme pack --dtype int8"
         )
     chosen = model_class or _model_class(transformers, config)
-    state = {name: TracedTensor(origin) for name, origin in files.tensors.items()}
+    state = {name: TracedTensor(origin, weight_name=name) for name, origin in files.tensors.items()}
     if dtype == "auto":
         dtype = _dtype_of(config, files)
     try:

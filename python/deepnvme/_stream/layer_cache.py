@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepnvme._deepnvme import Engine
+    from deepnvme._modules.partition import LayerGroup
     from deepnvme._stream.call_gate import CallGate
     from deepnvme._stream.changed_buffers import ChangedBuffers
-    from deepnvme._stream.partition import LayerGroup
     from deepnvme._stream.planner import Slots
     from deepnvme._stream.weight_origin import Origin
 

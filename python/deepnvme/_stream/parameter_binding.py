@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._stream.bound_parameter import BoundParameter, FixedParameter
+from deepnvme._modules.bound_parameter import BoundParameter, FixedParameter
+from deepnvme._modules.placeholder import Placeholder
+from deepnvme._modules.results import with_copies
 from deepnvme._stream.changed_buffers import have_same_bytes
-from deepnvme._stream.placeholder import Placeholder
-from deepnvme._stream.results import with_copies
 from deepnvme._utils.tensors import address_of
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
+    from deepnvme._modules.partition import Weight
     from deepnvme._stream.call_gate import CallGate
     from deepnvme._stream.changed_buffers import ChangedBuffers
-    from deepnvme._stream.partition import Weight
     from deepnvme._stream.weight_origin import Origin
 
 

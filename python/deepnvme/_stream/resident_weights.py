@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._deepnvme import StripeSet, _Streamer
-from deepnvme._stream.bound_parameter import BoundParameter
+from deepnvme._modules.bound_parameter import BoundParameter
 from deepnvme._stream.memory_budget import PAGE_BYTES
 from deepnvme._stream.parameter_binding import get_weight, set_weight, view_weight
 from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, conversions
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from deepnvme._deepnvme import Engine
+    from deepnvme._modules.partition import Weight
     from deepnvme._stream.changed_buffers import ChangedBuffers
-    from deepnvme._stream.partition import Weight
     from deepnvme._stream.weight_origin import Origin
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from deepnvme._deepnvme import Engine
+    from deepnvme._modules.partition import RowLookup
     from deepnvme._stream.call_gate import CallGate
     from deepnvme._stream.changed_buffers import ChangedBuffers
-    from deepnvme._stream.partition import RowLookup
     from deepnvme._stream.weight_origin import ByteRange, EncodedRange, Origin
 
     # Offset of contiguous rows; or the ranges of each row; or encoded ranges and their target dtype.

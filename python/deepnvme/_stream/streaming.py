@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from deepnvme import _deepnvme
 from deepnvme._deepnvme import StripeSet
+from deepnvme._deepnvme import trace as trace_default_engine
+from deepnvme._modules.partition import has_forward
 from deepnvme._stream import huggingface, throughput
 from deepnvme._stream.call_gate import CallGate
 from deepnvme._stream.changed_buffers import ChangedBuffers
 from deepnvme._stream.layer_cache import LayerCache
+from deepnvme._stream.model_files import ModelFiles
+from deepnvme._stream.module_weights import open_for_module
 from deepnvme._stream.parameter_binding import get_weight, is_streamed, refuse_loading, set_weight
-from deepnvme._stream.partition import has_forward
 from deepnvme._stream.planner import Plan, PlanInput, find_sufficient_memory
 from deepnvme._stream.resident_weights import load_resident
 from deepnvme._stream.row_cache import RowCache
 from deepnvme._stream.stats import StepRecorder
 from deepnvme._stream.weight_provenance import find_origins, named_tensors, replace_traced
-from deepnvme._stream.weight_sources import ModelFiles, open_for_module
 from deepnvme._utils.arguments import parse_bytes, path_of, whole
 from deepnvme.errors import ClosedError, UnsupportedError
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from deepnvme._deepnvme import Engine, Trace
-    from deepnvme._stream.partition import Partition
+    from deepnvme._modules.partition import Partition
     from deepnvme._stream.stats import StreamStats
     from deepnvme._stream.weight_origin import Origin
 
@@ -226,7 +227,7 @@ class Streaming:
         Args:
             path: ``*.html`` for a page in the browser, ``*.json`` for Perfetto.
         """
-        return (self._engine or _deepnvme).trace(path)
+        return self._engine.trace(path) if self._engine else trace_default_engine(path)
 
     def close(self) -> None:
         """Free the memory and restore the model.
@@ -293,8 +294,7 @@ def stream(
     Args:
         model: a folder with ``config.json`` and weights, or a module.
         memory: bytes for weights, or text such as ``"4GB"`` or ``"512MiB"``. Activations and the KV cache need memory
-            in
-            addition.
+            in addition.
         device: the device to compute on. Default ``"cpu"``.
         dtype: dtype of the weights in memory; bf16, fp16 and fp32 are cast to each other on load. Default ``"auto"``:
             the dtype of the model's config, or of the files.
@@ -303,9 +303,9 @@ def stream(
             as memory allows.
         model_class: a class of transformers that overrides the one in ``config.json``.
         verify: how much to compare with the files' checksums before the model is returned. ``"sample"`` (default):
-            names,
-            types, shapes and a 32nd of the weights. ``"full"``: every byte, which reads the files once. ``"off"``:
-            nothing. Files without checksums can be streamed, but not with ``"full"``. Later reads are not compared.
+            names, types, shapes and a 32nd of the weights. ``"full"``: every byte, which reads the files once.
+            ``"off"``: nothing. Files without checksums can be streamed, but not with ``"full"``. Later reads are not
+            compared.
         engine: the engine that reads the files. Default: the default engine.
         trace: record a timeline until the model is closed or the program ends: ``*.html`` for a page in the browser,
             ``*.json`` for Perfetto. ``model.streaming.trace`` records a part of it.

@@ -15,7 +15,7 @@ from deepnvme.optim._progress import StepProgress
 from deepnvme.optim._state_store import MASTER, MemoryStore, StateStore
 
 if TYPE_CHECKING:
-    from deepnvme._offload import SwapStats
+    from deepnvme._swap import SwapStats
     from deepnvme.optim._swap_store import SwapStore
 
 ParamGroup = dict[str, Any]

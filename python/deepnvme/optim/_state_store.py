@@ -11,22 +11,24 @@ keeps it on disk: it reads a batch while the previous one is updated, and writes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from deepnvme._offload.groups import OFFLOADED_STRIDE
+from deepnvme._modules.placeholder import ON_DISK_STRIDE
 from deepnvme._utils.strides import is_dense, row_major
 from deepnvme.optim._formats import BLOCK, StateData, StateKind, decode, encode
 
 if TYPE_CHECKING:
-    from deepnvme._offload import SwapStats
+    from deepnvme._swap import SwapStats
 
 MASTER = "master"
 _SCALES = "_scale"
+# By parameter: the name of a whole tensor, and the index of the parameter's first element in it.
+Shards = Mapping[torch.nn.Parameter, tuple[str, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +113,7 @@ class MemoryStore:
         for kind in kinds:
             given = state.get(kind.name)
             if given is not None:
-                given = lying_as(param, given)
+                given = with_strides_of(param, given)
             elif kind.name == MASTER:
                 given = param.detach().float()
             else:
@@ -164,7 +166,7 @@ def without_scales(state: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if not name.endswith(_SCALES)}
 
 
-def lying_as(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+def with_strides_of(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """Return state in the memory order of its parameter. Saved state may have another order."""
     stride = stride_of(param)
     if state.stride() == stride or (state.is_contiguous() and stride == row_major(param.shape)):
@@ -179,7 +181,7 @@ def empty_as(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def stride_of(param: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of a parameter; of one on disk, the strides it has in memory."""
-    stride: tuple[int, ...] = getattr(param, OFFLOADED_STRIDE, None) or param.stride()
+    stride: tuple[int, ...] = getattr(param, ON_DISK_STRIDE, None) or param.stride()
     return stride
 
 

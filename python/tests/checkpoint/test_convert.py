@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def test_nobody_sees_more_of_the_result_than_of_the_source(tmp_path: Path) -> No
 def test_a_tensor_made_of_tensors_is_refused(tmp_path: Path, kind: str, suffix: str) -> None:
     """As separate tensors, its values and indices would no longer mean it."""
     dense = torch.eye(3)
-    made = {
+    made: dict[str, Callable[[], torch.Tensor]] = {
         "sparse": dense.to_sparse,
         "csr": dense.to_sparse_csr,
         "nested": lambda: torch.nested.nested_tensor([dense[0], dense[0, :2]]),

@@ -369,7 +369,8 @@ def test_chunks_of_a_list_cover_their_tensor_once() -> None:
         size = [rng.randrange(1, 7) for _ in range(rng.randrange(1, 4))]
         chunks = _cut(rng, [0] * len(size), size)
         rng.shuffle(chunks)
-        assert len(_dcp_index.decode(_entry(size, chunks)).state_dict_metadata["a"].chunks) == len(chunks)
+        entry: Any = _dcp_index.decode(_entry(size, chunks)).state_dict_metadata["a"]
+        assert len(entry.chunks) == len(chunks)
         at, dim = rng.randrange(len(chunks)), rng.randrange(len(size))
         offsets, sizes = [*chunks[at][0]], chunks[at][1]
         offsets[dim] = rng.randrange(size[dim] - sizes[dim] + 1)

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 import deepnvme
 from deepnvme import errors, optim
 from deepnvme._deepnvme import _run_command
-from deepnvme._offload import Swapper
+from deepnvme._swap import Swapper
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 from .ranks import run

@@ -11,7 +11,7 @@ from torch import nn
 
 import deepnvme
 from deepnvme._checkpoint.lazy import LazyTensor
-from deepnvme._offload import Swapper
+from deepnvme._swap import Swapper
 
 from .test_training import MEMORY, Model, batches, loss_of, train
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import deepnvme
 from deepnvme import optim
-from deepnvme._offload import Swapper
+from deepnvme._swap import Swapper
 from deepnvme.errors import Error, UnsupportedError
 
 from .nets import KINDS, MEMORY, Net, assert_same, groups, train, twins

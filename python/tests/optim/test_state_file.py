@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from deepnvme import optim
-from deepnvme._offload import Swapper
+from deepnvme._swap import Swapper
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, NotFoundError, UnsupportedError
 from deepnvme.optim import _state_file
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from deepnvme._modules.partition import Limits, Partition, Weight, partition
 from deepnvme._stream.memory_budget import (
     allocate_slots,
     classify_sizes,
@@ -22,7 +23,6 @@ from deepnvme._stream.memory_budget import (
     slot_offsets,
     split_memory,
 )
-from deepnvme._stream.partition import Limits, Partition, Weight, partition
 from deepnvme._stream.planner import PlanInput, find_sufficient_memory, lay_out_group
 from deepnvme._stream.resident_weights import place_resident
 from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, ByteRange, Origin

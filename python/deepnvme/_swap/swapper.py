@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from deepnvme._deepnvme import StripeSet, _Swapper
-from deepnvme._offload.stats import SwapStats
-from deepnvme._offload.view import Borrowed, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
+from deepnvme._swap.stats import SwapStats
+from deepnvme._swap.view import Borrowed, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
 from deepnvme._utils.arguments import parse_bytes, whole
 from deepnvme._utils.memory import check_available, refused
 from deepnvme.errors import OutOfMemoryError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -13,7 +13,14 @@ from deepnvme._utils.tensors import refuse_access, without_override
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from deepnvme._stream.call_gate import CallGate
+
+class Gate(Protocol):
+    """Whether a model is open, and the error of a use after its close."""
+
+    is_closed: bool
+
+    def closed_error(self, what: str = "") -> Exception:
+        """Make the error. ``what`` begins its text."""
 
 
 class Placeholder(torch.Tensor):
@@ -24,7 +31,7 @@ class Placeholder(torch.Tensor):
     """
 
     weight_name: str
-    gate: CallGate
+    gate: Gate
 
     @staticmethod
     def __new__(  # noqa: PLR0917, PYI034 (torch returns an instance of the given class)
@@ -33,7 +40,7 @@ class Placeholder(torch.Tensor):
         shape: torch.Size,
         dtype: torch.dtype,
         device: torch.device,
-        gate: CallGate,
+        gate: Gate,
     ) -> Placeholder:
         """Make one."""
         made: Placeholder = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # noqa: SLF001
@@ -120,8 +127,9 @@ def _placeholders(values: Iterable[Any]) -> Iterator[Placeholder]:
             yield from _placeholders(value)
 
 
-# Attribute of a parameter on disk: its name, for errors.
+# Attributes of a parameter on disk: its name, for errors, and its strides.
 ON_DISK_NAME = "_deepnvme_name"
+ON_DISK_STRIDE = "_deepnvme_stride"
 # What needs no values: attributes, and functions by name.
 _VALUE_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))
 _WITHOUT_VALUES = frozenset(
