@@ -63,13 +63,13 @@ def pending() -> dict[str, str]:
 
 
 def without_pending(nav: Any, missing: dict[str, str]) -> Any:
-    """Return a part of the navigation without missing pages."""
+    """Return a part of the navigation without missing pages, and without sections that have no other."""
     if isinstance(nav, str):
         return missing.get(nav, nav)
     if isinstance(nav, dict):
-        return {title: without_pending(part, missing) for title, part in nav.items()}
-    parts = [without_pending(part, missing) for part in nav]
-    return [part for part in parts if part and part not in [{title: ""} for title in part if isinstance(part, dict)]]
+        parts = {title: without_pending(part, missing) for title, part in nav.items()}
+        return {title: part for title, part in parts.items() if part}
+    return [part for part in (without_pending(part, missing) for part in nav) if part]
 
 
 def expand(markdown: str, page: str) -> str:

@@ -67,7 +67,7 @@ def test_included_files_lose_their_title() -> None:
 
 
 def test_missing_pages_leave_the_navigation() -> None:
-    nav = [{"A": "a.md"}, {"B": [{"C": "c.md"}, {"D": "d.md"}]}]
+    nav = [{"A": "a.md"}, {"B": [{"C": "c.md"}, {"D": "d.md"}]}, {"E": ["c.md", {"F": "c.md"}]}]
     assert docs_hooks.without_pending(nav, {"c.md": "", "a.md": "e.md"}) == [{"A": "e.md"}, {"B": [{"D": "d.md"}]}]
 
 
