@@ -1,9 +1,10 @@
 """``deepnvme.save``, ``deepnvme.load`` and ``deepnvme.Checkpointer``. Rust plans the files and transfers the bytes.
 
 - ``save`` writes a file, ``pickler`` pickles objects for torch archives, and ``shards`` splits large safetensors.
-- ``load`` reads files, ``load_into`` fills existing tensors, and ``lazy`` reads tensors on first use.
+- ``load`` reads files, ``load_into`` fills existing tensors, and ``lazy`` reads tensors on first use. Each gets a
+  ``load_request``: the checked arguments, and the files.
 - ``safe_unpickler`` builds the objects of a pickle within ``size_limits``, and runs no code of the file.
-- ``load_buffer`` is the memory that a load fills, and ``buffer_pool`` reuses it.
+- ``load_buffer`` is the memory that a load fills. ``allocation`` allocates it, and ``buffer_pool`` reuses it.
 - ``checkpointer`` saves a training run: ``save_start`` and ``background_save`` run its saves, ``history`` keeps its
   folder, and ``distributed`` coordinates several processes.
 - ``dcp`` writes and reads the folders of ``torch.distributed.checkpoint``.

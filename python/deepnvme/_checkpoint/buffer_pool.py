@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from deepnvme._checkpoint.load_buffer import allocate
+from deepnvme._checkpoint.allocation import allocate
 
 PAGE_BYTES = 4096
 
@@ -34,7 +34,7 @@ class PoolBuffer:
     used_bytes: int = 0
 
     def allocate_part(self, nbytes: int) -> tuple[Any, int]:
-        """Return a page-aligned part, like ``load_buffer.allocate``; fresh memory if the buffer is used up."""
+        """Return a page-aligned part, like ``allocate``; fresh memory if the buffer is used up."""
         begin = self.used_bytes
         if begin + nbytes > self.nbytes:
             return allocate(nbytes)

@@ -17,7 +17,7 @@ from deepnvme._utils.tensors import without_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deepnvme._checkpoint.load import LoadRequest, SourceFile
+    from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
     from deepnvme._deepnvme import _CheckpointReader
 
 # Attribute of tensors that `torch.nn.Parameter` made of other classes. `isinstance` looks for it.

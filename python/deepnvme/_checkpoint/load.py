@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
+from deepnvme._checkpoint.load_request import LoadRequest, memory_errors_with_path
+from deepnvme._deepnvme import StripeSet
 from deepnvme._utils.tensors import refuse_fake_tensors, require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
-from deepnvme.errors import ChecksumError, CorruptFileError, Error, MovedError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Literal, TypeAlias, TypeVar
+    from typing import Literal, TypeAlias
 
     import torch
 
-    from deepnvme._checkpoint.load_buffer import LoadBuffers
     from deepnvme._deepnvme import Engine
 
-    _Files = TypeVar("_Files")
-    _Result = TypeVar("_Result")
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
-    _Report: TypeAlias = Callable[[int, int], object] | None
-    _RestoreLocation: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None
-
-# Times that a set of files may be replaced during one load.
-_REPLACEMENTS_MAX = 100
-
-
-class SourceFile(NamedTuple):
-    """A file of the state to load."""
-
-    path: Any
-    names: list[str] | None = None
-    """The tensors that an index lists for this file. ``None``: all."""
-    identity: tuple[int, int] | None = None
-    """The file that the index means: its size, and the checksum of its own index."""
 
 
 def load(
@@ -140,203 +118,3 @@ def _patterns(only: str | Iterable[str] | None) -> list[str] | None:
             msg = f"only must be names of tensors, not {type(pattern).__name__}"
             raise TypeError(msg)
     return patterns
-
-
-@dataclass
-class LoadRequest:
-    """The checked arguments of a load."""
-
-    path: _Path
-    device: torch.device
-    only: list[str] | None
-    verify: str
-    engine: Engine | None
-    report: _Report
-    pin_memory: bool = False
-    restore_location: _RestoreLocation = None
-    """Chooses the device of each storage, by the location that it was saved with. Default: all go to ``device``."""
-
-    @property
-    def name(self) -> str:
-        """The path, for error messages."""
-        return os.fsdecode(self.path) if isinstance(self.path, bytes) else str(self.path)
-
-    def for_files(self, work: Callable[[list[SourceFile]], _Result]) -> _Result:
-        """Run ``work`` on the files of the path. If they are replaced meanwhile, run it again on the new ones."""
-        return retry_if_replaced(self.name, self._files, work)
-
-    def _files(self) -> list[SourceFile]:
-        if isinstance(self.path, StripeSet):
-            # Parts that were replaced have new names. The manifest lists them.
-            try:
-                return [SourceFile(StripeSet.from_manifest(self.path.manifest_path))]
-            except FileNotFoundError:
-                return [SourceFile(self.path)]
-        return [SourceFile(*found) for found in _find_set(self.path, self.verify != "off")]
-
-    def open(self, file: SourceFile, *, exact: bool = False) -> _CheckpointReader:
-        """Open one of the files."""
-        reader = _CheckpointReader(file.path, self.engine, exact, file.names)
-        if self.verify != "off":
-            reader.check(file.identity)
-        if reader.coverage == "stale":
-            msg = f"{file.path}: its checksums belong to another file that was copied into this one; they are ignored"
-            warnings.warn(msg, stacklevel=2)
-        return reader
-
-    def load(self) -> Any:
-        """Load all files. The tensors of several files are merged into one dict."""
-        with memory_errors_with_path(self.name):
-            return self.for_files(self._load_files)
-
-    def _load_files(self, files: list[SourceFile]) -> Any:
-        if len(files) == 1 and files[0].names is None:
-            return self._load_file(files[0])
-        self.check_only(files)
-        whole: dict[str, Any] = {}
-        for file in files:
-            whole.update(self._load_file(file))
-        return whole
-
-    def check_only(self, files: list[SourceFile]) -> None:
-        """Raise ``KeyError`` if ``only`` has a pattern that no tensor of an index matches, before anything is read."""
-        self.select([name for file in files for name in file.names or ()], None)
-
-    def _load_file(self, file: SourceFile) -> Any:
-        reader = self.open(file)
-        try:
-            return self._read(reader, file.path, file.names)
-        except MovedError:
-            # Another program placed the records differently than the directory suggests.
-            return self._read(self.open(file, exact=True), file.path, file.names)
-
-    def _read(self, reader: _CheckpointReader, path: Any, names: list[str] | None) -> Any:
-        if self.only is None and names is None:
-            # Everything: start reading before looking at names.
-            buffers = self._start(reader, list(range(reader.storage_count)))
-            if reader.format == "safetensors":
-                return self._safetensors(reader.tensors(), buffers)
-            return self._archive(reader, path, list(range(reader.storage_count)), buffers, None)
-        tensors = reader.tensors()
-        chosen = set(self.select([tensor[0] for tensor in tensors], names))
-        wanted = sorted({tensor[5] for tensor in tensors if tensor[0] in chosen})
-        buffers = self._start(reader, wanted)
-        if reader.format == "safetensors":
-            return self._safetensors([tensor for tensor in tensors if tensor[0] in chosen], buffers)
-        return self._archive(reader, path, wanted, buffers, list(chosen))
-
-    def _start(self, reader: _CheckpointReader, wanted: list[int]) -> LoadBuffers | None:
-        """Start to read storages. The meta device needs no bytes."""
-        from deepnvme._checkpoint.load_buffer import LoadBuffers  # noqa: PLC0415
-
-        return (
-            None if self.device.type == "meta" else LoadBuffers(reader, wanted, self.device, pin_memory=self.pin_memory)
-        )
-
-    def select(self, there: list[str], names: list[str] | None) -> list[str]:
-        """Return the names of the tensors to load from a file: those in ``names``, or all.
-
-        If these are all tensors of the state, each pattern of ``only`` must match one of them.
-        """
-        from deepnvme._checkpoint.tensor_names import NamePatterns  # noqa: PLC0415
-
-        listed = there if names is None else [*filter(set(names).__contains__, there)]
-        if self.only is None:
-            return listed
-        patterns = NamePatterns(self.only)
-        chosen = [*filter(patterns.matches, listed)]
-        if names is None and (patterns.unmatched or not chosen):
-            shown = ", ".join(there[:5]) + (", ..." if len(there) > 5 else "")  # noqa: PLR2004
-            msg = f"{self.name}: no tensor matches {patterns.unmatched}; there are {shown or 'no tensors'}"
-            raise KeyError(msg)
-        return chosen
-
-    def _safetensors(self, tensors: list[Any], buffers: LoadBuffers | None) -> dict[str, torch.Tensor]:
-        import torch  # noqa: PLC0415
-
-        described = [(name, getattr(torch, dtype), shape, index) for name, dtype, shape, _, _, index in tensors]
-        if buffers is None:
-            return {name: torch.empty(shape, dtype=dtype, device="meta") for name, dtype, shape, _ in described}
-        state = {name: buffers.flat(index, dtype).view(shape) for name, dtype, shape, index in described}
-        buffers.finish(self.verify, self.report)
-        if self.device.type != "cpu":
-            # On devices that the engine reaches, the tensors are there already, and this copies nothing.
-            state = {name: tensor.to(self.device) for name, tensor in state.items()}
-        return state
-
-    def _archive(
-        self,
-        reader: _CheckpointReader,
-        path: Any,
-        wanted: list[int],
-        buffers: LoadBuffers | None,
-        chosen: list[str] | None,
-    ) -> Any:
-        import torch  # noqa: PLC0415
-
-        from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, errors_with_path  # noqa: PLC0415
-        from deepnvme._checkpoint.size_limits import SizeLimits  # noqa: PLC0415
-        from deepnvme._utils.tensors import engine_reaches  # noqa: PLC0415
-
-        storages: list[torch.UntypedStorage | None] = [None] * reader.storage_count
-        unpickler = SafeUnpickler(path, SizeLimits(path, reader))
-        if buffers is None:
-            sizes = [storage[1] for storage in reader.storages()]
-            for index in wanted:
-                storages[index] = torch.empty(sizes[index], dtype=torch.uint8, device="meta").untyped_storage()
-            with errors_with_path(path):
-                return reader.build(unpickler, storages, chosen)
-        builds_early = engine_reaches(self.device) and reader.is_plain and self.restore_location is None
-        if not builds_early:
-            buffers.finish(self.verify, self.report)
-        for index in wanted:
-            storages[index] = buffers.storage(index, self.device)
-        if self.restore_location is not None:
-            locations = [storage[2] for storage in reader.storages()]
-            storages = [
-                None if storage is None else self.restore_location(storage, location)
-                for storage, location in zip(storages, locations, strict=True)
-            ]
-        # Ordinary objects are built while their bytes are read.
-        with errors_with_path(path):
-            state = reader.build(unpickler, storages, chosen)
-        if builds_early:
-            buffers.finish(self.verify, self.report)
-        return state
-
-
-def retry_if_replaced(name: object, find: Callable[[], _Files], work: Callable[[_Files], _Result]) -> _Result:
-    """Run ``work`` on the files that an index lists. If the index is replaced meanwhile, run it on the new files.
-
-    A save of several files removes the old ones once the new index is there. A reader of the old index then misses a
-    file, or finds another under its name.
-    """
-    files = find()
-    for _ in range(_REPLACEMENTS_MAX):
-        try:
-            return work(files)
-        except (FileNotFoundError, CorruptFileError, ChecksumError):  # noqa: PERF203 (rarely more than once)
-            now = find()
-            if now == files:
-                raise
-            files = now
-    msg = f"{name}: its files were replaced again and again during the load; load it again"
-    raise Error(msg)
-
-
-@contextmanager
-def memory_errors_with_path(name: str) -> Iterator[None]:
-    """Raise failed allocations as ``OutOfMemoryError`` with the name of the file."""
-    try:
-        yield
-    except OutOfMemoryError as error:
-        if error.filename is not None or name in str(error):
-            raise
-        raise OutOfMemoryError(f"{name}: {error}") from error
-    except MemoryError as error:
-        raise OutOfMemoryError(f"{name}: there is not enough memory for the file's objects") from error
-    except BaseException as error:
-        # If Python cannot allocate an object, the extension panics.
-        if type(error).__name__ != "PanicException" or str(error) != "Python API call failed":
-            raise
-        raise OutOfMemoryError(f"{name}: there is not enough memory for the file's objects") from error

@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-import errno
-import mmap
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.dlpack
 
-from deepnvme._utils.tensors import engine_reaches, pinned_empty
-from deepnvme.errors import OutOfMemoryError
+from deepnvme._checkpoint.allocation import allocate, allocate_on_gpu
+from deepnvme._utils.tensors import engine_reaches
 
 if TYPE_CHECKING:
     from deepnvme._checkpoint.buffer_pool import PoolBuffer
     from deepnvme._deepnvme import _CheckpointReader, _Loading
 
     _LoadBuffer = tuple[int, int, list[tuple[int, int]]]
-
-
-_HUGE_BYTES = 2 << 20
-# From this size on, rounding up to huge pages wastes little.
-_HUGE_BYTES_MIN = 8 << 20
-
-
-def allocate(nbytes: int, *, pin_memory: bool = False) -> tuple[Any, int]:
-    """Allocate private memory without touching it. Returns it, and the page-aligned offset of the ``nbytes``.
-
-    In large allocations the offset is aligned to a huge page. The load decides whether to use huge pages.
-    """
-    if pin_memory:
-        return pinned_empty(nbytes).numpy(), 0
-    if nbytes < _HUGE_BYTES_MIN:
-        return _mapped(nbytes), 0
-    # The part before the first huge page is never touched, so it takes no memory.
-    memory = _mapped((-(-nbytes // _HUGE_BYTES) + 1) * _HUGE_BYTES)
-    address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
-    return memory, -address % _HUGE_BYTES
-
-
-def _mapped(nbytes: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        if error.errno != errno.ENOMEM:
-            raise
-        raise OutOfMemoryError(f"there is not enough memory for {nbytes} bytes of tensors") from error
-
-
-def allocate_on_gpu(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Allocate GPU memory without touching it."""
-    return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 class LoadBuffers:

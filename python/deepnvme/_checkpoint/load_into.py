@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from deepnvme._checkpoint.allocation import allocate
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
-from deepnvme._checkpoint.load_buffer import allocate
 from deepnvme._checkpoint.tensor_names import has_name, named_tensors, tensor_expressions, tensor_keys
 from deepnvme._utils.tensors import engine_reaches
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.load import LoadRequest, SourceFile
+    from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
     from deepnvme._deepnvme import _CheckpointReader
 
 # Tensors that cannot be filled directly go through a temporary buffer of this size, one group after the other.

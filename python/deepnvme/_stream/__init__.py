@@ -1,7 +1,8 @@
 """Run models whose weights stay on disk.
 
 - ``streaming``: the public API, :func:`stream` and :class:`Streaming`.
-- ``weight_sources``, ``weight_origin``, ``weight_provenance``, ``huggingface``: find the bytes of each weight.
+- ``model_files``, ``module_weights``, ``weight_origin``, ``weight_provenance``, ``huggingface``: find the bytes of each
+  weight.
 - ``memory_budget``, ``planner``: decide what is loaded together, and where in memory. Pure.
 - ``layer_cache``, ``row_cache``, ``resident_weights``, ``parameter_binding``: load weights around each ``forward``.
 - ``changed_buffers``: keeps changes of buffers.

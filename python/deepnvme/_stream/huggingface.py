@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from deepnvme._stream.weight_sources import ModelFiles
+    from deepnvme._stream.model_files import ModelFiles
 
 
 # Options of `from_pretrained` by which another library places or changes the weights.

@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from deepnvme import _deepnvme
 from deepnvme._deepnvme import StripeSet
+from deepnvme._deepnvme import trace as trace_default_engine
 from deepnvme._modules.partition import has_forward
 from deepnvme._stream import huggingface, throughput
 from deepnvme._stream.call_gate import CallGate
 from deepnvme._stream.changed_buffers import ChangedBuffers
 from deepnvme._stream.layer_cache import LayerCache
+from deepnvme._stream.model_files import ModelFiles
+from deepnvme._stream.module_weights import open_for_module
 from deepnvme._stream.parameter_binding import get_weight, is_streamed, refuse_loading, set_weight
 from deepnvme._stream.planner import Plan, PlanInput, find_sufficient_memory
 from deepnvme._stream.resident_weights import load_resident
 from deepnvme._stream.row_cache import RowCache
 from deepnvme._stream.stats import StepRecorder
 from deepnvme._stream.weight_provenance import find_origins, named_tensors, replace_traced
-from deepnvme._stream.weight_sources import ModelFiles, open_for_module
 from deepnvme._utils.arguments import parse_bytes, path_of, whole
 from deepnvme.errors import ClosedError, UnsupportedError
 
@@ -226,7 +227,7 @@ class Streaming:
         Args:
             path: ``*.html`` for a page in the browser, ``*.json`` for Perfetto.
         """
-        return (self._engine or _deepnvme).trace(path)
+        return self._engine.trace(path) if self._engine else trace_default_engine(path)
 
     def close(self) -> None:
         """Free the memory and restore the model.

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepnvme._stream.call_gate import CallGate
+    from deepnvme._stream.model_files import ModelFiles
     from deepnvme._stream.weight_origin import Origin
-    from deepnvme._stream.weight_sources import ModelFiles
 
 _ATEN = torch.ops.aten
 

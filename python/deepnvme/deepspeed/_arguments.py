@@ -12,12 +12,12 @@ from typing import TypeAlias
 
 import torch
 
-import deepnvme
+from deepnvme._deepnvme import StripeSet
 from deepnvme._utils.arguments import WHOLE_MAX, whole
 
 # File names as callers pass them, and as the engine takes them.
-FileName: TypeAlias = str | bytes | os.PathLike[str] | deepnvme.StripeSet
-Name: TypeAlias = str | bytes | deepnvme.StripeSet
+FileName: TypeAlias = str | bytes | os.PathLike[str] | StripeSet
+Name: TypeAlias = str | bytes | StripeSet
 
 
 def tensor(value: object, name: str) -> torch.Tensor:
@@ -70,7 +70,7 @@ def flag(value: object, name: str) -> bool:
 
 def filename(value: object, name: str = "filename") -> Name:
     """Return a file name: `str`, `bytes`, `os.PathLike` or `deepnvme.StripeSet`; otherwise raise `TypeError`."""
-    if isinstance(value, (str, bytes, deepnvme.StripeSet)):
+    if isinstance(value, (str, bytes, StripeSet)):
         return value
     if isinstance(value, os.PathLike):
         path: str | bytes = os.fspath(value)

@@ -12,7 +12,7 @@ import os
 import threading
 from typing import Literal, NamedTuple
 
-import deepnvme
+from deepnvme._deepnvme import Engine
 
 BLOCK_BYTES_MIN = 4 << 10
 BLOCK_BYTES_MAX = 64 << 20
@@ -57,15 +57,15 @@ class EnginePool:
     def __init__(self) -> None:
         # Re-entrant: a finalizer may release an engine while this thread is inside `acquire`.
         self._lock = threading.RLock()
-        self._idle: dict[EngineSettings, deepnvme.Engine] = {}
+        self._idle: dict[EngineSettings, Engine] = {}
 
-    def acquire(self, settings: EngineSettings) -> deepnvme.Engine:
+    def acquire(self, settings: EngineSettings) -> Engine:
         """Return an engine with these settings for exclusive use."""
         with self._lock:
             engine = self._idle.pop(settings, None)
         if engine is not None:
             return engine
-        return deepnvme.Engine(
+        return Engine(
             workers=settings.workers,
             queue_depth=settings.queue_depth,
             block_bytes=settings.block_bytes,
@@ -74,7 +74,7 @@ class EnginePool:
             pool_bytes=settings.pool_bytes,
         )
 
-    def release(self, settings: EngineSettings, engine: deepnvme.Engine) -> None:
+    def release(self, settings: EngineSettings, engine: Engine) -> None:
         """Keep an idle engine for the next handle, and close the oldest surplus ones."""
         surplus = []
         with self._lock:

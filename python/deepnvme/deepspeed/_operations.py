@@ -14,8 +14,7 @@ from typing import Literal
 
 import torch
 
-import deepnvme
-from deepnvme._deepnvme import _pin_device
+from deepnvme._deepnvme import Engine, Transfer, _pin_device
 
 from . import _engine_pool
 from ._arguments import Name
@@ -27,7 +26,7 @@ class Operation:
 
     __slots__ = ("_check", "_pending", "file")
 
-    def __init__(self, pending: deepnvme.Transfer, file: Hashable, check: Callable[[], None] | None) -> None:
+    def __init__(self, pending: Transfer, file: Hashable, check: Callable[[], None] | None) -> None:
         self._pending = pending
         self._check = check
         self.file = file
@@ -70,7 +69,7 @@ class Operations:
         self._settings = settings
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._engine: deepnvme.Engine | None = None
+        self._engine: Engine | None = None
         # Batches that no `wait` has taken yet (new operations join the last), and those being waited for.
         self._unclaimed = [Batch()]
         self._claimed: list[Batch] = []
@@ -177,7 +176,7 @@ class Operations:
         """Register contiguous GPU memory with cuFile until the result is dropped. Does not keep the tensor alive."""
         return _pin_device(self._borrowed_engine(), tensor)
 
-    def _borrowed_engine(self) -> deepnvme.Engine:
+    def _borrowed_engine(self) -> Engine:
         self._check_process()
         engine = self._engine
         if engine is not None:

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-import deepnvme
+from deepnvme._utils.tensors import pinned_empty
 
 from . import _arguments
 
@@ -73,7 +73,7 @@ def new(num_elem: int, example: torch.Tensor) -> torch.Tensor:
     if count == 0:
         return torch.empty(0, dtype=dtype)
     # `.data` is not a view, so only this tensor and its views hold the memory.
-    tensor = deepnvme.pinned_empty(count, dtype=dtype).data
+    tensor = pinned_empty(count, dtype=dtype).data
     regions.add(tensor)
     return tensor
 

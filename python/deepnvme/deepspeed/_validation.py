@@ -7,7 +7,10 @@ import logging
 
 import torch
 
-import deepnvme
+from deepnvme._deepnvme import StripeSet
+from deepnvme._deepnvme import read as read_bytes
+from deepnvme._utils.tensors import as_bytes
+from deepnvme.errors import Error
 
 from ._arguments import Name
 
@@ -18,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 def compare(tensor: torch.Tensor, name: Name, offset: int) -> None:
     """Raise `deepnvme.Error` if the bytes of the file at `offset` differ from `tensor`."""
-    expected = deepnvme.as_bytes(tensor.detach().cpu().contiguous())
+    expected = as_bytes(tensor.detach().cpu().contiguous())
     for start in range(0, expected.numel(), CHUNK_BYTES):
         part = expected[start : start + CHUNK_BYTES]
         found = _file_bytes(name, offset + start, part.numel())
@@ -28,15 +31,15 @@ def compare(tensor: torch.Tensor, name: Name, offset: int) -> None:
                 f"validate: the file differs from the tensor, first at byte {first}; "
                 "another process wrote to it, or the device returned wrong data"
             )
-            raise deepnvme.Error(errno.EIO, msg, str(name))
+            raise Error(errno.EIO, msg, str(name))
     logger.info("validated %d bytes of %s at offset %d", expected.numel(), name, offset)
 
 
 def _file_bytes(name: Name, offset: int, count: int) -> torch.Tensor:
     buffer = bytearray(count)
     found = torch.frombuffer(buffer, dtype=torch.uint8)
-    if isinstance(name, deepnvme.StripeSet):
-        deepnvme.read(found, name, offset)
+    if isinstance(name, StripeSet):
+        read_bytes(found, name, offset)
         return found
     length = 0
     with open(name, "rb", buffering=0) as file:  # noqa: PTH123 - the name may be bytes

@@ -7,7 +7,7 @@ from typing import overload
 
 import torch
 
-import deepnvme
+from deepnvme._utils.tensors import as_bytes
 
 from . import _arguments
 
@@ -34,4 +34,4 @@ def cast_to_byte_tensor(src_tensor: torch.Tensor | Sequence[torch.Tensor]) -> to
 
 
 def _as_bytes(value: object) -> torch.Tensor:
-    return deepnvme.as_bytes(_arguments.tensor(value, "src_tensor").detach())
+    return as_bytes(_arguments.tensor(value, "src_tensor").detach())

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import deepnvme._file as file
-from deepnvme._checkpoint.load import LoadRequest, load
+from deepnvme._checkpoint.load import load
+from deepnvme._checkpoint.load_request import LoadRequest
 from deepnvme.errors import UnsafeFileError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepnvme._checkpoint.load import retry_if_replaced
+from deepnvme._checkpoint.load_request import retry_if_replaced
 from deepnvme._deepnvme import _CheckpointReader, _find_set
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.tensors import require_torch

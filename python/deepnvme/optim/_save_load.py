@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,24 +16,22 @@ from deepnvme.errors import CorruptFileError, InvalidArgumentError
 from deepnvme.optim import _state_file as file
 from deepnvme.optim._formats import FP32, decode, encode
 from deepnvme.optim._state_file import SavedParameter, StateExtent, StateFile
-from deepnvme.optim._state_store import MASTER
+from deepnvme.optim._state_store import MASTER, Shards
 
 if TYPE_CHECKING:
     from deepnvme.optim._formats import StateKind
     from deepnvme.optim._layout import Placement, StateGroup
-    from deepnvme.optim._state_dict import KernelOptimizer
+    from deepnvme.optim._step import SteppingOptimizer
     from deepnvme.optim._swap_store import SwapStore
 
 _WHOLE_MAX = 1 << 63
 # Group entries that belong to the model; and the choice of torch's loops, which may be unset.
 _NOT_SETTINGS = ("params", "param_names")
 _LOOP_SETTINGS = ("fused", "foreach")
-# Name of a whole tensor, and the index of the parameter's first element in it.
-Shards = Mapping[torch.nn.Parameter, tuple[str, int]]
 
 
 def save(
-    optimizer: KernelOptimizer, store: SwapStore, path: Path, shards: Shards | None, *, checksums: bool
+    optimizer: SteppingOptimizer, store: SwapStore, path: Path, shards: Shards | None, *, checksums: bool
 ) -> dict[str, int]:
     """Write the file. Return bytes by route."""
     resolved = _resolve_shards(optimizer, shards)
@@ -72,7 +70,7 @@ def save(
 
 
 def load(
-    optimizer: KernelOptimizer,
+    optimizer: SteppingOptimizer,
     store: SwapStore,
     paths: Sequence[Path],
     shards: Shards | None,
@@ -97,7 +95,7 @@ class _Loader:
     """Maps the contents of files to parameters."""
 
     def __init__(
-        self, optimizer: KernelOptimizer, store: SwapStore, files: Sequence[StateFile], shards: Shards | None
+        self, optimizer: SteppingOptimizer, store: SwapStore, files: Sequence[StateFile], shards: Shards | None
     ) -> None:
         _check_files(optimizer, files, shards)
         self._optimizer, self._store = optimizer, store
@@ -231,7 +229,7 @@ def _placements_with_state(store: SwapStore, group: StateGroup) -> list[Placemen
     return [placement for placement in group.placements if store.has(placement.piece.param)]
 
 
-def _resolve_shards(optimizer: KernelOptimizer, shards: Shards | None) -> Shards:
+def _resolve_shards(optimizer: SteppingOptimizer, shards: Shards | None) -> Shards:
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if shards is None:
         return {param: (str(index), 0) for index, param in enumerate(params)}
@@ -242,7 +240,7 @@ def _resolve_shards(optimizer: KernelOptimizer, shards: Shards | None) -> Shards
     return {param: shards[param] for param in params}
 
 
-def _name(optimizer: KernelOptimizer) -> str:
+def _name(optimizer: SteppingOptimizer) -> str:
     """Return the name of the optimizer class, also for derived classes."""
     return next(kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.startswith("deepnvme.optim"))
 
@@ -261,7 +259,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_files(optimizer: KernelOptimizer, files: Sequence[StateFile], shards: Shards | None) -> None:
+def _check_files(optimizer: SteppingOptimizer, files: Sequence[StateFile], shards: Shards | None) -> None:
     """Refuse files of another optimizer or model."""
     if not files:
         msg = "no file was given; pass at least one path"
@@ -303,7 +301,7 @@ def _check(group: dict[str, Any], settings: dict[str, Any], path: Path) -> None:
             raise CorruptFileError(f"{text}; the file was damaged, or another optimizer saved it")
 
 
-def _check_values(optimizer: KernelOptimizer, group: dict[str, Any], path: Path) -> None:
+def _check_values(optimizer: SteppingOptimizer, group: dict[str, Any], path: Path) -> None:
     """Refuse settings that the next step would refuse."""
     try:
         optimizer.check_settings(group)
@@ -314,7 +312,7 @@ def _check_values(optimizer: KernelOptimizer, group: dict[str, Any], path: Path)
         raise CorruptFileError(text) from error
 
 
-def _check_shapes(optimizer: KernelOptimizer, shapes: list[list[int]], path: Path) -> None:
+def _check_shapes(optimizer: SteppingOptimizer, shapes: list[list[int]], path: Path) -> None:
     ours = [list(param.shape) for group in optimizer.param_groups for param in group["params"]]
     if len(ours) != len(shapes):
         raise InvalidArgumentError(

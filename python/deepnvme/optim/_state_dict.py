@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from deepnvme._utils.arguments import path_of
+from deepnvme.optim import _save_load
 from deepnvme.optim._optimizer import SHORT
 from deepnvme.optim._state_store import stride_of, without_scales
 from deepnvme.optim._step import SteppingOptimizer
 
 if TYPE_CHECKING:
-    from deepnvme.optim._save_load import Shards
+    from deepnvme.optim._state_store import Shards
 
 
 class KernelOptimizer(SteppingOptimizer):
@@ -96,8 +97,6 @@ class KernelOptimizer(SteppingOptimizer):
             ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that.
         """
         self.check_complete()
-        from deepnvme.optim import _save_load  # noqa: PLC0415
-
         return _save_load.save(self, self._on_disk(), path_of(path), shards, checksums=checksums)
 
     def load_state(
@@ -125,8 +124,6 @@ class KernelOptimizer(SteppingOptimizer):
             CorruptFileError: a file is truncated, or not a result of ``save_state``.
             ValueError: elements are missing, or the state is in memory.
         """
-        from deepnvme.optim import _save_load  # noqa: PLC0415
-
         paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else path
         if verify not in ("auto", "off", "sample", "full"):
             msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"

@@ -11,7 +11,7 @@ keeps it on disk: it reads a batch while the previous one is updated, and writes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MASTER = "master"
 _SCALES = "_scale"
+# By parameter: the name of a whole tensor, and the index of the parameter's first element in it.
+Shards = Mapping[torch.nn.Parameter, tuple[str, int]]
 
 
 @dataclass(frozen=True, eq=False)

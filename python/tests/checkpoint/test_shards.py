@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import save_file
 
 import deepnvme
-from deepnvme._checkpoint import load as load_module
+from deepnvme._checkpoint import load_request
 from deepnvme._deepnvme import _run_command
-from deepnvme._stream import weight_sources as stream_files
+from deepnvme._stream import model_files as stream_files
 from deepnvme.errors import ChecksumError, CorruptFileError
 from deepnvme.integrations import weights
 from deepnvme.integrations.weights import iterate_weights
@@ -382,10 +382,10 @@ def test_a_set_that_is_replaced_when_its_list_has_been_read(tmp_path: Path, monk
         return found
 
     read: list[tuple[Any, Callable[[], Any]]] = [
-        (load_module, lambda: deepnvme.load(path)),
-        (load_module, lambda: deepnvme.load(tmp_path, lazy=True)),
-        (load_module, lambda: deepnvme.load(tmp_path, into=state_of(0))),
-        (load_module, lambda: deepnvme.load(tmp_path / INDEX, only="layers")),
+        (load_request, lambda: deepnvme.load(path)),
+        (load_request, lambda: deepnvme.load(tmp_path, lazy=True)),
+        (load_request, lambda: deepnvme.load(tmp_path, into=state_of(0))),
+        (load_request, lambda: deepnvme.load(tmp_path / INDEX, only="layers")),
         (weights, lambda: dict(iterate_weights(tmp_path))),
         (stream_files, lambda: stream_files.ModelFiles(tmp_path)),
     ]

@@ -21,7 +21,7 @@ import torch
 import deepnvme
 from deepnvme import errors
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _run_command
-from deepnvme._stream.weight_sources import ModelFiles
+from deepnvme._stream.model_files import ModelFiles
 
 from .small_models import logits, make_bfloat16
 

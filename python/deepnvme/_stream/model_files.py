@@ -1,20 +1,17 @@
-"""Find the tensors in a model's files."""
+"""Find the tensors in a model's files: which file, and where in it."""
 
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from deepnvme._checkpoint.load import retry_if_replaced
+from deepnvme._checkpoint.load_request import retry_if_replaced
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
-from deepnvme._modules.placeholder import has_no_values, is_on_disk
 from deepnvme._stream.weight_origin import ByteRange, Origin
-from deepnvme._stream.weight_provenance import named_tensors
 from deepnvme._utils.arguments import path_of
 from deepnvme._utils.strides import row_major
 from deepnvme.errors import ChangedFileError, CorruptFileError, UnsupportedError
@@ -23,16 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-    from torch import nn
-
     from deepnvme._deepnvme import Engine
 
     _Found = tuple[str | PathLike[str] | StripeSet, list[str] | None, tuple[int, int] | None]
-    from os import PathLike
 
 
-# Names in a warning.
-_NAMED_MAX = 3
 _PACKED_NAME = "packed.safetensors"
 # The header entry that says how each weight is packed.
 _PACKED_KEY = "deepnvme.packed"
@@ -168,49 +160,3 @@ def _find_packed(path: str | PathLike[str]) -> str | StripeSet | None:
             return StripeSet.from_manifest(manifest)
     packed = folder / _PACKED_NAME
     return os.fspath(packed) if packed.is_file() else None
-
-
-def open_for_module(
-    model: nn.Module, weights: str | PathLike[str] | StripeSet | None, engine: Engine | None, verify: str
-) -> tuple[nn.Module, ModelFiles]:
-    if getattr(model, "hf_device_map", None) or hasattr(model, "_hf_hook"):
-        raise UnsupportedError(
-            "accelerate has placed this model (hf_device_map) and moves its weights itself; load it without device_map"
-        )
-    if weights is None:
-        raise UnsupportedError(
-            "a module needs a file with its weights: deepnvme.save(module.state_dict(), 'weights.safetensors'), "
-            "then deepnvme.stream(module, weights='weights.safetensors', memory=...)"
-        )
-    files = ModelFiles(weights, engine, verify)
-    state = dict(named_tensors(model))
-    if (on_disk := next((name for name, tensor in state.items() if is_on_disk(tensor)), None)) is not None:
-        raise UnsupportedError(
-            f"{on_disk} is on disk already: a part of this model, or a model that shares it, is offloaded or streamed; "
-            "close that first"
-        )
-    unknown = [name for name in files.tensors if name not in state]
-    if unknown:
-        raise UnsupportedError(f"{weights} contains {unknown[0]}, which the module lacks")
-    for name, origin in files.tensors.items():
-        if tuple(state[name].shape) != origin.shape or state[name].dtype != origin.dtype:
-            raise UnsupportedError(
-                f"{weights}: {name} is {origin.dtype} of shape {origin.shape}; the module has {state[name].dtype} of "
-                f"shape {tuple(state[name].shape)}"
-            )
-    _warn_of_own_values(model, weights, files, state)
-    return model, files
-
-
-def _warn_of_own_values(model: nn.Module, weights: object, files: ModelFiles, state: dict[str, torch.Tensor]) -> None:
-    """Name the parameters that keep the module's values, because the files lack them."""
-    loaded = {id(state[name]) for name in files.tensors}
-    kept = [
-        name
-        for name, parameter in model.named_parameters()
-        if id(parameter) not in loaded and not has_no_values(parameter)
-    ]
-    if kept:
-        more = f" and {len(kept) - _NAMED_MAX} others" if len(kept) > _NAMED_MAX else ""
-        names = ", ".join(kept[:_NAMED_MAX]) + more
-        warnings.warn(f"{weights} lacks {names}; the model keeps the module's own values for them", stacklevel=4)
