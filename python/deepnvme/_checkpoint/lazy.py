@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import _utils
 
+from deepnvme._checkpoint.file_entries import tensor_entries
 from deepnvme._checkpoint.load_buffer import LoadBuffers
 from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, errors_with_path
 from deepnvme._checkpoint.size_limits import SizeLimits
@@ -253,16 +254,18 @@ def _load_files(request: LoadRequest, files: list[SourceFile]) -> Any:
 def _load_file(request: LoadRequest, file: SourceFile) -> Any:
     path, names = file.path, file.names
     reader = request.open(file, exact=True)
-    tensors = reader.tensors()
-    chosen = request.select([tensor[0] for tensor in tensors], names)
+    tensors = tensor_entries(reader)
+    chosen = request.select([entry.name for entry in tensors], names)
     stored = [_LazyStorage(request, reader, index) for index in range(reader.storage_count)]
     unpickler = LazyUnpickler(path, SizeLimits(path, reader), request.device)
     if reader.format == "safetensors":
         wanted = set(chosen)
         return {
-            name: unpickler.tensor(stored[index], dtype, offset, tuple(shape), tuple(strides), False)
-            for name, dtype, shape, strides, offset, index in tensors
-            if name in wanted
+            entry.name: unpickler.tensor(
+                stored[entry.storage], entry.dtype, entry.offset, tuple(entry.shape), tuple(entry.strides), False
+            )
+            for entry in tensors
+            if entry.name in wanted
         }
     is_whole = request.only is None and names is None
     with errors_with_path(path):

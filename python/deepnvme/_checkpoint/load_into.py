@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from deepnvme._checkpoint.allocation import allocate
+from deepnvme._checkpoint.file_entries import StorageEntry, storage_entries, tensor_entries
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._checkpoint.tensor_names import has_name, named_tensors, tensor_expressions, tensor_keys
 from deepnvme._utils.tensors import engine_reaches
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 # Tensors that cannot be filled directly go through a temporary buffer of this size, one group after the other.
 _GROUP_BYTES = 64 << 20
-# Index of the storage number in the description of a tensor.
-_INDEX = 4
 
 
 def fill(request: LoadRequest, into: Mapping[str, Any], cast: bool) -> Mapping[str, Any]:
@@ -31,15 +30,31 @@ def fill(request: LoadRequest, into: Mapping[str, Any], cast: bool) -> Mapping[s
     return into
 
 
+class _Stored(NamedTuple):
+    """A tensor of the file, and what a lazy conjugate or negative needs."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    strides: list[int]
+    offset: int
+    storage: int
+    signs: tuple[bool, bool] | None
+    """Whether it is conjugate, and whether negative. ``None``: neither."""
+
+
+# The name of a target, the target, and the tensor that fills it.
+_Pair = tuple[str, torch.Tensor, _Stored]
+
+
 class _Plan(NamedTuple):
     """The targets that one file fills."""
 
     reader: _CheckpointReader
     direct: list[Any]
     """Filled by the read itself."""
-    copied: list[tuple[str, torch.Tensor, Any]]
+    copied: list[_Pair]
     """Filled by a copy from a temporary buffer."""
-    compared: list[tuple[str, torch.Tensor, Any]]
+    compared: list[_Pair]
     """Filled under an earlier name already; the tensor of this name must be the same."""
 
 
@@ -48,7 +63,7 @@ def _fill(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
     for plan in _plan(request, files, targets, cast):
         if plan.direct:
             plan.reader.start(plan.direct).finish(request.verify, request.report)
-        storages = plan.reader.storages()
+        storages = storage_entries(plan.reader)
         _read_groups(request, plan.reader, plan.copied, storages, _copy)
         _read_groups(request, plan.reader, plan.compared, storages, compare)
 
@@ -62,13 +77,13 @@ def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
     for file in files:
         names = file.names
         reader = request.open(file, exact=True)
-        storages = reader.storages()
+        storages = storage_entries(reader)
         plan = _Plan(reader, [], [], [])
-        tensors = reader.tensors()
         signs = {number: (is_conj, is_neg) for number, is_conj, is_neg in reader.signs()}
         unnamed, met = {*reader.unnamed()}, set[str]()
-        named = [(number, *tensor) for number, tensor in enumerate(tensors) if number not in unnamed]
-        for number, name, dtype_name, shape, strides, offset, index in named:
+        named = [(number, entry) for number, entry in enumerate(tensor_entries(reader)) if number not in unnamed]
+        for number, entry in named:
+            name = entry.name
             if name in met and name in targets:
                 msg = f"{request.name}: the file contains two tensors called {name!r}, so the name is ambiguous"
                 raise InvalidArgumentError(f"{msg}; load without into, and copy the tensors")
@@ -76,20 +91,21 @@ def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
                 continue
             met.add(name)
             missing.discard(name)
-            target, dtype = targets[name], getattr(torch, dtype_name)
-            _check(f"{request.name}: {name}", target, dtype, shape, cast)
-            described = (dtype, shape, strides, offset, index, signs.get(number))
-            source = (file, described)
+            target, dtype = targets[name], getattr(torch, entry.dtype)
+            _check(f"{request.name}: {name}", target, dtype, entry.shape, cast)
+            stored = _Stored(dtype, *entry[2:], signs.get(number))
+            source = (file, stored)
             if not target.numel():
                 continue
             if earlier := filled.add(request.name, name, target, source):
                 # Tied weights: once is enough if the file has them tied as well.
                 if earlier != source:
-                    plan.compared.append((name, target, described))
-            elif _is_direct(target, described, storages[index][1]):
-                plan.direct.append(((storages[index][3], target.nbytes, [(index, 0)]), target.detach()))
+                    plan.compared.append((name, target, stored))
+            elif _is_direct(target, stored, storages[stored.storage].nbytes):
+                buffer = (storages[stored.storage].offset, target.nbytes, [(stored.storage, 0)])
+                plan.direct.append((buffer, target.detach()))
             else:
-                plan.copied.append((name, target, described))
+                plan.copied.append((name, target, stored))
         plans.append(plan)
     if missing:
         shown = ", ".join(sorted(missing)[:5])
@@ -144,53 +160,52 @@ def _check(what: str, target: torch.Tensor, dtype: torch.dtype, shape: list[int]
         raise TypeError(msg)
 
 
-def _is_direct(target: torch.Tensor, described: Any, storage_bytes: int) -> bool:
+def _is_direct(target: torch.Tensor, stored: _Stored, storage_bytes: int) -> bool:
     """Whether the target needs exactly the bytes of one storage of the file, in their order."""
-    dtype, shape, strides, offset, _, signs = described
     expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+    for size, stride in zip(reversed(stored.shape), reversed(stored.strides), strict=True):
         if size != 1 and stride != expected:
             return False
         expected *= size
     is_plain = (
-        signs is None
+        stored.signs is None
         and target.layout is torch.strided
         and target.is_contiguous()
         and engine_reaches(target.device)
         and not (target.is_conj() or target.is_neg())
     )
-    return is_plain and target.dtype == dtype and offset == 0 and target.nbytes == storage_bytes
+    return is_plain and target.dtype == stored.dtype and stored.offset == 0 and target.nbytes == storage_bytes
 
 
 def _read_groups(
     request: LoadRequest,
     reader: Any,
-    waiting: list[tuple[str, torch.Tensor, Any]],
-    storages: Any,
+    waiting: list[_Pair],
+    storages: list[StorageEntry],
     use: Callable[[str, torch.Tensor, torch.Tensor], None],
 ) -> None:
     """Read whole storages into temporary buffers, group by group. `use` gets what is to be filled, and the source."""
     while waiting:
-        group: list[tuple[str, torch.Tensor, Any]] = []
+        group: list[_Pair] = []
         group_bytes = 0
-        while waiting and (not group or group_bytes + storages[waiting[-1][2][_INDEX]][1] <= _GROUP_BYTES):
+        while waiting and (not group or group_bytes + storages[waiting[-1][2].storage].nbytes <= _GROUP_BYTES):
             group.append(waiting.pop())
-            group_bytes += storages[group[-1][2][_INDEX]][1]
+            group_bytes += storages[group[-1][2].storage].nbytes
         flats: dict[int, Any] = {}
         buffers = []
-        for _, _, (*_, index, _) in group:
-            _, nbytes, _, place = storages[index]
-            if nbytes and index not in flats:
-                memory, start = allocate(nbytes)
-                view = memoryview(memory)[start : start + nbytes]
+        for _, _, stored in group:
+            index, entry = stored.storage, storages[stored.storage]
+            if entry.nbytes and index not in flats:
+                memory, start = allocate(entry.nbytes)
+                view = memoryview(memory)[start : start + entry.nbytes]
                 flats[index] = torch.frombuffer(view, dtype=torch.uint8)
-                buffers.append(((place, nbytes, [(index, 0)]), view))
+                buffers.append(((entry.offset, entry.nbytes, [(index, 0)]), view))
         if buffers:
             reader.start(buffers).finish(request.verify, request.report)
-        for name, target, (dtype, shape, strides, offset, index, signs) in group:
-            storage = flats[index].untyped_storage()
-            source = torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
-            is_conj, is_neg = signs or (False, False)
+        for name, target, stored in group:
+            storage = flats[stored.storage].untyped_storage()
+            source = torch.empty(0, dtype=stored.dtype).set_(storage, stored.offset, stored.shape, stored.strides)
+            is_conj, is_neg = stored.signs or (False, False)
             source = source.conj() if is_conj else source
             source = torch._neg_view(source) if is_neg else source  # noqa: SLF001
             use(f"{request.name}: {name}", target, source)

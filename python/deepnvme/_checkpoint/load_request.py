@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from deepnvme._checkpoint.file_entries import TensorEntry, storage_entries, tensor_entries
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, MovedError, OutOfMemoryError
 
@@ -114,14 +115,15 @@ class LoadRequest:
             # Everything: start reading before looking at names.
             buffers = self._start(reader, list(range(reader.storage_count)))
             if reader.format == "safetensors":
-                return self._safetensors(reader.tensors(), buffers)
+                return self._safetensors(tensor_entries(reader), buffers)
             return self._archive(reader, path, list(range(reader.storage_count)), buffers, None)
-        tensors = reader.tensors()
-        chosen = set(self.select([tensor[0] for tensor in tensors], names))
-        wanted = sorted({tensor[5] for tensor in tensors if tensor[0] in chosen})
+        tensors = tensor_entries(reader)
+        chosen = set(self.select([entry.name for entry in tensors], names))
+        chosen_entries = [entry for entry in tensors if entry.name in chosen]
+        wanted = sorted({entry.storage for entry in chosen_entries})
         buffers = self._start(reader, wanted)
         if reader.format == "safetensors":
-            return self._safetensors([tensor for tensor in tensors if tensor[0] in chosen], buffers)
+            return self._safetensors(chosen_entries, buffers)
         return self._archive(reader, path, wanted, buffers, list(chosen))
 
     def _start(self, reader: _CheckpointReader, wanted: list[int]) -> LoadBuffers | None:
@@ -150,13 +152,17 @@ class LoadRequest:
             raise KeyError(msg)
         return chosen
 
-    def _safetensors(self, tensors: list[Any], buffers: LoadBuffers | None) -> dict[str, torch.Tensor]:
+    def _safetensors(self, tensors: list[TensorEntry], buffers: LoadBuffers | None) -> dict[str, torch.Tensor]:
         import torch  # noqa: PLC0415
 
-        described = [(name, getattr(torch, dtype), shape, index) for name, dtype, shape, _, _, index in tensors]
         if buffers is None:
-            return {name: torch.empty(shape, dtype=dtype, device="meta") for name, dtype, shape, _ in described}
-        state = {name: buffers.flat(index, dtype).view(shape) for name, dtype, shape, index in described}
+            return {
+                entry.name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
+                for entry in tensors
+            }
+        state = {
+            entry.name: buffers.flat(entry.storage, getattr(torch, entry.dtype)).view(entry.shape) for entry in tensors
+        }
         buffers.finish(self.verify, self.report)
         if self.device.type != "cpu":
             # On devices that the engine reaches, the tensors are there already, and this copies nothing.
@@ -180,7 +186,7 @@ class LoadRequest:
         storages: list[torch.UntypedStorage | None] = [None] * reader.storage_count
         unpickler = SafeUnpickler(path, SizeLimits(path, reader))
         if buffers is None:
-            sizes = [storage[1] for storage in reader.storages()]
+            sizes = [entry.nbytes for entry in storage_entries(reader)]
             for index in wanted:
                 storages[index] = torch.empty(sizes[index], dtype=torch.uint8, device="meta").untyped_storage()
             with errors_with_path(path):
@@ -191,7 +197,7 @@ class LoadRequest:
         for index in wanted:
             storages[index] = buffers.storage(index, self.device)
         if self.restore_location is not None:
-            locations = [storage[2] for storage in reader.storages()]
+            locations = [entry.location for entry in storage_entries(reader)]
             storages = [
                 None if storage is None else self.restore_location(storage, location)
                 for storage, location in zip(storages, locations, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from deepnvme._checkpoint.file_entries import StorageEntry, TensorEntry, storage_entries, tensor_entries
 from deepnvme._checkpoint.load_request import retry_if_replaced
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
 from deepnvme._stream.weight_origin import ByteRange, Origin
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-    from deepnvme._deepnvme import Engine
+    from deepnvme._deepnvme import Engine, _EncodedTensor
 
     _Found = tuple[str | PathLike[str] | StripeSet, list[str] | None, tuple[int, int] | None]
 
@@ -110,45 +112,64 @@ class ModelFiles:
             reader.check(identity)
             reader.verify_tensors(self._verify)
         if _is_packed(file) and _PACKED_KEY not in dict(reader.metadata):
-            label = file if isinstance(file, str) else file.manifest_path
             error = CorruptFileError(
-                f"{label}: the header does not say how the weights are packed; restore the file from a copy, or pack "
-                "the model again"
+                f"{_label(file)}: the header does not say how the weights are packed; restore the file from a copy, or "
+                "pack the model again"
             )
-            error.filename = os.fspath(label)
+            error.filename = os.fspath(_label(file))
             raise error
         source = len(self.sources)
         self.sources.append(file)
-        places = [offset for _, _, _, offset in reader.storages()]
-        packed = {name: (dtype, shape, encoded) for name, dtype, shape, encoded in _packed_tensors(reader, source)}
+        storages = storage_entries(reader)
+        packed = {
+            name: _packed_origin(source, dtype, shape, encoded)
+            for name, dtype, shape, encoded in _packed_tensors(reader, source)
+        }
         signed = {number for number, *_ in reader.signs()}
         wanted = None if names is None else set(names)
-        for number, (name, dtype_name, shape, strides, first, storage) in enumerate(reader.tensors()):
-            if wanted is not None and name not in wanted:
+        for number, entry in enumerate(tensor_entries(reader)):
+            if wanted is not None and entry.name not in wanted:
                 continue
-            if name in packed:
-                decoded_name, decoded_shape, encoded = packed[name]
-                decoded = Origin((), getattr(torch, decoded_name), tuple(decoded_shape))
-                self.tensors[name] = replace(decoded, ranges=(ByteRange(source, 0, decoded.nbytes, encoded),))
-                continue
-            dtype: torch.dtype = getattr(torch, dtype_name)
-            size = torch.Size(shape)
-            if number in signed or (tuple(strides) != row_major(shape) and size.numel() > 1):
-                label = file if isinstance(file, str) else file.manifest_path
-                raise UnsupportedError(
-                    f"{label}: {name} is not stored row by row (shape {tuple(shape)}, strides {tuple(strides)}), or is "
-                    "a lazy conjugate or negative, so it cannot be read in parts; convert the file first: "
-                    f"deepnvme convert {Path(label).name} model.safetensors"
-                )
-            byte_range = ByteRange(source, places[storage] + first * dtype.itemsize, size.numel() * dtype.itemsize)
-            ranges = (byte_range,) if byte_range.nbytes else ()
-            self.tensors[name] = Origin(ranges, dtype, tuple(shape))
+            origin = packed.get(entry.name)
+            if origin is None:
+                if number in signed or not _is_row_major(entry):
+                    raise UnsupportedError(_parts_message(file, entry))
+                origin = _origin(source, entry, storages[entry.storage])
+            self.tensors[entry.name] = origin
+
+
+def _packed_origin(source: int, dtype: str, shape: Sequence[int], encoded: _EncodedTensor) -> Origin:
+    decoded = Origin((), getattr(torch, dtype), tuple(shape))
+    return replace(decoded, ranges=(ByteRange(source, 0, decoded.nbytes, encoded),))
+
+
+def _origin(source: int, entry: TensorEntry, storage: StorageEntry) -> Origin:
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    nbytes = math.prod(entry.shape) * dtype.itemsize
+    ranges = (ByteRange(source, storage.offset + entry.offset * dtype.itemsize, nbytes),) if nbytes else ()
+    return Origin(ranges, dtype, tuple(entry.shape))
+
+
+def _is_row_major(entry: TensorEntry) -> bool:
+    return math.prod(entry.shape) <= 1 or tuple(entry.strides) == row_major(entry.shape)
+
+
+def _parts_message(file: str | StripeSet, entry: TensorEntry) -> str:
+    return (
+        f"{_label(file)}: {entry.name} is not stored row by row (shape {tuple(entry.shape)}, strides "
+        f"{tuple(entry.strides)}), or is a lazy conjugate or negative, so it cannot be read in parts; convert the file "
+        f"first: deepnvme convert {Path(_label(file)).name} model.safetensors"
+    )
+
+
+def _label(file: str | StripeSet) -> str | Path:
+    """Return the path that errors name."""
+    return file if isinstance(file, str) else file.manifest_path
 
 
 def _is_packed(file: str | StripeSet) -> bool:
     """Whether a file has a name that only packed models use."""
-    path = Path(file if isinstance(file, str) else file.manifest_path)
-    return path.name in {_PACKED_NAME, f"{_PACKED_NAME}.stripes.json"}
+    return Path(_label(file)).name in {_PACKED_NAME, f"{_PACKED_NAME}.stripes.json"}
 
 
 def _find_packed(path: str | PathLike[str]) -> str | StripeSet | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepnvme._checkpoint.file_entries import TensorEntry, storage_entries, tensor_entries
 from deepnvme._checkpoint.load_buffer import LoadBuffers
 from deepnvme._deepnvme import _CheckpointReader
 from deepnvme.errors import InvalidArgumentError
@@ -41,8 +42,8 @@ class TensorFile:
         if self._reader.format != "safetensors":
             msg = f"{os.fsdecode(filename)}: this is a torch archive, not safetensors; read it with deepnvme.load"
             raise InvalidArgumentError(msg)
-        self._storages = self._reader.storages()
-        self._tensors = {tensor[0]: tensor for tensor in self._reader.tensors()}
+        self._storages = storage_entries(self._reader)
+        self._tensors = {entry.name: entry for entry in tensor_entries(self._reader)}
 
     def keys(self) -> list[str]:
         """Return the names of the tensors, in alphabetical order."""
@@ -50,7 +51,7 @@ class TensorFile:
 
     def offset_keys(self) -> list[str]:
         """Return the names of the tensors, in the order of the file."""
-        return sorted(self._tensors, key=lambda name: self._storages[self._tensors[name][5]][3])
+        return sorted(self._tensors, key=lambda name: self._storages[self._tensors[name].storage].offset)
 
     def metadata(self) -> dict[str, str]:
         """Return the metadata of the file."""
@@ -58,25 +59,25 @@ class TensorFile:
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """Read a tensor."""
-        _, dtype, shape, _, _, index = self._find(name)
-        buffers = LoadBuffers(self._reader, [index], self._device)
+        entry = self._find(name)
+        buffers = LoadBuffers(self._reader, [entry.storage], self._device)
         buffers.finish("auto", None)
-        return buffers.flat(index, getattr(torch, dtype)).view(shape).to(self._device)
+        return buffers.flat(entry.storage, getattr(torch, entry.dtype)).view(entry.shape).to(self._device)
 
     def get_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Read some rows of a tensor, which are contiguous in the file."""
-        _, dtype, shape, _, _, index = self._find(name)
-        rows = torch.empty([max(0, stop - start), *shape[1:]], dtype=getattr(torch, dtype))
+        entry = self._find(name)
+        rows = torch.empty([max(0, stop - start), *entry.shape[1:]], dtype=getattr(torch, entry.dtype))
         if rows.numel():
-            self._reader.read_range(index, start * math.prod(shape[1:]) * rows.itemsize, rows)
+            self._reader.read_range(entry.storage, start * math.prod(entry.shape[1:]) * rows.itemsize, rows)
         return rows.to(self._device)
 
     def get_slice(self, name: str) -> TensorSlice:
         """Return an object that reads when it is indexed."""
-        _, dtype, shape, *_ = self._find(name)
-        return TensorSlice(self, name, _NAMES.get(dtype, dtype), shape)
+        entry = self._find(name)
+        return TensorSlice(self, name, _NAMES.get(entry.dtype, entry.dtype), entry.shape)
 
-    def _find(self, name: str) -> Any:
+    def _find(self, name: str) -> TensorEntry:
         if name not in self._tensors:
             msg = f"{self._path}: the file does not contain the tensor {name!r}"
             raise KeyError(msg)

@@ -19,11 +19,10 @@ import torch
 from safetensors.torch import save_file
 
 import deepnvme
-from deepnvme._checkpoint import load_request
+from deepnvme._checkpoint import iterate, load_request
 from deepnvme._deepnvme import _run_command
 from deepnvme._stream import model_files as stream_files
 from deepnvme.errors import ChecksumError, CorruptFileError
-from deepnvme.integrations import weights
 from deepnvme.integrations.weights import iterate_weights
 
 from .programs import program, run
@@ -386,7 +385,7 @@ def test_a_set_that_is_replaced_when_its_list_has_been_read(tmp_path: Path, monk
         (load_request, lambda: deepnvme.load(tmp_path, lazy=True)),
         (load_request, lambda: deepnvme.load(tmp_path, into=state_of(0))),
         (load_request, lambda: deepnvme.load(tmp_path / INDEX, only="layers")),
-        (weights, lambda: dict(iterate_weights(tmp_path))),
+        (iterate, lambda: dict(iterate_weights(tmp_path))),
         (stream_files, lambda: stream_files.ModelFiles(tmp_path)),
     ]
     for module, load in read:
@@ -413,7 +412,7 @@ def test_weights_are_read_to_the_end_of_a_model_that_is_replaced(
     save(2, path)
     assert same(loaded | dict(given), 1)
     # If not all of its files can stay open, this is an error.
-    monkeypatch.setattr(weights, "_DESCRIPTOR_SHARE", 1 << 40)
+    monkeypatch.setattr(iterate, "_DESCRIPTOR_FRACTION", 0)
     assert same(dict(iterate_weights(tmp_path, prefetch_bytes=1)), 2)
     given = iterate_weights(tmp_path, prefetch_bytes=1)
     next(given)

@@ -16,9 +16,11 @@ import torch
 from safetensors.torch import save_file
 
 import deepnvme
+from deepnvme._checkpoint import iterate
+from deepnvme._checkpoint.file_entries import TensorEntry
+from deepnvme._checkpoint.iterate import split_chunks
 from deepnvme.errors import CorruptFileError
-from deepnvme.integrations import weights
-from deepnvme.integrations.weights import iterate_weights, split_chunks
+from deepnvme.integrations.weights import iterate_weights
 
 from . import models
 
@@ -116,13 +118,14 @@ def test_chunks_have_every_tensor_once_and_keep_the_bound(seed: int) -> None:
     chooser = random.Random(seed)
     sizes = [chooser.choice([0, 1, 7, 100, 5000]) for _ in range(chooser.randrange(60))]
     limit = chooser.choice([1, 100, 101, 7000])
-    chunks = list(split_chunks(list(range(len(sizes))), sizes, limit))
-    assert [tensor for chunk in chunks for tensor in chunk.tensors] == list(range(len(sizes)))
+    entries = [TensorEntry(str(index), "uint8", [size], [1], 0, index) for index, size in enumerate(sizes)]
+    chunks = list(split_chunks(entries, sizes, limit))
+    assert [entry for chunk in chunks for entry in chunk.tensors] == entries
     for chunk, following in zip(chunks, [*chunks[1:], None], strict=True):
-        assert chunk.nbytes == sum(sizes[tensor] for tensor in chunk.tensors)
-        assert chunk.nbytes <= limit or len([t for t in chunk.tensors if sizes[t]]) == 1
+        assert chunk.nbytes == sum(sizes[entry.storage] for entry in chunk.tensors)
+        assert chunk.nbytes <= limit or len([entry for entry in chunk.tensors if sizes[entry.storage]]) == 1
         if following is not None:
-            assert chunk.nbytes + sizes[following.tensors[0]] > limit
+            assert chunk.nbytes + sizes[following.tensors[0].storage] > limit
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
@@ -131,10 +134,10 @@ def test_no_more_is_started_than_the_bound_allows(
 ) -> None:
     """A caller slower than the disk gets the full read-ahead that it allowed."""
     models.write_shards(tmp_path / "model", 6, rows=4000)
-    monkeypatch.setattr(weights, "_IN_FLIGHT_BYTES_MIN", 1 << 20)
+    monkeypatch.setattr(iterate, "_IN_FLIGHT_BYTES_MIN", 1 << 20)
     held = peak = 0
 
-    class Watched(weights._ChunkRead):
+    class Watched(iterate._ChunkRead):
         def __init__(self, reader: Any, chunk: Any, block: Any) -> None:
             nonlocal held, peak
             held += chunk.nbytes
@@ -146,7 +149,7 @@ def test_no_more_is_started_than_the_bound_allows(
             yield from super().finish(verify)
             held -= self.chunk.nbytes
 
-    monkeypatch.setattr(weights, "_ChunkRead", Watched)
+    monkeypatch.setattr(iterate, "_ChunkRead", Watched)
     for _ in iterate_weights(tmp_path / "model", prefetch_bytes="4MiB"):
         if is_slow:
             time.sleep(0.02)

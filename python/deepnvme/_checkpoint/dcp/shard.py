@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from deepnvme._checkpoint.file_entries import storage_entries, tensor_entries
 from deepnvme._deepnvme import _CheckpointReader, _crc64
 from deepnvme.errors import ChecksumError, CorruptFileError
 
@@ -16,8 +18,10 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine, _Loading
 
-# One checksum chunk in 32 is compared in a sample, as in a load of the whole file.
-_SAMPLED_SHARE = 32
+# The fraction of checksum chunks that a sample compares, as in a load of the whole file.
+_SAMPLED_FRACTION = 1 / 32
+# A shard and its index come from the same save, or one of them was changed later.
+_REMEDY = "restore the whole folder from a copy, or load another checkpoint"
 
 
 class Shard:
@@ -32,39 +36,39 @@ class Shard:
         if verify == "full" and not self._reader.has_checksums:
             msg = f"{path}: the file has no checksums (DeepnvmeWriter writes them by default); use verify='sample'"
             raise ValueError(msg)
-        storages = self._reader.storages()
-        # By name: dtype, sizes, number of the storage, its bytes, and its offset.
-        self._tensors = {
-            name: (getattr(torch, dtype), shape, index, storages[index][1], storages[index][3])
-            for name, dtype, shape, _, _, index in self._reader.tensors()
-        }
+        self._storages = storage_entries(self._reader)
+        self._tensors = {entry.name: entry for entry in tensor_entries(self._reader)}
         self._whole: list[Any] = []
         self._ranges: list[tuple[str, int, int]] = []
         self._loading: _Loading | None = None
         self.parts: list[tuple[Path, int, torch.Tensor]] = []
-        """Reads for one batch with the parts of other files."""
+        """Reads of parts of tensors: file, offset and memory. They go into one batch with those of other files."""
 
     def dtype_and_shape(self, name: str) -> tuple[torch.dtype, list[int]]:
         """Return the dtype and sizes of a tensor in the file."""
         if name not in self._tensors:
-            raise CorruptFileError(f"{self.path}: the file does not contain {name!r}, which deepnvme.json lists")
-        return self._tensors[name][:2]
+            raise CorruptFileError(
+                f"{self.path}: the file does not contain {name!r}, which deepnvme.json lists; {_REMEDY}"
+            )
+        entry = self._tensors[name]
+        return getattr(torch, entry.dtype), entry.shape
 
     def raise_mismatch(self, name: str, what: str) -> NoReturn:
         """Report a tensor that contradicts the index."""
-        raise CorruptFileError(f"{self.path}: {name!r} {what}")
+        raise CorruptFileError(f"{self.path}: {name!r} {what}; {_REMEDY}")
 
     def request(self, name: str, start: int, memory: torch.Tensor) -> None:
         """Request the bytes of a tensor from ``start`` on."""
-        _, _, index, nbytes, offset = self._tensors[name]
-        if start + memory.nbytes > nbytes:
-            raise CorruptFileError(f"{self.path}: {name!r} is smaller than deepnvme.json says")
+        index = self._tensors[name].storage
+        storage = self._storages[index]
+        if start + memory.nbytes > storage.nbytes:
+            self.raise_mismatch(name, f"has {storage.nbytes} bytes, which is smaller than deepnvme.json says")
         if memory.nbytes == 0:
             return
-        if memory.nbytes == nbytes and memory.is_contiguous():
-            self._whole.append(((offset, nbytes, [(index, 0)]), memory))
+        if memory.nbytes == storage.nbytes and memory.is_contiguous():
+            self._whole.append(((storage.offset, storage.nbytes, [(index, 0)]), memory))
         else:
-            self.parts.append((self.path, offset + start, memory))
+            self.parts.append((self.path, storage.offset + start, memory))
             self._ranges.append((name, start, memory.nbytes))
 
     def start(self) -> None:
@@ -91,16 +95,16 @@ class Shard:
             }
         )
         if self._verify != "full":
-            chunks = random.sample(chunks, -(-len(chunks) // _SAMPLED_SHARE))
+            chunks = random.sample(chunks, math.ceil(len(chunks) * _SAMPLED_FRACTION))
         for name, chunk in chunks:
-            _, _, _, nbytes, offset = self._tensors[name]
+            storage = self._storages[self._tensors[name].storage]
             start = chunk * cell_bytes
-            length = min(cell_bytes, nbytes - start)
-            if f"{_crc64(self.path, offset + start, length):016x}" != checksums["records"][name][chunk * 16 :][:16]:
+            offset, length = storage.offset + start, min(cell_bytes, storage.nbytes - start)
+            if f"{_crc64(self.path, offset, length):016x}" != checksums["records"][name][chunk * 16 :][:16]:
                 msg = (
-                    f"{self.path}: {name}: {length} bytes from {offset + start} on differ from those that were saved "
+                    f"{self.path}: {name}: {length} bytes from {offset} on differ from those that were saved "
                     "(CRC-64); verify='off' reads them anyway"
                 )
                 error = ChecksumError(msg)
-                error.offset = offset + start
+                error.offset = offset
                 raise error

@@ -1,0 +1,44 @@
+"""The tensors and storages of a file, by name. The extension returns plain tuples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from deepnvme._deepnvme import _CheckpointReader
+
+
+class TensorEntry(NamedTuple):
+    """A tensor of a file."""
+
+    name: str
+    dtype: str
+    """Name of the attribute of ``torch``."""
+    shape: list[int]
+    strides: list[int]
+    """In elements."""
+    offset: int
+    """Elements of its storage before its first one."""
+    storage: int
+    """Index of its storage."""
+
+
+class StorageEntry(NamedTuple):
+    """A storage of a file: the bytes of one or more tensors. In a safetensors file each tensor has its own."""
+
+    name: str
+    nbytes: int
+    location: str
+    """The device it was saved from, as torch spells it."""
+    offset: int
+    """Byte of the file at which it begins."""
+
+
+def tensor_entries(reader: _CheckpointReader) -> list[TensorEntry]:
+    """Return the tensors, in the order of the file."""
+    return [*map(TensorEntry._make, reader.tensors())]
+
+
+def storage_entries(reader: _CheckpointReader) -> list[StorageEntry]:
+    """Return the storages. Their index is their number."""
+    return [*map(StorageEntry._make, reader.storages())]
