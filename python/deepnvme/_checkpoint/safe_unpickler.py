@@ -188,19 +188,21 @@ class SafeUnpickler:
     def _rebuild_from_type(self, function: Any, kind: Any, arguments: tuple[Any, ...], state: Any) -> Any:
         # torch would call any function with any arguments.
         if not isinstance(arguments, tuple):
-            raise UnsafeFileError(f"{self._path}: the file calls a function with arguments that are not a tuple")
+            raise self._unsafe(
+                f"calls {_name(function)} with {type(arguments).__name__} instead of a tuple of arguments"
+            )
         made = self.call(function, arguments)
         if id(kind) not in self._stateful:
             self._limits.check_attributes(state)
         if not isinstance(made, torch.Tensor):
-            raise UnsafeFileError(f"{self._path}: the file makes {type(made)} where a tensor is expected")
+            raise self._unsafe(f"makes {_name(type(made))} where a tensor is expected")
         return torch._tensor._rebuild_from_type_v2(lambda: made, kind, (), state)  # type: ignore[no-untyped-call]  # noqa: SLF001
 
     def new(self, kind: Any, arguments: tuple[Any, ...], keywords: dict[str, Any] | None) -> Any:
         """Make an object of an allowed class, without its ``__init__``."""
         self._check(kind)
         if keywords and id(kind) not in self._stateful:
-            raise UnsafeFileError(f"{self._path}: the file makes {kind!r} in a way that torch.save does not")
+            raise self._unsafe(f"makes {_name(kind)} in a way that torch.save does not")
         self._limits.check(kind, arguments)
         if kind is torch.nn.Parameter:
             return torch.nn.Parameter(*arguments)
@@ -233,7 +235,19 @@ class SafeUnpickler:
 
     def _check(self, function: Any) -> None:
         if id(function) not in self._callable:
-            raise UnsafeFileError(f"{self._path}: the file calls {function!r}, which is not known to be safe")
+            raise self._unsafe(f"calls {_name(function)}, which it may not")
+
+    def _unsafe(self, what: str) -> UnsafeFileError:
+        """Make the error of a pickle that no ``torch.save`` writes. No setting allows it."""
+        return UnsafeFileError(
+            f"{self._path}: the file {what}. It is damaged or was made to run code, and none was run; get the file "
+            "from a source that you trust, or restore it from a copy"
+        )
+
+
+def _name(function: Any) -> str:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    return f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else f"a {type(function).__name__}"
 
 
 @contextmanager
@@ -256,4 +270,6 @@ def errors_with_path(path: object) -> Iterator[None]:
         if "can't allocate memory" in str(error) or "out of memory" in str(error):
             raise OutOfMemoryError(f"{path}: there is not enough memory for the file's tensors: {error}") from error
         what = f"{type(error).__name__}: {error}"
-        raise CorruptFileError(f"{path}: the file's objects cannot be built ({what}); it is damaged") from error
+        raise CorruptFileError(
+            f"{path}: the file's objects cannot be built ({what}); it is damaged: restore it from a copy"
+        ) from error

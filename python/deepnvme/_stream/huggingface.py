@@ -61,7 +61,7 @@ def build_model(
             "streamed; take the original model and pack it with deepnvme pack --dtype int8"
         )
     chosen = model_class or _model_class(transformers, config)
-    state = {name: TracedTensor(origin) for name, origin in files.tensors.items()}
+    state = {name: TracedTensor(origin, weight_name=name) for name, origin in files.tensors.items()}
     if dtype == "auto":
         dtype = _dtype_of(config, files)
     try:

@@ -43,7 +43,9 @@ def open_for_module(
         )
     unknown = [name for name in files.tensors if name not in state]
     if unknown:
-        raise UnsupportedError(f"{weights} contains {unknown[0]}, which the module lacks")
+        raise UnsupportedError(
+            f"{weights} contains {unknown[0]}, which the module lacks; save the module's own state dict"
+        )
     for name, origin in files.tensors.items():
         if tuple(state[name].shape) != origin.shape or state[name].dtype != origin.dtype:
             raise UnsupportedError(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as tree
 
 from deepnvme._modules.placeholder import Placeholder, has_no_values
 from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, can_cast, concatenate, narrow
@@ -39,20 +40,30 @@ class TracedTensor(torch.Tensor):
     """A tensor on disk. ``origin`` describes its bytes. If its dtype differs, the bytes are cast to it on load."""
 
     origin: Origin
+    weight_name: str
+    """Its name in the files, or that of the first tensor it is made of; for errors."""
 
     @staticmethod
     def __new__(  # noqa: PYI034 (torch returns an instance of the given class)
-        cls: type[TracedTensor], origin: Origin, dtype: torch.dtype | None = None
+        cls: type[TracedTensor], origin: Origin, dtype: torch.dtype | None = None, weight_name: str = "a weight"
     ) -> TracedTensor:
         """Make one."""
         made: TracedTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
             cls, origin.shape, dtype=dtype or origin.dtype, device=torch.device("cpu")
         )
         made.origin = origin
+        made.weight_name = weight_name
         return made
 
+    def derived(self, origin: Origin, dtype: torch.dtype | None = None) -> TracedTensor:
+        """Make the result of an operation on this tensor."""
+        return TracedTensor(origin, dtype or self.dtype, self.weight_name)
+
     def __reduce_ex__(self, _protocol: object) -> Any:
-        raise RuntimeError("a weight that was never read cannot be pickled; its bytes are on disk only")
+        raise RuntimeError(
+            f"{self.weight_name} cannot be pickled or copied while the model is built: its bytes are on disk only; "
+            "load the model with from_pretrained() to pickle it"
+        )
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"TracedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, ranges={len(self.origin.ranges)})"
@@ -64,47 +75,52 @@ class TracedTensor(torch.Tensor):
         """Apply an operation to the origins."""
         follow = _HANDLERS.get(func)
         if follow is None:
-            raise UntraceableError(f"{func} does more than rearrange the bytes of the weights")
+            leaves = tree.tree_leaves((args, kwargs or {}))
+            name = next(leaf.weight_name for leaf in leaves if isinstance(leaf, TracedTensor))
+            raise UntraceableError(f"{func} does more than rearrange the bytes of {name}")
         return follow(*args, **(kwargs or {}))
 
 
 def _alias(tensor: TracedTensor, *_: object, **__: object) -> TracedTensor:
-    return TracedTensor(tensor.origin, tensor.dtype)
+    return tensor.derived(tensor.origin)
 
 
 def _clone(tensor: TracedTensor, *_: object, **__: object) -> TracedTensor:
-    return TracedTensor(replace(tensor.origin, reference_line_offset=0), tensor.dtype)
+    return tensor.derived(replace(tensor.origin, reference_line_offset=0))
 
 
 def _cast(tensor: TracedTensor, *, dtype: torch.dtype | None = None, **_: object) -> TracedTensor:
-    return TracedTensor(tensor.origin, dtype or tensor.dtype)
+    return tensor.derived(tensor.origin, dtype)
 
 
 def _view(tensor: TracedTensor, shape: list[int], *_: object) -> TracedTensor:
     if -1 in shape:
         known = -torch.Size(shape).numel()
         shape = [tensor.numel() // max(known, 1) if size == -1 else size for size in shape]
-    return TracedTensor(tensor.origin.reshaped(shape), tensor.dtype)
+    return tensor.derived(tensor.origin.reshaped(shape))
 
 
 def _pad(tensor: TracedTensor, pad: list[int], *_: object) -> TracedTensor:
     if any(pad):
-        raise UntraceableError("a weight is padded beyond its size on disk")
-    return TracedTensor(tensor.origin, tensor.dtype)
+        raise UntraceableError(f"{tensor.weight_name} is padded beyond its size on disk")
+    return tensor.derived(tensor.origin)
 
 
 def _unsqueeze(tensor: TracedTensor, dim: int) -> TracedTensor:
     shape = list(tensor.shape)
     shape.insert(dim % (len(shape) + 1), 1)
-    return TracedTensor(tensor.origin.reshaped(shape), tensor.dtype)
+    return tensor.derived(tensor.origin.reshaped(shape))
 
 
 def _concatenate(tensors: list[TracedTensor], dim: int) -> TracedTensor:
     if not all(isinstance(tensor, TracedTensor) for tensor in tensors) or len({tensor.dtype for tensor in tensors}) > 1:
-        raise UntraceableError("weights on disk are concatenated with tensors in memory")
+        names = (getattr(tensor, "weight_name", None) for tensor in tensors)
+        raise UntraceableError(
+            f"{next(filter(None, names))} is concatenated with a tensor of another dtype, or in memory"
+        )
     if len({tensor.origin.dtype for tensor in tensors}) > 1:
-        raise UntraceableError("weights of several dtypes are concatenated")
-    return TracedTensor(concatenate([tensor.origin for tensor in tensors], dim), tensors[0].dtype)
+        raise UntraceableError(f"{tensors[0].weight_name} is concatenated with a weight of another dtype in the files")
+    return tensors[0].derived(concatenate([tensor.origin for tensor in tensors], dim))
 
 
 def _cat(tensors: list[TracedTensor], dim: int = 0) -> TracedTensor:
@@ -120,9 +136,9 @@ def _slice(
     tensor: TracedTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> TracedTensor:
     if step != 1:
-        raise UntraceableError(f"a weight is sliced with step {step}")
+        raise UntraceableError(f"{tensor.weight_name} is sliced with step {step}")
     begin, stop, _ = slice(start, end).indices(tensor.shape[dim])
-    return TracedTensor(narrow(tensor.origin, dim % tensor.ndim, begin, max(stop - begin, 0)), tensor.dtype)
+    return tensor.derived(narrow(tensor.origin, dim % tensor.ndim, begin, max(stop - begin, 0)))
 
 
 def _split(tensor: TracedTensor, sizes: int | list[int], dim: int = 0) -> list[TracedTensor]:
@@ -137,7 +153,7 @@ def _split(tensor: TracedTensor, sizes: int | list[int], dim: int = 0) -> list[T
 def _select(tensor: TracedTensor, dim: int, index: int) -> TracedTensor:
     dim, index = dim % tensor.ndim, index % tensor.shape[dim]
     row = _slice(tensor, dim, index, index + 1)
-    return TracedTensor(row.origin.reshaped([*row.shape[:dim], *row.shape[dim + 1 :]]), tensor.dtype)
+    return tensor.derived(row.origin.reshaped([*row.shape[:dim], *row.shape[dim + 1 :]]))
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
@@ -167,7 +183,10 @@ def find_origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
     for name, tensor in tensors:
         if isinstance(tensor, TracedTensor):
             if not can_cast(tensor.origin.dtype, tensor.dtype):
-                raise UnsupportedError(f"{name} is {tensor.origin.dtype} on disk and cannot be cast to {tensor.dtype}")
+                raise UnsupportedError(
+                    f"{name} is {tensor.origin.dtype} on disk and cannot be cast to {tensor.dtype}; pass "
+                    f"dtype={tensor.origin.dtype}, or save the model with the dtype that it computes in"
+                )
             by_tensor[id(tensor)] = tensor.origin.cast(tensor.dtype)
         elif name in files.tensors and not is_traced:
             by_tensor.setdefault(id(tensor), _with_line_offset(files.tensors[name], tensor))
@@ -175,7 +194,10 @@ def find_origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
     for name, tensor in tensors:
         if has_no_values(tensor) and id(tensor) not in by_tensor:
             place = "on the meta device" if tensor.is_meta else "on disk since the model was closed"
-            raise UnsupportedError(f"{name} is {place}, and the files do not contain it")
+            raise UnsupportedError(
+                f"{name} is {place}, and the files do not contain it; pass weights= a file that does, or load it into "
+                "memory first"
+            )
     return {name: by_tensor[id(tensor)] for name, tensor in tensors if id(tensor) in by_tensor}
 
 

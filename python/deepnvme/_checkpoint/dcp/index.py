@@ -94,8 +94,7 @@ def _tensor_of(name: str, entry: Any, locations: dict[MetadataIndex, ItemLocatio
     """Decode a tensor's metadata, and record where its chunks are."""
     dtype, requires_grad = _DTYPES.get(str(_field(entry, "dtype"))), _field(entry, "requires_grad")
     if dtype is None or not isinstance(requires_grad, bool):
-        msg = f"{name} has the dtype torch.{entry['dtype']}, which does not exist"
-        raise ValueError(msg)
+        raise _damaged(f"{name} has the dtype torch.{entry['dtype']}, which does not exist")
     size = _counts(name, _field(entry, "size"))
     chunks = []
     for chunk in _list(name, _field(entry, "chunks")):
@@ -105,15 +104,13 @@ def _tensor_of(name: str, entry: Any, locations: dict[MetadataIndex, ItemLocatio
             first + count <= whole for first, count, whole in zip(offsets, sizes, size, strict=True)
         )
         if not is_within or MetadataIndex(name, offsets) in locations:
-            msg = f"a chunk of {name} is out of bounds, or listed twice"
-            raise ValueError(msg)
+            raise _damaged(f"a chunk of {name} is out of bounds, or listed twice")
         chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
         locations[MetadataIndex(name, offsets)] = _location_of(location)
     # Elements outside of all chunks would silently keep their old values.
     covered = sum(math.prod(chunk.sizes) for chunk in chunks)
     if not chunks or covered != math.prod(size) or _overlap(chunks):
-        msg = f"the chunks of {name} overlap, or do not cover it"
-        raise ValueError(msg)
+        raise _damaged(f"the chunks of {name} overlap, or do not cover it")
     properties = TensorProperties(dtype=dtype, requires_grad=requires_grad)
     return TensorStorageMetadata(properties, torch.Size(size), chunks)
 
@@ -145,29 +142,25 @@ def _path_of(name: str, path: Any, entries: dict[str, Any]) -> tuple[str | int, 
     parts = _list(name, path)
     is_way = all(type(part) is str or (type(part) is int and 0 <= part < max(len(entries), 1)) for part in parts)
     if not parts or not is_way or len(parts) > _DEPTH_MAX:
-        msg = f"the path of {name} is invalid"
-        raise ValueError(msg)
+        raise _damaged(f"the path of {name} is invalid")
     return tuple(parts)
 
 
 def _field(encoded: Any, name: str) -> Any:
     if not isinstance(encoded, dict) or name not in encoded:
-        msg = f"it does not contain {name}"
-        raise ValueError(msg)
+        raise _damaged(f"it does not contain {name}")
     return encoded[name]
 
 
 def _items(encoded: Any, what: str) -> Iterable[tuple[str, Any]]:
     if not isinstance(encoded, dict):
-        msg = f"{what} is not an object"
-        raise ValueError(msg)  # noqa: TRY004 (a file is wrong, no argument)
+        raise _damaged(f"{what} is not an object")
     return encoded.items()
 
 
 def _list(name: str, encoded: Any, length: int | None = None) -> list[Any]:
     if not isinstance(encoded, list) or length not in (None, len(encoded)):
-        msg = f"{name} is not described by lists"
-        raise ValueError(msg)
+        raise _damaged(f"{name} is not described by lists")
     return encoded
 
 
@@ -176,14 +169,16 @@ def _counts(name: str, encoded: Any) -> list[int]:
     is_size = all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
     # torch counts elements with 63 bits, even for empty tensors.
     if not is_size or len(numbers) > _DIMS_MAX or math.prod(max(number, 1) for number in numbers) >= 1 << 63:
-        msg = f"{name} has an impossible size"
-        raise ValueError(msg)
+        raise _damaged(f"{name} has an impossible size")
     return numbers
 
 
 def _location_of(encoded: Any) -> ItemLocation:
     file, tensor = _list("the location of an entry", encoded, 2)
     if type(file) is not str or type(tensor) is not str or not SHARD_NAME.fullmatch(file):
-        msg = f"{file!r} is not a file of this folder"
-        raise ValueError(msg)
+        raise _damaged(f"{file!r} is not a file of this folder")
     return ItemLocation(file, tensor)
+
+
+def _damaged(what: str) -> ValueError:
+    return ValueError(f"{what}; restore the file from a copy, or load another checkpoint")
