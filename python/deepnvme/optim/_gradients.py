@@ -18,7 +18,7 @@ from torch.utils import _pytree as tree
 
 from deepnvme._utils.tensors import without_override
 from deepnvme.errors import UnsupportedError
-from deepnvme.optim._state_store import empty_as, flat, lying_as, stride_of
+from deepnvme.optim._state_store import empty_as, flat, stride_of, with_strides_of
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -40,11 +40,13 @@ class SwappedGradients:
         swapper: stores the gradients.
         layout: positions of the parameters.
         kernel: adds and measures.
-        note: called with each key in order of use.
+        record_use: called with each key in order of use.
     """
 
-    def __init__(self, swapper: Swapper, layout: StateLayout, kernel: Kernel, note: Callable[[str], None]) -> None:
-        self._swapper, self._layout, self._kernel, self._note = swapper, layout, kernel, note
+    def __init__(
+        self, swapper: Swapper, layout: StateLayout, kernel: Kernel, record_use: Callable[[str], None]
+    ) -> None:
+        self._swapper, self._layout, self._kernel, self._record_use = swapper, layout, kernel, record_use
         self._watched: set[torch.nn.Parameter] = set()
         self._hooks: list[RemovableHandle] = []
         # Also without a `close`: the parameters may outlive this.
@@ -111,7 +113,7 @@ class SwappedGradients:
                 placement.gradient(memory).copy_(new)
             group.has_grads = True
         placement.grad = self._kernel.measure([new])
-        self._note(group.grad_key)
+        self._record_use(group.grad_key)
 
     def add(self, param: torch.Tensor, grad: torch.Tensor, factor: float) -> None:
         """Add to a gradient on disk that is pending multiplication by ``factor``."""
@@ -128,7 +130,7 @@ class SwappedGradients:
                     kept.mul_(factor)
                 self._kernel.accumulate(kept, some)
                 placement.grad = self._kernel.measure([kept])
-            self._note(group.grad_key)
+            self._record_use(group.grad_key)
 
     def read(self, param: torch.Tensor) -> torch.Tensor:
         """Read a gradient in the shape of its parameter."""
@@ -308,7 +310,7 @@ def _remove_all(hooks: list[RemovableHandle]) -> None:
 
 def in_order(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
     """Flatten a gradient in the memory order of its parameter."""
-    return flat(lying_as(param, grad.to(param.dtype)))
+    return flat(with_strides_of(param, grad.to(param.dtype)))
 
 
 # Operations without reading.

@@ -113,7 +113,7 @@ class MemoryStore:
         for kind in kinds:
             given = state.get(kind.name)
             if given is not None:
-                given = lying_as(param, given)
+                given = with_strides_of(param, given)
             elif kind.name == MASTER:
                 given = param.detach().float()
             else:
@@ -166,7 +166,7 @@ def without_scales(state: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if not name.endswith(_SCALES)}
 
 
-def lying_as(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+def with_strides_of(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """Return state in the memory order of its parameter. Saved state may have another order."""
     stride = stride_of(param)
     if state.stride() == stride or (state.is_contiguous() and stride == row_major(param.shape)):

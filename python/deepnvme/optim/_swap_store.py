@@ -13,7 +13,7 @@ from deepnvme.errors import ClosedError
 from deepnvme.optim._formats import decode, encode
 from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
 from deepnvme.optim._layout import StateLayout
-from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice, flat, lying_as
+from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice, flat, with_strides_of
 
 if TYPE_CHECKING:
     import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deepnvme.optim._layout import Placement, StateGroup
 
 # A group gets at most 1/8 of the memory, so that the next can be read and the last written while one is updated.
-_GROUP_SHARE, _GROUP_BYTES_MAX = 8, 64 << 20
+_GROUP_MEMORY_FRACTION, _GROUP_BYTES_MAX = 1 / 8, 64 << 20
 # Maximum length of the recorded order. No step of a real model is as long.
 _TRACE_MAX = 1 << 20
 
@@ -51,22 +51,22 @@ class SwapStore:
         nbytes = parse_bytes(memory)
         self._is_closed = False
         self.swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums)
-        group_bytes = min(nbytes // _GROUP_SHARE, _GROUP_BYTES_MAX)
+        group_bytes = min(int(nbytes * _GROUP_MEMORY_FRACTION), _GROUP_BYTES_MAX)
         self.layout = StateLayout(group_bytes, with_gradients=kernel is not None)
         self.gradients = None
         if kernel is not None:
-            self.gradients = SwappedGradients(self.swapper, self.layout, kernel, self._note)
+            self.gradients = SwappedGradients(self.swapper, self.layout, kernel, self._record_use)
         # Parameters that have state, possibly empty.
-        self._begun: set[torch.nn.Parameter] = set()
+        self._with_state: set[torch.nn.Parameter] = set()
         # State and gradients of parameters that are being moved to another place.
         self._moving: dict[torch.nn.Parameter, tuple[dict[str, torch.Tensor], torch.Tensor | None]] = {}
         # Tensors that are borrowed. An interrupt may leave some of them unreturned.
-        self._open: list[Borrowed] = []
+        self._borrowed: list[Borrowed] = []
         # Groups with initial state that is still in memory.
         self._waiting: dict[StateGroup, None] = {}
         # Slices leased in this step; a repeated one starts the next step. Two param groups may share a state group, so
         # the first slice of a batch identifies it.
-        self._lent: set[ParameterSlice] = set()
+        self._leased: set[ParameterSlice] = set()
         self._trace: list[str] = []
         self._order: list[str] = []
 
@@ -76,7 +76,7 @@ class SwapStore:
 
     def has(self, param: torch.nn.Parameter) -> bool:
         """Whether there is state of that parameter."""
-        return param in self._begun
+        return param in self._with_state
 
     def has_kind(self, param: torch.nn.Parameter, name: str) -> bool:
         """Whether there is that kind of state of a parameter."""
@@ -87,15 +87,15 @@ class SwapStore:
         # Ctrl-C may come between any two calls, so state is removed only once it is stored elsewhere.
         is_new = param in self._moving or self.layout.kinds(param) != kinds
         taken = {kind.name: state[kind.name] for kind in kinds if state.get(kind.name) is not None}
-        if not is_new and not taken and param in self._begun:
+        if not is_new and not taken and param in self._with_state:
             return
-        given = {name: flat(lying_as(param, tensor)) for name, tensor in taken.items()}
+        given = {name: flat(with_strides_of(param, tensor)) for name, tensor in taken.items()}
         if is_new:
             given = {**self._move(param, kinds), **given}
         locations = self.layout.locations(param)
         for _, placement in locations:
             placement.initial_values = {**(placement.initial_values or {}), **given}
-        self._begun.add(param)
+        self._with_state.add(param)
         self._moving.pop(param, None)
         for name in taken:
             del state[name]
@@ -124,13 +124,13 @@ class SwapStore:
 
     def discard(self, param: torch.nn.Parameter) -> None:
         """Drop the state of a parameter. Its place is kept."""
-        self._begun.discard(param)
+        self._with_state.discard(param)
         for _, placement in self.layout.locations(param):
             placement.initial_values = None
 
     def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
         """Read the state of a parameter into new memory; flat, in the memory order of the parameter."""
-        if param not in self._begun:
+        if param not in self._with_state:
             return {}
         found = {kind.name: torch.empty(param.numel()) for kind in self.layout.kinds(param) or ()}
         for group, placement in self.layout.locations(param):
@@ -165,21 +165,21 @@ class SwapStore:
         placements = {placement.piece: placement for placement in group.placements}
         mine = [placements[piece] for piece in batch]
         self.prepare(group)
-        self._follow(batch[0])
+        self._record_lease(batch[0])
         with ExitStack() as borrowed:
             state = grads = torch.empty(0, dtype=torch.uint8)
             if group.nbytes:
-                self._note(group.key)
-                state = borrowed.enter_context(self._noted(self.swapper.borrow(group.key)))
+                self._record_use(group.key)
+                state = borrowed.enter_context(self._track(self.swapper.borrow(group.key)))
             with_grads = [placement for placement in mine if placement.grad is not None]
             if with_grads:
-                self._note(group.grad_key)
-                grads = borrowed.enter_context(self._noted(self.swapper.borrow(group.grad_key, shared=True)))
+                self._record_use(group.grad_key)
+                grads = borrowed.enter_context(self._track(self.swapper.borrow(group.grad_key, shared=True)))
             yield [
                 LeasedState(placement.state(state), placement.gradient(grads) if placement.grad else None)
                 for placement in mine
             ]
-        self._open.clear()
+        self._borrowed.clear()
         if self.gradients is not None:
             self.gradients.mark_used(group, with_grads)
 
@@ -206,27 +206,28 @@ class SwapStore:
         self._return()
         initial_values = [placement for placement in group.placements if placement.initial_values is not None]
         if group.nbytes and not group.is_on_disk:
-            with self._noted(self.swapper.create(group.key, [group.nbytes], torch.uint8)) as memory:
+            with self._track(self.swapper.create(group.key, [group.nbytes], torch.uint8)) as memory:
                 memory.zero_()
                 _write_initial(initial_values, memory)
             group.is_on_disk = True
         elif group.nbytes and initial_values:
-            with self._noted(self.swapper.borrow(group.key)) as memory:
+            with self._track(self.swapper.borrow(group.key)) as memory:
                 _write_initial(initial_values, memory)
-        self._open.clear()
+        self._borrowed.clear()
         for placement in initial_values:
             placement.initial_values = None
         self._waiting.pop(group, None)
 
-    def _noted(self, borrow: Borrowed) -> Borrowed:
-        self._open.append(borrow)
+    def _track(self, borrow: Borrowed) -> Borrowed:
+        """Remember a borrow, so that it is returned if an interrupt comes before its block ends."""
+        self._borrowed.append(borrow)
         return borrow
 
     def _return(self) -> None:
         """Return tensors that an interrupt left borrowed."""
-        for borrow in self._open:
+        for borrow in self._borrowed:
             borrow.release()
-        self._open.clear()
+        self._borrowed.clear()
 
     def imported(self, group: StateGroup) -> None:
         """Mark the state of a group as loaded from elsewhere."""
@@ -235,17 +236,19 @@ class SwapStore:
             placement.initial_values = None
         self._waiting.pop(group, None)
 
-    def _follow(self, first: ParameterSlice) -> None:
-        if first in self._lent:
+    def _record_lease(self, first: ParameterSlice) -> None:
+        """Record a lease. The order of a complete step becomes the schedule of the next ones."""
+        if first in self._leased:
             order, self._trace = self._trace, []
-            self._lent.clear()
+            self._leased.clear()
             if order != self._order:
                 self._order = order
                 self.swapper.schedule(order, repeat=True)
-        self._lent.add(first)
+        self._leased.add(first)
 
-    def _note(self, key: str) -> None:
-        if self._lent and len(self._trace) < _TRACE_MAX:
+    def _record_use(self, key: str) -> None:
+        """Append a key to the order of this step."""
+        if self._leased and len(self._trace) < _TRACE_MAX:
             self._trace.append(key)
 
 
