@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.distributed.writers import Writers
     from deepnvme._checkpoint.history import History
 
-# The default limit of staging memory, as a share of the available memory.
-_MEMORY_SHARE = 4
+# The default limit of staging memory, as a fraction of the available memory.
+_MEMORY_FRACTION = 1 / 4
 # The available memory, where the system does not tell.
 _AVAILABLE_BYTES = 1 << 30
 # Bytes of a file besides its tensors.
@@ -122,8 +122,8 @@ def staging_for_nbytes(tensors_nbytes: int, nbytes: int | None, local_processes:
     """Allocate staging memory for this many bytes of tensors. ``local_processes`` of this machine do the same."""
     available = available_bytes()
     if nbytes is None:
-        share = (_AVAILABLE_BYTES if available is None else available) // _MEMORY_SHARE // local_processes
-        nbytes = min(tensors_nbytes + _REST_BYTES, share)
+        limit = int((_AVAILABLE_BYTES if available is None else available) * _MEMORY_FRACTION) // local_processes
+        nbytes = min(tensors_nbytes + _REST_BYTES, limit)
     elif available is not None:
         # A bound that the machine cannot reach. A save that needs more waits for the disk.
         nbytes = min(nbytes, available)

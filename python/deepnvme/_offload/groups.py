@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 # Alignment of parameters within a group: good for vector loads, and enough for any dtype.
 _ALIGNED_BYTES = 64
-# A group gets at most 1/4 of the memory, so that one can be in use while others are moved.
-_GROUP_SHARE = 4
+# The fraction of the memory that a group may take, so that one can be in use while others are moved.
+_GROUP_FRACTION = 1 / 4
 # Parameters up to this fraction of the memory stay in it, up to a total fraction.
-_RESIDENT_SHARE, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_SHARE = 1024, 1 << 16, 8
+_RESIDENT_FRACTION, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_FRACTION = 1 / 1024, 1 << 16, 1 / 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,9 +119,9 @@ def find_blocks(root: nn.Module, memory: int) -> list[Block]:
     """
     sizes = {id(parameter): parameter.nbytes for parameter in root.parameters() if parameter.nbytes > 0}
     limits = Limits(
-        group_bytes_max=memory // _GROUP_SHARE,
-        resident_bytes_max=min(memory // _RESIDENT_SHARE, _RESIDENT_BYTES_MAX),
-        all_resident_bytes_max=memory // _ALL_RESIDENT_SHARE,
+        group_bytes_max=int(memory * _GROUP_FRACTION),
+        resident_bytes_max=min(int(memory * _RESIDENT_FRACTION), _RESIDENT_BYTES_MAX),
+        all_resident_bytes_max=int(memory * _ALL_RESIDENT_FRACTION),
         rows_bytes_min=None,
         experts_bytes_min=None,
     )

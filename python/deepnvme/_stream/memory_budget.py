@@ -17,12 +17,12 @@ PREFETCH = 2
 # One more if they are converted on load.
 PREFETCH_CONVERTED = 3
 # Weights up to this fraction of their size in memory are worth caching in the form they have on disk.
-_CACHED_SHARE_MAX = 0.9
+_CACHED_FRACTION_MAX = 0.9
 # Groups that are loaded one at a time take half as long again. A large group of up to this fraction of their bytes is
 # therefore read again in every step, so that the others can be loaded ahead.
-_REREAD_SHARE_MAX = 0.5
-# Rows of embeddings get this fraction (1/16) of the memory.
-ROWS_SHARE = 16
+_REREAD_FRACTION_MAX = 0.5
+# Rows of embeddings get this fraction of the memory.
+ROWS_FRACTION = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -110,22 +110,25 @@ def split_memory(
     groups_min = slot_bytes[0] if slot_bytes else 0
     if memory < groups_min + picked_min:
         raise MemoryError(f"the largest layer needs {groups_min:,} bytes, and rows and experts need {picked_min:,}")
+    # First the rows: their fraction, or all that groups and experts cannot use.
     all_groups = sum(slot_bytes[index] for index in class_of)
-    rows = max(memory // ROWS_SHARE, item_bytes, memory - all_groups - sum(experts_bytes))
-    # Rows and experts are never needed at the same time.
-    rows = min(
-        rows, rows_bytes, memory - groups_min - (picked_min if experts_bytes else 0) + min(item_bytes, rows_bytes)
-    )
+    rows = max(int(memory * ROWS_FRACTION), item_bytes, memory - all_groups - sum(experts_bytes))
+    # Rows and experts are never needed at the same time, so the rows of one lookup may take memory of experts.
+    experts_min = picked_min if experts_bytes else 0
+    rows_max = memory - groups_min - experts_min + min(item_bytes, rows_bytes)
+    rows = min(rows, rows_bytes, rows_max)
     rows = min(max(rows, 0), memory - groups_min)
     left = memory - rows
     if not experts_bytes:
         return MemorySplit(left, rows) if group_bytes else MemorySplit(0, min(memory, rows_bytes))
     if not group_bytes:
         return MemorySplit(0, min(memory, rows_bytes + sum(experts_bytes)))
-    wanted = sum(size * min(class_of.count(index), PREFETCH + 1) for index, size in enumerate(slot_bytes))
+    # Then the experts, in proportion to their bytes. But groups need enough to load ahead, and the experts of one layer
+    # must fit.
     total = sum(group_bytes) + sum(experts_bytes)
     experts = left * sum(experts_bytes) // total
-    experts = max(min(experts, left - wanted), picked_min - rows)
+    loading_ahead = sum(size * min(class_of.count(index), PREFETCH + 1) for index, size in enumerate(slot_bytes))
+    experts = max(min(experts, left - loading_ahead), picked_min - rows)
     experts = max(min(experts, left - groups_min, sum(experts_bytes)), 0)
     return MemorySplit(left - experts, rows + experts)
 
@@ -165,7 +168,7 @@ def is_worth_caching(converted: tuple[int, int]) -> bool:
         converted: bytes on disk and bytes in memory of all weights that are converted on load.
     """
     stored, becomes = converted
-    return 0 < stored <= becomes * _CACHED_SHARE_MAX
+    return 0 < stored <= becomes * _CACHED_FRACTION_MAX
 
 
 def share_large_slot(
@@ -190,29 +193,47 @@ def share_large_slot(
     kept = len(classes)
     fitted = [min(index, kept - 1) for index in class_of]
     each_has_one = kept == len(slot_bytes)
-    # The class that owns the slot, and the number of groups in it and after it.
+    # The class that owns the slot.
     first = kept - 2 if each_has_one else kept - 1
-    members = [sum(index == first for index in class_of), sum(index > first for index in class_of)]
     if first < 0 or any(each.slots > 1 for each in classes[first:]):
         return fitted, list(classes)
     large = classes[first]
+    large_groups = sum(index == first for index in class_of)
+    small_bytes = sum(index > first for index in class_of) * slot_bytes[-1]
+    is_most = large_groups == 1 and large.slot_bytes > small_bytes * _REREAD_FRACTION_MAX
     early = PREFETCH if prefetch is None else prefetch
-    is_most = members[0] == 1 and large.slot_bytes > members[1] * slot_bytes[-1] * _REREAD_SHARE_MAX
     if each_has_one and (is_most or early == 0):
         return fitted, list(classes)
     left = memory - sum(each.slots * each.slot_bytes for each in classes[:first])
-    # Groups that are too large for a part of the slot use all of it.
-    for begin, small in list(enumerate(slot_bytes))[first + 1 :]:
-        room = max(large.slot_bytes, min(left, (early + 1) * small))
-        slots = min(room // small, sum(index >= begin for index in class_of))
+    shared = _largest_split(large, left, class_of, list(enumerate(slot_bytes))[first + 1 :], early)
+    if shared is None:
+        return fitted, list(classes)
+    begin, small = shared
+    now_of = [first + 1 if index >= begin else min(index, first) for index in class_of]
+    return now_of, [*classes[:first], replace(large, prefetch=min(early, 1)), small]
+
+
+def _largest_split(
+    large: SlotClass, memory: int, class_of: Sequence[int], small_classes: Sequence[tuple[int, int]], early: int
+) -> tuple[int, SlotClass] | None:
+    """Find the largest groups of which a slot holds two or more. Larger ones use all of it.
+
+    Args:
+        large: the class with the slot.
+        memory: bytes for the slot, and for what its small slots may take beyond it.
+        class_of: the class of each group.
+        small_classes: index and slot size of each smaller class, largest first.
+        early: groups to load before they are needed.
+
+    Returns:
+        The first class whose groups use the small slots, and these slots. ``None``: no two fit.
+    """
+    for begin, slot_bytes in small_classes:
+        room = max(large.slot_bytes, min(memory, (early + 1) * slot_bytes))
+        slots = min(room // slot_bytes, sum(index >= begin for index in class_of))
         if slots > 1:
-            shared = [
-                replace(large, prefetch=min(early, 1)),
-                SlotClass(slots, min(early, slots - 1), small, shares_memory=True),
-            ]
-            now_of = [first + 1 if index >= begin else min(index, first) for index in class_of]
-            return now_of, [*classes[:first], *shared]
-    return fitted, list(classes)
+            return begin, SlotClass(slots, min(early, slots - 1), slot_bytes, shares_memory=True)
+    return None
 
 
 def allocate_slots(

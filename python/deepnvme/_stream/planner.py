@@ -16,7 +16,7 @@ from deepnvme._modules.partition import LayerGroup, Limits, Partition, RowLookup
 from deepnvme._stream.memory_budget import (
     PAGE_BYTES,
     PREFETCH_CONVERTED,
-    ROWS_SHARE,
+    ROWS_FRACTION,
     SlotClass,
     allocate_slots,
     classify_sizes,
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
     from deepnvme._stream.weight_origin import Conversion, Origin
 
-# A group gets at most 1/4 of the memory for groups, so that one can be in use while others are loaded.
-_GROUP_SHARE = 4
+# The fraction of the memory for groups that one may take, so that one can be in use while others are loaded.
+_GROUP_FRACTION = 1 / 4
 # The fraction if most weights are converted on load: the smaller the slots, the more memory caches disk bytes.
-_GROUP_SHARE_CONVERTED = 16
+_GROUP_FRACTION_CONVERTED = 1 / 16
 # A single layer above this fraction of the memory has a slot of its own.
-_LARGE_SHARE = 8
+_LARGE_FRACTION = 1 / 8
 # Weights up to this fraction of the memory are resident, up to a total fraction.
-_RESIDENT_SHARE, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_SHARE = 1024, 1 << 20, 8
+_RESIDENT_FRACTION, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_FRACTION = 1 / 1024, 1 << 20, 1 / 8
 # Experts are read one by one if those of a layer exceed this fraction of the memory.
-_EXPERTS_SHARE = 64
+_EXPERTS_FRACTION = 1 / 64
 # Precision of the search for sufficient memory, as a fraction of the result.
 _SEARCH_PRECISION = 64
 
@@ -100,14 +100,14 @@ class PlanInput:
         Raises:
             MemoryError: they are too few.
         """
-        large = sum(nbytes for nbytes in self._leaf_sizes() if nbytes > memory // _LARGE_SHARE)
-        left = memory - memory // ROWS_SHARE - large
+        large = sum(nbytes for nbytes in self._leaf_sizes() if nbytes > int(memory * _LARGE_FRACTION))
+        left = memory - int(memory * ROWS_FRACTION) - large
         limits = Limits(
-            group_bytes_max=max(left, memory // _LARGE_SHARE) // self._group_share(),
-            resident_bytes_max=min(memory // _RESIDENT_SHARE, _RESIDENT_BYTES_MAX),
-            all_resident_bytes_max=memory // _ALL_RESIDENT_SHARE,
-            rows_bytes_min=memory // ROWS_SHARE if self.on_host else None,
-            experts_bytes_min=memory // _EXPERTS_SHARE if self.on_host else None,
+            group_bytes_max=int(max(left, int(memory * _LARGE_FRACTION)) * self._group_fraction()),
+            resident_bytes_max=min(int(memory * _RESIDENT_FRACTION), _RESIDENT_BYTES_MAX),
+            all_resident_bytes_max=int(memory * _ALL_RESIDENT_FRACTION),
+            rows_bytes_min=int(memory * ROWS_FRACTION) if self.on_host else None,
+            experts_bytes_min=int(memory * _EXPERTS_FRACTION) if self.on_host else None,
         )
         found = partition(self.root, self.sizes, limits)
         found.groups = merge_tied(found.groups)
@@ -138,11 +138,11 @@ class PlanInput:
         left = split.groups - slots.nbytes if passes and is_worth_caching(converted) else 0
         return Plan(found, replace(slots, compressed_bytes_max=min(left, converted[0])), resident_bytes, split.rows)
 
-    def _group_share(self) -> int:
+    def _group_fraction(self) -> float:
         origins = set(self.origin_of.values())
         plain = sum(origin.memory_nbytes for origin in origins if origin.is_raw)
         is_converted = self.on_host and 2 * plain < sum(origin.memory_nbytes for origin in origins)
-        return _GROUP_SHARE_CONVERTED if is_converted else _GROUP_SHARE
+        return _GROUP_FRACTION_CONVERTED if is_converted else _GROUP_FRACTION
 
     def _prefetch_of(self, groups: Sequence[LayerGroup]) -> int | None:
         is_raw = all(origin.is_raw for group in groups for origin in self._origins(group.weights))

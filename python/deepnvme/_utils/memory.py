@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # A remedy leaves a quarter of the available memory to the rest of the program.
-_REMEDY_SHARE = (3, 4)
+_REMEDY_FRACTION = 3 / 4
 _MB, _GB = 10**6, 10**9
 
 
@@ -38,7 +38,7 @@ def refused(nbytes: int, available: int | None = None, name: str = "memory") -> 
         return OutOfMemoryError(
             f"{name} is {nbytes:,} bytes, and the kernel refuses them; use less, or see `ulimit -v`"
         )
-    amount = available * _REMEDY_SHARE[0] // _REMEDY_SHARE[1]
+    amount = int(available * _REMEDY_FRACTION)
     text = f"{amount // _GB}GB" if amount >= 10 * _GB else f"{amount // _MB}MB"
     remedy = f"use {name}='{text}' or less" if amount >= _MB else "end other programs first"
     return OutOfMemoryError(f"{name} is {nbytes:,} bytes, and {available:,} are available on this machine; {remedy}")
