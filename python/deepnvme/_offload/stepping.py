@@ -30,6 +30,16 @@ def _remove_all(hooks: dict[int, Any]) -> None:
         hooks.popitem()[1].remove()
 
 
+def _check_supported(optimizer: torch.optim.Optimizer, *, in_backward: bool) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UnsupportedError("LBFGS needs all parameters in memory at once; use AdamW, for example")
+    if in_backward and getattr(optimizer, "_max_norm", None) is not None:
+        raise UnsupportedError(
+            "max_norm needs the gradients of all parameters before the first one is changed, but in_backward changes a "
+            "block's parameters before other blocks have gradients; drop one of the two"
+        )
+
+
 class OptimizerStepper:
     """Replaces an optimizer's ``step``.
 
@@ -55,19 +65,10 @@ class OptimizerStepper:
         on_begin: Callable[[], None],
         on_end: Callable[[], None],
     ) -> None:
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise UnsupportedError("LBFGS needs all parameters in memory at once; use AdamW, for example")
-        if in_backward and getattr(optimizer, "_max_norm", None) is not None:
-            raise UnsupportedError(
-                "max_norm needs the gradients of all parameters before the first one is changed, but in_backward "
-                "changes a block's parameters before other blocks have gradients; drop one of the two"
-            )
+        _check_supported(optimizer, in_backward=in_backward)
         self._residence, self._group_of, self._on_begin, self._on_end = residence, group_of, on_begin, on_end
         # Weak, since the optimizer's `step` refers to this object.
         self._optimizer = weakref.ref(optimizer)
-        self._original_step = optimizer.step
-        # The step that another object has set, such as a learning-rate scheduler; `None` for that of the class.
-        self._own_step = optimizer.__dict__.get("step")
         self._is_closed = False
         self._in_backward = in_backward
         self._hooks: dict[int, Any] = {}
@@ -87,13 +88,7 @@ class OptimizerStepper:
         self._attempted: set[ParameterGroup] = set()
         # The backward pass failed. `step` tries again and raises the error.
         self._has_failed = False
-
-        def step(_own: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            return self._step(closure)
-
-        # Learning-rate schedulers require a method.
-        self._step_method = types.MethodType(step, optimizer)
-        optimizer.step = self._step_method  # type: ignore[method-assign]
+        self._replace_step(optimizer)
         if in_backward:
             # Makes a `GradScaler` pass its scale to `step`; otherwise torch's own optimizers do not learn of it.
             self._supported_scaling = getattr(optimizer, _SUPPORTS_SCALING, None)
@@ -101,6 +96,18 @@ class OptimizerStepper:
             self._watch()
         if hasattr(optimizer, "detach_on_close"):
             optimizer.detach_on_close(self.abandon)
+
+    def _replace_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._original_step = optimizer.step
+        # The step that another object has set, such as a learning-rate scheduler; `None` for that of the class.
+        self._own_step = optimizer.__dict__.get("step")
+
+        def step(_own: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            return self._step(closure)
+
+        # Learning-rate schedulers require a method.
+        self._step_method = types.MethodType(step, optimizer)
+        optimizer.step = self._step_method  # type: ignore[method-assign]
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it is the stepper of this optimizer."""
