@@ -62,7 +62,7 @@ class Tool:
     is_exact = True
 
     def open(self, setting: Setting) -> Any:
-        """Give a model of transformers."""
+        """Return a model of transformers."""
         raise NotOffered("nobody generates here")
 
     def settings(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Deepnvme(Tool):
 
     def roofline(self, ids: torch.Tensor) -> dict[str, float]:
         """See the base: of the layers that this memory cannot keep."""
-        from deepnvme._stream import benchmark  # noqa: PLC0415
+        from deepnvme._stream.cli import benchmark  # noqa: PLC0415
 
         model = self._model
         with torch.inference_mode():
@@ -292,7 +292,7 @@ def _transformers() -> Any:
 
 
 def all_tools() -> Iterator[Tool]:
-    """Give all tools; what the first generates, all others that are exact must."""
+    """Yield all tools. Those that are exact must generate the same as the first."""
     yield InMemory()
     yield Deepnvme()
     yield DeepnvmePacked("deepnvme, packed", "lossless")

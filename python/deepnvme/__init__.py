@@ -33,6 +33,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING
 
 from deepnvme import errors
+from deepnvme._commands import CommandResult, bench, report, tune
 from deepnvme._deepnvme import (
     BackendProbe,
     Engine,
@@ -58,7 +59,6 @@ from deepnvme._deepnvme import (
     write_batch,
 )
 from deepnvme._file import Reader, Writer, open  # noqa: A004 (it is one, as gzip.open is)
-from deepnvme._tools import CommandResult, bench, report, tune
 
 # Not in the first transfer of a tensor: a child forked while another thread imports a module can never import it.
 from deepnvme._utils import held_storages as _held_storages  # noqa: F401

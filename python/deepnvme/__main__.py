@@ -19,7 +19,7 @@ def main() -> int:
             # Set before torch is imported. Idle OpenMP threads of torch spin for milliseconds by default, also while
             # layers are read from disk. This shorter spin only bridges the gaps within a layer.
             os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-            from deepnvme._stream import commands  # noqa: PLC0415
+            from deepnvme._stream.cli import commands  # noqa: PLC0415
 
             return commands.run(*command)
         return _run_command(sys.argv[1:])

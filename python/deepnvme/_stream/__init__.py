@@ -8,7 +8,7 @@
 - ``changed_buffers``: keeps changes of buffers.
 - ``call_gate``: calls that run while the model is closed.
 - ``scheduler``: threads that share the memory.
-- ``stats``, ``throughput``, ``benchmark``, ``synthetic_models``, ``commands``: counters, large batches, the commands.
+- ``stats``, ``throughput``: counters, large batches. ``cli``: the commands.
 """
 
 from deepnvme._stream.stats import Step, StreamStats

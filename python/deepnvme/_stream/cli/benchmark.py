@@ -26,8 +26,8 @@ def run(options: dict[str, Any]) -> int:
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
 
+    from deepnvme._stream.cli.synthetic_models import make_llama  # noqa: PLC0415
     from deepnvme._stream.streaming import stream  # noqa: PLC0415
-    from deepnvme._stream.synthetic_models import make_llama  # noqa: PLC0415
 
     model_bytes = parse_bytes(options["model_size"], "--model-size")
     given = parse_bytes(options["memory"], "--memory") if options["memory"] else None
