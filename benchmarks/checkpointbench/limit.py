@@ -42,7 +42,7 @@ class Fio(Tool):
 
 
 class FioAsMuchMemory(Tool):
-    """fio from and to as many bytes of memory as the state has: what a tensor can be at best, being no cache."""
+    """fio with as much memory as the state: the limit for tensors, which do not fit into the processor's cache."""
 
     name = "fio, as much memory"
     suffix = ".raw"

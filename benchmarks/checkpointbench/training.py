@@ -50,7 +50,7 @@ class Loop:
         self.number += 1
 
     def state(self) -> dict[str, object]:
-        """Give what a checkpoint has."""
+        """Return the contents of a checkpoint."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.number}
 
 

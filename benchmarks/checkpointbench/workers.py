@@ -37,7 +37,7 @@ PAGE_BYTES = 4096
 
 
 def sums(state: dict[str, torch.Tensor]) -> dict[str, int]:
-    """Give the CRC-32 of each tensor's bytes."""
+    """Return the CRC-32 of each tensor's bytes."""
     return {name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) for name, tensor in state.items()}
 
 
@@ -52,7 +52,7 @@ def touch(loaded: dict[str, torch.Tensor]) -> None:
 
 
 def _stretches(loaded: dict[str, torch.Tensor]) -> list[tuple[int, int]]:
-    """Give the addresses of the pages that tensors are in: where each unbroken row of them begins and ends."""
+    """Return the begin and end of each contiguous run of pages that contain tensors."""
     stretches: list[tuple[int, int]] = []
     spans = ((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in loaded.values() if tensor.nbytes)
     for first, last in sorted(spans):

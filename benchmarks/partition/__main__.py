@@ -36,7 +36,7 @@ PARAMETER_BYTES = 2 + 3 * 4
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table; whether every share is as it should be."""
+    """Print the table. Exit status 1 if a share is uneven or too small."""
     parser = argparse.ArgumentParser(prog="python -m partition", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--models", default=",".join(model.name for model in MODELS), help="names, with commas")
     parser.add_argument("--writers", default="8,64,1024", help="numbers, with commas")

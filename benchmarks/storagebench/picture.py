@@ -1,4 +1,4 @@
-"""Files of a drawn record."""
+"""Save the chart of a record."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Row:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def turns(self, name: str) -> list[Turn]:
-        """Give the measurements of a tool that took part in every round."""
+        """Return the measurements of a tool that took part in every round."""
         counted = max(map(len, self.answers.values()), default=0)
         answers = self.answers.get(name, [])
         return [one.turn for one in answers] if len(answers) == counted else []
@@ -36,11 +36,11 @@ class Row:
         return sorted(there, key=lambda name: median(one.step_s for one in self.turns(name)))
 
     def roofline_s(self) -> list[float]:
-        """Give the slower of disk alone and computing alone, round by round."""
+        """Return the slower of disk alone and computing alone, round by round."""
         return [max(one["disk_s"], one["compute_s"]) for one in self._rooflines()]
 
     def roofline(self, key: str) -> float | None:
-        """Give the median of a metric of the roofline."""
+        """Return the median of a metric of the roofline."""
         found = [one[key] for one in self._rooflines()]
         return median(found) if found else None
 

@@ -141,7 +141,7 @@ class _Serving:
 
 
 def _files(setting: Setting) -> list[Path]:
-    """Give all that is read by the page cache."""
+    """Return the files that are read through the page cache."""
     return sorted([*setting.model.glob("*.safetensors"), *setting.offload.glob("*.safetensors")])
 
 

@@ -169,7 +169,7 @@ class Partitioned(Pipelined):
 
 
 def _adam(masters: list[torch.Tensor]) -> tuple[torch.optim.Optimizer, str]:
-    """Give DeepSpeed's Adam where it has been compiled (which takes minutes), else torch's of the same speed."""
+    """Return DeepSpeed's Adam if it was compiled, which takes minutes; otherwise torch's, which is as fast."""
     built = Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "cpu_adam" / "cpu_adam.so"
     if built.exists():
         from deepspeed.ops.adam import DeepSpeedCPUAdam  # noqa: PLC0415

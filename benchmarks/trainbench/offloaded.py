@@ -47,7 +47,7 @@ class Model(torch.nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give the mean of squares of what the last block gives."""
+        """Return the mean square of the last block's result."""
         for block in self.blocks:
             x = block(x)
         return x.square().mean()

@@ -97,7 +97,7 @@ class Bench:
         return row
 
     def _setting(self, elements: int, *, is_short: bool) -> Setting:
-        """Give 1 GiB of memory, a quarter of half a billion elements; a third of the state of fewer."""
+        """Return the setting with 1 GiB of memory, or a third of the state if that is less."""
         setting = Setting("", elements, 0, is_short)
         return replace(setting, memory=min(_GIB, setting.state_bytes // 3))
 

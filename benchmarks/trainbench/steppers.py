@@ -65,11 +65,11 @@ class Stepper:
         """Return when the state of all steps is where the contract says."""
 
     def parameters(self) -> list[torch.Tensor]:
-        """Give all parameters, flat, in order."""
+        """Return all parameters, flat, in order."""
         return []
 
     def gradients(self) -> list[torch.Tensor]:
-        """Give all gradients, flat, in order."""
+        """Return all gradients, flat, in order."""
         return []
 
     def rest(self) -> None:
@@ -167,7 +167,7 @@ class Fused(Deepnvme):
 
 
 def all_tools() -> dict[str, type[Stepper]]:
-    """Give all tools by name."""
+    """Return all tools by name."""
     from trainbench.deepspeed_swap import Partitioned, Pipelined  # noqa: PLC0415
     from trainbench.tensornvme_swap import TensorNvme  # noqa: PLC0415
 

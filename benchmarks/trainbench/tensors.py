@@ -20,7 +20,7 @@ _TOLERANCE = {torch.float32: (1e-5, 1e-7), torch.bfloat16: (2**-7, 1e-6)}
 
 
 def shapes(elements: int) -> list[tuple[int, ...]]:
-    """Give the shapes of a transformer's parameters, of exactly that many elements."""
+    """Return the shapes of a transformer's parameters, with exactly that many elements in all."""
     width = next((one for one in _WIDTHS if _BLOCKS_MIN * 12 * one * one <= elements), _WIDTHS[-1])
     wide = 4 * width
     block: list[tuple[int, ...]] = [
@@ -56,17 +56,17 @@ class Numbers:
 
 
 def weights() -> Numbers:
-    """Give the numbers that parameters begin with."""
+    """Return the initial values of parameters."""
     return Numbers(1, 0.02)
 
 
 def gradients() -> Numbers:
-    """Give the numbers of gradients."""
+    """Return the values of gradients."""
     return Numbers(2, 0.01)
 
 
 def rate(step: int) -> float:
-    """Give the learning rate of a step, so that no two in a row do the same."""
+    """Return the learning rate of a step. No two steps in a row have the same."""
     return LR / (1 + step % 3)
 
 

@@ -35,7 +35,7 @@ def fill(weights: Weights, model: dict[str, torch.Tensor]) -> None:
 
 
 def sums(model: dict[str, torch.Tensor]) -> dict[str, int]:
-    """Give the CRC-32 of each tensor's bytes."""
+    """Return the CRC-32 of each tensor's bytes."""
     return {name: zlib.crc32(tensor.view(torch.uint8).numpy().data) for name, tensor in model.items()}
 
 

@@ -15,7 +15,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def shapes(layers: int) -> Shapes:
-    """Give the weights of a model of the Llama kind: 88 MB for each layer, 262 MB for its ends, in bf16."""
+    """Return the weights of a model of the Llama kind: 88 MB for each layer, 262 MB for its ends, in bf16."""
     found: Shapes = {"model.embed_tokens.weight": (_VOCABULARY, _HIDDEN)}
     for layer in range(layers):
         prefix = f"model.layers.{layer}."
@@ -66,10 +66,10 @@ def _shards(wanted: Shapes, shard_bytes: int) -> Iterator[Shapes]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Give the shards in their order."""
+    """Return the shards, in order."""
     return sorted(folder.glob("*.safetensors"))
 
 
 def modules(layers: int) -> dict[str, torch.Tensor]:
-    """Give the memory of a model that has been built and not been filled; all of it has been written to."""
+    """Return the memory of a model that is built and not filled yet. All its pages exist."""
     return {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes(layers).items()}

@@ -55,10 +55,10 @@ class Child:
 
 
 def measure(row: str, rounds: int, scratch: Path) -> dict[str, list[dict[str, float]]]:
-    """Give the counted steps of each op; their losses are the same to the last bit.
+    """Return the counted steps of each op. Their losses are equal to the last bit.
 
     Raises:
-        RuntimeError: the losses differ, or one of them ended.
+        RuntimeError: the losses differ, or one of the processes ended.
     """
     steps: dict[str, list[dict[str, float]]] = {op: [] for op in OPS}
     children: dict[str, Child] = {}
@@ -84,7 +84,7 @@ def measure(row: str, rounds: int, scratch: Path) -> dict[str, list[dict[str, fl
 
 
 def summed(steps: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Give medians, spread, and the median of the ratios within the rounds."""
+    """Return medians, spread, and the median of the ratios within the rounds."""
     pairs = list(zip(steps["DeepSpeed"], steps["deepnvme"], strict=True))
     return {
         **{

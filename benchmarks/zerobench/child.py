@@ -65,14 +65,14 @@ class Model(torch.nn.Module):
         self.norm, self.head = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, WORDS, bias=False)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """Give the logits."""
+        """Return the logits."""
         x = self.blocks(self.words(text) + self.places(torch.arange(CONTEXT)))
         y: torch.Tensor = self.head(self.norm(x))
         return y
 
 
 def config(row: str, folder: str) -> dict[str, Any]:
-    """Give the config of a row; both ops get the same."""
+    """Return the config of a row, the same for both ops."""
     has_parameters, is_pipelined = ROWS[row]
     where = {"device": "nvme", "nvme_path": folder}
     zero: dict[str, Any] = {
@@ -102,7 +102,7 @@ def config(row: str, folder: str) -> dict[str, Any]:
 
 
 def spent() -> tuple[float, float, int, int]:
-    """Give the clock, processor seconds of all threads, and the kernel's count of bytes read and written."""
+    """Return the clock, processor seconds of all threads, and the kernel's counts of bytes read and written."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     io = dict(line.split(": ") for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines())
     return (
@@ -114,7 +114,7 @@ def spent() -> tuple[float, float, int, int]:
 
 
 def prepare(op: str) -> Any:
-    """Give DeepSpeed, with this process as the only one of its group, on its own op or on ours."""
+    """Return DeepSpeed on its own op or on ours, with this process alone in its group."""
     if op == "deepnvme":
         import deepnvme.deepspeed  # noqa: PLC0415
 
