@@ -32,7 +32,7 @@ _PROTOCOL_NAMES = frozenset(
 # Encodings of bytes in protocol 2. Others can grow, or take long.
 _ENCODINGS = ("latin1", "latin-1")
 _WITH_STORAGE = (_utils._rebuild_tensor, _utils._rebuild_tensor_v2, _utils._rebuild_tensor_v3, _utils._rebuild_qtensor)  # noqa: SLF001
-# Copies up to this size are harmless, and most files make no more.
+# Elements that may be copied, and bytes of views that may be read, whatever the size of the file: they are harmless.
 _SLACK = 1 << 16
 _WALK_SLACK_BYTES = 16 << 20
 

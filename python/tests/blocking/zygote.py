@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What a cell may take from the moment at which something comes, and how often a busy machine may miss that.
+# The time limit of a cell, counted from its event, and the attempts that a busy machine gets.
 LIMIT_S = 1.0
 ATTEMPTS = 8
 TOO_SLOW = 75
