@@ -45,8 +45,7 @@ def evict(path: Path) -> str:
     """Make the next read come from the device. Return how, or that it was not possible.
 
     After an fsync every page is clean, and `posix_fadvise` can drop it. If pages remain, root can drop the whole
-    machine's
-    cache.
+    machine's cache.
     """
     with path.open("rb") as file:
         os.fsync(file.fileno())

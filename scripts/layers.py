@@ -33,8 +33,7 @@ def make_serving(folder: str) -> int:
     """Create `.venv-serving/`: model servers with the torch of `.venv/`, although they ask for another one.
 
     `servers.txt` lists the servers, which are installed without dependencies: those are gigabytes of another torch and
-    of
-    GPU kernels. `requirements.txt` lists what they need on the CPU.
+    of GPU kernels. `requirements.txt` lists what they need on the CPU.
     """
     python = _make(SERVING)
     pins = SERVING / "pins.txt"

@@ -1,4 +1,4 @@
-"""Find words and sentence forms that this project avoids in comments, docstrings and documents. Standard library only.
+"""Find words, sentence forms and broken lines in comments, docstrings and documents. Standard library only.
 
     python scripts/prose.py [PATH ...]
 
@@ -35,7 +35,12 @@ BANNED = {
 RULES = [(re.compile(pattern), instead) for pattern, instead in BANNED.items()]
 RUST_COMMENT = re.compile(r"//[/!]?[ \t]?(.*)")
 RUST_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"')
+MARK = re.compile(r"\s*(?://[/!]?|#)?\s*")
 CODE_IN_MARKDOWN = re.compile(r"`[^`\n]*`")
+# A line that ends far too early stands between two others of its sentence, the first of which is about full.
+BROKEN = re.compile(r"(?=.{1,20}$)[\w',;]+(?: [\w',;]+)?")
+FULL_MIN = 90
+SENTENCE_ENDS = (".", "!", "?")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -58,11 +63,35 @@ def paths(arguments: list[str]) -> Iterator[str]:
 def check(path: str, text: str) -> Iterator[str]:
     """Yield the findings of one file."""
     suffix = Path(path).suffix
-    lines = rust_prose(text) if suffix == ".rs" else markdown_prose(text) if suffix == ".md" else python_prose(text)
+    prose = rust_prose(text) if suffix == ".rs" else markdown_prose(text) if suffix == ".md" else python_prose(text)
+    lines = [*prose]
     for number, line in lines:
         for rule, instead in RULES:
             if found := rule.search(line):
                 yield f"{path}:{number}: {found[0].strip()!r}: say {instead}"
+    if suffix != ".md":
+        yield from broken_lines(path, text, {number for number, _ in lines})
+
+
+def broken_lines(path: str, text: str, numbers: set[int]) -> Iterator[str]:
+    """Yield the lines of prose that end far too early in the middle of a sentence."""
+    lines = text.splitlines()
+    for number in sorted(numbers):
+        if not {number - 1, number + 1} <= numbers:
+            continue
+        before, line, after = lines[number - 2 : number + 1]
+        mark, words = split_mark(line)
+        is_inside = split_mark(after)[0] == mark and split_mark(after)[1] and split_mark(before)[1]
+        is_broken = BROKEN.fullmatch(words) is not None and len(before) >= FULL_MIN and ">>>" not in before
+        if is_inside and is_broken and not before.endswith(SENTENCE_ENDS):
+            yield f"{path}:{number}: {words!r}: wrap the sentence again"
+
+
+def split_mark(line: str) -> tuple[str, str]:
+    """Split a line into its indentation with the mark of a comment, and its words."""
+    mark = MARK.match(line)
+    end = mark.end() if mark else 0
+    return line[:end], line[end:]
 
 
 def rust_prose(text: str) -> Iterator[tuple[int, str]]:

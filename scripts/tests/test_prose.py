@@ -31,3 +31,33 @@ def test_found(path: str, text: str) -> None:
 @pytest.mark.parametrize(("path", "text"), [(path, text) for path, texts in LEFT_ALONE.items() for text in texts])
 def test_left_alone(path: str, text: str) -> None:
     assert list(prose.check(path, text)) == []
+
+
+FULL = "a line that is about as long as the limit allows and that the sentence goes on after, which"
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a.py", f'"""First.\n\n{FULL}\nis\nlong.\n"""'),
+        ("a.py", f"# {FULL}\n# is,\n# in fact, long."),
+        ("a.rs", f"    /// {FULL}\n    /// is\n    /// long."),
+    ],
+)
+def test_a_broken_line_is_found(path: str, text: str) -> None:
+    assert [finding.split(":")[0] for finding in prose.check(path, text)] == [path]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a.py", f'"""First.\n\n{FULL} is long.\nYes.\nIt is.\n"""'),
+        ("a.py", f'"""First.\n\n>>> {FULL}\nTrue\n>>> 1\n"""'),
+        ("a.py", f'"""First.\n\n{FULL}\nends.\n"""'),
+        ("a.py", "# one\n# two\n# three"),
+        ("a.rs", f"/// {FULL}\n/// ```\n/// x"),
+        ("a.md", f"{FULL}\nis\nlong."),
+    ],
+)
+def test_other_short_lines_are_left_alone(path: str, text: str) -> None:
+    assert list(prose.check(path, text)) == []

@@ -86,8 +86,7 @@ class ParameterOffload:
 
         Args:
             parameters: parameters to hold, together with the rest of their groups. Parameters that are not offloaded
-                are
-                left alone.
+                are left alone.
             write: allow changes. Raises if a block is using one of them.
 
         Raises:
@@ -256,8 +255,7 @@ class ParameterOffload:
         Args:
             path: ``*.safetensors``. Shards get a number before the suffix, the index ``.index.json`` after it.
             max_shard_bytes: bytes of one file, held in memory while it is written, in addition to ``memory``. Default:
-                a
-                quarter of ``memory``.
+                a quarter of ``memory``.
             durability: as in :func:`deepnvme.save`.
             checksums: as in :func:`deepnvme.save`.
             progress: as in :func:`deepnvme.save`.

@@ -294,8 +294,7 @@ def stream(
     Args:
         model: a folder with ``config.json`` and weights, or a module.
         memory: bytes for weights, or text such as ``"4GB"`` or ``"512MiB"``. Activations and the KV cache need memory
-            in
-            addition.
+            in addition.
         device: the device to compute on. Default ``"cpu"``.
         dtype: dtype of the weights in memory; bf16, fp16 and fp32 are cast to each other on load. Default ``"auto"``:
             the dtype of the model's config, or of the files.
@@ -304,9 +303,9 @@ def stream(
             as memory allows.
         model_class: a class of transformers that overrides the one in ``config.json``.
         verify: how much to compare with the files' checksums before the model is returned. ``"sample"`` (default):
-            names,
-            types, shapes and a 32nd of the weights. ``"full"``: every byte, which reads the files once. ``"off"``:
-            nothing. Files without checksums can be streamed, but not with ``"full"``. Later reads are not compared.
+            names, types, shapes and a 32nd of the weights. ``"full"``: every byte, which reads the files once.
+            ``"off"``: nothing. Files without checksums can be streamed, but not with ``"full"``. Later reads are not
+            compared.
         engine: the engine that reads the files. Default: the default engine.
         trace: record a timeline until the model is closed or the program ends: ``*.html`` for a page in the browser,
             ``*.json`` for Perfetto. ``model.streaming.trace`` records a part of it.

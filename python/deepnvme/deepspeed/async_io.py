@@ -31,10 +31,9 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
     workers. Any value of 1 or more is accepted; the engine uses the nearest one that it supports.
 
     Files are written in place: created and extended as needed, never truncated. Any size, offset, rank and stride
-    works, in
-    CPU memory and on NVIDIA GPUs. GPU transfers use bounce buffers and wait for the tensor's current stream. Threads
-    may share a handle. It can be neither copied nor pickled, nor used after a fork. A handle that is dropped completes
-    its pending operations first.
+    works, in CPU memory and on NVIDIA GPUs. GPU transfers use bounce buffers and wait for the tensor's current stream.
+    Threads may share a handle. It can be neither copied nor pickled, nor used after a fork. A handle that is dropped
+    completes its pending operations first.
 
     >>> handle = aio_handle(queue_depth=32)
     >>> handle.sync_pwrite(torch.arange(1000), "/tmp/numbers")

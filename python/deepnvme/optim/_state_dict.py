@@ -82,9 +82,8 @@ class KernelOptimizer(SteppingOptimizer):
         Args:
             path: path of the file, one per rank.
             shards: for each parameter, the name of a whole tensor and the index of the parameter's first element in it,
-                in
-                memory order. Another number of ranks can then load the file. Default: parameters are whole, and named
-                by their number.
+                in memory order. Another number of ranks can then load the file. Default: parameters are whole, and
+                named by their number.
             checksums: checksum each MiB and the header. The file is read once for that. Default True.
 
         Returns:

@@ -33,8 +33,7 @@ class SteppingOptimizer(OptimizerBase):
             ClosedError: the optimizer was closed.
             StepStoppedError: the disk failed half way.
             RuntimeError: with ``error_if_nonfinite``, the norm of the gradients is infinite or NaN; or loading of state
-                was
-                interrupted.
+                was interrupted.
         """
         self._check_loaded()
         loss = None

@@ -64,8 +64,7 @@ def limit(more: int) -> None:
     """Limit this process to its current memory plus that many bytes.
 
     ``RLIMIT_DATA`` counts private writable memory. ``RLIMIT_AS`` would also count memory that allocators, threads and
-    GPU
-    drivers have only reserved.
+    GPU drivers have only reserved.
     """
     with open("/proc/self/status") as file:  # noqa: PTH123
         now = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData"))
