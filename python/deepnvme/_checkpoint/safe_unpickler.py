@@ -235,7 +235,7 @@ class SafeUnpickler:
 
     def _check(self, function: Any) -> None:
         if id(function) not in self._callable:
-            raise self._unsafe(f"calls {_name(function)}, which it may not")
+            raise self._unsafe(f"calls {_name(function)}, which is not an allowed function")
 
     def _unsafe(self, what: str) -> UnsafeFileError:
         """Make the error of a pickle that no ``torch.save`` writes. No setting allows it."""

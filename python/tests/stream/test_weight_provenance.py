@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING
 
 import pytest
@@ -115,6 +116,23 @@ def test_operations_that_change_values_are_refused() -> None:
     for change in changes:
         with pytest.raises(UntraceableError):
             change()
+
+
+def test_a_refused_operation_names_the_weight() -> None:
+    _, plain = Store(1).pair([4, 6], 0)
+    assert isinstance(plain, TracedTensor)
+    named = TracedTensor(plain.origin, weight_name="layers.0.weight")
+    changes: list[Callable[[], object]] = [
+        lambda: named.view(6, 4)[1:3] + 1,
+        lambda: torch.stack([named, named])[0][::2],
+        lambda: torch.cat([torch.zeros(1, 6, dtype=torch.int16), named.detach()]),
+        lambda: torch.nn.functional.pad(named.clone(), (0, 1)),
+    ]
+    for change in changes:
+        with pytest.raises(UntraceableError, match=r"layers\.0\.weight"):
+            change()
+    with pytest.raises(RuntimeError, match=r"layers\.0\.weight cannot be pickled"):
+        pickle.dumps(named)
 
 
 def test_another_dtype_leaves_the_bytes_where_they_are() -> None:
