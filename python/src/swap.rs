@@ -1,4 +1,4 @@
-//! The `_Swapper` and `_Borrowed` classes, which `deepnvme._offload` wraps.
+//! The `_Swapper` and `_Borrowed` classes, which `deepnvme._swap` wraps.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch.utils import _pytree as tree
 from deepnvme._utils.tensors import refuse_access, without_override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 
 class Gate(Protocol):
@@ -77,6 +77,28 @@ class Placeholder(torch.Tensor):
     def __array__(self, *_: object, **__: object) -> Any:
         raise self._refused("__array__")
 
+    # These would reach for memory without an operation that `__torch_dispatch__` sees.
+
+    def share_memory_(self) -> Any:
+        """Refuse."""
+        raise self._refused("share_memory_")
+
+    def untyped_storage(self) -> Any:
+        """Refuse."""
+        raise self._refused("untyped_storage")
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Refuse."""
+        raise self._refused(f"numpy(force={force})" if force else "numpy")
+
+    def tolist(self) -> Any:
+        """Refuse."""
+        raise self._refused("tolist")
+
+    def _use_count(self) -> Any:
+        """Refuse: ``torch.utils.swap_tensors`` asks for it before it changes anything."""
+        raise self._refused("swap_tensors")
+
     @property
     def data(self) -> torch.Tensor:
         """The placeholder itself, detached. Other tensors cannot be assigned."""
@@ -102,19 +124,6 @@ class Placeholder(torch.Tensor):
             return Placeholder(first.weight_name, first.shape, first.dtype, first.device, first.gate)
         raise first._refused(str(func))  # noqa: SLF001
 
-
-def _refusing(name: str) -> Callable[..., NoReturn]:
-    def refuse(placeholder: Placeholder, *_: object, **__: object) -> NoReturn:
-        raise placeholder._refused(name)  # noqa: SLF001
-
-    return refuse
-
-
-# They would reach for memory without an operation that `__torch_dispatch__` sees.
-for _name in ("share_memory_", "untyped_storage", "numpy", "tolist"):
-    setattr(Placeholder, _name, _refusing(_name))
-# `torch.utils.swap_tensors` asks for it before it changes anything.
-Placeholder._use_count = _refusing("swap_tensors")  # type: ignore[method-assign]  # noqa: SLF001
 
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 

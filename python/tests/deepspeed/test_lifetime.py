@@ -75,7 +75,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
 
     gc.collect()
     _engine_pool.pool.clear()
-    monkeypatch.setattr(deepnvme, "Engine", make)
+    monkeypatch.setattr(_engine_pool, "Engine", make)
     yield calls
     gc.collect()
     _engine_pool.pool.clear()
