@@ -10,7 +10,8 @@ import weakref
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar, overload
 
 from deepnvme._deepnvme import StripeSet, _FileReader, _FileWriter
-from deepnvme._utils.arguments import WHOLE_MAX, whole
+from deepnvme._utils.arguments import WHOLE_MAX, check_engine, whole
+from deepnvme._utils.public import public
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -45,6 +46,7 @@ def open(  # noqa: A001
 def open(  # noqa: A001
     path: _Name, mode: str, *, engine: Engine | None = None, durability: _Durability = "full"
 ) -> Reader | Writer: ...
+@public
 def open(  # noqa: A001
     path: _Name,
     mode: str = "rb",
@@ -78,6 +80,7 @@ def open(  # noqa: A001
         >>> torch.equal(state["weight"], tensor)
         True
     """
+    check_engine(engine)
     if mode == "rb":
         return Reader(path, engine)
     if mode == "wb":
@@ -146,6 +149,7 @@ class _File(_BinaryFile, Generic[_Handle]):
         return f"<deepnvme.{type(self).__name__} name={self._path!r} mode={self.mode!r}{state}>"
 
 
+@public
 class Reader(_File[_FileReader]):
     """A file opened by ``deepnvme.open(path, "rb")``: seekable, with read-ahead. Opening it fixes its size."""
 
@@ -207,6 +211,7 @@ class Reader(_File[_FileReader]):
             self.close()
 
 
+@public
 class Writer(_File[_FileWriter]):
     """A file opened by ``deepnvme.open(path, "wb")``. Closing it gives it its name.
 

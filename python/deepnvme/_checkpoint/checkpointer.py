@@ -24,6 +24,7 @@ from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.save_start import SaveStarter
 from deepnvme._utils.arguments import parse_bytes, path_of, whole
+from deepnvme._utils.public import public
 from deepnvme._utils.tensors import require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import ClosedError, InvalidArgumentError
@@ -45,6 +46,7 @@ _T = TypeVar("_T")
 _TRIES_MAX = 20
 
 
+@public
 @dataclass(frozen=True)
 class CheckpointerStats:
     """The cost of saving so far. All processes count the same files, and each its own time."""
@@ -59,6 +61,7 @@ class CheckpointerStats:
     """Seconds from each call of ``save`` until its file got its name."""
 
 
+@public
 class Checkpointer:
     """Save checkpoints into a folder, keep the newest ones, and restore them.
 
@@ -136,6 +139,8 @@ class Checkpointer:
         memory = None if memory is None else parse_bytes(memory)
         if writers_per_node is not None:
             writers_per_node = whole(writers_per_node, "writers_per_node (None means all)", 1)
+        options = SaveOptions(engine, durability, checksums)
+        progress_callback(progress, "saving", folder)
         require_torch("Checkpointer")
         # The process may change its working directory before the next save.
         self.folder = path_of(folder).absolute()
@@ -151,7 +156,6 @@ class Checkpointer:
         same |= {"durability": durability, "checksums": checksums, "layout": layout}
         self._group.check_same(str(self.folder), {**same, "writers_per_node": writers_per_node})
         self._history = History(self.folder, keep, self._group, is_synced=durability == "full")
-        options = SaveOptions(engine, durability, checksums)
         writers = choose_writers(self._group, layout, writers_per_node)
         self._starter = SaveStarter(self._group, self._history, writers, f".{format}", options=options, memory=memory)
         self._engine = engine

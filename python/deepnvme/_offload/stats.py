@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deepnvme._utils.public import public
 
+
+@public
 @dataclass(frozen=True)
 class SwapStats:
     """What a :class:`Swapper` has done since it was made, and how full it is."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepnvme._utils.public import public
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -70,6 +72,7 @@ class Step:
         return {**asdict(self), **{name: getattr(self, name) for name in properties}}
 
 
+@public
 @dataclass(frozen=True)
 class StreamStats(Step):
     """The cost of all steps so far, and of reads between them. Times are in seconds."""

@@ -8,6 +8,8 @@ import sys
 from types import ModuleType
 from typing import ClassVar
 
+from deepnvme._utils.public import public_in
+
 
 class _Builder:
     """The interface of DeepSpeed's op builders. Nothing is built: the op is a module of this package."""
@@ -31,6 +33,7 @@ class _Builder:
         return importlib.import_module(self.absolute_name())
 
 
+@public_in("deepnvme.deepspeed")
 class AsyncIOBuilder(_Builder):
     """Loads `aio_handle`, `aio_read`, `aio_write`, `deepspeed_memcpy`.
 
@@ -41,6 +44,7 @@ class AsyncIOBuilder(_Builder):
     NAME = "async_io"
 
 
+@public_in("deepnvme.deepspeed")
 class PinMemoryBuilder(_Builder):
     """Loads `pin_handle`."""
 
@@ -48,6 +52,7 @@ class PinMemoryBuilder(_Builder):
     NAME = "pin_memory"
 
 
+@public_in("deepnvme.deepspeed")
 class UtilsBuilder(_Builder):
     """Loads `cast_to_byte_tensor`."""
 
@@ -55,6 +60,7 @@ class UtilsBuilder(_Builder):
     NAME = "utils"
 
 
+@public_in("deepnvme.deepspeed")
 class GDSBuilder(_Builder):
     """Loads `gds_handle`. Works without a GPU too, for CPU tensors."""
 

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
     from deepnvme.integrations._sglang.offloader import Offloader
 
+__all__ = ["create_offloader", "register"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 DIR = "DEEPNVME_OFFLOAD_DIR"
 MEMORY = "DEEPNVME_OFFLOAD_MEMORY"
 PREFETCH_LAYERS = "DEEPNVME_OFFLOAD_PREFETCH_LAYERS"

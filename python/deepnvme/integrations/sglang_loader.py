@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
     import torch
 
+__all__ = ["LOAD_FORMAT", "loader_class", "register"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 LOAD_FORMAT = "deepnvme"
 _VERIFY = "sglang.srt.configs.load_config.LoadConfig._verify_load_format"
 

@@ -29,6 +29,13 @@ from deepnvme._utils.patches import Patches
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__all__ = ["disable", "enable", "enabled"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _MODULES = ("transformers.modeling_utils", "transformers.trainer", "transformers.trainer_utils")
 
 

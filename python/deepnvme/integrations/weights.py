@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     _ListedFile = tuple[Any, list[str] | None, tuple[int, int] | None]
     _NextChunk = tuple[_CheckpointReader, "Chunk"] | None
 
+__all__ = ["iterate_weights"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # Default read-ahead: what a fast disk reads in a tenth of a second.
 PREFETCH_BYTES = 512 << 20
 # Neighbouring tensors are read together up to this size: large enough for the disk, small enough to be reused soon.

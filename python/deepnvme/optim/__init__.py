@@ -35,3 +35,7 @@ Example:
 from deepnvme.optim._algorithms import SGD, Adagrad, Adam, AdamW, Lion
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

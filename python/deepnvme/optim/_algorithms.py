@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from deepnvme._utils.public import public_in
 from deepnvme.optim._optimizer import ParamGroup, scalars
 from deepnvme.optim._state_dict import KernelOptimizer
 
@@ -23,6 +24,7 @@ def _refuse_differentiable(group: ParamGroup) -> None:
         raise ValueError(msg)
 
 
+@public_in("deepnvme.optim")
 class Adam(KernelOptimizer, torch.optim.Adam):
     """``torch.optim.Adam``; ``decoupled_weight_decay=True`` makes it AdamW, as in torch."""
 
@@ -34,6 +36,7 @@ class Adam(KernelOptimizer, torch.optim.Adam):
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if group["amsgrad"] else 2]
 
 
+@public_in("deepnvme.optim")
 class AdamW(KernelOptimizer, torch.optim.AdamW):
     """``torch.optim.AdamW``."""
 
@@ -41,6 +44,7 @@ class AdamW(KernelOptimizer, torch.optim.AdamW):
     _moments = Adam._moments  # noqa: SLF001
 
 
+@public_in("deepnvme.optim")
 class SGD(KernelOptimizer, torch.optim.SGD):
     """``torch.optim.SGD``."""
 
@@ -63,6 +67,7 @@ class SGD(KernelOptimizer, torch.optim.SGD):
         return 1 if state.get(name) is None and not self._store.has_kind(param, name) else 2
 
 
+@public_in("deepnvme.optim")
 class Adagrad(KernelOptimizer, torch.optim.Adagrad):
     """``torch.optim.Adagrad``."""
 
@@ -101,6 +106,7 @@ class _Lion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
 
 
+@public_in("deepnvme.optim")
 class Lion(KernelOptimizer, _Lion):
     """Lion (Chen et al. 2023): steps of constant size in the direction of an averaged gradient.
 
