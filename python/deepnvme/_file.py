@@ -67,12 +67,16 @@ def open(  # noqa: A001
         durability: the data that survives a power cut after a written file is closed: ``"none"``, ``"data"`` or
             ``"full"`` (default: the bytes, and the file's name in its folder).
 
+    Returns:
+        A :class:`Reader` or a :class:`Writer`, which are file objects and close at the end of a ``with`` block.
+
     Raises:
         FileNotFoundError, PermissionError, IsADirectoryError: as from Python's own ``open``.
         ValueError: the mode or durability is unknown.
         TypeError: the path cannot be opened in that mode.
 
     Example:
+        >>> tensor = torch.ones(3)
         >>> with deepnvme.open("model.pt", "wb") as file:
         ...     torch.save({"weight": tensor}, file)
         >>> with deepnvme.open("model.pt") as file:
@@ -151,7 +155,15 @@ class _File(_BinaryFile, Generic[_Handle]):
 
 @public
 class Reader(_File[_FileReader]):
-    """A file opened by ``deepnvme.open(path, "rb")``: seekable, with read-ahead. Opening it fixes its size."""
+    """A file opened by ``deepnvme.open(path, "rb")``: seekable, with read-ahead. Opening it fixes its size.
+
+    Example:
+        >>> deepnvme.write(torch.zeros(1024), "zeros.bin")
+        4096
+        >>> with deepnvme.open("zeros.bin") as file:
+        ...     file.seek(4000), len(file.read()), file.tell()
+        (4000, 96, 4096)
+    """
 
     mode = "rb"
 
@@ -216,6 +228,11 @@ class Writer(_File[_FileWriter]):
     """A file opened by ``deepnvme.open(path, "wb")``. Closing it gives it its name.
 
     A file that is never closed is discarded.
+
+    Example:
+        >>> with deepnvme.open("ones.bin", "wb") as file:
+        ...     file.write(torch.ones(3)), file.write(b"more")
+        (12, 4)
     """
 
     mode = "wb"

@@ -18,7 +18,13 @@ _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 @public
 class CommandResult(dict[str, Any]):
-    """The result of a command: a dict with the fields of its ``--json``. ``str`` gives the text of the command."""
+    """The result of a command: a dict with the fields of its ``--json``. ``str`` gives the text of the command.
+
+    Example:
+        >>> result = deepnvme.report(".")
+        >>> sorted(result)[:3], str(result).startswith("deepnvme")
+        (['backends', 'findings', 'folders'], True)
+    """
 
     def __init__(self, fields: dict[str, Any], text: str) -> None:
         super().__init__(fields)
@@ -38,6 +44,10 @@ def report(*folders: _Path) -> CommandResult:
     Returns:
         A dict with ``system``, ``backends``, ``gpu``, ``packages``, ``ops``, ``folders`` and ``findings`` (each with
         ``severity``, ``text`` and ``remedy``); ``print`` shows the text of ``deepnvme report``.
+
+    Raises:
+        TypeError: a folder is not a path.
+        deepnvme.Error: a folder does not exist.
 
     Example:
         >>> report = deepnvme.report(".")

@@ -49,7 +49,15 @@ _TRIES_MAX = 20
 @public
 @dataclass(frozen=True)
 class CheckpointerStats:
-    """The cost of saving so far. All processes count the same files, and each its own time."""
+    """The cost of saving so far. All processes count the same files, and each its own time.
+
+    Example:
+        >>> checkpointer = deepnvme.Checkpointer("checkpoints")
+        >>> checkpointer.save(1, {"weight": torch.ones(3)})
+        True
+        >>> checkpointer.stats().saves
+        1
+    """
 
     saves: int
     """Checkpoints in the manifest."""
@@ -100,6 +108,9 @@ class Checkpointer:
         layout: how several processes save one state: ``"file"`` (default), one shared file, or ``"parts"``, one file
             for each writer, for folders that are not shared or where a single file is slow.
         writers_per_node: how many processes of each machine write. Default: all.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, or differs between the processes.
 
     Example:
         >>> model = torch.nn.Linear(2, 3)
@@ -190,16 +201,20 @@ class Checkpointer:
         return self._counter.current
 
     def save(self, step: int, state: Any, *, force: bool = False) -> bool:
-        """Save if this step is due. Returns whether it did.
+        """Save if this step is due.
 
         Args:
             step: the step number, from 0. An existing checkpoint of this step is replaced.
             state: as for ``deepnvme.save``.
             force: save even if ``every`` does not require it, as at the end of training.
 
+        Returns:
+            Whether it saved, or began to save in the background.
+
         Raises:
             deepnvme.Error: this save failed, or the previous background save did.
             deepnvme.errors.LockedError: another Checkpointer is saving into the folder.
+            TypeError, ValueError: the format cannot store the state; the message names the key.
         """
         self._check_process(is_to_save=True)
         step = whole(step, "step")
@@ -274,6 +289,9 @@ class Checkpointer:
             step: which one. Default: the newest.
             **options: as for ``deepnvme.load``: ``device``, ``into``, ``only``, ``verify``, ...
 
+        Returns:
+            The state that was saved; with ``into``, that state.
+
         Raises:
             FileNotFoundError: there is no such checkpoint.
             deepnvme.errors.ChecksumError: the file is not the one that was saved.
@@ -315,13 +333,16 @@ class Checkpointer:
         return sharded.restore(self._group, found, options["into"], rest)
 
     def fetch_parts(self, step: int | None = None) -> int:
-        """Copy parts that are on other machines' local disks to this machine. Returns the bytes copied.
+        """Copy parts that are on other machines' local disks to this machine.
 
         For ``layout="parts"`` in folders that machines do not share. All processes call it before ``restore``. It uses
         16 MiB of memory, and disk space for the missing parts until the checkpoint is retired.
 
         Args:
             step: which one. Default: the newest.
+
+        Returns:
+            The bytes copied.
 
         Raises:
             FileNotFoundError: there is no such checkpoint, or no machine has one of its parts.
@@ -354,6 +375,9 @@ class Checkpointer:
 
         Args:
             *optimizers: the optimizers whose ``step`` waits.
+
+        Yields:
+            The Checkpointer.
 
         Example:
             >>> model = torch.nn.Linear(2, 3)

@@ -68,7 +68,17 @@ class Part:
 @public
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint of a :class:`deepnvme.Checkpointer`."""
+    """One checkpoint of a :class:`deepnvme.Checkpointer`.
+
+    Example:
+        >>> checkpointer = deepnvme.Checkpointer("checkpoints")
+        >>> checkpointer.save(7, {"weight": torch.ones(3)})
+        True
+        >>> checkpoint = checkpointer.latest()
+        >>> checkpoint.step, checkpoint.path.suffix
+        (7, '.pt')
+        >>> checkpoint.check()
+    """
 
     step: int
     """The step of this checkpoint."""

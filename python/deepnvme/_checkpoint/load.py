@@ -165,8 +165,8 @@ def _check_torch_arguments(weights_only: object, mmap: object) -> None:
         return
     msg = (
         "deepnvme.load never runs code from a file, so weights_only=False is impossible; leave it out. If the file "
-        "asks for a class that you trust, allow it: torch.serialization.add_safe_globals([Class]). To run the pickle of "
-        "a file that you trust entirely, use torch.load(path, weights_only=False)"
+        "asks for a class that you trust, allow it: torch.serialization.add_safe_globals([Class]). To run the pickle "
+        "of a file that you trust entirely, use torch.load(path, weights_only=False)"
     )
     raise InvalidArgumentError(msg)
 

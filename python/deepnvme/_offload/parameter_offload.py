@@ -45,7 +45,16 @@ if TYPE_CHECKING:
 
 @public
 class ParameterOffload:
-    """Control and observe offloaded parameters. Available as ``model.offloading``."""
+    """Control and observe offloaded parameters. Available as ``model.offloading``.
+
+    A ``with`` block closes it at its end, and so moves all parameters back into memory.
+
+    Example:
+        >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+        >>> with deepnvme.offload_parameters(model, memory="1MB", swap_dir="."):
+        ...     model(torch.randn(8, 256)).square().mean().backward()
+        ...     size = model.offloading.save("model.safetensors")
+    """
 
     def __init__(self, model: nn.Module, memory: int, swapper: Swapper) -> None:
         self.memory_bytes = memory
@@ -89,9 +98,11 @@ class ParameterOffload:
 
         Args:
             parameters: parameters to hold, together with the rest of their groups. Parameters that are not offloaded
-                are
-                left alone.
-            write: allow changes. Raises if a block is using one of them.
+                are left alone.
+            write: allow changes. Raises if a block is using one of them. Default False.
+
+        Yields:
+            Nothing: the parameters themselves have their values in the block.
 
         Raises:
             MemoryError: they are more than ``memory``.
@@ -259,14 +270,17 @@ class ParameterOffload:
         Args:
             path: ``*.safetensors``. Shards get a number before the suffix, the index ``.index.json`` after it.
             max_shard_bytes: bytes of one file, held in memory while it is written, in addition to ``memory``. Default:
-                a
-                quarter of ``memory``.
+                a quarter of ``memory``.
             durability: as in :func:`deepnvme.save`.
             checksums: as in :func:`deepnvme.save`.
             progress: as in :func:`deepnvme.save`.
 
         Returns:
             The bytes of all files.
+
+        Raises:
+            ClosedError: offloading was closed, or the model is gone.
+            deepnvme.Error: the disk or the file system failed.
         """
         self._check_open()
         model = self._model()

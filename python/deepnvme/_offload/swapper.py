@@ -146,6 +146,9 @@ class Swapper:
             shape: shape of the tensor.
             dtype: dtype of the tensor.
 
+        Returns:
+            A :class:`Borrowed`, whose block gets the tensor.
+
         Raises:
             MemoryError: it is larger than all memory. This and the following errors are raised where the block begins.
             OSError: the disk is full, or tensors cannot be written to make room.
@@ -176,7 +179,10 @@ class Swapper:
 
         Args:
             key: key of the tensor.
-            shared: read only.
+            shared: read only. Default False.
+
+        Returns:
+            A :class:`Borrowed`, whose block gets the tensor.
 
         Raises:
             KeyError: the key does not exist. This and the following errors are raised where the block begins.
@@ -193,6 +199,9 @@ class Swapper:
 
     def prefetch(self, keys: Iterable[str]) -> None:
         """Load tensors that will be borrowed soon, in this order, as far as memory allows.
+
+        Args:
+            keys: one key or several.
 
         Raises:
             KeyError: one of the keys does not exist.
@@ -214,6 +223,9 @@ class Swapper:
     def delete(self, key: str) -> None:
         """Delete a tensor. Current borrowers may use it until their block ends.
 
+        Args:
+            key: key of the tensor.
+
         Raises:
             KeyError: the key does not exist.
         """
@@ -224,6 +236,9 @@ class Swapper:
 
         Changes that begin after the call may be on disk or not. A borrow that would change a tensor again waits until
         that tensor is written.
+
+        Args:
+            keys: the keys to wait for. Default: all.
 
         Raises:
             OSError: a tensor could not be written. It stays in memory, and the next flush tries again.
@@ -352,6 +367,9 @@ class Swapper:
 
         The result is valid until the tensor is changed or deleted.
 
+        Args:
+            key: key of the tensor.
+
         Returns:
             Path, descriptor, offset and bytes of each extent, in order. The path of an unnamed file works while this
             process has it open. The descriptor belongs to the swapper.
@@ -363,6 +381,11 @@ class Swapper:
 
         Nobody can change it during the copy. The file system shares whole blocks if it can (XFS, Btrfs; ``offset`` a
         multiple of its block size); otherwise the kernel copies.
+
+        Args:
+            key: key of the tensor.
+            fd: descriptor of the file, open for writing.
+            offset: byte offset in the file. Default 0.
 
         Returns:
             Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.

@@ -75,7 +75,18 @@ class Step:
 @public
 @dataclass(frozen=True)
 class StreamStats(Step):
-    """The cost of all steps so far, and of reads between them. Times are in seconds."""
+    """The cost of all steps so far, and of reads between them. Times are in seconds.
+
+    Example:
+        >>> model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+        >>> size = deepnvme.save(model.state_dict(), "weights.safetensors")
+        >>> model = deepnvme.stream(model, weights="weights.safetensors", memory="4MB")
+        >>> with torch.no_grad():
+        ...     output = model(torch.randn(2, 512))
+        >>> stats = model.streaming.stats()
+        >>> stats.steps, 0 <= stats.hit_rate <= 1
+        (1, True)
+    """
 
     steps: int
     """Calls of the model."""

@@ -48,6 +48,14 @@ if TYPE_CHECKING:
 class Streaming:
     """Control and observe a streamed model. Available as ``model.streaming``.
 
+    A ``with`` block closes it at its end.
+
+    Attributes:
+        memory_bytes: memory for weights, in bytes, as given.
+        model_bytes: bytes of all weights of the model.
+        resident_bytes: bytes of the weights that stay in memory.
+        device: the device that computes.
+
     Example:
         >>> model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
         >>> size = deepnvme.save(model.state_dict(), "weights.safetensors")
@@ -174,7 +182,7 @@ class Streaming:
         return layer_cache.compressed_cache_bytes if layer_cache is not None else 0
 
     def counters(self) -> dict[str, float]:
-        """Add up all reads and waits so far."""
+        """Return the sums of all reads and waits so far, by name."""
         # Read before the final ones: `close` sets those first.
         parts = (self.layer_cache, self.row_cache)
         if self._final_counters is not None:
@@ -246,6 +254,9 @@ class Streaming:
 
         Args:
             path: ``*.html`` for a page in the browser, ``*.json`` for Perfetto.
+
+        Returns:
+            A :class:`Trace`, which records while its ``with`` block runs.
         """
         return (self._engine or _deepnvme).trace(path)
 
@@ -316,8 +327,7 @@ def stream(
         model: a folder with ``config.json`` and weights, a module, or the name of a model of the Hugging Face Hub
             (``"org/name"``) that is in the local cache already. Nothing is downloaded.
         memory: bytes for weights, or text such as ``"4GB"`` or ``"512MiB"``. Activations and the KV cache need memory
-            in
-            addition.
+            in addition.
         device: the device to compute on. Default ``"cpu"``.
         dtype: dtype of the weights in memory; bf16, fp16 and fp32 are cast to each other on load. Default ``"auto"``:
             the dtype of the model's config, or of the files.
@@ -326,9 +336,9 @@ def stream(
             as memory allows.
         model_class: a class of transformers that overrides the one in ``config.json``.
         verify: how much to compare with the files' checksums before the model is returned. ``"sample"`` (default):
-            names,
-            types, shapes and a 32nd of the weights. ``"full"``: every byte, which reads the files once. ``"off"``:
-            nothing. Files without checksums can be streamed, but not with ``"full"``. Later reads are not compared.
+            names, types, shapes and a 32nd of the weights. ``"full"``: every byte, which reads the files once.
+            ``"off"``: nothing. Files without checksums can be streamed, but not with ``"full"``. Later reads are not
+            compared.
         engine: the engine that reads the files. Default: the default engine.
         trace: record a timeline until the model is closed or the program ends: ``*.html`` for a page in the browser,
             ``*.json`` for Perfetto. ``model.streaming.trace`` records a part of it.

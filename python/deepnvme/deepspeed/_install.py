@@ -89,16 +89,21 @@ def install() -> None:
     Repeated calls change nothing, and one `uninstall` undoes all of them. Ops and handles that DeepSpeed has already
     loaded are not replaced.
 
-    >>> import deepnvme.deepspeed
-    >>> deepnvme.deepspeed.install()
-    >>> import deepspeed
+    Example:
+        >>> import deepnvme.deepspeed
+        >>> deepnvme.deepspeed.install()
+        >>> import deepspeed
     """
     _switch.on()
 
 
 @public_in("deepnvme.deepspeed")
 def uninstall() -> None:
-    """Restore DeepSpeed's own ops. Does nothing if they are not replaced."""
+    """Restore DeepSpeed's own ops. Does nothing if they are not replaced.
+
+    Example:
+        >>> deepnvme.deepspeed.uninstall()
+    """
     _switch.off()
 
 

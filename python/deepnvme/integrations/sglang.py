@@ -53,6 +53,12 @@ def register() -> None:
 def create_offloader(original: Callable[[], Any]) -> Offloader:
     """Make the offloader that the environment describes.
 
+    Args:
+        original: SGLang's own function, which makes its offloader.
+
+    Returns:
+        deepnvme's offloader.
+
     Raises:
         ValueError: the folder, size or number in the environment is invalid, or SGLang's own offloading is enabled.
         OSError: the folder is not writable.

@@ -66,7 +66,11 @@ def disable() -> None:
 
 @contextmanager
 def enabled() -> Iterator[None]:
-    """Make transformers write and read weights through deepnvme inside a ``with`` block."""
+    """Make transformers write and read weights through deepnvme inside a ``with`` block.
+
+    Yields:
+        Nothing.
+    """
     was_enabled = bool(_installed)
     enable()
     try:

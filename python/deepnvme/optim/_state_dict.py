@@ -25,6 +25,9 @@ class KernelOptimizer(SteppingOptimizer):
 
         State on disk is read into memory for it.
 
+        Returns:
+            A dict that ``load_state_dict`` of this class and of torch's takes.
+
         Raises:
             ClosedError: the optimizer was closed.
             RuntimeError: a step has stopped half way.
@@ -44,6 +47,9 @@ class KernelOptimizer(SteppingOptimizer):
         """Load the state dict of torch's optimizer or ours.
 
         State of bf16 and fp16 parameters stays fp32, which torch would round to the type of the parameter.
+
+        Args:
+            state_dict: the result of ``state_dict()``.
 
         Raises:
             ClosedError: the optimizer was closed.
@@ -81,9 +87,8 @@ class KernelOptimizer(SteppingOptimizer):
         Args:
             path: path of the file, one per rank.
             shards: for each parameter, the name of a whole tensor and the index of the parameter's first element in it,
-                in
-                memory order. Another number of ranks can then load the file. Default: parameters are whole, and named
-                by their number.
+                in memory order. Another number of ranks can then load the file. Default: parameters are whole, and
+                named by their number.
             checksums: checksum each MiB and the header. The file is read once for that. Default True.
 
         Returns:
