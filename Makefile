@@ -62,6 +62,8 @@ check: setup ## format, lints, types, floors and circles of imports, prose, lock
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy python/deepnvme python/tests scripts demo
 	$(BIN)/python -m mypy.stubtest deepnvme --mypy-config-file pyproject.toml --allowlist scripts/stubtest.allow --ignore-unused-allowlist
+	$(BIN)/python scripts/stubs.py --check
+	$(BIN)/python scripts/reference.py --check
 	$(BIN)/python scripts/tidy.py
 	$(BIN)/python scripts/circles.py
 	$(BIN)/python scripts/prose.py
