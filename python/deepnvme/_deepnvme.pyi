@@ -211,10 +211,10 @@ class Engine:
         Any size, offset and memory alignment works. The call releases the GIL and handles signals (Ctrl-C).
 
         Args:
-            tensor: the tensor to fill: a torch tensor (any shape, dtype and strides, on the CPU or a CUDA device), a numpy
-                array, or a writable object with the buffer protocol or DLPack.
-            path: ``str``, ``bytes``, ``os.PathLike``, an open file descriptor (it stays open, and its position unchanged) or a
-                ``StripeSet``.
+            tensor: the tensor to fill: a torch tensor (any shape, dtype and strides, on the CPU or a CUDA device), a
+                numpy array, or a writable object with the buffer protocol or DLPack.
+            path: ``str``, ``bytes``, ``os.PathLike``, an open file descriptor (it stays open, and its position
+                unchanged) or a ``StripeSet``.
             offset: position in the file, in bytes. Default 0.
 
         Returns:
@@ -239,15 +239,16 @@ class Engine:
         """Write the bytes of a tensor to a file, and wait for them.
 
         Without ``offset``, the file becomes exactly the tensor: a longer file is truncated, a missing one created. With
-        ``offset``, only that range changes, and the file grows if the range ends beyond it. Elements are written in row-major
-        order, as in ``tensor.contiguous()``.
+        ``offset``, only that range changes, and the file grows if the range ends beyond it. Elements are written in
+        row-major order, as in ``tensor.contiguous()``.
 
         Args:
-            tensor: the tensor to write, of the kinds that ``read`` takes. It may be read-only, and its elements may overlap.
+            tensor: the tensor to write, of the kinds that ``read`` takes. It may be read-only, and its elements may
+                overlap.
             path: as for ``read``. A missing file is created; its folder must exist.
             offset: position in the file, in bytes; ``None`` (default) writes the whole file.
-            durability: guarantee after a power cut, once this returns: ``"none"`` (default) nothing, ``"data"`` the bytes and
-                the size, ``"full"`` also the file's name in its folder.
+            durability: guarantee after a power cut, once this returns: ``"none"`` (default) nothing, ``"data"`` the
+                bytes and the size, ``"full"`` also the file's name in its folder.
 
         Returns:
             The number of bytes written, which is ``tensor.nbytes``.
@@ -315,7 +316,8 @@ class Engine:
     def read_batch(self, items: Iterable[tuple[_Path, int, _Tensor]]) -> int:
         """Read many tensors as one request, and wait for them.
 
-        Adjacent ranges of a file are merged into large transfers, so thousands of small tensors cost no more than their bytes.
+        Adjacent ranges of a file are merged into large transfers, so thousands of small tensors cost no more than
+        their bytes.
 
         Args:
             items: tuples ``(path, offset, tensor)``, each as for ``read``; offsets are in bytes.
@@ -340,8 +342,8 @@ class Engine:
         """Write many tensors as one request, and wait for them.
 
         Args:
-            items: tuples ``(path, offset, tensor)``. Offsets are in bytes, and are all given or all ``None``: with ``None``,
-                every file becomes exactly its tensor.
+            items: tuples ``(path, offset, tensor)``. Offsets are in bytes, and are all given or all ``None``: with
+                ``None``, every file becomes exactly its tensor.
             durability: as for ``write``, for all files. Default ``"none"``.
 
         Returns:
@@ -411,12 +413,13 @@ class Engine:
     def trace(self, path: _Name) -> Trace:
         """Record the engine's work during a ``with`` block, and write it to a file.
 
-        The file appears complete when the block ends, even by an exception. Several traces may run at once. Each records all
-        events that end while it runs, up to 262,144; further events are only counted. Without a trace, recording costs nothing.
+        The file appears complete when the block ends, even by an exception. Several traces may run at once. Each
+        records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
+        recording costs nothing.
 
         Args:
-            path: output file: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a self-contained
-                page.
+            path: output file: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a
+                self-contained page.
 
         Returns:
             A ``Trace``, which records while its ``with`` block runs.
@@ -433,7 +436,9 @@ class Engine:
             1
         """
     def span(self, name: str, lane: str, start_ns: int, end_ns: int) -> None:
-        """Add a bar to the engine's running traces, such as computation or a wait. Without a trace, this does nothing.
+        """Add a bar to the engine's running traces, such as computation or a wait.
+
+        Without a trace, this does nothing.
 
         Args:
             name: label of the bar.
@@ -497,7 +502,9 @@ class Trace:
             ValueError: the bar ends before it starts, or the trace is not recording.
         """
     def summary(self) -> dict[str, Any]:
-        """Summarise the recording after the block. Returns a dictionary with these entries:
+        """Summarise the recording after the block.
+
+        The dictionary that this returns contains:
 
         - ``seconds``, ``requests``, ``transfers``, ``bytes_read`` and ``bytes_written``; of these bytes,
           ``bytes_direct``, ``bytes_bounced``, ``bytes_buffered`` and ``bytes_gds``;
@@ -587,8 +594,9 @@ class Progress:
 
 @final
 class StripeSet:
-    """One logical file striped over several part files, as RAID-0 stripes disks. Several NVMe drives add up without RAID.
-    Every path argument accepts a stripe set.
+    """One logical file striped over several part files, as RAID-0 stripes disks.
+
+    Several NVMe drives add up without RAID. Every path argument accepts a stripe set.
 
     The first write creates a manifest next to the first part, ``<first part>.stripes.json``. Its path also names the
     set, wherever a path is accepted.
@@ -730,9 +738,7 @@ class Stats:
         """Tensor bytes that ``load`` compared with checksums."""
     @property
     def bytes_not_compared(self) -> int:
-        """Tensor bytes that ``load`` did not compare: the file has no checksums, or comparing would have taken too
-        long.
-        """
+        """Tensor bytes that ``load`` did not compare, without checksums or because it would have taken too long."""
     @property
     def staged_reason(self) -> str | None:
         """Reason for staged GPU copies, if the driver could not register the bounce buffers."""
@@ -1058,10 +1064,10 @@ def read(tensor: _Tensor, path: _Path, offset: int = 0) -> int:
     Any size, offset and memory alignment works. The call releases the GIL and handles signals (Ctrl-C).
 
     Args:
-        tensor: the tensor to fill: a torch tensor (any shape, dtype and strides, on the CPU or a CUDA device), a numpy
-            array, or a writable object with the buffer protocol or DLPack.
-        path: ``str``, ``bytes``, ``os.PathLike``, an open file descriptor (it stays open, and its position unchanged) or a
-            ``StripeSet``.
+        tensor: the tensor to fill: a torch tensor (any shape, dtype and strides, on the CPU or a CUDA device), a
+            numpy array, or a writable object with the buffer protocol or DLPack.
+        path: ``str``, ``bytes``, ``os.PathLike``, an open file descriptor (it stays open, and its position
+            unchanged) or a ``StripeSet``.
         offset: position in the file, in bytes. Default 0.
 
     Returns:
@@ -1085,15 +1091,16 @@ def write(tensor: _Tensor, path: _Path, offset: int | None = None, *, durability
     """Write the bytes of a tensor to a file, and wait for them.
 
     Without ``offset``, the file becomes exactly the tensor: a longer file is truncated, a missing one created. With
-    ``offset``, only that range changes, and the file grows if the range ends beyond it. Elements are written in row-major
-    order, as in ``tensor.contiguous()``.
+    ``offset``, only that range changes, and the file grows if the range ends beyond it. Elements are written in
+    row-major order, as in ``tensor.contiguous()``.
 
     Args:
-        tensor: the tensor to write, of the kinds that ``read`` takes. It may be read-only, and its elements may overlap.
+        tensor: the tensor to write, of the kinds that ``read`` takes. It may be read-only, and its elements may
+            overlap.
         path: as for ``read``. A missing file is created; its folder must exist.
         offset: position in the file, in bytes; ``None`` (default) writes the whole file.
-        durability: guarantee after a power cut, once this returns: ``"none"`` (default) nothing, ``"data"`` the bytes and
-            the size, ``"full"`` also the file's name in its folder.
+        durability: guarantee after a power cut, once this returns: ``"none"`` (default) nothing, ``"data"`` the
+            bytes and the size, ``"full"`` also the file's name in its folder.
 
     Returns:
         The number of bytes written, which is ``tensor.nbytes``.
@@ -1164,7 +1171,8 @@ def start_write(
 def read_batch(items: Iterable[tuple[_Path, int, _Tensor]]) -> int:
     """Read many tensors as one request, and wait for them.
 
-    Adjacent ranges of a file are merged into large transfers, so thousands of small tensors cost no more than their bytes.
+    Adjacent ranges of a file are merged into large transfers, so thousands of small tensors cost no more than
+    their bytes.
 
     Args:
         items: tuples ``(path, offset, tensor)``, each as for ``read``; offsets are in bytes.
@@ -1188,8 +1196,8 @@ def write_batch(items: Iterable[tuple[_Path, int | None, _Tensor]], *, durabilit
     """Write many tensors as one request, and wait for them.
 
     Args:
-        items: tuples ``(path, offset, tensor)``. Offsets are in bytes, and are all given or all ``None``: with ``None``,
-            every file becomes exactly its tensor.
+        items: tuples ``(path, offset, tensor)``. Offsets are in bytes, and are all given or all ``None``: with
+            ``None``, every file becomes exactly its tensor.
         durability: as for ``write``, for all files. Default ``"none"``.
 
     Returns:
@@ -1263,12 +1271,13 @@ def stats() -> Stats:
 def trace(path: _Name) -> Trace:
     """Record the engine's work during a ``with`` block, and write it to a file.
 
-    The file appears complete when the block ends, even by an exception. Several traces may run at once. Each records all
-    events that end while it runs, up to 262,144; further events are only counted. Without a trace, recording costs nothing.
+    The file appears complete when the block ends, even by an exception. Several traces may run at once. Each
+    records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
+    recording costs nothing.
 
     Args:
-        path: output file: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a self-contained
-            page.
+        path: output file: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a
+            self-contained page.
 
     Returns:
         A ``Trace``, which records while its ``with`` block runs.
@@ -1286,7 +1295,9 @@ def trace(path: _Name) -> Trace:
     """
 
 def span(name: str, lane: str, start_ns: int, end_ns: int) -> None:
-    """Add a bar to the engine's running traces, such as computation or a wait. Without a trace, this does nothing.
+    """Add a bar to the engine's running traces, such as computation or a wait.
+
+    Without a trace, this does nothing.
 
     Args:
         name: label of the bar.
