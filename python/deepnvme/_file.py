@@ -191,7 +191,11 @@ class Reader(_File[_FileReader]):
         return self._open_handle().read(io.DEFAULT_BUFFER_SIZE if size < 0 else size)
 
     def peek(self, size: int = 0, /) -> bytes:  # noqa: ARG002
-        """Return the next few KiB without advancing, fewer at the end of the file. ``size`` is ignored."""
+        """Return the next few KiB without advancing, fewer at the end of the file.
+
+        Args:
+            size: ignored.
+        """
         # readline() asks for one byte and searches the result. One byte at a time would be too slow.
         return self._open_handle().peek(io.DEFAULT_BUFFER_SIZE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pathlib
 import subprocess
 import sys
 import types
@@ -25,7 +26,7 @@ def test_dir_shows_the_public_names_only() -> None:
 
 
 PUBLIC_MODULES = [
-    "deepnvme.deepspeed", "deepnvme.errors", "deepnvme.integrations", "deepnvme.integrations.dcp",
+    "deepnvme.deepspeed", "deepnvme.errors", "deepnvme.integrations.dcp",
     "deepnvme.integrations.sglang", "deepnvme.integrations.sglang_loader", "deepnvme.integrations.transformers",
     "deepnvme.integrations.vllm", "deepnvme.integrations.weights", "deepnvme.optim",
 ]  # fmt: skip
@@ -36,6 +37,11 @@ def test_dir_of_each_module_shows_its_public_names_only(name: str) -> None:
     pytest.importorskip("torch")
     module = importlib.import_module(name)
     assert dir(module) == sorted(module.__all__)
+
+
+def test_dir_of_the_integrations_shows_modules_only() -> None:
+    folder = pathlib.Path(deepnvme.integrations.__file__).parent
+    assert dir(deepnvme.integrations) == sorted(path.stem for path in folder.glob("[a-z]*.py"))
 
 
 @pytest.mark.parametrize("name", deepnvme.__all__)

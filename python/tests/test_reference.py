@@ -21,7 +21,7 @@ import deepnvme
 torch = pytest.importorskip("torch")
 
 MODULES = ["deepnvme", "deepnvme.optim", "deepnvme.errors", "deepnvme.deepspeed"]
-MODULES += [f"deepnvme.integrations.{name}" for name in deepnvme.integrations.__all__]
+MODULES += [f"deepnvme.integrations.{name}" for name in dir(deepnvme.integrations)]
 # Sections of a docstring in Google's style.
 SECTION = re.compile(r"^(Args|Returns|Yields|Raises|Example|Examples):\s*$", re.MULTILINE)
 ARGUMENT = re.compile(r"^    \*{0,2}(\w+): ", re.MULTILINE)

@@ -90,7 +90,7 @@ def test_each_environment_variable_is_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [*MODULES, *(f"deepnvme.integrations.{name}" for name in deepnvme.integrations.__all__)]
+    "module", [*MODULES, *(f"deepnvme.integrations.{name}" for name in dir(deepnvme.integrations))]
 )
 def test_each_public_object_is_on_a_page(module: str) -> None:
     pytest.importorskip("torch")

@@ -12,13 +12,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from deepnvme.integrations import dcp, deepspeed, lightning, sglang, sglang_loader, transformers, vllm, weights
+    from deepnvme.integrations import dcp as dcp
+    from deepnvme.integrations import deepspeed as deepspeed
+    from deepnvme.integrations import lightning as lightning
+    from deepnvme.integrations import sglang as sglang
+    from deepnvme.integrations import sglang_loader as sglang_loader
+    from deepnvme.integrations import transformers as transformers
+    from deepnvme.integrations import vllm as vllm
+    from deepnvme.integrations import weights as weights
 
-__all__ = ["dcp", "deepspeed", "lightning", "sglang", "sglang_loader", "transformers", "vllm", "weights"]
+# `import *` imports no module: some need libraries that are not installed.
+__all__: list[str] = []
+
+_MODULES = ("dcp", "deepspeed", "lightning", "sglang", "sglang_loader", "transformers", "vllm", "weights")
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _MODULES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     try:
@@ -30,4 +40,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_MODULES)
