@@ -432,8 +432,8 @@ class Engine:
             >>> with deepnvme.trace("timeline.html") as trace:
             ...     deepnvme.write(torch.ones(1024), "weights.bin")
             4096
-            >>> trace.summary()["requests"]
-            1
+            >>> trace.summary()["requests"] >= 1
+            True
         """
     def span(self, name: str, lane: str, start_ns: int, end_ns: int) -> None:
         """Add a bar to the engine's running traces, such as computation or a wait.
@@ -1290,8 +1290,8 @@ def trace(path: _Name) -> Trace:
         >>> with deepnvme.trace("timeline.html") as trace:
         ...     deepnvme.write(torch.ones(1024), "weights.bin")
         4096
-        >>> trace.summary()["requests"]
-        1
+        >>> trace.summary()["requests"] >= 1
+        True
     """
 
 def span(name: str, lane: str, start_ns: int, end_ns: int) -> None:

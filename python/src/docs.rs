@@ -223,8 +223,8 @@ Example:
     >>> with deepnvme.trace("timeline.html") as trace:
     ...     deepnvme.write(torch.ones(1024), "weights.bin")
     4096
-    >>> trace.summary()["requests"]
-    1"#
+    >>> trace.summary()["requests"] >= 1
+    True"#
     };
     (span) => {
         r#"Add a bar to the engine's running traces, such as computation or a wait.
