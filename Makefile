@@ -57,13 +57,16 @@ test-gpu: ## the tests that need an NVIDIA GPU, on this machine
 gpu-bundle: $(STAMPS)/wheel ## the same tests and the wheel as target/gpu-bundle, for a machine that has a GPU: its run.sh runs them
 	@$(BIN)/python scripts/gpu_bundle.py
 
-check: setup ## format, lints, types, floors and circles of imports, prose, lock files, and licences where cargo-deny is installed
+check: setup ## format, lints, types, references, floors and circles of imports, prose, lock files, and licences where cargo-deny is installed
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy python/deepnvme python/tests scripts examples
 	$(BIN)/python -m mypy.stubtest deepnvme --mypy-config-file pyproject.toml --allowlist scripts/stubtest.allow --ignore-unused-allowlist
+	$(BIN)/python scripts/stubs.py --check
+	$(BIN)/python scripts/reference.py --check
 	$(BIN)/python scripts/tidy.py
 	$(BIN)/python scripts/circles.py
 	$(BIN)/python scripts/prose.py

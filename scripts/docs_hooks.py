@@ -1,4 +1,4 @@
-"""Extend MkDocs for this project: included files, links out of the site, inline pictures, pages that are pending.
+"""Extend MkDocs for this project: included files, links out of the site, inline pictures.
 
 `mkdocs.yml` lists this file under `hooks`. A page may contain a line `<!-- include: FILE -->`, relative to the root.
 The file is inserted without its title, and its links are rewritten for the page. A link to a file that is not part
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PENDING = ROOT / "docs" / "reference" / "pending.txt"
 # Files outside of docs/ -> the pages that include them.
 PAGE_OF = {
     "ARCHITECTURE.md": "explanation/architecture.md",
@@ -36,12 +35,6 @@ MARKER = re.compile(r"^<!-- *(?:setup|skip|process)\b.*?-->\n", re.MULTILINE | r
 STYLE = re.compile(r"<style>.*?</style>\n?", re.DOTALL)
 
 
-def on_config(config: Any) -> Any:
-    """Leave pages that are pending out of the navigation, or put their stand-ins there."""
-    config.nav = without_pending(config.nav, pending())
-    return config
-
-
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Expand a page before it is converted."""
     return expand(markdown, page.file.src_uri)
@@ -52,24 +45,6 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     if found := FOREIGN.search(output):
         raise ValueError(f"{page.file.src_uri} loads {found[0]}: the site must be readable offline")
     return output
-
-
-def pending() -> dict[str, str]:
-    """Return the pages that do not exist yet, with their stand-ins or empty texts."""
-    if not PENDING.exists():
-        return {}
-    lines = [line.split() for line in PENDING.read_text().splitlines() if line and not line.startswith("#")]
-    return {line[0]: " ".join(line[1:]) for line in lines}
-
-
-def without_pending(nav: Any, missing: dict[str, str]) -> Any:
-    """Return a part of the navigation without missing pages, and without sections that have no other."""
-    if isinstance(nav, str):
-        return missing.get(nav, nav)
-    if isinstance(nav, dict):
-        parts = {title: without_pending(part, missing) for title, part in nav.items()}
-        return {title: part for title, part in parts.items() if part}
-    return [part for part in (without_pending(part, missing) for part in nav) if part]
 
 
 def expand(markdown: str, page: str) -> str:
@@ -101,11 +76,9 @@ def rewrite_links(text: str, folder: str, page: str) -> str:
             return found[0]
         path = posixpath.normpath(posixpath.join(folder, target))
         inside = PAGE_OF.get(path, path.removeprefix("docs/") if path.startswith("docs/") else "")
-        inside = pending().get(inside, inside)
         if inside:
             return f"[{label}]({posixpath.relpath(inside, posixpath.dirname(page) or '.')}{anchor})"
-        is_pending = path.startswith("docs/")
-        return label if is_pending or f"`{path}`" == label else f"{label} (`{path}`)"
+        return label if f"`{path}`" == label else f"{label} (`{path}`)"
 
     parts = FENCE.split(text)
     return "".join(part if index % 2 else LINK.sub(rewrite, part) for index, part in enumerate(parts))

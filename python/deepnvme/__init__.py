@@ -29,7 +29,7 @@ Example:
 """
 
 import importlib
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING
 
 from deepnvme import errors
@@ -152,7 +152,7 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(f"deepnvme.{name}")
     if name in _LAZY:
         module = importlib.import_module(f"deepnvme.{_LAZY[name]}")
-        value = globals()[name] = _with_public_module(getattr(module, name))
+        value = globals()[name] = getattr(module, name)
         return value
     msg = f"module 'deepnvme' has no attribute {name!r}"
     raise AttributeError(msg)
@@ -162,14 +162,7 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES})
 
 
-def _with_public_module(value: object) -> object:
-    """Set a function's ``__module__`` to this package, so that help texts and tracebacks name no private module."""
-    # Not a class's: `inspect.getsource` looks for its definition in that module.
-    if isinstance(value, FunctionType | BuiltinFunctionType):
-        value.__module__ = "deepnvme"
-    return value
-
-
+# The extension's functions. Python's own say so where they are defined.
 for _name in __all__:
-    if _name in globals():
-        _with_public_module(globals()[_name])
+    if isinstance(globals().get(_name), BuiltinFunctionType):
+        globals()[_name].__module__ = "deepnvme"

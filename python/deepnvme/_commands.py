@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._deepnvme import _command_result
 from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.public import public
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,8 +16,15 @@ if TYPE_CHECKING:
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
+@public
 class CommandResult(dict[str, Any]):
-    """The result of a command: a dict with the fields of its ``--json``. ``str`` gives the text of the command."""
+    """The result of a command: a dict with the fields of its ``--json``. ``str`` gives the text of the command.
+
+    Example:
+        >>> result = deepnvme.report(".")
+        >>> sorted(result)[:3], str(result).startswith("deepnvme")
+        (['backends', 'findings', 'folders'], True)
+    """
 
     def __init__(self, fields: dict[str, Any], text: str) -> None:
         super().__init__(fields)
@@ -26,6 +34,7 @@ class CommandResult(dict[str, Any]):
         return self._text
 
 
+@public
 def report(*folders: _Path) -> CommandResult:
     """Diagnose this machine and these folders, with a remedy for each problem.
 
@@ -36,6 +45,10 @@ def report(*folders: _Path) -> CommandResult:
         A dict with ``system``, ``backends``, ``gpu``, ``packages``, ``ops``, ``folders`` and ``findings`` (each with
         ``severity``, ``text`` and ``remedy``); ``print`` shows the text of ``deepnvme report``.
 
+    Raises:
+        TypeError: a folder is not a path.
+        deepnvme.Error: a folder does not exist.
+
     Example:
         >>> report = deepnvme.report(".")
         >>> [backend["name"] for backend in report["backends"]]
@@ -44,6 +57,7 @@ def report(*folders: _Path) -> CommandResult:
     return _run("report", *map(os.fsdecode, folders))
 
 
+@public
 def bench(
     direction: Literal["read", "write"],
     *folders: _Path,
@@ -131,6 +145,7 @@ def bench(
     return _run("bench", direction, *_options(valued, flags), "--", *map(os.fsdecode, folders))
 
 
+@public
 def tune(
     *folders: _Path,
     budget: float = 60,

@@ -96,6 +96,42 @@ _Durability: TypeAlias = Literal["none", "data", "full"]
 
 @final
 class Engine:
+    """Move tensors between files and memory.
+
+    Every argument is optional. Threads may share an engine. Each engine owns its threads and memory, so one per process
+    is enough. Don't use it after ``fork``: create a new one in the child.
+
+    Args:
+        backend: I/O interface: ``"io_uring"``, ``"aio"`` (Linux native AIO), ``"threads"``, or ``"auto"`` (default):
+            the first of them that works here. ``probe()`` explains the choice.
+        workers: threads that submit and reap, 1 to 64. Default: one per processor, at most 4.
+        queue_depth: transfers in flight per worker, 1 to 4096. Default 128. With ``window="sliding"`` it is an upper
+            bound: the depth adapts to the transfers that the device completes in 200 ms, but is at least 16.
+        block_bytes: maximum bytes of a transfer, a multiple of 4096 up to 64 MiB, or text such as ``"1MiB"``. Default
+            2 MiB. Transfers through bounce buffers are at most 512 KiB.
+        submit: ``"batch"`` (default) submits several transfers per system call, ``"single"`` one at a time.
+        window: refill policy of the queue: ``"sliding"`` (default) refills as soon as a transfer completes, ``"drain"``
+            once all have, as DeepSpeed does with ``overlap_events=False``.
+        direct: page cache bypass: ``"preferred"`` (default) bypasses it if the file system can, ``"required"`` raises
+            if it cannot, ``"disabled"`` never does. ``stats()`` reports the result.
+        gds: direct transfers between disk and GPU with cuFile (GPUDirect Storage): ``"preferred"`` uses cuFile if it
+            works, ``"required"`` raises if it does not, ``"disabled"`` (default) uses bounce buffers. ``stats()``
+            reports the result (``bytes_gds``, ``gds_reason``).
+        pool_bytes: upper bound of the engine's own memory, at least one bounce buffer per worker; bytes, or text such
+            as ``"64MiB"``. Default: 8 MiB per worker, at most 256 MiB, and 1 MiB for small calls.
+        lock_pool: page-lock this memory if ``RLIMIT_MEMLOCK`` allows. Default True.
+        register_pool: register this memory with io_uring. Default True.
+
+    Raises:
+        ValueError: a setting is out of range; the message names the range.
+        deepnvme.errors.UnsupportedError: the requested backend does not work here; the message says why.
+
+    Example:
+        >>> with deepnvme.Engine(workers=2, block_bytes="1MiB") as engine:
+        ...     engine.write(torch.ones(1024), "weights.bin")
+        4096
+    """
+
     def __new__(
         cls,
         *,
@@ -117,64 +153,421 @@ class Engine:
         *,
         folder: _Name | None = None,
         direction: Literal["read", "write"] | None = None,
-    ) -> Engine: ...
+    ) -> Engine:
+        r"""Create an engine with settings that ``deepnvme tune`` wrote.
+
+        Args:
+            path: the settings file. Default: ``DEEPNVME_CONFIG``, else ``deepnvme.toml`` in the current folder.
+            folder: folder of the data. Uses the settings of the deepest listed folder that contains it. Default: the
+                settings for every folder.
+            direction: ``"read"`` or ``"write"``, for an engine that does only one. Default: both.
+
+        Returns:
+            A new engine.
+
+        Raises:
+            FileNotFoundError: the file does not exist.
+            ValueError: a setting is invalid; the message names it and its range.
+
+        Example:
+            >>> with open("deepnvme.toml", "w") as file:  # or deepnvme.tune("/mnt/nvme")
+            ...     _ = file.write("[engine]\nqueue_depth = 8\n")
+            >>> deepnvme.Engine.from_file("deepnvme.toml", folder="/mnt/nvme", direction="read").queue_depth
+            8
+        """
     @property
-    def backend(self) -> Literal["io_uring", "aio", "threads"]: ...
+    def backend(self) -> Literal["io_uring", "aio", "threads"]:
+        """Backend in use: ``"io_uring"``, ``"aio"`` or ``"threads"``."""
     @property
-    def workers(self) -> int: ...
+    def workers(self) -> int:
+        """Threads that submit and reap."""
     @property
-    def queue_depth(self) -> int: ...
+    def queue_depth(self) -> int:
+        """Transfers in flight per worker."""
     @property
-    def block_bytes(self) -> int: ...
+    def block_bytes(self) -> int:
+        """Maximum bytes of a transfer."""
     @property
-    def submit(self) -> Literal["batch", "single"]: ...
+    def submit(self) -> Literal["batch", "single"]:
+        """Whether several transfers are submitted per system call: ``"batch"`` or ``"single"``."""
     @property
-    def window(self) -> Literal["sliding", "drain"]: ...
+    def window(self) -> Literal["sliding", "drain"]:
+        """Refill policy of the queue: ``"sliding"`` or ``"drain"``."""
     @property
-    def direct(self) -> Literal["preferred", "required", "disabled"]: ...
+    def direct(self) -> Literal["preferred", "required", "disabled"]:
+        """Page cache bypass: ``"preferred"``, ``"required"`` or ``"disabled"``."""
     @property
-    def gds(self) -> Literal["preferred", "required", "disabled"]: ...
+    def gds(self) -> Literal["preferred", "required", "disabled"]:
+        """Use of cuFile for CUDA tensors: ``"preferred"``, ``"required"`` or ``"disabled"``."""
     @property
-    def pool_bytes(self) -> int: ...
+    def pool_bytes(self) -> int:
+        """Upper bound of the engine's own memory, in bytes."""
     @property
-    def is_closed(self) -> bool: ...
-    def read(self, tensor: _Tensor, path: _Path, offset: int = 0) -> int: ...
+    def is_closed(self) -> bool:
+        """Whether the engine is closed."""
+    def read(self, tensor: _Tensor, path: _Path, offset: int = 0) -> int:
+        """Read ``tensor.nbytes`` bytes of a file into a tensor, and wait for them.
+
+        Any size, offset and memory alignment works. The call releases the GIL and handles signals (Ctrl-C).
+
+        Args:
+            tensor: the tensor to fill: a torch tensor (any shape, dtype and strides, on the CPU or a CUDA device), a
+                numpy array, or a writable object with the buffer protocol or DLPack.
+            path: ``str``, ``bytes``, ``os.PathLike``, an open file descriptor (it stays open, and its position
+                unchanged) or a ``StripeSet``.
+            offset: position in the file, in bytes. Default 0.
+
+        Returns:
+            The number of bytes read, which is ``tensor.nbytes``.
+
+        Raises:
+            FileNotFoundError, PermissionError: as from ``open``.
+            deepnvme.EndOfFileError: the file ends inside the range; ``bytes_done`` is the number of bytes read.
+            TypeError, ValueError: the tensor cannot be filled (read-only, sparse, overlapping elements).
+            deepnvme.Error: any other failure, with ``errno``, ``filename`` and ``offset``.
+
+        Example:
+            >>> tensor = torch.ones(1024)
+            >>> deepnvme.write(tensor, "weights.bin")
+            4096
+            >>> deepnvme.read(torch.empty_like(tensor), "weights.bin")
+            4096
+        """
     def write(
         self, tensor: _Tensor, path: _Path, offset: int | None = None, *, durability: _Durability = "none"
-    ) -> int: ...
-    def start_read(self, tensor: _Tensor, path: _Path, offset: int = 0) -> Transfer: ...
+    ) -> int:
+        """Write the bytes of a tensor to a file, and wait for them.
+
+        Without ``offset``, the file becomes exactly the tensor: a longer file is truncated, a missing one created. With
+        ``offset``, only that range changes, and the file grows if the range ends beyond it. Elements are written in
+        row-major order, as in ``tensor.contiguous()``.
+
+        Args:
+            tensor: the tensor to write, of the kinds that ``read`` takes. It may be read-only, and its elements may
+                overlap.
+            path: as for ``read``. A missing file is created; its folder must exist.
+            offset: position in the file, in bytes; ``None`` (default) writes the whole file.
+            durability: guarantee after a power cut, once this returns: ``"none"`` (default) nothing, ``"data"`` the
+                bytes and the size, ``"full"`` also the file's name in its folder.
+
+        Returns:
+            The number of bytes written, which is ``tensor.nbytes``.
+
+        Raises:
+            deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. The file may be half written. For
+                all-or-nothing files, use ``deepnvme.open(path, "wb")``.
+            TypeError, ValueError: the tensor cannot be written (sparse, without memory), or an argument is invalid.
+
+        Example:
+            >>> tensor = torch.ones(1024)
+            >>> deepnvme.write(tensor, "weights.bin", durability="full")
+            4096
+        """
+    def start_read(self, tensor: _Tensor, path: _Path, offset: int = 0) -> Transfer:
+        """Start a ``read`` and return at once, whatever the size.
+
+        Don't use the tensor until the transfer is done.
+
+        Args:
+            tensor: as for ``read``.
+            path: as for ``read``.
+            offset: as for ``read``. Default 0.
+
+        Returns:
+            A ``Transfer``. Its ``result()`` waits, and returns the number of bytes.
+
+        Raises:
+            FileNotFoundError, PermissionError: as from ``open``.
+            TypeError, ValueError: as from ``read``. Failures of the transfer itself are raised by ``Transfer.result``.
+
+        Example:
+            >>> tensor = torch.ones(1024)
+            >>> deepnvme.write(tensor, "weights.bin")
+            4096
+            >>> transfer = deepnvme.start_read(tensor, "weights.bin")
+            >>> transfer.result()
+            4096
+        """
     def start_write(
         self, tensor: _Tensor, path: _Path, offset: int | None = None, *, durability: _Durability = "none"
-    ) -> Transfer: ...
-    def read_batch(self, items: Iterable[tuple[_Path, int, _Tensor]]) -> int: ...
+    ) -> Transfer:
+        """Start a ``write`` and return at once, whatever the size.
+
+        Don't change the tensor until the transfer is done.
+
+        Args:
+            tensor: as for ``write``.
+            path: as for ``write``.
+            offset: as for ``write``. Default ``None``, which writes the whole file.
+            durability: as for ``write``. Default ``"none"``.
+
+        Returns:
+            A ``Transfer``. Its ``result()`` waits, and returns the number of bytes.
+
+        Raises:
+            FileNotFoundError, PermissionError: as from ``open``.
+            TypeError, ValueError: as from ``write``. Failures of the transfer itself are raised by ``Transfer.result``.
+
+        Example:
+            >>> transfer = deepnvme.start_write(torch.ones(1024), "weights.bin")
+            >>> transfer.result()
+            4096
+        """
+    def read_batch(self, items: Iterable[tuple[_Path, int, _Tensor]]) -> int:
+        """Read many tensors as one request, and wait for them.
+
+        Adjacent ranges of a file are merged into large transfers, so thousands of small tensors cost no more than
+        their bytes.
+
+        Args:
+            items: tuples ``(path, offset, tensor)``, each as for ``read``; offsets are in bytes.
+
+        Returns:
+            The number of bytes of all tensors.
+
+        Raises:
+            TypeError, ValueError: an item is invalid; the message says which. Or two tensors share memory.
+            deepnvme.Error: as from ``read``; ``filename`` and ``offset`` say where.
+
+        Example:
+            >>> tensor = torch.ones(1024)
+            >>> deepnvme.write(tensor, "weights.bin")
+            4096
+            >>> deepnvme.read_batch([("weights.bin", 0, tensor[:512]), ("weights.bin", 2048, tensor[512:])])
+            4096
+        """
     def write_batch(
         self, items: Iterable[tuple[_Path, int | None, _Tensor]], *, durability: _Durability = "none"
-    ) -> int: ...
-    def start_read_batch(self, items: Iterable[tuple[_Path, int, _Tensor]]) -> Transfer: ...
+    ) -> int:
+        """Write many tensors as one request, and wait for them.
+
+        Args:
+            items: tuples ``(path, offset, tensor)``. Offsets are in bytes, and are all given or all ``None``: with
+                ``None``, every file becomes exactly its tensor.
+            durability: as for ``write``, for all files. Default ``"none"``.
+
+        Returns:
+            The number of bytes of all tensors.
+
+        Raises:
+            TypeError, ValueError: an item is invalid, or two ranges overlap.
+            deepnvme.Error: as from ``write``.
+
+        Example:
+            >>> tensor = torch.ones(1024)
+            >>> deepnvme.write_batch([("parts.bin", 0, tensor[:512]), ("parts.bin", 2048, tensor[512:])])
+            4096
+        """
+    def start_read_batch(self, items: Iterable[tuple[_Path, int, _Tensor]]) -> Transfer:
+        """Start a ``read_batch`` and return at once.
+
+        Args:
+            items: as for ``read_batch``.
+
+        Returns:
+            One ``Transfer`` for the whole batch.
+
+        Raises:
+            TypeError, ValueError: as from ``read_batch``. Failures of the transfer are raised by ``Transfer.result``.
+
+        Example:
+            >>> tensor = torch.ones(1024)
+            >>> deepnvme.write(tensor, "weights.bin")
+            4096
+            >>> deepnvme.start_read_batch([("weights.bin", 0, tensor[:512])]).result()
+            2048
+        """
     def start_write_batch(
         self, items: Iterable[tuple[_Path, int | None, _Tensor]], *, durability: _Durability = "none"
-    ) -> Transfer: ...
-    def stats(self) -> Stats: ...
-    def trace(self, path: _Name) -> Trace: ...
-    def span(self, name: str, lane: str, start_ns: int, end_ns: int) -> None: ...
-    def probe(self) -> Probe: ...
-    def close(self) -> None: ...
+    ) -> Transfer:
+        """Start a ``write_batch`` and return at once.
+
+        Args:
+            items: as for ``write_batch``.
+            durability: as for ``write``, for all files. Default ``"none"``.
+
+        Returns:
+            One ``Transfer`` for the whole batch.
+
+        Raises:
+            TypeError, ValueError: as from ``write_batch``. Failures of the transfer are raised by ``Transfer.result``.
+
+        Example:
+            >>> tensor = torch.ones(1024)
+            >>> deepnvme.start_write_batch([("a.bin", None, tensor), ("b.bin", None, tensor)]).result()
+            8192
+        """
+    def stats(self) -> Stats:
+        """Return the engine's counters since it was created.
+
+        Returns:
+            A ``Stats``, which does not change any more.
+
+        Example:
+            >>> before = deepnvme.stats().requests
+            >>> deepnvme.write(torch.ones(1024), "weights.bin")
+            4096
+            >>> deepnvme.stats().requests - before
+            1
+        """
+    def trace(self, path: _Name) -> Trace:
+        """Record the engine's work during a ``with`` block, and write it to a file.
+
+        The file appears complete when the block ends, even by an exception. Several traces may run at once. Each
+        records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
+        recording costs nothing.
+
+        Args:
+            path: output file: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a
+                self-contained page.
+
+        Returns:
+            A ``Trace``, which records while its ``with`` block runs.
+
+        Raises:
+            deepnvme.Error: the file cannot be written; raised when the block begins.
+            ValueError: the suffix is unknown; raised when the block begins.
+
+        Example:
+            >>> with deepnvme.trace("timeline.html") as trace:
+            ...     deepnvme.write(torch.ones(1024), "weights.bin")
+            4096
+            >>> trace.summary()["requests"] >= 1
+            True
+        """
+    def span(self, name: str, lane: str, start_ns: int, end_ns: int) -> None:
+        """Add a bar to the engine's running traces, such as computation or a wait.
+
+        Without a trace, this does nothing.
+
+        Args:
+            name: label of the bar.
+            lane: line of the timeline; bars of the same lane share it.
+            start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
+            end_ns: end by the same clock.
+
+        Raises:
+            ValueError: the bar ends before it starts.
+
+        Example:
+            >>> import time
+            >>> with deepnvme.trace("timeline.json"):
+            ...     started = time.monotonic_ns()
+            ...     deepnvme.span("step 1", "training", started, time.monotonic_ns())
+        """
+    def probe(self) -> Probe:
+        """Report the backends that work on this machine, and the reason for the engine's choice.
+
+        Returns:
+            A ``Probe`` with a result for each backend.
+
+        Example:
+            >>> deepnvme.probe().threads.works
+            True
+        """
+    def close(self) -> None:
+        """Finish all transfers in flight, including other threads', and stop the engine's threads.
+
+        Later calls raise ``deepnvme.errors.ClosedError``, as do files, streamers and swappers that use the engine.
+        Closing twice does nothing. A ``with`` block closes the engine at its end.
+        """
     def __enter__(self) -> Self: ...
     def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None: ...
 
 @final
 class Trace:
-    def span(self, name: str, lane: str, start_ns: int, end_ns: int) -> None: ...
-    def summary(self) -> dict[str, Any]: ...
+    """Record an engine's work while the block runs, and write it to a file. ``deepnvme.trace`` and ``Engine.trace`` make it.
+
+    Example:
+        >>> import time
+        >>> with deepnvme.trace("timeline.html") as trace:
+        ...     started = time.monotonic_ns()
+        ...     deepnvme.write(torch.ones(1024), "weights.bin")
+        ...     trace.span("first", "steps", started, time.monotonic_ns())
+        4096
+        >>> trace.summary()["bytes_written"]
+        4096
+    """
+
+    def span(self, name: str, lane: str, start_ns: int, end_ns: int) -> None:
+        """Add a bar to this trace and to the engine's other running traces.
+
+        Args:
+            name: label of the bar.
+            lane: line of the timeline; bars of the same lane share it.
+            start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
+            end_ns: end by the same clock.
+
+        Raises:
+            ValueError: the bar ends before it starts, or the trace is not recording.
+        """
+    def summary(self) -> dict[str, Any]:
+        """Summarise the recording after the block.
+
+        The dictionary that this returns contains:
+
+        - ``seconds``, ``requests``, ``transfers``, ``bytes_read`` and ``bytes_written``; of these bytes,
+          ``bytes_direct``, ``bytes_bounced``, ``bytes_buffered`` and ``bytes_gds``;
+        - ``disk_busy_s``: time with a transfer in flight;
+        - ``copies``, ``bytes_copied``, ``copies_busy_s``, and ``copies_hidden``: the share of copy time that overlaps
+          transfers (``None`` without copies);
+        - ``lanes``: ``name``, ``spans``, ``busy_s`` and ``beside_disk`` of each added lane;
+        - ``events``, and ``dropped`` ones.
+
+        Raises:
+            ValueError: the block has not ended yet.
+        """
     def __enter__(self) -> Self: ...
     def __exit__(self, exc_type: object, exc_value: object, traceback: object) -> None: ...
 
 @final
 class Transfer:
-    def result(self, timeout: float | None = None) -> int: ...
-    def done(self) -> bool: ...
-    def progress(self) -> Progress: ...
-    def cancel(self) -> bool: ...
+    """A request in flight, from ``start_read``, ``start_write`` or their batches.
+
+    The tensor and the file stay alive until the request is done, even if the ``Transfer`` is dropped. In that case, a
+    later call of the package releases them, and a failure becomes a ``ResourceWarning``. Until the request is done,
+    don't change a tensor that is being written, and don't use a tensor that is being read into.
+
+    ``await transfer`` waits in a coroutine, and a ``with`` block waits at its end.
+
+    Example:
+        >>> transfer = deepnvme.start_write(torch.ones(1024), "weights.bin")
+        >>> transfer.result(timeout=60)
+        4096
+        >>> transfer.done(), transfer.progress()
+        (True, Progress(bytes_done=4096, bytes_total=4096))
+    """
+
+    def result(self, timeout: float | None = None) -> int:
+        """Wait until the request is done.
+
+        The call releases the GIL and handles signals (Ctrl-C).
+
+        Args:
+            timeout: seconds to wait at most; ``None`` (default) waits without limit.
+
+        Returns:
+            The number of bytes moved.
+
+        Raises:
+            TimeoutError: the request is still in flight (``deepnvme.errors.WaitTimeoutError``). It continues: wait
+                again, or cancel it.
+            deepnvme.Error: the transfer failed. Each later ``result`` raises it again.
+
+        Example:
+            >>> deepnvme.start_write(torch.ones(1024), "weights.bin").result()
+            4096
+        """
+    def done(self) -> bool:
+        """Return whether the request is done: it succeeded, failed or was cancelled. Never blocks."""
+    def progress(self) -> Progress:
+        """Return the request's progress, also while it is in flight."""
+    def cancel(self) -> bool:
+        """Cancel the part that is not started yet.
+
+        Returns True if anything was cancelled. ``result`` then raises ``deepnvme.errors.CancelledError`` once the
+        started part is done. A cancelled write leaves the file half written.
+        """
     def _completion_fd(self) -> int: ...
     def __await__(self) -> Generator[Any, None, int]: ...
     def __enter__(self) -> Self: ...
@@ -182,23 +575,79 @@ class Transfer:
 
 @final
 class Progress:
+    """Progress of a request, in bytes. ``Transfer.progress`` returns it.
+
+    Example:
+        >>> with deepnvme.start_write(torch.ones(1024), "weights.bin") as transfer:
+        ...     pass
+        >>> transfer.progress().bytes_done
+        4096
+    """
+
     @property
-    def bytes_done(self) -> int: ...
+    def bytes_done(self) -> int:
+        """Bytes moved so far."""
     @property
-    def bytes_total(self) -> int: ...
+    def bytes_total(self) -> int:
+        """Bytes of the whole request."""
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
 class StripeSet:
+    """One logical file striped over several part files, as RAID-0 stripes disks.
+
+    Several NVMe drives add up without RAID. Every path argument accepts a stripe set.
+
+    The first write creates a manifest next to the first part, ``<first part>.stripes.json``. Its path also names the
+    set, wherever a path is accepted.
+
+    Args:
+        paths: the part files in order, one per NVMe, 1 to 4096. Their folders must exist.
+        stripe_bytes: bytes of one part before the next part follows, a multiple of 4096, or text such as ``"1MiB"``.
+            Default 1 MiB.
+
+    Raises:
+        ValueError: no part, too many, a duplicate, or ``stripe_bytes`` out of range.
+
+    Example:
+        >>> parts = deepnvme.StripeSet(["disk0.part", "disk1.part"], stripe_bytes=4096)
+        >>> deepnvme.write(torch.ones(2048), parts)
+        8192
+        >>> deepnvme.read(torch.empty(2048), parts)
+        8192
+    """
+
     def __new__(cls, paths: Iterable[_Name], *, stripe_bytes: int | str = 1048576) -> Self: ...
     @staticmethod
-    def from_manifest(path: _Name) -> StripeSet: ...
+    def from_manifest(path: _Name) -> StripeSet:
+        """Load the set of a manifest. A save to it replaces the files of that manifest.
+
+        Args:
+            path: the manifest, ``<first part>.stripes.json``.
+
+        Returns:
+            The set that was written last.
+
+        Raises:
+            FileNotFoundError: the manifest does not exist.
+            deepnvme.errors.CorruptFileError: the file is not a manifest, or differs from its checksum.
+
+        Example:
+            >>> parts = deepnvme.StripeSet(["disk0.part", "disk1.part"])
+            >>> deepnvme.write(torch.ones(1024), parts)
+            4096
+            >>> deepnvme.StripeSet.from_manifest(parts.manifest_path).stripe_bytes
+            1048576
+        """
     @property
-    def paths(self) -> tuple[str, ...]: ...
+    def paths(self) -> tuple[str, ...]:
+        """The part files, in order."""
     @property
-    def stripe_bytes(self) -> int: ...
+    def stripe_bytes(self) -> int:
+        """Bytes of one part before the next part follows. Default 1 MiB."""
     @property
-    def manifest_path(self) -> str: ...
+    def manifest_path(self) -> str:
+        """Path of the manifest."""
     def _to_list(self) -> str: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -208,103 +657,175 @@ class StripeSet:
 
 @final
 class Stats:
+    """Counters of an engine's work so far. All numbers except ``pool_bytes`` only grow.
+
+    Example:
+        >>> before = deepnvme.stats()
+        >>> deepnvme.write(torch.ones(1024), "weights.bin")
+        4096
+        >>> deepnvme.stats().bytes_written - before.bytes_written
+        4096
+    """
+
     @property
-    def backend(self) -> str: ...
+    def backend(self) -> str:
+        """Backend in use: ``"io_uring"``, ``"aio"`` or ``"threads"``."""
     @property
-    def requests(self) -> int: ...
+    def requests(self) -> int:
+        """Requests that have ended, successfully or not."""
     @property
-    def requests_failed(self) -> int: ...
+    def requests_failed(self) -> int:
+        """Requests that ended in an error."""
     @property
-    def ops(self) -> int: ...
+    def ops(self) -> int:
+        """Transfers submitted to the kernel, including resubmitted ones."""
     @property
-    def bytes_read(self) -> int: ...
+    def bytes_read(self) -> int:
+        """Bytes read from files."""
     @property
-    def bytes_written(self) -> int: ...
+    def bytes_written(self) -> int:
+        """Bytes written to files."""
     @property
-    def bytes_direct(self) -> int: ...
+    def bytes_direct(self) -> int:
+        """Bytes transferred with direct I/O to or from the tensor."""
     @property
-    def bytes_bounced(self) -> int: ...
+    def bytes_bounced(self) -> int:
+        """Bytes transferred with direct I/O through bounce buffers."""
     @property
-    def bytes_buffered(self) -> int: ...
+    def bytes_buffered(self) -> int:
+        """Bytes transferred through the page cache."""
     @property
-    def buffered_reason(self) -> str | None: ...
+    def buffered_reason(self) -> str | None:
+        """First reason for buffered I/O although direct I/O was requested."""
     @property
-    def retries(self) -> int: ...
+    def retries(self) -> int:
+        """Transfers that were interrupted or temporarily refused, and resubmitted."""
     @property
-    def short_transfers(self) -> int: ...
+    def short_transfers(self) -> int:
+        """Transfers that moved fewer bytes than requested, and were continued."""
     @property
-    def syncs(self) -> int: ...
+    def syncs(self) -> int:
+        """Syncs of files and folders."""
     @property
-    def gpu_copies(self) -> int: ...
+    def gpu_copies(self) -> int:
+        """Copies between bounce buffers and GPUs."""
     @property
-    def bytes_to_gpu(self) -> int: ...
+    def bytes_to_gpu(self) -> int:
+        """Bytes copied to GPUs."""
     @property
-    def bytes_from_gpu(self) -> int: ...
+    def bytes_from_gpu(self) -> int:
+        """Bytes copied from GPUs."""
     @property
-    def bytes_gds(self) -> int: ...
+    def bytes_gds(self) -> int:
+        """Bytes read and written by cuFile between disk and GPU. Part of ``bytes_read`` and ``bytes_written``."""
     @property
-    def bytes_gds_pinned(self) -> int: ...
+    def bytes_gds_pinned(self) -> int:
+        """Part of ``bytes_gds`` that used memory registered with cuFile."""
     @property
-    def gds_pins(self) -> int: ...
+    def gds_pins(self) -> int:
+        """Registrations of GPU memory with cuFile."""
     @property
-    def gds_pins_evicted(self) -> int: ...
+    def gds_pins_evicted(self) -> int:
+        """Registrations, of any engine, that were evicted to make room for this engine's."""
     @property
-    def gds_reason(self) -> str | None: ...
+    def gds_reason(self) -> str | None:
+        """First reason for using bounce buffers for GPU tensors although cuFile was requested."""
     @property
-    def gpu_waits(self) -> int: ...
+    def gpu_waits(self) -> int:
+        """Requests that waited for earlier work on a CUDA stream."""
     @property
-    def bytes_compared(self) -> int: ...
+    def bytes_compared(self) -> int:
+        """Tensor bytes that ``load`` compared with checksums."""
     @property
-    def bytes_not_compared(self) -> int: ...
+    def bytes_not_compared(self) -> int:
+        """Tensor bytes that ``load`` did not compare, without checksums or because it would have taken too long."""
     @property
-    def staged_reason(self) -> str | None: ...
+    def staged_reason(self) -> str | None:
+        """Reason for staged GPU copies, if the driver could not register the bounce buffers."""
     @property
-    def latency_count(self) -> int: ...
+    def latency_count(self) -> int:
+        """Blocks whose latency was measured, from submission to completion."""
     @property
-    def latency_us_min(self) -> int: ...
+    def latency_us_min(self) -> int:
+        """Shortest latency in microseconds."""
     @property
-    def latency_us_p50(self) -> int: ...
+    def latency_us_p50(self) -> int:
+        """Median latency in microseconds."""
     @property
-    def latency_us_p99(self) -> int: ...
+    def latency_us_p99(self) -> int:
+        """99th percentile of the latency in microseconds."""
     @property
-    def latency_us_max(self) -> int: ...
+    def latency_us_max(self) -> int:
+        """Longest latency in microseconds."""
     @property
-    def pool_bytes(self) -> int: ...
+    def pool_bytes(self) -> int:
+        """Bytes of memory that the engine holds now."""
     @property
-    def pool_locked(self) -> bool | None: ...
+    def pool_locked(self) -> bool | None:
+        """Whether this memory is page-locked; ``None`` while there is none."""
     @property
-    def pool_lock_reason(self) -> str | None: ...
-    def to_dict(self) -> dict[str, int | str | bool | None]: ...
+    def pool_lock_reason(self) -> str | None:
+        """Reason why it is not page-locked."""
+    def to_dict(self) -> dict[str, int | str | bool | None]:
+        """Return the fields as a dictionary, ready for JSON."""
 
 @final
 class BackendProbe:
+    """Availability of one backend on this machine, with the reason and remedy if it does not work.
+
+    Example:
+        >>> deepnvme.probe().threads.name
+        'threads'
+    """
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """``"io_uring"``, ``"aio"`` or ``"threads"``."""
     @property
-    def works(self) -> bool: ...
+    def works(self) -> bool:
+        """Whether it was set up and read a file correctly."""
     @property
-    def detail(self) -> str | None: ...
+    def detail(self) -> str | None:
+        """Features that the kernel granted, if it works."""
     @property
-    def errno(self) -> int | None: ...
+    def errno(self) -> int | None:
+        """The kernel's error number, if it does not work and there was one."""
     @property
-    def reason(self) -> str | None: ...
+    def reason(self) -> str | None:
+        """Why it does not work."""
     @property
-    def remedy(self) -> str | None: ...
-    def to_dict(self) -> dict[str, int | str | bool | None]: ...
+    def remedy(self) -> str | None:
+        """Steps that would make it work."""
+    def to_dict(self) -> dict[str, int | str | bool | None]:
+        """Return the fields as a dictionary, ready for JSON."""
 
 @final
 class Probe:
+    """Backends that work on this machine, found by trying them, and the backend that this engine uses.
+
+    Example:
+        >>> probe = deepnvme.probe()
+        >>> probe.threads.works
+        True
+    """
+
     @property
-    def backend(self) -> str: ...
+    def backend(self) -> str:
+        """Backend of this engine: ``"io_uring"``, ``"aio"`` or ``"threads"``."""
     @property
-    def backend_reason(self) -> str: ...
+    def backend_reason(self) -> str:
+        """Reason for this choice."""
     @property
-    def io_uring(self) -> BackendProbe: ...
+    def io_uring(self) -> BackendProbe:
+        """Result for ``io_uring``."""
     @property
-    def aio(self) -> BackendProbe: ...
+    def aio(self) -> BackendProbe:
+        """Result for Linux native AIO."""
     @property
-    def threads(self) -> BackendProbe: ...
-    def to_dict(self) -> dict[str, Any]: ...
+    def threads(self) -> BackendProbe:
+        """Result for plain system calls on threads."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dictionary, ready for JSON."""
 
 @final
 class _FileReader:
@@ -520,23 +1041,291 @@ def _plan_safetensors(
     metadata: list[tuple[str, str]],
     options: _SaveOptions,
 ) -> _SavePlan: ...
-def default_engine() -> Engine: ...
-def read(tensor: _Tensor, path: _Path, offset: int = 0) -> int: ...
-def write(tensor: _Tensor, path: _Path, offset: int | None = None, *, durability: _Durability = "none") -> int: ...
-def start_read(tensor: _Tensor, path: _Path, offset: int = 0) -> Transfer: ...
+def default_engine() -> Engine:
+    """Return the engine of the module-level functions. It is created on first use.
+
+    There is one per process, and a forked process gets its own. It has the settings of the file that the environment
+    variable ``DEEPNVME_CONFIG`` names, or the defaults.
+
+    Returns:
+        An ``Engine``.
+
+    Raises:
+        FileNotFoundError, ValueError: the file of ``DEEPNVME_CONFIG`` does not exist or has invalid settings.
+
+    Example:
+        >>> deepnvme.default_engine().block_bytes
+        2097152
+    """
+
+def read(tensor: _Tensor, path: _Path, offset: int = 0) -> int:
+    """Read ``tensor.nbytes`` bytes of a file into a tensor, and wait for them.
+
+    Any size, offset and memory alignment works. The call releases the GIL and handles signals (Ctrl-C).
+
+    Args:
+        tensor: the tensor to fill: a torch tensor (any shape, dtype and strides, on the CPU or a CUDA device), a
+            numpy array, or a writable object with the buffer protocol or DLPack.
+        path: ``str``, ``bytes``, ``os.PathLike``, an open file descriptor (it stays open, and its position
+            unchanged) or a ``StripeSet``.
+        offset: position in the file, in bytes. Default 0.
+
+    Returns:
+        The number of bytes read, which is ``tensor.nbytes``.
+
+    Raises:
+        FileNotFoundError, PermissionError: as from ``open``.
+        deepnvme.EndOfFileError: the file ends inside the range; ``bytes_done`` is the number of bytes read.
+        TypeError, ValueError: the tensor cannot be filled (read-only, sparse, overlapping elements).
+        deepnvme.Error: any other failure, with ``errno``, ``filename`` and ``offset``.
+
+    Example:
+        >>> tensor = torch.ones(1024)
+        >>> deepnvme.write(tensor, "weights.bin")
+        4096
+        >>> deepnvme.read(torch.empty_like(tensor), "weights.bin")
+        4096
+    """
+
+def write(tensor: _Tensor, path: _Path, offset: int | None = None, *, durability: _Durability = "none") -> int:
+    """Write the bytes of a tensor to a file, and wait for them.
+
+    Without ``offset``, the file becomes exactly the tensor: a longer file is truncated, a missing one created. With
+    ``offset``, only that range changes, and the file grows if the range ends beyond it. Elements are written in
+    row-major order, as in ``tensor.contiguous()``.
+
+    Args:
+        tensor: the tensor to write, of the kinds that ``read`` takes. It may be read-only, and its elements may
+            overlap.
+        path: as for ``read``. A missing file is created; its folder must exist.
+        offset: position in the file, in bytes; ``None`` (default) writes the whole file.
+        durability: guarantee after a power cut, once this returns: ``"none"`` (default) nothing, ``"data"`` the
+            bytes and the size, ``"full"`` also the file's name in its folder.
+
+    Returns:
+        The number of bytes written, which is ``tensor.nbytes``.
+
+    Raises:
+        deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. The file may be half written. For
+            all-or-nothing files, use ``deepnvme.open(path, "wb")``.
+        TypeError, ValueError: the tensor cannot be written (sparse, without memory), or an argument is invalid.
+
+    Example:
+        >>> tensor = torch.ones(1024)
+        >>> deepnvme.write(tensor, "weights.bin", durability="full")
+        4096
+    """
+
+def start_read(tensor: _Tensor, path: _Path, offset: int = 0) -> Transfer:
+    """Start a ``read`` and return at once, whatever the size.
+
+    Don't use the tensor until the transfer is done.
+
+    Args:
+        tensor: as for ``read``.
+        path: as for ``read``.
+        offset: as for ``read``. Default 0.
+
+    Returns:
+        A ``Transfer``. Its ``result()`` waits, and returns the number of bytes.
+
+    Raises:
+        FileNotFoundError, PermissionError: as from ``open``.
+        TypeError, ValueError: as from ``read``. Failures of the transfer itself are raised by ``Transfer.result``.
+
+    Example:
+        >>> tensor = torch.ones(1024)
+        >>> deepnvme.write(tensor, "weights.bin")
+        4096
+        >>> transfer = deepnvme.start_read(tensor, "weights.bin")
+        >>> transfer.result()
+        4096
+    """
+
 def start_write(
     tensor: _Tensor, path: _Path, offset: int | None = None, *, durability: _Durability = "none"
-) -> Transfer: ...
-def read_batch(items: Iterable[tuple[_Path, int, _Tensor]]) -> int: ...
-def write_batch(items: Iterable[tuple[_Path, int | None, _Tensor]], *, durability: _Durability = "none") -> int: ...
-def start_read_batch(items: Iterable[tuple[_Path, int, _Tensor]]) -> Transfer: ...
+) -> Transfer:
+    """Start a ``write`` and return at once, whatever the size.
+
+    Don't change the tensor until the transfer is done.
+
+    Args:
+        tensor: as for ``write``.
+        path: as for ``write``.
+        offset: as for ``write``. Default ``None``, which writes the whole file.
+        durability: as for ``write``. Default ``"none"``.
+
+    Returns:
+        A ``Transfer``. Its ``result()`` waits, and returns the number of bytes.
+
+    Raises:
+        FileNotFoundError, PermissionError: as from ``open``.
+        TypeError, ValueError: as from ``write``. Failures of the transfer itself are raised by ``Transfer.result``.
+
+    Example:
+        >>> transfer = deepnvme.start_write(torch.ones(1024), "weights.bin")
+        >>> transfer.result()
+        4096
+    """
+
+def read_batch(items: Iterable[tuple[_Path, int, _Tensor]]) -> int:
+    """Read many tensors as one request, and wait for them.
+
+    Adjacent ranges of a file are merged into large transfers, so thousands of small tensors cost no more than
+    their bytes.
+
+    Args:
+        items: tuples ``(path, offset, tensor)``, each as for ``read``; offsets are in bytes.
+
+    Returns:
+        The number of bytes of all tensors.
+
+    Raises:
+        TypeError, ValueError: an item is invalid; the message says which. Or two tensors share memory.
+        deepnvme.Error: as from ``read``; ``filename`` and ``offset`` say where.
+
+    Example:
+        >>> tensor = torch.ones(1024)
+        >>> deepnvme.write(tensor, "weights.bin")
+        4096
+        >>> deepnvme.read_batch([("weights.bin", 0, tensor[:512]), ("weights.bin", 2048, tensor[512:])])
+        4096
+    """
+
+def write_batch(items: Iterable[tuple[_Path, int | None, _Tensor]], *, durability: _Durability = "none") -> int:
+    """Write many tensors as one request, and wait for them.
+
+    Args:
+        items: tuples ``(path, offset, tensor)``. Offsets are in bytes, and are all given or all ``None``: with
+            ``None``, every file becomes exactly its tensor.
+        durability: as for ``write``, for all files. Default ``"none"``.
+
+    Returns:
+        The number of bytes of all tensors.
+
+    Raises:
+        TypeError, ValueError: an item is invalid, or two ranges overlap.
+        deepnvme.Error: as from ``write``.
+
+    Example:
+        >>> tensor = torch.ones(1024)
+        >>> deepnvme.write_batch([("parts.bin", 0, tensor[:512]), ("parts.bin", 2048, tensor[512:])])
+        4096
+    """
+
+def start_read_batch(items: Iterable[tuple[_Path, int, _Tensor]]) -> Transfer:
+    """Start a ``read_batch`` and return at once.
+
+    Args:
+        items: as for ``read_batch``.
+
+    Returns:
+        One ``Transfer`` for the whole batch.
+
+    Raises:
+        TypeError, ValueError: as from ``read_batch``. Failures of the transfer are raised by ``Transfer.result``.
+
+    Example:
+        >>> tensor = torch.ones(1024)
+        >>> deepnvme.write(tensor, "weights.bin")
+        4096
+        >>> deepnvme.start_read_batch([("weights.bin", 0, tensor[:512])]).result()
+        2048
+    """
+
 def start_write_batch(
     items: Iterable[tuple[_Path, int | None, _Tensor]], *, durability: _Durability = "none"
-) -> Transfer: ...
-def stats() -> Stats: ...
-def trace(path: _Name) -> Trace: ...
-def span(name: str, lane: str, start_ns: int, end_ns: int) -> None: ...
-def probe() -> Probe: ...
+) -> Transfer:
+    """Start a ``write_batch`` and return at once.
+
+    Args:
+        items: as for ``write_batch``.
+        durability: as for ``write``, for all files. Default ``"none"``.
+
+    Returns:
+        One ``Transfer`` for the whole batch.
+
+    Raises:
+        TypeError, ValueError: as from ``write_batch``. Failures of the transfer are raised by ``Transfer.result``.
+
+    Example:
+        >>> tensor = torch.ones(1024)
+        >>> deepnvme.start_write_batch([("a.bin", None, tensor), ("b.bin", None, tensor)]).result()
+        8192
+    """
+
+def stats() -> Stats:
+    """Return the engine's counters since it was created.
+
+    Returns:
+        A ``Stats``, which does not change any more.
+
+    Example:
+        >>> before = deepnvme.stats().requests
+        >>> deepnvme.write(torch.ones(1024), "weights.bin")
+        4096
+        >>> deepnvme.stats().requests - before
+        1
+    """
+
+def trace(path: _Name) -> Trace:
+    """Record the engine's work during a ``with`` block, and write it to a file.
+
+    The file appears complete when the block ends, even by an exception. Several traces may run at once. Each
+    records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
+    recording costs nothing.
+
+    Args:
+        path: output file: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a
+            self-contained page.
+
+    Returns:
+        A ``Trace``, which records while its ``with`` block runs.
+
+    Raises:
+        deepnvme.Error: the file cannot be written; raised when the block begins.
+        ValueError: the suffix is unknown; raised when the block begins.
+
+    Example:
+        >>> with deepnvme.trace("timeline.html") as trace:
+        ...     deepnvme.write(torch.ones(1024), "weights.bin")
+        4096
+        >>> trace.summary()["requests"] >= 1
+        True
+    """
+
+def span(name: str, lane: str, start_ns: int, end_ns: int) -> None:
+    """Add a bar to the engine's running traces, such as computation or a wait.
+
+    Without a trace, this does nothing.
+
+    Args:
+        name: label of the bar.
+        lane: line of the timeline; bars of the same lane share it.
+        start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
+        end_ns: end by the same clock.
+
+    Raises:
+        ValueError: the bar ends before it starts.
+
+    Example:
+        >>> import time
+        >>> with deepnvme.trace("timeline.json"):
+        ...     started = time.monotonic_ns()
+        ...     deepnvme.span("step 1", "training", started, time.monotonic_ns())
+    """
+
+def probe() -> Probe:
+    """Report the backends that work on this machine, and the reason for the engine's choice.
+
+    Returns:
+        A ``Probe`` with a result for each backend.
+
+    Example:
+        >>> deepnvme.probe().threads.works
+        True
+    """
+
 def _command_result(arguments: list[str]) -> tuple[str, str]: ...
 def _python_command(arguments: list[str]) -> tuple[str, str] | None: ...
 def _run_command(arguments: list[str]) -> int: ...
@@ -655,20 +1444,32 @@ _Part: TypeAlias = tuple[torch.Tensor, torch.Tensor, Sequence[_Moment], torch.Te
 
 @final
 class StepRecord:
+    """The parts that a step has changed, by the position of their first element."""
+
     def __new__(cls) -> Self: ...
     def __contains__(self, first_index: int, /) -> bool: ...
     def __len__(self) -> int: ...
 
 @final
 class Kernel:
+    """Run optimizer steps on threads, for :class:`deepnvme.optim.AdamW` and the others.
+
+    ``sqrt_mode`` selects the rounding of square roots: ``"exact"``, or torch's own rounding on some processors,
+    ``"two-step"`` and ``"two-step-fused"``. ``threads=0`` starts one thread per processor.
+    """
+
     def __new__(cls, *, threads: int = 0, sqrt_mode: str = "exact") -> Self: ...
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """The number of threads."""
     @property
-    def sqrt_mode(self) -> str: ...
+    def sqrt_mode(self) -> str:
+        """The rounding of square roots."""
     @staticmethod
-    def sqrt_modes() -> list[str]: ...
-    def sqrt_(self, tensor: torch.Tensor) -> None: ...
+    def sqrt_modes() -> list[str]:
+        """The roundings that this processor supports."""
+    def sqrt_(self, tensor: torch.Tensor) -> None:
+        """Take the square roots of an fp32 tensor in place, as a step does."""
     def step(
         self,
         algorithm: str,
@@ -681,10 +1482,22 @@ class Kernel:
         stochastic: bool = False,
         seed: int = 0,
         record: StepRecord | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Run one step of an algorithm: ``"adam"``, ``"adamw"``, ``"lion"``, ``"sgd"`` or ``"adagrad"``.
+
+        A part is ``(weights, grad, moments, out, index)``. The step changes ``weights`` and ``moments``, and copies the
+        new weights to ``out`` unless it is None. Weights and gradients are fp32, bf16 or fp16. A moment is an fp32 or
+        bf16 tensor, or a pair of codes (uint8) and scales (fp32, one per 128 codes). ``index`` is the position of the
+        first element, for stochastic rounding. ``record`` receives the positions of all parts as soon as they are
+        changed. No Python signal is handled between the two.
+        """
     @staticmethod
-    def unpack(moment: _Moment, out: torch.Tensor, squares: bool) -> None: ...
+    def unpack(moment: _Moment, out: torch.Tensor, squares: bool) -> None:
+        """Decode a moment into an fp32 tensor. Pass ``squares`` for a second moment, which is unsigned."""
     @staticmethod
-    def pack(values: torch.Tensor, moment: _Moment, squares: bool) -> None: ...
-    def accumulate(self, sum: torch.Tensor, new: torch.Tensor) -> None: ...  # noqa: A002
-    def measure(self, grads: Sequence[torch.Tensor], *, unscale: float = 1.0) -> tuple[float, bool]: ...
+    def pack(values: torch.Tensor, moment: _Moment, squares: bool) -> None:
+        """Encode an fp32 tensor as a moment, rounding to nearest. A tensor from ``unpack`` is encoded exactly."""
+    def accumulate(self, sum: torch.Tensor, new: torch.Tensor) -> None:
+        """Add ``new`` to ``sum`` in fp32, rounded to the type of ``sum``."""
+    def measure(self, grads: Sequence[torch.Tensor], *, unscale: float = 1.0) -> tuple[float, bool]:
+        """Sum the squares of all elements, each multiplied by ``unscale``. Returns the sum, and whether all are finite."""

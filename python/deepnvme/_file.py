@@ -10,7 +10,8 @@ import weakref
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar, overload
 
 from deepnvme._deepnvme import StripeSet, _FileReader, _FileWriter
-from deepnvme._utils.arguments import WHOLE_MAX, whole
+from deepnvme._utils.arguments import WHOLE_MAX, check_engine, whole
+from deepnvme._utils.public import public
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -45,6 +46,7 @@ def open(  # noqa: A001
 def open(  # noqa: A001
     path: _Name, mode: str, *, engine: Engine | None = None, durability: _Durability = "full"
 ) -> Reader | Writer: ...
+@public
 def open(  # noqa: A001
     path: _Name,
     mode: str = "rb",
@@ -65,12 +67,16 @@ def open(  # noqa: A001
         durability: the data that survives a power cut after a written file is closed: ``"none"``, ``"data"`` or
             ``"full"`` (default: the bytes, and the file's name in its folder).
 
+    Returns:
+        A :class:`Reader` or a :class:`Writer`, which are file objects and close at the end of a ``with`` block.
+
     Raises:
         FileNotFoundError, PermissionError, IsADirectoryError: as from Python's own ``open``.
         ValueError: the mode or durability is unknown.
         TypeError: the path cannot be opened in that mode.
 
     Example:
+        >>> tensor = torch.ones(3)
         >>> with deepnvme.open("model.pt", "wb") as file:
         ...     torch.save({"weight": tensor}, file)
         >>> with deepnvme.open("model.pt") as file:
@@ -78,6 +84,7 @@ def open(  # noqa: A001
         >>> torch.equal(state["weight"], tensor)
         True
     """
+    check_engine(engine)
     if mode == "rb":
         return Reader(path, engine)
     if mode == "wb":
@@ -146,8 +153,17 @@ class _File(_BinaryFile, Generic[_Handle]):
         return f"<deepnvme.{type(self).__name__} name={self._path!r} mode={self.mode!r}{state}>"
 
 
+@public
 class Reader(_File[_FileReader]):
-    """A file opened by ``deepnvme.open(path, "rb")``: seekable, with read-ahead. Opening it fixes its size."""
+    """A file opened by ``deepnvme.open(path, "rb")``: seekable, with read-ahead. Opening it fixes its size.
+
+    Example:
+        >>> deepnvme.write(torch.zeros(1024), "zeros.bin")
+        4096
+        >>> with deepnvme.open("zeros.bin") as file:
+        ...     file.seek(4000), len(file.read()), file.tell()
+        (4000, 96, 4096)
+    """
 
     mode = "rb"
 
@@ -175,7 +191,11 @@ class Reader(_File[_FileReader]):
         return self._open_handle().read(io.DEFAULT_BUFFER_SIZE if size < 0 else size)
 
     def peek(self, size: int = 0, /) -> bytes:  # noqa: ARG002
-        """Return the next few KiB without advancing, fewer at the end of the file. ``size`` is ignored."""
+        """Return the next few KiB without advancing, fewer at the end of the file.
+
+        Args:
+            size: ignored.
+        """
         # readline() asks for one byte and searches the result. One byte at a time would be too slow.
         return self._open_handle().peek(io.DEFAULT_BUFFER_SIZE)
 
@@ -207,10 +227,16 @@ class Reader(_File[_FileReader]):
             self.close()
 
 
+@public
 class Writer(_File[_FileWriter]):
     """A file opened by ``deepnvme.open(path, "wb")``. Closing it gives it its name.
 
     A file that is never closed is discarded.
+
+    Example:
+        >>> with deepnvme.open("ones.bin", "wb") as file:
+        ...     file.write(torch.ones(3)), file.write(b"more")
+        (12, 4)
     """
 
     mode = "wb"

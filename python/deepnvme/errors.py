@@ -41,6 +41,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class Error(OSError):
     """A transfer failed. ``errno``, ``strerror`` and ``filename`` have the meanings of :class:`OSError`.
 

@@ -7,6 +7,7 @@ use deepnvme_io::{Config, Engine};
 use deepnvme_settings::SettingsFile;
 use pyo3::prelude::*;
 
+use crate::docs::docs;
 use crate::ignored::Ignored;
 use crate::open_engine::OpenEngine;
 use crate::path::file_name;
@@ -50,8 +51,8 @@ use crate::{detached_requests, error, threads};
 ///     deepnvme.errors.UnsupportedError: the requested backend does not work here; the message says why.
 ///
 /// Example:
-///     >>> with deepnvme.Engine(workers=2, block_bytes=1 << 20) as engine:
-///     ...     engine.write(tensor, "weights.bin")
+///     >>> with deepnvme.Engine(workers=2, block_bytes="1MiB") as engine:
+///     ...     engine.write(torch.ones(1024), "weights.bin")
 ///     4096
 #[pyclass(frozen, name = "Engine", weakref, module = "deepnvme")]
 pub(crate) struct PyEngine {
@@ -106,6 +107,9 @@ impl PyEngine {
     ///         settings for every folder.
     ///     direction: ``"read"`` or ``"write"``, for an engine that does only one. Default: both.
     ///
+    /// Returns:
+    ///     A new engine.
+    ///
     /// Raises:
     ///     FileNotFoundError: the file does not exist.
     ///     ValueError: a setting is invalid; the message names it and its range.
@@ -134,28 +138,7 @@ impl PyEngine {
         Self::open(py, file.of(folder.as_deref(), settings::direction(direction)?).clone())
     }
 
-    /// Read ``tensor.nbytes`` bytes at ``offset`` into ``tensor``. Returns the number of bytes.
-    ///
-    /// Any size, offset and memory alignment works. The call releases the GIL and handles signals (Ctrl-C).
-    ///
-    /// Args:
-    ///     tensor: destination: a torch tensor (any shape, dtype and strides), a numpy array, or a writable object with
-    ///         the buffer protocol or DLPack.
-    ///     path: ``str``, ``bytes``, ``os.PathLike``, an open file descriptor (it stays open, and its position
-    ///         unchanged) or a ``StripeSet``.
-    ///     offset: position in the file, in bytes. Default 0.
-    ///
-    /// Raises:
-    ///     FileNotFoundError, PermissionError: as from ``open``.
-    ///     deepnvme.EndOfFileError: the file ends inside the range; ``bytes_done`` is the number of bytes read.
-    ///     TypeError, ValueError: the tensor cannot be filled (read-only, sparse, overlapping elements).
-    ///     deepnvme.Error: any other failure, with ``errno``, ``filename`` and ``offset``.
-    ///
-    /// Example:
-    ///     >>> deepnvme.write(tensor, "weights.bin")
-    ///     4096
-    ///     >>> deepnvme.read(tensor, "weights.bin")
-    ///     4096
+    #[doc = docs!(read)]
     #[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "($self, tensor, path, offset=0)")]
     pub(crate) fn read(
         &self,
@@ -167,27 +150,7 @@ impl PyEngine {
         Request::read(tensor, path, offset)?.run(py, &*self.open_engine(py)?)
     }
 
-    /// Write the bytes of ``tensor`` to a file. Returns the number of bytes.
-    ///
-    /// Without ``offset``, the file becomes exactly the tensor: a longer file is truncated, a missing one created. With
-    /// ``offset``, only that range changes, and the file grows if the range ends beyond it. Elements are written in
-    /// row-major order, as in ``tensor.contiguous()``.
-    ///
-    /// Args:
-    ///     tensor: as for ``read``; it may be read-only, and its elements may overlap.
-    ///     path: as for ``read``. A missing file is created; its folder must exist.
-    ///     offset: position in the file, in bytes; ``None`` (default) writes the whole file.
-    ///     durability: guarantee after a power cut, once this returns: ``"none"`` (default) nothing, ``"data"`` the
-    ///         bytes and the size, ``"full"`` also the file's name in its folder.
-    ///
-    /// Raises:
-    ///     deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. The file may be half written. For
-    ///         all-or-nothing files, use ``deepnvme.open(path, "wb")``.
-    ///     TypeError, ValueError: the tensor cannot be written (sparse, without memory).
-    ///
-    /// Example:
-    ///     >>> deepnvme.write(tensor, "weights.bin", durability="full")
-    ///     4096
+    #[doc = docs!(write)]
     #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
     pub(crate) fn write(
         &self,
@@ -200,14 +163,7 @@ impl PyEngine {
         Request::write(tensor, path, offset, durability)?.run(py, &*self.open_engine(py)?)
     }
 
-    /// Start a ``read`` and return at once, whatever the size. See ``Transfer``.
-    ///
-    /// Example:
-    ///     >>> deepnvme.write(tensor, "weights.bin")
-    ///     4096
-    ///     >>> pending = deepnvme.start_read(tensor, "weights.bin")
-    ///     >>> pending.result()
-    ///     4096
+    #[doc = docs!(start_read)]
     #[pyo3(signature = (tensor, path, offset=Offset(0)), text_signature = "($self, tensor, path, offset=0)")]
     pub(crate) fn start_read(
         &self,
@@ -219,12 +175,7 @@ impl PyEngine {
         Request::read(tensor, path, offset)?.start(py, &*self.open_engine(py)?)
     }
 
-    /// Start a ``write`` and return at once, whatever the size. See ``Transfer``.
-    ///
-    /// Example:
-    ///     >>> pending = deepnvme.start_write(tensor, "weights.bin")
-    ///     >>> pending.result()
-    ///     4096
+    #[doc = docs!(start_write)]
     #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
     pub(crate) fn start_write(
         &self,
@@ -237,52 +188,25 @@ impl PyEngine {
         Request::write(tensor, path, offset, durability)?.start(py, &*self.open_engine(py)?)
     }
 
-    /// Read many tensors as one request. Returns the number of bytes. Adjacent ranges of a file are merged into large
-    /// transfers, so thousands of small tensors cost no more than their bytes.
-    ///
-    /// Args:
-    ///     items: tuples ``(path, offset, tensor)``, each as for ``read``.
-    ///
-    /// Raises:
-    ///     TypeError, ValueError: an item is invalid; the message says which. Or two tensors share memory.
-    ///     deepnvme.Error: as from ``read``; ``filename`` and ``offset`` say where.
-    ///
-    /// Example:
-    ///     >>> deepnvme.write(tensor, "weights.bin")
-    ///     4096
-    ///     >>> deepnvme.read_batch([("weights.bin", 0, tensor[:512]), ("weights.bin", 2048, tensor[512:])])
-    ///     4096
+    #[doc = docs!(read_batch)]
     #[pyo3(signature = (items))]
     pub(crate) fn read_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<u64> {
         Request::read_batch(items)?.run(py, &*self.open_engine(py)?)
     }
 
-    /// Write many tensors as one request. Returns the number of bytes.
-    ///
-    /// Args:
-    ///     items: tuples ``(path, offset, tensor)``. Offsets are all given or all ``None``: with ``None``, every file
-    ///         becomes exactly its tensor.
-    ///     durability: as for ``write``, for all files.
-    ///
-    /// Raises:
-    ///     TypeError, ValueError: an item is invalid, or two ranges overlap.
-    ///     deepnvme.Error: as from ``write``.
-    ///
-    /// Example:
-    ///     >>> deepnvme.write_batch([("parts.bin", 0, tensor[:512]), ("parts.bin", 2048, tensor[512:])])
-    ///     4096
+    #[doc = docs!(write_batch)]
     #[pyo3(signature = (items, *, durability="none"))]
     pub(crate) fn write_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<u64> {
         Request::write_batch(items, durability)?.run(py, &*self.open_engine(py)?)
     }
 
-    /// Start a ``read_batch``. Returns one ``Transfer`` for the whole batch.
+    #[doc = docs!(start_read_batch)]
     #[pyo3(signature = (items))]
     pub(crate) fn start_read_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<PyTransfer> {
         Request::read_batch(items)?.start(py, &*self.open_engine(py)?)
     }
 
-    /// Start a ``write_batch``. Returns one ``Transfer`` for the whole batch.
+    #[doc = docs!(start_write_batch)]
     #[pyo3(signature = (items, *, durability="none"))]
     pub(crate) fn start_write_batch(
         &self,
@@ -293,44 +217,17 @@ impl PyEngine {
         Request::write_batch(items, durability)?.start(py, &*self.open_engine(py)?)
     }
 
-    /// Return the engine's counters.
+    #[doc = docs!(stats)]
     pub(crate) fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         Ok(Stats::from(self.open_engine(py)?.stats()))
     }
 
-    /// Record this engine's work during a ``with`` block and write it to a file. The file appears complete when the
-    /// block ends, even by an exception. Several traces may run at once. Each records all events that end while it
-    /// runs, up to 262,144; further events are only counted. Without a trace, recording costs nothing.
-    ///
-    /// Args:
-    ///     path: output file: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a
-    ///         self-contained page.
-    ///
-    /// Raises:
-    ///     deepnvme.Error: the file cannot be written; raised when the block begins.
-    ///     ValueError: the suffix is unknown.
-    ///
-    /// Example:
-    ///     >>> engine = deepnvme.Engine(workers=1)
-    ///     >>> with engine.trace("timeline.html") as trace:
-    ///     ...     engine.write(tensor, "weights.bin")
-    ///     4096
-    ///     >>> trace.summary()["requests"]
-    ///     1
+    #[doc = docs!(trace)]
     pub(crate) fn trace(&self, path: &Bound<'_, PyAny>) -> PyResult<Trace> {
         Ok(Trace::new(self.inner.clone(), file_name(path)?))
     }
 
-    /// Add a bar to this engine's running traces, such as computation or a wait. Without a trace, this does nothing.
-    ///
-    /// Args:
-    ///     name: label of the bar.
-    ///     lane: line of the timeline; bars of the same lane share it.
-    ///     start_ns: start by ``time.monotonic_ns()``.
-    ///     end_ns: end by the same clock.
-    ///
-    /// Raises:
-    ///     ValueError: the bar ends before it starts.
+    #[doc = docs!(span)]
     pub(crate) fn span(
         &self,
         py: Python<'_>,
@@ -342,14 +239,15 @@ impl PyEngine {
         timeline::span(&*self.open_engine(py)?, name, lane, timeline::range(start_ns, end_ns)?)
     }
 
-    /// Report the backends that work on this machine, and the reason for this engine's choice.
+    #[doc = docs!(probe)]
     pub(crate) fn probe(&self, py: Python<'_>) -> PyResult<Probe> {
         Probe::of(py, &*self.open_engine(py)?)
     }
 
-    /// Finish all transfers in flight, including other threads', and stop the engine's threads. Later calls raise
-    /// ``deepnvme.errors.ClosedError``, as do files, streamers and swappers that use the engine. Closing twice does
-    /// nothing.
+    /// Finish all transfers in flight, including other threads', and stop the engine's threads.
+    ///
+    /// Later calls raise ``deepnvme.errors.ClosedError``, as do files, streamers and swappers that use the engine.
+    /// Closing twice does nothing. A ``with`` block closes the engine at its end.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         detached_requests::reap(py);
         let Some(engine) = self.inner.take() else { return Ok(()) };
@@ -403,7 +301,7 @@ impl PyEngine {
         self.config.block_bytes
     }
 
-    /// ``"batch"`` or ``"single"``.
+    /// Whether several transfers are submitted per system call: ``"batch"`` or ``"single"``.
     #[getter]
     fn submit(&self) -> &'static str {
         submit_word(self.config.submit)

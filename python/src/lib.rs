@@ -4,8 +4,8 @@
 //! parses the arguments with `path` and `memory` (which asks `torch`, `array` and `dlpack` for the bytes), and makes
 //! the request without the GIL. `pending_request` waits for it. `transfer` is the Python object of a started request,
 //! and `reaper` waits for the `detached_requests`, whose object was dropped. `reader` and `writer` implement
-//! `deepnvme.open`, and `exit` finishes requests at exit. Apart from this path, `timeline` records events, and
-//! `command` runs the command line.
+//! `deepnvme.open`, and `exit` finishes requests at exit. Apart from this path, `timeline` records events, `command`
+//! runs the command line, and `docs` has the texts that functions and methods share.
 //!
 //! Only Python's own threads take the GIL. `memory` is the only folder with unsafe code.
 #![deny(unsafe_code)]
@@ -18,6 +18,7 @@ mod default;
 mod detached_requests;
 mod device_pin;
 mod dlpack;
+mod docs;
 mod engine;
 mod error;
 mod exit;

@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 
 use crate::default;
+use crate::docs::docs;
 use crate::engine::PyEngine;
 use crate::probe::Probe;
 use crate::request::Offset;
@@ -16,7 +17,7 @@ macro_rules! on_default_engine {
         $(on_default_engine!(@one #[$signature] $method $arguments -> $result);)+
     };
     (@one #[$signature:meta] $method:ident ($($argument:ident: $kind:ty),+) -> $result:ty) => {
-        #[doc = concat!("Call ``Engine.", stringify!($method), "`` on the default engine.")]
+        #[doc = docs!($method)]
         #[pyfunction]
         #[$signature]
         pub(crate) fn $method(py: Python<'_>, $($argument: $kind),+) -> PyResult<$result> {
@@ -25,8 +26,20 @@ macro_rules! on_default_engine {
     };
 }
 
-/// Return the engine of the module-level functions, created on first use, one per process. It uses the settings of the
-/// file that ``DEEPNVME_CONFIG`` names, or the defaults. A forked process gets its own.
+/// Return the engine of the module-level functions. It is created on first use.
+///
+/// There is one per process, and a forked process gets its own. It has the settings of the file that the environment
+/// variable ``DEEPNVME_CONFIG`` names, or the defaults.
+///
+/// Returns:
+///     An ``Engine``.
+///
+/// Raises:
+///     FileNotFoundError, ValueError: the file of ``DEEPNVME_CONFIG`` does not exist or has invalid settings.
+///
+/// Example:
+///     >>> deepnvme.default_engine().block_bytes
+///     2097152
 #[pyfunction]
 pub(crate) fn default_engine(py: Python<'_>) -> PyResult<Py<PyEngine>> {
     default::object(py)
@@ -62,24 +75,19 @@ on_default_engine! {
     span -> ()
 }
 
-/// Return the default engine's counters.
+#[doc = docs!(stats)]
 #[pyfunction]
 pub(crate) fn stats(py: Python<'_>) -> PyResult<Stats> {
     default::object(py)?.get().stats(py)
 }
 
-/// Call ``Engine.trace`` on the default engine.
-///
-/// Example:
-///     >>> with deepnvme.trace("timeline.json"):
-///     ...     deepnvme.write(tensor, "weights.bin")
-///     4096
+#[doc = docs!(trace)]
 #[pyfunction]
 pub(crate) fn trace(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Trace> {
     default::object(py)?.get().trace(path)
 }
 
-/// Report the backends that work on this machine, and the reason for the default engine's choice.
+#[doc = docs!(probe)]
 #[pyfunction]
 pub(crate) fn probe(py: Python<'_>) -> PyResult<Probe> {
     default::object(py)?.get().probe(py)

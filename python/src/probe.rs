@@ -10,6 +10,10 @@ use crate::stats::record_class;
 
 record_class! {
     /// Availability of one backend on this machine, with the reason and remedy if it does not work.
+    ///
+    /// Example:
+    ///     >>> deepnvme.probe().threads.name
+    ///     'threads'
     BackendProbe {
         /// ``"io_uring"``, ``"aio"`` or ``"threads"``.
         name: String,

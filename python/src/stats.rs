@@ -14,7 +14,7 @@ macro_rules! record_class {
 
         #[pymethods]
         impl $class {
-            /// Return the counters as a dictionary, ready for JSON.
+            /// Return the fields as a dictionary, ready for JSON.
             fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
                 let fields = PyDict::new(py);
                 $(fields.set_item(stringify!($name), &self.$name)?;)*
@@ -36,7 +36,7 @@ record_class! {
     ///
     /// Example:
     ///     >>> before = deepnvme.stats()
-    ///     >>> deepnvme.write(tensor, "weights.bin")
+    ///     >>> deepnvme.write(torch.ones(1024), "weights.bin")
     ///     4096
     ///     >>> deepnvme.stats().bytes_written - before.bytes_written
     ///     4096
@@ -87,8 +87,7 @@ record_class! {
         gpu_waits: u64,
         /// Tensor bytes that ``load`` compared with checksums.
         bytes_compared: u64,
-        /// Tensor bytes that ``load`` did not compare: the file has no checksums, or comparing would have taken too
-        /// long.
+        /// Tensor bytes that ``load`` did not compare, without checksums or because it would have taken too long.
         bytes_not_compared: u64,
         /// Reason for staged GPU copies, if the driver could not register the bounce buffers.
         staged_reason: Option<String>,

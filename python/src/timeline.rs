@@ -15,12 +15,13 @@ use crate::ignored::Ignored;
 use crate::open_engine::OpenEngine;
 use crate::settings::number;
 
-/// Record an engine's work while the block runs, and write it to a file. See ``Engine.trace``.
+/// Record an engine's work while the block runs, and write it to a file. ``deepnvme.trace`` and ``Engine.trace`` make it.
 ///
 /// Example:
+///     >>> import time
 ///     >>> with deepnvme.trace("timeline.html") as trace:
 ///     ...     started = time.monotonic_ns()
-///     ...     deepnvme.write(tensor, "weights.bin")
+///     ...     deepnvme.write(torch.ones(1024), "weights.bin")
 ///     ...     trace.span("first", "steps", started, time.monotonic_ns())
 ///     4096
 ///     >>> trace.summary()["bytes_written"]
@@ -82,7 +83,7 @@ impl Trace {
     /// Args:
     ///     name: label of the bar.
     ///     lane: line of the timeline; bars of the same lane share it.
-    ///     start_ns: start by ``time.monotonic_ns()``.
+    ///     start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
     ///     end_ns: end by the same clock.
     ///
     /// Raises:
@@ -97,9 +98,9 @@ impl Trace {
         }
     }
 
-    /// Summarise the recording after the block, as a dictionary.
+    /// Summarise the recording after the block.
     ///
-    /// It contains:
+    /// The dictionary that this returns contains:
     ///
     /// - ``seconds``, ``requests``, ``transfers``, ``bytes_read`` and ``bytes_written``; of these bytes,
     ///   ``bytes_direct``, ``bytes_bounced``, ``bytes_buffered`` and ``bytes_gds``;

@@ -16,11 +16,20 @@ use crate::ignored::Ignored;
 use crate::pending_request::PendingRequest;
 use crate::{detached_requests, error, exit, reaper};
 
-/// A request in flight, from `start_read`, `start_write` or their batches.
+/// A request in flight, from ``start_read``, ``start_write`` or their batches.
 ///
 /// The tensor and the file stay alive until the request is done, even if the ``Transfer`` is dropped. In that case, a
 /// later call of the package releases them, and a failure becomes a ``ResourceWarning``. Until the request is done,
 /// don't change a tensor that is being written, and don't use a tensor that is being read into.
+///
+/// ``await transfer`` waits in a coroutine, and a ``with`` block waits at its end.
+///
+/// Example:
+///     >>> transfer = deepnvme.start_write(torch.ones(1024), "weights.bin")
+///     >>> transfer.result(timeout=60)
+///     4096
+///     >>> transfer.done(), transfer.progress()
+///     (True, Progress(bytes_done=4096, bytes_total=4096))
 #[pyclass(frozen, weakref, name = "Transfer", module = "deepnvme")]
 pub(crate) struct PyTransfer {
     verb: &'static str,
@@ -32,12 +41,15 @@ pub(crate) struct PyTransfer {
 
 #[pymethods]
 impl PyTransfer {
-    /// Wait until the request is done. Returns the number of bytes moved.
+    /// Wait until the request is done.
     ///
     /// The call releases the GIL and handles signals (Ctrl-C).
     ///
     /// Args:
     ///     timeout: seconds to wait at most; ``None`` (default) waits without limit.
+    ///
+    /// Returns:
+    ///     The number of bytes moved.
     ///
     /// Raises:
     ///     TimeoutError: the request is still in flight (``deepnvme.errors.WaitTimeoutError``). It continues: wait
@@ -45,9 +57,8 @@ impl PyTransfer {
     ///     deepnvme.Error: the transfer failed. Each later ``result`` raises it again.
     ///
     /// Example:
-    ///     >>> pending = deepnvme.start_write(tensor, "weights.bin")
-    ///     >>> pending.result() == tensor.nbytes
-    ///     True
+    ///     >>> deepnvme.start_write(torch.ones(1024), "weights.bin").result()
+    ///     4096
     #[pyo3(signature = (timeout=None))]
     fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
         detached_requests::reap(py);
@@ -203,7 +214,13 @@ fn duration(seconds: f64) -> PyResult<Option<Duration>> {
     Ok(Duration::try_from_secs_f64(seconds.max(0.0)).ok())
 }
 
-/// Progress of a request, in bytes.
+/// Progress of a request, in bytes. ``Transfer.progress`` returns it.
+///
+/// Example:
+///     >>> with deepnvme.start_write(torch.ones(1024), "weights.bin") as transfer:
+///     ...     pass
+///     >>> transfer.progress().bytes_done
+///     4096
 #[pyclass(frozen, eq, get_all, module = "deepnvme")]
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Progress {

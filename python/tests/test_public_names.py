@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pathlib
 import subprocess
 import sys
 import types
@@ -23,9 +25,43 @@ def test_dir_shows_the_public_names_only() -> None:
     assert not [name for name in dir(deepnvme) if name.startswith("_") and name != "__version__"]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_name_the_package_as_their_module(name: str) -> None:
-    assert getattr(deepnvme, name).__module__ == "deepnvme"
+PUBLIC_MODULES = [
+    "deepnvme.deepspeed", "deepnvme.errors", "deepnvme.integrations.dcp",
+    "deepnvme.integrations.sglang", "deepnvme.integrations.sglang_loader", "deepnvme.integrations.transformers",
+    "deepnvme.integrations.vllm", "deepnvme.integrations.weights", "deepnvme.optim",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLIC_MODULES)
+def test_dir_of_each_module_shows_its_public_names_only(name: str) -> None:
+    pytest.importorskip("torch")
+    module = importlib.import_module(name)
+    assert dir(module) == sorted(module.__all__)
+
+
+def test_dir_of_the_integrations_shows_modules_only() -> None:
+    folder = pathlib.Path(deepnvme.integrations.__file__).parent
+    assert dir(deepnvme.integrations) == sorted(path.stem for path in folder.glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("name", deepnvme.__all__)
+def test_objects_name_the_package_as_their_module(name: str) -> None:
+    if name not in vars(deepnvme):
+        pytest.importorskip("torch")
+    thing = getattr(deepnvme, name)
+    if not isinstance(thing, types.ModuleType | str) and name not in deepnvme.errors.__all__:
+        assert thing.__module__ == "deepnvme"
+    if isinstance(thing, type) and name not in deepnvme.errors.__all__:
+        assert repr(thing) == f"<class 'deepnvme.{name}'>"
+
+
+@pytest.mark.parametrize("name", ["optim", "deepspeed", "integrations.dcp"])
+def test_objects_of_other_modules_name_these(name: str) -> None:
+    pytest.importorskip("torch")
+    module = importlib.import_module(f"deepnvme.{name}")
+    for public in module.__all__:
+        assert getattr(module, public).__module__.startswith(f"deepnvme.{name}")
+        assert "._" not in getattr(module, public).__module__
 
 
 def test_functions_of_every_kind_are_tested() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import deepnvme
 
-SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
+SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schema"
 
 
 def schema(name: str) -> dict[str, Any]:

@@ -27,9 +27,8 @@ def test_links_of_the_readme_lead_somewhere() -> None:
         if re.match(r"[a-z]+:", target):
             continue
         page = ROOT / target
-        is_pending = target.removeprefix("docs/") in docs_hooks.pending()
-        assert page.exists() or is_pending, f"{label}: {target}"
-        if anchor and page.exists():
+        assert page.exists(), f"{label}: {target}"
+        if anchor:
             assert anchor[1:] in anchors(page), f"{label}: {target}{anchor}"
 
 
@@ -38,12 +37,6 @@ def test_the_readme_is_short_and_names_the_commands() -> None:
     assert text.count("\n") <= LINES_MAX
     assert "`make demo`" in text
     assert "`make test`" in text
-
-
-def test_a_page_that_exists_is_not_pending() -> None:
-    there = [page for page in docs_hooks.pending() if (ROOT / "docs" / page).exists()]
-    assert there == []
-    assert all((ROOT / "docs" / page).exists() for page in docs_hooks.pending().values() if page)
 
 
 def test_pictures_are_those_of_the_script() -> None:
@@ -64,11 +57,6 @@ def test_included_files_lose_their_title() -> None:
     text = docs_hooks.expand("# Design\n\n<!-- include: DESIGN.md -->\n", "explanation/design.md")
     assert "<!-- include" not in text
     assert len(re.findall(r"^# ", docs_hooks.FENCE.sub("", text), re.MULTILINE)) == 1
-
-
-def test_missing_pages_leave_the_navigation() -> None:
-    nav = [{"A": "a.md"}, {"B": [{"C": "c.md"}, {"D": "d.md"}]}, {"E": ["c.md", {"F": "c.md"}]}]
-    assert docs_hooks.without_pending(nav, {"c.md": "", "a.md": "e.md"}) == [{"A": "e.md"}, {"B": [{"D": "d.md"}]}]
 
 
 def test_pictures_become_part_of_the_page() -> None:

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use deepnvme_file::Target;
 
-/// Settings of a [`Swapper`].
+/// Settings of a [`Swapper`](crate::Swapper).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
     /// Folders for the swap files: one, or one for each disk.
@@ -40,7 +40,7 @@ impl Options {
     }
 }
 
-/// A range of a file that [`Swapper::attach`] makes an item of.
+/// A range of a file that [`Swapper::attach`](crate::Swapper::attach) makes an item of.
 #[derive(Clone, Copy, Debug)]
 pub struct AttachedRange<'a> {
     /// The file.

@@ -6,7 +6,7 @@
 //! - [`model`]: a file as a vector, and random programs over it.
 //! - [`data`]: random bytes, memory at chosen alignments, folders on a real disk.
 //! - [`guard`]: a process with limits for thousands of malicious inputs.
-//! - [`fuzz_targets`], [`text_mutations`]: the bodies of fuzz targets over mutated seeds, and mutations of texts.
+//! - [`mod@fuzz_targets`], [`text_mutations`]: the bodies of fuzz targets over mutated seeds, and mutations of texts.
 //! - [`rng`], [`watchdog`]: a random generator, and time limits.
 //!
 //! This is a dev-dependency: its functions assert, and a failed assertion names the seed.

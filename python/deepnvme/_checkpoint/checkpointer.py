@@ -24,6 +24,7 @@ from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.save_start import SaveStarter
 from deepnvme._utils.arguments import parse_bytes, path_of, whole
+from deepnvme._utils.public import public
 from deepnvme._utils.tensors import require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import ClosedError, InvalidArgumentError
@@ -45,9 +46,18 @@ _T = TypeVar("_T")
 _TRIES_MAX = 20
 
 
+@public
 @dataclass(frozen=True)
 class CheckpointerStats:
-    """The cost of saving so far. All processes count the same files, and each its own time."""
+    """The cost of saving so far. All processes count the same files, and each its own time.
+
+    Example:
+        >>> checkpointer = deepnvme.Checkpointer("checkpoints")
+        >>> checkpointer.save(1, {"weight": torch.ones(3)})
+        True
+        >>> checkpointer.stats().saves
+        1
+    """
 
     saves: int
     """Checkpoints in the manifest."""
@@ -59,6 +69,7 @@ class CheckpointerStats:
     """Seconds from each call of ``save`` until its file got its name."""
 
 
+@public
 class Checkpointer:
     """Save checkpoints into a folder, keep the newest ones, and restore them.
 
@@ -98,6 +109,9 @@ class Checkpointer:
             for each writer, for folders that are not shared or where a single file is slow.
         writers_per_node: how many processes of each machine write. Default: all.
 
+    Raises:
+        TypeError, ValueError: an argument is invalid, or differs between the processes.
+
     Example:
         >>> model = torch.nn.Linear(2, 3)
         >>> with deepnvme.Checkpointer("checkpoints", keep=2, async_=True) as checkpointer:
@@ -136,6 +150,8 @@ class Checkpointer:
         memory = None if memory is None else parse_bytes(memory)
         if writers_per_node is not None:
             writers_per_node = whole(writers_per_node, "writers_per_node (None means all)", 1)
+        options = SaveOptions(engine, durability, checksums)
+        progress_callback(progress, "saving", folder)
         require_torch("Checkpointer")
         # The process may change its working directory before the next save.
         self.folder = path_of(folder).absolute()
@@ -151,7 +167,6 @@ class Checkpointer:
         same |= {"durability": durability, "checksums": checksums, "layout": layout}
         self._group.check_same(str(self.folder), {**same, "writers_per_node": writers_per_node})
         self._history = History(self.folder, keep, self._group, is_synced=durability == "full")
-        options = SaveOptions(engine, durability, checksums)
         writers = choose_writers(self._group, layout, writers_per_node)
         self._starter = SaveStarter(self._group, self._history, writers, f".{format}", options=options, memory=memory)
         self._engine = engine
@@ -186,16 +201,20 @@ class Checkpointer:
         return self._counter.current
 
     def save(self, step: int, state: Any, *, force: bool = False) -> bool:
-        """Save if this step is due. Returns whether it did.
+        """Save if this step is due.
 
         Args:
             step: the step number, from 0. An existing checkpoint of this step is replaced.
             state: as for ``deepnvme.save``.
             force: save even if ``every`` does not require it, as at the end of training.
 
+        Returns:
+            Whether it saved, or began to save in the background.
+
         Raises:
             deepnvme.Error: this save failed, or the previous background save did.
             deepnvme.errors.LockedError: another Checkpointer is saving into the folder.
+            TypeError, ValueError: the format cannot store the state; the message names the key.
         """
         self._check_process(is_to_save=True)
         step = whole(step, "step")
@@ -270,6 +289,9 @@ class Checkpointer:
             step: which one. Default: the newest.
             **options: as for ``deepnvme.load``: ``device``, ``into``, ``only``, ``verify``, ...
 
+        Returns:
+            The state that was saved; with ``into``, that state.
+
         Raises:
             FileNotFoundError: there is no such checkpoint.
             deepnvme.errors.ChecksumError: the file is not the one that was saved.
@@ -311,13 +333,16 @@ class Checkpointer:
         return sharded.restore(self._group, found, options["into"], rest)
 
     def fetch_parts(self, step: int | None = None) -> int:
-        """Copy parts that are on other machines' local disks to this machine. Returns the bytes copied.
+        """Copy parts that are on other machines' local disks to this machine.
 
         For ``layout="parts"`` in folders that machines do not share. All processes call it before ``restore``. It uses
         16 MiB of memory, and disk space for the missing parts until the checkpoint is retired.
 
         Args:
             step: which one. Default: the newest.
+
+        Returns:
+            The bytes copied.
 
         Raises:
             FileNotFoundError: there is no such checkpoint, or no machine has one of its parts.
@@ -350,6 +375,9 @@ class Checkpointer:
 
         Args:
             *optimizers: the optimizers whose ``step`` waits.
+
+        Yields:
+            The Checkpointer.
 
         Example:
             >>> model = torch.nn.Linear(2, 3)

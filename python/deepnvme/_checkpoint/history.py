@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from deepnvme._deepnvme import __version__, _checkpoint_paths, _crc64, _crc64_of_all, _History
 from deepnvme._utils.arguments import whole
 from deepnvme._utils.metadata_file import METADATA_BYTES_MAX
+from deepnvme._utils.public import public
 from deepnvme.errors import (
     ChecksumError,
     CorruptFileError,
@@ -64,9 +65,20 @@ class Part:
     """Its modification time after the save, in nanoseconds since 1970. With a later one it is kept."""
 
 
+@public
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint of a :class:`deepnvme.Checkpointer`."""
+    """One checkpoint of a :class:`deepnvme.Checkpointer`.
+
+    Example:
+        >>> checkpointer = deepnvme.Checkpointer("checkpoints")
+        >>> checkpointer.save(7, {"weight": torch.ones(3)})
+        True
+        >>> checkpoint = checkpointer.latest()
+        >>> checkpoint.step, checkpoint.path.suffix
+        (7, '.pt')
+        >>> checkpoint.check()
+    """
 
     step: int
     """The step of this checkpoint."""

@@ -61,8 +61,12 @@ def iterate_weights(
         prefetch_bytes: memory for tensors that are being read or were yielded: bytes, or a text such as ``"1GB"``. A
             larger tensor is read alone. Default 512 MiB.
         wanted: returns whether the tensor of a name is needed; others are not read. Default: all.
-        verify: how much to compare with the files' checksums, if they have any, as for ``deepnvme.load``.
+        verify: how much to compare with the files' checksums, if they have any, as for ``deepnvme.load``. Default
+            ``"auto"``.
         engine: the engine that transfers the bytes. Default: the default engine.
+
+    Yields:
+        The name of a tensor and the tensor, in host memory.
 
     Raises:
         FileNotFoundError, PermissionError: as from ``open``.
@@ -71,6 +75,12 @@ def iterate_weights(
         deepnvme.errors.ChangedFileError: a file was replaced, in a model with more files than can stay open.
         ValueError: a file is not a safetensors file, two files contain tensors of the same name, or
             ``prefetch_bytes`` is not a size.
+
+    Example:
+        >>> from deepnvme.integrations.weights import iterate_weights
+        >>> size = deepnvme.save({"weight": torch.ones(2, 3)}, "model.safetensors")
+        >>> [(name, tuple(tensor.shape)) for name, tensor in iterate_weights("model.safetensors", prefetch_bytes="1GB")]
+        [('weight', (2, 3))]
     """
     require_torch("iterate_weights")
     request = _Request(parse_bytes(prefetch_bytes, "prefetch_bytes"), wanted, verify, engine)

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.load_request import LoadRequest, memory_errors_with_path
 from deepnvme._deepnvme import StripeSet
+from deepnvme._utils.arguments import check_choice, check_engine, check_file_path
+from deepnvme._utils.public import public
 from deepnvme._utils.tensors import refuse_fake_tensors, require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Literal, TypeAlias
 
     import torch
@@ -19,8 +23,13 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine
 
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
+    _RestoreLocation: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None
+    _MapLocation: TypeAlias = (
+        str | torch.device | Mapping[str, str] | Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None]
+    )
 
 
+@public
 def load(
     path: _Path,
     *,
@@ -33,6 +42,9 @@ def load(
     verify: Literal["auto", "off", "sample", "full"] = "auto",
     engine: Engine | None = None,
     progress: Progress = None,
+    map_location: _MapLocation | None = None,
+    weights_only: bool = True,
+    mmap: bool = False,
 ) -> Any:
     """Load a file of ``deepnvme.save``, ``torch.save`` or safetensors.
 
@@ -45,7 +57,8 @@ def load(
             of these under Hugging Face's names, or a ``StripeSet``. The name passed to ``save(max_shard_bytes=...)``
             means its index. If both a file and an index of that name exist, the file is loaded, unless the index
             states that it replaces that very file.
-        device: where the tensors go. Default: host memory. ``"meta"`` reads no tensor.
+        device: where the tensors go, as ``str``, index of a GPU, or ``torch.device``. Default: host memory, whatever
+            device they were saved from. ``"meta"`` reads no tensor.
         only: names of tensors, or patterns of names (``"layers.0"`` with all below it, ``"*.weight"``). Each must match
             a tensor. Entries of dicts that none of them matches are omitted. Default: everything.
         into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is). It is
@@ -62,6 +75,15 @@ def load(
             amount (``bytes_compared``, ``bytes_not_compared``).
         engine: the engine that transfers the bytes. Default: the default engine.
         progress: as for ``save``.
+        map_location: ``torch.load``'s name for ``device``. Like there, it may also be a dict of devices (saved device
+            to new one), or a function of a storage and the device that it was saved from. Both need a load without
+            ``into``, ``lazy`` and ``pin_memory``. Tensors in safetensors files count as saved from ``"cpu"``.
+        weights_only: only True (default), for calls that were written for ``torch.load``. No other way is offered.
+        mmap: only False (default), for calls that were written for ``torch.load``. ``lazy=True`` reads tensors on first
+            use.
+
+    Returns:
+        The saved object. For safetensors, a dict of names to tensors. With ``into``, that state.
 
     Raises:
         FileNotFoundError, PermissionError: as from ``open``.
@@ -69,6 +91,7 @@ def load(
         deepnvme.errors.CorruptFileError: the file is truncated or damaged; ``offset`` says where.
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
         KeyError: a name or pattern of ``only`` matches no tensor, or the file lacks a tensor that ``into`` names.
+        TypeError, ValueError: an argument is of the wrong type, or two of them contradict each other.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
@@ -78,24 +101,22 @@ def load(
         ['0.weight', '1.weight']
         >>> _ = deepnvme.load("model.pt", into=model.state_dict())
     """
+    check_file_path(path, "load", "call torch.load(deepnvme.open(path))")
+    _check_torch_arguments(weights_only, mmap)
+    check_engine(engine)
     require_torch("load")
     refuse_fake_tensors("load")
-    if sum((into is not None, only is not None, lazy)) > 1 and not (only is not None and lazy):
-        msg = "into, only and lazy cannot be combined, except lazy with only; choose one"
-        raise ValueError(msg)
-    if cast and into is None:
-        msg = "cast needs into; without it, use tensor.to(dtype)"
-        raise ValueError(msg)
-    if verify not in ("auto", "off", "sample", "full"):
-        msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"
-        raise ValueError(msg)
-    import torch  # noqa: PLC0415
-
-    if pin_memory and (into is not None or torch.device(device).type != "cpu"):
+    check_choice(verify, "verify", ("auto", "off", "sample", "full"))
+    _check_combination(into, only, lazy=lazy, cast=cast)
+    place, restore_location = _destination(device, map_location)
+    if pin_memory and (into is not None or place.type != "cpu"):
         msg = "pin_memory is for host memory that load allocates; omit it with into, and with another device"
         raise ValueError(msg)
+    if restore_location is not None and (into is not None or lazy or pin_memory):
+        msg = "a map_location that chooses the device of each storage excludes into, lazy and pin_memory"
+        raise ValueError(msg)
     report = progress_callback(progress, "loading", path)
-    request = LoadRequest(path, torch.device(device), _patterns(only), verify, engine, report, pin_memory)
+    request = LoadRequest(path, place, _patterns(only), verify, engine, report, pin_memory, restore_location)
     if into is not None:
         from deepnvme._checkpoint.load_into import fill  # noqa: PLC0415
 
@@ -107,6 +128,57 @@ def load(
         with memory_errors_with_path(request.name):
             return load_lazily(request)
     return request.load()
+
+
+def _check_torch_arguments(weights_only: object, mmap: object) -> None:
+    """Refuse arguments of ``torch.load`` that have another name here, or that ask to run code."""
+    if mmap:
+        msg = "deepnvme.load maps no files; use lazy=True, which reads each tensor on first use"
+        raise InvalidArgumentError(msg)
+    if weights_only is None or weights_only:
+        return
+    msg = (
+        "deepnvme.load never runs code from a file, so weights_only=False is impossible; leave it out. If the file "
+        "asks for a class that you trust, allow it: torch.serialization.add_safe_globals([Class]). To run the pickle "
+        "of a file that you trust entirely, use torch.load(path, weights_only=False)"
+    )
+    raise InvalidArgumentError(msg)
+
+
+def _check_combination(into: object, only: object, *, lazy: bool, cast: bool) -> None:
+    """Refuse arguments that contradict each other."""
+    if sum((into is not None, only is not None, lazy)) > 1 and not (only is not None and lazy):
+        msg = "into, only and lazy cannot be combined, except lazy with only; choose one"
+        raise ValueError(msg)
+    if cast and into is None:
+        msg = "cast needs into; without it, use tensor.to(dtype)"
+        raise ValueError(msg)
+    if into is not None and not isinstance(into, Mapping | list | tuple):
+        remedy = "; pass model.state_dict()" if hasattr(into, "state_dict") else ""
+        msg = f"into must be a state of nested dicts, lists and tensors, not {type(into).__name__}{remedy}"
+        raise TypeError(msg)
+
+
+def _destination(device: Any, map_location: Any) -> tuple[torch.device, _RestoreLocation]:
+    """Return the device to read to, and the function that moves each storage on, as ``torch.load`` makes it."""
+    import torch  # noqa: PLC0415
+
+    if map_location is None:
+        return torch.device(device), None
+    if device != "cpu":
+        msg = "device and map_location mean the same; pass one of them"
+        raise ValueError(msg)
+    if isinstance(map_location, str | int | torch.device):
+        return torch.device(map_location), None
+    if not callable(map_location) and not isinstance(map_location, Mapping):
+        msg = (
+            f"map_location is {map_location!r} ({type(map_location).__name__}); pass a device, a dict of devices, or a "
+            "function of a storage and its saved device"
+        )
+        raise TypeError(msg)
+    chosen = dict(map_location) if isinstance(map_location, Mapping) else map_location
+    found: _RestoreLocation = torch.serialization._get_restore_location(chosen)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    return torch.device("cpu"), found
 
 
 def _patterns(only: str | Iterable[str] | None) -> list[str] | None:

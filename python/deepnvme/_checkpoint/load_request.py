@@ -164,10 +164,22 @@ class LoadRequest:
             entry.name: buffers.flat(entry.storage, getattr(torch, entry.dtype)).view(entry.shape) for entry in tensors
         }
         buffers.finish(self.verify, self.report)
+        if self.restore_location is not None:
+            return {name: self._restored(tensor) for name, tensor in state.items()}
         if self.device.type != "cpu":
             # On devices that the engine reaches, the tensors are there already, and this copies nothing.
             state = {name: tensor.to(self.device) for name, tensor in state.items()}
         return state
+
+    def _restored(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Move a tensor of a file that records no devices."""
+        import torch  # noqa: PLC0415
+
+        if self.restore_location is None:
+            return tensor
+        storage = self.restore_location(tensor.untyped_storage(), "cpu")
+        moved = torch.empty(0, dtype=tensor.dtype, device=storage.device)
+        return moved.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def _archive(
         self,

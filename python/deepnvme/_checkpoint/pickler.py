@@ -6,6 +6,7 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -15,10 +16,14 @@ from torch import Tensor
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3, get_tensor_metadata
 from torch.nn import Parameter
 
+from deepnvme._checkpoint.safe_unpickler import advice_to_allow, loadable_globals
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
 from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.public import warn_caller
 from deepnvme.errors import InvalidArgumentError
 
+# Objects that a warning names.
+_REFUSED_MAX = 3
 # The protocol of torch.save, which every reader of archives supports.
 PROTOCOL = 2
 
@@ -63,6 +68,10 @@ class Pickler(pickle.Pickler):
         super().__init__(file, protocol=PROTOCOL)
         self.storages: list[torch.UntypedStorage] = []
         self._keys: dict[tuple[str, int, int], tuple[str, torch.dtype]] = {}
+        # Classes and functions that `load` refuses, each with the object that needs it.
+        self.refused: list[tuple[Any, Any]] = []
+        self._loadable = loadable_globals()
+        self._current: Any = None
 
     def persistent_id(self, obj: Any) -> tuple[object, ...] | None:
         """Replace storages by their keys. Everything else is pickled."""
@@ -85,6 +94,7 @@ class Pickler(pickle.Pickler):
         if kind is not Tensor or not _is_ordinary(obj):
             if isinstance(obj, Tensor):
                 _check_has_storage(obj)
+            self._note(obj)
             return NotImplemented
         persistent, is_first_type = self._refer(obj.untyped_storage(), obj.dtype)
         view = (obj.storage_offset(), tuple(obj.shape), obj.stride(), obj.requires_grad, _NoHooks())
@@ -94,6 +104,13 @@ class Pickler(pickle.Pickler):
             return _rebuild_tensor_v2, (_Reference(persistent), *view, *signs)
         # An archive has one dtype for each storage. Views with another dtype state their own.
         return _rebuild_tensor_v3, (_Reference(self._untyped(obj.untyped_storage())), *view, obj.dtype, *signs)
+
+    def _note(self, obj: Any) -> None:
+        """Note classes and functions that `load` refuses. They follow the object that is described by them."""
+        if not isinstance(obj, type | FunctionType | BuiltinFunctionType):
+            self._current = obj
+        elif id(obj) not in self._loadable:
+            self.refused.append((obj, self._current))
 
     def _refer(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> tuple[tuple[object, ...], bool]:
         """Describe a storage. Returns whether ``dtype`` is the one that the archive has for it."""
@@ -142,17 +159,19 @@ def _check_has_storage(tensor: Tensor) -> None:
         raise _RefusedError(tensor, reason)
 
 
-def _where(obj: object, tensor: Tensor) -> str | None:
-    """Return the keys that lead to a tensor of a state."""
-    if obj is tensor:
+def _where(obj: object, wanted: object, outer: tuple[int, ...] = ()) -> str | None:
+    """Return the keys that lead to an object of a state."""
+    if obj is wanted:
         return ""
+    if id(obj) in outer:
+        return None
     pairs: Iterable[tuple[object, object]] = ()
     if isinstance(obj, Mapping):
         pairs = obj.items()
     elif isinstance(obj, (list, tuple)):
         pairs = enumerate(obj)
     for key, value in pairs:
-        if (below := _where(value, tensor)) is not None:
+        if (below := _where(value, wanted, (*outer, id(obj)))) is not None:
             return f"[{key!r}]{below}"
     return None
 
@@ -170,8 +189,13 @@ def _is_ordinary(tensor: Tensor) -> bool:
 
 
 @gc_paused()
-def pickle_with_storages(obj: object) -> tuple[bytes, list[torch.UntypedStorage]]:
-    """Pickle an object. Returns the pickle, and its storages in the order of their keys."""
+def pickle_with_storages(obj: object, *, warns: bool = False) -> tuple[bytes, list[torch.UntypedStorage]]:
+    """Pickle an object. Returns the pickle, and its storages in the order of their keys.
+
+    Args:
+        obj: the object.
+        warns: whether to warn of objects that ``load`` would refuse.
+    """
     plain = _pickle_plain(obj)
     if plain is not None:
         return plain
@@ -186,4 +210,21 @@ def pickle_with_storages(obj: object) -> tuple[bytes, list[torch.UntypedStorage]
         msg = "the objects of the state are nested too deeply to be saved and loaded again"
         raise InvalidArgumentError(msg) from error
     _check_pickle(file.getvalue())
+    if warns and pickler.refused:
+        _warn_of_refused(obj, pickler.refused)
     return file.getvalue(), pickler.storages
+
+
+def _warn_of_refused(state: object, refused: list[tuple[Any, Any]]) -> None:
+    """Name the values of a state that ``load`` will refuse, and the call that allows them."""
+    places = []
+    for thing, owner in refused[:_REFUSED_MAX]:
+        # A class may be the value itself, or that of an object inside of the value.
+        found = [keys for keys in (_where(state, thing), _where(state, owner)) if keys is not None]
+        places.append(f"{found[0] if found and found[0] else 'the state'} needs {advice_to_allow(thing)}")
+    more = f"; and {len(refused) - _REFUSED_MAX} more" if len(refused) > _REFUSED_MAX else ""
+    warn_caller(
+        "deepnvme.load and torch.load(weights_only=True) will refuse this file, because it asks for code that is not "
+        f"known to be safe: {'; '.join(places)}{more}. Save plain values and tensors instead, or make that call before "
+        "loading"
+    )

@@ -62,6 +62,26 @@ def _user_globals() -> dict[str, Any]:
     return table
 
 
+def loadable_globals() -> set[int]:
+    """Return the identities of all classes and functions that a pickle may use, including those that the user allowed.
+
+    ``getattr`` counts: enumerations need it in some releases of Python.
+    """
+    allowed = {id(value) for table in (_default_globals(), _user_globals()) for value in table.values()}
+    return allowed | {id(getattr)}
+
+
+def advice_to_allow(thing: Any) -> str:
+    """Name a class or function, and the call that allows it."""
+    module, name = getattr(thing, "__module__", None) or "builtins", getattr(thing, "__qualname__", repr(thing))
+    root = module.split(".", maxsplit=1)[0]
+    if root in _NEVER_ALLOWED:
+        return f"{module}.{name}, which cannot be allowed"
+    if root == "numpy":
+        return f"{module}.{name} (save value.item() or torch.from_numpy(array) instead)"
+    return f"{module}.{name}: torch.serialization.add_safe_globals([{name}])"
+
+
 def _python3_name(module: str, name: str) -> tuple[str, str]:
     """Return the current name of a global: protocol 2 uses the names of Python 2."""
     if (module, name) in _compat_pickle.NAME_MAPPING:

@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors, _refuse_list_name
-from deepnvme._utils.arguments import parse_bytes, path_of
+from deepnvme._utils.arguments import (
+    DURABILITIES,
+    check_choice,
+    check_engine,
+    check_file_path,
+    check_flag,
+    parse_bytes,
+    path_of,
+)
 from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.public import public
 from deepnvme._utils.tensors import engine_reaches, refuse_fake_tensors, require_torch
 from deepnvme._utils.terminal import Progress, progress_callback
 from deepnvme.errors import InvalidArgumentError
@@ -36,6 +45,7 @@ _RESERVED_PREFIX = "deepnvme."
 _FORMAT = "pt"
 
 
+@public
 def save(
     obj: object,
     path: _Path,
@@ -53,6 +63,9 @@ def save(
     mixture. ``*.safetensors`` makes a safetensors file. Any other name makes a torch archive, which ``torch.load``
     reads like one of ``torch.save`` (including ``weights_only=True`` and ``mmap=True``). Tensors that share memory
     also share it after loading. The tensors must not change during the save.
+
+    An archive may contain objects of any class. If ``load`` would refuse one, a warning names its key, and the call
+    that allows it.
 
     Args:
         obj: for safetensors, a dict of names to tensors; for an archive, anything that ``torch.save`` accepts.
@@ -72,10 +85,13 @@ def save(
         progress: ``True`` for a bar, ``False`` for none, or a function of bytes done and bytes in total. Default: a
             bar on a terminal, after one second.
 
+    Returns:
+        The size of the file in bytes; with ``max_shard_bytes``, of all files.
+
     Raises:
         deepnvme.Error: the disk or the file system failed. For a full disk, ``errno`` is ``errno.ENOSPC`` and the
             message says how much space was needed.
-        TypeError, ValueError: the format cannot store the object; the message names it.
+        TypeError, ValueError: the format cannot store the object; the message names it. Or an argument is invalid.
 
     Example:
         >>> model = torch.nn.Linear(2, 3)
@@ -84,6 +100,7 @@ def save(
         >>> sorted(torch.load("model.pt", weights_only=True))
         ['bias', 'weight']
     """
+    check_file_path(path, "save", 'call torch.save(obj, deepnvme.open(path, "wb"))')
     options = SaveOptions(engine, durability, checksums)
     report = progress_callback(progress, "saving", path)
     shard_bytes_max = None if max_shard_bytes is None else parse_bytes(max_shard_bytes, "max_shard_bytes")
@@ -131,7 +148,7 @@ def _save_file(
     elif metadata is not None:
         raise ValueError(_SAFETENSORS_ONLY)
     else:
-        saving = start_archive(obj, path, options)
+        saving = start_archive(obj, path, options, warns=True)
     return saving.wait(report, True)[0]
 
 
@@ -144,12 +161,27 @@ class SaveOptions:
     checksums: bool = True
     staging: _SaveStaging | None = None
 
+    def __post_init__(self) -> None:
+        check_engine(self.engine)
+        check_choice(self.durability, "durability", DURABILITIES)
+        check_flag(self.checksums, "checksums")
 
-def start_archive(obj: object, path: _Path, options: SaveOptions, *, is_private: bool = False) -> _Saving:
-    """Start to write a torch archive. It keeps a private name if ``is_private``."""
+
+def start_archive(
+    obj: object, path: _Path, options: SaveOptions, *, is_private: bool = False, warns: bool = False
+) -> _Saving:
+    """Start to write a torch archive.
+
+    Args:
+        obj: the object.
+        path: the file.
+        options: how to write it.
+        is_private: whether it keeps a private name.
+        warns: whether to warn of objects that ``load`` would refuse.
+    """
     from deepnvme._checkpoint.pickler import pickle_with_storages  # noqa: PLC0415
 
-    return plan_archive(*pickle_with_storages(obj), path, options).start(is_private)
+    return plan_archive(*pickle_with_storages(obj, warns=warns), path, options).start(is_private)
 
 
 def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Path, options: SaveOptions) -> _SavePlan:

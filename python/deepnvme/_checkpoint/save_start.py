@@ -99,7 +99,7 @@ class SaveStarter:
         options = self._staged_options(sum(tensor.nbytes for _, tensor in named_tensors(state)), is_copied)
         if self._suffix == SAFETENSORS_SUFFIX:
             return start_safetensors(path, describe_tensors(state), options, is_private=True)
-        return start_archive(state, path, options, is_private=True)
+        return start_archive(state, path, options, is_private=True, warns=True)
 
     def _staged_options(self, nbytes: int, is_copied: bool) -> SaveOptions:
         """Return how to write a file, with staging memory for this many bytes if tensors are copied first."""

@@ -26,6 +26,7 @@ from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import check_available
+from deepnvme._utils.public import public
 from deepnvme._utils.tensors import address_of
 from deepnvme.errors import ClosedError, UnsupportedError
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import nn
+    from typing_extensions import Self
 
     from deepnvme._deepnvme import Engine
     from deepnvme._offload.groups import ParameterGroup
@@ -41,8 +43,18 @@ if TYPE_CHECKING:
     from deepnvme._utils.terminal import Progress
 
 
+@public
 class ParameterOffload:
-    """Control and observe offloaded parameters. Available as ``model.offloading``."""
+    """Control and observe offloaded parameters. Available as ``model.offloading``.
+
+    A ``with`` block closes it at its end, and so moves all parameters back into memory.
+
+    Example:
+        >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+        >>> with deepnvme.offload_parameters(model, memory="1MB", swap_dir="."):
+        ...     model(torch.randn(8, 256)).square().mean().backward()
+        ...     size = model.offloading.save("model.safetensors")
+    """
 
     def __init__(self, model: nn.Module, memory: int, swapper: Swapper) -> None:
         self.memory_bytes = memory
@@ -87,7 +99,10 @@ class ParameterOffload:
         Args:
             parameters: parameters to hold, together with the rest of their groups. Parameters that are not offloaded
                 are left alone.
-            write: allow changes. Raises if a block is using one of them.
+            write: allow changes. Raises if a block is using one of them. Default False.
+
+        Yields:
+            Nothing: the parameters themselves have their values in the block.
 
         Raises:
             MemoryError: they are more than ``memory``.
@@ -265,6 +280,10 @@ class ParameterOffload:
 
         Returns:
             The bytes of all files.
+
+        Raises:
+            ClosedError: offloading was closed, or the model is gone.
+            deepnvme.Error: the disk or the file system failed.
         """
         self._check_open()
         model = self._model()
@@ -309,6 +328,22 @@ class ParameterOffload:
             # A step that a backward pass has begun finds all parameters in memory.
             self._group_of.clear()
             self._swapper.close()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        model = self._model()
+        name = "model that is gone" if model is None else type(model).__name__
+        state = ", closed" if self.is_closed else ""
+        return (
+            f"<deepnvme.ParameterOffload of a {name}, parameter_bytes={self.parameter_bytes}, "
+            f"memory_bytes={self.memory_bytes}{state}>"
+        )
 
     def __reduce__(self) -> Any:
         if not self.is_closed:
@@ -404,6 +439,12 @@ class _StepGuard:
             offloaded._check_step(optimizer)  # noqa: SLF001
 
 
+def _check_module(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"offload_parameters takes a torch.nn.Module, not {type(model).__name__}")
+
+
+@public
 def offload_parameters(
     model: nn.Module,
     *,
@@ -425,7 +466,8 @@ def offload_parameters(
         model: a model with parameters in CPU memory, or on the meta device. Meta parameters become zeros without ever
             being in memory as a whole; ``load_state_dict`` fills them. The model is changed in place.
         memory: bytes for parameters, such as ``"4GB"``. Parameters of a few KiB stay in memory in addition.
-        swap_dir: a folder on the NVMe drive, or several, one per drive. Nothing in it outlives the process.
+        swap_dir: a folder on the NVMe drive, or several, one per drive. A missing folder is created. Nothing in it
+            outlives the process.
         checksums: checksum everything that is written, and verify it when it is read.
         engine: the engine to use. Default: the default engine.
 
@@ -448,6 +490,7 @@ def offload_parameters(
         ...     optimizer.zero_grad()
         >>> offloading.close()
     """
+    _check_module(model)
     nbytes = parse_bytes(memory)
     check_available(nbytes)
     earlier = getattr(model, "offloading", None)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
+from deepnvme._utils.arguments import path_of
 from deepnvme.errors import NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -29,8 +31,45 @@ _REFUSED_OPTIONS = (
     "device_map", "quantization_config", "tp_plan", "max_memory", "offload_folder", "state_dict",
     "ignore_mismatched_sizes",
 )  # fmt: skip
+# Names of models of the Hub, with or without an organisation.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 # Number of weights that an error lists.
 _NAMES_SHOWN_MAX = 3
+
+
+def find_folder(model: str | bytes | os.PathLike[str], options: dict[str, Any]) -> Path:
+    """Return the folder of a model: the argument, or that of a model of the Hub in the local cache.
+
+    Args:
+        model: a folder, or the name of a model of the Hub.
+        options: passed to ``from_pretrained``. ``revision`` and ``cache_dir`` are used and removed.
+
+    Raises:
+        NotFoundError: there is no such folder, and the cache has no such model. The message says how to get it.
+    """
+    folder = path_of(model)
+    name = os.fsdecode(model)
+    if os.path.lexists(folder) or _HUB_NAME.fullmatch(name) is None:
+        return folder
+    found = _find_in_cache(name, options.pop("revision", None), options.pop("cache_dir", None))
+    if found is not None:
+        return found
+    text = (
+        "no such folder, and no model of this name in the local cache of the Hugging Face Hub; deepnvme.stream "
+        f"downloads nothing: run `hf download {name}`, and pass the name again or the folder that this prints"
+    )
+    raise NotFoundError(errno.ENOENT, text, name)
+
+
+def _find_in_cache(name: str, revision: str | None, cache_dir: str | None) -> Path | None:
+    try:
+        from huggingface_hub import snapshot_download  # noqa: PLC0415
+    except ImportError:
+        return None
+    try:
+        return Path(snapshot_download(name, revision=revision, cache_dir=cache_dir, local_files_only=True))
+    except (OSError, ValueError):
+        return None
 
 
 def build_model(

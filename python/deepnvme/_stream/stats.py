@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepnvme._utils.public import public
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -70,9 +72,21 @@ class Step:
         return {**asdict(self), **{name: getattr(self, name) for name in properties}}
 
 
+@public
 @dataclass(frozen=True)
 class StreamStats(Step):
-    """The cost of all steps so far, and of reads between them. Times are in seconds."""
+    """The cost of all steps so far, and of reads between them. Times are in seconds.
+
+    Example:
+        >>> model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+        >>> size = deepnvme.save(model.state_dict(), "weights.safetensors")
+        >>> model = deepnvme.stream(model, weights="weights.safetensors", memory="4MB")
+        >>> with torch.no_grad():
+        ...     output = model(torch.randn(2, 512))
+        >>> stats = model.streaming.stats()
+        >>> stats.steps, 0 <= stats.hit_rate <= 1
+        (1, True)
+    """
 
     steps: int
     """Calls of the model."""

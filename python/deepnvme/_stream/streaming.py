@@ -24,7 +24,9 @@ from deepnvme._stream.resident_weights import load_resident
 from deepnvme._stream.row_cache import RowCache
 from deepnvme._stream.stats import StepRecorder
 from deepnvme._stream.weight_provenance import find_origins, named_tensors, replace_traced
-from deepnvme._utils.arguments import parse_bytes, path_of, whole
+from deepnvme._utils.arguments import check_choice, check_engine, parse_bytes, whole
+from deepnvme._utils.public import public
+from deepnvme._utils.tensors import checked_dtype
 from deepnvme.errors import ClosedError, UnsupportedError
 
 # Larger than any real request, and small enough that products do not overflow.
@@ -35,14 +37,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
 
+    from typing_extensions import Self
+
     from deepnvme._deepnvme import Engine, Trace
     from deepnvme._modules.partition import Partition
     from deepnvme._stream.stats import StreamStats
     from deepnvme._stream.weight_origin import Origin
 
 
+@public
 class Streaming:
     """Control and observe a streamed model. Available as ``model.streaming``.
+
+    A ``with`` block closes it at its end.
+
+    Attributes:
+        memory_bytes: memory for weights, in bytes, as given.
+        model_bytes: bytes of all weights of the model.
+        resident_bytes: bytes of the weights that stay in memory.
+        device: the device that computes.
 
     Example:
         >>> model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
@@ -128,6 +141,22 @@ class Streaming:
         if self.layer_cache is not None:
             self.layer_cache.warm_up()
 
+    def __enter__(self) -> Self:
+        self._gate.check()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        model = self._model()
+        name = "model that is gone" if model is None else _name_of(model)
+        state = ", closed" if self.is_closed else ""
+        return (
+            f"<deepnvme.Streaming of {name}, model_bytes={self.model_bytes}, memory_bytes={self.memory_bytes}, "
+            f"device={str(self.device)!r}{state}>"
+        )
+
     def __reduce__(self) -> Any:
         if self._gate.is_restored:
             raise TypeError(
@@ -154,7 +183,7 @@ class Streaming:
         return layer_cache.compressed_cache_bytes if layer_cache is not None else 0
 
     def counters(self) -> dict[str, float]:
-        """Add up all reads and waits so far."""
+        """Return the sums of all reads and waits so far, by name."""
         # Read before the final ones: `close` sets those first.
         parts = (self.layer_cache, self.row_cache)
         if self._final_counters is not None:
@@ -226,6 +255,9 @@ class Streaming:
 
         Args:
             path: ``*.html`` for a page in the browser, ``*.json`` for Perfetto.
+
+        Returns:
+            A :class:`Trace`, which records while its ``with`` block runs.
         """
         return self._engine.trace(path) if self._engine else trace_default_engine(path)
 
@@ -270,6 +302,7 @@ class Streaming:
         self._originals, self._changed = [], ChangedBuffers()
 
 
+@public
 def stream(
     model: str | PathLike[str] | nn.Module,
     *,
@@ -292,7 +325,8 @@ def stream(
     raises.
 
     Args:
-        model: a folder with ``config.json`` and weights, or a module.
+        model: a folder with ``config.json`` and weights, a module, or the name of a model of the Hugging Face Hub
+            (``"org/name"``) that is in the local cache already. Nothing is downloaded.
         memory: bytes for weights, or text such as ``"4GB"`` or ``"512MiB"``. Activations and the KV cache need memory
             in addition.
         device: the device to compute on. Default ``"cpu"``.
@@ -331,26 +365,20 @@ def stream(
         ...     model(torch.randn(2, 512)).shape
         torch.Size([2, 512])
     """
-    if verify not in ("off", "sample", "full"):
-        msg = f"verify is {verify!r}; it must be 'off', 'sample' or 'full'"
-        raise ValueError(msg)
+    check_choice(verify, "verify", ("off", "sample", "full"))
+    check_engine(engine)
+    _check_types(model, dtype)
     nbytes = parse_bytes(memory)
     if prefetch_layers is not None:
         prefetch_layers = whole(prefetch_layers, "prefetch_layers", 0, _PREFETCH_LAYERS_MAX)
-    place = torch.device(device)
-    if place.type == "cuda" and getattr(torch.version, "hip", None):
-        raise UnsupportedError("streaming to AMD GPUs is not supported yet; use device='cpu'")
-    if place.type not in {"cpu", "cuda"}:
-        raise UnsupportedError(f"weights can be streamed to the CPU and to CUDA devices, not to {place}")
-    if place == torch.device("cuda"):
-        place = torch.device("cuda", torch.cuda.current_device())
+    place = _check_device(device)
     if isinstance(model, nn.Module):
         earlier = getattr(model, "streaming", None)
         if isinstance(earlier, Streaming) and not earlier.is_restored:
             raise UnsupportedError("this model is streamed already; call model.streaming.close() first")
         built, files = open_for_module(model, weights, engine, verify)
     else:
-        folder = path_of(model)
+        folder = huggingface.find_folder(model, options)
         files = ModelFiles(weights if weights is not None else folder, engine, verify)
         built = huggingface.build_model(folder, files, dtype, model_class, dict(options))
     origin_of = find_origins(built, files)
@@ -368,6 +396,22 @@ def stream(
     streaming._start(trace)  # noqa: SLF001
     built.streaming = streaming  # type: ignore[assignment]
     return built
+
+
+def _check_types(model: object, dtype: object) -> None:
+    if not isinstance(model, str | bytes | os.PathLike | nn.Module):
+        raise TypeError(f"model is {type(model).__name__}; it must be a folder, or a torch.nn.Module")
+    if dtype != "auto":
+        checked_dtype(getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype)
+
+
+def _check_device(device: str | torch.device) -> torch.device:
+    place = torch.device(device)
+    if place.type == "cuda" and getattr(torch.version, "hip", None):
+        raise UnsupportedError("streaming to AMD GPUs is not supported yet; use device='cpu'")
+    if place.type not in {"cpu", "cuda"}:
+        raise UnsupportedError(f"weights can be streamed to the CPU and to CUDA devices, not to {place}")
+    return torch.device("cuda", torch.cuda.current_device()) if place == torch.device("cuda") else place
 
 
 def _name_of(model: nn.Module) -> str:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deepnvme._utils.public import public
 
+
+@public
 @dataclass(frozen=True)
 class SwapStats:
-    """What a :class:`Swapper` has done since it was made, and how full it is."""
+    """What a :class:`Swapper` has done since it was made, and how full it is.
+
+    Example:
+        >>> with deepnvme.Swapper(".", memory="1MB") as swapper:
+        ...     swapper.put("weight", torch.ones(3))
+        ...     swapper.stats().items
+        1
+    """
 
     hits: int
     """Borrows and puts that found their memory at once."""

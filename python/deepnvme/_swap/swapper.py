@@ -6,21 +6,24 @@ import atexit
 import math
 import os
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from deepnvme._deepnvme import StripeSet, _Swapper
+from deepnvme._deepnvme import StripeSet, _make_folders, _Swapper
 from deepnvme._swap.stats import SwapStats
 from deepnvme._swap.view import Borrowed, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
-from deepnvme._utils.arguments import parse_bytes, whole
+from deepnvme._utils.arguments import check_engine, parse_bytes, whole
 from deepnvme._utils.memory import check_available, refused
+from deepnvme._utils.public import public
+from deepnvme._utils.tensors import checked_dtype
 from deepnvme.errors import OutOfMemoryError
 
 _FD_MAX = (1 << 31) - 1
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from typing_extensions import Self
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 _OPEN: weakref.WeakSet[Swapper] = weakref.WeakSet()
 
 
+@public
 class Swapper:
     """Store tensors by key on disk, and pass them through bounded memory while they are used.
 
@@ -38,8 +42,9 @@ class Swapper:
     callers block until space is freed. All methods are thread-safe.
 
     Args:
-        swap_dir: the folder of the swap file; several folders, one per drive, for a striped one. The file is private,
-            and unnamed where the file system supports that. It vanishes with the swapper, also after a crash.
+        swap_dir: the folder of the swap file; several folders, one per drive, for a striped one. A missing folder is
+            created. The file is private, and unnamed where the file system supports that. It vanishes with the
+            swapper, also after a crash.
         memory: bytes for tensors, such as ``"4GB"``.
         checksums: checksum everything that is written, and verify it when it is read.
         named: give the file a name (``.deepnvme-swap-...``), for those who open it by name.
@@ -79,7 +84,8 @@ class Swapper:
     ) -> None:
         nbytes = parse_bytes(memory)
         check_available(nbytes)
-        folders = [swap_dir] if isinstance(swap_dir, (str, bytes, os.PathLike)) else list(swap_dir)
+        check_engine(engine)
+        folders = _make_swap_folders(swap_dir)
         try:
             self._swapper = _Swapper(
                 folders,
@@ -140,6 +146,9 @@ class Swapper:
             shape: shape of the tensor.
             dtype: dtype of the tensor.
 
+        Returns:
+            A :class:`Borrowed`, whose block gets the tensor.
+
         Raises:
             MemoryError: it is larger than all memory. This and the following errors are raised where the block begins.
             OSError: the disk is full, or tensors cannot be written to make room.
@@ -153,6 +162,7 @@ class Swapper:
             >>> swapper.read("moment", 0, torch.empty(2))
             tensor([0.5000, 0.5000])
         """
+        checked_dtype(dtype)
         size = torch.Size(whole(length, f"a dimension of {key!r}") for length in shape)
         nbytes = whole(math.prod(size) * dtype.itemsize, f"the bytes of {key!r}")
 
@@ -169,7 +179,10 @@ class Swapper:
 
         Args:
             key: key of the tensor.
-            shared: read only.
+            shared: read only. Default False.
+
+        Returns:
+            A :class:`Borrowed`, whose block gets the tensor.
 
         Raises:
             KeyError: the key does not exist. This and the following errors are raised where the block begins.
@@ -186,6 +199,9 @@ class Swapper:
 
     def prefetch(self, keys: Iterable[str]) -> None:
         """Load tensors that will be borrowed soon, in this order, as far as memory allows.
+
+        Args:
+            keys: one key or several.
 
         Raises:
             KeyError: one of the keys does not exist.
@@ -207,6 +223,9 @@ class Swapper:
     def delete(self, key: str) -> None:
         """Delete a tensor. Current borrowers may use it until their block ends.
 
+        Args:
+            key: key of the tensor.
+
         Raises:
             KeyError: the key does not exist.
         """
@@ -217,6 +236,9 @@ class Swapper:
 
         Changes that begin after the call may be on disk or not. A borrow that would change a tensor again waits until
         that tensor is written.
+
+        Args:
+            keys: the keys to wait for. Default: all.
 
         Raises:
             OSError: a tensor could not be written. It stays in memory, and the next flush tries again.
@@ -306,7 +328,7 @@ class Swapper:
             ValueError: the file is too short, or shape and dtype do not match ``nbytes``.
         """
         offset, nbytes = whole(offset, "offset"), whole(nbytes, "nbytes")
-        size = shape_of(nbytes, dtype, shape)
+        size = shape_of(nbytes, checked_dtype(dtype), shape)
         where = os.fspath(path) if not isinstance(path, StripeSet) else path
         self._swapper.attach(key, where, (offset, nbytes), dtype.itemsize, label_of(dtype, size))
 
@@ -337,13 +359,16 @@ class Swapper:
             Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
         """
         fd, offset, nbytes = whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"), whole(nbytes, "nbytes")
-        size = shape_of(nbytes, dtype, shape)
+        size = shape_of(nbytes, checked_dtype(dtype), shape)
         return self._swapper.import_(key, fd, offset, nbytes, label_of(dtype, size))
 
     def extents(self, key: str) -> list[tuple[str, int, int, int]]:
         """Write pending changes of a tensor, and return where it is on disk.
 
         The result is valid until the tensor is changed or deleted.
+
+        Args:
+            key: key of the tensor.
 
         Returns:
             Path, descriptor, offset and bytes of each extent, in order. The path of an unnamed file works while this
@@ -356,6 +381,11 @@ class Swapper:
 
         Nobody can change it during the copy. The file system shares whole blocks if it can (XFS, Btrfs; ``offset`` a
         multiple of its block size); otherwise the kernel copies.
+
+        Args:
+            key: key of the tensor.
+            fd: descriptor of the file, open for writing.
+            offset: byte offset in the file. Default 0.
 
         Returns:
             Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
@@ -388,6 +418,20 @@ class Swapper:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a swapper can be neither copied nor pickled: it owns its files; make another one")
+
+
+def _make_swap_folders(swap_dir: object) -> list[str | bytes | os.PathLike[str]]:
+    """Return the folders of an argument, and create those that are missing."""
+    folders = [swap_dir] if isinstance(swap_dir, str | bytes | os.PathLike) else swap_dir
+    if not isinstance(folders, Iterable) or not (folders := list(folders)):
+        msg = f"swap_dir is {swap_dir!r}; it must be a folder, or a list of folders, one per drive"
+        raise TypeError(msg)
+    for folder in folders:
+        if not isinstance(folder, str | bytes | os.PathLike):
+            msg = f"swap_dir has {folder!r} ({type(folder).__name__}); each folder must be a str or os.PathLike"
+            raise TypeError(msg)
+        _make_folders(folder)
+    return folders
 
 
 @atexit.register

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._utils.arguments import whole
+from deepnvme._utils.public import public
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import _Borrowed
 
 
+@public
 class Borrowed:
     """A tensor for a ``with`` block, as :meth:`Swapper.borrow` returns it.
 

@@ -6,7 +6,7 @@ import operator
 import os
 from pathlib import Path
 
-from deepnvme._deepnvme import _parse_bytes
+from deepnvme._deepnvme import Engine, StripeSet, _parse_bytes
 from deepnvme.errors import InvalidArgumentError
 
 # The largest size of a file or of memory.
@@ -54,6 +54,49 @@ def parse_bytes(size: object, name: str = "memory") -> int:
         TypeError: it is neither an integer nor a text.
     """
     return _parse_bytes(size, name)
+
+
+DURABILITIES = ("none", "data", "full")
+
+
+def check_engine(engine: object) -> None:
+    """Raise ``TypeError`` unless an argument is an engine, or ``None``."""
+    if engine is not None and not isinstance(engine, Engine):
+        msg = f"engine is {_shown(engine)}; it must be a deepnvme.Engine, or None for the default engine"
+        raise TypeError(msg)
+
+
+def check_flag(value: object, name: str) -> None:
+    """Raise ``TypeError`` unless an argument is True or False."""
+    if not isinstance(value, bool):
+        msg = f"{name} is {_shown(value)}; it must be True or False"
+        raise TypeError(msg)
+
+
+def check_choice(value: object, name: str, choices: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` unless an argument is one of some texts."""
+    if not isinstance(value, str) or value not in choices:
+        shown = ", ".join(map(repr, choices[:-1]))
+        msg = f"{name} is {_shown(value)}; it must be {shown} or {choices[-1]!r}"
+        raise TypeError(msg) if not isinstance(value, str) else InvalidArgumentError(msg)
+
+
+def check_file_path(path: object, function: str, remedy: str) -> None:
+    """Raise ``TypeError`` unless an argument is a path or a stripe set.
+
+    Args:
+        path: the argument.
+        function: the public function that got it, for the message.
+        remedy: a call for file objects, for the message.
+    """
+    if isinstance(path, (str, bytes, os.PathLike, StripeSet)):
+        return
+    kind = type(path).__name__
+    if hasattr(path, "read") or hasattr(path, "write"):
+        msg = f"deepnvme.{function} takes the path of a file, not an open file ({kind}); give it the path, or {remedy}"
+    else:
+        msg = f"deepnvme.{function} takes a path (str, bytes, os.PathLike) or a StripeSet, not {kind}"
+    raise TypeError(msg)
 
 
 def _shown(value: object) -> str:

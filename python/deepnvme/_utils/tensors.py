@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from deepnvme._deepnvme import _pinned_capsule
 from deepnvme._utils.arguments import whole
+from deepnvme._utils.public import public
 from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _LONGEST_STORAGE_BYTES = (1 << 63) - 1
 
 
+@public
 def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return a CPU tensor in page-aligned memory, page-locked up to the limit ``RLIMIT_MEMLOCK``.
 
@@ -35,6 +37,7 @@ def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
 
     Raises:
         ImportError: torch is not installed.
+        TypeError: a size is not an integer, or ``dtype`` is not a ``torch.dtype``.
         ValueError: a size is negative.
         OSError: the memory cannot be allocated (``errno.ENOMEM``). Memory that cannot be *locked* is no error.
 
@@ -48,7 +51,7 @@ def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
 
     given = tuple(shape) if isinstance(shape, Iterable) else (shape,)
     sizes = tuple(whole(size, "a size of shape") for size in given)
-    dtype = torch.uint8 if dtype is None else dtype
+    dtype = torch.uint8 if dtype is None else checked_dtype(dtype)
     elements = math.prod(sizes)
     if elements == 0:
         return torch.empty(sizes, dtype=dtype)
@@ -58,6 +61,7 @@ def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
     return flat.view(dtype).view(sizes).data
 
 
+@public
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor's bytes as a ``uint8`` tensor, without a copy.
 
@@ -91,6 +95,22 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         msg = "the tensor is a lazy view whose bytes are not its values; use tensor.resolve_conj().resolve_neg()"
         raise ValueError(msg)
     return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def checked_dtype(dtype: object, name: str = "dtype") -> torch.dtype:
+    """Return an argument that is a dtype.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    import torch  # noqa: PLC0415
+
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    known = isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype)
+    remedy = f"torch.{dtype}" if known else "a torch.dtype such as torch.float32"
+    msg = f"{name} is {dtype!r} ({type(dtype).__name__}); pass {remedy}"
+    raise TypeError(msg)
 
 
 def engine_reaches(device: torch.device) -> bool:

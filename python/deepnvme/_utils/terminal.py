@@ -84,6 +84,9 @@ def progress_callback(progress: Progress, verb: str, name: object) -> Callable[[
     """Return the function that reports progress: the caller's, a bar, or ``None``."""
     if callable(progress):
         return progress
+    if progress not in (None, True, False):
+        msg = f"progress is {progress!r}; it must be True, False, None, or a function of bytes done and bytes in total"
+        raise TypeError(msg)
     if progress or (progress is None and is_terminal()):
         return _Bar(verb, name, bool(progress))
     return None

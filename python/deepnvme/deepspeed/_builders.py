@@ -8,6 +8,8 @@ import sys
 from types import ModuleType
 from typing import ClassVar
 
+from deepnvme._utils.public import public_in
+
 
 class _Builder:
     """The interface of DeepSpeed's op builders. Nothing is built: the op is a module of this package."""
@@ -27,36 +29,61 @@ class _Builder:
         return sys.platform == "linux"
 
     def load(self, verbose: bool = False) -> ModuleType:  # noqa: ARG002 - DeepSpeed's signature
-        """Import the op."""
+        """Import the op and return its module."""
         return importlib.import_module(self.absolute_name())
 
 
+@public_in("deepnvme.deepspeed")
 class AsyncIOBuilder(_Builder):
-    """Loads `aio_handle`, `aio_read`, `aio_write`, `deepspeed_memcpy`.
+    """Loads `aio_handle`, `aio_read`, `aio_write` and `deepspeed_memcpy`. `verbose` is ignored.
 
-    >>> handle = AsyncIOBuilder().load().aio_handle(block_size=1 << 20)
+    Example:
+        >>> from deepnvme.deepspeed import AsyncIOBuilder
+        >>> AsyncIOBuilder().load().__name__
+        'deepnvme.deepspeed.async_io'
     """
 
     BUILD_VAR = "DS_BUILD_AIO"
     NAME = "async_io"
 
 
+@public_in("deepnvme.deepspeed")
 class PinMemoryBuilder(_Builder):
-    """Loads `pin_handle`."""
+    """Loads `pin_handle`. `verbose` is ignored.
+
+    Example:
+        >>> from deepnvme.deepspeed import PinMemoryBuilder
+        >>> PinMemoryBuilder().load().__name__
+        'deepnvme.deepspeed.pin_memory'
+    """
 
     BUILD_VAR = "DS_BUILD_PIN_MEMORY"
     NAME = "pin_memory"
 
 
+@public_in("deepnvme.deepspeed")
 class UtilsBuilder(_Builder):
-    """Loads `cast_to_byte_tensor`."""
+    """Loads `cast_to_byte_tensor`. `verbose` is ignored.
+
+    Example:
+        >>> from deepnvme.deepspeed import UtilsBuilder
+        >>> UtilsBuilder().load().__name__
+        'deepnvme.deepspeed.utils'
+    """
 
     BUILD_VAR = "DS_BUILD_UTILS"
     NAME = "utils"
 
 
+@public_in("deepnvme.deepspeed")
 class GDSBuilder(_Builder):
-    """Loads `gds_handle`. Works without a GPU too, for CPU tensors."""
+    """Loads `gds_handle`, which also works without a GPU, for CPU tensors. `verbose` is ignored.
+
+    Example:
+        >>> from deepnvme.deepspeed import GDSBuilder
+        >>> GDSBuilder().load().__name__
+        'deepnvme.deepspeed.gds'
+    """
 
     BUILD_VAR = "DS_BUILD_GDS"
     NAME = "gds"

@@ -11,6 +11,7 @@ from typing import Any
 
 from deepnvme._utils.import_hooks import ImportHook
 from deepnvme._utils.patches import Patches
+from deepnvme._utils.public import public_in
 
 from . import _monkeypatches, _workarounds
 from ._builders import BUILDERS
@@ -74,6 +75,7 @@ class _Switch:
 _switch = _Switch()
 
 
+@public_in("deepnvme.deepspeed")
 def install() -> None:
     """Make DeepSpeed use this engine for `async_io`, `gds`, `pin_memory` and `utils`, in this process and its children.
 
@@ -87,15 +89,21 @@ def install() -> None:
     Repeated calls change nothing, and one `uninstall` undoes all of them. Ops and handles that DeepSpeed has already
     loaded are not replaced.
 
-    >>> import deepnvme.deepspeed
-    >>> deepnvme.deepspeed.install()
-    >>> import deepspeed
+    Example:
+        >>> import deepnvme.deepspeed
+        >>> deepnvme.deepspeed.install()
+        >>> import deepspeed
     """
     _switch.on()
 
 
+@public_in("deepnvme.deepspeed")
 def uninstall() -> None:
-    """Restore DeepSpeed's own ops. Does nothing if they are not replaced."""
+    """Restore DeepSpeed's own ops. Does nothing if they are not replaced.
+
+    Example:
+        >>> deepnvme.deepspeed.uninstall()
+    """
     _switch.off()
 
 

@@ -26,23 +26,38 @@ _MISSING: Any = object()
 class aio_handle:  # noqa: N801 - the name is DeepSpeed's
     """Reads and writes tensors, blocking or in the background.
 
-    `block_size`: bytes of one request to the device. `queue_depth`: requests in flight per worker. `single_submit`:
-    one system call per request. `overlap_events`: stored only; the engine always overlaps. `intra_op_parallelism`:
-    workers. Any value of 1 or more is accepted; the engine uses the nearest one that it supports.
-
     Files are written in place: created and extended as needed, never truncated. Any size, offset, rank and stride
     works, in CPU memory and on NVIDIA GPUs. GPU transfers use bounce buffers and wait for the tensor's current stream.
     Threads may share a handle. It can be neither copied nor pickled, nor used after a fork. A handle that is dropped
     completes its pending operations first.
 
-    >>> handle = aio_handle(queue_depth=32)
-    >>> handle.sync_pwrite(torch.arange(1000), "/tmp/numbers")
-    1
-    >>> numbers = handle.new_cpu_locked_tensor(1000, torch.empty(0, dtype=torch.int64))
-    >>> handle.async_pread(numbers, "/tmp/numbers")
-    0
-    >>> handle.wait()
-    1
+    The methods take these arguments: `buffer`, a tensor of any dtype and shape; `filename`, a `str` or path, or `fd`,
+    an open descriptor; `file_offset`, in bytes from the start of the file (default 0); `validate`, whether to compare
+    file and tensor afterwards; `async_`, whether to return before the transfer is done; `num_elem`, a number of
+    elements, and `example_tenosr`, a tensor of the wanted dtype; `tensor`, one of `new_cpu_locked_tensor` or
+    `new_pinned_device_tensor`.
+
+    Args:
+        block_size: bytes of one request to the device. Default 1 MiB, as in DeepSpeed. Any value of 1 or more is
+            accepted here and below; the engine uses the nearest one that it supports.
+        queue_depth: requests in flight per worker. Default 128.
+        single_submit: one system call per request. Default False.
+        overlap_events: stored only; the engine always overlaps. Default False.
+        intra_op_parallelism: workers. Default 1.
+
+    Raises:
+        TypeError, ValueError: an argument is not of its type, or below 1.
+
+    Example:
+        >>> from deepnvme.deepspeed import aio_handle
+        >>> handle = aio_handle(queue_depth=32)
+        >>> handle.sync_pwrite(torch.arange(1000), "numbers")
+        1
+        >>> numbers = handle.new_cpu_locked_tensor(1000, torch.empty(0, dtype=torch.int64))
+        >>> handle.async_pread(numbers, "numbers")
+        0
+        >>> handle.wait()
+        1
     """
 
     # Whether GPU transfers use cuFile.
@@ -125,7 +140,16 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         file_offset: int = 0,
         **keywords: bool,
     ) -> int:
-        """Call `async_pread` or `sync_pread`, by the fourth argument. Its keyword is `async`: `**{"async": True}`."""
+        """Call `async_pread` or `sync_pread`, by the fourth argument, and return its result.
+
+        Args:
+            buffer: as for the other methods.
+            filename: as for the other methods.
+            validate: as for the other methods.
+            async_: whether to call `async_pread`.
+            file_offset: as for the other methods. Default 0.
+            **keywords: DeepSpeed's keyword for `async_` is `async`: `**{"async": True}`.
+        """
         run_async = _async_flag("pread", async_, keywords)
         return self._transfer("read", buffer, filename, validate, file_offset, run_async=run_async)
 
@@ -138,7 +162,16 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         file_offset: int = 0,
         **keywords: bool,
     ) -> int:
-        """Call `async_pwrite` or `sync_pwrite`, by the fourth argument. Its keyword is `async`: `**{"async": True}`."""
+        """Call `async_pwrite` or `sync_pwrite`, by the fourth argument, and return its result.
+
+        Args:
+            buffer: as for the other methods.
+            filename: as for the other methods.
+            validate: as for the other methods.
+            async_: whether to call `async_pwrite`.
+            file_offset: as for the other methods. Default 0.
+            **keywords: DeepSpeed's keyword for `async_` is `async`: `**{"async": True}`.
+        """
         run_async = _async_flag("pwrite", async_, keywords)
         return self._transfer("write", buffer, filename, validate, file_offset, run_async=run_async)
 
@@ -162,7 +195,11 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         *,
         fd: int = _MISSING,
     ) -> int:
-        """Submit a write to a file name, or to an open descriptor (`fd`) that the caller keeps open; returns 0."""
+        """Submit a write to a file name, or to an open descriptor (`fd`) that the caller keeps open; returns 0.
+
+        Raises:
+            TypeError: both or neither of `filename` and `fd` are given.
+        """
         if (filename is _MISSING) == (fd is _MISSING):
             msg = "async_pwrite() takes a filename or an fd"
             raise TypeError(msg)
@@ -173,11 +210,11 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         return 0
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
-        """Allocate a 1-D page-locked CPU tensor with the dtype of the example (the keyword is DeepSpeed's)."""
+        """Return a new 1-D page-locked CPU tensor with the dtype of the example (the keyword is DeepSpeed's)."""
         return _pinned_tensors.new(num_elem, example_tenosr)
 
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
-        """Free a locked tensor and leave it empty; False for any other tensor. Dropping it frees it too."""
+        """Free a locked tensor and leave it empty. Returns False for any other tensor. Dropping it also frees it."""
         return _pinned_tensors.free(tensor)
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
@@ -224,7 +261,32 @@ def aio_read(  # noqa: PLR0917 - the order is DeepSpeed's
     validate: bool,
     /,
 ) -> int:
-    """Fill `buffer` from the start of a file; returns 0."""
+    """Fill `buffer` from the start of a file, and wait.
+
+    Args:
+        buffer: a tensor of any dtype and shape.
+        filename: the file, a `str` or path.
+        block_size: as for `aio_handle`.
+        queue_depth: as for `aio_handle`.
+        single_submit: as for `aio_handle`.
+        overlap_events: as for `aio_handle`.
+        validate: whether to compare the file with the tensor afterwards.
+
+    Returns:
+        0, as DeepSpeed's does.
+
+    Raises:
+        FileNotFoundError, PermissionError: as from `open`.
+        deepnvme.Error: the transfer failed.
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> from deepnvme.deepspeed import aio_read, aio_write
+        >>> aio_write(torch.ones(1000), "ones", 1 << 20, 32, False, False, False)
+        0
+        >>> aio_read(torch.empty(1000), "ones", 1 << 20, 32, False, False, False)
+        0
+    """
     return aio_handle(block_size, queue_depth, single_submit, overlap_events).read(buffer, filename, validate)
 
 
@@ -238,12 +300,54 @@ def aio_write(  # noqa: PLR0917 - the order is DeepSpeed's
     validate: bool,
     /,
 ) -> int:
-    """Write `buffer` to the start of a file; returns 0."""
+    """Write `buffer` to the start of a file, and wait.
+
+    Args:
+        buffer: a tensor of any dtype and shape.
+        filename: the file, a `str` or path.
+        block_size: as for `aio_handle`.
+        queue_depth: as for `aio_handle`.
+        single_submit: as for `aio_handle`.
+        overlap_events: as for `aio_handle`.
+        validate: whether to compare the file with the tensor afterwards.
+
+    Returns:
+        0, as DeepSpeed's does.
+
+    Raises:
+        FileNotFoundError, PermissionError: as from `open`.
+        deepnvme.Error: the transfer failed.
+        TypeError, ValueError: an argument is invalid.
+
+    Example:
+        >>> from deepnvme.deepspeed import aio_read, aio_write
+        >>> aio_write(torch.ones(1000), "ones", 1 << 20, 32, False, False, False)
+        0
+        >>> aio_read(torch.empty(1000), "ones", 1 << 20, 32, False, False, False)
+        0
+    """
     return aio_handle(block_size, queue_depth, single_submit, overlap_events).write(buffer, filename, validate)
 
 
 def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor, /) -> int:
-    """Copy `src` into `dest`, of the same dtype and number of elements, whatever their shapes; returns 0."""
+    """Copy a tensor into another one, whatever their shapes.
+
+    Args:
+        dest: the tensor to fill.
+        src: the tensor to copy, of the same dtype and number of elements.
+
+    Returns:
+        0, as DeepSpeed's does.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+        ValueError: dtypes or numbers of elements differ.
+
+    Example:
+        >>> from deepnvme.deepspeed import deepspeed_memcpy
+        >>> deepspeed_memcpy(torch.empty(2, 3), torch.ones(6))
+        0
+    """
     target = _arguments.tensor(dest, "dest")
     source = _arguments.tensor(src, "src")
     if target.dtype != source.dtype or target.numel() != source.numel():

@@ -14,19 +14,33 @@ from .async_io import ALIGNMENT_BYTES, aio_handle
 
 
 class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
-    """Reads and writes tensors on GPUs and in CPU memory. The arguments are those of `aio_handle`.
+    """Reads and writes tensors on GPUs and in CPU memory.
 
     Transfers do not require pinning, but memory that many of them use should be pinned. All handles of a process share
-    one record, so any handle may free tensors of another. Dropped tensors leave the record by themselves.
+    one record, so any handle may free tensors of another. Dropped tensors leave the record by themselves. The
+    arguments of the methods are those of `aio_handle`: `buffer`, `filename`, `fd`, `file_offset`, `validate`,
+    `async_`, `num_elem`, `example_tenosr` and `tensor`.
 
-    >>> handle = gds_handle(queue_depth=32)
-    >>> weights = handle.new_pinned_device_tensor(1000, torch.empty(0, device="cuda"))
-    >>> handle.async_pwrite(weights.fill_(1), "/tmp/weights")
-    0
-    >>> handle.wait()
-    1
-    >>> handle.free_pinned_device_tensor(weights)
-    True
+    Args:
+        block_size: as for `aio_handle`. Default 1 MiB.
+        queue_depth: as for `aio_handle`. Default 128.
+        single_submit: as for `aio_handle`. Default False.
+        overlap_events: as for `aio_handle`. Default False.
+        intra_op_parallelism: as for `aio_handle`. Default 1.
+
+    Raises:
+        TypeError, ValueError: an argument is not of its type, or below 1.
+
+    Example:
+        >>> from deepnvme.deepspeed import gds_handle
+        >>> handle = gds_handle(queue_depth=32)
+        >>> weights = handle.new_pinned_device_tensor(1000, torch.empty(0, device="cuda"))
+        >>> handle.async_pwrite(weights.fill_(1), "weights")
+        0
+        >>> handle.wait()
+        1
+        >>> handle.free_pinned_device_tensor(weights)
+        True
     """
 
     _gds = "preferred"
@@ -38,11 +52,11 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
         return ALIGNMENT_BYTES
 
     def new_pinned_device_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
-        """Allocate a pinned 1-D tensor with dtype and device of the example (the keyword is DeepSpeed's)."""
+        """Return a new pinned 1-D tensor with dtype and device of the example (the keyword is DeepSpeed's)."""
         return _device_tensors.new(num_elem, example_tenosr, self._operations.pin)
 
     def free_pinned_device_tensor(self, tensor: torch.Tensor) -> bool:
-        """Free a tensor of `new_pinned_device_tensor`, leave it empty, return True. `ValueError` for other tensors."""
+        """Free a tensor of `new_pinned_device_tensor` and leave it empty; returns True. Others are a `ValueError`."""
         _device_tensors.free(tensor)
         return True
 

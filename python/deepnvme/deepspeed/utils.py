@@ -23,10 +23,20 @@ def cast_to_byte_tensor(src_tensor: Sequence[torch.Tensor]) -> list[torch.Tensor
 def cast_to_byte_tensor(src_tensor: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
     """Return the bytes of a contiguous tensor as a 1-D uint8 tensor that shares and keeps its memory.
 
-    A sequence of tensors gives a list. `ValueError` for a tensor that is not contiguous: cast `tensor.contiguous()`.
+    Args:
+        src_tensor: a tensor, or a sequence of them.
 
-    >>> cast_to_byte_tensor(torch.tensor([1, 2], dtype=torch.int16))
-    tensor([1, 0, 2, 0], dtype=torch.uint8)
+    Returns:
+        A tensor of shape ``(nbytes,)``; for a sequence, a list of them.
+
+    Raises:
+        ValueError: a tensor is not contiguous: cast `tensor.contiguous()`.
+        TypeError: it is no tensor.
+
+    Example:
+        >>> from deepnvme.deepspeed import cast_to_byte_tensor
+        >>> cast_to_byte_tensor(torch.tensor([1, 2], dtype=torch.int16))
+        tensor([1, 0, 2, 0], dtype=torch.uint8)
     """
     if isinstance(src_tensor, (list, tuple)):
         return [_as_bytes(tensor) for tensor in src_tensor]

@@ -18,3 +18,7 @@ from deepnvme._checkpoint.dcp.reader import DeepnvmeReader
 from deepnvme._checkpoint.dcp.writer import DeepnvmeWriter
 
 __all__ = ["DeepnvmeReader", "DeepnvmeWriter"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

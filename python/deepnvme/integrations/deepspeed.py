@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine
 
+__all__ = ["DeepnvmeCheckpointEngine"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 # Classes of DeepSpeed in the files of ZeRO. They contain only numbers.
 _DEEPSPEED_CLASSES = {

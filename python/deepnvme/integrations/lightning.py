@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine
     from deepnvme.integrations._torch_load import _MapLocation
 
+__all__ = ["DeepnvmeCheckpointIO"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # The library is installed under two names, each with its own class. A Trainer accepts only the class of its name.
 _PACKAGES = ("lightning.fabric.plugins", "lightning_fabric.plugins")
 

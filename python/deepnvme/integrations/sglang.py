@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
     from deepnvme.integrations._sglang.offloader import Offloader
 
+__all__ = ["create_offloader", "register"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 DIR = "DEEPNVME_OFFLOAD_DIR"
 MEMORY = "DEEPNVME_OFFLOAD_MEMORY"
 PREFETCH_LAYERS = "DEEPNVME_OFFLOAD_PREFETCH_LAYERS"
@@ -45,6 +52,12 @@ def register() -> None:
 
 def create_offloader(original: Callable[[], Any]) -> Offloader:
     """Make the offloader that the environment describes.
+
+    Args:
+        original: SGLang's own function, which makes its offloader.
+
+    Returns:
+        deepnvme's offloader.
 
     Raises:
         ValueError: the folder, size or number in the environment is invalid, or SGLang's own offloading is enabled.

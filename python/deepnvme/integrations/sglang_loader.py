@@ -5,6 +5,10 @@ format is used. SGLang itself finds, downloads and filters the files, as for ``-
 
 Settings, in ``--model-loader-extra-config '{"prefetch_bytes": "1GB"}'``: ``prefetch_bytes``, the bytes in memory at
 once (default 512 MiB for each rank), and ``verify``, as for ``deepnvme.load``.
+
+Example::
+
+    sglang serve --model-path MODEL --load-format deepnvme --model-loader-extra-config '{"prefetch_bytes": "1GB"}'
 """
 
 from __future__ import annotations
@@ -18,6 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
+
+__all__ = ["LOAD_FORMAT", "loader_class", "register"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 LOAD_FORMAT = "deepnvme"
 _VERIFY = "sglang.srt.configs.load_config.LoadConfig._verify_load_format"
@@ -42,7 +53,12 @@ def _verify_load_format(original: Callable[[Any], None], config: Any) -> None:
 
 
 def loader_class() -> Any:
-    """Return the loader: a ``DefaultModelLoader`` that reads through deepnvme."""
+    """Return the loader: a ``DefaultModelLoader`` that reads through deepnvme.
+
+    Raises:
+        ImportError: SGLang is not installed.
+        RuntimeError: this version of SGLang reads in a way that deepnvme does not know; raised when a model is loaded.
+    """
     import sglang  # noqa: PLC0415
     from sglang.srt.configs.load_config import LoadFormat  # noqa: PLC0415
     from sglang.srt.model_loader.loader import DefaultModelLoader  # noqa: PLC0415

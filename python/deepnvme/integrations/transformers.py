@@ -29,6 +29,13 @@ from deepnvme._utils.patches import Patches
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__all__ = ["disable", "enable", "enabled"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _MODULES = ("transformers.modeling_utils", "transformers.trainer", "transformers.trainer_utils")
 
 
@@ -59,7 +66,11 @@ def disable() -> None:
 
 @contextmanager
 def enabled() -> Iterator[None]:
-    """Make transformers write and read weights through deepnvme inside a ``with`` block."""
+    """Make transformers write and read weights through deepnvme inside a ``with`` block.
+
+    Yields:
+        Nothing.
+    """
     was_enabled = bool(_installed)
     enable()
     try:

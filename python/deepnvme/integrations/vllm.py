@@ -5,6 +5,10 @@ format is used. vLLM itself finds, downloads, filters and checks the files, as f
 
 Settings, in ``--model-loader-extra-config '{"prefetch_bytes": "1GB"}'``: ``prefetch_bytes``, the bytes in memory at
 once (default 512 MiB for each rank), and ``verify``, as for ``deepnvme.load``.
+
+Example::
+
+    vllm serve MODEL --load-format deepnvme --model-loader-extra-config '{"prefetch_bytes": "1GB"}'
 """
 
 from __future__ import annotations
@@ -20,6 +24,13 @@ if TYPE_CHECKING:
 
     import torch
 
+__all__ = ["LOAD_FORMAT", "loader_class", "register"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 LOAD_FORMAT = "deepnvme"
 
 
@@ -33,7 +44,13 @@ def register() -> None:
 
 
 def loader_class() -> Any:
-    """Return the loader: a ``DefaultModelLoader`` that reads through deepnvme."""
+    """Return the loader: a ``DefaultModelLoader`` that reads through deepnvme.
+
+    Raises:
+        ImportError: vLLM is not installed.
+        RuntimeError: this version of vLLM reads in a way that deepnvme does not know; raised when a model is loaded.
+        ValueError: the model needs vLLM's own way to read; raised when a model is loaded.
+    """
     import vllm  # noqa: PLC0415
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader  # noqa: PLC0415
 

@@ -17,3 +17,7 @@ from deepnvme._checkpoint.iterate import PREFETCH_BYTES, iterate_weights
 iterate_weights.__module__ = __name__
 
 __all__ = ["PREFETCH_BYTES", "iterate_weights"]
+
+
+def __dir__() -> list[str]:
+    return ["iterate_weights"]

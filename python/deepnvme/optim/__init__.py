@@ -21,6 +21,19 @@ during a step, :class:`deepnvme.errors.StepStoppedError` is raised, and ``step()
 
 ``moments="bf16"`` or ``"8bit"`` reduces moments to a half or a quarter, in memory and on disk.
 
+Keyword arguments of every optimizer, in addition to torch's:
+
+- ``threads``: threads of a step, 0 to 256. Default 0: one per processor that the process may use.
+- ``stochastic_rounding``: round bf16 and fp16 parameters stochastically. Default False.
+- ``seed``: seed of the rounding noise. Default 0.
+- ``max_norm``: clip gradients to this total norm within the step. Default ``None``: no clipping.
+- ``error_if_nonfinite``: with ``max_norm``, raise if the norm is infinite or NaN. Default False.
+- ``moments``: format of the moments: ``"fp32"`` (default), ``"bf16"`` or ``"8bit"``.
+- ``swap_dir``: a folder, or one per drive, for state on disk. It is created if missing. Default: state in memory.
+- ``memory``: with ``swap_dir``, bytes of state in memory at once, or text such as ``"4GB"``.
+- ``swap_gradients``: with ``swap_dir``, move gradients to disk as well. Default False.
+- ``checksums``: with ``swap_dir``, checksum everything that is written, and verify it when it is read. Default False.
+
 Example:
     >>> model = torch.nn.Linear(512, 512)
     >>> optimizer = deepnvme.optim.AdamW(model.parameters(), lr=3e-4, swap_dir=".", memory="1MB")
@@ -35,3 +48,7 @@ Example:
 from deepnvme.optim._algorithms import SGD, Adagrad, Adam, AdamW, Lion
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from deepnvme._utils.public import public_in
 from deepnvme.optim._optimizer import ParamGroup, scalars
 from deepnvme.optim._state_dict import KernelOptimizer
 
@@ -23,8 +24,28 @@ def _refuse_differentiable(group: ParamGroup) -> None:
         raise ValueError(msg)
 
 
+@public_in("deepnvme.optim")
 class Adam(KernelOptimizer, torch.optim.Adam):
-    """``torch.optim.Adam``; ``decoupled_weight_decay=True`` makes it AdamW, as in torch."""
+    """``torch.optim.Adam`` with a faster step, and with state on disk if asked.
+
+    ``decoupled_weight_decay=True`` makes it AdamW, as in torch. The keyword arguments of ``deepnvme.optim``
+    (``swap_dir``, ``memory``, ``moments``, ...) apply in addition.
+
+    Args:
+        *arguments: the parameters or param groups, and the settings in torch's order.
+        **settings: torch's settings by name, ``lr`` (default 1e-3), ``betas``, ``eps``, ``weight_decay``, ``amsgrad``,
+            ``maximize``, ``fused``.
+
+    Raises:
+        ValueError: a setting is out of range, or two of them contradict each other.
+        TypeError: a setting is of the wrong type.
+
+    Example:
+        >>> model = torch.nn.Linear(8, 4)
+        >>> optimizer = deepnvme.optim.Adam(model.parameters(), lr=1e-3)
+        >>> model(torch.randn(2, 8)).square().mean().backward()
+        >>> optimizer.step()
+    """
 
     def _algorithm(self, group: ParamGroup) -> tuple[str, dict[str, float]]:
         _refuse_differentiable(group)
@@ -34,15 +55,53 @@ class Adam(KernelOptimizer, torch.optim.Adam):
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if group["amsgrad"] else 2]
 
 
+@public_in("deepnvme.optim")
 class AdamW(KernelOptimizer, torch.optim.AdamW):
-    """``torch.optim.AdamW``."""
+    """``torch.optim.AdamW`` with a faster step, and with state on disk if asked.
+
+    The keyword arguments of ``deepnvme.optim`` (``swap_dir``, ``memory``, ``moments``, ...) apply in addition.
+
+    Args:
+        *arguments: the parameters or param groups, and the settings in torch's order.
+        **settings: torch's settings by name, ``lr`` (default 1e-3), ``betas``, ``eps``, ``weight_decay`` (default
+            1e-2), ``amsgrad``, ``maximize``, ``fused``.
+
+    Raises:
+        ValueError: a setting is out of range, or two of them contradict each other.
+        TypeError: a setting is of the wrong type.
+
+    Example:
+        >>> model = torch.nn.Linear(8, 4)
+        >>> optimizer = deepnvme.optim.AdamW(model.parameters(), lr=3e-4, swap_dir=".", memory="1MB")
+        >>> model(torch.randn(2, 8)).square().mean().backward()
+        >>> optimizer.step()
+    """
 
     _algorithm = Adam._algorithm  # noqa: SLF001
     _moments = Adam._moments  # noqa: SLF001
 
 
+@public_in("deepnvme.optim")
 class SGD(KernelOptimizer, torch.optim.SGD):
-    """``torch.optim.SGD``."""
+    """``torch.optim.SGD`` with a faster step, and with its momentum on disk if asked.
+
+    The keyword arguments of ``deepnvme.optim`` (``swap_dir``, ``memory``, ``moments``, ...) apply in addition.
+
+    Args:
+        *arguments: the parameters or param groups, and the settings in torch's order.
+        **settings: torch's settings by name, ``lr`` (default 1e-3), ``momentum``, ``dampening``, ``weight_decay``,
+            ``nesterov``, ``maximize``, ``fused``.
+
+    Raises:
+        ValueError: a setting is out of range, or two of them contradict each other.
+        TypeError: a setting is of the wrong type.
+
+    Example:
+        >>> model = torch.nn.Linear(8, 4)
+        >>> optimizer = deepnvme.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> model(torch.randn(2, 8)).square().mean().backward()
+        >>> optimizer.step()
+    """
 
     counts_steps = False
 
@@ -63,8 +122,27 @@ class SGD(KernelOptimizer, torch.optim.SGD):
         return 1 if state.get(name) is None and not self._store.has_kind(param, name) else 2
 
 
+@public_in("deepnvme.optim")
 class Adagrad(KernelOptimizer, torch.optim.Adagrad):
-    """``torch.optim.Adagrad``."""
+    """``torch.optim.Adagrad`` with a faster step, and with state on disk if asked.
+
+    The keyword arguments of ``deepnvme.optim`` (``swap_dir``, ``memory``, ``moments``, ...) apply in addition.
+
+    Args:
+        *arguments: the parameters or param groups, and the settings in torch's order.
+        **settings: torch's settings by name, ``lr`` (default 1e-2), ``lr_decay``, ``weight_decay``,
+            ``initial_accumulator_value``, ``eps``, ``maximize``.
+
+    Raises:
+        ValueError: a setting is out of range, or two of them contradict each other.
+        TypeError: a setting is of the wrong type.
+
+    Example:
+        >>> model = torch.nn.Linear(8, 4)
+        >>> optimizer = deepnvme.optim.Adagrad(model.parameters(), lr=0.01)
+        >>> model(torch.randn(2, 8)).square().mean().backward()
+        >>> optimizer.step()
+    """
 
     def _algorithm(self, group: ParamGroup) -> tuple[str, dict[str, float]]:
         _refuse_differentiable(group)
@@ -101,11 +179,29 @@ class _Lion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
 
 
+@public_in("deepnvme.optim")
 class Lion(KernelOptimizer, _Lion):
     """Lion (Chen et al. 2023): steps of constant size in the direction of an averaged gradient.
 
     It needs a learning rate three to ten times smaller than AdamW's, and a weight decay larger by the same factor. Its
-    state is one moment, ``exp_avg``.
+    state is one moment, ``exp_avg``. The keyword arguments of ``deepnvme.optim`` (``swap_dir``, ``memory``,
+    ``moments``, ...) apply in addition.
+
+    Args:
+        *arguments: the parameters or param groups, and the settings ``lr``, ``betas`` and ``weight_decay`` in this
+            order.
+        **settings: ``lr`` (default 1e-4), ``betas`` (default ``(0.9, 0.99)``), ``weight_decay`` (default 0),
+            ``maximize``.
+
+    Raises:
+        ValueError: a setting is out of range, or two of them contradict each other.
+        TypeError: a setting is of the wrong type.
+
+    Example:
+        >>> model = torch.nn.Linear(8, 4)
+        >>> optimizer = deepnvme.optim.Lion(model.parameters(), lr=1e-4)
+        >>> model(torch.randn(2, 8)).square().mean().backward()
+        >>> optimizer.step()
     """
 
     def _algorithm(self, group: ParamGroup) -> tuple[str, dict[str, float]]:

@@ -114,7 +114,11 @@ class OptimizerBase(torch.optim.Optimizer):
             self._adopt_state()
 
     def swap_stats(self) -> SwapStats | None:
-        """Return the counters of the state on disk; ``None`` if the state is in memory."""
+        """Return the counters of the state on disk.
+
+        Returns:
+            The counters, or ``None`` if the state is in memory.
+        """
         return self._store.stats()
 
     # Hooks of each algorithm.
@@ -148,7 +152,11 @@ class OptimizerBase(torch.optim.Optimizer):
     # Gradients on disk.
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add parameters, as torch does."""
+        """Add parameters, as torch does.
+
+        Args:
+            param_group: a dict with ``"params"`` and settings that differ from the defaults.
+        """
         super().add_param_group(param_group)
         if not hasattr(self, "_first_indices"):
             return

@@ -26,6 +26,9 @@ class KernelOptimizer(SteppingOptimizer):
 
         State on disk is read into memory for it.
 
+        Returns:
+            A dict that ``load_state_dict`` of this class and of torch's takes.
+
         Raises:
             ClosedError: the optimizer was closed.
             RuntimeError: a step has stopped half way.
@@ -45,6 +48,9 @@ class KernelOptimizer(SteppingOptimizer):
         """Load the state dict of torch's optimizer or ours.
 
         State of bf16 and fp16 parameters stays fp32, which torch would round to the type of the parameter.
+
+        Args:
+            state_dict: the result of ``state_dict()``.
 
         Raises:
             ClosedError: the optimizer was closed.

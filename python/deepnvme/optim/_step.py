@@ -26,14 +26,19 @@ class SteppingOptimizer(OptimizerBase):
         With a ``GradScaler`` gradients are unscaled on the fly. Nothing happens if one of them is not finite.
 
         If the step stops half way, because of a disk error or Ctrl-C, calling it again with the same gradients resumes
-        it.
-        Nothing is updated twice.
+        it. Nothing is updated twice.
+
+        Args:
+            closure: computes the loss and the gradients first, as in torch. Default: gradients exist already.
+
+        Returns:
+            The result of ``closure``, or ``None``.
 
         Raises:
             ClosedError: the optimizer was closed.
             StepStoppedError: the disk failed half way.
-            RuntimeError: with ``error_if_nonfinite``, the norm of the gradients is infinite or NaN; or loading of state
-                was interrupted.
+            RuntimeError: with ``error_if_nonfinite``, the norm of the gradients is infinite or NaN; or loading of
+                state was interrupted.
         """
         self._check_loaded()
         loss = None

@@ -9,8 +9,9 @@ use pyo3::types::PyTuple;
 use super::file_name::file_name;
 use crate::{error, settings};
 
-/// One logical file striped over several part files, as RAID-0 stripes disks. Several NVMe drives add up without RAID.
-/// Every path argument accepts a stripe set.
+/// One logical file striped over several part files, as RAID-0 stripes disks.
+///
+/// Several NVMe drives add up without RAID. Every path argument accepts a stripe set.
 ///
 /// The first write creates a manifest next to the first part, ``<first part>.stripes.json``. Its path also names the
 /// set, wherever a path is accepted.
@@ -25,10 +26,10 @@ use crate::{error, settings};
 ///
 /// Example:
 ///     >>> parts = deepnvme.StripeSet(["disk0.part", "disk1.part"], stripe_bytes=4096)
-///     >>> deepnvme.write(tensor, parts)
-///     4096
-///     >>> deepnvme.read(tensor, parts)
-///     4096
+///     >>> deepnvme.write(torch.ones(2048), parts)
+///     8192
+///     >>> deepnvme.read(torch.empty(2048), parts)
+///     8192
 #[pyclass(frozen, eq, hash, module = "deepnvme")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct StripeSet(deepnvme_file::StripeSet);
@@ -48,9 +49,19 @@ impl StripeSet {
     /// Args:
     ///     path: the manifest, ``<first part>.stripes.json``.
     ///
+    /// Returns:
+    ///     The set that was written last.
+    ///
     /// Raises:
     ///     FileNotFoundError: the manifest does not exist.
     ///     deepnvme.errors.CorruptFileError: the file is not a manifest, or differs from its checksum.
+    ///
+    /// Example:
+    ///     >>> parts = deepnvme.StripeSet(["disk0.part", "disk1.part"])
+    ///     >>> deepnvme.write(torch.ones(1024), parts)
+    ///     4096
+    ///     >>> deepnvme.StripeSet.from_manifest(parts.manifest_path).stripe_bytes
+    ///     1048576
     #[staticmethod]
     #[pyo3(signature = (path))]
     fn from_manifest(path: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -66,7 +77,7 @@ impl StripeSet {
         PyTuple::new(py, self.0.parts().iter().map(|part| part.as_os_str()))
     }
 
-    /// Bytes of one part before the next part follows.
+    /// Bytes of one part before the next part follows. Default 1 MiB.
     #[getter]
     fn stripe_bytes(&self) -> u64 {
         self.0.stripe_bytes()

@@ -18,7 +18,7 @@ import deepnvme
 
 
 def schema(name: str) -> dict[str, Any]:
-    folder = Path(__file__).parents[3] / "docs" / "schema"
+    folder = Path(__file__).parents[3] / "docs" / "reference" / "schema"
     loaded: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     return loaded
 

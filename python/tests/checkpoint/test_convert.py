@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import deepnvme
 
-SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schema" / "convert.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "reference" / "schema" / "convert.json").read_text())
 
 
 def convert(source: Path, target: Path, *, status: int = 0) -> tuple[dict[str, Any], str]:

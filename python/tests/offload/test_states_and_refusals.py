@@ -165,8 +165,9 @@ def test_refusals(tmp_path: Path) -> None:
         deepnvme.offload_parameters(model, memory=10_000, swap_dir=tmp_path)
     with pytest.raises(UnsupportedError, match="buffer running_mean is on the meta"), torch.device("meta"):
         deepnvme.offload_parameters(nn.BatchNorm1d(3), memory=MEMORY, swap_dir=tmp_path)
-    with pytest.raises(deepnvme.errors.NotFoundError):
-        deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(deepnvme.errors.NotFolderError):
+        deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path / "file" / "below")
     expected = loss_of(model, batches(1)[0])
     again = deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path, checksums=True)
     assert torch.equal(loss_of(model, batches(1)[0]), expected)

@@ -114,9 +114,10 @@ def test_refusals(tmp_path: Path) -> None:
     for settings in ({"swap_dir": tmp_path}, {"memory": "1GB"}):
         with pytest.raises(ValueError, match="needs both"):
             optim.AdamW(net.parameters(), **settings)
-    with pytest.raises(deepnvme.errors.NotFoundError) as caught:
-        optim.AdamW(net.parameters(), swap_dir=tmp_path / "nowhere", memory="1MB")
-    assert caught.value.errno == errno.ENOENT
+    (tmp_path / "file").touch()
+    with pytest.raises(deepnvme.errors.NotFolderError) as caught:
+        optim.AdamW(net.parameters(), swap_dir=tmp_path / "file" / "below", memory="1MB")
+    assert caught.value.errno == errno.ENOTDIR
     optimizer = optim.AdamW(net.parameters(), swap_dir=tmp_path, memory="1MB", checksums=True)
     train(net, optimizer, range(2))
     with pytest.raises(TypeError, match="state_dict"):

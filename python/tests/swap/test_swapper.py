@@ -234,9 +234,10 @@ def test_errors_teach(swapper: Make, tmp_path: Path) -> None:
         deepnvme.Swapper(tmp_path, memory="lots")
     with pytest.raises(ValueError, match="at least"):
         deepnvme.Swapper(tmp_path, memory=1)
-    with pytest.raises(FileNotFoundError) as caught:
-        deepnvme.Swapper(tmp_path / "nowhere", memory="1MB")
-    assert caught.value.filename == str(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as caught:
+        deepnvme.Swapper(tmp_path / "file" / "below", memory="1MB")
+    assert caught.value.filename == str(tmp_path / "file" / "below")
     with pytest.raises(TypeError, match="neither copied nor pickled"):
         copy.deepcopy(mine)
 

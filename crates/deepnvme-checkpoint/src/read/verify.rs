@@ -20,9 +20,9 @@ use crate::work_queue;
 pub enum Verify {
     /// Nothing.
     Off,
-    /// One chunk in [`SAMPLE`], chosen at random, and at least one. Without checksums nothing.
+    /// One chunk in `SAMPLE`, chosen at random, and at least one. Without checksums nothing.
     Sample,
-    /// At least a sample, and as much as [`LOAD_FRACTION`] of the load's time allows: everything if the processors are
+    /// At least a sample, and as much as `LOAD_FRACTION` of the load's time allows: everything if the processors are
     /// faster than the disk. Without checksums nothing.
     #[default]
     Auto,

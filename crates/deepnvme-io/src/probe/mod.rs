@@ -1,7 +1,7 @@
 //! Probes the backends of this machine by running each one, and explains refusals with their remedy.
 //!
 //! [`Probe::run`] tries them, and [`Probe::choose`] decides. The explanation is a pure function of an error number and
-//! a few facts about the process ([`Facts`]).
+//! a few facts about the process (`Facts`).
 #![cfg_attr(simulated, allow(dead_code, unused_imports, reason = "a simulated machine is not probed"))]
 
 mod facts;

@@ -1,7 +1,7 @@
 //! Worker processes that run the same workload at the same time, each with its own engine and files.
 //!
 //! A worker is this program again. It reads the workload as one line of JSON from its standard input, then one line for each
-//! round. It writes [`Message`]s to its standard output. At the end of its input it removes its files and exits, so it never
+//! round. It writes `Message`s to its standard output. At the end of its input it removes its files and exits, so it never
 //! outlives its parent.
 
 use std::io::{BufRead, BufReader, Write};

@@ -13,7 +13,7 @@
 //!
 //! The new file is a safetensors file. If all tensors are unchanged or cast, it is `model.safetensors`, which any
 //! reader understands. Otherwise it is `packed.safetensors`, in which encoded tensors are stored as bytes
-//! (`docs/packed-format.md`).
+//! (`docs/reference/packed-format.md`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -21,6 +21,7 @@ from deepnvme._checkpoint.dcp.shard import Shard
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.metadata_file import read_metadata
+from deepnvme._utils.public import public_in
 from deepnvme.errors import ChecksumError, CorruptFileError, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine
 
 
+@public_in("deepnvme.integrations.dcp")
 class DeepnvmeReader(StorageReader):
     """Read what :class:`DeepnvmeWriter` wrote, at any world size. Reads only the needed rows of each tensor.
 

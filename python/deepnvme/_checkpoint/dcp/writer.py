@@ -21,6 +21,7 @@ from deepnvme._checkpoint.dcp.plans import check_plans
 from deepnvme._checkpoint.save import SaveOptions, describe_tensors, plan_safetensors
 from deepnvme._checkpoint.shards import identities
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
+from deepnvme._utils.public import public_in
 from deepnvme.errors import NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine, _Saving
 
 
+@public_in("deepnvme.integrations.dcp")
 class DeepnvmeWriter(StorageWriter):
     """Write a distributed state, each rank its own part.
 

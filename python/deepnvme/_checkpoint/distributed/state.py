@@ -99,7 +99,7 @@ def serialize(obj: object, is_archive: bool) -> SerializedState:
     if not is_archive:
         tensors = describe_tensors(obj)
         return SerializedState([(name, f"{dtype} {shape}") for name, dtype, shape, _ in tensors], tensors=tensors)
-    pickle, storages = pickle_with_storages(obj)
+    pickle, storages = pickle_with_storages(obj, warns=True)
     descriptions, is_all = _descriptions(obj, storages)
     if not is_all:
         # Tensors inside objects have no name. If the pickles are equal, so is the order of storages.

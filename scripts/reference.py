@@ -1,0 +1,64 @@
+"""Write the reference page of the command line from the help of its commands.
+
+python scripts/reference.py           # write docs/reference/cli.md
+python scripts/reference.py --check   # exit status 1 if it would change
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/reference/cli.md"
+HEAD = """\
+# Command line
+
+`deepnvme` and `python -m deepnvme` are the same program, which the wheel installs. The Rust binary of `deepnvme-cli`
+cannot run `generate` and `stream-bench`, which need the Python package with torch and transformers. Results go to
+standard output, messages to standard error. Exit status: 0 success, 1 failure, 2 usage error.
+
+[JSON schemas](json-schemas.md) describe the output of `--json`. [Settings](settings.md) explains the settings of the
+engine, and the sizes that options accept.
+"""
+# `Commands:` of the help, up to the empty line behind it.
+COMMANDS = re.compile(r"^Commands:\n(.*?)\n\n", re.MULTILINE | re.DOTALL)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or check it."""
+    page = command_line()
+    if PAGE.exists() and PAGE.read_text() == page:
+        return 0
+    if "--check" in arguments:
+        print(f"{PAGE.relative_to(ROOT)} is not the help of the commands; run: python scripts/reference.py")
+        return 1
+    PAGE.write_text(page)
+    return 0
+
+
+def command_line() -> str:
+    """Return the page: the help of the program, and of each command."""
+    whole = help_of([])
+    found = COMMANDS.search(whole)
+    assert found is not None, "the help lists no commands"
+    names = [line.split()[0] for line in found[1].splitlines() if line[:3].strip()]
+    sections = [("deepnvme", whole), *((f"deepnvme {name}", help_of([name])) for name in names if name != "help")]
+    return HEAD + "".join(f"\n## `{title}`\n\n```text\n{text}\n```\n" for title, text in sections)
+
+
+def help_of(command: list[str]) -> str:
+    """Return the help of a command, without blanks at the ends of lines."""
+    # `ds_io` and `ds_nvme_tune` are DeepSpeed's programs, with its options.
+    plain = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "deepnvme", *command, "--help"], check=True, capture_output=True, text=True, env=plain
+    )
+    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
