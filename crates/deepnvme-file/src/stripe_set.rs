@@ -1,4 +1,4 @@
-//! One logical file over several part files, striped as in RAID-0. A manifest lists the parts.
+//! One logical file over several part files, striped as in RAID-0. A manifest lists the parts. `replace` writes it.
 //!
 //! A manifest contains a checksum of itself ([`deepnvme_format::set`]). Version 1 may omit it: such manifests are
 //! written by hand, or edited after a disk was mounted elsewhere.
@@ -8,10 +8,8 @@ use std::path::{Path, PathBuf};
 use deepnvme_format::set::{self, State};
 use serde::{Deserialize, Serialize};
 
-use crate::replace::Temporary;
 use deepnvme_io::display;
 use deepnvme_io::fs;
-use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result, StripeLayout};
 
 /// Maximum number of parts of a stripe set.
@@ -207,7 +205,7 @@ impl StripeSet {
 
     /// The same parts as a manifest names them: by file name in its folder, else by absolute paths. So a folder that is
     /// copied or moved with its manifest does not lead back to the parts of the original.
-    fn recorded(&self, manifest: &Path) -> Self {
+    pub(crate) fn recorded(&self, manifest: &Path) -> Self {
         let Self { mut parts, stripe_bytes, .. } = self.absolute();
         let manifest = std::path::absolute(manifest).unwrap_or_else(|_| manifest.to_path_buf());
         let folder = fs::folder_of(&manifest);
@@ -228,40 +226,9 @@ impl StripeSet {
         serde_json::to_value(&manifest)
             .map_err(|error| invalid(format!("a part's name is not UTF-8: {error}")).at_path(self.manifest_path()))
     }
-
-    /// Writes the manifest next to the first part unless one exists: first privately, then renamed.
-    ///
-    /// # Errors
-    /// The error of the folder, or `InvalidInput` if the manifest of another set exists.
-    pub fn write_manifest(&self) -> Result<()> {
-        let path = self.manifest_path();
-        let mut file = self.private_manifest(&path)?;
-        match file.rename_new(&path) {
-            Ok(()) => Ok(()),
-            // Another process was faster. This is fine if both wrote the same set.
-            Err(Errno::EXIST) => {
-                let absolute =
-                    |set: &Self| set.parts.iter().map(std::path::absolute).collect::<std::io::Result<Vec<_>>>();
-                let there = Self::from_manifest(&path)?;
-                let is_same = there.stripe_bytes == self.stripe_bytes
-                    && matches!((absolute(&there), absolute(self)), (Ok(there), Ok(own)) if there == own);
-                let differs = || invalid("another set of the same name was made meanwhile; open it again".into());
-                if is_same { Ok(()) } else { Err(differs().at_path(path)) }
-            }
-            Err(errno) => Err(Error::os("write stripe manifest", errno).at_path(path)),
-        }
-    }
-
-    fn private_manifest(&self, path: &Path) -> Result<Temporary> {
-        let text = self.recorded(path).to_list()?;
-        let file = Temporary::new(path)?;
-        file.fill(text.as_bytes()).map_err(|error| error.at_path(path))?;
-        file.take_mode_of(path)?;
-        Ok(file)
-    }
 }
 
-fn invalid(detail: String) -> Error {
+pub(crate) fn invalid(detail: String) -> Error {
     Error::new(ErrorKind::InvalidInput, "stripe set", detail)
 }
 
