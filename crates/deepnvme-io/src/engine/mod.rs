@@ -362,7 +362,7 @@ impl Engine {
             self.queue.push_empty(&request)?;
         } else if !request.is_ready()? {
             WorkerStats::count(&self.stats[0].counters.gpu_waits, 1);
-            self.threads.barrier.hold(&request, priority)?;
+            self.threads.wait_list.hold(&request, priority)?;
         } else {
             self.queue.push(&request, priority)?;
         }
