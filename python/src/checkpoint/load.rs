@@ -15,7 +15,7 @@ use pyo3::types::PyList;
 use super::{build, raise};
 use crate::engine::PyEngine;
 use crate::path::{PathArgument, file_name};
-use crate::{background, default, detached_requests, memory, threads, torch};
+use crate::{background, default, detached_requests, memory, tensor_memory, threads, torch};
 
 /// Name, type, sizes, strides, first element, index of the storage.
 type TensorTuple = (String, &'static str, Vec<u64>, Vec<u64>, u64, usize);
@@ -168,7 +168,7 @@ impl CheckpointReader {
     /// reads the open file, even if its name now refers to another.
     fn read_range(&self, py: Python<'_>, extent: usize, start: u64, target: &Bound<'_, PyAny>) -> PyResult<()> {
         self.check_extents([extent].into_iter())?;
-        let (record, memory) = (&self.reader.extents()[extent], memory::target(target)?);
+        let (record, memory) = (&self.reader.extents()[extent], tensor_memory::target(target)?);
         if !self.is_exact || start.checked_add(memory.len() as u64).is_none_or(|end| end > record.bytes) {
             return Err(PyValueError::new_err("the range is not within the tensor"));
         }
@@ -290,7 +290,7 @@ impl CheckpointReader {
         self.check_extents(buffers.iter().flat_map(|((_, _, members), _)| members.iter().map(|(extent, _)| *extent)))?;
         let _gc_pause = memory::GcPause::new(py);
         let target = |((offset, bytes, members), object): (LoadBufferTuple, Bound<'_, PyAny>)| {
-            let target = memory::target(&object)?;
+            let target = tensor_memory::target(&object)?;
             if !target.is_contiguous() {
                 return Err(PyValueError::new_err("a load buffer is contiguous memory"));
             }
