@@ -165,8 +165,9 @@ impl Span {
     /// `target` is valid for writes of `len` bytes.
     pub(crate) unsafe fn copy_out(&self, from: usize, target: *mut u8, len: usize) {
         self.assert_copyable(from, len);
-        // SAFETY: the range was checked, the owner keeps the memory valid, and the caller guarantees the target. Both
-        // sides may lie in one pool's arena, so this is `copy`, which costs the same as `copy_nonoverlapping`.
+        // SAFETY: the range was checked, and the owner keeps the memory valid. `target` is valid for writes of `len`
+        // bytes, as the caller of `copy_out` ensures. Both sides may lie in one pool's arena, so this is `copy`, which
+        // costs the same as `copy_nonoverlapping`.
         unsafe {
             match &self.runs {
                 None => ptr::copy(self.start.add(from), target, len),
@@ -181,7 +182,9 @@ impl Span {
     /// `source` is valid for reads of `len` bytes, and the span was created writable.
     pub(crate) unsafe fn copy_in(&self, to: usize, source: *const u8, len: usize) {
         self.assert_copyable(to, len);
-        // SAFETY: as in `copy_out`, in the other direction.
+        // SAFETY: the range was checked, and the owner keeps the memory valid. `source` is valid for reads of `len`
+        // bytes and the span is writable, as the caller of `copy_in` ensures. Both sides may lie in one pool's arena,
+        // so this is `copy`.
         unsafe {
             match &self.runs {
                 None => ptr::copy(source, self.start.add(to), len),
@@ -196,7 +199,8 @@ impl Span {
     /// As [`copy_in`](Self::copy_in).
     pub(crate) unsafe fn copy_in_non_temporal(&self, to: usize, source: &[u8]) {
         self.assert_copyable(to, source.len());
-        // SAFETY: as in `copy_in`. A shared slice cannot overlap writable memory.
+        // SAFETY: the range was checked, the owner keeps the memory valid, and the span is writable, as the caller of
+        // this function ensures. A shared slice cannot overlap writable memory.
         unsafe {
             match &self.runs {
                 None => non_temporal::copy(source.as_ptr(), self.start.add(to), source.len()),

@@ -102,7 +102,8 @@ impl Slot {
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         self.assert_no_region();
-        // SAFETY: as in `as_slice`. The slot is borrowed while the slice lives, so no region can be created.
+        // SAFETY: the slot's memory is initialised, and no region of it is alive. The slot is borrowed while the slice
+        // lives, so no region can be created.
         unsafe { slice::from_raw_parts_mut(self.memory.span.start(), self.len()) }
     }
 
