@@ -55,7 +55,7 @@ test-gpu: ## the tests that need an NVIDIA GPU, on this machine
 gpu-bundle: $(STAMPS)/wheel ## the same tests and the wheel as target/gpu-bundle, for a machine that has a GPU: its run.sh runs them
 	@$(BIN)/python scripts/gpu_bundle.py
 
-check: setup ## format, lints, types, floors and circles of imports, prose, lock files, and licences where cargo-deny is installed
+check: setup ## format, lints, types, layers and import cycles, prose, lock files, and licences where cargo-deny is installed
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
@@ -63,7 +63,7 @@ check: setup ## format, lints, types, floors and circles of imports, prose, lock
 	$(BIN)/mypy python/deepnvme python/tests scripts demo
 	$(BIN)/python -m mypy.stubtest deepnvme --mypy-config-file pyproject.toml --allowlist scripts/stubtest.allow --ignore-unused-allowlist
 	$(BIN)/python scripts/tidy.py
-	$(BIN)/python scripts/circles.py
+	$(BIN)/python scripts/import_cycles.py
 	$(BIN)/python scripts/prose.py
 	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	@scripts/deny.sh

@@ -22,7 +22,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import layers
+import environments
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) == 2 and arguments[0] == "file":  # noqa: PLR2004
         return install(["--requirement", arguments[1]])
     if len(arguments) == 2 and arguments[0] in {"hosts", "serving", "torch"}:  # noqa: PLR2004
-        return layers.make(*arguments)
+        return environments.make(*arguments)
     if arguments == ["wheel"]:
         return build_wheel()
     print(__doc__, file=sys.stderr)
