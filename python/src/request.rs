@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use deepnvme_io::fs::Identity;
+use deepnvme_io::fs::FileId;
 use deepnvme_io::{
     Access, Engine, Error, ErrorKind, ReadItem, Result, TensorFile, WriteExtent, WriteItem, WriteOptions,
 };
@@ -176,7 +176,7 @@ fn open_all(paths: Vec<PathArgument>, access: Access, engine: &Engine) -> Result
 
 /// Replace files that are one file under two names by the first, so that ranges of it are compared.
 fn deduplicated(files: Vec<Arc<TensorFile>>) -> Result<Vec<Arc<TensorFile>>> {
-    let mut known: HashMap<Identity, (usize, Arc<TensorFile>)> = HashMap::with_capacity(files.len());
+    let mut known: HashMap<FileId, (usize, Arc<TensorFile>)> = HashMap::with_capacity(files.len());
     let mut once = Vec::with_capacity(files.len());
     for file in files {
         let stats = file.stats()?;

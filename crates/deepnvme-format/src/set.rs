@@ -28,9 +28,9 @@ pub const REPLACES_KEY: &str = "deepnvme.replaces";
 /// The digits of the checksum before it is written.
 pub const BLANK: &str = "0000000000000000-0000000000000000-0000000000000000";
 
-/// The identity of a listed file.
+/// Length and index checksum of a listed file, which tell it from every other version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct FileFingerprint {
     /// Length of the file in bytes.
     pub bytes: u64,
     /// CRC-64/NVME of its index.
@@ -106,7 +106,7 @@ pub fn state(text: &[u8]) -> State {
 #[derive(Deserialize)]
 struct Wire {
     #[serde(rename = "deepnvme.files", default)]
-    files: Option<Object<WireIdentity>>,
+    files: Option<Object<WireFingerprint>>,
     #[serde(default)]
     metadata: Option<Metadata>,
 }
@@ -114,13 +114,13 @@ struct Wire {
 #[derive(Deserialize)]
 struct Metadata {
     #[serde(rename = "deepnvme.files", default)]
-    files: Option<Object<WireIdentity>>,
+    files: Option<Object<WireFingerprint>>,
     #[serde(rename = "deepnvme.replaces", default)]
     replaces: Option<Replaced>,
 }
 
 #[derive(Deserialize)]
-struct WireIdentity {
+struct WireFingerprint {
     bytes: u64,
     index_crc64: String,
 }
@@ -129,7 +129,7 @@ struct WireIdentity {
 ///
 /// # Errors
 /// `Corrupt` for a text that is not a list, and for files outside its folder.
-pub fn files(text: &[u8]) -> Result<Vec<(String, Identity)>> {
+pub fn files(text: &[u8]) -> Result<Vec<(String, FileFingerprint)>> {
     let corrupt = |what: String| Error::corrupt(0, format!("this is not a file list: {what}"));
     // serde also reads a struct from an array.
     if !text.trim_ascii_start().starts_with(b"{") {
@@ -137,11 +137,11 @@ pub fn files(text: &[u8]) -> Result<Vec<(String, Identity)>> {
     }
     let wire: Wire = serde_json::from_slice(text).map_err(|error| corrupt(error.to_string()))?;
     let files = wire.files.or_else(|| wire.metadata?.files);
-    let file = |(name, WireIdentity { bytes, index_crc64 }): (String, WireIdentity)| {
+    let file = |(name, WireFingerprint { bytes, index_crc64 }): (String, WireFingerprint)| {
         let index_crc64 =
             parse_digits(index_crc64.as_bytes(), 0..HEX_DIGITS).filter(|_| index_crc64.len() == HEX_DIGITS);
         match index_crc64 {
-            Some(index_crc64) if is_file_name(&name) => Ok((name, Identity { bytes, index_crc64 })),
+            Some(index_crc64) if is_file_name(&name) => Ok((name, FileFingerprint { bytes, index_crc64 })),
             _ => Err(corrupt(format!("{name:?} is not a file name in this folder"))),
         }
     };
@@ -177,7 +177,7 @@ mod tests {
     fn every_changed_byte_is_reported() {
         let text = text().into_bytes();
         assert_eq!(state(&text), State::Sound);
-        assert_eq!(files(&text).unwrap(), [("a.safetensors".into(), Identity { bytes: 5, index_crc64: 255 })]);
+        assert_eq!(files(&text).unwrap(), [("a.safetensors".into(), FileFingerprint { bytes: 5, index_crc64: 255 })]);
         for at in 0..text.len() {
             for value in (0..=u8::MAX).filter(|value| *value != text[at]) {
                 let mut damaged = text.clone();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepnvme_file::Target;
-use deepnvme_io::fs::{self, Identity};
+use deepnvme_io::fs::{self, FileId};
 use deepnvme_io::{Access, DirectMode, Error as IoError, OpenOptions, TensorFile};
 
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ pub struct WeightFile {
 /// Changes when a file is replaced, truncated or written to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct FileVersion {
-    identity: Identity,
+    identity: FileId,
     bytes: u64,
     modified_ns: i128,
 }

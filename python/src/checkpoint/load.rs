@@ -137,7 +137,7 @@ impl CheckpointReader {
         let (reader, engine) = (Arc::clone(&self.reader), Arc::clone(&self.engine));
         let checked = background::run_read_only(py, move || {
             reader.check()?;
-            reader.compare_identity(&engine, set::Identity { bytes, index_crc64 })
+            reader.compare_fingerprint(&engine, set::FileFingerprint { bytes, index_crc64 })
         })?;
         checked.map_err(|error| raise(py, &error))
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
 use deepnvme_file::{StripeSet, Target};
 use deepnvme_format::safetensors::Index;
-use deepnvme_format::set::{self, Identity, Replaced, State};
+use deepnvme_format::set::{self, FileFingerprint, Replaced, State};
 use deepnvme_io::fs::Stat;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Engine, Error as IoError, ErrorKind, fs};
@@ -33,7 +33,7 @@ pub struct CheckpointFile {
     /// The tensors that the index assigns to the file (`None`: all).
     pub names: Option<Vec<String>>,
     /// The identity of the file according to the index.
-    pub identity: Option<Identity>,
+    pub identity: Option<FileFingerprint>,
 }
 
 impl CheckpointFile {
@@ -70,7 +70,7 @@ impl CheckpointFile {
     /// `Format` if a tensor is missing, `Damaged` if it is another file, or `Io`.
     pub fn compare(&self, engine: &Engine, reader: &Reader) -> Result<()> {
         reader.require(self.names.as_deref().unwrap_or_default())?;
-        self.identity.map_or(Ok(()), |identity| reader.compare_identity(engine, identity))
+        self.identity.map_or(Ok(()), |identity| reader.compare_fingerprint(engine, identity))
     }
 }
 
@@ -242,7 +242,7 @@ pub fn find_shards(folder: &Path) -> Result<Option<FileSet>> {
 }
 
 /// Reads the identities of files from a list. A damaged list yields none.
-fn identities(path: &Path, text: &[u8]) -> Result<(State, HashMap<String, Identity>)> {
+fn identities(path: &Path, text: &[u8]) -> Result<(State, HashMap<String, FileFingerprint>)> {
     let state = set::state(text);
     let files = match state {
         State::Sound => set::files(text).map_err(|error| Error::format(path, error))?,

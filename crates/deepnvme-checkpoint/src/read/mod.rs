@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use deepnvme_file::aligned_range::read_range;
 use deepnvme_format::pickle::Graph;
-use deepnvme_format::set::Identity;
+use deepnvme_format::set::FileFingerprint;
 use deepnvme_format::state::State;
 use deepnvme_format::{Error as FormatError, safetensors};
 use deepnvme_io::mem::{Region, RegionMut};
@@ -225,8 +225,8 @@ impl Reader {
     ///
     /// # Errors
     /// `Damaged` if it is another file, or `Io`.
-    pub fn compare_identity(&self, engine: &Engine, identity: Identity) -> Result<()> {
-        let Identity { bytes, index_crc64 } = identity;
+    pub fn compare_fingerprint(&self, engine: &Engine, identity: FileFingerprint) -> Result<()> {
+        let FileFingerprint { bytes, index_crc64 } = identity;
         if self.file_bytes == bytes && self.index_crc64(engine)? == index_crc64 {
             return Ok(());
         }

@@ -26,7 +26,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use deepnvme_format::set;
-use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
+use deepnvme_io::fs::{self, FileId, Kind, OFlags, Stat};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
@@ -162,7 +162,7 @@ impl SetReplacement {
             .zip(&stats)
             .map(|(path, stat)| (recorded(path, &self.index), written_mark(stat)))
             .collect();
-        let identities: HashSet<Identity> = stats.iter().map(|stat| stat.identity).collect();
+        let identities: HashSet<FileId> = stats.iter().map(|stat| stat.identity).collect();
         // Keep every list locked until the change: an unlocked one is taken for that of a killed save.
         let mut tried = Vec::new();
         for _ in 0..RACES_MAX {
@@ -220,7 +220,7 @@ impl SetReplacement {
     }
 
     /// Removes the members of the replaced index. Returns the files that it listed and that stay.
-    fn remove_old(&self, old: Owned, new: &HashSet<Identity>) -> Vec<PathBuf> {
+    fn remove_old(&self, old: Owned, new: &HashSet<FileId>) -> Vec<PathBuf> {
         let removal = old.remove(new);
         let kept = [old.foreign, removal.changed].concat();
         if !kept.is_empty() {

@@ -10,7 +10,7 @@ use deepnvme_checkpoint::read::INDEX_SUFFIX;
 use deepnvme_file::replace::PrivateFolder;
 use deepnvme_file::stripe_set::{MANIFEST_SUFFIX, STRIPE_BYTES_DEFAULT};
 use deepnvme_file::{Replacement, StripeSet, Target};
-use deepnvme_io::fs::{self, Identity, Kind, OFlags};
+use deepnvme_io::fs::{self, FileId, Kind, OFlags};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind};
 use serde::Serialize;
@@ -152,7 +152,7 @@ enum Fate {
 
 fn copy_others(source: &Path, target: &mut PrivateFolder, model: &Model, mode: Mode) -> Result<(usize, Vec<LeftOut>)> {
     let (mut copied, mut left_out) = (0, Vec::new());
-    let packed: HashSet<Identity> = model.identities()?;
+    let packed: HashSet<FileId> = model.identities()?;
     let mut folders = vec![(source.to_path_buf(), PathBuf::new(), 0)];
     while let Some((from, to, depth)) = folders.pop() {
         let refused = |errno| IoError::os("copy", errno).at_path(&from);
@@ -181,7 +181,7 @@ fn copy_others(source: &Path, target: &mut PrivateFolder, model: &Model, mode: M
     Ok((copied, left_out))
 }
 
-fn fate(path: &Path, depth: usize, packed: &HashSet<Identity>) -> Result<Fate, Errno> {
+fn fate(path: &Path, depth: usize, packed: &HashSet<FileId>) -> Result<Fate, Errno> {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     if name.starts_with(b".") {
         return Ok(Fate::LeftOut("it is hidden"));

@@ -8,7 +8,7 @@ use deepnvme_checkpoint::read::{Contents, Reader, open_all};
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_file::aligned_range::{AlignedRange, AlignedRead, BLOCK_BYTES};
 use deepnvme_format::Dtype;
-use deepnvme_io::fs::Identity;
+use deepnvme_io::fs::FileId;
 use deepnvme_io::mem::Buffer;
 use deepnvme_io::{Engine, Error as IoError};
 
@@ -107,7 +107,7 @@ impl Model {
     }
 
     /// The identities of all files.
-    pub(super) fn identities(&self) -> Result<HashSet<Identity>> {
+    pub(super) fn identities(&self) -> Result<HashSet<FileId>> {
         let mut found = HashSet::new();
         for reader in &self.readers {
             found.extend(reader.file().stats()?.iter().map(|stat| stat.identity));

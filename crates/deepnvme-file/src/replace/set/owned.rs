@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use deepnvme_format::set::State;
-use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
+use deepnvme_io::fs::{self, FileId, Kind, OFlags, Stat};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 use serde::Deserialize;
@@ -66,7 +66,7 @@ impl Owned {
     }
 
     /// Removes all files except those in `used`, and those that somebody has replaced or written to.
-    pub(super) fn remove(&self, used: &HashSet<Identity>) -> Removal {
+    pub(super) fn remove(&self, used: &HashSet<FileId>) -> Removal {
         let mut removal = Removal { are_gone: true, changed: Vec::new() };
         for (path, stated) in self.all() {
             match fs::stat_link(path) {
@@ -139,7 +139,7 @@ pub(super) fn clean_up(index: &Path, record_at: &[String]) {
 /// Removes listed members and their temporaries. Returns whether all removals are on disk.
 pub(super) fn remove_listed<'a>(
     listed: impl Iterator<Item = (&'a Path, Option<&'a str>)> + Clone,
-    live: &HashSet<Identity>,
+    live: &HashSet<FileId>,
 ) -> bool {
     let mut are_gone = true;
     for (path, stated) in listed.clone() {
@@ -151,7 +151,7 @@ pub(super) fn remove_listed<'a>(
 }
 
 /// Removes an unlisted member if its identity matches the list. Returns false if it may be left.
-pub(super) fn remove_member(path: &Path, stated: &str, live: &HashSet<Identity>) -> bool {
+pub(super) fn remove_member(path: &Path, stated: &str, live: &HashSet<FileId>) -> bool {
     let is_ours = |stat: &Stat| {
         stat.user == fs::user()
             && is_marked(stat, stated)
