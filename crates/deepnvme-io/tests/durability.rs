@@ -11,7 +11,7 @@ use deepnvme_io::{DirectMode, Durability, Engine, SubmitMode, WriteExtent, Write
 use deepnvme_testkit::data::{TestFile, difference, random_bytes, region_holding};
 use deepnvme_testkit::model::pick_bytes;
 use deepnvme_testkit::rng::Rng;
-use deepnvme_testkit::simulated::SimDisk;
+use deepnvme_testkit::scheduled_backend::SimDisk;
 use deepnvme_testkit::watchdog;
 
 const SEEDS: u64 = 40;
