@@ -21,7 +21,7 @@ pub type Owner = Arc<dyn Any + Send + Sync>;
 /// share between threads: the kernel, Python and other threads may change the bytes at any time, and a copy of
 /// changing bytes is unspecified.
 #[derive(Clone)]
-pub(crate) struct Span {
+pub(crate) struct MemorySpan {
     start: *mut u8,
     len: usize,
     device: Device,
@@ -32,11 +32,11 @@ pub(crate) struct Span {
 }
 
 // SAFETY: the owner, which is Send, keeps the address valid on every thread.
-unsafe impl Send for Span {}
+unsafe impl Send for MemorySpan {}
 // SAFETY: shared access copies bytes through raw pointers and never returns references.
-unsafe impl Sync for Span {}
+unsafe impl Sync for MemorySpan {}
 
-impl Span {
+impl MemorySpan {
     pub(crate) fn flat(start: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
         assert!(isize::try_from(len).is_ok(), "a region of {len} bytes is larger than any memory");
         Self { start, len, device, stream: StreamHandle::DEFAULT, owner, runs: None }
@@ -216,7 +216,7 @@ impl Span {
     }
 }
 
-impl fmt::Debug for Span {
+impl fmt::Debug for MemorySpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes at {:#x} on {:?}", self.len, self.addr(), self.device)?;
         if let Some(runs) = &self.runs { write!(f, ", in {runs:?}") } else { Ok(()) }

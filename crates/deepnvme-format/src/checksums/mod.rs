@@ -183,7 +183,8 @@ struct WireV1 {
     #[serde(rename = "version")]
     _version: u32,
     algorithm: String,
-    cell_bytes: u64,
+    #[serde(rename = "cell_bytes")]
+    chunk_bytes: u64,
     records: json::Object<String>,
 }
 
@@ -199,7 +200,8 @@ struct Wire<R> {
     index_offset: String,
     index_bytes: String,
     algorithm: String,
-    cell_bytes: u64,
+    #[serde(rename = "cell_bytes")]
+    chunk_bytes: u64,
     records: R,
 }
 
@@ -268,7 +270,7 @@ pub fn encode<'a>(records: impl Iterator<Item = (&'a str, &'a [u64])> + Clone, f
         index_offset: number(frame.index_offset),
         index_bytes: number(frame.index_bytes),
         algorithm: ALGORITHM.into(),
-        cell_bytes: CHUNK_BYTES,
+        chunk_bytes: CHUNK_BYTES,
         records,
     };
     let mut text = serde_json::to_string(&wire).unwrap_or_default();
@@ -332,10 +334,10 @@ pub fn decode(text: &[u8]) -> Result<Sidecar> {
     Error::check_memory("the checksums", text.len(), JSON_MEMORY_FACTOR)?;
     let no_json = |error| Error::corrupt(0, format!("the checksums are not valid JSON of deepnvme: {error}"));
     let Version { version } = serde_json::from_slice(text).map_err(no_json)?;
-    let (algorithm, cell_bytes, records, seal) = match version {
+    let (algorithm, chunk_bytes, records, seal) = match version {
         1 => {
             let wire: WireV1 = serde_json::from_slice(text).map_err(no_json)?;
-            (wire.algorithm, wire.cell_bytes, wire.records, None)
+            (wire.algorithm, wire.chunk_bytes, wire.records, None)
         }
         VERSION => {
             let wire: Wire<json::Object<String>> = serde_json::from_slice(text).map_err(no_json)?;
@@ -352,12 +354,12 @@ pub fn decode(text: &[u8]) -> Result<Sidecar> {
             if seal.is_none() {
                 return Err(Error::corrupt(0, "the checksums themselves are not those that were saved"));
             }
-            (wire.algorithm, wire.cell_bytes, wire.records, seal)
+            (wire.algorithm, wire.chunk_bytes, wire.records, seal)
         }
         _ => return Err(later(&format!("checksums of version {version}"))),
     };
-    if algorithm != ALGORITHM || cell_bytes != CHUNK_BYTES {
-        return Err(later(&format!("checksums of version {version}, {algorithm} over {cell_bytes} bytes")));
+    if algorithm != ALGORITHM || chunk_bytes != CHUNK_BYTES {
+        return Err(later(&format!("checksums of version {version}, {algorithm} over {chunk_bytes} bytes")));
     }
     let records = records.0.into_iter().map(|(name, digits)| {
         let is_hex = digits.len() % HEX_DIGITS == 0 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());

@@ -5,7 +5,7 @@ use std::slice;
 use crate::lock::LockState;
 use crate::region::Region;
 use crate::region_mut::RegionMut;
-use crate::span::Span;
+use crate::span::MemorySpan;
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, lock};
 
 /// Exclusive use of one slot of a [`Pool`](crate::Pool), and its memory.
@@ -131,7 +131,7 @@ pub(super) struct Slots {
 
 impl Slots {
     /// Returns the memory of one slot. Only the slot's holder may call this.
-    pub(super) fn memory(&self, index: usize) -> Span {
+    pub(super) fn memory(&self, index: usize) -> MemorySpan {
         let start = index * self.stride_bytes;
         self.arena.span.slice(start..start + self.slot_bytes)
     }

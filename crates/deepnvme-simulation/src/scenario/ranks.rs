@@ -27,7 +27,7 @@ use super::process_group::{Failure, Message, ProcessGroup};
 use super::users::{self, SquattedNames};
 
 /// Shards and parts start on blocks.
-const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
+const PAGE_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// Run the scenario.
 pub(super) fn run(context: &Context) {
@@ -326,7 +326,7 @@ impl RankProcess<'_> {
             }
         }
         if self.is_leader() && saving.in_parts {
-            let stripe_bytes = saving.shards[0].end.next_multiple_of(BLOCK_BYTES);
+            let stripe_bytes = saving.shards[0].end.next_multiple_of(PAGE_BYTES);
             let parts = saving.part_names();
             let list = StripeSet::new(parts.into_iter().map(Into::into).collect(), stripe_bytes)?.to_list()?;
             let new = Replacement::new(&Target::Path(saving.path.clone()))?;
@@ -374,7 +374,7 @@ impl RankProcess<'_> {
 
 /// Split the file evenly into blocks for the ranks. There may be fewer shards than ranks.
 fn shard_ranges(bytes: u64, ranks: usize) -> Vec<Range<u64>> {
-    let shard_bytes = bytes.div_ceil(BLOCK_BYTES).div_ceil(ranks as u64).max(1) * BLOCK_BYTES;
+    let shard_bytes = bytes.div_ceil(PAGE_BYTES).div_ceil(ranks as u64).max(1) * PAGE_BYTES;
     (0..ranks as u64)
         .map(|rank| rank * shard_bytes..((rank + 1) * shard_bytes).min(bytes))
         .filter(|shard| shard.start < shard.end)
