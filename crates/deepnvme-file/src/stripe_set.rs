@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_format::set::{self, State};
+use deepnvme_format::set::{self, ChecksumState};
 use serde::{Deserialize, Serialize};
 
 use deepnvme_io::display;
@@ -27,7 +27,7 @@ pub const MANIFEST_SUFFIX: &str = ".stripes.json";
 
 const FORMAT: &str = "deepnvme-stripes";
 /// Version of a manifest that may omit its checksum.
-const VERSION_UNSEALED: u32 = 1;
+const VERSION_WITHOUT_CHECKSUM: u32 = 1;
 /// Version of a manifest that requires a checksum.
 const VERSION: u32 = 2;
 /// Key of the ownership record in a manifest.
@@ -156,22 +156,22 @@ impl StripeSet {
     fn parsed(text: &[u8], path: &Path) -> Result<Self, String> {
         let edited = || {
             format!(
-                "if you have edited it, remove {:?} from it, and make its \"version\" {VERSION_UNSEALED}",
+                "if you have edited it, remove {:?} from it, and make its \"version\" {VERSION_WITHOUT_CHECKSUM}",
                 set::CHECKSUM_KEY
             )
         };
         let state = set::state(text);
-        if state == State::Damaged {
+        if state == ChecksumState::Differs {
             let damaged = "some of it is not as it was written: its checksum does not match. Put back a copy of it";
             return Err(format!("{damaged}; {}", edited()));
         }
         let manifest: Manifest =
             serde_json::from_slice(text).map_err(|error| format!("not a stripe manifest: {error}"))?;
-        if manifest.format != FORMAT || !(VERSION_UNSEALED..=VERSION).contains(&manifest.version) {
+        if manifest.format != FORMAT || !(VERSION_WITHOUT_CHECKSUM..=VERSION).contains(&manifest.version) {
             let Manifest { format, version, .. } = manifest;
             return Err(format!("format {format:?} version {version}; this build reads {FORMAT:?} up to {VERSION}"));
         }
-        if state == State::Unsealed && manifest.version != VERSION_UNSEALED {
+        if state == ChecksumState::Missing && manifest.version != VERSION_WITHOUT_CHECKSUM {
             return Err(format!("it has no checksum. Put back a copy of it; {}", edited()));
         }
         let folder = path.parent().unwrap_or(Path::new(""));
@@ -180,7 +180,7 @@ impl StripeSet {
         Ok(set.listed_by(path.to_path_buf()))
     }
 
-    /// Returns the manifest for that path as JSON, ready for the ownership record and for [`seal`].
+    /// Returns the manifest for that path as JSON, ready for the ownership record and for [`set::write_checksum`].
     pub(crate) fn to_manifest(&self, manifest: &Path) -> Result<serde_json::Value> {
         self.recorded(manifest).manifest()
     }
@@ -193,7 +193,7 @@ impl StripeSet {
     pub fn to_list(&self) -> Result<String> {
         let refused = |error: serde_json::Error| invalid(format!("cannot be written: {error}"));
         let text = serde_json::to_string_pretty(&self.manifest()?).map_err(refused)? + "\n";
-        set::seal(&text).map_err(|error| invalid(error.to_string()))
+        set::write_checksum(&text).map_err(|error| invalid(error.to_string()))
     }
 
     /// The same parts by absolute paths, which stay valid when the process changes its folder.

@@ -51,9 +51,9 @@ pub(crate) fn _refuse_list_name(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyRe
 #[pyfunction]
 pub(crate) fn _list_state(text: &[u8]) -> &'static str {
     match set::state(text) {
-        set::State::Sound => "sound",
-        set::State::Damaged => "damaged",
-        set::State::Unsealed => "unsealed",
+        set::ChecksumState::Matches => "sound",
+        set::ChecksumState::Differs => "damaged",
+        set::ChecksumState::Missing => "unsealed",
     }
 }
 

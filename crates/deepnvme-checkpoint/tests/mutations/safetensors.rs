@@ -69,14 +69,14 @@ fn lists_of_shards() {
         let metadata = json!({ set::CHECKSUM_KEY: set::BLANK, set::FILES_KEY: files });
         let text = json!({ "metadata": metadata, "weight_map": weight_map });
         // A space after each colon, as Python writes it.
-        let sealed = |text: &str| set::seal(&text.replace("\":\"", "\": \"")).unwrap();
-        let text = sealed(&text.to_string());
+        let with_checksum = |text: &str| set::write_checksum(&text.replace("\":\"", "\": \"")).unwrap();
+        let text = with_checksum(&text.to_string());
         std::fs::write(&list, &text).unwrap();
         let load = || {
             let set = find_set(&list)?;
             set.check()?;
             // A list without a checksum may claim anything.
-            if set.list.as_ref().is_none_or(|list| list.state != set::State::Sound) {
+            if set.list.as_ref().is_none_or(|list| list.state != set::ChecksumState::Matches) {
                 return Err(Error::Interrupted);
             }
             let mut tensors = Tensors::new();
@@ -107,7 +107,7 @@ fn lists_of_parts() {
         // With a valid checksum, if the document has a place for one.
         let write = |document: &Value| {
             let text = serde_json::to_string_pretty(document).unwrap();
-            std::fs::write(&list, set::seal(&text).unwrap_or(text)).unwrap();
+            std::fs::write(&list, set::write_checksum(&text).unwrap_or(text)).unwrap();
         };
         write(&before);
         attack(guard, &before, write, load);
