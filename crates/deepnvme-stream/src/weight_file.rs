@@ -26,7 +26,7 @@ struct FileVersion {
 
 impl FileVersion {
     fn of(path: &Path) -> Result<Self> {
-        let stat = fs::stat(path).map_err(|errno| IoError::os("look at", errno).at_path(path))?;
+        let stat = fs::stat(path).map_err(|errno| IoError::os("stat", errno).at_path(path))?;
         Ok(Self { identity: stat.identity, bytes: stat.bytes, modified_ns: stat.modified_ns })
     }
 

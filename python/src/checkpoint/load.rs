@@ -170,7 +170,11 @@ impl CheckpointReader {
         self.check_extents([extent].into_iter())?;
         let (record, memory) = (&self.reader.extents()[extent], tensor_memory::target(target)?);
         if !self.is_exact || start.checked_add(memory.len() as u64).is_none_or(|end| end > record.bytes) {
-            return Err(PyValueError::new_err("the range is not within the tensor"));
+            let (len, bytes) = (memory.len(), record.bytes);
+            return Err(PyValueError::new_err(format!(
+                "{len} bytes from {start} on are not within the tensor {:?}, which has {bytes} bytes in a safetensors file",
+                record.name
+            )));
         }
         torch::mark_modified(std::slice::from_ref(target))?;
         let (reader, engine, offset) = (Arc::clone(&self.reader), Arc::clone(&self.engine), record.data_offset + start);
@@ -292,10 +296,13 @@ impl CheckpointReader {
         let target = |((offset, bytes, members), object): (LoadBufferTuple, Bound<'_, PyAny>)| {
             let target = tensor_memory::target(&object)?;
             if !target.is_contiguous() {
-                return Err(PyValueError::new_err("a load buffer is contiguous memory"));
+                return Err(PyValueError::new_err("a load buffer must be contiguous memory; pass a contiguous tensor"));
             }
             if target.len() as u64 != bytes {
-                return Err(PyValueError::new_err(format!("{} bytes are no room for {bytes}", target.len())));
+                return Err(PyValueError::new_err(format!(
+                    "a load buffer has {} bytes, and {bytes} are to be read into it; pass one of that size",
+                    target.len()
+                )));
             }
             let members = members.into_iter().map(|(extent, at)| BufferedExtent { extent, at }).collect();
             Ok((LoadBuffer { offset, bytes, members }, target))
@@ -330,7 +337,9 @@ impl CheckpointReader {
                     }
                 })
             }
-            Contents::Safetensors { .. } => Err(PyRuntimeError::new_err("a safetensors file has no objects")),
+            Contents::Safetensors { .. } => {
+                Err(PyRuntimeError::new_err("a safetensors file contains tensors only, and no objects to build"))
+            }
         }
     }
 }
@@ -339,7 +348,9 @@ impl CheckpointReader {
     fn check_extents(&self, mut extents: impl Iterator<Item = usize>) -> PyResult<()> {
         let count = self.reader.extents().len();
         match extents.find(|extent| *extent >= count) {
-            Some(extent) => Err(PyValueError::new_err(format!("there is no storage {extent}, only {count}"))),
+            Some(extent) => Err(PyValueError::new_err(format!(
+                "storage {extent} does not exist: the file has {count}, counted from 0"
+            ))),
             None => Ok(()),
         }
     }

@@ -175,7 +175,7 @@ impl SavePlan {
     fn start_shard(&self, py: Python<'_>, file: PathBuf, start: u64, stop: u64, base: u64) -> PyResult<SaveShard> {
         let range: Range<u64> = start..stop;
         if base > start || start > stop || stop > self.nbytes {
-            return Err(PyValueError::new_err(format!("{start} to {stop} is no shard of {} bytes", self.nbytes)));
+            return Err(PyValueError::new_err(format!("{start} to {stop} is not a shard of {} bytes", self.nbytes)));
         }
         let save = Arc::new(self.take(py)?);
         let options = OpenOptions::to_fill(self.engine.config().direct);

@@ -138,7 +138,7 @@ impl Manifest {
         manifest.version = VERSION;
         manifest.checksum.clear();
         if let Some(odd) = manifest.checkpoints.iter().chain(&manifest.retired).find(|entry| !entry.is_sound()) {
-            return Err(format!("{:?} is no checkpoint of this folder", odd.file));
+            return Err(format!("{:?} is not a checkpoint of this folder", odd.file));
         }
         manifest.checkpoints.sort_by_key(|entry| entry.step);
         Ok(manifest)

@@ -380,7 +380,7 @@ fn describe_zip(directory: &Directory) -> FormatError {
     let text = if names.iter().any(|name| name.ends_with(".npy")) {
         "this is an .npz file; load it with numpy.load"
     } else {
-        "this ZIP file has no record data.pkl, so that it is no torch archive"
+        "this ZIP file has no record data.pkl, so that it is not a torch archive"
     };
     FormatError::Unsupported(text.into())
 }

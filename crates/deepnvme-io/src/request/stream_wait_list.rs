@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::queue::closed;
 use super::{Priority, Request, RequestQueue};
 use crate::error::{Error, ErrorKind, Result};
 use crate::start::start_thread;
@@ -178,10 +179,6 @@ fn panicked(request: &Request) -> Error {
     Error::new(ErrorKind::Io, request.plan.direction().name(), detail)
 }
 
-fn closed(request: &Request) -> Error {
-    Error::new(ErrorKind::Closed, request.plan.direction().name(), "the engine is closed")
-}
-
 impl std::fmt::Debug for StreamWaitList {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "StreamWaitList({} held)", lock(&self.shared.state).held.len())
@@ -235,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_never_comes_holds_nobody_for_ever() {
+    fn a_stream_that_never_comes_holds_nobody_forever() {
         let queue = Arc::new(RequestQueue::new(1, &Arc::new(Recorder::new())));
         let timeout = Duration::from_millis(300);
         let list = Arc::new(StreamWaitList::with_timeout(&queue, timeout));
