@@ -66,7 +66,7 @@ impl PySwapper {
         memory::capsule(py, tensor)
     }
 
-    /// Reason why the memory is not page-locked; None if it is.
+    /// Reason why the memory is not pinned; None if it is.
     #[getter]
     fn pinning_error(&self) -> Option<String> {
         match self.swapper.arena().lock_state() {

@@ -25,7 +25,7 @@ macro_rules! counters {
             $($(#[$doc])* pub $name: u64,)*
             /// The backend that moves the bytes.
             pub backend: BackendKind,
-            /// Whether the bounce pool is page-locked, and if not, why. `None` until a transfer needs it.
+            /// Whether the bounce pool is pinned, and if not, why. `None` until a transfer needs it.
             pub pool_lock: Option<deepnvme_mem::LockState>,
             /// Bytes of bounce buffers that the engine holds now.
             pub pool_bytes: u64,

@@ -73,7 +73,7 @@ fn a_durable_write_survives_every_crash() {
     for seed in 0..SEEDS {
         for mode in [DirectMode::Preferred, DirectMode::Disabled] {
             let name = format!("durability, seed {seed}, {mode:?}");
-            watchdog::guard(&name, Duration::from_secs(60), || run_seed(seed, mode));
+            watchdog::with_time_limit(&name, Duration::from_secs(60), || run_seed(seed, mode));
         }
     }
 }

@@ -9,7 +9,7 @@ use deepnvme_checkpoint::write::SaveOptions;
 use deepnvme_file::{StripeSet, Target};
 use deepnvme_format::checksums::{CHUNK_BYTES, METADATA_KEY};
 use deepnvme_format::set;
-use deepnvme_testkit::guard::guarded;
+use deepnvme_testkit::guard::run_limited;
 use serde_json::{Map, Value, json};
 
 use crate::attack::{Tensors, attack, engine, load, load_file, saved};
@@ -28,7 +28,7 @@ fn write_header(path: &Path, header: &Value, data: &[u8]) {
 
 #[test]
 fn headers() {
-    guarded("safetensors::headers", |guard| {
+    run_limited("safetensors::headers", |guard| {
         let (folder, engine) = (tempfile::tempdir().unwrap(), engine());
         let path = saved(folder.path(), "a.safetensors", &[100, 0, 3]);
         let (header, data) = header_of(&path);
@@ -38,7 +38,7 @@ fn headers() {
 
 #[test]
 fn checksums() {
-    guarded("safetensors::checksums", |guard| {
+    run_limited("safetensors::checksums", |guard| {
         let (folder, engine) = (tempfile::tempdir().unwrap(), engine());
         let path = saved(folder.path(), "a.safetensors", &[100, CHUNK_BYTES as usize + 1]);
         let (mut header, data) = header_of(&path);
@@ -55,7 +55,7 @@ fn checksums() {
 
 #[test]
 fn lists_of_shards() {
-    guarded("safetensors::lists_of_shards", |guard| {
+    run_limited("safetensors::lists_of_shards", |guard| {
         let (folder, engine) = (tempfile::tempdir().unwrap(), engine());
         let folder = folder.path();
         let (mut files, mut weight_map) = (Map::new(), Map::new());
@@ -94,7 +94,7 @@ fn lists_of_shards() {
 
 #[test]
 fn lists_of_parts() {
-    guarded("safetensors::lists_of_parts", |guard| {
+    run_limited("safetensors::lists_of_parts", |guard| {
         let (folder, engine) = (tempfile::tempdir().unwrap(), Arc::new(engine()));
         let (one, other) = (folder.path().join("a.safetensors"), folder.path().join("b.safetensors"));
         let stripes = StripeSet::new(vec![one.clone(), other], 4096).unwrap();

@@ -19,7 +19,7 @@ pub struct Space {
     pub submit: Vec<SubmitMode>,
     /// A sliding window, or batches.
     pub window: Vec<WindowMode>,
-    /// Back ends.
+    /// Backends.
     pub backend: Vec<BackendChoice>,
     /// Whether the bounce pool is registered with the ring.
     pub register_pool: Vec<bool>,
@@ -40,7 +40,7 @@ const BACKEND: usize = 5;
 const REGISTER_POOL: usize = 6;
 
 impl Space {
-    /// Returns the default settings to choose from, for this many processors and the back ends that work here. Registering the
+    /// Returns the default settings to choose from, for this many processors and the backends that work here. Registering the
     /// pool matters only if transfers go through bounce buffers.
     #[must_use]
     pub fn of_machine(cpus: u32, backends: Vec<BackendChoice>, is_bounced: bool) -> Self {

@@ -24,7 +24,7 @@ use super::context::Context;
 use super::history::{self, Scenario};
 use super::payload::Version;
 use super::process_group::{Failure, Message, ProcessGroup};
-use super::users::{self, SquattedNames};
+use super::users::{self, TakenNames};
 
 /// Shards and parts start on blocks.
 const PAGE_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
@@ -47,7 +47,7 @@ pub(super) fn run(context: &Context) {
     history::check_crashes(context, &scenario);
     let mut running: Vec<_> = (0..ranks).map(|rank| start(context, &scenario, &group, rank)).collect();
     if rng.chance(500) {
-        running.push(users::start_squatter(context, vec![scenario.folder.clone()], SquattedNames::Final));
+        running.push(users::start_name_taker(context, vec![scenario.folder.clone()], TakenNames::Final));
     }
     history::finish(context, &scenario, running, is_cut);
 }
