@@ -118,10 +118,10 @@ counters! {
 impl StatsSnapshot {
     /// Sets cuFile's counters, which are per engine.
     pub(crate) fn set_gds(&mut self, counts: &gds::Counts) {
-        self.gds_pins = counts.pins;
-        self.gds_pins_evicted = counts.pins_evicted;
+        self.gds_pins = counts.registrations;
+        self.gds_pins_evicted = counts.registrations_evicted;
         self.gds_batches = counts.batches;
-        self.bytes_gds_pinned = counts.bytes_pinned;
+        self.bytes_gds_pinned = counts.bytes_registered;
     }
 }
 
