@@ -57,7 +57,7 @@ test-gpu: ## the tests that need an NVIDIA GPU, on this machine
 gpu-bundle: $(STAMPS)/wheel ## the same tests and the wheel as target/gpu-bundle, for a machine that has a GPU: its run.sh runs them
 	@$(BIN)/python scripts/gpu_bundle.py
 
-check: setup ## format, lints, types, references, floors and circles of imports, prose, lock files, and licences where cargo-deny is installed
+check: setup ## format, lints, types, references, layers and import cycles, prose, lock files, and licences where cargo-deny is installed
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
@@ -68,7 +68,7 @@ check: setup ## format, lints, types, references, floors and circles of imports,
 	$(BIN)/python scripts/stubs.py --check
 	$(BIN)/python scripts/reference.py --check
 	$(BIN)/python scripts/tidy.py
-	$(BIN)/python scripts/circles.py
+	$(BIN)/python scripts/import_cycles.py
 	$(BIN)/python scripts/prose.py
 	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	@scripts/deny.sh

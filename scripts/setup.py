@@ -23,7 +23,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import layers
+import environments
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) == 2 and arguments[0] == "file":  # noqa: PLR2004
         return install(["--requirement", arguments[1]])
     if len(arguments) == 2 and arguments[0] in {"hosts", "serving", "torch"}:  # noqa: PLR2004
-        return layers.make(*arguments)
+        return environments.make(*arguments)
     print(__doc__, file=sys.stderr)
     return 2
 
@@ -100,7 +100,7 @@ def install(requirements: list[str]) -> int:
 
 def make_docs_venv() -> int:
     """Create `.venv-docs/` with the extra `docs`."""
-    return layers.make_docs(extra("docs"))
+    return environments.make_docs(extra("docs"))
 
 
 def build_wheel() -> int:

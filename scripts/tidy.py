@@ -3,9 +3,9 @@
     python scripts/tidy.py
 
 Each finding is one line, `path:line: what is wrong`. Exit status 1 for any finding except warnings. The rules:
-dependency arrows between crates, unsafe code only in its homes and with a SAFETY sentence, module docs in every Rust
-file, names and metadata of files accessed in one place only, threads started in one place only, workspace lints in
-every crate, file length, private paths, and relative links in Markdown.
+dependencies between crates, unsafe code only in certain folders and with a SAFETY sentence that states why it is
+sound, module docs in every Rust file, names and metadata of files accessed in one place only, threads started in one
+place only, workspace lints in every crate, file length, private paths, and relative links in Markdown.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
 
-GROUND = {"mem", "cuda", "format", "codec"}
-# Allowed dependencies. For a crate that is missing here, extend ARCHITECTURE.md first.
-ARROWS: dict[str, set[str]] = {
+LOWEST_LAYER = {"mem", "cuda", "format", "codec"}
+# For a crate that is missing here, extend ARCHITECTURE.md first.
+ALLOWED_DEPENDENCIES: dict[str, set[str]] = {
     "mem": set(),
     "cuda": set(),
     "format": set(),
@@ -36,7 +36,7 @@ ARROWS: dict[str, set[str]] = {
     "stream": {"checkpoint", "file", "io", "format", "codec"},
     "trace": {"file", "io"},
     "cli": {"file", "io", "format", "codec", "perf", "settings", "checkpoint", "stream"},
-    "python": GROUND | {"io", "file", "checkpoint", "swap", "optim", "stream", "trace", "settings", "cli"},
+    "python": LOWEST_LAYER | {"io", "file", "checkpoint", "swap", "optim", "stream", "trace", "settings", "cli"},
     "testkit": {"io", "mem"},
     "fake-driver": set(),
     "simulation": {"io", "file", "mem", "format", "checkpoint", "swap", "stream", "testkit", "simulation-runtime"},
@@ -46,7 +46,7 @@ FOR_TESTS_ONLY = {"testkit", "fake-driver"}
 # Replaces std in crates that are compiled for the simulation.
 FOR_SIMULATION_ONLY = ("simulation-runtime", "cfg(simulated)")
 
-UNSAFE_HOMES = (
+UNSAFE_ALLOWED_IN = (
     "crates/deepnvme-mem/*",
     "crates/deepnvme-cuda/*",
     "crates/deepnvme-io/src/backend/*",
@@ -56,6 +56,10 @@ UNSAFE_HOMES = (
     "python/src/memory/*",
 )
 UNSAFE = re.compile(r"\bunsafe\s*(?:\{|impl\b|\(|(?:extern\s+)?fn\s+\w|extern\s*\{)")
+# Sentences that leave the proof to another place. They should state the invariant, and the code that upholds it.
+VAGUE_SAFETY = re.compile(
+    r"\bguaranteed by the caller|caller\S* guarantee|\bas (?:above|below|before)\b|\bas in `", re.IGNORECASE
+)
 COMMENT_OR_STRING = re.compile(r'//.*|"(?:\\.|[^"\\])*"')
 # Crates that access the file system through `deepnvme_io::fs` only, and the folders that implement it.
 FILE_SYSTEM_USERS = (
@@ -65,12 +69,12 @@ FILE_SYSTEM_USERS = (
     "crates/deepnvme-swap/src/",
     "crates/deepnvme-stream/src/",
 )
-FILE_SYSTEM_HOMES = ("crates/deepnvme-io/src/fs/", "crates/deepnvme-io/src/backend/")
+FILE_SYSTEM_IMPLEMENTATIONS = ("crates/deepnvme-io/src/fs/", "crates/deepnvme-io/src/backend/")
 FILE_SYSTEM_CALL = re.compile(
     r"\b(?:std|rustix|unix)::fs\b|\bfile_type\(\)|\.(?:exists|is_dir|is_file|is_symlink|metadata|read_dir|read_link|canonicalize)\(\)"
 )
 # Only `start_thread` starts threads, since it reports why it cannot. Crates below it have their own places.
-THREAD_HOMES = (
+THREADS_STARTED_IN = (
     "crates/deepnvme-io/src/start.rs",
     "crates/deepnvme-optim/src/thread_pool.rs",
     "crates/deepnvme-cuda/src/cufile/open.rs",
@@ -90,7 +94,7 @@ LINK = re.compile(r"\]\(<?([^)#\s>]+)(?:#[^)\s]*)?>?\)")
 def main() -> int:
     """Check the whole tree. Print warnings, then findings."""
     files = [path for path in tracked_files() if (ROOT / path).is_file()]
-    findings = list(check_arrows(cargo_packages()))
+    findings = list(check_dependencies(cargo_packages()))
     warnings: list[str] = []
     for path in files:
         try:
@@ -120,11 +124,11 @@ def check_file(path: str, text: str) -> Iterator[str]:
         yield from check_lints(path, text)
 
 
-def check_arrows(packages: list[dict[str, object]]) -> Iterator[str]:
+def check_dependencies(packages: list[dict[str, object]]) -> Iterator[str]:
     """Check dependencies between our own crates, as `cargo metadata` lists them."""
     for package in packages:
         name = short_name(package["name"])
-        if name not in ARROWS:
+        if name not in ALLOWED_DEPENDENCIES:
             yield f"Cargo.toml: crate {name} is missing from the dependency table in scripts/tidy.py"
             continue
         dependencies = package["dependencies"]
@@ -133,11 +137,11 @@ def check_arrows(packages: list[dict[str, object]]) -> Iterator[str]:
             target = short_name(dependency["name"])
             if dependency.get("path") is None or target == name:
                 continue
-            if dependency["kind"] == "dev" and target in FOR_TESTS_ONLY | ARROWS[name]:
+            if dependency["kind"] == "dev" and target in FOR_TESTS_ONLY | ALLOWED_DEPENDENCIES[name]:
                 continue
             if dependency["kind"] is None and (target, dependency.get("target")) == FOR_SIMULATION_ONLY:
                 continue
-            if dependency["kind"] == "dev" or target not in ARROWS[name]:
+            if dependency["kind"] == "dev" or target not in ALLOWED_DEPENDENCIES[name]:
                 yield f"Cargo.toml: {name} -> {target} ({dependency['kind'] or 'normal'}) is not an allowed dependency"
 
 
@@ -153,7 +157,7 @@ def check_threads(path: str, text: str) -> Iterator[str]:
             yield f"{path}:{index + 1}: panics if no thread can be started; use `start_thread`"
             continue
         is_told = "start_thread" in "".join(lines[max(index - 2, 0) : index + 1])
-        if THREAD_START.search(code) and path not in THREAD_HOMES and not is_told:
+        if THREAD_START.search(code) and path not in THREADS_STARTED_IN and not is_told:
             yield f"{path}:{index + 1}: starts a thread without `start_thread`, which reports why it cannot"
 
 
@@ -171,22 +175,25 @@ def check_module_docs(path: str, text: str) -> Iterator[str]:
 
 
 def check_unsafe(path: str, text: str) -> Iterator[str]:
-    """Check the homes of unsafe code, and its SAFETY sentences."""
-    at_home = any(PurePosixPath(path).match(home) or lies_below(path, home) for home in UNSAFE_HOMES)
+    """Check the folders of unsafe code, and its SAFETY sentences."""
+    allowed = any(PurePosixPath(path).match(folder) or lies_below(path, folder) for folder in UNSAFE_ALLOWED_IN)
     lines = text.splitlines()
     for index, line in enumerate(lines):
         if not UNSAFE.search(COMMENT_OR_STRING.sub("", line)):
             continue
-        if not at_home:
-            yield f"{path}:{index + 1}: unsafe code outside its homes"
+        if not allowed:
+            yield f"{path}:{index + 1}: unsafe code outside of UNSAFE_ALLOWED_IN (scripts/tidy.py)"
         elif not has_safety_note(lines, index):
             yield f"{path}:{index + 1}: unsafe code without a SAFETY sentence"
+    for index, line in enumerate(lines):
+        if "// SAFETY:" in line and VAGUE_SAFETY.search(comment_from(lines, index)):
+            yield f"{path}:{index + 1}: a SAFETY sentence names no invariant; state it, and the code that upholds it"
 
 
 def check_file_system(path: str, text: str) -> Iterator[str]:
     """Check that names and metadata of files are accessed in one place, so that tests can replace it."""
     is_test = "/tests/" in path or path.endswith(("tests.rs", "_tests.rs"))
-    if is_test or not path.startswith(FILE_SYSTEM_USERS) or path.startswith(FILE_SYSTEM_HOMES):
+    if is_test or not path.startswith(FILE_SYSTEM_USERS) or path.startswith(FILE_SYSTEM_IMPLEMENTATIONS):
         return
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#[cfg(test)]"):
@@ -201,6 +208,14 @@ def has_safety_note(lines: list[str], index: int) -> bool:
     while start > 0 and lines[start - 1].strip():
         start -= 1
     return any("SAFETY:" in line or "# Safety" in line for line in lines[start : index + 1])
+
+
+def comment_from(lines: list[str], index: int) -> str:
+    """Return the text of a comment that begins on a line."""
+    end = index + 1
+    while end < len(lines) and lines[end].strip().startswith("//"):
+        end += 1
+    return " ".join(line.strip().lstrip("/ ") for line in lines[index:end])
 
 
 def lies_below(path: str, pattern: str) -> bool:

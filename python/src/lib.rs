@@ -1,8 +1,8 @@
 //! `deepnvme._deepnvme`: the engine's Python interface. The package `deepnvme` re-exports it.
 //!
 //! The path of a call: `engine` defines the methods, and `module` the functions, on the engine of `default`. `request`
-//! parses the arguments with `path` and `memory` (which asks `torch`, `array` and `dlpack` for the bytes), and makes
-//! the request without the GIL. `pending_request` waits for it. `transfer` is the Python object of a started request,
+//! parses the arguments with `path` and `tensor_memory` (which asks `torch`, `array` and `dlpack` for the bytes), and
+//! makes the request without the GIL. `pending_request` waits for it. `transfer` is the Python object of a started request,
 //! and `reaper` waits for the `detached_requests`, whose object was dropped. `reader` and `writer` implement
 //! `deepnvme.open`, and `exit` finishes requests at exit. Apart from this path, `timeline` records events, `command`
 //! runs the command line, and `docs` has the texts that functions and methods share.
@@ -42,6 +42,7 @@ mod settings;
 mod stats;
 mod streaming;
 mod swap;
+mod tensor_memory;
 mod threads;
 mod timeline;
 mod torch;

@@ -1,4 +1,4 @@
-//! Page-locked memory for `deepnvme.pinned_empty`, exported to torch as a DLPack capsule.
+//! Pinned memory for `deepnvme.pinned_empty`, exported to torch as a DLPack capsule.
 
 use deepnvme_mem::Buffer;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
@@ -8,7 +8,7 @@ use pyo3::types::PyCapsule;
 
 use crate::memory;
 
-/// Allocate a DLPack capsule of `nbytes` page-aligned bytes, page-locked if RLIMIT_MEMLOCK allows. The consumer frees
+/// Allocate a DLPack capsule of `nbytes` page-aligned bytes, pinned if RLIMIT_MEMLOCK allows. The consumer frees
 /// the memory by dropping the tensor.
 #[pyfunction]
 pub(crate) fn _pinned_capsule(py: Python<'_>, nbytes: usize) -> PyResult<Bound<'_, PyCapsule>> {

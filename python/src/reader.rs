@@ -14,7 +14,7 @@ use crate::handle::Handle;
 use crate::path::PathArgument;
 use crate::pending_request::{AnyTransfer, PendingRequest};
 use crate::request::wait_or_cancel;
-use crate::{default, error, memory, torch};
+use crate::{default, error, memory, tensor_memory, torch};
 
 /// Largest read copied from a window without releasing the GIL.
 const PEEK_BYTES_MAX: usize = 32 << 10;
@@ -67,7 +67,7 @@ impl FileReader {
 
     /// Fill a writable buffer up to the end of the file. Returns the number of bytes.
     fn readinto(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let target = memory::target(buffer)?;
+        let target = tensor_memory::target(buffer)?;
         let (at, size) = self.take(target.len() as u64);
         self.or_give_back(at, size, self.fill_at(py, at, size, target))?;
         torch::mark_modified(std::slice::from_ref(buffer))?;

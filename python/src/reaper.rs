@@ -1,7 +1,7 @@
 //! A thread that waits for requests whose `Transfer` was dropped, and makes the interpreter release their tensors.
 //!
 //! It never waits for Python: it asks the interpreter's main thread to release them at its next chance. It shares
-//! no lock with threads that may fork while it runs, so no child finds one locked for ever.
+//! no lock with threads that may fork while it runs, so no child finds one locked forever.
 
 use std::ffi::{c_int, c_void};
 use std::sync::mpsc::{self, Receiver, Sender};

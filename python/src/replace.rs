@@ -172,5 +172,5 @@ pub(crate) fn _retire_set(index: &Bound<'_, PyAny>, record_at: Vec<String>) -> P
 }
 
 fn ended() -> PyErr {
-    PyRuntimeError::new_err("it was committed, or given up")
+    PyRuntimeError::new_err("this replacement was already committed or discarded; create another one")
 }

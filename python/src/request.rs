@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use deepnvme_io::fs::Identity;
+use deepnvme_io::fs::FileId;
 use deepnvme_io::{
     Access, Engine, Error, ErrorKind, ReadItem, Result, TensorFile, WriteExtent, WriteItem, WriteOptions,
 };
@@ -18,7 +18,7 @@ use crate::path::PathArgument;
 use crate::pending_request::{AnyTransfer, PendingRequest, SIGNAL_CHECK_INTERVAL};
 use crate::settings::{durability, number};
 use crate::transfer::PyTransfer;
-use crate::{detached_requests, error, reaper, torch};
+use crate::{detached_requests, error, reaper, tensor_memory, torch};
 
 /// Upper bound of the memory that a batch item uses until the batch is done.
 const ITEM_BYTES: usize = 2 << 10;
@@ -57,7 +57,7 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn read(tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Offset) -> PyResult<Self> {
-        let (target, path) = (memory::target(tensor)?, PathArgument::new(path)?);
+        let (target, path) = (tensor_memory::target(tensor)?, PathArgument::new(path)?);
         torch::mark_modified(std::slice::from_ref(tensor))?;
         let submit = move |engine: &Engine, mode| {
             let file = path.open(Access::Read, engine.config().direct)?;
@@ -74,7 +74,7 @@ impl Request {
         durability_word: &str,
     ) -> PyResult<Self> {
         let options = WriteOptions { extent: extent(offset.is_none()), durability: durability(durability_word)? };
-        let (source, path) = (memory::source(tensor)?, PathArgument::new(path)?);
+        let (source, path) = (tensor_memory::source(tensor)?, PathArgument::new(path)?);
         let submit = move |engine: &Engine, mode| {
             let file = path.open(Access::Write, engine.config().direct)?;
             let write = if mode == BlockingMode::Blocking { Engine::write_now } else { Engine::write };
@@ -86,7 +86,7 @@ impl Request {
     pub(crate) fn read_batch(items: &Bound<'_, PyAny>) -> PyResult<Self> {
         let (mut tensors, mut written) = (Vec::new(), Vec::new());
         let batch = Batch::<RegionMut>::collect(items, |tensor| {
-            let target = memory::target(tensor)?;
+            let target = tensor_memory::target(tensor)?;
             tensors.push(tensor.clone());
             // Strided targets may lie between the elements of each other.
             if target.is_contiguous() && !target.is_empty() {
@@ -111,7 +111,7 @@ impl Request {
 
     pub(crate) fn write_batch(items: &Bound<'_, PyAny>, durability_word: &str) -> PyResult<Self> {
         let durability = durability(durability_word)?;
-        let batch = Batch::<Region>::collect(items, memory::source)?;
+        let batch = Batch::<Region>::collect(items, tensor_memory::source)?;
         let without_offset = batch.items.iter().filter(|(_, offset, _)| offset.is_none()).count();
         if without_offset != 0 && without_offset != batch.items.len() {
             return Err(PyValueError::new_err(format!(
@@ -176,7 +176,7 @@ fn open_all(paths: Vec<PathArgument>, access: Access, engine: &Engine) -> Result
 
 /// Replace files that are one file under two names by the first, so that ranges of it are compared.
 fn deduplicated(files: Vec<Arc<TensorFile>>) -> Result<Vec<Arc<TensorFile>>> {
-    let mut known: HashMap<Identity, (usize, Arc<TensorFile>)> = HashMap::with_capacity(files.len());
+    let mut known: HashMap<FileId, (usize, Arc<TensorFile>)> = HashMap::with_capacity(files.len());
     let mut once = Vec::with_capacity(files.len());
     for file in files {
         let stats = file.stats()?;

@@ -103,9 +103,9 @@ record_class! {
         latency_us_max: u64,
         /// Bytes of memory that the engine holds now.
         pool_bytes: u64,
-        /// Whether this memory is page-locked; ``None`` while there is none.
+        /// Whether this memory is pinned; ``None`` while there is none.
         pool_locked: Option<bool>,
-        /// Reason why it is not page-locked.
+        /// Reason why it is not pinned.
         pool_lock_reason: Option<String>,
     }
 }

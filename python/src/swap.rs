@@ -15,7 +15,7 @@ use pyo3::types::{PyCapsule, PyDict};
 use crate::engine::PyEngine;
 use crate::path::{PathArgument, file_name};
 use crate::request::Offset;
-use crate::{default, error, memory, torch};
+use crate::{default, error, memory, tensor_memory, torch};
 
 /// A range of a file: path, descriptor, offset, length.
 type ExtentTuple = (std::ffi::OsString, i32, u64, u64);
@@ -66,7 +66,7 @@ impl PySwapper {
         memory::capsule(py, tensor)
     }
 
-    /// Reason why the memory is not page-locked; None if it is.
+    /// Reason why the memory is not pinned; None if it is.
     #[getter]
     fn pinning_error(&self) -> Option<String> {
         match self.swapper.arena().lock_state() {
@@ -240,14 +240,14 @@ impl PyBorrowed {
     }
 
     fn read_at(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (borrowed, target) = (self.borrowed()?, memory::target(tensor)?);
+        let (borrowed, target) = (self.borrowed()?, tensor_memory::target(tensor)?);
         torch::mark_modified(std::slice::from_ref(tensor))?;
         // The last reference may be dropped here, which must happen without the GIL.
         py.detach(move || borrowed.read_at(start, target)).map_err(|failure| raise(py, &failure))
     }
 
     fn write_at(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (borrowed, source) = (self.borrowed()?, memory::source(tensor)?);
+        let (borrowed, source) = (self.borrowed()?, tensor_memory::source(tensor)?);
         py.detach(move || borrowed.write_at(start, &source)).map_err(|failure| raise(py, &failure))
     }
 

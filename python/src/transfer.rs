@@ -208,7 +208,7 @@ impl Drop for PyTransfer {
 
 fn duration(seconds: f64) -> PyResult<Option<Duration>> {
     if seconds.is_nan() {
-        return Err(PyValueError::new_err("timeout is not a number; pass seconds, or None to wait for ever"));
+        return Err(PyValueError::new_err("timeout is not a number; pass seconds, or None to wait forever"));
     }
     // Durations that overflow mean no limit.
     Ok(Duration::try_from_secs_f64(seconds.max(0.0)).ok())

@@ -10,7 +10,7 @@ use crate::engine::PyEngine;
 use crate::handle::Handle;
 use crate::path::PathArgument;
 use crate::pending_request::{CANCEL_TIMEOUT, SIGNAL_CHECK_INTERVAL};
-use crate::{default, error, memory, settings, threads};
+use crate::{default, error, memory, settings, tensor_memory, threads};
 
 /// Bytes written between signal checks.
 const STEP_BYTES: usize = 32 << 20;
@@ -47,7 +47,7 @@ impl FileWriter {
     /// Write a contiguous buffer or a tensor. Returns the number of bytes.
     fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
         if !memory::is_buffer(data) {
-            let source = memory::source(data)?;
+            let source = tensor_memory::source(data)?;
             self.handle.with(py, |writer| writer.write_region(&source))?;
             self.position.fetch_add(source.len() as u64, Ordering::Relaxed);
             return Ok(source.len());

@@ -83,7 +83,7 @@ pub enum Error {
     },
     /// The manifest of a folder is damaged.
     #[error(
-        "{}: this is no manifest of checkpoints ({detail}); move it away, and name a checkpoint's file",
+        "{}: this is not a manifest of checkpoints ({detail}); move it away, and name a checkpoint's file",
         display::path(path)
     )]
     Manifest {

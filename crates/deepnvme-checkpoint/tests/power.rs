@@ -13,7 +13,7 @@ use deepnvme_checkpoint::write::SaveOptions;
 use deepnvme_file::Target;
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::{BackendFactory, Config, Durability, Engine};
-use deepnvme_testkit::simulated::SimDisk;
+use deepnvme_testkit::scheduled_backend::SimDisk;
 
 use crate::common::{plan_archive, plan_safetensors, random};
 

@@ -19,7 +19,7 @@ pub(crate) struct ContextObject {
 
 // SAFETY: the driver's streams and events are thread-safe.
 unsafe impl Send for ContextObject {}
-// SAFETY: as above.
+// SAFETY: a shared object only lends its handle, and the driver's streams and events are thread-safe.
 unsafe impl Sync for ContextObject {}
 
 impl ContextObject {
@@ -58,7 +58,8 @@ impl Drop for ContextObject {
     fn drop(&mut self) {
         let current = self.device.enter();
         if current.is_ok() {
-            // SAFETY: destroyed once. The driver completes queued work, and keeps what a stream still needs.
+            // SAFETY: only this drop destroys the handle, and its device is current. The driver completes queued work
+            // first, and keeps what a stream still needs.
             let _ = unsafe { (self.destroy)(self.handle) };
         }
     }

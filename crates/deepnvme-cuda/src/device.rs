@@ -20,7 +20,8 @@ pub struct Device {
 
 // SAFETY: a context handle may be used from any thread; each use makes it current first.
 unsafe impl Send for Device {}
-// SAFETY: as above, and the value is immutable.
+// SAFETY: the value is immutable, and a context handle may be used from several threads: each use makes it current on
+// its own thread.
 unsafe impl Sync for Device {}
 
 impl Device {

@@ -29,7 +29,8 @@ macro_rules! functions {
             /// # Safety
             /// The library is a CUDA driver: its symbols have the declared types.
             unsafe fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
-                // SAFETY: the types are those of cuda.h, and the caller guarantees the library.
+                // SAFETY: the declared types are those of cuda.h, and the caller of `of` passes no library but a CUDA
+                // driver.
                 unsafe {
                     Ok(Self {
                         $($name: *library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol)?,)*
@@ -147,7 +148,8 @@ impl Driver {
         let mut text = ptr::null();
         // SAFETY: the driver writes null or a pointer to a text that lives as long as the driver.
         let known = unsafe { ask(code, &raw mut text) } == SUCCESS && !text.is_null();
-        // SAFETY: as above.
+        // SAFETY: a known code has a text that is not null, ends in a null byte, and lives as long as the driver, which
+        // is never unloaded.
         known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
     }
 }

@@ -35,7 +35,8 @@ impl Event {
     /// The driver's error, for example that the device has no such stream.
     pub fn record(&self, stream: RawStream) -> Result<()> {
         let (driver, _current) = self.0.enter()?;
-        // SAFETY: the event is valid, and the creator of the handle guaranteed the stream.
+        // SAFETY: this object keeps the event alive. The code that made the handle of the stream keeps the stream alive
+        // until its last use (`RawStream::from_handle`).
         let code = unsafe { (driver.functions.event_record)(self.0.handle(), stream.handle()) };
         driver.check("cuEventRecord", code)
     }

@@ -30,7 +30,8 @@ impl HostRegistration {
         let driver = device.driver();
         let _current = device.enter()?;
         let start = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: guaranteed by the caller. The driver only pins it.
+        // SAFETY: the bytes are mapped while `owner` lives, as the caller of `new` ensures. This object keeps the owner
+        // until it has unregistered them. The driver only pins them.
         let code = unsafe { (driver.functions.host_register)(start, bytes, PORTABLE) };
         driver.check("cuMemHostRegister", code)?;
         Ok(Self { device: Arc::clone(device), address, _owner: owner })

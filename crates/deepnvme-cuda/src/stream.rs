@@ -42,7 +42,7 @@ impl RawStream {
     pub fn is_idle(self, device: &Device) -> Result<bool> {
         let driver = device.driver();
         let _current = device.enter()?;
-        // SAFETY: the creator of the handle guaranteed the stream.
+        // SAFETY: the code that made the handle keeps the stream alive until its last use (`RawStream::from_handle`).
         match unsafe { (driver.functions.stream_query)(self.handle()) } {
             NOT_READY => Ok(false),
             code => driver.check("cuStreamQuery", code).map(|()| true),
@@ -94,10 +94,12 @@ impl Stream {
     pub unsafe fn copy_to_device(&self, target: &Rows, source: *const u8) -> Result<()> {
         let copy = self.0.device().driver().functions.copy_to_device;
         let copy_row = |at, address, bytes, stream| {
-            // SAFETY: guaranteed by the caller: these are the bytes of one row.
+            // SAFETY: `at` and `address` are one row of `target`. Its bytes, and as many of `source`, stay valid until
+            // a later event is complete, as the caller of `copy_to_device` ensures.
             unsafe { copy(address, source.wrapping_add(at).cast(), bytes, stream) }
         };
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: `source` and the rows of `target` stay valid until a later event is complete, as the caller of
+        // `copy_to_device` ensures. `Copy2d::to_device` and `copy_row` describe these bytes only.
         unsafe { self.copy(target, || Copy2d::to_device(target, source), "cuMemcpyHtoDAsync", copy_row) }
     }
 
@@ -112,10 +114,12 @@ impl Stream {
     pub unsafe fn copy_to_host(&self, target: *mut u8, source: &Rows) -> Result<()> {
         let copy = self.0.device().driver().functions.copy_to_host;
         let copy_row = |at, address, bytes, stream| {
-            // SAFETY: guaranteed by the caller: these are the bytes of one row.
+            // SAFETY: `at` and `address` are one row of `source`. Its bytes, and as many of `target`, stay valid until
+            // a later event is complete, as the caller of `copy_to_host` ensures.
             unsafe { copy(target.wrapping_add(at).cast(), address, bytes, stream) }
         };
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: `target` and the rows of `source` stay valid until a later event is complete, as the caller of
+        // `copy_to_host` ensures. `Copy2d::to_host` and `copy_row` describe these bytes only.
         unsafe { self.copy(source, || Copy2d::to_host(target, source), "cuMemcpyDtoHAsync", copy_row) }
     }
 
@@ -133,7 +137,8 @@ impl Stream {
         let (driver, _current) = self.0.enter()?;
         if rows.is_2d() && rows.count > 1 {
             let copy = copy_2d();
-            // SAFETY: guaranteed by the caller. The driver reads the description before it returns.
+            // SAFETY: the memory that the description names stays valid until a later event is complete, as the caller
+            // of `copy` ensures. The driver reads the description itself before it returns.
             let code = unsafe { (driver.functions.copy_2d)(&raw const copy, self.0.handle()) };
             return driver.check("cuMemcpy2DAsync", code);
         }

@@ -107,13 +107,13 @@ fn copies_events_and_registrations() {
     let mut back = vec![0; 40_000];
     let rows = Rows { address: at as usize, bytes: 4, count: 10_000, pitch: 8 };
     fake_driver.poke(at, &pattern(8, 80_000));
-    // SAFETY: as above.
+    // SAFETY: both sides outlive `synchronize`, which waits for the copy.
     unsafe { stream.copy_to_host(back.as_mut_ptr(), &rows) }.unwrap();
     stream.synchronize().unwrap();
     let expected: Vec<u8> = pattern(8, 80_000).chunks(8).flat_map(|pair| pair[..4].to_vec()).collect();
     assert!(back == expected);
     fake_driver.fail("cuMemcpyHtoDAsync_v2", 0, 2);
-    // SAFETY: as above.
+    // SAFETY: the copy fails before it accesses either side, and both outlive the stream.
     let error = unsafe { stream.copy_to_device(&Rows::single(at as usize, 8), host.as_ptr()) }.unwrap_err();
     assert!(error.is_out_of_memory());
     drop(registration);
@@ -154,7 +154,7 @@ fn cufile_moves_bytes_and_gives_everything_back() {
     assert_eq!(moved.unwrap(), 100);
 
     fake_driver.fail("cuFileWrite", 0, 5036);
-    // SAFETY: as above.
+    // SAFETY: nothing else accesses the memory.
     let error = unsafe { handle.write(&device, DeviceSpan::unregistered(at as usize, 4096), 0) }.unwrap_err();
     assert!(matches!(error, IoError::CuFile(5036, _)), "{error}");
     fake_driver.fail("cuFileHandleRegister", 0, 5008);
@@ -210,7 +210,7 @@ fn batches_end_entry_by_entry_and_can_be_used_again() {
     assert!(fake_driver.peek(at, 64 * 4096) == pattern(5, 64 * 4096));
     // Cancelled transfers are reported, and a drop waits for the others.
     let entries: Vec<_> = (0..64).map(|index| entry(index, false)).collect();
-    // SAFETY: as above.
+    // SAFETY: file and memory outlive the batch, and nothing else accesses them.
     unsafe { batch.submit(&entries) }.unwrap();
     batch.cancel().unwrap();
     let (mut moved, mut taken_back) = (0, 0);
@@ -221,10 +221,10 @@ fn batches_end_entry_by_entry_and_can_be_used_again() {
     }
     assert!(moved + taken_back == 64 && taken_back > 0);
     fake_driver.fail("cuFileBatchIOSubmit", 0, 5035);
-    // SAFETY: as above.
+    // SAFETY: file and memory outlive the batch, and nothing else accesses them.
     let error = unsafe { batch.submit(&entries) }.unwrap_err();
     assert_eq!((error.call(), error.code(), batch.outstanding()), ("cuFileBatchIOSubmit", 5035, 0));
-    // SAFETY: as above.
+    // SAFETY: file and memory outlive the batch, and nothing else accesses them.
     unsafe { batch.submit(&entries) }.unwrap();
     drop(batch);
     drop((handle, cufile));

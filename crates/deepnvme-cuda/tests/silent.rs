@@ -41,7 +41,7 @@ fn a_silent_batch_is_given_up() {
     assert_eq!(batch.wait(Duration::from_secs(60)).unwrap().len(), 1, "the transfer continued");
     assert_eq!(batch.outstanding(), 0);
 
-    // SAFETY: as above.
+    // SAFETY: file and memory outlive the test, and nothing else accesses them.
     unsafe { batch.submit(&[entry]) }.unwrap();
     fake_driver.fail_always("cuFileBatchIOGetStatus@silent", 1);
     let begin = Instant::now();

@@ -8,9 +8,6 @@ use std::time::Duration;
 use deepnvme_io::mem::{Buffer, PAGE_BYTES, Region, RegionMut};
 use deepnvme_io::{Engine, Error, Refused, Result, TensorFile, Transfer, Transferred};
 
-/// The alignment of direct I/O, in the file and in memory.
-pub const BLOCK_BYTES: u64 = PAGE_BYTES;
-
 /// A byte range of a file. It is read from the start of its first block, into the start of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AlignedRange {
@@ -28,20 +25,20 @@ impl AlignedRange {
     /// The offset of its first block in the file.
     #[must_use]
     pub fn block_start(self) -> u64 {
-        self.start - self.start % BLOCK_BYTES
+        self.start - self.start % PAGE_BYTES
     }
 
     /// The range within the buffer.
     #[must_use]
     pub fn in_buffer(self) -> Range<usize> {
-        let lead = (self.start % BLOCK_BYTES) as usize;
+        let lead = (self.start % PAGE_BYTES) as usize;
         lead..lead + self.bytes
     }
 
     /// Bytes of the blocks that contain it.
     #[must_use]
     pub fn block_bytes(self) -> usize {
-        self.in_buffer().end.next_multiple_of(BLOCK_BYTES as usize)
+        self.in_buffer().end.next_multiple_of(PAGE_BYTES as usize)
     }
 
     /// Splits a buffer into the memory to read into, and the rest. [`join_buffer`] is the inverse.
@@ -131,7 +128,7 @@ mod tests {
             let range = AlignedRange::new(start, bytes);
             assert_eq!(range.block_start() + range.in_buffer().start as u64, start);
             assert_eq!(range.in_buffer().len(), bytes);
-            assert_eq!(range.block_start() % BLOCK_BYTES, 0);
+            assert_eq!(range.block_start() % PAGE_BYTES, 0);
             assert!((range.in_buffer().end..range.in_buffer().end + 4096).contains(&range.block_bytes()));
         }
     }

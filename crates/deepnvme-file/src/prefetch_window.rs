@@ -15,7 +15,7 @@ pub(super) struct Window {
 
 #[derive(Debug)]
 pub(super) enum Filling {
-    Flying(Transfer<RegionMut>),
+    InFlight(Transfer<RegionMut>),
     Full(Buffer),
 }
 
@@ -42,22 +42,28 @@ impl Window {
     }
 
     /// Cancels the read if it has not begun.
-    pub(super) fn give_up(self) {
-        if let Filling::Flying(pending) = &self.filling {
+    pub(super) fn cancel(self) {
+        if let Filling::InFlight(pending) = &self.filling {
             pending.cancel();
         }
     }
 
     /// Waits for the read.
-    pub(super) fn land(self) -> Result<Held> {
+    pub(super) fn wait(self) -> Result<Held> {
         let buffer = match self.filling {
             Filling::Full(buffer) => buffer,
-            Filling::Flying(pending) => {
+            Filling::InFlight(pending) => {
                 pending.prioritize();
                 let (memory, result) = pending.wait();
                 result?;
                 let buffer = memory.and_then(|memory| memory.into_buffer().ok());
-                buffer.ok_or_else(|| Error::new(ErrorKind::Io, "read", "a buffer was not returned"))?
+                buffer.ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::Io,
+                        "read",
+                        "the engine did not return the buffer of a read; report this as a bug",
+                    )
+                })?
             }
         };
         Ok(Held { offset: self.offset, bytes: self.bytes, buffer })

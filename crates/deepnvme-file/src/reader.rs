@@ -172,7 +172,7 @@ impl FileReader {
     }
 
     fn give_up_ahead(&mut self) {
-        self.ahead.drain(..).for_each(Window::give_up);
+        self.ahead.drain(..).for_each(Window::cancel);
     }
 
     /// Bytes from `offset` on that are in windows or in flight to them.
@@ -243,7 +243,7 @@ impl FileReader {
                 }
             }
         }
-        self.current = Some(window.land()?);
+        self.current = Some(window.wait().map_err(|error| error.at_path(self.file.path()))?);
         Ok(())
     }
 
@@ -273,7 +273,7 @@ impl FileReader {
             return Ok(offset + bytes as u64);
         }
         let pending = self.engine.read_ahead(&self.file, offset, memory)?;
-        self.ahead.push_back(Window { offset, bytes, filling: Filling::Flying(pending) });
+        self.ahead.push_back(Window { offset, bytes, filling: Filling::InFlight(pending) });
         Ok(offset + bytes as u64)
     }
 

@@ -1,17 +1,15 @@
-//! One logical file over several part files, striped as in RAID-0. A manifest lists the parts.
+//! One logical file over several part files, striped as in RAID-0. A manifest lists the parts. `replace` writes it.
 //!
 //! A manifest contains a checksum of itself ([`deepnvme_format::set`]). Version 1 may omit it: such manifests are
 //! written by hand, or edited after a disk was mounted elsewhere.
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_format::set::{self, State};
+use deepnvme_format::set::{self, ChecksumState};
 use serde::{Deserialize, Serialize};
 
-use crate::replace::Temporary;
 use deepnvme_io::display;
 use deepnvme_io::fs;
-use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result, StripeLayout};
 
 /// Maximum number of parts of a stripe set.
@@ -29,7 +27,7 @@ pub const MANIFEST_SUFFIX: &str = ".stripes.json";
 
 const FORMAT: &str = "deepnvme-stripes";
 /// Version of a manifest that may omit its checksum.
-const VERSION_UNSEALED: u32 = 1;
+const VERSION_WITHOUT_CHECKSUM: u32 = 1;
 /// Version of a manifest that requires a checksum.
 const VERSION: u32 = 2;
 /// Key of the ownership record in a manifest.
@@ -158,22 +156,22 @@ impl StripeSet {
     fn parsed(text: &[u8], path: &Path) -> Result<Self, String> {
         let edited = || {
             format!(
-                "if you have edited it, remove {:?} from it, and make its \"version\" {VERSION_UNSEALED}",
+                "if you have edited it, remove {:?} from it, and make its \"version\" {VERSION_WITHOUT_CHECKSUM}",
                 set::CHECKSUM_KEY
             )
         };
         let state = set::state(text);
-        if state == State::Damaged {
+        if state == ChecksumState::Differs {
             let damaged = "some of it is not as it was written: its checksum does not match. Put back a copy of it";
             return Err(format!("{damaged}; {}", edited()));
         }
         let manifest: Manifest =
             serde_json::from_slice(text).map_err(|error| format!("not a stripe manifest: {error}"))?;
-        if manifest.format != FORMAT || !(VERSION_UNSEALED..=VERSION).contains(&manifest.version) {
+        if manifest.format != FORMAT || !(VERSION_WITHOUT_CHECKSUM..=VERSION).contains(&manifest.version) {
             let Manifest { format, version, .. } = manifest;
             return Err(format!("format {format:?} version {version}; this build reads {FORMAT:?} up to {VERSION}"));
         }
-        if state == State::Unsealed && manifest.version != VERSION_UNSEALED {
+        if state == ChecksumState::Missing && manifest.version != VERSION_WITHOUT_CHECKSUM {
             return Err(format!("it has no checksum. Put back a copy of it; {}", edited()));
         }
         let folder = path.parent().unwrap_or(Path::new(""));
@@ -182,7 +180,7 @@ impl StripeSet {
         Ok(set.listed_by(path.to_path_buf()))
     }
 
-    /// Returns the manifest for that path as JSON, ready for the ownership record and for [`seal`].
+    /// Returns the manifest for that path as JSON, ready for the ownership record and for [`set::write_checksum`].
     pub(crate) fn to_manifest(&self, manifest: &Path) -> Result<serde_json::Value> {
         self.recorded(manifest).manifest()
     }
@@ -195,7 +193,7 @@ impl StripeSet {
     pub fn to_list(&self) -> Result<String> {
         let refused = |error: serde_json::Error| invalid(format!("cannot be written: {error}"));
         let text = serde_json::to_string_pretty(&self.manifest()?).map_err(refused)? + "\n";
-        set::seal(&text).map_err(|error| invalid(error.to_string()))
+        set::write_checksum(&text).map_err(|error| invalid(error.to_string()))
     }
 
     /// The same parts by absolute paths, which stay valid when the process changes its folder.
@@ -207,7 +205,7 @@ impl StripeSet {
 
     /// The same parts as a manifest names them: by file name in its folder, else by absolute paths. So a folder that is
     /// copied or moved with its manifest does not lead back to the parts of the original.
-    fn recorded(&self, manifest: &Path) -> Self {
+    pub(crate) fn recorded(&self, manifest: &Path) -> Self {
         let Self { mut parts, stripe_bytes, .. } = self.absolute();
         let manifest = std::path::absolute(manifest).unwrap_or_else(|_| manifest.to_path_buf());
         let folder = fs::folder_of(&manifest);
@@ -228,40 +226,9 @@ impl StripeSet {
         serde_json::to_value(&manifest)
             .map_err(|error| invalid(format!("a part's name is not UTF-8: {error}")).at_path(self.manifest_path()))
     }
-
-    /// Writes the manifest next to the first part unless one exists: first privately, then renamed.
-    ///
-    /// # Errors
-    /// The error of the folder, or `InvalidInput` if the manifest of another set exists.
-    pub fn write_manifest(&self) -> Result<()> {
-        let path = self.manifest_path();
-        let mut file = self.private_manifest(&path)?;
-        match file.rename_new(&path) {
-            Ok(()) => Ok(()),
-            // Another process was faster. This is fine if both wrote the same set.
-            Err(Errno::EXIST) => {
-                let absolute =
-                    |set: &Self| set.parts.iter().map(std::path::absolute).collect::<std::io::Result<Vec<_>>>();
-                let there = Self::from_manifest(&path)?;
-                let is_same = there.stripe_bytes == self.stripe_bytes
-                    && matches!((absolute(&there), absolute(self)), (Ok(there), Ok(own)) if there == own);
-                let differs = || invalid("another set of the same name was made meanwhile; open it again".into());
-                if is_same { Ok(()) } else { Err(differs().at_path(path)) }
-            }
-            Err(errno) => Err(Error::os("write stripe manifest", errno).at_path(path)),
-        }
-    }
-
-    fn private_manifest(&self, path: &Path) -> Result<Temporary> {
-        let text = self.recorded(path).to_list()?;
-        let file = Temporary::new(path)?;
-        file.fill(text.as_bytes()).map_err(|error| error.at_path(path))?;
-        file.take_mode_of(path)?;
-        Ok(file)
-    }
 }
 
-fn invalid(detail: String) -> Error {
+pub(crate) fn invalid(detail: String) -> Error {
     Error::new(ErrorKind::InvalidInput, "stripe set", detail)
 }
 

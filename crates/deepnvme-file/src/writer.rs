@@ -193,7 +193,8 @@ impl FileWriter {
             return Buffer::zeroed(BUFFER_BYTES).map_err(|error| Error::from_io("allocate a buffer", &error));
         }
         self.reclaim()?;
-        self.spare.pop().ok_or_else(|| Error::new(ErrorKind::Io, "write", "a buffer was not returned"))
+        let detail = "the engine did not return the buffer of a write; report this as a bug";
+        self.spare.pop().ok_or_else(|| Error::new(ErrorKind::Io, "write", detail).at_path(self.file.path()))
     }
 
     fn submit(&mut self, buffer: Buffer) -> Result<()> {

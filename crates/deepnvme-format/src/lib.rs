@@ -8,6 +8,7 @@
 //! - [`set`]: the file list of a checkpoint in several files, which identifies each file.
 //! - [`checksums`]: checksums that combine over any split, and the sidecar that stores them.
 //! - [`Dtype`]: element types, with their names in torch and safetensors.
+//! - [`Signs`]: signs of a tensor's elements that torch flips lazily.
 //!
 //! Input is validated. Problems are an [`Error`] with the offset.
 #![forbid(unsafe_code)]
@@ -20,10 +21,12 @@ mod json;
 pub mod pickle;
 pub mod safetensors;
 pub mod set;
+mod signs;
 pub mod state;
 
 pub use dtype::Dtype;
 pub use error::{Error, Result};
+pub use signs::Signs;
 
 /// Alignment of a large tensor: a multiple of every device's block, for direct I/O.
 pub const ALIGNMENT_LARGE: u64 = 4096;

@@ -28,9 +28,9 @@ pub const REPLACES_KEY: &str = "deepnvme.replaces";
 /// The digits of the checksum before it is written.
 pub const BLANK: &str = "0000000000000000-0000000000000000-0000000000000000";
 
-/// The identity of a listed file.
+/// Length and index checksum of a listed file, which tell it from every other version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct FileFingerprint {
     /// Length of the file in bytes.
     pub bytes: u64,
     /// CRC-64/NVME of its index.
@@ -48,13 +48,13 @@ pub struct Replaced {
 
 /// The result of checking a list's checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ChecksumState {
     /// The text is unchanged.
-    Sound,
+    Matches,
     /// The text was damaged, or edited by another program.
-    Damaged,
+    Differs,
     /// The text has no checksum.
-    Unsealed,
+    Missing,
 }
 
 /// Returns the positions of the checksum's three numbers.
@@ -69,7 +69,7 @@ fn digit_ranges(text: &[u8]) -> Option<[Range<usize>; 3]> {
 ///
 /// # Errors
 /// `Invalid` if there is no blank.
-pub fn seal(text: &str) -> Result<String> {
+pub fn write_checksum(text: &str) -> Result<String> {
     let mut bytes = text.as_bytes().to_vec();
     let blank = digit_ranges(&bytes).filter(|[first, .., last]| bytes[first.start..last.end] == *BLANK.as_bytes());
     let Some([length, length_sum, sum]) = blank else {
@@ -91,22 +91,30 @@ fn write_digits(bytes: &mut [u8], place: Range<usize>, number: u64) {
 
 /// Checks a text against its checksum.
 #[must_use]
-pub fn state(text: &[u8]) -> State {
+pub fn state(text: &[u8]) -> ChecksumState {
     let Some([length, length_sum, sum]) = digit_ranges(text) else {
         // A damaged key leaves the other one.
         let is_there = |key: &str| text.windows(key.len()).any(|window| window == key.as_bytes());
-        return if is_there(CHECKSUM_KEY) || is_there(FILES_KEY) { State::Damaged } else { State::Unsealed };
+        return if is_there(CHECKSUM_KEY) || is_there(FILES_KEY) {
+            ChecksumState::Differs
+        } else {
+            ChecksumState::Missing
+        };
     };
     let is_as_long = parse_digits(text, length.clone()) == Some(text.len() as u64);
     let is_length = parse_digits(text, length_sum) == Some(covered_sum(&text[length], &[]));
     let whole = covered_sum(text, std::slice::from_ref(&sum));
-    if is_as_long && is_length && parse_digits(text, sum) == Some(whole) { State::Sound } else { State::Damaged }
+    if is_as_long && is_length && parse_digits(text, sum) == Some(whole) {
+        ChecksumState::Matches
+    } else {
+        ChecksumState::Differs
+    }
 }
 
 #[derive(Deserialize)]
 struct Wire {
     #[serde(rename = "deepnvme.files", default)]
-    files: Option<Object<WireIdentity>>,
+    files: Option<Object<WireFingerprint>>,
     #[serde(default)]
     metadata: Option<Metadata>,
 }
@@ -114,13 +122,13 @@ struct Wire {
 #[derive(Deserialize)]
 struct Metadata {
     #[serde(rename = "deepnvme.files", default)]
-    files: Option<Object<WireIdentity>>,
+    files: Option<Object<WireFingerprint>>,
     #[serde(rename = "deepnvme.replaces", default)]
     replaces: Option<Replaced>,
 }
 
 #[derive(Deserialize)]
-struct WireIdentity {
+struct WireFingerprint {
     bytes: u64,
     index_crc64: String,
 }
@@ -129,7 +137,7 @@ struct WireIdentity {
 ///
 /// # Errors
 /// `Corrupt` for a text that is not a list, and for files outside its folder.
-pub fn files(text: &[u8]) -> Result<Vec<(String, Identity)>> {
+pub fn files(text: &[u8]) -> Result<Vec<(String, FileFingerprint)>> {
     let corrupt = |what: String| Error::corrupt(0, format!("this is not a file list: {what}"));
     // serde also reads a struct from an array.
     if !text.trim_ascii_start().starts_with(b"{") {
@@ -137,11 +145,11 @@ pub fn files(text: &[u8]) -> Result<Vec<(String, Identity)>> {
     }
     let wire: Wire = serde_json::from_slice(text).map_err(|error| corrupt(error.to_string()))?;
     let files = wire.files.or_else(|| wire.metadata?.files);
-    let file = |(name, WireIdentity { bytes, index_crc64 }): (String, WireIdentity)| {
+    let file = |(name, WireFingerprint { bytes, index_crc64 }): (String, WireFingerprint)| {
         let index_crc64 =
             parse_digits(index_crc64.as_bytes(), 0..HEX_DIGITS).filter(|_| index_crc64.len() == HEX_DIGITS);
         match index_crc64 {
-            Some(index_crc64) if is_file_name(&name) => Ok((name, Identity { bytes, index_crc64 })),
+            Some(index_crc64) if is_file_name(&name) => Ok((name, FileFingerprint { bytes, index_crc64 })),
             _ => Err(corrupt(format!("{name:?} is not a file name in this folder"))),
         }
     };
@@ -151,7 +159,7 @@ pub fn files(text: &[u8]) -> Result<Vec<(String, Identity)>> {
 /// Returns the file that an index replaces, if the index states one and its checksum is valid.
 #[must_use]
 pub fn replaces(text: &[u8]) -> Option<Replaced> {
-    let wire: Wire = (state(text) == State::Sound).then(|| serde_json::from_slice(text).ok())??;
+    let wire: Wire = (state(text) == ChecksumState::Matches).then(|| serde_json::from_slice(text).ok())??;
     wire.metadata?.replaces
 }
 
@@ -170,19 +178,19 @@ mod tests {
              {{\"bytes\": 5, \"index_crc64\": \"00000000000000ff\"}}}}\n  }},\n  \"weight_map\": {{\"{CHECKSUM_KEY}\": \
              \"a.safetensors\"}}\n}}\n"
         );
-        seal(&text).unwrap()
+        write_checksum(&text).unwrap()
     }
 
     #[test]
     fn every_changed_byte_is_reported() {
         let text = text().into_bytes();
-        assert_eq!(state(&text), State::Sound);
-        assert_eq!(files(&text).unwrap(), [("a.safetensors".into(), Identity { bytes: 5, index_crc64: 255 })]);
+        assert_eq!(state(&text), ChecksumState::Matches);
+        assert_eq!(files(&text).unwrap(), [("a.safetensors".into(), FileFingerprint { bytes: 5, index_crc64: 255 })]);
         for at in 0..text.len() {
             for value in (0..=u8::MAX).filter(|value| *value != text[at]) {
                 let mut damaged = text.clone();
                 damaged[at] = value;
-                assert_eq!(state(&damaged), State::Damaged, "byte {at} as {value}");
+                assert_eq!(state(&damaged), ChecksumState::Differs, "byte {at} as {value}");
             }
         }
     }
@@ -194,14 +202,14 @@ mod tests {
             let (before, after) = text.split_at(at);
             for value in 0..=u8::MAX {
                 let more = [before, &[value], after].concat();
-                assert_eq!(state(&more), State::Damaged, "{value} put in at {at}");
+                assert_eq!(state(&more), ChecksumState::Differs, "{value} put in at {at}");
             }
             for count in 1..=after.len() {
                 let less = [before, &after[count..]].concat();
-                // Without either key a text is one that was never sealed.
-                assert_ne!(state(&less), State::Sound, "{count} bytes less at {at}");
+                // Without either key a text is one that never had a checksum.
+                assert_ne!(state(&less), ChecksumState::Matches, "{count} bytes less at {at}");
                 if count < 30 {
-                    assert_eq!(state(&less), State::Damaged, "{count} bytes less at {at}");
+                    assert_eq!(state(&less), ChecksumState::Differs, "{count} bytes less at {at}");
                 }
             }
         }
@@ -210,9 +218,9 @@ mod tests {
     #[test]
     fn a_sum_in_another_text_is_damage() {
         let copied = text().replace("\"a.safetensors\"}\n", "\"another.safetensors\"}\n");
-        assert_eq!(state(copied.as_bytes()), State::Damaged);
-        assert_eq!(state(b"{\"weight_map\": {}}"), State::Unsealed);
-        assert!(seal("{}").is_err() && seal(&text()).is_err());
+        assert_eq!(state(copied.as_bytes()), ChecksumState::Differs);
+        assert_eq!(state(b"{\"weight_map\": {}}"), ChecksumState::Missing);
+        assert!(write_checksum("{}").is_err() && write_checksum(&text()).is_err());
     }
 
     #[test]
@@ -220,7 +228,7 @@ mod tests {
         let said = |metadata: &str| {
             let blank =
                 format!("{{\"metadata\": {{\"{CHECKSUM_KEY}\": \"{BLANK}\"{metadata}}}, \"weight_map\": {{}}}}\n");
-            seal(&blank).unwrap()
+            write_checksum(&blank).unwrap()
         };
         let text = said(", \"deepnvme.replaces\": {\"bytes\": 4100, \"modified_ns\": 1700000000000000001}");
         let expected = Replaced { bytes: 4100, modified_ns: 1_700_000_000_000_000_001 };

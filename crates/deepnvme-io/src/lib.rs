@@ -54,7 +54,7 @@ mod worker;
 /// Memory for requests: buffers, pools and regions.
 pub use deepnvme_mem as mem;
 
-pub use backend::gds::GpuPin;
+pub use backend::gds::GpuRegistration;
 pub use config::{BackendChoice, Config, DirectMode, WindowMode};
 pub use engine::{BackendFactory, Engine, ReadItem, Refused, WriteItem};
 pub use error::{Error, ErrorKind, Result};

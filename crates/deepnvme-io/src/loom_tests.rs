@@ -1,6 +1,6 @@
 //! Checks every interleaving of a request's completion. Covers work items on workers, cancellation from another thread,
-//! lost workers, an engine that closes during a submission, callers that run requests themselves, and the barrier. Uses
-//! the real queue, requests, work items, oneshot and barrier, with requests that move nothing:
+//! lost workers, an engine that closes during a submission, callers that run requests themselves, and requests that wait
+//! for streams. Uses the real queue, requests, work items, oneshot and wait list, with requests that move nothing:
 //! `RUSTFLAGS="--cfg loom" cargo test -p deepnvme-io --lib loom_`
 
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use std::sync::Arc;
 use loom::thread;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::{GpuEvent, StreamBarrier};
+use crate::gpu::GpuEvent;
 use crate::op::Direction;
 use crate::request::{
-    Priority, Request, RequestMemory, RequestQueue, SyncTarget, Transfer, WorkGuard, WorkItem, WorkKind, WriteExtent,
-    WriteOptions,
+    Priority, Request, RequestMemory, RequestQueue, StreamWaitList, SyncTarget, Transfer, WorkGuard, WorkItem,
+    WorkKind, WriteExtent, WriteOptions,
 };
 use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
 use crate::stripe_layout::StripeLayout;
@@ -279,22 +279,22 @@ impl GpuEvent for FlagEvent {
 }
 
 #[test]
-fn loom_the_stream_barrier_is_closed_while_a_request_is_held_and_cancelled() {
+fn loom_the_stream_wait_list_is_closed_while_a_request_is_held_and_cancelled() {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);
     builder.check(|| {
         let queue = queue(1);
-        let barrier = Arc::new(StreamBarrier::new(&queue));
+        let list = Arc::new(StreamWaitList::new(&queue));
         let come = Arc::new(loom::sync::atomic::AtomicBool::new(true));
         let request = request(1, false, vec![Box::new(FlagEvent(come))]);
         let cancelling = transfer(&request, &queue);
-        let held = barrier.hold(&request, Priority::Normal);
+        let held = list.hold(&request, Priority::Normal);
         let canceller = thread::spawn(move || cancelling.cancel());
-        barrier.close();
+        list.close();
         let told = canceller.join().unwrap();
         assert!(held.is_ok());
-        assert_eq!(barrier.hold(&request, Priority::Normal).unwrap_err().kind(), ErrorKind::Closed);
-        // Requests released by the barrier are in the queue, and no worker has started them.
+        assert_eq!(list.hold(&request, Priority::Normal).unwrap_err().kind(), ErrorKind::Closed);
+        // Requests released by the list are in the queue, and no worker has started them.
         queue.close();
         if !told {
             assert!(matches!(WorkItem::next(&queue), Some(WorkItem::Block(..))));

@@ -25,7 +25,7 @@ macro_rules! counters {
             $($(#[$doc])* pub $name: u64,)*
             /// The backend that moves the bytes.
             pub backend: BackendKind,
-            /// Whether the bounce pool is page-locked, and if not, why. `None` until a transfer needs it.
+            /// Whether the bounce pool is pinned, and if not, why. `None` until a transfer needs it.
             pub pool_lock: Option<deepnvme_mem::LockState>,
             /// Bytes of bounce buffers that the engine holds now.
             pub pool_bytes: u64,
@@ -118,10 +118,10 @@ counters! {
 impl StatsSnapshot {
     /// Sets cuFile's counters, which are per engine.
     pub(crate) fn set_gds(&mut self, counts: &gds::Counts) {
-        self.gds_pins = counts.pins;
-        self.gds_pins_evicted = counts.pins_evicted;
+        self.gds_pins = counts.registrations;
+        self.gds_pins_evicted = counts.registrations_evicted;
         self.gds_batches = counts.batches;
-        self.bytes_gds_pinned = counts.bytes_pinned;
+        self.bytes_gds_pinned = counts.bytes_registered;
     }
 }
 

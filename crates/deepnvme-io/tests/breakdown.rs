@@ -62,7 +62,7 @@ impl Backend for BreakingQueue {
 fn queues_that_break_fail_requests_and_never_hang_them() {
     for (workers, reaps) in [(1, 0), (1, 7), (2, 3), (3, 20)] {
         let name = format!("{workers} queues that break after {reaps} reaps");
-        watchdog::guard(&name, TIME_MAX, || {
+        watchdog::with_time_limit(&name, TIME_MAX, || {
             let file = TestFile::holding(&random_bytes(11, LEN));
             let inner = try_real(BackendKind::Threads).expect("threads work everywhere");
             let make: MakeBackend =

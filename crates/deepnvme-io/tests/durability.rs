@@ -11,7 +11,7 @@ use deepnvme_io::{DirectMode, Durability, Engine, SubmitMode, WriteExtent, Write
 use deepnvme_testkit::data::{TestFile, difference, random_bytes, region_holding};
 use deepnvme_testkit::model::pick_bytes;
 use deepnvme_testkit::rng::Rng;
-use deepnvme_testkit::simulated::SimDisk;
+use deepnvme_testkit::scheduled_backend::SimDisk;
 use deepnvme_testkit::watchdog;
 
 const SEEDS: u64 = 40;
@@ -73,7 +73,7 @@ fn a_durable_write_survives_every_crash() {
     for seed in 0..SEEDS {
         for mode in [DirectMode::Preferred, DirectMode::Disabled] {
             let name = format!("durability, seed {seed}, {mode:?}");
-            watchdog::guard(&name, Duration::from_secs(60), || run_seed(seed, mode));
+            watchdog::with_time_limit(&name, Duration::from_secs(60), || run_seed(seed, mode));
         }
     }
 }

@@ -42,7 +42,7 @@ fn a_write_of_several_files_is_cancelled_at_any_moment() {
     // Both have a preparation: one sets the file's size, the other preallocates.
     let in_place = WriteOptions { extent: WriteExtent::InPlace, ..WHOLE };
     for (workers, options) in [(1, WHOLE), (3, WHOLE), (1, in_place), (3, in_place)] {
-        watchdog::guard(&format!("{workers} workers, {options:?}"), TIME_MAX, || {
+        watchdog::with_time_limit(&format!("{workers} workers, {options:?}"), TIME_MAX, || {
             let folder = TestFile::holding(&[]);
             let files = files(&folder, FILES);
             let engine = Engine::new(config(workers)).unwrap();
@@ -91,7 +91,7 @@ fn what_nobody_has_begun_to_prepare_ends_when_it_is_cancelled() {
 
 #[test]
 fn closing_finishes_what_was_submitted_and_refuses_what_comes_later() {
-    watchdog::guard("closing", TIME_MAX, || {
+    watchdog::with_time_limit("closing", TIME_MAX, || {
         let folder = TestFile::holding(&[3; 300_000]);
         let file = common::open(&folder.path, DirectMode::Preferred).unwrap();
         for round in 0..40 {

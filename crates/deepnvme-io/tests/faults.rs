@@ -84,7 +84,7 @@ fn run_seed(seed: u64) -> Option<bool> {
 fn requests_succeed_exactly_or_report_what_was_injected() {
     let (mut clean, mut failed) = (0, 0);
     for seed in 0..SEEDS {
-        match watchdog::guard(&format!("faults, seed {seed}"), SEED_TIME_MAX, || run_seed(seed)) {
+        match watchdog::with_time_limit(&format!("faults, seed {seed}"), SEED_TIME_MAX, || run_seed(seed)) {
             Some(true) => failed += 1,
             Some(false) => clean += 1,
             None => {}
@@ -105,7 +105,7 @@ const LEN: usize = 300_000;
 
 #[test]
 fn refusals_without_end_end_in_an_error() {
-    watchdog::guard("endless EAGAIN and EINTR", TIME_MAX, || {
+    watchdog::with_time_limit("endless EAGAIN and EINTR", TIME_MAX, || {
         let file = TestFile::holding(&random_bytes(1, LEN));
         for (plan, errno) in [
             (FaultPlan { eagain: 1000, ..FaultPlan::default() }, 11),
@@ -182,7 +182,7 @@ fn a_full_disk_is_no_space() {
 
 #[test]
 fn short_transfers_of_any_length_are_continued() {
-    watchdog::guard("ragged short transfers", TIME_MAX, || {
+    watchdog::with_time_limit("ragged short transfers", TIME_MAX, || {
         for seed in 0..20 {
             let content = random_bytes(seed, LEN);
             let file = TestFile::holding(&content);
@@ -207,7 +207,7 @@ fn short_transfers_of_any_length_are_continued() {
 #[test]
 fn long_requests_are_continued_too() {
     const LONG: usize = (21 << 20) + 77;
-    watchdog::guard("long requests, cut short", TIME_MAX, || {
+    watchdog::with_time_limit("long requests, cut short", TIME_MAX, || {
         for (seed, kind) in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads].into_iter().enumerate() {
             for offset in [0, 4096 - 100, 4096] {
                 let seed = seed as u64 * 10_000 + offset as u64;
@@ -243,7 +243,7 @@ fn long_requests_are_continued_too() {
 
 #[test]
 fn a_device_that_dies_ends_every_request() {
-    watchdog::guard("a dying device", TIME_MAX, || {
+    watchdog::with_time_limit("a dying device", TIME_MAX, || {
         let file = TestFile::holding(&random_bytes(7, LEN));
         let (engine, faults) = failing(FaultPlan { eio_after_ops: Some(100), ..FaultPlan::default() });
         let target = open(&file.path, DirectMode::Preferred).expect("the test file");
@@ -263,7 +263,7 @@ fn a_device_that_dies_ends_every_request() {
 
 #[test]
 fn pending_requests_finish_although_nobody_waits() {
-    watchdog::guard("dropped pendings", TIME_MAX, || {
+    watchdog::with_time_limit("dropped pendings", TIME_MAX, || {
         let expected = random_bytes(8, LEN);
         let file = TestFile::holding(&vec![0; LEN]);
         let plan = FaultPlan { slow: 1000, slow_max: Duration::from_millis(5), ..hidden_faults(8) };
@@ -282,7 +282,7 @@ fn pending_requests_finish_although_nobody_waits() {
 
 #[test]
 fn a_cancelled_request_ends_and_gives_its_memory_back() {
-    watchdog::guard("cancel", TIME_MAX, || {
+    watchdog::with_time_limit("cancel", TIME_MAX, || {
         let file = TestFile::holding(&random_bytes(9, 4 << 20));
         let plan = FaultPlan { slow: 1000, slow_max: Duration::from_millis(40), ..FaultPlan::default() };
         let (engine, faults) = failing(plan);

@@ -37,7 +37,7 @@ fn transfers_from_any_part_of_it_profit_whoever_has_pinned() {
     assert!(gpu.count("unregistered_io") > 0);
     assert_eq!(engine.stats().bytes_gds_pinned, 0);
 
-    let pin = engine.pin_gpu_memory(memory.region()).unwrap();
+    let pin = engine.register_gpu_memory(memory.region()).unwrap();
     assert_eq!(pin.refusal(), None);
     gpu.clear();
     there_and_back(&gpu, &engine, &file, &memory);
@@ -46,7 +46,7 @@ fn transfers_from_any_part_of_it_profit_whoever_has_pinned() {
     assert_eq!(gpu.count("unregistered_io"), 0);
     assert_eq!((engine.stats().bytes_gds_pinned, other.stats().bytes_gds_pinned), (8 << 20, 2 << 20));
 
-    let again = other.pin_gpu_memory(memory.region().slice(MIB..2 * MIB)).unwrap();
+    let again = other.register_gpu_memory(memory.region().slice(MIB..2 * MIB)).unwrap();
     assert!(again.refusal().unwrap().contains("pinned already"));
     drop(again);
     assert_eq!((gpu.live("cufile_buffers"), pin.refusal()), (1, None), "the first one stays");
@@ -62,7 +62,7 @@ fn a_thousand_cycles_leave_nothing() {
     let memories = [gpu.memory(0, MIB, 1), gpu.memory(1, MIB, 2), gpu.memory(0, MIB, 3)];
     for round in 0..1000 {
         let memory = &memories[round % 3];
-        let pin = engine.pin_gpu_memory(memory.region()).unwrap();
+        let pin = engine.register_gpu_memory(memory.region()).unwrap();
         assert_eq!(pin.refusal(), None);
         if round % 50 == 0 {
             there_and_back(&gpu, &engine, &file, memory);
@@ -73,7 +73,7 @@ fn a_thousand_cycles_leave_nothing() {
     // GPU memory is also freed once its last reference is dropped.
     let before = gpu.live("device_allocations");
     let memory = gpu.memory(0, MIB, 4);
-    let pin = engine.pin_gpu_memory(memory.region()).unwrap();
+    let pin = engine.register_gpu_memory(memory.region()).unwrap();
     drop(memory);
     assert_eq!(gpu.live("device_allocations"), before + 1, "a pin keeps what it was given");
     drop(pin);
@@ -86,25 +86,25 @@ fn what_was_used_longest_ago_gives_way() {
     let memories: Vec<_> = (0..4).map(|seed| gpu.memory(0, MIB, seed)).collect();
     let elsewhere = gpu.memory(1, MIB, 9);
     let mut pins: Vec<_> = [&elsewhere, &memories[0], &memories[1], &memories[2]]
-        .map(|memory| engine.pin_gpu_memory(memory.region()).unwrap())
+        .map(|memory| engine.register_gpu_memory(memory.region()).unwrap())
         .into();
     there_and_back(&gpu, &engine, &file, &memories[0]);
     gpu.fail("cuFileBufRegister", 0, WINDOW_FULL);
-    pins.push(engine.pin_gpu_memory(memories[3].region()).unwrap());
+    pins.push(engine.register_gpu_memory(memories[3].region()).unwrap());
     let refused = pins.iter().map(|pin| pin.refusal().is_some()).collect::<Vec<_>>();
     assert_eq!(refused, [false, false, true, false, false], "not the one that was used since, nor another GPU's");
-    assert!(pins[2].refusal().unwrap().contains("later pins"));
+    assert!(pins[2].refusal().unwrap().contains("later registrations"));
     assert_eq!(engine.stats().gds_pins_evicted, 1);
     there_and_back(&gpu, &engine, &file, &memories[1]);
     // Evicted memory may be pinned again. Dropping its first pin does not end the second.
-    let again = engine.pin_gpu_memory(memories[1].region()).unwrap();
+    let again = engine.register_gpu_memory(memories[1].region()).unwrap();
     pins.remove(2);
     assert_eq!((again.refusal(), gpu.live("cufile_buffers")), (None, 5));
 
     // Without any room, all pins are evicted, and the new pin reports the reason.
     gpu.fail_always("cuFileBufRegister", WINDOW_FULL);
     drop(again);
-    let none = engine.pin_gpu_memory(memories[1].region()).unwrap();
+    let none = engine.register_gpu_memory(memories[1].region()).unwrap();
     assert!(none.refusal().unwrap().contains("5036"), "{:?}", none.refusal());
     gpu.clear();
     there_and_back(&gpu, &engine, &file, &memories[1]);
@@ -115,7 +115,7 @@ fn a_pin_that_ends_during_a_transfer_ends_after_it() {
     let (gpu, _folder, engine, file) = set_up(config(DirectMode::Required));
     for round in 0..30 {
         let memory = gpu.memory(0, 2 * MIB, round);
-        let pin = engine.pin_gpu_memory(memory.region()).unwrap();
+        let pin = engine.register_gpu_memory(memory.region()).unwrap();
         let pending = engine.write(&file, 0, memory.region(), WriteOptions::default()).unwrap();
         std::thread::sleep(std::time::Duration::from_micros(100 * (round % 7)));
         drop((pin, memory));
@@ -129,20 +129,20 @@ fn a_pin_that_ends_during_a_transfer_ends_after_it() {
 fn what_cannot_be_pinned_says_why() {
     let gpu = Gpu::new();
     let engine = Engine::new(config(DirectMode::Preferred)).unwrap();
-    let error = engine.pin_gpu_memory(Region::from_vec(vec![1; 4096])).unwrap_err();
+    let error = engine.register_gpu_memory(Region::from_vec(vec![1; 4096])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     let memory = gpu.memory(0, MIB, 1);
     let layout = Strided { shape: vec![100, 10], stride_bytes: vec![1000, 1], item_bytes: 1 };
-    assert_eq!(engine.pin_gpu_memory(memory.strided(0, layout)).unwrap_err().kind(), ErrorKind::InvalidInput);
-    assert_eq!(engine.pin_gpu_memory(memory.on_device(7)).unwrap_err().kind(), ErrorKind::Device);
+    assert_eq!(engine.register_gpu_memory(memory.strided(0, layout)).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(engine.register_gpu_memory(memory.on_device(7)).unwrap_err().kind(), ErrorKind::Device);
     gpu.fail("cuFileBufRegister", 0, 5012);
-    let pin = engine.pin_gpu_memory(memory.region()).unwrap();
+    let pin = engine.register_gpu_memory(memory.region()).unwrap();
     assert!(pin.refusal().unwrap().contains("5012"), "{:?}", pin.refusal());
     assert_eq!(engine.stats().gds_pins, 0);
     drop((pin, engine));
     // Without cuFile.
     gpu.fail("cuFileDriverOpen", 0, 5001);
     let engine = Engine::new(config(DirectMode::Preferred)).unwrap();
-    let pin = engine.pin_gpu_memory(memory.region()).unwrap();
+    let pin = engine.register_gpu_memory(memory.region()).unwrap();
     assert!(pin.refusal().unwrap().contains("cuFile does not start"), "{:?}", pin.refusal());
 }

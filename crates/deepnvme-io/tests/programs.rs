@@ -76,7 +76,7 @@ fn run_programs(name: &str, make: Option<MakeBackend>, config: Config, place: Pl
     let cases = CASES.min(ProptestConfig::default().cases);
     let config = ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 60, ..Default::default() };
     let cases = (any::<u64>(), 1..40_usize, 1..4_usize);
-    watchdog::guard(name, TIME_MAX, || {
+    watchdog::with_time_limit(name, TIME_MAX, || {
         let run = |(seed, length, threads)| {
             run_case(&engine, place, mode, seed, length, threads);
             Ok(())

@@ -9,7 +9,7 @@ use crate::lock::LockState;
 use crate::region::Region;
 use crate::region_mut::RegionMut;
 
-/// Memory that is divided into ranges of any size, page-locked if the kernel allows it.
+/// Memory that is divided into ranges of any size, pinned if the kernel allows it.
 ///
 /// Unlike a [`Pool`](crate::Pool), an arena does not track which ranges are in use. Its owner decides, and may create
 /// any number of regions of a range. The owner must keep the rule of [`RegionMut`] about concurrent copies. The
@@ -30,7 +30,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Allocates `len` zeroed bytes. With `lock`, they are page-locked if the kernel allows it.
+    /// Allocates `len` zeroed bytes. With `lock`, they are pinned if the kernel allows it.
     ///
     /// # Errors
     /// `ENOMEM` if the memory is not available. A refused lock is not an error.

@@ -50,7 +50,8 @@ impl Copy2d {
                 let (outer, inner) = if self.columns < TILE_COLUMNS { (columns, rows) } else { (rows, columns) };
                 let offset_bytes = row as isize * self.row_stride + column as isize * self.column_stride;
                 let flat_bytes = (row * self.columns + column) * self.run_bytes;
-                // SAFETY: the caller guarantees that every run is valid, and the tile lies inside.
+                // SAFETY: every run of the copy is valid, as the caller of this function ensures, and the tile lies
+                // inside the copy.
                 unsafe {
                     let (strided, flat) = (strided.offset(offset_bytes), flat.add(flat_bytes));
                     copy_tile::<GATHER>(self.run_bytes, strided, flat, outer, inner);
@@ -75,7 +76,8 @@ impl Copy2d {
 #[inline]
 pub(crate) unsafe fn copy_bytes<const GATHER: bool>(strided: *mut u8, flat: *mut u8, len: usize) {
     let (source, target) = if GATHER { (strided, flat) } else { (flat, strided) };
-    // SAFETY: guaranteed by the caller. Both sides may belong to one arena, so `copy_nonoverlapping` is not allowed.
+    // SAFETY: `len` bytes are valid on both sides, as the caller of `copy_bytes` ensures. Both sides may belong to one
+    // arena, so `copy_nonoverlapping` is not allowed.
     unsafe { ptr::copy(source, target, len) }
 }
 
@@ -110,7 +112,8 @@ unsafe fn copy_tile<const GATHER: bool>(
             }
         };
     }
-    // SAFETY: guaranteed by the caller. Each loop copies exactly `run_bytes` bytes per run.
+    // SAFETY: every run is valid on both sides, as the caller of `copy_tile` ensures. Each loop copies exactly
+    // `run_bytes` bytes per run.
     unsafe { by_size!(1 2 3 4 6 8 12 16 24 32 64) }
 }
 
@@ -127,11 +130,13 @@ unsafe fn for_each_run(
     copy_run: impl Fn(*mut u8, *mut u8),
 ) {
     for line in 0..outer.runs {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: `line` is below the count, and its first run lies in the memory at the two addresses, as the caller
+        // of `for_each_run` ensures.
         let (strided, flat) =
             unsafe { (strided.offset(line as isize * outer.strided_bytes), flat.add(line * outer.flat_bytes)) };
         for run in 0..inner.runs {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: `line` and `run` are below the counts, and every such run lies in the memory at the two
+            // addresses, as the caller of `for_each_run` ensures.
             unsafe { copy_run(strided.offset(run as isize * inner.strided_bytes), flat.add(run * inner.flat_bytes)) }
         }
     }
@@ -144,6 +149,7 @@ unsafe fn for_each_run(
 #[inline]
 unsafe fn copy_item<const BYTES: usize, const GATHER: bool>(strided: *mut u8, flat: *mut u8) {
     let (source, target) = if GATHER { (strided, flat) } else { (flat, strided) };
-    // SAFETY: guaranteed by the caller. The item is read before it is written, so both sides may overlap.
+    // SAFETY: `BYTES` bytes are valid on both sides, as the caller of `copy_item` ensures. The item is read before it
+    // is written, so both sides may overlap.
     unsafe { target.cast::<[u8; BYTES]>().write(source.cast::<[u8; BYTES]>().read()) }
 }

@@ -1,10 +1,10 @@
-//! Memory that outlives the I/O in flight on it: aligned buffers, page-locked pools, regions.
+//! Memory that outlives the I/O in flight on it: aligned buffers, pinned pools, regions.
 //!
 //! This crate is one of the few places in `deepnvme` with `unsafe` code. The crates above move bytes through its safe
 //! interface and never handle a pointer.
 //!
 //! - [`Alignment`] and [`PAGE_BYTES`]: powers of two, checked by their type.
-//! - [`Buffer`]: zeroed, page-aligned memory with one owner. [`Buffer::locked`] requests page-locked memory, and
+//! - [`Buffer`]: zeroed, page-aligned memory with one owner. [`Buffer::locked`] requests pinned memory, and
 //!   [`LockState`] is the outcome.
 //! - [`Region`] and [`RegionMut`]: an address, a length, a [`Device`] and an [`Owner`] that keeps the memory alive. They
 //!   never return a reference to bytes, since the kernel, a GPU or Python may change them at any time.

@@ -32,12 +32,12 @@ pub(crate) fn lock(start: NonNull<u8>, len: usize) -> LockState {
     if let Some(reason) = available_kib.and_then(|available_kib| exceeds_ram(len, available_kib)) {
         return LockState::Refused { reason };
     }
-    // SAFETY: the caller's mapping is alive. Locking changes no byte of it.
+    // SAFETY: both callers pass a mapping that they own and that is alive. Locking changes no byte of it.
     match unsafe { mlock(start.as_ptr().cast(), len) } {
         Ok(()) => LockState::Locked,
         Err(errno) => {
             // A refusal can leave some pages locked. Unlock them all.
-            // SAFETY: as above.
+            // SAFETY: both callers pass a mapping that they own and that is alive. Unlocking changes no byte of it.
             let _ = unsafe { munlock(start.as_ptr().cast(), len) };
             LockState::Refused { reason: refusal(len, errno) }
         }

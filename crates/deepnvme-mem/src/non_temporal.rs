@@ -13,10 +13,11 @@ const LEN_MIN: usize = 4096;
 pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if len >= LEN_MIN && std::arch::is_x86_feature_detected!("avx") {
-        // SAFETY: guaranteed by the caller, and the processor has AVX.
+        // SAFETY: both sides are valid for `len` bytes and do not overlap, as the caller of `copy` ensures. The
+        // processor has AVX, as just detected.
         return unsafe { copy_streaming(source, target, len) };
     }
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: both sides are valid for `len` bytes and do not overlap, as the caller of `copy` ensures.
     unsafe { std::ptr::copy_nonoverlapping(source, target, len) }
 }
 
@@ -30,8 +31,8 @@ unsafe fn copy_streaming(source: *const u8, target: *mut u8, len: usize) {
     const LINE: usize = 64;
     let head = target.align_offset(LINE).min(len);
     let lines_end = head + (len - head) / LINE * LINE;
-    // SAFETY: both sides lie inside the ranges that the caller guarantees. Stores are aligned to a cache line in the
-    // target; loads need no alignment.
+    // SAFETY: `head` and `lines_end` are at most `len`, so that both sides stay inside the ranges of `copy`, which are
+    // valid and do not overlap. Stores are aligned to a cache line in the target; loads need no alignment.
     unsafe {
         std::ptr::copy_nonoverlapping(source, target, head);
         for at in (head..lines_end).step_by(LINE) {

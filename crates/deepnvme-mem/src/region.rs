@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::{Device, StreamHandle};
-use crate::span::{Owner, Span};
+use crate::span::{MemorySpan, Owner};
 use crate::strided::Strided;
 
 /// Readable memory, and an owner that keeps it alive as long as any clone exists.
@@ -15,7 +15,7 @@ use crate::strided::Strided;
 /// bytes of the elements in row-major order.
 #[derive(Clone)]
 pub struct Region {
-    pub(crate) span: Span,
+    pub(crate) span: MemorySpan,
 }
 
 impl Region {
@@ -30,7 +30,7 @@ impl Region {
     /// If `len` exceeds `isize::MAX`.
     #[must_use]
     pub unsafe fn from_raw(ptr: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
-        Self { span: Span::flat(ptr, len, device, owner) }
+        Self { span: MemorySpan::flat(ptr, len, device, owner) }
     }
 
     /// Creates a region of a tensor's elements. `ptr` is the address of the element at index zero of every dimension.
@@ -43,7 +43,7 @@ impl Region {
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "a layout belongs to one tensor")]
     pub unsafe fn from_strided(ptr: *mut u8, strides: Strided, device: Device, owner: Owner) -> Self {
-        Self { span: Span::strided(ptr, &strides, device, owner) }
+        Self { span: MemorySpan::strided(ptr, &strides, device, owner) }
     }
 
     /// Turns a vector into a region without copying it.
@@ -164,7 +164,7 @@ impl Drop for VecParts {
 #[cfg(simulated)]
 const PAGE_OFFSET_BYTES: usize = 64;
 
-pub(crate) fn from_vec(bytes: Vec<u8>) -> Span {
+pub(crate) fn from_vec(bytes: Vec<u8>) -> MemorySpan {
     #[cfg(simulated)]
     if let Ok(mut buffer) = crate::Buffer::zeroed(PAGE_OFFSET_BYTES + bytes.len()) {
         buffer.as_mut_slice()[PAGE_OFFSET_BYTES..].copy_from_slice(&bytes);
@@ -172,5 +172,5 @@ pub(crate) fn from_vec(bytes: Vec<u8>) -> Span {
     }
     let mut bytes = std::mem::ManuallyDrop::new(bytes);
     let parts = VecParts { start: bytes.as_mut_ptr(), len: bytes.len(), capacity: bytes.capacity() };
-    Span::flat(parts.start, parts.len, Device::Host, Arc::new(parts))
+    MemorySpan::flat(parts.start, parts.len, Device::Host, Arc::new(parts))
 }

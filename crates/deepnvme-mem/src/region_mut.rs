@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::buffer::Buffer;
 use crate::device::{Device, StreamHandle};
 use crate::region::{Region, from_vec};
-use crate::span::{Owner, Span};
+use crate::span::{MemorySpan, Owner};
 use crate::strided::Strided;
 
 /// Writable memory, and an owner that keeps it alive.
@@ -29,7 +29,7 @@ impl Deref for RegionMut {
 }
 
 impl RegionMut {
-    pub(crate) fn of(span: Span) -> Self {
+    pub(crate) fn of(span: MemorySpan) -> Self {
         Self { region: Region { span } }
     }
 
@@ -43,7 +43,7 @@ impl RegionMut {
     /// If `len` exceeds `isize::MAX`.
     #[must_use]
     pub unsafe fn from_raw(ptr: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
-        Self::of(Span::flat(ptr, len, device, owner))
+        Self::of(MemorySpan::flat(ptr, len, device, owner))
     }
 
     /// Creates a region of a tensor's elements. `ptr` is the address of the element at index zero of every dimension.
@@ -58,7 +58,7 @@ impl RegionMut {
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "a layout belongs to one tensor")]
     pub unsafe fn from_strided(ptr: *mut u8, strides: Strided, device: Device, owner: Owner) -> Self {
-        Self::of(Span::strided(ptr, &strides, device, owner))
+        Self::of(MemorySpan::strided(ptr, &strides, device, owner))
     }
 
     /// Turns a vector into a region without copying it.
@@ -132,7 +132,7 @@ impl RegionMut {
     /// Returns itself if it was not created by [`Buffer::into_region`], is only a part of the buffer, or another
     /// region of the same memory is alive (I/O in flight holds one).
     pub fn into_buffer(self) -> Result<Buffer, Self> {
-        let is_all_of = |buffer: &Buffer, span: &Span| buffer.addr() == span.addr() && buffer.len() == span.len();
+        let is_all_of = |buffer: &Buffer, span: &MemorySpan| buffer.addr() == span.addr() && buffer.len() == span.len();
         self.region.span.into_owner(is_all_of).map_err(Self::of)
     }
 }

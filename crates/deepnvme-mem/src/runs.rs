@@ -50,7 +50,8 @@ impl Runs {
     /// # Safety
     /// Every element is valid for reads, and `target` for writes of `len` bytes.
     pub(crate) unsafe fn gather(&self, start: *mut u8, from: usize, target: *mut u8, len: usize) {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: every element is valid for reads and `target` for writes of `len` bytes, as the caller of `gather`
+        // ensures.
         unsafe { self.copy::<true>(start, from, target, len) }
     }
 
@@ -59,7 +60,8 @@ impl Runs {
     /// # Safety
     /// Every element is valid for writes, and `source` for reads of `len` bytes.
     pub(crate) unsafe fn scatter(&self, start: *mut u8, to: usize, source: *const u8, len: usize) {
-        // SAFETY: guaranteed by the caller. A scatter only reads through the pointer that becomes mutable here.
+        // SAFETY: every element is valid for writes and `source` for reads of `len` bytes, as the caller of `scatter`
+        // ensures. A scatter only reads through the pointer that becomes mutable here.
         unsafe { self.copy::<false>(start, to, source.cast_mut(), len) }
     }
 
@@ -74,8 +76,8 @@ impl Runs {
         }
         let (mut flat, mut left) = (flat, len);
         let (mut run, within) = (at / self.run_bytes, at % self.run_bytes);
-        // SAFETY: runs below `total_bytes / run_bytes` lie in the tensor, which the caller guarantees to be valid,
-        // and `flat` advances by the bytes subtracted from `left`.
+        // SAFETY: runs below `total_bytes / run_bytes` lie in the tensor, whose elements are valid, as the caller of
+        // `copy` ensures. `flat` advances by the bytes subtracted from `left`, so that it stays inside its `len` bytes.
         unsafe {
             if within > 0 {
                 let piece = left.min(self.run_bytes - within);

@@ -21,7 +21,7 @@ pub type Owner = Arc<dyn Any + Send + Sync>;
 /// share between threads: the kernel, Python and other threads may change the bytes at any time, and a copy of
 /// changing bytes is unspecified.
 #[derive(Clone)]
-pub(crate) struct Span {
+pub(crate) struct MemorySpan {
     start: *mut u8,
     len: usize,
     device: Device,
@@ -32,11 +32,11 @@ pub(crate) struct Span {
 }
 
 // SAFETY: the owner, which is Send, keeps the address valid on every thread.
-unsafe impl Send for Span {}
+unsafe impl Send for MemorySpan {}
 // SAFETY: shared access copies bytes through raw pointers and never returns references.
-unsafe impl Sync for Span {}
+unsafe impl Sync for MemorySpan {}
 
-impl Span {
+impl MemorySpan {
     pub(crate) fn flat(start: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
         assert!(isize::try_from(len).is_ok(), "a region of {len} bytes is larger than any memory");
         Self { start, len, device, stream: StreamHandle::DEFAULT, owner, runs: None }
@@ -165,8 +165,9 @@ impl Span {
     /// `target` is valid for writes of `len` bytes.
     pub(crate) unsafe fn copy_out(&self, from: usize, target: *mut u8, len: usize) {
         self.assert_copyable(from, len);
-        // SAFETY: the range was checked, the owner keeps the memory valid, and the caller guarantees the target. Both
-        // sides may lie in one pool's arena, so this is `copy`, which costs the same as `copy_nonoverlapping`.
+        // SAFETY: the range was checked, and the owner keeps the memory valid. `target` is valid for writes of `len`
+        // bytes, as the caller of `copy_out` ensures. Both sides may lie in one pool's arena, so this is `copy`, which
+        // costs the same as `copy_nonoverlapping`.
         unsafe {
             match &self.runs {
                 None => ptr::copy(self.start.add(from), target, len),
@@ -181,7 +182,9 @@ impl Span {
     /// `source` is valid for reads of `len` bytes, and the span was created writable.
     pub(crate) unsafe fn copy_in(&self, to: usize, source: *const u8, len: usize) {
         self.assert_copyable(to, len);
-        // SAFETY: as in `copy_out`, in the other direction.
+        // SAFETY: the range was checked, and the owner keeps the memory valid. `source` is valid for reads of `len`
+        // bytes and the span is writable, as the caller of `copy_in` ensures. Both sides may lie in one pool's arena,
+        // so this is `copy`.
         unsafe {
             match &self.runs {
                 None => ptr::copy(source, self.start.add(to), len),
@@ -196,7 +199,8 @@ impl Span {
     /// As [`copy_in`](Self::copy_in).
     pub(crate) unsafe fn copy_in_non_temporal(&self, to: usize, source: &[u8]) {
         self.assert_copyable(to, source.len());
-        // SAFETY: as in `copy_in`. A shared slice cannot overlap writable memory.
+        // SAFETY: the range was checked, the owner keeps the memory valid, and the span is writable, as the caller of
+        // this function ensures. A shared slice cannot overlap writable memory.
         unsafe {
             match &self.runs {
                 None => non_temporal::copy(source.as_ptr(), self.start.add(to), source.len()),
@@ -212,7 +216,7 @@ impl Span {
     }
 }
 
-impl fmt::Debug for Span {
+impl fmt::Debug for MemorySpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes at {:#x} on {:?}", self.len, self.addr(), self.device)?;
         if let Some(runs) = &self.runs { write!(f, ", in {runs:?}") } else { Ok(()) }

@@ -1,6 +1,6 @@
 //! Optimizer state in memory: fp32, bf16, or 8-bit codes with a scale for each block.
 //!
-//! Each moment is an 8-bit float with three mantissa bits, scaled by its block's maximum and rounded stochastically. The
+//! An 8-bit element is a float with three mantissa bits, scaled by its block's maximum and rounded stochastically. The
 //! values that codes represent have the upper twelve bits of an fp32, eight per octave. A block's scale is the smallest such
 //! value that no element exceeds, and codes count down from it:
 //!
@@ -29,7 +29,7 @@ use deepnvme_codec::half::{Bf16, F32_INFINITY, F32_MAGNITUDE, Half};
 
 use crate::{BLOCK, TILE};
 
-/// The range of a moment.
+/// Whether the elements of a moment can be negative.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Sign {
     /// Means of gradients, of either sign.
@@ -58,6 +58,19 @@ pub enum MomentMut<'a> {
 const DROPPED: u32 = 20;
 /// Infinity, in units of the grid of values.
 const GRID_INFINITY: u32 = F32_INFINITY >> DROPPED;
+/// A quiet NaN, in the same units.
+const GRID_NAN: u32 = GRID_INFINITY + 4;
+/// The codes of squares, except zero.
+const UNSIGNED_CODE_MAX: u32 = 255;
+/// The magnitudes of codes with a sign, except zero.
+const SIGNED_CODE_MAX: u32 = 127;
+const CODE_SIGN: u32 = 0x80;
+/// Shift from the sign of a code to the sign of an fp32.
+const SIGN_SHIFT: u32 = 24;
+/// Bits of noise for one moment of an element.
+const NOISE_BITS: u32 = 16;
+/// 2 to the power of `-NOISE_BITS`, as the bits of an fp32.
+const NOISE_UNIT: u32 = (127 - NOISE_BITS) << 23;
 
 impl<'a> MomentMut<'a> {
     /// Returns the number of elements.
@@ -137,8 +150,8 @@ impl<'a> MomentMut<'a> {
 #[inline(always)]
 fn halves(sign: Sign, noise: u32) -> u32 {
     match sign {
-        Sign::Signed => noise & 0xffff,
-        Sign::Unsigned => noise >> 16,
+        Sign::Signed => noise & ((1 << NOISE_BITS) - 1),
+        Sign::Unsigned => noise >> NOISE_BITS,
     }
 }
 
@@ -146,8 +159,8 @@ fn halves(sign: Sign, noise: u32) -> u32 {
 #[inline(always)]
 fn base(sign: Sign, top: u32) -> u32 {
     top.saturating_sub(match sign {
-        Sign::Signed => 127,
-        Sign::Unsigned => 255,
+        Sign::Signed => SIGNED_CODE_MAX,
+        Sign::Unsigned => UNSIGNED_CODE_MAX,
     })
 }
 
@@ -162,7 +175,7 @@ fn decode(sign: Sign, codes: &[u8], scale: f32, out: &mut [f32; TILE]) {
         }
         Sign::Signed => {
             for (out, code) in out.iter_mut().zip(codes) {
-                let (sign, size) = (u32::from(*code & 0x80) << 24, u32::from(*code & 0x7f));
+                let (sign, size) = ((u32::from(*code) & CODE_SIGN) << SIGN_SHIFT, u32::from(*code) & SIGNED_CODE_MAX);
                 *out = f32::from_bits(sign | if size == 0 { 0 } else { (size + base) << DROPPED });
             }
         }
@@ -179,10 +192,10 @@ fn encode(sign: Sign, tile: &[f32; TILE], noise: &[u32; TILE], codes: &mut [u8])
     let top = match most {
         F32_INFINITY => GRID_INFINITY,
         0..F32_INFINITY => ((most + ((1 << DROPPED) - 1)) >> DROPPED).min(GRID_INFINITY - 1),
-        _ => GRID_INFINITY + 4, // a quiet NaN
+        _ => GRID_NAN,
     };
     let base = base(sign, top);
-    let dither = |noise: u32| halves(sign, noise) << (DROPPED - 16) | 1 << (DROPPED - 17);
+    let dither = |noise: u32| halves(sign, noise) << (DROPPED - NOISE_BITS) | 1 << (DROPPED - NOISE_BITS - 1);
     match sign {
         Sign::Unsigned => {
             for ((code, value), noise) in codes.iter_mut().zip(tile).zip(noise) {
@@ -197,11 +210,11 @@ fn encode(sign: Sign, tile: &[f32; TILE], noise: &[u32; TILE], codes: &mut [u8])
                 let size = value.to_bits() & F32_MAGNITUDE;
                 let place = if size > F32_INFINITY { top } else { (size + dither(*noise)) >> DROPPED };
                 // Between zero and the smallest value.
-                let chance = (halves(sign, *noise) as i32 as f32 + 0.5) * f32::from_bits((127 - 16) << 23);
+                let chance = (halves(sign, *noise) as i32 as f32 + 0.5) * f32::from_bits(NOISE_UNIT);
                 let below = u32::from(f32::from_bits(size) > chance * floor);
                 let above = place.clamp(base, top) - base;
                 let count = if size < floor.to_bits() { below } else { above };
-                *code = (value.to_bits() >> 24 & 0x80 | count) as u8;
+                *code = (value.to_bits() >> SIGN_SHIFT & CODE_SIGN | count) as u8;
             }
         }
     }

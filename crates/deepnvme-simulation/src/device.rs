@@ -1,4 +1,4 @@
-//! The device of a backend for the code under test. It decides what each transfer does, and records it in the world.
+//! The device of a backend for the code under test, over the simulated file system. It decides what each transfer does, and records it in the world.
 
 use std::os::fd::AsFd;
 
@@ -8,7 +8,7 @@ use deepnvme_io::backend::inline::InlineBackend;
 use deepnvme_io::op::{Completion, Errno, Op, OpKind, Pieces, Submit};
 use deepnvme_testkit::data::first_bytes_of;
 use deepnvme_testkit::rng::Rng;
-use deepnvme_testkit::simulated::SimDevice;
+use deepnvme_testkit::scheduled_backend::SimDevice;
 
 use crate::world::folder::Inode;
 use crate::world::journal::ChangeId;

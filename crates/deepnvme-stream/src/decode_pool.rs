@@ -11,8 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use deepnvme_file::aligned_range::{AlignedRead, BLOCK_BYTES};
-use deepnvme_io::mem::{Buffer, CreatorProcess, Device, RegionMut};
+use deepnvme_file::aligned_range::AlignedRead;
+use deepnvme_io::mem::{Buffer, CreatorProcess, Device, PAGE_BYTES, RegionMut};
 use deepnvme_io::{Engine, GpuAccess, TensorFile};
 
 use crate::compressed_cache::CompressedCache;
@@ -116,7 +116,7 @@ impl DecodePool {
 
     fn start_with(engine: &Arc<Engine>, read_bytes_max: usize, cache: CompressedCache, wanted: usize) -> Result<Self> {
         // A conversion may begin anywhere in a block.
-        let buffer_bytes = read_bytes_max.next_multiple_of(BLOCK_BYTES as usize) + BLOCK_BYTES as usize;
+        let buffer_bytes = read_bytes_max.next_multiple_of(PAGE_BYTES as usize) + PAGE_BYTES as usize;
         let buffers = ((wanted + 1) * BUFFERS_BYTES / buffer_bytes).max(wanted + 1);
         let shared = Arc::new(Shared {
             engine: Arc::clone(engine),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deepnvme_file::aligned_range::{BLOCK_BYTES, join_buffer};
-use deepnvme_io::mem::{Buffer, RegionMut, Reserved};
+use deepnvme_file::aligned_range::join_buffer;
+use deepnvme_io::mem::{Buffer, PAGE_BYTES, RegionMut, Reserved};
 use deepnvme_io::{Engine, Error as IoError, ReadItem, Transfer};
 
 use crate::decode::{Workspace, convert};
@@ -50,7 +50,7 @@ impl InlineDecoder {
         conversions.sort_unstable_by_key(file_range);
         let reads: Vec<&[Conversion]> =
             conversions.chunk_by(|one, other| file_range(one) == file_range(other)).collect();
-        let buffer_bytes = reads.iter().map(|read| read[0].bytes).max().unwrap_or(0) + BLOCK_BYTES as usize;
+        let buffer_bytes = reads.iter().map(|read| read[0].bytes).max().unwrap_or(0) + PAGE_BYTES as usize;
         let (mut spare, mut cost) = (Vec::new(), DecodeCost::default());
         let mut in_flight: Option<Batch<'_>> = None;
         let mut batches = reads.chunks((BATCH_BYTES / buffer_bytes).max(1));

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepnvme_file::Target;
-use deepnvme_io::fs::{self, Identity};
+use deepnvme_io::fs::{self, FileId};
 use deepnvme_io::{Access, DirectMode, Error as IoError, OpenOptions, TensorFile};
 
 use crate::error::{Error, Result};
@@ -19,14 +19,14 @@ pub struct WeightFile {
 /// Changes when a file is replaced, truncated or written to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct FileVersion {
-    identity: Identity,
+    identity: FileId,
     bytes: u64,
     modified_ns: i128,
 }
 
 impl FileVersion {
     fn of(path: &Path) -> Result<Self> {
-        let stat = fs::stat(path).map_err(|errno| IoError::os("look at", errno).at_path(path))?;
+        let stat = fs::stat(path).map_err(|errno| IoError::os("stat", errno).at_path(path))?;
         Ok(Self { identity: stat.identity, bytes: stat.bytes, modified_ns: stat.modified_ns })
     }
 

@@ -140,7 +140,7 @@ impl Drop for Borrowed {
             }
             let is_dirty = self.is_dirty.load(Ordering::Relaxed);
             self.scheduler.items.end_borrow(self.id, self.mode, self.thread, is_dirty);
-            self.scheduler.pump_or_wake();
+            self.scheduler.run_or_wake();
         }
     }
 }

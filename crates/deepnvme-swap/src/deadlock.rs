@@ -16,6 +16,8 @@ pub(crate) enum WaitingFor {
     Memory(ItemId),
     /// A read or write of an item, or a thread that creates it, has to finish.
     Io(ItemId),
+    /// The disk space of deleted items has to be freed, which needs no thread that waits here.
+    DiskSpace,
 }
 
 /// The borrows and waits of all threads.
@@ -55,7 +57,7 @@ impl DeadlockDetector {
         all.fold((0, 0), |(own, all), holder| (own + usize::from(*holder == thread), all + 1))
     }
 
-    /// Whether a waiting thread would wait for ever, because all threads that could unblock it are in the same
+    /// Whether a waiting thread would wait forever, because all threads that could unblock it are in the same
     /// position. Threads that do not wait here make progress, and so does the disk.
     ///
     /// `is_wait_over` tells whether an item has a slot by now.
@@ -68,36 +70,12 @@ impl DeadlockDetector {
         if disk_is_busy {
             return false;
         }
+        // Grows by the threads that those in it can unblock, until it contains the thread or stays as it is.
         let mut can_proceed: HashSet<ThreadNumber> = HashSet::new();
-        let proceeds = |other: &ThreadNumber, can_proceed: &HashSet<ThreadNumber>| {
-            !self.waiting.contains_key(other) || can_proceed.contains(other)
-        };
         loop {
             let before = can_proceed.len();
             for (waiter, waiting_for) in &self.waiting {
-                let can = match waiting_for {
-                    WaitingFor::Io(id) => {
-                        let creates = |other: &ThreadNumber| {
-                            *other != *waiter && self.waiting.get(other) == Some(&WaitingFor::Memory(*id))
-                        };
-                        is_wait_over(*id)
-                            || self
-                                .waiting
-                                .keys()
-                                .filter(|other| creates(other))
-                                .all(|other| proceeds(other, &can_proceed))
-                    }
-                    WaitingFor::Item(id) => {
-                        self.borrows.get(id).is_none_or(|them| them.iter().all(|other| proceeds(other, &can_proceed)))
-                    }
-                    WaitingFor::Memory(id) if is_wait_over(*id) => true,
-                    // A waiter may have its slot already without having woken up; it will return it.
-                    WaitingFor::Memory(_) => {
-                        let others = self.borrows.values().flatten().chain(self.waiting.keys());
-                        others.filter(|other| *other != waiter).any(|other| proceeds(other, &can_proceed))
-                    }
-                };
-                if can {
+                if self.can_be_unblocked(*waiter, *waiting_for, &can_proceed, &is_wait_over) {
                     can_proceed.insert(*waiter);
                 }
             }
@@ -106,6 +84,32 @@ impl DeadlockDetector {
             }
             if can_proceed.len() == before {
                 return true;
+            }
+        }
+    }
+
+    /// Whether a waiter's wait ends, given the waiting threads whose wait ends.
+    fn can_be_unblocked(
+        &self,
+        waiter: ThreadNumber,
+        waiting_for: WaitingFor,
+        can_proceed: &HashSet<ThreadNumber>,
+        is_wait_over: impl Fn(ItemId) -> bool,
+    ) -> bool {
+        let proceeds = |other: &ThreadNumber| !self.waiting.contains_key(other) || can_proceed.contains(other);
+        match waiting_for {
+            WaitingFor::DiskSpace => true,
+            WaitingFor::Io(id) | WaitingFor::Memory(id) if is_wait_over(id) => true,
+            WaitingFor::Io(id) => {
+                let creates =
+                    |other: &ThreadNumber| *other != waiter && self.waiting.get(other) == Some(&WaitingFor::Memory(id));
+                self.waiting.keys().filter(|other| creates(other)).all(proceeds)
+            }
+            WaitingFor::Item(id) => self.borrows.get(&id).is_none_or(|holders| holders.iter().all(proceeds)),
+            // A waiter may have its slot already without having woken up; it will return it.
+            WaitingFor::Memory(_) => {
+                let others = self.borrows.values().flatten().chain(self.waiting.keys());
+                others.filter(|other| **other != waiter).any(proceeds)
             }
         }
     }

@@ -141,7 +141,7 @@ impl Swapper {
             return Err(error);
         }
         let id = self.replace_item(key, slot_bytes, stored, true, is_cancelled)?;
-        self.scheduler().pump_or_wake();
+        self.scheduler().run_or_wake();
         Ok((id, stats))
     }
 }

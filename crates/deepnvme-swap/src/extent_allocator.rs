@@ -1,7 +1,7 @@
 //! Allocates extents of the swap file: pure.
 //!
 //! An item gets one extent if possible: the smallest gap that is large enough. Items that come, go and change size
-//! would leave a file whose gaps are all too small, and it would grow for ever. So before it grows beyond
+//! would leave a file whose gaps are all too small, and it would grow forever. So before it grows beyond
 //! [`FILE_TO_PEAK_MAX`], an item is split over several gaps. Extents never move.
 //!
 //! The guarantee: the file's size never exceeds [`FILE_TO_PEAK_MAX`] times the peak of bytes in use, whatever happened

@@ -109,8 +109,8 @@ impl IoScheduler {
     }
 
     /// Starts I/O after a change. With checksums, the swapper's own thread does so, since it hashes.
-    pub(crate) fn pump_or_wake(&self) {
-        if self.has_checksums { self.wake() } else { self.pump() }
+    pub(crate) fn run_or_wake(&self) {
+        if self.has_checksums { self.wake() } else { self.run_planned_io() }
     }
 
     fn wake(&self) {
@@ -119,7 +119,7 @@ impl IoScheduler {
     }
 
     /// Completes finished transfers and starts planned ones, until there is nothing to do.
-    pub(crate) fn pump(&self) {
+    pub(crate) fn run_planned_io(&self) {
         loop {
             let done = self.take_completed();
             let (actions, reaped) = {
@@ -269,7 +269,7 @@ impl IoScheduler {
                 return;
             }
             // A panic loses the planned actions. Waiters are told, and no further I/O starts.
-            if catch_unwind(AssertUnwindSafe(|| self.pump())).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| self.run_planned_io())).is_err() {
                 self.items.lock().is_broken = true;
                 self.items.notify();
                 return;

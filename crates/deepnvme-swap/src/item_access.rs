@@ -63,10 +63,10 @@ impl Swapper {
     ) -> Result<Borrowed> {
         let (scheduler, thread) = (&self.scheduler, current_thread());
         let padding = scheduler.store().get(id).map_or(0, |stored| stored.padding);
-        let taken = scheduler.items.borrow(id, mode, thread, &|| scheduler.pump_or_wake(), is_cancelled);
+        let taken = scheduler.items.borrow(id, mode, thread, &|| scheduler.run_or_wake(), is_cancelled);
         let slot = taken.map_err(|error| explain(key, error, "borrow"))?;
         // This use may start the next prefetch.
-        scheduler.pump_or_wake();
+        scheduler.run_or_wake();
         let slot = slot.filter(|_| mode.needs_memory());
         Ok(Borrowed::new(scheduler, id, (slot.map(|slot| slot + padding), bytes), mode, thread))
     }
@@ -74,7 +74,7 @@ impl Swapper {
     pub(crate) fn flush_ids(&self, ids: &[(ItemId, String)], is_cancelled: CancelCheck<'_>) -> Result<()> {
         let (scheduler, thread) = (&self.scheduler, current_thread());
         let flushed =
-            scheduler.items.flush(ids.iter().map(|(id, _)| *id), thread, &|| scheduler.pump_or_wake(), is_cancelled);
+            scheduler.items.flush(ids.iter().map(|(id, _)| *id), thread, &|| scheduler.run_or_wake(), is_cancelled);
         flushed.map_err(|(failed, error)| {
             let key = ids.iter().find(|(id, _)| Some(*id) == failed).map(|(_, key)| key.as_str());
             explain(key.unwrap_or_default(), error, "flush")
@@ -135,10 +135,11 @@ impl Swapper {
             return Ok(extents);
         }
         // Another thread may have recorded the end of an item before freeing its space.
-        self.scheduler.pump();
-        let (began, pump_or_wake) = (u64::MAX, || self.scheduler.pump_or_wake());
-        let freed = self.scheduler.items.wait_while((current_thread(), began), &pump_or_wake, is_cancelled, |table| {
-            table.is_freeing_space().then_some(WaitingFor::Io(ItemId::MAX))
+        self.scheduler.run_planned_io();
+        let run_or_wake = || self.scheduler.run_or_wake();
+        // A failed write of another item does not keep space from becoming free.
+        let freed = self.scheduler.items.wait_while(current_thread(), None, &run_or_wake, is_cancelled, |table| {
+            table.is_freeing_space().then_some(WaitingFor::DiskSpace)
         });
         freed.map_err(|error| explain(key, error, "put"))?;
         Ok(self.scheduler.disk().allocate(bytes)?)

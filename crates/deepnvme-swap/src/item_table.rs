@@ -80,49 +80,33 @@ impl<E: Clone> ItemTable<E> {
         self.changed.notify_all();
     }
 
-    /// Waits until the item is borrowed; the caller has to release it. `pump` starts planned I/O, and `is_cancelled` is
-    /// polled.
+    /// Waits until the item is borrowed; the caller has to release it. `run_io` starts planned I/O, and `is_cancelled`
+    /// is polled.
     pub(crate) fn borrow(
         &self,
         id: ItemId,
         mode: BorrowMode,
         thread: ThreadNumber,
-        pump: &dyn Fn(),
+        run_io: &dyn Fn(),
         is_cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<Option<usize>, WaitError<E>> {
         let mut table = self.lock();
-        let began = table.failures;
+        let failures_before = table.failures;
         let mut waited: Option<Instant> = None;
         let (mut is_queued, mut has_notified) = (false, false);
         let borrowed = loop {
-            if table.is_closed {
-                break Err(WaitError::Closed);
-            }
-            if table.is_broken {
-                break Err(WaitError::Broken);
-            }
-            let waiting_for = match table.residency.try_borrow(id, mode) {
-                BorrowResult::Borrowed(slot) => {
-                    table.detector.record_borrow(id, thread);
-                    break Ok(slot);
-                }
-                BorrowResult::Deleted => break Err(WaitError::Deleted),
-                BorrowResult::HeldByOthers => WaitingFor::Item(id),
-                BorrowResult::IoPending => WaitingFor::Io(id),
-                BorrowResult::NeedsSlot => WaitingFor::Memory(id),
+            let waiting_for = match table.try_borrow(id, mode, thread, failures_before) {
+                Ok(Attempt::Borrowed(slot)) => break Ok(slot),
+                Ok(Attempt::Waits(waiting_for)) => waiting_for,
+                Err(error) => break Err(error),
             };
-            if let Some((when, error)) = table.read_errors.get(&id)
-                && *when > began
-            {
-                break Err(WaitError::Failed(error.clone()));
-            }
             waited.get_or_insert_with(Instant::now);
             table.detector.record_wait(thread, waiting_for);
             if waiting_for == WaitingFor::Memory(id) && !is_queued {
                 is_queued = true;
                 table.residency.enqueue_waiter(id, mode);
                 drop(table);
-                pump();
+                run_io();
                 table = self.lock();
                 continue;
             }
@@ -130,17 +114,15 @@ impl<E: Clone> ItemTable<E> {
             if table.plan() {
                 drop(table);
                 self.changed.notify_all();
-                pump();
+                run_io();
                 table = self.lock();
                 continue;
             }
-            let is_busy = table.residency.in_flight() > 0;
             if waiting_for == WaitingFor::Memory(id)
-                && !is_busy
-                && let Some((when, error)) = &table.write_error
-                && *when > began
+                && table.residency.in_flight() == 0
+                && let Some(error) = table.write_error_since(failures_before)
             {
-                break Err(WaitError::Failed(error.clone()));
+                break Err(error);
             }
             if table.is_deadlocked(thread) {
                 let (own, all) = table.detector.count_borrows(thread);
@@ -166,12 +148,7 @@ impl<E: Clone> ItemTable<E> {
             // A slot that was reserved for this waiter is free for others.
             self.changed.notify_all();
         }
-        let stalled = waited.map(|since| since.elapsed());
-        if borrowed.is_ok() && !matches!(mode, BorrowMode::DiskShared | BorrowMode::DiskExclusive) {
-            table.stats.hits += u64::from(stalled.is_none());
-            table.stats.waits += u64::from(stalled.is_some());
-        }
-        table.stats.stalled += stalled.unwrap_or_default();
+        table.count_borrow(mode, borrowed.is_ok(), waited.map(|since| since.elapsed()));
         borrowed
     }
 
@@ -189,10 +166,10 @@ impl<E: Clone> ItemTable<E> {
         &self,
         ids: impl Iterator<Item = ItemId>,
         thread: ThreadNumber,
-        pump: &dyn Fn(),
+        run_io: &dyn Fn(),
         is_cancelled: &mut dyn FnMut() -> bool,
     ) -> Result<(), (Option<ItemId>, WaitError<E>)> {
-        let (mut left, began) = {
+        let (mut left, failures_before) = {
             let mut table = self.lock();
             let left: Vec<PendingFlush> = ids.filter_map(|id| table.residency.flush(id)).collect();
             (left, table.failures)
@@ -200,8 +177,8 @@ impl<E: Clone> ItemTable<E> {
         if left.is_empty() {
             return Ok(());
         }
-        pump();
-        let flushed = self.wait_while((thread, began), pump, is_cancelled, |table| {
+        run_io();
+        let flushed = self.wait_while(thread, Some(failures_before), run_io, is_cancelled, |table| {
             left.retain(|flush| !table.residency.is_flush_over(*flush));
             let held = left.iter().find(|flush| table.residency.has_writer(flush.id));
             held.map(|flush| WaitingFor::Item(flush.id)).or(left.first().map(|flush| WaitingFor::Io(flush.id)))
@@ -215,33 +192,29 @@ impl<E: Clone> ItemTable<E> {
         self.changed.notify_all();
     }
 
-    /// Waits while `waiting_for` names a reason, or until a write fails that came after `began` failures. Items that
-    /// the calling thread has borrowed itself would never be returned, so such a wait is a deadlock.
+    /// Waits while `waiting_for` names a reason. With `failures_before`, the failure of a later write ends the wait.
+    /// Items that the calling thread has borrowed itself would never be returned, so such a wait is a deadlock.
     pub(crate) fn wait_while(
         &self,
-        (thread, began): (ThreadNumber, u64),
-        pump: &dyn Fn(),
+        thread: ThreadNumber,
+        failures_before: Option<u64>,
+        run_io: &dyn Fn(),
         is_cancelled: &mut dyn FnMut() -> bool,
         mut waiting_for: impl FnMut(&mut TableState<E>) -> Option<WaitingFor>,
     ) -> Result<(), WaitError<E>> {
         let mut table = self.lock();
         let done = loop {
-            if table.is_closed {
-                break Err(WaitError::Closed);
-            }
-            if table.is_broken {
-                break Err(WaitError::Broken);
+            if let Err(error) = table.check_usable() {
+                break Err(error);
             }
             let Some(waiting_for) = waiting_for(&mut table) else { break Ok(()) };
-            if let Some((when, error)) = &table.write_error
-                && *when > began
-            {
-                break Err(WaitError::Failed(error.clone()));
+            if let Some(error) = failures_before.and_then(|before| table.write_error_since(before)) {
+                break Err(error);
             }
             table.detector.record_wait(thread, waiting_for);
             if table.plan() {
                 drop(table);
-                pump();
+                run_io();
                 table = self.lock();
                 continue;
             }
@@ -271,7 +244,64 @@ impl<E: Clone> ItemTable<E> {
     }
 }
 
+/// The result of one attempt to borrow an item.
+enum Attempt {
+    /// The item is borrowed, with its slot if it is in memory.
+    Borrowed(Option<usize>),
+    Waits(WaitingFor),
+}
+
+impl<E: Clone> TableState<E> {
+    fn check_usable(&self) -> Result<(), WaitError<E>> {
+        match (self.is_closed, self.is_broken) {
+            (true, _) => Err(WaitError::Closed),
+            (false, true) => Err(WaitError::Broken),
+            (false, false) => Ok(()),
+        }
+    }
+
+    /// Borrows the item unless it has to wait. Fails if a read of the item failed after `failures_before` failures.
+    fn try_borrow(
+        &mut self,
+        id: ItemId,
+        mode: BorrowMode,
+        thread: ThreadNumber,
+        failures_before: u64,
+    ) -> Result<Attempt, WaitError<E>> {
+        self.check_usable()?;
+        let waiting_for = match self.residency.try_borrow(id, mode) {
+            BorrowResult::Borrowed(slot) => {
+                self.detector.record_borrow(id, thread);
+                return Ok(Attempt::Borrowed(slot));
+            }
+            BorrowResult::Deleted => return Err(WaitError::Deleted),
+            BorrowResult::HeldByOthers => WaitingFor::Item(id),
+            BorrowResult::IoPending => WaitingFor::Io(id),
+            BorrowResult::NeedsSlot => WaitingFor::Memory(id),
+        };
+        match self.read_errors.get(&id) {
+            Some((when, error)) if *when > failures_before => Err(WaitError::Failed(error.clone())),
+            _ => Ok(Attempt::Waits(waiting_for)),
+        }
+    }
+
+    /// The error of the last write, if it came after `failures_before` failures.
+    fn write_error_since(&self, failures_before: u64) -> Option<WaitError<E>> {
+        let (_, error) = self.write_error.as_ref().filter(|(when, _)| *when > failures_before)?;
+        Some(WaitError::Failed(error.clone()))
+    }
+}
+
 impl<E> TableState<E> {
+    /// Counts the end of a borrow's wait. `stalled` is its time, if it had to wait.
+    fn count_borrow(&mut self, mode: BorrowMode, is_borrowed: bool, stalled: Option<Duration>) {
+        if is_borrowed && !matches!(mode, BorrowMode::DiskShared | BorrowMode::DiskExclusive) {
+            self.stats.hits += u64::from(stalled.is_none());
+            self.stats.waits += u64::from(stalled.is_some());
+        }
+        self.stats.stalled += stalled.unwrap_or_default();
+    }
+
     /// Plans actions. Returns whether there are new ones.
     fn plan(&mut self) -> bool {
         let before = self.planned.len();

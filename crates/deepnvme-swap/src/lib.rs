@@ -1,4 +1,4 @@
-//! Tensors that exceed memory: they are stored in swap files and borrowed in bounded, page-locked memory.
+//! Tensors that exceed memory: they are stored in swap files and borrowed in bounded, pinned memory.
 //!
 //! A borrowed item lies in a slot of one arena while it is held. Changed items are written back while the next ones are
 //! read. Optimizer states, gradients and parameters all use this engine.

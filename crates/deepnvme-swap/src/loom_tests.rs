@@ -28,7 +28,7 @@ impl World {
     }
 
     /// Does the planned I/O. Starting and ending it are separate steps, so that other threads can run between them.
-    fn pump(&self) {
+    fn run_planned_io(&self) {
         loop {
             let actions = self.items.lock().take_planned();
             if actions.is_empty() {
@@ -54,7 +54,7 @@ impl World {
     }
 
     fn borrow(&self, id: ItemId, mode: BorrowMode, thread: u64) -> Result<Option<usize>, WaitError<u8>> {
-        self.items.borrow(id, mode, thread, &|| self.pump(), &mut || false)
+        self.items.borrow(id, mode, thread, &|| self.run_planned_io(), &mut || false)
     }
 
     /// Increments an item, which is borrowed exclusively.
@@ -63,20 +63,22 @@ impl World {
         let before = self.memory[id as usize].load(Ordering::Relaxed);
         self.memory[id as usize].store(before + 1, Ordering::Relaxed);
         self.items.end_borrow(id, BorrowMode::Exclusive, thread, true);
-        self.pump();
+        self.run_planned_io();
     }
 
     fn read(&self, id: ItemId, thread: u64) -> u32 {
         self.borrow(id, BorrowMode::Shared, thread).expect("the borrow succeeds");
         let found = self.memory[id as usize].load(Ordering::Relaxed);
         self.items.end_borrow(id, BorrowMode::Shared, thread, false);
-        self.pump();
+        self.run_planned_io();
         found
     }
 
     /// Waits until both items are on disk, then returns the versions that the disk has.
     fn flush(&self, thread: u64) -> [u32; 2] {
-        self.items.flush([0, 1].into_iter(), thread, &|| self.pump(), &mut || false).expect("the flush succeeds");
+        self.items
+            .flush([0, 1].into_iter(), thread, &|| self.run_planned_io(), &mut || false)
+            .expect("the flush succeeds");
         [0, 1].map(|id: usize| self.disk[id].load(Ordering::Relaxed))
     }
 }
@@ -209,11 +211,11 @@ fn loom_a_flush_beside_a_put_and_a_prefetch_ends() {
         world.add_one(a, 0);
         let thread = spawn(&world, move |other| {
             other.items.lock().residency.prefetch(b);
-            other.pump();
+            other.run_planned_io();
             other.borrow(a, BorrowMode::Create, 1).expect("the borrow succeeds");
             other.memory[a as usize].store(7, Ordering::Relaxed);
             other.items.end_borrow(a, BorrowMode::Create, 1, true);
-            other.pump();
+            other.run_planned_io();
         });
         assert!([1, 7].contains(&world.flush(0)[0]));
         thread.join().unwrap();
@@ -230,9 +232,9 @@ fn loom_a_flush_beside_a_borrow_without_a_change_and_a_delete_ends() {
         let thread = spawn(&world, move |other| {
             other.borrow(a, BorrowMode::Exclusive, 1).expect("the borrow succeeds");
             other.items.end_borrow(a, BorrowMode::Exclusive, 1, false);
-            other.pump();
+            other.run_planned_io();
             other.items.delete(b);
-            other.pump();
+            other.run_planned_io();
         });
         assert_eq!(world.flush(0)[0], 1);
         thread.join().unwrap();

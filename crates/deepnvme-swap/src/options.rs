@@ -9,7 +9,7 @@ use deepnvme_file::Target;
 pub struct Options {
     /// Folders for the swap files: one, or one for each disk.
     pub folders: Vec<PathBuf>,
-    /// Bytes of memory for all items, page-locked where the kernel allows it.
+    /// Bytes of memory for all items, pinned where the kernel allows it.
     pub memory_bytes: usize,
     /// Bytes of upcoming scheduled items that may be read before they are borrowed. Default: three eighths of the
     /// memory, at most 1 GiB.

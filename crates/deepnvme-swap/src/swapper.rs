@@ -95,7 +95,7 @@ impl Swapper {
             let taken = self.borrow_item(key, id, bytes, BorrowMode::Create, is_cancelled);
             if taken.is_err() {
                 self.scheduler.items.delete(id);
-                self.scheduler.pump_or_wake();
+                self.scheduler.run_or_wake();
             }
             return taken;
         }
@@ -172,7 +172,7 @@ impl Swapper {
                 Ok(())
             })
         };
-        self.scheduler.pump_or_wake();
+        self.scheduler.run_or_wake();
         wanted
     }
 
@@ -185,7 +185,7 @@ impl Swapper {
         self.check_process()?;
         let order = NextUseQueue::new(keys.into_iter().map(Arc::from).collect(), repeats);
         self.scheduler.items.lock().residency.schedule(order);
-        self.scheduler.pump_or_wake();
+        self.scheduler.run_or_wake();
         Ok(())
     }
 
@@ -196,7 +196,7 @@ impl Swapper {
     pub fn delete(&self, key: &str) -> Result<()> {
         let id = self.find(key)?;
         self.scheduler.items.delete(id);
-        self.scheduler.pump_or_wake();
+        self.scheduler.run_or_wake();
         Ok(())
     }
 
@@ -237,7 +237,7 @@ impl Swapper {
         let slot_bytes = self.slot_bytes(key, padding, bytes)?;
         let stored = StoredItem::new((key, label), bytes, padding, DiskLocation::Attached { file, offset });
         let id = self.replace_item(key, slot_bytes, stored, true, &mut || false)?;
-        self.scheduler.pump_or_wake();
+        self.scheduler.run_or_wake();
         Ok(id)
     }
 

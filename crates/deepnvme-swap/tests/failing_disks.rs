@@ -10,14 +10,14 @@ use deepnvme_io::ErrorKind;
 use deepnvme_io::mem::Region;
 use deepnvme_swap::Error;
 use deepnvme_testkit::faults::FaultPlan;
-use deepnvme_testkit::watchdog::guard;
+use deepnvme_testkit::watchdog::with_time_limit;
 
 use crate::common::{LIMIT, bytes_of, engine, faulty, never, random, read, world};
 
 /// Every call succeeds or fails as the disk did; no accepted byte is lost.
 #[test]
 fn a_failing_disk_loses_nothing_in_memory() {
-    guard("a_failing_disk_loses_nothing", LIMIT, || {
+    with_time_limit("a_failing_disk_loses_nothing", LIMIT, || {
         let mut failures = 0;
         for seed in 0..25 {
             let plan = FaultPlan { seed, eio: 120, enospc: 60, ..FaultPlan::default() };
@@ -75,7 +75,7 @@ fn check_failure(error: &Error, failures: &mut u32) {
 
 #[test]
 fn a_dead_disk_is_an_error_and_blocks_nobody() {
-    guard("a_dead_disk", LIMIT, || {
+    with_time_limit("a_dead_disk", LIMIT, || {
         let (engine, _) = faulty(FaultPlan { eio_after_ops: Some(0), ..FaultPlan::default() });
         let world = world(engine, 4 * 4096, |_| {});
         for key in ["a", "b", "c", "d"] {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use deepnvme_io::mem::{Buffer, Region};
 use deepnvme_swap::{Error, FileRange};
 use deepnvme_testkit::faults::FaultPlan;
-use deepnvme_testkit::watchdog::guard;
+use deepnvme_testkit::watchdog::with_time_limit;
 use proptest::prelude::*;
 
 use crate::common::{LIMIT, World, change, engine, faulty, never, random, read, world};
@@ -153,7 +153,7 @@ proptest! {
 
     #[test]
     fn it_behaves_like_a_map(steps in prop::collection::vec(step(), 1..70), pages in 10_usize..30, has_checksums: bool, prefetch in 0_usize..20, headroom in 0_usize..20) {
-        guard("it_behaves_like_a_map", LIMIT, || {
+        with_time_limit("it_behaves_like_a_map", LIMIT, || {
             let world = world(engine(), pages * 4096, |options| {
                 options.has_checksums = has_checksums;
                 options.prefetch_bytes = Some(prefetch * 4096);
@@ -166,7 +166,7 @@ proptest! {
     /// Interruptions and short transfers, which the engine hides, in any order.
     #[test]
     fn short_and_interrupted_transfers_change_nothing(steps in prop::collection::vec(step(), 1..40), seed: u64) {
-        guard("short_and_interrupted_transfers_change_nothing", LIMIT, || {
+        with_time_limit("short_and_interrupted_transfers_change_nothing", LIMIT, || {
             let plan = FaultPlan { seed, short: 200, eintr: 50, eagain: 50, reorder: true, slow: 100, slow_max: Duration::from_millis(2), ..FaultPlan::default() };
             play(&world(faulty(plan).0, 14 * 4096, |_| {}), steps);
         });

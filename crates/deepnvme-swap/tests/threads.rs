@@ -11,7 +11,7 @@ use std::time::Duration;
 use deepnvme_io::mem::Region;
 use deepnvme_swap::{Borrowed, Error};
 use deepnvme_testkit::faults::FaultPlan;
-use deepnvme_testkit::watchdog::guard;
+use deepnvme_testkit::watchdog::with_time_limit;
 
 use crate::common::{KIB, LIMIT, bytes_of, change, engine, faulty, never, random, read, world};
 
@@ -38,7 +38,7 @@ fn borrowing_too_much_is_a_deadlock() {
 
 #[test]
 fn a_thread_without_borrows_waits_for_memory() {
-    guard("a_thread_without_borrows_waits", LIMIT, || {
+    with_time_limit("a_thread_without_borrows_waits", LIMIT, || {
         let world = world(engine(), 2 * 4096, |_| {});
         for key in 0..4_u8 {
             world.swapper.put(&key.to_string(), &Region::from_vec(vec![key; 4096])).unwrap();
@@ -60,7 +60,7 @@ fn a_thread_without_borrows_waits_for_memory() {
 
 #[test]
 fn no_increment_of_a_thread_is_lost() {
-    guard("no_increment_of_a_thread_is_lost", LIMIT, || {
+    with_time_limit("no_increment_of_a_thread_is_lost", LIMIT, || {
         let world = world(engine(), 5 * 4096, |_| {});
         let swapper = &world.swapper;
         for key in 0..9 {
@@ -92,7 +92,7 @@ fn no_increment_of_a_thread_is_lost() {
 
 #[test]
 fn closing_ends_waits() {
-    guard("closing_ends_waits", LIMIT, || {
+    with_time_limit("closing_ends_waits", LIMIT, || {
         let world = world(engine(), 4096, |_| {});
         for key in ["a", "b"] {
             world.swapper.put(key, &Region::from_vec(vec![1; 4096])).unwrap();
@@ -112,7 +112,7 @@ fn closing_ends_waits() {
 
 #[test]
 fn waiters_for_an_abandoned_item_find_nothing() {
-    guard("waiters_for_an_abandoned_item", LIMIT, || {
+    with_time_limit("waiters_for_an_abandoned_item", LIMIT, || {
         let world = world(engine(), 256 * KIB, |_| {});
         let borrowed = world.swapper.create("a", 20_000, &mut never()).unwrap();
         let (swapper, (begun, begins)) = (Arc::clone(&world.swapper), std::sync::mpsc::channel());
@@ -127,7 +127,7 @@ fn waiters_for_an_abandoned_item_find_nothing() {
 /// A flush that waits for a state that has passed would wait until some other call happens to write the item.
 #[test]
 fn a_flush_beside_other_threads_ends() {
-    guard("a_flush_beside_other_threads_ends", LIMIT, || {
+    with_time_limit("a_flush_beside_other_threads_ends", LIMIT, || {
         for turn in 0..60_u8 {
             let world = world(engine(), 64 * 4096, |options| options.has_checksums = turn % 3 == 2);
             let swapper = &world.swapper;
@@ -155,7 +155,7 @@ fn a_flush_beside_other_threads_ends() {
 
 #[test]
 fn threads_that_never_pause_do_not_hold_up_a_flush() {
-    guard("threads_that_never_pause", LIMIT, || {
+    with_time_limit("threads_that_never_pause", LIMIT, || {
         for has_checksums in [false, true] {
             let world = world(engine(), 64 * 4096, |options| options.has_checksums = has_checksums);
             let swapper = &world.swapper;
@@ -183,7 +183,7 @@ fn threads_that_never_pause_do_not_hold_up_a_flush() {
 
 #[test]
 fn an_export_never_takes_an_item_that_is_deleted_before_it_is_written() {
-    guard("an_export_never_takes_a_deleted_item", LIMIT, || {
+    with_time_limit("an_export_never_takes_a_deleted_item", LIMIT, || {
         let (engine, _) =
             faulty(FaultPlan { slow: 1000, slow_max: Duration::from_millis(400), ..FaultPlan::default() });
         let world = world(engine, 64 * 4096, |_| {});

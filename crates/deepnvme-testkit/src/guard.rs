@@ -38,7 +38,7 @@ impl Guard {
 ///
 /// # Panics
 /// If it fails.
-pub fn guarded(test: &str, body: impl FnOnce(&Guard)) {
+pub fn run_limited(test: &str, body: impl FnOnce(&Guard)) {
     if std::env::var_os(CHILD).is_none_or(|named| named != test) {
         let mut child = Command::new(std::env::current_exe().expect("the test's own program"));
         let output =

@@ -1,12 +1,12 @@
-//! Test helpers that all crates share: the backend contract, fault injection, a simulated backend, a file model.
+//! Test helpers that all crates share: the backend contract, fault injection, a scheduled backend, a file model.
 //!
 //! - [`conformance`]: the backend contract, as public functions that take a constructor.
 //! - [`faults`]: a seeded decorator that makes any backend fail, shorten, delay and reorder operations.
-//! - [`simulated`]: a backend with a seeded schedule, over a disk whose power can be cut.
 //! - [`model`]: a file as a vector, and random programs over it.
 //! - [`data`]: random bytes, memory at chosen alignments, folders on a real disk.
 //! - [`guard`]: a process with limits for thousands of malicious inputs.
 //! - [`mod@fuzz_targets`], [`text_mutations`]: the bodies of fuzz targets over mutated seeds, and mutations of texts.
+//! - [`scheduled_backend`]: a backend with a seeded schedule, over a disk whose power can be cut.
 //! - [`rng`], [`watchdog`]: a random generator, and time limits.
 //!
 //! This is a dev-dependency: its functions assert, and a failed assertion names the seed.
@@ -20,6 +20,6 @@ pub mod fuzz_targets;
 pub mod guard;
 pub mod model;
 pub mod rng;
-pub mod simulated;
+pub mod scheduled_backend;
 pub mod text_mutations;
 pub mod watchdog;

@@ -7,7 +7,7 @@ use std::time::Duration;
 ///
 /// There is no gentler way: a thread that waits for the kernel cannot be unwound.
 #[allow(clippy::print_stderr, reason = "the last words of a hanging test")]
-pub fn guard<T>(name: &str, limit: Duration, test: impl FnOnce() -> T) -> T {
+pub fn with_time_limit<T>(name: &str, limit: Duration, test: impl FnOnce() -> T) -> T {
     let (done, ended) = mpsc::channel::<()>();
     let what = name.to_owned();
     let watcher = std::thread::spawn(move || {
@@ -31,12 +31,12 @@ mod tests {
 
     #[test]
     fn a_test_that_ends_is_left_alone() {
-        assert_eq!(super::guard("quick", Duration::from_secs(60), || 7), 7);
+        assert_eq!(super::with_time_limit("quick", Duration::from_secs(60), || 7), 7);
     }
 
     #[test]
     #[should_panic(expected = "its own words")]
     fn a_panic_passes_through() {
-        super::guard("panics", Duration::from_secs(60), || panic!("its own words"));
+        super::with_time_limit("panics", Duration::from_secs(60), || panic!("its own words"));
     }
 }

@@ -1,4 +1,4 @@
-//! The simulated backend: seeded schedules and power cuts.
+//! The scheduled backend: seeded schedules and power cuts.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup};
 use deepnvme_io::op::OpKind;
 use deepnvme_testkit::conformance::Bench;
 use deepnvme_testkit::data::{TestFile, random_bytes, region_at, region_holding};
-use deepnvme_testkit::simulated::SimDisk;
+use deepnvme_testkit::scheduled_backend::SimDisk;
 
 const BLOCK: usize = 4096;
 

@@ -20,13 +20,13 @@ pub struct Summary {
     pub bytes_read: u64,
     /// Bytes written to files.
     pub bytes_written: u64,
-    /// Of both, bytes of direct I/O from or to the caller's memory.
+    /// Bytes read or written by direct I/O from or to the caller's memory.
     pub bytes_direct: u64,
-    /// Of both, bytes of direct I/O through bounce buffers.
+    /// Bytes read or written by direct I/O through bounce buffers.
     pub bytes_bounced: u64,
-    /// Of both, bytes of buffered I/O.
+    /// Bytes read or written by buffered I/O.
     pub bytes_buffered: u64,
-    /// Of both, bytes transferred by cuFile.
+    /// Bytes read or written by cuFile.
     pub bytes_gds: u64,
     /// Seconds with a transfer in flight.
     pub disk_busy_s: f64,
@@ -36,13 +36,13 @@ pub struct Summary {
     pub bytes_copied: u64,
     /// Seconds with a copy in flight.
     pub copies_busy_s: f64,
-    /// The share of `copies_busy_s` that overlaps transfers: 1 if copies cost no time. `None` without copies.
+    /// The share of `copies_busy_s` in which a transfer is in flight as well, from 0 to 1. `None` without copies.
     pub copies_hidden: Option<f64>,
     /// The user lanes.
     pub lanes: Vec<LaneSummary>,
     /// Events of the recording.
     pub events: u64,
-    /// Events that were dropped because the recording was full. They are in no sum.
+    /// Events that were dropped because the recording was full. No sum includes them.
     pub dropped: u64,
 }
 
@@ -55,7 +55,7 @@ pub struct LaneSummary {
     pub spans: u64,
     /// Seconds with a span in progress.
     pub busy_s: f64,
-    /// The share of `busy_s` that overlaps transfers.
+    /// The share of `busy_s` in which a transfer is in flight as well, from 0 to 1.
     pub beside_disk: f64,
 }
 

@@ -176,7 +176,7 @@ fn parse_entry(entry: &str) -> PyResult<Entry> {
     // Parse a whole manifest: it refuses names that no checkpoint can have.
     let text = format!("{{\"version\": 2, \"checkpoints\": [{entry}]}}");
     let manifest = Manifest::parse(text.as_bytes()).map_err(PyValueError::new_err)?;
-    manifest.checkpoints.into_iter().next().ok_or_else(|| PyValueError::new_err("this is no checkpoint"))
+    manifest.checkpoints.into_iter().next().ok_or_else(|| PyValueError::new_err("this is not a checkpoint"))
 }
 
 fn settled_tuple(settled: Settled) -> SettledTuple {

@@ -15,7 +15,7 @@ use pyo3::types::PyList;
 use super::{build, raise};
 use crate::engine::PyEngine;
 use crate::path::{PathArgument, file_name};
-use crate::{background, default, detached_requests, memory, threads, torch};
+use crate::{background, default, detached_requests, memory, tensor_memory, threads, torch};
 
 /// Name, type, sizes, strides, first element, index of the storage.
 type TensorTuple = (String, &'static str, Vec<u64>, Vec<u64>, u64, usize);
@@ -51,9 +51,9 @@ pub(crate) fn _refuse_list_name(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyRe
 #[pyfunction]
 pub(crate) fn _list_state(text: &[u8]) -> &'static str {
     match set::state(text) {
-        set::State::Sound => "sound",
-        set::State::Damaged => "damaged",
-        set::State::Unsealed => "unsealed",
+        set::ChecksumState::Matches => "sound",
+        set::ChecksumState::Differs => "damaged",
+        set::ChecksumState::Missing => "unsealed",
     }
 }
 
@@ -137,7 +137,7 @@ impl CheckpointReader {
         let (reader, engine) = (Arc::clone(&self.reader), Arc::clone(&self.engine));
         let checked = background::run_read_only(py, move || {
             reader.check()?;
-            reader.compare_identity(&engine, set::Identity { bytes, index_crc64 })
+            reader.compare_fingerprint(&engine, set::FileFingerprint { bytes, index_crc64 })
         })?;
         checked.map_err(|error| raise(py, &error))
     }
@@ -168,9 +168,13 @@ impl CheckpointReader {
     /// reads the open file, even if its name now refers to another.
     fn read_range(&self, py: Python<'_>, extent: usize, start: u64, target: &Bound<'_, PyAny>) -> PyResult<()> {
         self.check_extents([extent].into_iter())?;
-        let (record, memory) = (&self.reader.extents()[extent], memory::target(target)?);
+        let (record, memory) = (&self.reader.extents()[extent], tensor_memory::target(target)?);
         if !self.is_exact || start.checked_add(memory.len() as u64).is_none_or(|end| end > record.bytes) {
-            return Err(PyValueError::new_err("the range is not within the tensor"));
+            let (len, bytes) = (memory.len(), record.bytes);
+            return Err(PyValueError::new_err(format!(
+                "{len} bytes from {start} on are not within the tensor {:?}, which has {bytes} bytes in a safetensors file",
+                record.name
+            )));
         }
         torch::mark_modified(std::slice::from_ref(target))?;
         let (reader, engine, offset) = (Arc::clone(&self.reader), Arc::clone(&self.engine), record.data_offset + start);
@@ -290,12 +294,15 @@ impl CheckpointReader {
         self.check_extents(buffers.iter().flat_map(|((_, _, members), _)| members.iter().map(|(extent, _)| *extent)))?;
         let _gc_pause = memory::GcPause::new(py);
         let target = |((offset, bytes, members), object): (LoadBufferTuple, Bound<'_, PyAny>)| {
-            let target = memory::target(&object)?;
+            let target = tensor_memory::target(&object)?;
             if !target.is_contiguous() {
-                return Err(PyValueError::new_err("a load buffer is contiguous memory"));
+                return Err(PyValueError::new_err("a load buffer must be contiguous memory; pass a contiguous tensor"));
             }
             if target.len() as u64 != bytes {
-                return Err(PyValueError::new_err(format!("{} bytes are no room for {bytes}", target.len())));
+                return Err(PyValueError::new_err(format!(
+                    "a load buffer has {} bytes, and {bytes} are to be read into it; pass one of that size",
+                    target.len()
+                )));
             }
             let members = members.into_iter().map(|(extent, at)| BufferedExtent { extent, at }).collect();
             Ok((LoadBuffer { offset, bytes, members }, target))
@@ -330,7 +337,9 @@ impl CheckpointReader {
                     }
                 })
             }
-            Contents::Safetensors { .. } => Err(PyRuntimeError::new_err("a safetensors file has no objects")),
+            Contents::Safetensors { .. } => {
+                Err(PyRuntimeError::new_err("a safetensors file contains tensors only, and no objects to build"))
+            }
         }
     }
 }
@@ -339,7 +348,9 @@ impl CheckpointReader {
     fn check_extents(&self, mut extents: impl Iterator<Item = usize>) -> PyResult<()> {
         let count = self.reader.extents().len();
         match extents.find(|extent| *extent >= count) {
-            Some(extent) => Err(PyValueError::new_err(format!("there is no storage {extent}, only {count}"))),
+            Some(extent) => Err(PyValueError::new_err(format!(
+                "storage {extent} does not exist: the file has {count}, counted from 0"
+            ))),
             None => Ok(()),
         }
     }

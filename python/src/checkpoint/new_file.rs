@@ -71,13 +71,13 @@ impl NewFile {
         Self { temporary: replacement.temporary().path(), inner: UntilTaken::new(replacement) }
     }
 
-    /// Take the file; `None` if it was committed or given up.
+    /// Take the file; `None` if it was committed or discarded.
     pub(super) fn take(&self, py: Python<'_>) -> Option<Replacement> {
         self.inner.take(py)
     }
 }
 
-/// The error after the file was committed or given up.
+/// The error after the file was committed or discarded.
 pub(super) fn already_taken() -> PyErr {
-    PyRuntimeError::new_err("the file has its name, or was given up")
+    PyRuntimeError::new_err("this file was already committed or discarded; create another one")
 }

@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 
 use deepnvme_format::pickle::{PICKLE_BYTES_MAX, PickleWriter, TensorView};
-use deepnvme_format::state::{NAME_BYTES_MAX, Signs, State};
-use deepnvme_format::{DIMS_MAX, Dtype};
+use deepnvme_format::state::{NAME_BYTES_MAX, State};
+use deepnvme_format::{DIMS_MAX, Dtype, Signs};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;

@@ -22,7 +22,7 @@ use super::shard::SaveShard;
 use crate::engine::PyEngine;
 use crate::path::PathArgument;
 use crate::threads::UntilTaken;
-use crate::{default, detached_requests, memory, settings};
+use crate::{default, detached_requests, memory, settings, tensor_memory};
 
 /// Interval between signal checks.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -52,10 +52,10 @@ pub(crate) fn _plan_archive(
     let engine = default::or_default(py, options.engine.as_ref())?;
     let bytes = |memory| DataSource::memory(&engine, memory);
     let record =
-        |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, bytes: bytes(memory::source(&object)?) });
+        |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, bytes: bytes(tensor_memory::source(&object)?) });
     let mut records = before.into_iter().map(record).collect::<PyResult<Vec<_>>>()?;
     for (key, storage) in storages.into_iter().enumerate() {
-        records.push(Record { name: format!("{STORAGES}{key}"), bytes: bytes(memory::storage(&storage)?) });
+        records.push(Record { name: format!("{STORAGES}{key}"), bytes: bytes(tensor_memory::storage(&storage)?) });
     }
     records.extend(after.into_iter().map(record).collect::<PyResult<Vec<_>>>()?);
     SavePlan::new(py, path, &engine, options, |target, options| Save::archive(&target.path(), records, options))
@@ -83,7 +83,7 @@ pub(crate) fn _plan_safetensors(
                 format!("{name:?}: safetensors has no torch.{dtype}; save the state as a .pt file, or convert it");
             PyValueError::new_err(text)
         })?;
-        let memory = memory::source(&object).map_err(|error| named_tensor(py, &name, error))?;
+        let memory = tensor_memory::source(&object).map_err(|error| named_tensor(py, &name, error))?;
         Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes: DataSource::memory(&engine, memory) })
     };
     let tensors = tensors.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
@@ -175,7 +175,7 @@ impl SavePlan {
     fn start_shard(&self, py: Python<'_>, file: PathBuf, start: u64, stop: u64, base: u64) -> PyResult<SaveShard> {
         let range: Range<u64> = start..stop;
         if base > start || start > stop || stop > self.nbytes {
-            return Err(PyValueError::new_err(format!("{start} to {stop} is no shard of {} bytes", self.nbytes)));
+            return Err(PyValueError::new_err(format!("{start} to {stop} is not a shard of {} bytes", self.nbytes)));
         }
         let save = Arc::new(self.take(py)?);
         let options = OpenOptions::to_fill(self.engine.config().direct);

@@ -52,7 +52,7 @@ unsafe extern "C" {
 }
 
 /// Describe the memory of a memory view. The memory stays exported, and in place, while the view is alive.
-pub(super) fn exported(view: &Bound<'_, PyMemoryView>) -> PyResult<Exported> {
+pub(crate) fn exported(view: &Bound<'_, PyMemoryView>) -> PyResult<Exported> {
     // SAFETY: an all-zero struct of pointers and integers is valid, and CPython starts from one.
     let mut raw: RawBuffer = unsafe { std::mem::zeroed() };
     // SAFETY: both pointers are valid for the call, and the GIL is held.

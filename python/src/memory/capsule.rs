@@ -22,7 +22,8 @@ pub(crate) fn exchange_api(class: &Bound<'_, PyAny>) -> Option<&'static Exchange
 /// examined in Python. The object must be of the type that exported the functions.
 pub(crate) fn try_describe(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Option<(usize, usize)> {
     let pointer = ptr::NonNull::new(object.as_ptr().cast::<c_void>())?;
-    // SAFETY: the object is alive and of that type, as the caller guarantees, and the GIL is held.
+    // SAFETY: `object` is a live reference, and holding it means to hold the GIL. Its type exported `api`:
+    // `torch::describe_plain` lets only torch's own two classes pass.
     let Some(tensor) = (unsafe { api.describe(pointer) }) else {
         drop(PyErr::take(object.py()));
         return None;

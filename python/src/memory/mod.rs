@@ -1,12 +1,12 @@
 //! Convert Python objects to the engine's regions: the only folder of the binding with unsafe code.
 //!
 //! `torch` and `array` locate an object's bytes with plain attribute calls; this folder turns the answers into
-//! addresses. Every region owns a Python reference that keeps its bytes alive and in place. For a tensor that is its
+//! addresses. `tensor_memory` asks each protocol in turn. Every region owns a Python reference that keeps its bytes alive and in place. For a tensor that is its
 //! storage, which is not resized meanwhile (`resizable`); for a numpy array the array; for anything else an exported
 //! buffer or a DLPack capsule. The engine may drop this reference on its own thread. PyO3 then keeps it until a thread
 //! holds the GIL, and no fork happens in between (`forks`).
 //!
-//! `layout` describes an object's bytes, and `region` requests it. `buffer` contains the buffer protocol and numpy's
+//! `layout` describes an object's bytes, and `region` makes regions of it. `buffer` contains the buffer protocol and numpy's
 //! array struct, `capsule` DLPack, `interpreter` calls to CPython, and `tensor_slice` slices for kernels.
 
 use std::os::fd::BorrowedFd;
@@ -20,14 +20,14 @@ mod region;
 mod resizable;
 mod tensor_slice;
 
-pub(crate) use buffer::{Exported, array_struct, is_buffer, new_bytes, with_bytes};
+pub(crate) use buffer::{Exported, array_struct, exported, is_buffer, new_bytes, with_bytes};
 pub(crate) use capsule::{capsule, exchange_api, has_name, take, try_describe};
 pub(crate) use forks::watch as watch_forks;
 pub(crate) use interpreter::{GcPause, call_soon};
 pub(crate) use layout::{LEGACY_STREAM, Layout, Location, MemoryAccess, stream};
-pub(crate) use region::{source, storage, target, unowned};
+pub(crate) use region::{ObjectMemory, storage_region};
 pub(crate) use resizable::{_is_held, KeepAlive};
-pub(crate) use tensor_slice::{AddressRange, TensorSlice, check_disjoint};
+pub(crate) use tensor_slice::{AddressRange, Plain, TensorSlice, check_disjoint};
 
 /// Borrow the descriptor of this number, which the caller keeps open.
 pub(crate) fn borrow_descriptor(number: i32) -> BorrowedFd<'static> {

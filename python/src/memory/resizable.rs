@@ -125,7 +125,7 @@ fn moving_hook(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
         return Ok(None);
     }
     // Created before the cell is locked: the import releases the GIL, and a child forked meanwhile would find the cell
-    // locked for ever.
+    // locked forever.
     let made = py.import("deepnvme._utils.held_storages")?.call_method0("install")?.unbind();
     Ok(Some(MOVING_HOOK.get_or_init(py, || made)))
 }

@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use super::layout::{Layout, MemoryAccess};
-use super::region::{ObjectMemory, find};
+use super::region::ObjectMemory;
 use super::resizable::KeepAlive;
 
 /// Types for which every bit pattern is valid.
@@ -42,9 +42,9 @@ impl AddressRange {
 
 impl<T: Plain> TensorSlice<T> {
     /// Borrow the elements of a contiguous host tensor. Its bytes are read as `T`, whatever its dtype.
-    pub(crate) fn new(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Self> {
-        let ObjectMemory::Layout(Layout { location, address, bytes, strided, keep }) = find(object, access)? else {
-            return Err(PyTypeError::new_err("a torch tensor or an array is wanted, not another library's"));
+    pub(crate) fn new(memory: ObjectMemory, access: MemoryAccess) -> PyResult<Self> {
+        let ObjectMemory::Layout(Layout { location, address, bytes, strided, keep }) = memory else {
+            return Err(PyTypeError::new_err("this tensor is another library's; pass a torch tensor or a numpy array"));
         };
         if location.device != Device::Host {
             return Err(PyValueError::new_err("this tensor is on a GPU; the kernel works on memory of the host"));
@@ -55,7 +55,7 @@ impl<T: Plain> TensorSlice<T> {
         if !bytes.is_multiple_of(size_of::<T>()) || (bytes > 0 && !address.is_multiple_of(align_of::<T>())) {
             let wanted = size_of::<T>();
             return Err(PyValueError::new_err(format!(
-                "{bytes} bytes at address {address:#x} are no elements of {wanted} bytes; pass tensor.clone()"
+                "{bytes} bytes at address {address:#x} are not whole, aligned elements of {wanted} bytes; pass tensor.clone()"
             )));
         }
         Ok(Self { address, len: bytes / size_of::<T>(), access, _keep: keep, elements: PhantomData })
@@ -84,8 +84,9 @@ impl<T: Plain> TensorSlice<T> {
         if self.len == 0 {
             return &mut [];
         }
-        // SAFETY: as above. The object stated that its bytes may change, and `check_disjoint` ensures that no other
-        // slice of the same work overlaps them.
+        // SAFETY: the object stated its address and that its bytes may change, and `keep` keeps them there. They are
+        // aligned and whole, and any bits are valid. `check_disjoint` ensures that no other slice of the same work
+        // overlaps them.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.address), self.len) }
     }
 }

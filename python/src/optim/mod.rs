@@ -17,7 +17,8 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::memory::{MemoryAccess, TensorSlice, check_disjoint};
+use crate::memory::{MemoryAccess, check_disjoint};
+use crate::tensor_memory;
 use tensors::{Floats, Moment, PartArgument, PartTensors};
 
 /// Run optimizer steps on threads, for :class:`deepnvme.optim.AdamW` and the others.
@@ -64,7 +65,7 @@ impl PyKernel {
 
     /// Take the square roots of an fp32 tensor in place, as a step does.
     fn sqrt_(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut values = TensorSlice::<f32>::new(tensor, MemoryAccess::Write)?;
+        let mut values = tensor_memory::slice::<f32>(tensor, MemoryAccess::Write)?;
         py.detach(|| self.sqrt_mode.apply(values.as_mut_slice()));
         Ok(())
     }
@@ -115,7 +116,7 @@ impl PyKernel {
     /// Decode a moment into an fp32 tensor. Pass ``squares`` for a second moment, which is unsigned.
     #[staticmethod]
     fn unpack(py: Python<'_>, moment: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
-        let (mut moment, mut out) = (Moment::new(moment)?, TensorSlice::<f32>::new(out, MemoryAccess::Write)?);
+        let (mut moment, mut out) = (Moment::new(moment)?, tensor_memory::slice::<f32>(out, MemoryAccess::Write)?);
         check_disjoint(moment.address_ranges().into_iter().chain([out.address_range()]).collect())?;
         py.detach(|| decode_moment(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(raise)
     }
@@ -123,7 +124,7 @@ impl PyKernel {
     /// Encode an fp32 tensor as a moment, rounding to nearest. A tensor from ``unpack`` is encoded exactly.
     #[staticmethod]
     fn pack(py: Python<'_>, values: &Bound<'_, PyAny>, moment: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
-        let (values, mut moment) = (TensorSlice::<f32>::new(values, MemoryAccess::Read)?, Moment::new(moment)?);
+        let (values, mut moment) = (tensor_memory::slice::<f32>(values, MemoryAccess::Read)?, Moment::new(moment)?);
         check_disjoint(moment.address_ranges().into_iter().chain([values.address_range()]).collect())?;
         py.detach(|| encode_moment(values.as_slice(), sign(squares), &mut moment.moment())).map_err(raise)
     }

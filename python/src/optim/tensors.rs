@@ -6,6 +6,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::memory::{AddressRange, MemoryAccess, TensorSlice};
+use crate::tensor_memory;
 
 /// Weights, gradient, moments, copy of the weights, position of the first element.
 pub(super) type PartArgument<'py> =
@@ -21,9 +22,9 @@ pub(super) enum Floats {
 impl Floats {
     pub(super) fn new(tensor: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Self> {
         match dtype(tensor)?.as_str() {
-            "torch.float32" => TensorSlice::new(tensor, access).map(Self::F32),
-            "torch.bfloat16" => TensorSlice::new(tensor, access).map(Self::Bf16),
-            "torch.float16" => TensorSlice::new(tensor, access).map(Self::F16),
+            "torch.float32" => tensor_memory::slice(tensor, access).map(Self::F32),
+            "torch.bfloat16" => tensor_memory::slice(tensor, access).map(Self::Bf16),
+            "torch.float16" => tensor_memory::slice(tensor, access).map(Self::F16),
             other => {
                 Err(PyTypeError::new_err(format!("tensors must be torch.float32, bfloat16 or float16, not {other}")))
             }
@@ -71,13 +72,13 @@ impl Moment {
                 )));
             }
             return Ok(Self::Q8(
-                TensorSlice::new(&codes, MemoryAccess::Write)?,
-                TensorSlice::new(&scales, MemoryAccess::Write)?,
+                tensor_memory::slice(&codes, MemoryAccess::Write)?,
+                tensor_memory::slice(&scales, MemoryAccess::Write)?,
             ));
         }
         match dtype(argument)?.as_str() {
-            "torch.float32" => TensorSlice::new(argument, MemoryAccess::Write).map(Self::F32),
-            "torch.bfloat16" => TensorSlice::new(argument, MemoryAccess::Write).map(Self::Bf16),
+            "torch.float32" => tensor_memory::slice(argument, MemoryAccess::Write).map(Self::F32),
+            "torch.bfloat16" => tensor_memory::slice(argument, MemoryAccess::Write).map(Self::Bf16),
             other => Err(PyTypeError::new_err(format!(
                 "a moment has dtype torch.float32 or bfloat16, or is (codes, scales), not {other}"
             ))),

@@ -63,6 +63,8 @@ impl PathArgument {
 fn descriptor(argument: &Bound<'_, PyAny>) -> PyResult<PathArgument> {
     match argument.extract::<i32>() {
         Ok(number) if number >= 0 => Ok(PathArgument::Descriptor(number)),
-        _ => Err(PyValueError::new_err(format!("{argument} is no file descriptor; pass the number of an open file"))),
+        _ => {
+            Err(PyValueError::new_err(format!("{argument} is not a file descriptor; pass the number of an open file")))
+        }
     }
 }

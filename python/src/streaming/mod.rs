@@ -18,7 +18,7 @@ use self::encoded_tensor::{EncodedArgument, encoded_range, float};
 use self::failure::raise;
 use crate::engine::PyEngine;
 use crate::path::PathArgument;
-use crate::{default, error, memory};
+use crate::{default, error, memory, tensor_memory};
 
 mod encoded_tensor;
 mod failure;
@@ -72,7 +72,7 @@ impl PyStreamer {
         let class =
             |(slots, prefetch, slot_bytes, shares_memory)| SlotClass { slots, prefetch, slot_bytes, shares_memory };
         let classes: Vec<SlotClass> = classes.into_iter().map(class).collect();
-        let arena = memory::target(arena)?;
+        let arena = tensor_memory::target(arena)?;
         let plan = StreamPlan { files, groups, classes, cache_bytes_max };
         let streamer = Streamer::new(engine, plan, arena);
         let streamer = streamer.map_err(|failure| raise(py, &failure))?;

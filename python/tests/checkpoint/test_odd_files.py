@@ -156,7 +156,7 @@ def test_a_manifest_that_leads_nowhere_is_no_empty_folder(tmp_path: Path, capfd:
         with pytest.raises(errors.CorruptFileError, match=r"manifest\.json.*leads nowhere"):
             use()
     assert _run_command(["verify", str(tmp_path)]) == 1
-    assert "manifest.json: this is no manifest" in "".join(capfd.readouterr())
+    assert "manifest.json: this is not a manifest" in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use deepnvme_format::Dtype;
-use deepnvme_format::state::{NESTED_TENSOR, SPARSE_TENSOR, Signs, non_tensors};
+use deepnvme_format::state::{NESTED_TENSOR, SPARSE_TENSOR, non_tensors};
+use deepnvme_format::{Dtype, Signs};
 use deepnvme_io::{Error as IoError, ErrorKind};
 
 use crate::error::Result;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES};
-use deepnvme_format::set::{self, Identity};
+use deepnvme_format::set::{self, FileFingerprint};
 use deepnvme_io::fs::{self, Kind, OFlags, Stat};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, Result as IoResult};
@@ -278,13 +278,13 @@ fn is_part(file: &OwnedFd, stat: &Stat, part: &Part) -> Result<bool, Errno> {
 }
 
 /// The shards in an index, with their recorded identities. `None` if an identity is missing.
-fn identified(text: &[u8]) -> Option<Vec<(String, Identity)>> {
-    let identities: HashMap<String, Identity> = set::files(text).ok()?.into_iter().collect();
+fn identified(text: &[u8]) -> Option<Vec<(String, FileFingerprint)>> {
+    let identities: HashMap<String, FileFingerprint> = set::files(text).ok()?.into_iter().collect();
     members::shards(text)?.into_iter().map(|name| identities.get(&name).map(|found| (name, *found))).collect()
 }
 
 /// Returns whether the file has that size and a header with that checksum.
-fn is_shard(file: &OwnedFd, stat: &Stat, identity: Identity) -> Result<bool, Errno> {
+fn is_shard(file: &OwnedFd, stat: &Stat, identity: FileFingerprint) -> Result<bool, Errno> {
     let mut length = [0; LENGTH_BYTES as usize];
     if stat.bytes != identity.bytes || fs::read_at(file.as_fd(), &mut length, 0)? < length.len() {
         return Ok(false);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_format::set::{self, State};
+use deepnvme_format::set::{self, ChecksumState};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind, fs};
 
@@ -21,7 +21,7 @@ pub struct Listed {
     /// Size of the manifest.
     pub bytes: u64,
     /// Whether it contains a checksum. Manifests of earlier versions do not.
-    pub is_sealed: bool,
+    pub has_checksum: bool,
     /// The current checkpoints, lowest step first, each with its path: the final name, or the private name that a
     /// killed writer left.
     pub checkpoints: Vec<(Entry, PathBuf)>,
@@ -39,8 +39,8 @@ pub fn listed(folder: &Path) -> Result<Option<Listed>> {
         (entry, path)
     };
     let checkpoints = manifest.checkpoints.into_iter().map(at).collect();
-    let is_sealed = set::state(&text) == State::Sound;
-    Ok(Some(Listed { path, bytes: text.len() as u64, is_sealed, checkpoints }))
+    let has_checksum = set::state(&text) == ChecksumState::Matches;
+    Ok(Some(Listed { path, bytes: text.len() as u64, has_checksum, checkpoints }))
 }
 
 /// Finds a file of a checkpoint, under its final name or the private name that a killed writer left. Another program

@@ -123,7 +123,7 @@ impl Manifest {
         struct Versioned {
             version: u32,
         }
-        if set::state(text) == set::State::Damaged {
+        if set::state(text) == set::ChecksumState::Differs {
             return Err(format!(
                 "some of it is not as it was written: its checksum does not match. Put back a copy of it; if you \
                  have edited it, remove {:?} from it",
@@ -138,7 +138,7 @@ impl Manifest {
         manifest.version = VERSION;
         manifest.checksum.clear();
         if let Some(odd) = manifest.checkpoints.iter().chain(&manifest.retired).find(|entry| !entry.is_sound()) {
-            return Err(format!("{:?} is no checkpoint of this folder", odd.file));
+            return Err(format!("{:?} is not a checkpoint of this folder", odd.file));
         }
         manifest.checkpoints.sort_by_key(|entry| entry.step);
         Ok(manifest)
@@ -147,10 +147,10 @@ impl Manifest {
     /// Renders the manifest.
     #[must_use]
     pub fn text(&self) -> String {
-        let sealed = Self { checksum: set::BLANK.into(), ..self.clone() };
+        let blank = Self { checksum: set::BLANK.into(), ..self.clone() };
         // Strings, numbers and lists of them always serialize, and the text contains a blank checksum.
-        let text = serde_json::to_string_pretty(&sealed).unwrap_or_default() + "\n";
-        set::seal(&text).unwrap_or(text)
+        let text = serde_json::to_string_pretty(&blank).unwrap_or_default() + "\n";
+        set::write_checksum(&text).unwrap_or(text)
     }
 
     /// Returns whether a current or retired checkpoint has that name.

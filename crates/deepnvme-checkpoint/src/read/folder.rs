@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
 use deepnvme_file::{StripeSet, Target};
 use deepnvme_format::safetensors::Index;
-use deepnvme_format::set::{self, Identity, Replaced, State};
+use deepnvme_format::set::{self, ChecksumState, FileFingerprint, Replaced};
 use deepnvme_io::fs::Stat;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Engine, Error as IoError, ErrorKind, fs};
@@ -33,7 +33,7 @@ pub struct CheckpointFile {
     /// The tensors that the index assigns to the file (`None`: all).
     pub names: Option<Vec<String>>,
     /// The identity of the file according to the index.
-    pub identity: Option<Identity>,
+    pub identity: Option<FileFingerprint>,
 }
 
 impl CheckpointFile {
@@ -70,7 +70,7 @@ impl CheckpointFile {
     /// `Format` if a tensor is missing, `Damaged` if it is another file, or `Io`.
     pub fn compare(&self, engine: &Engine, reader: &Reader) -> Result<()> {
         reader.require(self.names.as_deref().unwrap_or_default())?;
-        self.identity.map_or(Ok(()), |identity| reader.compare_identity(engine, identity))
+        self.identity.map_or(Ok(()), |identity| reader.compare_fingerprint(engine, identity))
     }
 }
 
@@ -82,7 +82,7 @@ pub struct FileList {
     /// Size of the list.
     pub bytes: u64,
     /// Whether the list matches its checksum.
-    pub state: State,
+    pub state: ChecksumState,
 }
 
 /// The files that a path refers to, and their list.
@@ -101,7 +101,9 @@ impl FileSet {
     /// `ChangedList`.
     pub fn check(&self) -> Result<()> {
         match &self.list {
-            Some(FileList { path, state: State::Damaged, .. }) => Err(Error::ChangedList { path: path.clone() }),
+            Some(FileList { path, state: ChecksumState::Differs, .. }) => {
+                Err(Error::ChangedList { path: path.clone() })
+            }
             _ => Ok(()),
         }
     }
@@ -186,10 +188,10 @@ fn newest(file: &Path) -> Result<Option<Found>> {
 /// Returns whether an index takes precedence over the single file. A damaged index does, so that reading it fails.
 fn is_replaced_by(stat: &Stat, text: &[u8]) -> bool {
     match set::state(text) {
-        State::Sound => set::replaces(text).is_some_and(|replaced| is_that(stat, replaced)),
-        State::Damaged => true,
+        ChecksumState::Matches => set::replaces(text).is_some_and(|replaced| is_that(stat, replaced)),
+        ChecksumState::Differs => true,
         // Another program's index. If it was not saved durably, a power cut may leave it empty or zeroed.
-        State::Unsealed => serde_json::from_slice::<serde::de::IgnoredAny>(text).is_err(),
+        ChecksumState::Missing => serde_json::from_slice::<serde::de::IgnoredAny>(text).is_err(),
     }
 }
 
@@ -228,25 +230,25 @@ pub fn find_shards(folder: &Path) -> Result<Option<FileSet>> {
     let Some(text) = fs::read_small_if_there(&path, INDEX_BYTES_MAX)? else { return Ok(None) };
     let (mut state, identities) = identities(&path, &text)?;
     // Cut so short that no checksum is left.
-    if state == State::Unsealed && serde_json::from_slice::<serde::de::IgnoredAny>(&text).is_err() {
-        state = State::Damaged;
+    if state == ChecksumState::Missing && serde_json::from_slice::<serde::de::IgnoredAny>(&text).is_err() {
+        state = ChecksumState::Differs;
     }
     let mut files: Vec<CheckpointFile> = identities
         .into_iter()
         .map(|(name, identity)| CheckpointFile { path: folder.join(name), names: None, identity: Some(identity) })
         .collect();
     files.sort_by(|left, right| left.path.cmp(&right.path));
-    let is_known = !files.is_empty() || state != State::Unsealed;
+    let is_known = !files.is_empty() || state != ChecksumState::Missing;
     let bytes = text.len() as u64;
     Ok(is_known.then_some(FileSet { files, list: Some(FileList { path, bytes, state }) }))
 }
 
 /// Reads the identities of files from a list. A damaged list yields none.
-fn identities(path: &Path, text: &[u8]) -> Result<(State, HashMap<String, Identity>)> {
+fn identities(path: &Path, text: &[u8]) -> Result<(ChecksumState, HashMap<String, FileFingerprint>)> {
     let state = set::state(text);
     let files = match state {
-        State::Sound => set::files(text).map_err(|error| Error::format(path, error))?,
-        State::Damaged | State::Unsealed => Vec::new(),
+        ChecksumState::Matches => set::files(text).map_err(|error| Error::format(path, error))?,
+        ChecksumState::Differs | ChecksumState::Missing => Vec::new(),
     };
     Ok((state, files.into_iter().collect()))
 }

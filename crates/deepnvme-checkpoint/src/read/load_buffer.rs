@@ -4,10 +4,10 @@
 //! keeps the alignment that it has in the file. Small adjacent tensors share a buffer. A large tensor gets its own, so
 //! that its memory is freed when it is dropped.
 
+use deepnvme_io::mem::PAGE_BYTES;
+
 use super::extent::Extent;
 
-/// Alignment of a buffer, in memory and in the file.
-const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 /// Maximum size of a buffer that several extents share.
 const SHARED_BYTES_MAX: u64 = 32 << 20;
 /// Maximum gap of unwanted bytes that is read along.
@@ -65,7 +65,7 @@ pub(super) fn plan(extents: &[Extent], wanted: &[usize], file_bytes: u64) -> Vec
                 buffer.bytes = rounded(extent.end(), file_bytes) - buffer.offset;
             }
             None => {
-                let offset = extent.header_offset / BLOCK_BYTES * BLOCK_BYTES;
+                let offset = extent.header_offset / PAGE_BYTES * PAGE_BYTES;
                 let members = vec![BufferedExtent { extent: index, at: extent.data_offset - offset }];
                 buffers.push(LoadBuffer { offset, bytes: rounded(extent.end(), file_bytes) - offset, members });
             }
@@ -77,7 +77,7 @@ pub(super) fn plan(extents: &[Extent], wanted: &[usize], file_bytes: u64) -> Vec
 
 /// Rounds up to the end of the block or the file.
 fn rounded(end: u64, file_bytes: u64) -> u64 {
-    end.next_multiple_of(BLOCK_BYTES).min(file_bytes)
+    end.next_multiple_of(PAGE_BYTES).min(file_bytes)
 }
 
 #[cfg(test)]
@@ -124,7 +124,7 @@ mod tests {
                     let extent = &extents[member.extent];
                     prop_assert_eq!(buffer.offset + member.at, extent.data_offset);
                     prop_assert!(member.at + extent.bytes <= buffer.bytes);
-                    prop_assert!(buffer.members.len() == 1 || buffer.bytes <= SHARED_BYTES_MAX + BLOCK_BYTES);
+                    prop_assert!(buffer.members.len() == 1 || buffer.bytes <= SHARED_BYTES_MAX + PAGE_BYTES);
                     found.push(member.extent);
                 }
             }

@@ -7,7 +7,7 @@ use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{Comparisons, Engine, GpuAccess, Transfer};
 
 use super::extent::{header_of, header_room, sealed_room};
-use super::{Contents, LoadBuffer, Reader, seal, verify};
+use super::{Contents, LoadBuffer, Reader, file_checksums, verify};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::read::Verify;
@@ -126,12 +126,12 @@ impl Loading {
         outcome
     }
 
-    /// Checks the header that precedes each record in the buffer. Compares all of it if the seal covers it.
+    /// Checks the header that precedes each record in the buffer. Compares all of it if the checksums cover it.
     fn check_headers(&self, verify: Verify) -> Result<()> {
         if !matches!(self.reader.contents(), Contents::Archive { .. }) {
             return Ok(());
         }
-        let is_compared = verify != Verify::Off && self.reader.seal.covers_headers();
+        let is_compared = verify != Verify::Off && self.reader.checksums.covers_headers();
         for (buffer, memory) in &self.buffers {
             // Copy all headers of a buffer at once: each copy from GPU memory waits.
             let mut members = Vec::with_capacity(buffer.members.len());
@@ -151,7 +151,7 @@ impl Loading {
                 let (front, behind) = rest.split_at(len);
                 rest = behind;
                 if is_compared {
-                    seal::compare_header(self.reader.path(), extent, front)?;
+                    file_checksums::compare_header(self.reader.path(), extent, front)?;
                 }
                 let header = header_of(self.reader.path(), extent, front)?;
                 if extent.header_offset + header.header_bytes != extent.data_offset {

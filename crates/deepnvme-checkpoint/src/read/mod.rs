@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use deepnvme_file::aligned_range::read_range;
 use deepnvme_format::pickle::Graph;
-use deepnvme_format::set::Identity;
+use deepnvme_format::set::FileFingerprint;
 use deepnvme_format::state::State;
 use deepnvme_format::{Error as FormatError, safetensors};
 use deepnvme_io::mem::{Region, RegionMut};
@@ -21,25 +21,25 @@ use deepnvme_io::{Engine, ReadItem, TensorFile};
 
 use crate::error::{Error, Result};
 use extent::{header_of, header_room, sealed_room};
-use seal::Seal;
+use file_checksums::FileChecksums;
 
 mod extent;
+mod file_checksums;
 mod folder;
 mod full_verify;
 mod load_buffer;
 mod loading;
 mod open;
-mod seal;
 mod verify;
 
 pub use extent::Extent;
+pub use file_checksums::Coverage;
 pub use folder::{
     CheckpointFile, FileList, FileSet, INDEX_SUFFIX, SHARDS_LIST, find_set, find_shards, open_all, open_all_of,
     refuse_list_name, retry_if_replaced,
 };
 pub use load_buffer::{BufferedExtent, LoadBuffer};
 pub use loading::Loading;
-pub use seal::Coverage;
 pub use verify::Verify;
 
 /// The file format, with its metadata.
@@ -72,7 +72,7 @@ pub struct Reader {
     /// The extents of the contents, followed by an archive's other records.
     records: Vec<Extent>,
     extents: usize,
-    seal: Seal,
+    checksums: FileChecksums,
 }
 
 impl Reader {
@@ -109,19 +109,19 @@ impl Reader {
     /// The checksums of an extent's chunks, if the file contains them.
     #[must_use]
     pub fn checksums(&self, extent: usize) -> Option<&[u64]> {
-        self.seal.checksums.as_ref()?.get(&self.records[extent].name).map(Vec::as_slice)
+        self.checksums.chunks.as_ref()?.get(&self.records[extent].name).map(Vec::as_slice)
     }
 
     /// Returns whether the file contains checksums of its chunks.
     #[must_use]
     pub fn has_checksums(&self) -> bool {
-        self.seal.checksums.is_some() || self.seal.refused.is_some()
+        self.checksums.chunks.is_some() || self.checksums.refused.is_some()
     }
 
     /// Returns the coverage of the checksums.
     #[must_use]
     pub fn coverage(&self) -> Coverage {
-        self.seal.coverage
+        self.checksums.coverage
     }
 
     /// Compares the metadata read so far, including names, types, shapes and checksums, with the file's checksums.
@@ -129,7 +129,7 @@ impl Reader {
     /// # Errors
     /// `Damaged`, or `Format` if the checksums themselves are damaged.
     pub fn check(&self) -> Result<()> {
-        self.seal.refused.clone().map_or(Ok(()), Err)
+        self.checksums.refused.clone().map_or(Ok(()), Err)
     }
 
     /// The CRC-64/NVME of the file's index: the header of a safetensors file, or an archive from its sidecar to the
@@ -138,11 +138,11 @@ impl Reader {
     /// # Errors
     /// `Io`.
     pub fn index_crc64(&self, engine: &Engine) -> Result<u64> {
-        if self.seal.index.end - self.seal.index.start > INDEX_BYTES_MAX {
+        if self.checksums.index.end - self.checksums.index.start > INDEX_BYTES_MAX {
             let text = format!("the index of a file has {INDEX_BYTES_MAX} bytes at the most");
             return Err(Error::format(&self.path, FormatError::Unsupported(text)));
         }
-        let view = read_range(engine, &self.file, &self.seal.index)?;
+        let view = read_range(engine, &self.file, &self.checksums.index)?;
         let mut bytes = vec![0; view.len()];
         view.copy_to_slice(0, &mut bytes);
         Ok(deepnvme_format::checksums::covered_sum(&bytes, &[]))
@@ -162,8 +162,8 @@ impl Reader {
         if !matches!(self.contents, Contents::Archive { .. }) {
             return Ok(());
         }
-        // A sealed header is as long as the directory implies, and all of it is compared.
-        let room = |extent: &Extent| match self.seal.covers_headers() {
+        // A header that the checksums cover is as long as the directory implies, and all of it is compared.
+        let room = |extent: &Extent| match self.checksums.covers_headers() {
             true => sealed_room(extent),
             false => header_room(extent),
         };
@@ -180,10 +180,10 @@ impl Reader {
             let extent = &mut self.records[*extent];
             let mut bytes = vec![0; view.len()];
             view.copy_to_slice(0, &mut bytes);
-            if self.seal.covers_headers()
-                && let Err(damaged) = seal::compare_header(&self.path, extent, &bytes)
+            if self.checksums.covers_headers()
+                && let Err(damaged) = file_checksums::compare_header(&self.path, extent, &bytes)
             {
-                self.seal.refused.get_or_insert(damaged);
+                self.checksums.refused.get_or_insert(damaged);
             }
             let header = header_of(&self.path, extent, &bytes)?;
             let (data_offset, limit) = (extent.header_offset + header.header_bytes, extent.end());
@@ -225,12 +225,12 @@ impl Reader {
     ///
     /// # Errors
     /// `Damaged` if it is another file, or `Io`.
-    pub fn compare_identity(&self, engine: &Engine, identity: Identity) -> Result<()> {
-        let Identity { bytes, index_crc64 } = identity;
+    pub fn compare_fingerprint(&self, engine: &Engine, identity: FileFingerprint) -> Result<()> {
+        let FileFingerprint { bytes, index_crc64 } = identity;
         if self.file_bytes == bytes && self.index_crc64(engine)? == index_crc64 {
             return Ok(());
         }
-        Err(seal::damaged(
+        Err(file_checksums::damaged(
             &self.path,
             "the file",
             0..self.file_bytes,

@@ -18,7 +18,7 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, Engine, OpenOptions, ReadItem, TensorFile};
 
 use super::extent::{ELEMENT_ALIGNMENT, Extent, HEADER_BYTES_MAX, header_of};
-use super::seal::{self, Coverage, Seal};
+use super::file_checksums::{self, Coverage, FileChecksums};
 use super::{Contents, INDEX_BYTES_MAX, Reader, load_buffer};
 use crate::error::{Error, Result};
 
@@ -69,7 +69,7 @@ struct Metadata {
     /// The extents of the contents, followed by an archive's other records.
     records: Vec<Extent>,
     extents: usize,
-    seal: Seal,
+    checksums: FileChecksums,
 }
 
 enum Failure {
@@ -108,7 +108,7 @@ impl<'a> FileEnds<'a> {
     }
 
     fn read_all(self) -> Result<Reader, Failure> {
-        let Metadata { contents, records, extents, seal } = if self.head.starts_with(ZIP_MAGIC) {
+        let Metadata { contents, records, extents, checksums } = if self.head.starts_with(ZIP_MAGIC) {
             self.archive()?
         } else if self.head.get(LENGTH_BYTES as usize) == Some(&b'{') {
             self.safetensors()?
@@ -116,7 +116,7 @@ impl<'a> FileEnds<'a> {
             return Err(describe_foreign(&self.head, self.file_bytes).into());
         };
         let path = self.file.path().to_path_buf();
-        Ok(Reader { path, file: self.file, file_bytes: self.file_bytes, contents, records, extents, seal })
+        Ok(Reader { path, file: self.file, file_bytes: self.file_bytes, contents, records, extents, checksums })
     }
 
     /// Returns bytes of the file, from the ends read already if possible.
@@ -168,56 +168,59 @@ impl<'a> FileEnds<'a> {
         let mut records = storages(&directory, &state)?;
         let extents = records.len();
         records.extend(others(&directory, &records));
-        let seal = match directory.find(SIDECAR) {
-            Some(record) => self.archive_seal(record, &records, extents)?,
+        let checksums = match directory.find(SIDECAR) {
+            Some(record) => self.archive_checksums(record, &records, extents)?,
             None => self.without_sidecar(&records, end.directory_offset..self.file_bytes)?,
         };
-        Ok(Metadata { contents: Contents::Archive { graph, state }, records, extents, seal })
+        Ok(Metadata { contents: Contents::Archive { graph, state }, records, extents, checksums })
     }
 
     /// Checks the header of the last record: a sidecar whose name in the directory is damaged is still named there.
-    fn without_sidecar(&self, records: &[Extent], index: Range<u64>) -> Result<Seal, Failure> {
+    fn without_sidecar(&self, records: &[Extent], index: Range<u64>) -> Result<FileChecksums, Failure> {
         let Some(last) = records.iter().max_by_key(|record| record.header_offset) else {
-            return Ok(Seal::none(Coverage::Data, index));
+            return Ok(FileChecksums::none(Coverage::Data, index));
         };
         let room = LOCAL_BYTES + last.record_name.len() as u64;
         let bytes = self.bytes(last.header_offset..(last.header_offset + room).min(self.file_bytes))?;
         Ok(match header_of(self.file.path(), last, &bytes) {
-            Ok(_) => Seal::none(Coverage::Data, index),
-            Err(error) => Seal::refused(error, index),
+            Ok(_) => FileChecksums::none(Coverage::Data, index),
+            Err(error) => FileChecksums::refused(error, index),
         })
     }
 
     /// Verifies the parts of an archive that the sidecar covers and that are read by now: the index and all
     /// non-storages.
-    fn archive_seal(&self, record: &Record, records: &[Extent], extents: usize) -> Result<Seal, Failure> {
+    fn archive_checksums(&self, record: &Record, records: &[Extent], extents: usize) -> Result<FileChecksums, Failure> {
         let path = self.file.path();
         let index = record.header_offset..self.file_bytes;
         let text = match self.record(record, SIDECAR_BYTES_MAX) {
             Ok(text) => text,
-            Err(Failure::Other(error @ Error::Damaged { .. })) => return Ok(Seal::refused(error, index)),
+            Err(Failure::Other(error @ Error::Damaged { .. })) => return Ok(FileChecksums::refused(error, index)),
             Err(failure) => return Err(failure),
         };
         let index_bytes = index.end - index.start;
         let frame = Frame { file_bytes: self.file_bytes, index_offset: index.start, index_bytes };
         let sidecar = checksums::decode(&text);
         let is_last = records.iter().all(|other| other.header_offset <= index.start);
-        if let Ok(checksums::Sidecar { seal: Some(sealed), .. }) = &sidecar
-            && sealed.frame != frame
-            && sealed.frame.index_offset == frame.index_offset
+        if let Ok(checksums::Sidecar { index: Some(index_checksum), .. }) = &sidecar
+            && index_checksum.frame != frame
+            && index_checksum.frame.index_offset == frame.index_offset
             && is_last
         {
             // Rewriting by another program moves the record or appends others, so this is damage.
-            return Ok(Seal::refused(seal::damaged(path, "the index", index.clone(), "the size of the file"), index));
+            return Ok(FileChecksums::refused(
+                file_checksums::damaged(path, "the index", index.clone(), "the size of the file"),
+                index,
+            ));
         }
         let check = |saved| self.compare_index(record, index.clone(), saved);
-        let seal = Seal::new(path, sidecar, records, frame, check, Coverage::Data);
-        if !seal.covers_headers() {
-            return Ok(seal);
+        let checksums = FileChecksums::new(path, sidecar, records, frame, check, Coverage::Data);
+        if !checksums.covers_headers() {
+            return Ok(checksums);
         }
-        match self.compare_others(records, extents, &seal) {
-            Ok(()) => Ok(seal),
-            Err(error @ Error::Damaged { .. }) => Ok(Seal::refused(error, index)),
+        match self.compare_others(records, extents, &checksums) {
+            Ok(()) => Ok(checksums),
+            Err(error @ Error::Damaged { .. }) => Ok(FileChecksums::refused(error, index)),
             Err(error) => Err(error.into()),
         }
     }
@@ -225,7 +228,7 @@ impl<'a> FileEnds<'a> {
     /// Compares the sidecar, the directory and the bytes between with their checksum.
     fn compare_index(&self, record: &Record, index: Range<u64>, saved: u64) -> Result<()> {
         let path = self.file.path();
-        let damaged = || seal::damaged(path, "the directory of the archive", index.clone(), "CRC-64");
+        let damaged = || file_checksums::damaged(path, "the directory of the archive", index.clone(), "CRC-64");
         if index.end - index.start > INDEX_BYTES_MAX {
             return Err(damaged());
         }
@@ -245,10 +248,15 @@ impl<'a> FileEnds<'a> {
     }
 
     /// Compares the non-storage records, and the headers of empty storages, which no load reads.
-    fn compare_others(&self, records: &[Extent], extents: usize, seal: &Seal) -> Result<()> {
+    fn compare_others(&self, records: &[Extent], extents: usize, checksums: &FileChecksums) -> Result<()> {
         let path = self.file.path();
         if records.iter().all(|record| record.header_offset > 0) {
-            return Err(seal::damaged(path, "the beginning of the archive", 0..LOCAL_BYTES, "no record begins there"));
+            return Err(file_checksums::damaged(
+                path,
+                "the beginning of the archive",
+                0..LOCAL_BYTES,
+                "no record begins there",
+            ));
         }
         // The pickle was compared with its CRC-32. Long records are left to a full verify.
         let is_read = |record: &Extent| record.bytes <= OTHER_BYTES_MAX && record.name != PICKLE;
@@ -269,12 +277,12 @@ impl<'a> FileEnds<'a> {
         let ranges: Vec<Range<u64>> = wanted.iter().map(range).collect();
         for (record, bytes) in wanted.iter().zip(self.all_bytes(&ranges)?) {
             let (header, data) = bytes.split_at((record.data_offset - record.header_offset) as usize);
-            seal::compare_header(path, record, header)?;
+            file_checksums::compare_header(path, record, header)?;
             let chunks =
-                seal.checksums.as_ref().and_then(|saved| saved.get(&record.name)).map_or(&[][..], Vec::as_slice);
+                checksums.chunks.as_ref().and_then(|saved| saved.get(&record.name)).map_or(&[][..], Vec::as_slice);
             let differs = |(chunk, saved): (&[u8], &u64)| checksums::covered_sum(chunk, &[]) != *saved;
             if data.chunks(CHUNK_BYTES as usize).zip(chunks).any(differs) {
-                return Err(seal::damaged(path, &record.name, record.data_offset..record.end(), "CRC-64"));
+                return Err(file_checksums::damaged(path, &record.name, record.data_offset..record.end(), "CRC-64"));
             }
         }
         Ok(())
@@ -325,14 +333,14 @@ impl<'a> FileEnds<'a> {
         };
         let extents: Vec<Extent> = header.tensors.iter().map(extent).collect();
         let data_offset = LENGTH_BYTES + json_bytes;
-        let seal = match header.metadata.iter().find(|(key, _)| key == METADATA_KEY) {
+        let checksums = match header.metadata.iter().find(|(key, _)| key == METADATA_KEY) {
             Some((_, text)) => {
                 let region = self.bytes(0..data_offset)?;
-                seal::of_header(self.file.path(), text, &region, self.file_bytes, &extents)
+                file_checksums::of_header(self.file.path(), text, &region, self.file_bytes, &extents)
             }
-            None => Seal::none(Coverage::Nothing, 0..data_offset),
+            None => FileChecksums::none(Coverage::Nothing, 0..data_offset),
         };
-        Ok(Metadata { contents: Contents::Safetensors { header }, extents: extents.len(), records: extents, seal })
+        Ok(Metadata { contents: Contents::Safetensors { header }, extents: extents.len(), records: extents, checksums })
     }
 }
 
@@ -353,7 +361,7 @@ fn storages(directory: &Directory, state: &State) -> FormatResult<Vec<Extent>> {
     state.storages.iter().map(extent).collect()
 }
 
-/// The records that are not storages of the state, except the sidecar, which the seal covers.
+/// The records that are not storages of the state, except the sidecar, which the checksums cover.
 fn others(directory: &Directory, storages: &[Extent]) -> Vec<Extent> {
     let known: HashSet<&str> = storages.iter().map(|storage| storage.record_name.as_str()).collect();
     let sidecar = directory.find(SIDECAR).map(|record| record.name.as_str());
@@ -372,7 +380,7 @@ fn describe_zip(directory: &Directory) -> FormatError {
     let text = if names.iter().any(|name| name.ends_with(".npy")) {
         "this is an .npz file; load it with numpy.load"
     } else {
-        "this ZIP file has no record data.pkl, so that it is no torch archive"
+        "this ZIP file has no record data.pkl, so that it is not a torch archive"
     };
     FormatError::Unsupported(text.into())
 }

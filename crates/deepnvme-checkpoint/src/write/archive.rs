@@ -90,7 +90,7 @@ impl HeaderRenderer for ArchiveHeaders {
         let entry_at = (record.entry_offset - index_offset) as usize;
         let entry_crc32 = ENTRY_CRC32.start + entry_at..ENTRY_CRC32.end + entry_at;
         let mut blank = self.index_of(&text, &crc32, 0);
-        checksums::seal(&mut blank, digits.clone(), &[HEADER_CRC32, digits.clone(), entry_crc32]);
+        checksums::write_index_checksum(&mut blank, digits.clone(), &[HEADER_CRC32, digits.clone(), entry_crc32]);
         text[INDEX_DIGITS].copy_from_slice(&blank[digits]);
         self.index_of(&text, &crc32, checksums::checksums_of(&text).crc32)
     }

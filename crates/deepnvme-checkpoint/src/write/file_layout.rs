@@ -10,7 +10,7 @@ use deepnvme_io::{GpuAccess, StreamEvents};
 
 use super::data_source::{DataSource, LoadedPart};
 use super::record_source::RecordSource;
-use super::spans::{Content, Pieces, Span, Spans};
+use super::spans::{Content, FileSpan, Pieces, Spans};
 use super::{PIECE_BYTES, checksum_exchange};
 use crate::error::{Error, Result};
 use crate::sync::OnceLock;
@@ -135,7 +135,7 @@ impl FileLayout {
     }
 
     /// Copies the GPU data of a piece into its slot, in one batch.
-    fn fetch(&self, spans: &[Span], piece: &Range<u64>, slot: &mut Slot) -> Result<()> {
+    fn fetch(&self, spans: &[FileSpan], piece: &Range<u64>, slot: &mut Slot) -> Result<()> {
         let mut parts = Vec::new();
         let mut access = None;
         for span in spans {

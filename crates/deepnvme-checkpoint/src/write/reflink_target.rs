@@ -1,5 +1,5 @@
-//! A safetensors file whose tensors are placed by others, such as the kernel, by sharing blocks. The file is then read
-//! once for its checksums, and its header is written last.
+//! A safetensors file into which the caller clones tensors: they share blocks with other files (reflinks). `commit` reads
+//! the file once for its checksums, and writes the header last.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -84,7 +84,7 @@ impl ReflinkTarget {
         let target: PathBuf = self.replacement.target().to_path_buf();
         let named = |error: IoError| Error::from(error.at_path(&target));
         let chunks = if self.has_checksums {
-            self.checksums(progress).map_err(|error| rename(error, &named))?
+            self.checksums(progress).map_err(|error| at_target(error, &named))?
         } else {
             Vec::new()
         };
@@ -132,7 +132,8 @@ impl ReflinkTarget {
     }
 }
 
-fn rename(error: Error, named: &impl Fn(IoError) -> Error) -> Error {
+/// Adds the path of the target to an error of the disk.
+fn at_target(error: Error, named: &impl Fn(IoError) -> Error) -> Error {
     match error {
         Error::Io(error) => named(error),
         other => other,

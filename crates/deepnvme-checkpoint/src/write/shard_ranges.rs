@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::spans::BLOCK_BYTES;
+use super::spans::ALIGNMENT_BYTES;
 
 /// Minimum size of a shard unless it is the only one. Below it, the cost of a file dominates.
 pub const SHARD_BYTES_MIN: u64 = 16 << 20;
@@ -17,10 +17,10 @@ const BLOCKS_PER_WRITER: u64 = 20;
 /// be smaller than [`SHARD_BYTES_MIN`], or too small for an even split within 5%.
 #[must_use]
 pub fn shard_ranges(bytes: u64, writers: usize) -> Vec<Range<u64>> {
-    let blocks = bytes.div_ceil(BLOCK_BYTES);
+    let blocks = bytes.div_ceil(ALIGNMENT_BYTES);
     let fits = |writers: &u64| {
         let shard = blocks / writers;
-        shard * BLOCK_BYTES / 20 * 19 >= SHARD_BYTES_MIN && shard >= writers * BLOCKS_PER_WRITER
+        shard * ALIGNMENT_BYTES / 20 * 19 >= SHARD_BYTES_MIN && shard >= writers * BLOCKS_PER_WRITER
     };
     // More writers mean smaller shards and stricter limits, so a binary search finds the most that fit.
     let (mut writers, mut beyond) = (1, writers as u64 + 1);
@@ -28,7 +28,7 @@ pub fn shard_ranges(bytes: u64, writers: usize) -> Vec<Range<u64>> {
         let middle = writers.midpoint(beyond);
         *(if fits(&middle) { &mut writers } else { &mut beyond }) = middle;
     }
-    let shard_bytes = blocks.div_ceil(writers) * BLOCK_BYTES;
+    let shard_bytes = blocks.div_ceil(writers) * ALIGNMENT_BYTES;
     (0..writers).map(|writer| writer * shard_bytes..((writer + 1) * shard_bytes).min(bytes)).collect()
 }
 
@@ -52,7 +52,7 @@ mod tests {
                     let shard_bytes = shard.end - shard.start;
                     prop_assert!((shard_bytes as f64 / mean - 1.0).abs() < 0.05, "{shard_bytes} of {mean}");
                     prop_assert!(shard_bytes >= SHARD_BYTES_MIN);
-                    prop_assert_eq!(shard.start % BLOCK_BYTES, 0);
+                    prop_assert_eq!(shard.start % ALIGNMENT_BYTES, 0);
                 }
             }
         }

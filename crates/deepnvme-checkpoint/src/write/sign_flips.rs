@@ -1,7 +1,6 @@
 //! The sign bits that torch flips lazily: complex conjugates and negatives.
 
-use deepnvme_format::Dtype;
-use deepnvme_format::state::Signs;
+use deepnvme_format::{Dtype, Signs};
 
 /// The sign bits of a tensor that are inverted relative to its storage. Numbers are little-endian floats, so a sign is
 /// the highest bit of a number's last byte.

@@ -20,13 +20,13 @@ pub(crate) enum Content {
 
 /// A part of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Span {
+pub(crate) struct FileSpan {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     pub(crate) content: Content,
 }
 
-impl Span {
+impl FileSpan {
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.bytes
     }
@@ -35,7 +35,7 @@ impl Span {
 /// The spans of a file, in order and without holes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spans {
-    spans: Vec<Span>,
+    spans: Vec<FileSpan>,
 }
 
 /// The pieces of a file, by the time of writing.
@@ -59,7 +59,7 @@ impl Pieces {
 }
 
 /// Cuts are multiples of this: the largest block that direct I/O requires.
-pub(crate) const BLOCK_BYTES: u64 = deepnvme_format::ALIGNMENT_LARGE;
+pub(crate) const ALIGNMENT_BYTES: u64 = deepnvme_format::ALIGNMENT_LARGE;
 
 impl Spans {
     /// Appends a span. A hole before it becomes a gap.
@@ -67,15 +67,15 @@ impl Spans {
         let end = self.file_bytes();
         debug_assert!(offset >= end, "spans come in order");
         if offset > end {
-            self.spans.push(Span { offset: end, bytes: offset - end, content: Content::Gap });
+            self.spans.push(FileSpan { offset: end, bytes: offset - end, content: Content::Gap });
         }
         if bytes > 0 {
-            self.spans.push(Span { offset, bytes, content });
+            self.spans.push(FileSpan { offset, bytes, content });
         }
     }
 
     pub(crate) fn file_bytes(&self) -> u64 {
-        self.spans.last().map_or(0, Span::end)
+        self.spans.last().map_or(0, FileSpan::end)
     }
 
     /// Offset of the index.
@@ -84,7 +84,7 @@ impl Spans {
     }
 
     /// The spans that overlap a range.
-    pub(crate) fn within(&self, range: &Range<u64>) -> &[Span] {
+    pub(crate) fn within(&self, range: &Range<u64>) -> &[FileSpan] {
         let from = self.spans.partition_point(|span| span.end() <= range.start);
         let to = self.spans.partition_point(|span| span.offset < range.end);
         &self.spans[from..to]
@@ -95,8 +95,8 @@ impl Spans {
         let file_bytes = self.file_bytes();
         let mut late: Vec<Range<u64>> = Vec::new();
         for span in self.spans.iter().filter(|span| is_late(span.content)) {
-            let start = span.offset / BLOCK_BYTES * BLOCK_BYTES;
-            let end = span.end().next_multiple_of(BLOCK_BYTES).min(file_bytes);
+            let start = span.offset / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
+            let end = span.end().next_multiple_of(ALIGNMENT_BYTES).min(file_bytes);
             match late.last_mut() {
                 Some(last) if last.end >= start => last.end = last.end.max(end),
                 _ => late.push(start..end),
@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    const PIECE_BYTES: u64 = 4 * BLOCK_BYTES;
+    const PIECE_BYTES: u64 = 4 * ALIGNMENT_BYTES;
 
     proptest! {
         #[test]
@@ -147,7 +147,7 @@ mod tests {
             for piece in &all {
                 prop_assert_eq!(piece.start, at);
                 prop_assert!(piece.end > piece.start && piece.end - piece.start <= PIECE_BYTES);
-                prop_assert_eq!(piece.start % BLOCK_BYTES, 0);
+                prop_assert_eq!(piece.start % ALIGNMENT_BYTES, 0);
                 at = piece.end;
                 let inside = spans.within(piece);
                 prop_assert!(inside.first().unwrap().offset <= piece.start);

@@ -42,7 +42,7 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Allocates `bytes` bytes, but at least the minimum of a save. The memory is page-locked if `RLIMIT_MEMLOCK`
+    /// Allocates `bytes` bytes, but at least the minimum of a save. The memory is pinned if `RLIMIT_MEMLOCK`
     /// allows.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use deepnvme_checkpoint::write::SaveOptions;
 use deepnvme_file::Target;
 use deepnvme_format::archive::{Plan, RecordSpec};
 use deepnvme_io::mem::Buffer;
-use deepnvme_testkit::guard::guarded;
+use deepnvme_testkit::guard::run_limited;
 
 use crate::attack::{MUTATIONS, attack_bytes, engine, load_file};
 use crate::common::{pickle, plan_archive, random};
@@ -17,7 +17,7 @@ use crate::zip::mutate_zip;
 
 #[test]
 fn archives() {
-    guarded("archives::archives", |guard| {
+    run_limited("archives::archives", |guard| {
         let (folder, engine) = (tempfile::tempdir().unwrap(), engine());
         let path = folder.path().join("a.pt");
         let save = plan_archive(&path, &[random(100, 1), Vec::new(), random(3, 2)], SaveOptions::default());
@@ -29,7 +29,7 @@ fn archives() {
 
 #[test]
 fn pickles() {
-    guarded("archives::pickles", |guard| {
+    run_limited("archives::pickles", |guard| {
         let (folder, engine) = (tempfile::tempdir().unwrap(), engine());
         let path = folder.path().join("a.pt");
         let storages = [random(100, 1), Vec::new(), random(3, 2)];

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use deepnvme_checkpoint::history::{History, Holder, MANIFEST};
-use deepnvme_testkit::guard::guarded;
+use deepnvme_testkit::guard::run_limited;
 use serde_json::{Value, json};
 
 use crate::attack::MUTATIONS;
@@ -14,7 +14,7 @@ use crate::json::mutate;
 /// No manifest removes a file other than a checkpoint that it retires, and errors name the manifest.
 #[test]
 fn manifests() {
-    guarded("manifests::manifests", |guard| {
+    run_limited("manifests::manifests", |guard| {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let foreign = ["notes.txt", "step-00000009.pt", ".step-00000001.pt.deepnvme-tmp-x", "deepnvme.json"];

@@ -9,7 +9,7 @@ use deepnvme_checkpoint::write::SaveOptions;
 use deepnvme_file::{StripeSet, Target};
 use deepnvme_format::checksums::{CHUNK_BYTES, METADATA_KEY};
 use deepnvme_format::set;
-use deepnvme_testkit::guard::guarded;
+use deepnvme_testkit::guard::run_limited;
 use serde_json::{Map, Value, json};
 
 use crate::attack::{Tensors, attack, engine, load, load_file, saved};
@@ -28,7 +28,7 @@ fn write_header(path: &Path, header: &Value, data: &[u8]) {
 
 #[test]
 fn headers() {
-    guarded("safetensors::headers", |guard| {
+    run_limited("safetensors::headers", |guard| {
         let (folder, engine) = (tempfile::tempdir().unwrap(), engine());
         let path = saved(folder.path(), "a.safetensors", &[100, 0, 3]);
         let (header, data) = header_of(&path);
@@ -38,7 +38,7 @@ fn headers() {
 
 #[test]
 fn checksums() {
-    guarded("safetensors::checksums", |guard| {
+    run_limited("safetensors::checksums", |guard| {
         let (folder, engine) = (tempfile::tempdir().unwrap(), engine());
         let path = saved(folder.path(), "a.safetensors", &[100, CHUNK_BYTES as usize + 1]);
         let (mut header, data) = header_of(&path);
@@ -55,7 +55,7 @@ fn checksums() {
 
 #[test]
 fn lists_of_shards() {
-    guarded("safetensors::lists_of_shards", |guard| {
+    run_limited("safetensors::lists_of_shards", |guard| {
         let (folder, engine) = (tempfile::tempdir().unwrap(), engine());
         let folder = folder.path();
         let (mut files, mut weight_map) = (Map::new(), Map::new());
@@ -69,20 +69,20 @@ fn lists_of_shards() {
         let metadata = json!({ set::CHECKSUM_KEY: set::BLANK, set::FILES_KEY: files });
         let text = json!({ "metadata": metadata, "weight_map": weight_map });
         // A space after each colon, as Python writes it.
-        let sealed = |text: &str| set::seal(&text.replace("\":\"", "\": \"")).unwrap();
-        let text = sealed(&text.to_string());
+        let with_checksum = |text: &str| set::write_checksum(&text.replace("\":\"", "\": \"")).unwrap();
+        let text = with_checksum(&text.to_string());
         std::fs::write(&list, &text).unwrap();
         let load = || {
             let set = find_set(&list)?;
             set.check()?;
             // A list without a checksum may claim anything.
-            if set.list.as_ref().is_none_or(|list| list.state != set::State::Sound) {
+            if set.list.as_ref().is_none_or(|list| list.state != set::ChecksumState::Matches) {
                 return Err(Error::Interrupted);
             }
             let mut tensors = Tensors::new();
             for file in set.files {
                 let reader = Reader::open(&engine, &Target::Path(file.path))?;
-                reader.compare_identity(&engine, file.identity.unwrap())?;
+                reader.compare_fingerprint(&engine, file.identity.unwrap())?;
                 tensors.extend(load(&engine, reader)?);
             }
             Ok(tensors)
@@ -94,7 +94,7 @@ fn lists_of_shards() {
 
 #[test]
 fn lists_of_parts() {
-    guarded("safetensors::lists_of_parts", |guard| {
+    run_limited("safetensors::lists_of_parts", |guard| {
         let (folder, engine) = (tempfile::tempdir().unwrap(), Arc::new(engine()));
         let (one, other) = (folder.path().join("a.safetensors"), folder.path().join("b.safetensors"));
         let stripes = StripeSet::new(vec![one.clone(), other], 4096).unwrap();
@@ -107,7 +107,7 @@ fn lists_of_parts() {
         // With a valid checksum, if the document has a place for one.
         let write = |document: &Value| {
             let text = serde_json::to_string_pretty(document).unwrap();
-            std::fs::write(&list, set::seal(&text).unwrap_or(text)).unwrap();
+            std::fs::write(&list, set::write_checksum(&text).unwrap_or(text)).unwrap();
         };
         write(&before);
         attack(guard, &before, write, load);

@@ -45,7 +45,7 @@ pub(crate) struct BenchOptions {
     /// Threads that submit and reap [default: one per processor, at most 4]
     #[arg(long)]
     pub(crate) workers: Option<u32>,
-    /// Back end
+    /// Backend
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) backend: Backend,
     /// Transfers per system call

@@ -54,7 +54,7 @@ fn default_sweep() -> Space {
 /// Reads a `--sweep-config`: the values to try, where they differ from `base`.
 ///
 /// # Errors
-/// `Engine` if it is no regular file, is too large or cannot be read; `Usage` with the setting that is invalid.
+/// `Engine` if it is not a regular file, is too large or cannot be read; `Usage` with the setting that is invalid.
 pub(crate) fn sweep_config(path: &Path, base: Space) -> Result<Space> {
     let text = fs::read_small(path, SWEEP_CONFIG_BYTES_MAX)?;
     let text =
@@ -104,7 +104,9 @@ pub fn run(
             best = Some((sum, config));
         }
     }
-    let (_, config) = best.ok_or_else(|| Error::usage("the sweep is empty"))?;
+    let (_, config) = best.ok_or_else(|| {
+        Error::usage("the sweep has no combination of settings; give each setting at least one value")
+    })?;
     Ok(format!("Best performance (GB/sec): {}\n{}", best_of.join(", "), Block::of(&config).text()))
 }
 

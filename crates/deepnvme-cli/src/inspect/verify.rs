@@ -7,7 +7,7 @@ use std::time::Instant;
 use deepnvme_checkpoint::history::{self, Entry, Listed};
 use deepnvme_checkpoint::read::{self, CheckpointFile, FileList, FileSet, Reader};
 use deepnvme_checkpoint::{Progress, until_stopped};
-use deepnvme_format::set::State;
+use deepnvme_format::set::ChecksumState;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Config, Engine, ErrorKind, display};
 use deepnvme_perf::{Error, Result};
@@ -111,7 +111,7 @@ fn verify_history(
     progress: &Progress,
 ) -> Result<Vec<Verification>> {
     let mut found = Vec::with_capacity(listed.checkpoints.len() + 1);
-    if listed.is_sealed {
+    if listed.has_checksum {
         found.push(compared(&listed.path, Instant::now(), Ok((listed.bytes, Coverage::File)))?);
     }
     for (entry, path) in &listed.checkpoints {
@@ -205,7 +205,7 @@ fn verify_set(
     let mut found = Vec::with_capacity(set.files.len() + 1);
     if let Some(FileList { path, bytes, state }) = &set.list {
         match (state, set.check()) {
-            (State::Unsealed, _) => found.push(unsealed(path)),
+            (ChecksumState::Missing, _) => found.push(without_checksum(path)),
             (_, Ok(())) => found.push(compared(path, Instant::now(), Ok((*bytes, Coverage::File)))?),
             // Its files are unknown.
             (_, Err(error)) => return Ok(vec![of_list(path, *bytes, &error)]),
@@ -225,7 +225,7 @@ fn of_list(path: &Path, bytes: u64, error: &deepnvme_checkpoint::Error) -> Verif
 }
 
 /// Reports a list without a checksum, written by another program: a missing entry cannot be detected.
-fn unsealed(path: &Path) -> Verification {
+fn without_checksum(path: &Path) -> Verification {
     let finding =
         "the list of files has no checksum, so it may lack tensors. deepnvme.save writes lists with a checksum";
     let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", display::path(path))));

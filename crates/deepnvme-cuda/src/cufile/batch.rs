@@ -124,7 +124,8 @@ impl Batch {
         let mut parameters: Vec<_> = entries.iter().map(parameters).collect();
         let _current = self.device.enter()?;
         let count = entries.len() as u32;
-        // SAFETY: the caller keeps files and memory. The list is read before the call returns.
+        // SAFETY: files and memory stay valid while `outstanding` counts the transfers, as the caller of `submit`
+        // ensures. cuFile reads the list before it returns.
         let status = unsafe { (self.functions.submit)(self.handle, count, parameters.as_mut_ptr(), 0) };
         self.cufile.check("cuFileBatchIOSubmit", status)?;
         self.outstanding = count;
@@ -209,7 +210,8 @@ impl Drop for Batch {
             }
         }
         if let Ok(_current) = self.device.enter() {
-            // SAFETY: it was set up once, and all transfers are reported.
+            // SAFETY: `new` created the handle and only this drop destroys it. No transfer uses it any more, since all
+            // have been reported.
             unsafe { (self.functions.destroy)(self.handle) }
         }
     }

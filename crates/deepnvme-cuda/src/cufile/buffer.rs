@@ -35,7 +35,8 @@ impl BufferRegistration {
     ) -> Result<Self> {
         let _current = device.enter()?;
         let memory = ptr::with_exposed_provenance(address);
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the bytes are memory of this device while `owner` lives, as the caller of `new` ensures. This object
+        // keeps the owner until it has deregistered them.
         let answer = unsafe { (cufile.functions().buffer_register)(memory, bytes, 0) };
         cufile.check("cuFileBufRegister", answer)?;
         Ok(Self { cufile: cufile.clone(), device: Arc::clone(device), address, _owner: owner })

@@ -24,7 +24,7 @@ pub struct FileHandle {
 
 // SAFETY: handles are thread-safe in cuFile.
 unsafe impl Send for FileHandle {}
-// SAFETY: as above.
+// SAFETY: a shared value only passes its handle to cuFile, whose handles are thread-safe.
 unsafe impl Sync for FileHandle {}
 
 impl FileHandle {
@@ -59,7 +59,8 @@ impl FileHandle {
     /// Until this returns, the span is memory of this device with no other access.
     pub unsafe fn read(&self, device: &Arc<Device>, span: DeviceSpan, offset: u64) -> IoResult {
         let (read, base) = (self.cufile.functions().read, ptr::with_exposed_provenance_mut(span.base));
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: `self` keeps the handle registered. The span is memory of this device with no other access until the
+        // call returns, as the caller of `read` ensures.
         in_context(device, || unsafe { read(self.handle, base, span.bytes, offset as i64, span.offset_in_base as i64) })
     }
 
@@ -72,7 +73,8 @@ impl FileHandle {
     /// Until this returns, the span is memory of this device that is not written.
     pub unsafe fn write(&self, device: &Arc<Device>, span: DeviceSpan, offset: u64) -> IoResult {
         let (write, base) = (self.cufile.functions().write, ptr::with_exposed_provenance(span.base));
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: `self` keeps the handle registered. The span is memory of this device that nothing writes until the
+        // call returns, as the caller of `write` ensures.
         in_context(device, || unsafe {
             write(self.handle, base, span.bytes, offset as i64, span.offset_in_base as i64)
         })

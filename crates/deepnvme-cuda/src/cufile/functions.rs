@@ -101,7 +101,7 @@ impl Functions {
     /// # Safety
     /// The library is cuFile: its symbols have the declared types.
     pub(super) unsafe fn of(library: &Library) -> Result<Self, libloading::Error> {
-        // SAFETY: the types are those of cufile.h, and the caller guarantees the library.
+        // SAFETY: the declared types are those of cufile.h, and the caller of `of` passes no library but cuFile.
         unsafe {
             Ok(Self {
                 driver_open: *library.get(b"cuFileDriverOpen\0")?,

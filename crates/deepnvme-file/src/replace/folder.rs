@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use super::set;
 use super::temporary::{self, Proof, unlink_if};
 use crate::stripe_set::MANIFEST_SUFFIX;
-use deepnvme_io::fs::{self, Identity, Kind, OFlags};
+use deepnvme_io::fs::{self, FileId, Kind, OFlags};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
@@ -26,7 +26,7 @@ const CONTENTS_BYTES_MAX: u64 = 64 << 20;
 pub struct PrivateFolder {
     target: PathBuf,
     path: PathBuf,
-    identity: Identity,
+    identity: FileId,
     folder: OwnedFd,
     contents: OwnedFd,
     contents_bytes: u64,

@@ -184,7 +184,7 @@ impl Replacement {
     pub fn commit(self, sync_folders: bool) -> Result<()> {
         let Self { target, new, most } = self;
         match new {
-            New::Stripes(_, named, new) => new.commit_with(named.to_manifest(&target)?, false, most).map(drop),
+            New::Stripes(_, named, new) => new.commit_index(named.to_manifest(&target)?, false, most).map(drop),
             New::File(mut file) => {
                 if temporary::resolve(&target)? != target {
                     let detail = "it has become a symbolic link meanwhile; save again";

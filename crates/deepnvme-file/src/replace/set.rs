@@ -26,7 +26,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use deepnvme_format::set;
-use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
+use deepnvme_io::fs::{self, FileId, Kind, OFlags, Stat};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
@@ -35,7 +35,7 @@ use serde_json::Value;
 use self::identity::{folder_mark, mark, name_of, written_mark};
 use self::lock::lock_current;
 use self::owned::{Owned, clean_up, remove_listed};
-use self::record::{INTENT, Intended, Intent, Record, TOKEN_DIGITS, not_text, put, recorded, render};
+use self::record::{INTENT, Intended, Intent, Record, TOKEN_DIGITS, insert_record, not_text, recorded_path, render};
 use super::temporary::{self, EVERYBODY, Temporary};
 use std::os::fd::AsFd;
 
@@ -114,7 +114,7 @@ impl SetReplacement {
 
     /// Writes the intent. It is on disk when this returns.
     fn list(&mut self, members: Vec<Intended>) -> Result<()> {
-        let members = members.into_iter().map(|(path, mark)| (recorded(&path, &self.index), mark)).collect();
+        let members = members.into_iter().map(|(path, mark)| (recorded_path(&path, &self.index), mark)).collect();
         let intent = Intent { format: INTENT.into(), version: 1, members };
         let text = serde_json::to_vec(&intent).map_err(|error| not_text(&self.index, &error))?;
         let written = Temporary::new(&self.index)?;
@@ -149,20 +149,20 @@ impl SetReplacement {
     /// The error of the file system, or `Busy` if another commit of the set holds the index for over a minute. The old
     /// set is intact, unless only the last sync failed.
     pub fn commit(self, index: Value) -> Result<Vec<PathBuf>> {
-        self.commit_with(index, false, EVERYBODY)
+        self.commit_index(index, false, EVERYBODY)
     }
 
-    pub(super) fn commit_with(mut self, mut index: Value, is_one_line: bool, most: u32) -> Result<Vec<PathBuf>> {
+    pub(super) fn commit_index(mut self, mut index: Value, is_one_line: bool, most_mode: u32) -> Result<Vec<PathBuf>> {
         let folder = fs::OpenedFolder::new(fs::folder_of(&self.index))?;
-        let mode = temporary::mode_of(&self.index, most).map_err(|errno| self.refused(errno))?;
+        let mode = temporary::mode_of(&self.index, most_mode).map_err(|errno| self.refused(errno))?;
         let stats = self.place(mode)?;
         let members: Vec<_> = self
             .paths
             .iter()
             .zip(&stats)
-            .map(|(path, stat)| (recorded(path, &self.index), written_mark(stat)))
+            .map(|(path, stat)| (recorded_path(path, &self.index), written_mark(stat)))
             .collect();
-        let identities: HashSet<Identity> = stats.iter().map(|stat| stat.identity).collect();
+        let identities: HashSet<FileId> = stats.iter().map(|stat| stat.identity).collect();
         // Keep every list locked until the change: an unlocked one is taken for that of a killed save.
         let mut tried = Vec::new();
         for _ in 0..RACES_MAX {
@@ -178,9 +178,10 @@ impl SetReplacement {
                 members: members.clone(),
                 replaces: old.replaced_by(&self.index),
             };
-            put(&mut index, &self.record_at, &record).map_err(|error| error.at_path(&self.index))?;
+            insert_record(&mut index, &self.record_at, &record).map_err(|error| error.at_path(&self.index))?;
             let text = render(&index, is_one_line).map_err(|error| not_text(&self.index, &error))?;
-            let text = set::seal(&text).map_err(|error| Error::invalid(error.to_string()).at_path(&self.index))?;
+            let text =
+                set::write_checksum(&text).map_err(|error| Error::invalid(error.to_string()).at_path(&self.index))?;
             written.fill(text.as_bytes()).map_err(|error| error.at_path(&self.index))?;
             fs::set_mode(written.file(), mode).map_err(|errno| self.refused(errno))?;
             let renamed = match &current {
@@ -214,13 +215,13 @@ impl SetReplacement {
     /// As [`commit`](Self::commit), and `InvalidInput` if the text is not JSON.
     pub fn commit_text(self, index: &str) -> Result<Vec<PathBuf>> {
         match serde_json::from_str(index) {
-            Ok(value) => self.commit_with(value, !index.trim_end().contains('\n'), EVERYBODY),
-            Err(error) => Err(Error::invalid(format!("the index is no JSON: {error}")).at_path(&self.index)),
+            Ok(value) => self.commit_index(value, !index.trim_end().contains('\n'), EVERYBODY),
+            Err(error) => Err(Error::invalid(format!("the index is not JSON: {error}")).at_path(&self.index)),
         }
     }
 
     /// Removes the members of the replaced index. Returns the files that it listed and that stay.
-    fn remove_old(&self, old: Owned, new: &HashSet<Identity>) -> Vec<PathBuf> {
+    fn remove_old(&self, old: Owned, new: &HashSet<FileId>) -> Vec<PathBuf> {
         let removal = old.remove(new);
         let kept = [old.foreign, removal.changed].concat();
         if !kept.is_empty() {

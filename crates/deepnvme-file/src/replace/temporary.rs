@@ -11,7 +11,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::sync::thread;
-use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
+use deepnvme_io::fs::{self, FileId, Kind, OFlags, Stat};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::start_thread;
@@ -31,7 +31,7 @@ const NAMES_MAX: usize = 64;
 pub struct Temporary {
     path: PathBuf,
     file: OwnedFd,
-    identity: Identity,
+    identity: FileId,
     is_kept: bool,
     /// After a fork, only the parent removes the file.
     creator: CreatorProcess,
@@ -75,7 +75,7 @@ impl Temporary {
 
     /// The identity of the file.
     #[must_use]
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> FileId {
         self.identity
     }
 
@@ -172,7 +172,7 @@ fn prefix(target: &Path) -> OsString {
 }
 
 /// Creates a locked file without a name, then links it under a name that states it.
-fn unnamed(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, Identity), Errno> {
+fn unnamed(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, FileId), Errno> {
     let file = fs::open_unnamed(folder)?;
     let stated = stated(&file)?;
     for _ in 0..NAMES_MAX {
@@ -190,7 +190,7 @@ fn unnamed(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, Identity)
 }
 
 /// Like [`unnamed`], where every file needs a name: creates it under an unproven name, then renames it.
-fn named(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, Identity), Errno> {
+fn named(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, FileId), Errno> {
     for _ in 0..NAMES_MAX {
         let mut name = prefix.to_os_string();
         name.push(format!("{UNPROVEN}{:032x}", fs::random_bits()?));
@@ -248,7 +248,7 @@ fn is_proof(name: &OsStr, prefix: &OsStr, stat: &Stat) -> bool {
 pub(super) struct Proof {
     pub(super) path: PathBuf,
     pub(super) file: OwnedFd,
-    identity: Identity,
+    identity: FileId,
 }
 
 impl Proof {
@@ -296,7 +296,7 @@ fn look_for_stale(target: &Path, kind: Kind) -> (Vec<Proof>, bool) {
 }
 
 /// Creates a locked folder, for its owner only, whose name states the folder.
-pub(super) fn private_folder(target: &Path) -> Result<(PathBuf, OwnedFd, Identity), Errno> {
+pub(super) fn private_folder(target: &Path) -> Result<(PathBuf, OwnedFd, FileId), Errno> {
     let above = fs::folder_of(target);
     let prefix = prefix(target);
     for _ in 0..NAMES_MAX {
@@ -342,12 +342,12 @@ pub(super) fn remove_all_stale(target: &Path) -> bool {
 }
 
 /// Returns whether this name refers to this file.
-fn is_named(path: &Path, identity: Identity) -> bool {
+fn is_named(path: &Path, identity: FileId) -> bool {
     fs::stat_link(path).is_ok_and(|stat| stat.identity == identity)
 }
 
 /// Removes a name if it refers to this file. Returns whether it no longer does.
-pub(super) fn unlink_if(path: &Path, identity: Identity) -> bool {
+pub(super) fn unlink_if(path: &Path, identity: FileId) -> bool {
     match fs::stat_link(path) {
         Ok(stat) if stat.identity == identity => matches!(fs::unlink(path), Ok(()) | Err(Errno::NOENT)),
         Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => true,

@@ -183,7 +183,8 @@ struct WireV1 {
     #[serde(rename = "version")]
     _version: u32,
     algorithm: String,
-    cell_bytes: u64,
+    #[serde(rename = "cell_bytes")]
+    chunk_bytes: u64,
     records: json::Object<String>,
 }
 
@@ -199,7 +200,8 @@ struct Wire<R> {
     index_offset: String,
     index_bytes: String,
     algorithm: String,
-    cell_bytes: u64,
+    #[serde(rename = "cell_bytes")]
+    chunk_bytes: u64,
     records: R,
 }
 
@@ -233,7 +235,7 @@ pub struct Frame {
 
 /// A frame, and the checksum of its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seal {
+pub struct IndexChecksum {
     /// The file of the checksum.
     pub frame: Frame,
     /// CRC-64/NVME of the index, without the digits of this checksum.
@@ -246,7 +248,7 @@ pub struct Sidecar {
     /// The records, in file order.
     pub records: Vec<SidecarRecord>,
     /// The checksum of the rest of the file. Version 1 has none: names, types and shapes are not covered.
-    pub seal: Option<Seal>,
+    pub index: Option<IndexChecksum>,
 }
 
 /// Position of the index's checksum in the text of a sidecar.
@@ -254,7 +256,7 @@ pub const INDEX_DIGITS: Range<usize> = HEAD.len()..HEAD.len() + HEX_DIGITS;
 const SIDECAR_DIGITS: Range<usize> = INDEX_DIGITS.end + BETWEEN.len()..INDEX_DIGITS.end + BETWEEN.len() + HEX_DIGITS;
 
 /// Encodes a sidecar for records and their chunks, in a file of that frame. The checksum of the index is blank;
-/// [`seal`] writes it. The length depends only on names and numbers of chunks, so that space can be reserved.
+/// [`write_index_checksum`] writes it. The length depends only on names and numbers of chunks, so that space can be reserved.
 #[must_use]
 pub fn encode<'a>(records: impl Iterator<Item = (&'a str, &'a [u64])> + Clone, frame: Frame) -> String {
     let digits = records.map(|(name, chunks)| (name, chunks.iter().flat_map(|chunk| hex(*chunk)).collect::<String>()));
@@ -268,7 +270,7 @@ pub fn encode<'a>(records: impl Iterator<Item = (&'a str, &'a [u64])> + Clone, f
         index_offset: number(frame.index_offset),
         index_bytes: number(frame.index_bytes),
         algorithm: ALGORITHM.into(),
-        cell_bytes: CHUNK_BYTES,
+        chunk_bytes: CHUNK_BYTES,
         records,
     };
     let mut text = serde_json::to_string(&wire).unwrap_or_default();
@@ -308,7 +310,7 @@ pub fn covered_sum(bytes: &[u8], holes: &[Range<usize>]) -> u64 {
 }
 
 /// Writes the checksum of an index, without its `holes`, into `digits`.
-pub fn seal(index: &mut [u8], digits: Range<usize>, holes: &[Range<usize>]) {
+pub fn write_index_checksum(index: &mut [u8], digits: Range<usize>, holes: &[Range<usize>]) {
     let sum = covered_sum(index, holes);
     for (place, digit) in index[digits].iter_mut().zip(hex(sum)) {
         *place = digit as u8;
@@ -332,10 +334,10 @@ pub fn decode(text: &[u8]) -> Result<Sidecar> {
     Error::check_memory("the checksums", text.len(), JSON_MEMORY_FACTOR)?;
     let no_json = |error| Error::corrupt(0, format!("the checksums are not valid JSON of deepnvme: {error}"));
     let Version { version } = serde_json::from_slice(text).map_err(no_json)?;
-    let (algorithm, cell_bytes, records, seal) = match version {
+    let (algorithm, chunk_bytes, records, index) = match version {
         1 => {
             let wire: WireV1 = serde_json::from_slice(text).map_err(no_json)?;
-            (wire.algorithm, wire.cell_bytes, wire.records, None)
+            (wire.algorithm, wire.chunk_bytes, wire.records, None)
         }
         VERSION => {
             let wire: Wire<json::Object<String>> = serde_json::from_slice(text).map_err(no_json)?;
@@ -345,19 +347,19 @@ pub fn decode(text: &[u8]) -> Result<Sidecar> {
             let numbers = [&wire.file_bytes, &wire.index_offset, &wire.index_bytes];
             let [file_bytes, index_offset, index_bytes] =
                 numbers.map(|digits| parse_digits(digits.as_bytes(), 0..HEX_DIGITS).filter(|_| is_as_written));
-            let seal = (|| {
+            let index = (|| {
                 let frame = Frame { file_bytes: file_bytes?, index_offset: index_offset?, index_bytes: index_bytes? };
-                Some(Seal { frame, index_crc64: parse_digits(text, INDEX_DIGITS)? })
+                Some(IndexChecksum { frame, index_crc64: parse_digits(text, INDEX_DIGITS)? })
             })();
-            if seal.is_none() {
+            if index.is_none() {
                 return Err(Error::corrupt(0, "the checksums themselves are not those that were saved"));
             }
-            (wire.algorithm, wire.cell_bytes, wire.records, seal)
+            (wire.algorithm, wire.chunk_bytes, wire.records, index)
         }
         _ => return Err(later(&format!("checksums of version {version}"))),
     };
-    if algorithm != ALGORITHM || cell_bytes != CHUNK_BYTES {
-        return Err(later(&format!("checksums of version {version}, {algorithm} over {cell_bytes} bytes")));
+    if algorithm != ALGORITHM || chunk_bytes != CHUNK_BYTES {
+        return Err(later(&format!("checksums of version {version}, {algorithm} over {chunk_bytes} bytes")));
     }
     let records = records.0.into_iter().map(|(name, digits)| {
         let is_hex = digits.len() % HEX_DIGITS == 0 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -368,7 +370,7 @@ pub fn decode(text: &[u8]) -> Result<Sidecar> {
         let chunks = chunks.map(|at| u64::from_str_radix(&digits[at..at + HEX_DIGITS], 16).unwrap_or_default());
         Ok(SidecarRecord { name, chunks: chunks.collect() })
     });
-    Ok(Sidecar { records: records.collect::<Result<_>>()?, seal })
+    Ok(Sidecar { records: records.collect::<Result<_>>()?, index })
 }
 
 fn later(what: &str) -> Error {

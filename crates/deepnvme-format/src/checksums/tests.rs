@@ -28,8 +28,8 @@ proptest! {
             .map(|(name, chunks)| SidecarRecord { name, chunks }).collect();
         let frame = Frame { file_bytes: u64::MAX, index_offset: 7, index_bytes: 4096 };
         let text = encode(records.iter().map(|record| (record.name.as_str(), record.chunks.as_slice())), frame);
-        let seal = Some(Seal { frame, index_crc64: 0 });
-        prop_assert_eq!(&decode(text.as_bytes()).unwrap(), &Sidecar { records: records.clone(), seal });
+        let index = Some(IndexChecksum { frame, index_crc64: 0 });
+        prop_assert_eq!(&decode(text.as_bytes()).unwrap(), &Sidecar { records: records.clone(), index });
         let bare = encode(records.iter().map(|record| (record.name.as_str(), &[][..])), Frame::default()).len() as u64;
         let chunks: u64 = records.iter().map(|record| text_bytes(record.chunks.len() as u64 * CHUNK_BYTES)).sum();
         prop_assert_eq!(bare + chunks, text.len() as u64);
@@ -70,9 +70,9 @@ fn a_foreign_sidecar_is_refused() {
 #[test]
 fn every_changed_byte_of_a_sidecar_is_reported() {
     let mut text = encode([("w", &[1, u64::MAX][..]), ("", &[][..])].into_iter(), Frame::default()).into_bytes();
-    seal(&mut text, INDEX_DIGITS, &[INDEX_DIGITS]);
+    write_index_checksum(&mut text, INDEX_DIGITS, &[INDEX_DIGITS]);
     let sound = decode(&text).unwrap();
-    assert_eq!(sound.seal.unwrap().index_crc64, covered_sum(&text, &[INDEX_DIGITS]));
+    assert_eq!(sound.index.unwrap().index_crc64, covered_sum(&text, &[INDEX_DIGITS]));
     for at in 0..text.len() {
         for value in 0..=u8::MAX {
             let mut damaged = text.clone();
@@ -83,7 +83,7 @@ fn every_changed_byte_of_a_sidecar_is_reported() {
             // The digits of the index's checksum are compared with the index.
             let is_index = INDEX_DIGITS.contains(&at);
             match decode(&damaged) {
-                Ok(other) => assert!(is_index && other.seal != sound.seal, "byte {at} as {value}"),
+                Ok(other) => assert!(is_index && other.index != sound.index, "byte {at} as {value}"),
                 Err(error) => assert!(matches!(error, Error::Corrupt { .. } | Error::Unsupported(_)), "{error}"),
             }
         }
@@ -96,5 +96,5 @@ fn version_one_is_read() {
         r#"{{"version":1,"algorithm":"{ALGORITHM}","cell_bytes":{CHUNK_BYTES},"records":{{"a":"00000000000000ff"}}}}"#
     );
     let records = vec![SidecarRecord { name: "a".into(), chunks: vec![255] }];
-    assert_eq!(decode(text.as_bytes()).unwrap(), Sidecar { records, seal: None });
+    assert_eq!(decode(text.as_bytes()).unwrap(), Sidecar { records, index: None });
 }

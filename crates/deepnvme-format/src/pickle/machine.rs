@@ -202,7 +202,7 @@ impl Machine<'_> {
         let parts = self.pop_many(2)?;
         let make = if code == op::REDUCE { Make::Call } else { Make::NewObject };
         if !matches!(self.nodes[parts[1].index()], Node::Tuple(_)) {
-            return Err(self.input.error("calls something with arguments that are no tuple"));
+            return Err(self.input.error("calls something with arguments that are not a tuple"));
         }
         self.push(Node::Object(Box::new(Object {
             make,
@@ -221,7 +221,7 @@ impl Machine<'_> {
         match &mut self.nodes[top.index()] {
             Node::List(list) | Node::Set(list) => list.extend(elements),
             Node::Object(object) => object.elements.extend(elements),
-            _ => return Err(self.input.error("appends to something that is no list")),
+            _ => return Err(self.input.error("appends to something that is not a list")),
         }
         Ok(())
     }
@@ -236,7 +236,7 @@ impl Machine<'_> {
         match &mut self.nodes[top.index()] {
             Node::Dict(items) => items.extend(pairs),
             Node::Object(object) => object.items.extend(pairs),
-            _ => return Err(self.input.error("sets items of something that is no dict")),
+            _ => return Err(self.input.error("sets items of something that is not a dict")),
         }
         Ok(())
     }

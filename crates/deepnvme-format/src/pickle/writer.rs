@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::dtype::Dtype;
-use crate::state::Signs;
+use crate::signs::Signs;
 
 /// Writes a pickle.
 #[derive(Debug)]

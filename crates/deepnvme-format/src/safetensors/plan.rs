@@ -129,7 +129,7 @@ impl Plan {
         bytes.extend(json.as_bytes());
         bytes.resize(self.data_offset as usize, b' ');
         if self.has_checksums {
-            seal(&mut bytes);
+            write_header_checksum(&mut bytes);
         }
         bytes
     }
@@ -156,9 +156,9 @@ impl Plan {
 }
 
 /// Writes the checksum of a header, everything before the first tensor, into its checksums.
-pub fn seal(header: &mut [u8]) {
+pub fn write_header_checksum(header: &mut [u8]) {
     if let Some(digits) = checksums::quoted_digits(header) {
-        checksums::seal(header, digits.clone(), &[digits]);
+        checksums::write_index_checksum(header, digits.clone(), &[digits]);
     }
 }
 

@@ -16,7 +16,7 @@ mod walk;
 pub use non_tensors::{NESTED_TENSOR, NON_TENSORS_MAX, SPARSE_TENSOR, non_tensors};
 pub use paths::{DEPTH_MAX, NAME_BYTES_MAX};
 pub use storage::{Storage, storage};
-pub use tensor::{Signs, Tensor};
+pub use tensor::Tensor;
 pub use walk::{STATE_BYTES_MAX, STEPS_MAX, State};
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use crate::DIMS_MAX;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::pickle::{Graph, Node, NodeId, Object};
+use crate::signs::Signs;
 
 /// The number of arguments that all of torch's rebuild functions share: storage, offset, shape, strides.
 pub(super) const FIXED_ARGUMENTS: usize = 4;
@@ -42,31 +43,14 @@ impl Tensor {
     }
 }
 
-/// Signs that torch flips lazily: the elements are those of the storage with these signs flipped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Signs {
-    /// Whether the tensor is conjugated.
-    pub is_conj: bool,
-    /// Whether the tensor is negated.
-    pub is_neg: bool,
-}
-
-impl Signs {
-    /// Whether the elements equal those of the storage.
-    #[must_use]
-    pub fn are_plain(self) -> bool {
-        !(self.is_conj || self.is_neg)
-    }
-
-    /// Parses torch's metadata of a tensor.
-    fn of(graph: &Graph, metadata: NodeId) -> Self {
-        let Node::Dict(items) = graph.node(metadata) else { return Self::default() };
-        let has = |name: &str| {
-            let found = items.iter().rev().find(|(key, _)| graph.text(*key) == Some(name));
-            found.is_some_and(|(_, value)| *graph.node(*value) == Node::Bool(true))
-        };
-        Self { is_conj: has("conj"), is_neg: has("neg") }
-    }
+/// Parses torch's metadata of a tensor.
+fn signs_of(graph: &Graph, metadata: NodeId) -> Signs {
+    let Node::Dict(items) = graph.node(metadata) else { return Signs::default() };
+    let has = |name: &str| {
+        let found = items.iter().rev().find(|(key, _)| graph.text(*key) == Some(name));
+        found.is_some_and(|(_, value)| *graph.node(*value) == Node::Bool(true))
+    };
+    Signs { is_conj: has("conj"), is_neg: has("neg") }
 }
 
 /// A call of one of torch's rebuild functions.
@@ -143,7 +127,7 @@ pub(super) fn parts(graph: &Graph, call: &Call<'_>, name: &str) -> Result<Parts>
         "_rebuild_tensor_v3" => arguments.get(DTYPE_ARGUMENT + 1),
         _ => None,
     };
-    let signs = signs.map_or_else(Signs::default, |metadata| Signs::of(graph, *metadata));
+    let signs = signs.map_or_else(Signs::default, |metadata| signs_of(graph, *metadata));
     let mut type_name = String::new();
     let dtype = match call.function {
         "_rebuild_tensor_v3" => {

@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 
 use deepnvme_format::checksums::{self, CHUNK_BYTES, Frame, METADATA_KEY, Sidecar, chunk_count};
 use deepnvme_format::safetensors::{Header, Index, LENGTH_BYTES, Plan, Tensor, TensorSpec};
-use deepnvme_format::set::{self, State};
+use deepnvme_format::set::{self, ChecksumState};
 use deepnvme_format::{Dtype, Error};
 
 /// Checks a safetensors file, and a header alone with a file of the size that it states.
@@ -103,21 +103,25 @@ fn list(json: &[u8]) {
         assert!(names.len() == files.len() && names.iter().all(|name| Path::new(name).components().count() == 1));
     }
     if let Ok(text) = std::str::from_utf8(json)
-        && let Ok(sealed) = set::seal(text)
+        && let Ok(with_checksum) = set::write_checksum(text)
     {
-        assert!(sealed.len() == text.len() && set::state(sealed.as_bytes()) == State::Sound && state != State::Sound);
+        assert!(
+            with_checksum.len() == text.len()
+                && set::state(with_checksum.as_bytes()) == ChecksumState::Matches
+                && state != ChecksumState::Matches
+        );
     }
 }
 
 /// Checks a sidecar.
 pub(crate) fn sums(text: &[u8]) {
     let Ok(side_car) = checksums::decode(text) else { return };
-    let Sidecar { records, seal } = side_car;
+    let Sidecar { records, index } = side_car;
     let names: HashSet<&str> = records.iter().map(|record| record.name.as_str()).collect();
     assert_eq!(names.len(), records.len());
     assert!(records.iter().map(|record| 16 * record.chunks.len()).sum::<usize>() <= text.len());
-    let frame = seal.map_or_else(Frame::default, |seal| seal.frame);
+    let frame = index.map_or_else(Frame::default, |index| index.frame);
     let again = checksums::encode(records.iter().map(|record| (record.name.as_str(), record.chunks.as_slice())), frame);
     let again = checksums::decode(again.as_bytes()).unwrap();
-    assert_eq!((&again.records, again.seal.map(|seal| seal.frame)), (&records, Some(frame)));
+    assert_eq!((&again.records, again.index.map(|index| index.frame)), (&records, Some(frame)));
 }

@@ -13,7 +13,7 @@ use self::layout::RequestPlanner;
 pub use self::layout::{ReadItem, WriteItem};
 pub use self::start::BackendFactory;
 use self::start::{EngineThreads, WorkerParts};
-use crate::backend::gds::{Gds, GpuPin};
+use crate::backend::gds::{Gds, GpuRegistration};
 use crate::backend::{self, BackendKind};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -172,16 +172,16 @@ impl Engine {
     }
 
     /// Registers GPU memory with cuFile, if cuFile has the direct path. Transfers from and to this memory then need no
-    /// cuFile buffer on the GPU. Registration pays off for memory that is used many times. All pins of a process share
-    /// [`PINNED_BYTES_MAX`](crate::backend::gds::PINNED_BYTES_MAX) per GPU. When that is full, a new pin
-    /// evicts the least recently used ones.
+    /// cuFile buffer on the GPU. Registration pays off for memory that is used many times. All registrations of a process
+    /// share [`REGISTERED_BYTES_MAX`](crate::backend::gds::REGISTERED_BYTES_MAX) per GPU. When that is full, a new
+    /// registration evicts the least recently used ones.
     ///
     /// # Errors
     /// `InvalidInput` if the memory is on the host or not contiguous. `Unsupported` and `Device` if there is no such
-    /// GPU. A refusal by cuFile is not an error; see [`GpuPin::refusal`].
-    pub fn pin_gpu_memory(&self, memory: Region) -> Result<GpuPin> {
+    /// GPU. A refusal by cuFile is not an error; see [`GpuRegistration::refusal`].
+    pub fn register_gpu_memory(&self, memory: Region) -> Result<GpuRegistration> {
         self.check_process()?;
-        self.gds.pin(memory)
+        self.gds.register_memory(memory)
     }
 
     /// Returns the latency histogram of all blocks, from submission to completion: microseconds, rounded to two digits,
@@ -362,7 +362,7 @@ impl Engine {
             self.queue.push_empty(&request)?;
         } else if !request.is_ready()? {
             WorkerStats::count(&self.stats[0].counters.gpu_waits, 1);
-            self.threads.barrier.hold(&request, priority)?;
+            self.threads.wait_list.hold(&request, priority)?;
         } else {
             self.queue.push(&request, priority)?;
         }

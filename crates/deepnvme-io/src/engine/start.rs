@@ -7,8 +7,8 @@ use crate::backend::gds::{Gds, GdsBackend};
 use crate::backend::{Backend, BackendKind, BackendSetup};
 use crate::config::{Config, DirectMode};
 use crate::error::{Error, ErrorKind, Result};
-use crate::gpu::{EngineGpus, StreamBarrier};
-use crate::request::RequestQueue;
+use crate::gpu::EngineGpus;
+use crate::request::{RequestQueue, StreamWaitList};
 use crate::start::start_thread;
 use crate::stats::WorkerStats;
 use crate::sync::thread::{self, JoinHandle};
@@ -23,7 +23,7 @@ pub type BackendFactory = Arc<dyn Fn(&BackendSetup) -> Result<Box<dyn Backend>> 
 #[derive(Debug)]
 pub(super) struct EngineThreads {
     queue: Arc<RequestQueue>,
-    pub(super) barrier: StreamBarrier,
+    pub(super) wait_list: StreamWaitList,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -38,12 +38,12 @@ pub(super) struct WorkerParts<'a> {
 
 impl EngineThreads {
     pub(super) fn new(queue: &Arc<RequestQueue>) -> Self {
-        Self { queue: Arc::clone(queue), barrier: StreamBarrier::new(queue), workers: Mutex::default() }
+        Self { queue: Arc::clone(queue), wait_list: StreamWaitList::new(queue), workers: Mutex::default() }
     }
 
     /// Waits until all requests and threads have ended. Concurrent calls wait equally long.
     pub(super) fn end(&self) {
-        self.barrier.close();
+        self.wait_list.close();
         self.queue.close();
         let mut workers = lock(&self.workers);
         for worker in workers.drain(..) {

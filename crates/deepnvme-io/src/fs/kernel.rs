@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::stat::{Identity, Kind, Space, Stat};
+use super::stat::{FileId, Kind, Space, Stat};
 use crate::backend::close::close;
 use crate::op::Errno;
 
@@ -372,7 +372,7 @@ fn of_statx(found: &Statx) -> Stat {
     let nanoseconds = |seconds: i64, rest: u32| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
     Stat {
         kind: kind(FileType::from_raw_mode(found.stx_mode.into())),
-        identity: Identity {
+        identity: FileId {
             device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
             inode: found.stx_ino,
         },
@@ -395,7 +395,7 @@ fn of_statx(found: &Statx) -> Stat {
 fn of_stat(found: calls::Stat) -> Stat {
     Stat {
         kind: kind(FileType::from_raw_mode(found.st_mode)),
-        identity: Identity { device: found.st_dev as u64, inode: found.st_ino as u64 },
+        identity: FileId { device: found.st_dev as u64, inode: found.st_ino as u64 },
         bytes: found.st_size as u64,
         links: found.st_nlink as u64,
         mode: found.st_mode as u32 & 0o7777,

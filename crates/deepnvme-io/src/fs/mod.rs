@@ -29,7 +29,7 @@ use kernel as world;
 use simulated as world;
 
 pub use rustix::fs::OFlags;
-pub use stat::{Identity, Kind, Space, Stat};
+pub use stat::{FileId, Kind, Space, Stat};
 pub use system::{system_text, umask, user};
 pub use world::{
     allocate, copy_between, entries, file_system, link, link_path, lock, make_folder, open, open_flags, open_in_memory,

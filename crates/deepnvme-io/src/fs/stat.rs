@@ -38,9 +38,9 @@ impl Kind {
     }
 }
 
-/// Identifies a file: two existing files never have the same identity.
+/// Identifies a file: two existing files never have the same one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Identity {
+pub struct FileId {
     /// The file system.
     pub device: u64,
     /// The file in the file system.
@@ -53,7 +53,7 @@ pub struct Stat {
     /// The type.
     pub kind: Kind,
     /// The identity.
-    pub identity: Identity,
+    pub identity: FileId,
     /// Length in bytes.
     pub bytes: u64,
     /// Number of names.

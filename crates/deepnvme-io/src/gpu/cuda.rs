@@ -29,7 +29,7 @@ pub(crate) fn cuda_device(gpu: &dyn Gpu) -> Option<&Arc<cuda::Device>> {
 
 /// Returns the driver's handle of a stream.
 fn raw_stream(stream: StreamHandle) -> cuda::RawStream {
-    // SAFETY: the creator of the handle guarantees that the stream exists until its last use.
+    // SAFETY: the code that made the handle keeps the stream alive until its last use (`StreamHandle::from_raw`).
     unsafe { cuda::RawStream::from_handle(stream.as_raw()) }
 }
 
@@ -98,15 +98,17 @@ impl GpuStream for CudaStream {
         unsafe { StreamHandle::from_raw(self.0.raw().as_handle()) }
     }
 
-    // SAFETY: the driver's stream has the same requirements as this trait.
+    // SAFETY: the requirements of the trait are those of the driver's stream, to which this passes its arguments.
     unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()> {
-        // SAFETY: the caller guarantees them.
+        // SAFETY: `source` and the rows of `target` stay valid until a later event is complete, as the caller of
+        // `copy_to_gpu` ensures.
         converted(unsafe { self.0.copy_to_device(&target.into(), source) })
     }
 
-    // SAFETY: as above.
+    // SAFETY: the requirements of the trait are those of the driver's stream, to which this passes its arguments.
     unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()> {
-        // SAFETY: the caller guarantees them.
+        // SAFETY: `target` and the rows of `source` stay valid until a later event is complete, as the caller of
+        // `copy_to_host` ensures.
         converted(unsafe { self.0.copy_to_host(target, &source.into()) })
     }
 

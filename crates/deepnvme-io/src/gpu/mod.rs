@@ -1,9 +1,8 @@
-//! GPUs of any vendor: their memory, copies from and to it, and requests that wait for their streams.
+//! GPUs of any vendor: their memory, and copies from and to it.
 //!
 //! `device` has the traits of a GPU, and `cuda` is their one implementation. `registry` has the GPUs that an engine has
 //! opened. `copies` moves bytes between bounce buffers and GPUs. `access` is for callers that wait for their copies.
-//! `stream_barrier` holds back requests whose GPU memory is in use. `probe` lists the GPUs of a machine, and
-//! `cufile_access` combines cuFile with a backend.
+//! `probe` lists the GPUs of a machine, and `cufile_access` combines cuFile with a backend.
 //!
 //! Only `registry`, `probe` and `cufile_access` know the vendor. All else uses the traits.
 
@@ -14,7 +13,6 @@ mod cufile_access;
 mod device;
 mod probe;
 mod registry;
-mod stream_barrier;
 
 pub(crate) use access::EngineGpus;
 pub use access::{GpuAccess, HostRegistration, StreamEvents};
@@ -22,4 +20,3 @@ pub(crate) use copies::{AsyncCopier, CompletedCopy, GpuSlice};
 pub use cufile_access::CuFileAccess;
 pub(crate) use device::GpuEvent;
 pub use probe::{GpuFacts, GpuProbe};
-pub(crate) use stream_barrier::StreamBarrier;

@@ -34,7 +34,7 @@ impl GpuRegistry {
             return Ok(Arc::clone(gpu));
         }
         let gpu: Arc<dyn Gpu> = match device {
-            Device::Host => return Err(Error::invalid("the host's memory is on no GPU; report this as a bug")),
+            Device::Host => return Err(Error::invalid("host memory is not on a GPU; report this as a bug")),
             Device::Cuda { index } => Arc::new(CudaGpu::open(index)?),
         };
         gpus.insert(device, Arc::clone(&gpu));
@@ -45,7 +45,13 @@ impl GpuRegistry {
 impl CudaDevices for GpuRegistry {
     fn cuda_device(&self, index: u32) -> Result<Arc<deepnvme_cuda::Device>> {
         let gpu = self.get(Device::Cuda { index })?;
-        let none = || Error::new(ErrorKind::Unsupported, "use cuFile", "it has transfers for CUDA's GPUs only");
+        let none = || {
+            Error::new(
+                ErrorKind::Unsupported,
+                "use cuFile",
+                "cuFile transfers memory of CUDA GPUs only; use gds=\"disabled\" for this GPU",
+            )
+        };
         cuda_device(&*gpu).cloned().ok_or_else(none)
     }
 }

@@ -1,13 +1,15 @@
 //! A request's life. [`Request`] is its state: the unclaimed work, the counters, and the first error.
 //!
 //! `queue` offers requests to the workers, and `worker_handle` wakes a worker. Each `work_item` comes with a guard that
-//! ensures its end. `sync_targets` lists the descriptors to sync after a write. `transfer` is the caller's handle, and
-//! `oneshot` carries the result to it. `options` is how a write treats its file, and `memory` is the caller's memory.
+//! ensures its end. `stream_wait_list` holds back requests whose GPU memory is in use. `sync_targets` lists the
+//! descriptors to sync after a write. `transfer` is the caller's handle, and `oneshot` carries the result to it.
+//! `options` is how a write treats its file, and `memory` is the caller's memory.
 
 mod memory;
 mod oneshot;
 mod options;
 mod queue;
+mod stream_wait_list;
 mod sync_targets;
 mod transfer;
 mod work_item;
@@ -27,6 +29,7 @@ pub use self::transfer::Transfer;
 
 pub(crate) use self::memory::{OpaqueMemory, RequestMemory};
 pub(crate) use self::queue::{Priority, RequestQueue, WorkKind};
+pub(crate) use self::stream_wait_list::StreamWaitList;
 pub(crate) use self::sync_targets::SyncTarget;
 pub(crate) use self::transfer::take_memory;
 pub(crate) use self::work_item::{WorkGuard, WorkItem};

@@ -22,7 +22,7 @@ pub const REQUESTS_MAX: usize = 1 << 20;
 /// One work item of a request, without a guard. Its holder must [end](RequestQueue::end) it. Workers hold it as a
 /// [`WorkItem`](super::WorkItem), which guarantees that.
 #[derive(Debug)]
-#[must_use = "an item that does not end keeps its request for ever"]
+#[must_use = "an item that does not end keeps its request forever"]
 pub(crate) enum ClaimedItem {
     Prepare(Arc<Request>),
     Block(Arc<Request>, u64),
@@ -386,8 +386,14 @@ impl Drop for InlineCaller<'_> {
     }
 }
 
-fn closed(request: &Request) -> Error {
-    Error::new(ErrorKind::Closed, request.plan.direction().name(), "the engine is closed")
+/// The error of a request that a closed engine refuses.
+pub(super) fn closed(request: &Request) -> Error {
+    let error =
+        Error::new(ErrorKind::Closed, request.plan.direction().name(), "the engine is closed; create another one");
+    match request.files().first() {
+        Some(file) => error.at_path(file.path()),
+        None => error,
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -444,7 +450,7 @@ mod tests {
             asleep.handle(1).park();
             woken.send(())
         });
-        assert!(wakes.recv_timeout(std::time::Duration::from_secs(60)).is_ok(), "the idle worker sleeps for ever");
+        assert!(wakes.recv_timeout(std::time::Duration::from_secs(60)).is_ok(), "the idle worker sleeps forever");
         assert!(queue.try_exit());
     }
 }

@@ -29,7 +29,8 @@ pub(super) struct CuFileRoute {
 
 /// Returns the error of a request that requires GPUDirect Storage.
 pub(crate) fn gds_required(reason: &str) -> Error {
-    let detail = format!("{reason}; GPUDirect Storage is required: use gds=\"preferred\", or fix that");
+    let detail =
+        format!("{reason}; GPUDirect Storage is required by gds=\"required\": resolve that, or use gds=\"preferred\"");
     Error::new(ErrorKind::Unsupported, "use GPU memory", detail)
 }
 
@@ -40,7 +41,7 @@ impl CuFileRoute {
 
     /// Registers the file of a block with cuFile. Returns the reason if the block cannot take this route.
     pub(super) fn check(&self, guard: &WorkGuard, block: &Block) -> Result<(), String> {
-        let Some(setup) = &self.setup else { return Err("this engine does without cuFile".into()) };
+        let Some(setup) = &self.setup else { return Err("this engine was created with gds=\"disabled\"".into()) };
         let file = guard.request().file(block);
         file.part_at(block.io.start).0.check_gds(&setup.gds)
     }

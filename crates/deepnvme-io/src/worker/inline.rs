@@ -19,7 +19,7 @@ use crate::stats::WorkerStats;
 use crate::sync::{Mutex, lock};
 use crate::trace::{Recorder, Tracer};
 
-/// A block and two ragged edges.
+/// Maximum number of blocks of a request that its caller runs: one aligned block, and a ragged edge at either end.
 const BLOCKS_MAX: u64 = 3;
 
 /// Runs small requests on the threads of their callers, each with an I/O loop that is free.

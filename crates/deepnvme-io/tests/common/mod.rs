@@ -16,7 +16,7 @@ use deepnvme_io::{
     Access, BackendFactory, Config, DirectMode, DirectState, Engine, OpenOptions, SubmitMode, TensorFile,
 };
 use deepnvme_testkit::faults::{FaultPlan, Faults};
-use deepnvme_testkit::simulated::SimDisk;
+use deepnvme_testkit::scheduled_backend::SimDisk;
 
 /// The backends of production use.
 pub(crate) const REAL_BACKENDS: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];

@@ -74,7 +74,7 @@ impl Gpu {
         let alloc = unsafe { self.function::<unsafe extern "C" fn(*mut u64, usize) -> c_int>("cuMemAlloc_v2") };
         // SAFETY: the pointer is to a local number.
         assert_eq!(unsafe { alloc(&raw mut at, bytes.max(1)) }, 0);
-        // SAFETY: as above.
+        // SAFETY: the function has this type in cuda.h, which the fake driver implements.
         let free = unsafe { self.function::<unsafe extern "C" fn(u64) -> c_int>("cuMemFree_v2") };
         let memory = GpuMemory { at, bytes, device, owner: Arc::new(Allocation { at, free }) };
         self.poke(&memory, &pattern(seed, bytes));
@@ -182,7 +182,7 @@ impl GpuMemory {
     }
 
     pub(crate) fn region_mut(&self) -> RegionMut {
-        // SAFETY: as above. The test only reads it between requests.
+        // SAFETY: it is memory of that device, which the owner keeps alive. The test only reads it between requests.
         unsafe { RegionMut::from_raw(self.start(), self.bytes, self.on(), Arc::clone(&self.owner)) }
     }
 
@@ -193,12 +193,12 @@ impl GpuMemory {
     }
 
     pub(crate) fn strided(&self, at: usize, layout: Strided) -> Region {
-        // SAFETY: as above. The tests' layouts stay inside.
+        // SAFETY: it is memory of that device, which the owner keeps alive, and the tests' layouts stay inside.
         unsafe { Region::from_strided(self.start().wrapping_add(at), layout, self.on(), Arc::clone(&self.owner)) }
     }
 
     pub(crate) fn strided_mut(&self, at: usize, layout: Strided) -> RegionMut {
-        // SAFETY: as above.
+        // SAFETY: it is memory of that device, which the owner keeps alive, and the tests' layouts stay inside.
         unsafe { RegionMut::from_strided(self.start().wrapping_add(at), layout, self.on(), Arc::clone(&self.owner)) }
     }
 }

@@ -25,7 +25,7 @@ pub struct ExchangeApi {
 
 // SAFETY: an immutable table of functions.
 unsafe impl Send for ExchangeApi {}
-// SAFETY: as above.
+// SAFETY: the table is immutable: a shared one is only read.
 unsafe impl Sync for ExchangeApi {}
 
 impl ExchangeApi {
@@ -43,7 +43,8 @@ impl ExchangeApi {
         if version.major != VERSION.major {
             return None;
         }
-        // SAFETY: guaranteed by the caller, and the version is the one of this struct.
+        // SAFETY: the capsule's producer keeps the table forever, as the caller of `from_capsule` ensures, and its
+        // version is the one of this struct.
         let api: &'static Self = unsafe { pointer.cast().as_ref() };
         api.describe.is_some().then_some(api)
     }
@@ -56,7 +57,8 @@ impl ExchangeApi {
     #[must_use]
     pub unsafe fn describe(&self, object: NonNull<c_void>) -> Option<DLTensor> {
         let mut tensor = MaybeUninit::uninit();
-        // SAFETY: guaranteed by the caller. There is room for the description.
+        // SAFETY: the object is alive and of this table's type, and the GIL is held, as the caller of `describe`
+        // ensures. There is room for the description.
         let code = unsafe { self.describe?(object.as_ptr(), tensor.as_mut_ptr()) };
         // SAFETY: 0 means that the producer initialised the struct.
         (code == 0).then(|| unsafe { tensor.assume_init() })

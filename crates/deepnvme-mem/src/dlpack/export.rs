@@ -90,7 +90,8 @@ pub fn export<M: Managed>(memory: RegionMut, shape: &[usize], dtype: DLDataType)
 /// # Safety
 /// `managed` is a live managed tensor that is not freed elsewhere, and neither it nor its memory is used afterwards.
 pub unsafe fn release<M: Managed>(managed: NonNull<M>) {
-    // SAFETY: guaranteed by the caller. The reference ends before the deleter frees the tensor.
+    // SAFETY: `managed` is live and nothing else frees it, as the caller of `release` ensures. The reference ends
+    // before the deleter frees the tensor.
     unsafe {
         let deleter = managed.as_ref().deleter();
         if let Some(deleter) = deleter {

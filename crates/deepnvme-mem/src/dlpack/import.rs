@@ -47,7 +47,8 @@ unsafe impl Sync for Imported {}
 pub unsafe fn import<M: Managed>(managed: *mut M) -> io::Result<Imported> {
     let managed = NonNull::new(managed).filter(|managed| managed.is_aligned());
     let managed = managed.ok_or_else(|| invalid("a DLPack tensor has no valid address"))?;
-    // SAFETY: guaranteed by the caller. The reference ends before the struct can be freed.
+    // SAFETY: `managed` points at a live tensor of type `M`, as the caller of `import` ensures. The reference ends
+    // before the struct can be freed.
     let (version, flags, tensor) = unsafe {
         let managed = managed.as_ref();
         (managed.version(), managed.flags(), managed.tensor())
@@ -57,7 +58,7 @@ pub unsafe fn import<M: Managed>(managed: *mut M) -> io::Result<Imported> {
         return Err(io::Error::new(io::ErrorKind::Unsupported, message));
     }
     let item_bytes = item_bytes(tensor.dtype, flags & FLAG_SUBBYTE_PADDED != 0)?;
-    // SAFETY: the caller guarantees the lists of the tensor.
+    // SAFETY: the lists are null or have `ndim` entries, as the caller of `import` ensures.
     let layout = unsafe { layout_of(tensor, item_bytes) }?;
     let byte_offset =
         usize::try_from(tensor.byte_offset).map_err(|_| invalid("a tensor's offset exceeds any memory"))?;
@@ -133,7 +134,8 @@ impl Imported {
     /// As for [`Imported::device`].
     pub fn into_region(self) -> io::Result<Region> {
         let device = self.device()?;
-        // SAFETY: the caller of `import` guaranteed the elements as long as the owner lives.
+        // SAFETY: the elements are valid for reads until the deleter is called: that is a requirement of `import`,
+        // which checked the layout. The region keeps the owner, which calls the deleter.
         Ok(unsafe { Region::from_strided(self.start, self.layout, device, self.owner) })
     }
 
@@ -147,7 +149,8 @@ impl Imported {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
         }
         let device = self.device()?;
-        // SAFETY: the caller of `import` guaranteed the elements as long as the owner lives.
+        // SAFETY: the elements are valid for writes until the deleter is called: that is a requirement of `import`,
+        // which checked the layout. The region keeps the owner, which calls the deleter.
         Ok(unsafe { RegionMut::from_strided(self.start, self.layout, device, self.owner) })
     }
 }
@@ -157,7 +160,7 @@ struct ImportOwner<M: Managed> {
     managed: NonNull<M>,
 }
 
-// SAFETY: the caller of `import` allowed the deleter on any thread.
+// SAFETY: the deleter may run on any thread: that is a requirement of `import`.
 unsafe impl<M: Managed> Send for ImportOwner<M> {}
 // SAFETY: a shared `ImportOwner` gives no access.
 unsafe impl<M: Managed> Sync for ImportOwner<M> {}

@@ -37,7 +37,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Allocates `slots` slots of `slot_bytes`, rounded up to whole pages. With `lock`, they are page-locked if the
+    /// Allocates `slots` slots of `slot_bytes`, rounded up to whole pages. With `lock`, they are pinned if the
     /// kernel allows it; [`Pool::lock_state`] returns the outcome.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::slice;
 use crate::lock::LockState;
 use crate::region::Region;
 use crate::region_mut::RegionMut;
-use crate::span::Span;
+use crate::span::MemorySpan;
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, lock};
 
 /// Exclusive use of one slot of a [`Pool`](crate::Pool), and its memory.
@@ -102,7 +102,8 @@ impl Slot {
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         self.assert_no_region();
-        // SAFETY: as in `as_slice`. The slot is borrowed while the slice lives, so no region can be created.
+        // SAFETY: the slot's memory is initialised, and no region of it is alive. The slot is borrowed while the slice
+        // lives, so no region can be created.
         unsafe { slice::from_raw_parts_mut(self.memory.span.start(), self.len()) }
     }
 
@@ -130,7 +131,7 @@ pub(super) struct Slots {
 
 impl Slots {
     /// Returns the memory of one slot. Only the slot's holder may call this.
-    pub(super) fn memory(&self, index: usize) -> Span {
+    pub(super) fn memory(&self, index: usize) -> MemorySpan {
         let start = index * self.stride_bytes;
         self.arena.span.slice(start..start + self.slot_bytes)
     }

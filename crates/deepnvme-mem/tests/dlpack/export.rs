@@ -77,7 +77,7 @@ fn an_empty_tensor_and_a_gpu_tensor_can_be_exported() {
         RegionMut::from_raw(ptr::without_provenance_mut(1 << 20), 64, Device::Cuda { index: 1 }, Arc::new(()))
     };
     let exported = export::<DLManagedTensor>(memory, &[16], F32).unwrap();
-    // SAFETY: as above.
+    // SAFETY: `exported` is a live tensor that nothing has taken, and its memory is never dereferenced.
     let imported = unsafe { import(exported.into_raw().as_ptr()) }.unwrap();
     assert_eq!(imported.device().unwrap(), Device::Cuda { index: 1 });
 }

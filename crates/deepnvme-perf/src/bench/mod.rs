@@ -49,7 +49,7 @@ pub struct Outcome {
     pub workload: Workload,
     /// The number of processes.
     pub processes: u32,
-    /// The back end of the engine.
+    /// The backend of the engine.
     pub backend: String,
     /// Why the engine chose it.
     pub backend_reason: String,
@@ -148,7 +148,7 @@ fn check(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Returns the back end that an engine with these settings uses here, and why.
+/// Returns the backend that an engine with these settings uses here, and why.
 fn choose(workload: &Workload) -> Result<(BackendKind, String)> {
     let engine = Engine::new(workload.config.clone())?;
     Ok((engine.backend_kind(), engine.backend_reason().to_owned()))

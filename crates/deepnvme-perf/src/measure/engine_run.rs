@@ -179,5 +179,5 @@ impl<'a> EngineRun<'a> {
 
 /// The memory of a slot is missing: an earlier request failed without returning it.
 fn memory_in_use() -> Error {
-    Error::failed("the memory of an earlier request was not returned")
+    Error::failed("the engine did not return the memory of an earlier request; report this as a bug")
 }

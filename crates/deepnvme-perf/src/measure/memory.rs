@@ -16,7 +16,7 @@ const PAGE: usize = deepnvme_io::mem::PAGE_BYTES as usize;
 /// Allocated memory.
 pub(super) struct Allocated {
     pub(super) region: RegionMut,
-    /// Why it is not page-locked although it should be.
+    /// Why it is not pinned although it should be.
     pub(super) unlocked_reason: Option<String>,
 }
 

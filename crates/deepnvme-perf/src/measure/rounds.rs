@@ -85,7 +85,7 @@ impl Runner {
         &self.engine
     }
 
-    /// Why the memory is not page-locked although the workload asks for it.
+    /// Why the memory is not pinned although the workload asks for it.
     #[must_use]
     pub fn unlocked_reason(&self) -> Option<&str> {
         self.unlocked_reason.as_deref()

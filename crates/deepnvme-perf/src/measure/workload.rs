@@ -36,7 +36,7 @@ pub enum Order {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Memory {
-    /// Page-locked and aligned, like `deepnvme.pinned_empty`.
+    /// Pinned and aligned, like `deepnvme.pinned_empty`.
     #[default]
     Pinned,
     /// Ordinary pages, aligned to 64 bytes, like `torch.empty`.

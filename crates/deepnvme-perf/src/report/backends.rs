@@ -1,10 +1,10 @@
-//! The back ends of the engine: which work here, and which is chosen.
+//! The backends of the engine: which work here, and which is chosen.
 
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::probe::{Availability, Probe};
 use serde::Serialize;
 
-/// A back end of the engine.
+/// A backend of the engine.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
 pub struct Backend {
     /// `"io_uring"`, `"aio"` or `"threads"`.
@@ -21,7 +21,7 @@ pub struct Backend {
     pub remedy: Option<String>,
 }
 
-/// Lists all back ends, in order of preference.
+/// Lists all backends, in order of preference.
 pub(super) fn of(probe: &Probe) -> Vec<Backend> {
     let mut is_taken = false;
     let kinds = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];

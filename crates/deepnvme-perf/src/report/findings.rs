@@ -40,7 +40,7 @@ impl Finding {
     }
 }
 
-/// Judges the facts; returns the worst findings first. `pool_bytes` is the size of a default engine's page-locked pool.
+/// Judges the facts; returns the worst findings first. `pool_bytes` is the size of a default engine's pinned pool.
 pub(super) fn judge(system: &System, backends: &[Backend], folders: &[Folder], pool_bytes: u64) -> Vec<Finding> {
     let mut findings = Vec::new();
     of_backends(backends, &mut findings);
@@ -54,7 +54,7 @@ pub(super) fn judge(system: &System, backends: &[Backend], folders: &[Folder], p
 
 fn of_backends(backends: &[Backend], findings: &mut Vec<Finding>) {
     if !backends.iter().any(|backend| backend.works) {
-        findings.push(Finding::new(Severity::Broken, "no back end works", "see the reasons above"));
+        findings.push(Finding::new(Severity::Broken, "no backend works", "see the reasons above"));
     }
     let before_chosen = backends.iter().take_while(|backend| !backend.is_chosen);
     for backend in before_chosen.filter(|backend| !backend.works) {

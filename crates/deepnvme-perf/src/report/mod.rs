@@ -1,6 +1,6 @@
 //! Facts about the machine and its folders, and findings with remedies.
 //!
-//! `system` describes the machine, `backends` the engine's back ends, `gpu` the GPUs, `packages` Python's packages, `folder` a
+//! `system` describes the machine, `backends` the engine's backends, `gpu` the GPUs, `packages` Python's packages, `folder` a
 //! folder for data, `device` its disk, `gds` its support for GPUDirect Storage, `mounts` its mount. `findings` judges.
 
 use std::path::{Path, PathBuf};
@@ -116,7 +116,7 @@ fn ops(backends: &[Backend], gpu: &Gpu) -> Vec<Op> {
             name: "async_io",
             is_installed: true,
             is_compatible: works,
-            reason: (!works).then(|| "no back end works".into()),
+            reason: (!works).then(|| "no backend works".into()),
         },
         Op {
             name: "gds",

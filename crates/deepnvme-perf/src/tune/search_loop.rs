@@ -60,9 +60,9 @@ pub(super) fn search_folders(
     Ok((result, space.clone()))
 }
 
-/// Returns the default settings, with the space's first back end.
+/// Returns the default settings, with the space's first backend.
 fn starting_point(space: &Space) -> Config {
-    // The space's first back end is the one that Auto would choose.
+    // The space's first backend is the one that Auto would choose.
     let backend = space.backend.first().copied().unwrap_or_default();
     Config { backend, gds: space.gds, ..Config::default() }
 }

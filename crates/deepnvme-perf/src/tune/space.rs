@@ -19,7 +19,7 @@ pub struct Space {
     pub submit: Vec<SubmitMode>,
     /// A sliding window, or batches.
     pub window: Vec<WindowMode>,
-    /// Back ends.
+    /// Backends.
     pub backend: Vec<BackendChoice>,
     /// Whether the bounce pool is registered with the ring.
     pub register_pool: Vec<bool>,
@@ -30,8 +30,17 @@ pub struct Space {
 /// For each setting, the index of its value.
 type Indices = [usize; 7];
 
+/// Positions of the settings in [`Indices`].
+const BLOCK_BYTES: usize = 0;
+const QUEUE_DEPTH: usize = 1;
+const WORKERS: usize = 2;
+const SUBMIT: usize = 3;
+const WINDOW: usize = 4;
+const BACKEND: usize = 5;
+const REGISTER_POOL: usize = 6;
+
 impl Space {
-    /// Returns the default settings to choose from, for this many processors and the back ends that work here. Registering the
+    /// Returns the default settings to choose from, for this many processors and the backends that work here. Registering the
     /// pool matters only if transfers go through bounce buffers.
     #[must_use]
     pub fn of_machine(cpus: u32, backends: Vec<BackendChoice>, is_bounced: bool) -> Self {
@@ -75,7 +84,7 @@ impl Space {
     /// Checks that no list is empty and all values are valid.
     ///
     /// # Errors
-    /// `Usage`, with the setting and its range.
+    /// `Usage`, with the setting and its range, or that a list is empty.
     pub fn check(&self) -> Result<()> {
         if self.is_empty() {
             return Err(Error::usage(
@@ -97,7 +106,15 @@ impl Space {
         let Some(index) = self.all().position(|one| one == *config) else { return Vec::new() };
         let indices = self.indices(index);
         let singles = (0..indices.len()).flat_map(|setting| [vec![(setting, -1)], vec![(setting, 1)]]);
-        let trades = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)].map(|(up, down)| vec![(up, 1), (down, -1)]);
+        let trades = [
+            (BLOCK_BYTES, QUEUE_DEPTH),
+            (QUEUE_DEPTH, BLOCK_BYTES),
+            (BLOCK_BYTES, WORKERS),
+            (WORKERS, BLOCK_BYTES),
+            (QUEUE_DEPTH, WORKERS),
+            (WORKERS, QUEUE_DEPTH),
+        ]
+        .map(|(up, down)| vec![(up, 1), (down, -1)]);
         singles
             .chain(trades)
             .filter_map(|steps| self.shifted(indices, &steps))
@@ -146,13 +163,13 @@ impl Space {
 
     fn config(&self, indices: Indices) -> Config {
         Config {
-            block_bytes: self.block_bytes[indices[0]],
-            queue_depth: self.queue_depth[indices[1]],
-            workers: self.workers[indices[2]],
-            submit: self.submit[indices[3]],
-            window: self.window[indices[4]],
-            backend: self.backend[indices[5]],
-            register_pool: self.register_pool[indices[6]],
+            block_bytes: self.block_bytes[indices[BLOCK_BYTES]],
+            queue_depth: self.queue_depth[indices[QUEUE_DEPTH]],
+            workers: self.workers[indices[WORKERS]],
+            submit: self.submit[indices[SUBMIT]],
+            window: self.window[indices[WINDOW]],
+            backend: self.backend[indices[BACKEND]],
+            register_pool: self.register_pool[indices[REGISTER_POOL]],
             gds: self.gds,
             ..Config::default()
         }
@@ -177,16 +194,21 @@ fn gcd(a: usize, b: usize) -> usize {
 /// `Usage`, with the setting that is invalid.
 pub fn from_deepspeed(text: &str, base: Space) -> Result<Space> {
     use serde_json::Value;
-    let wrong = |name: &str, value: &Value| Error::usage(format!("sweep config: {name} has the invalid value {value}"));
+    let wrong = |name: &str, value: &Value, range: &str| {
+        Error::usage(format!("sweep config: {name} has the invalid value {value}; it must be {range}"))
+    };
     let lists: std::collections::BTreeMap<String, Vec<Value>> = serde_json::from_str(text)
         .map_err(|error| Error::usage(format!("the sweep config must be a JSON object of lists: {error}")))?;
     let mut space = base;
     for (name, values) in &lists {
         let numbers = |max: u64| {
-            let one = |value: &Value| number(value).filter(|n| (1..=max).contains(n)).ok_or_else(|| wrong(name, value));
+            let one = |value: &Value| {
+                let number = number(value).filter(|number| (1..=max).contains(number));
+                number.ok_or_else(|| wrong(name, value, &format!("from 1 to {max}")))
+            };
             values.iter().map(one).collect::<Result<Vec<u64>>>()
         };
-        let flags = || values.iter().map(|value| value.as_bool().ok_or_else(|| wrong(name, value)));
+        let flags = || values.iter().map(|value| value.as_bool().ok_or_else(|| wrong(name, value, "true or false")));
         match name.as_str() {
             "block_size" => space.block_bytes = numbers(BLOCK_BYTES_MAX)?,
             "queue_depth" => {

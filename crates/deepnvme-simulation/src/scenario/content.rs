@@ -11,11 +11,10 @@ use deepnvme_file::{
     self, Replacement,
     replace::{Member, SetReplacement, resolve, retire_set},
 };
-use deepnvme_format::Dtype;
 use deepnvme_format::pickle::{PickleWriter, TensorView};
 use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_format::set;
-use deepnvme_format::state::Signs;
+use deepnvme_format::{Dtype, Signs};
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{
     Access, DirectMode, Durability, Engine, Error as IoError, OpenOptions, WriteExtent, WriteOptions, fs,

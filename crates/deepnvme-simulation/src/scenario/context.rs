@@ -9,7 +9,7 @@ use deepnvme_io::{BackendFactory, Config, Engine, Result};
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread::{self, JoinHandle, ProcessId, WorldId};
 use deepnvme_testkit::rng::Rng;
-use deepnvme_testkit::simulated::ScheduledBackend;
+use deepnvme_testkit::scheduled_backend::ScheduledBackend;
 
 use super::kind::Kind;
 use crate::device::WorldDevice;

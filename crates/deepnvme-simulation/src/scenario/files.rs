@@ -12,7 +12,7 @@ use deepnvme_testkit::rng::Rng;
 use super::content::{self, Content, FoundContent};
 use super::context::Context;
 use super::folders::make_folders;
-use super::users::{self, SquattedNames};
+use super::users::{self, TakenNames};
 use crate::world::FIRST_USER;
 
 mod end_check;
@@ -98,7 +98,7 @@ pub(super) fn run(context: &Context, layout: FileLayout, content: Content) {
     });
     let mut running: Vec<_> = (1..=processes).map(|id| writer(context, &scenario, id)).collect();
     if rng.chance(600) {
-        running.push(users::start_squatter(context, scenario.folders.clone(), SquattedNames::Private));
+        running.push(users::start_name_taker(context, scenario.folders.clone(), TakenNames::Private));
     }
     if rng.chance(700) {
         running.push(reader(context, &scenario));

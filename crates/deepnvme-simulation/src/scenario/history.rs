@@ -22,7 +22,7 @@ use super::content::{self, Content, FoundContent, SaveRequest, UncommittedSave};
 use super::context::Context;
 use super::folders::may_be_foreign;
 use super::payload::{self, Version};
-use super::users::{self, SquattedNames};
+use super::users::{self, TakenNames};
 use crate::world::SIMULATOR;
 use crate::world::folder::Folder;
 use crate::world::tree::Node;
@@ -55,7 +55,7 @@ pub(super) fn run(context: &Context) {
     check_crashes(context, &scenario);
     let mut running: Vec<_> = (1..=processes).map(|id| trainer(context, &scenario, id)).collect();
     if rng.chance(800) {
-        running.push(users::start_squatter(context, vec![scenario.folder.clone()], SquattedNames::Final));
+        running.push(users::start_name_taker(context, vec![scenario.folder.clone()], TakenNames::Final));
     }
     if rng.chance(700) {
         running.push(other_processes::reader(context, &scenario));

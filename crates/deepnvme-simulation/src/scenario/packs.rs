@@ -18,7 +18,7 @@ use deepnvme_testkit::rng::Rng;
 
 use super::context::Context;
 use super::folders::{make_folders, may_be_foreign};
-use super::users::{self, SquattedNames};
+use super::users::{self, TakenNames};
 use super::{content, payload};
 use crate::world::SIMULATOR;
 
@@ -83,10 +83,10 @@ pub(super) fn run(context: &Context) {
     });
     let mut running: Vec<_> = (1..=processes).map(|id| packer(context, &scenario, id, processes)).collect();
     if rng.chance(500) {
-        running.push(users::start_squatter(
+        running.push(users::start_name_taker(
             context,
             scenario.disks.iter().chain([&scenario.folder]).cloned().collect(),
-            SquattedNames::Private,
+            TakenNames::Private,
         ));
     }
     context.finish_running(running, is_cut);

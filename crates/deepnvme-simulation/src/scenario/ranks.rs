@@ -24,10 +24,10 @@ use super::context::Context;
 use super::history::{self, Scenario};
 use super::payload::Version;
 use super::process_group::{Failure, Message, ProcessGroup};
-use super::users::{self, SquattedNames};
+use super::users::{self, TakenNames};
 
 /// Shards and parts start on blocks.
-const BLOCK_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
+const PAGE_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
 /// Run the scenario.
 pub(super) fn run(context: &Context) {
@@ -47,7 +47,7 @@ pub(super) fn run(context: &Context) {
     history::check_crashes(context, &scenario);
     let mut running: Vec<_> = (0..ranks).map(|rank| start(context, &scenario, &group, rank)).collect();
     if rng.chance(500) {
-        running.push(users::start_squatter(context, vec![scenario.folder.clone()], SquattedNames::Final));
+        running.push(users::start_name_taker(context, vec![scenario.folder.clone()], TakenNames::Final));
     }
     history::finish(context, &scenario, running, is_cut);
 }
@@ -326,7 +326,7 @@ impl RankProcess<'_> {
             }
         }
         if self.is_leader() && saving.in_parts {
-            let stripe_bytes = saving.shards[0].end.next_multiple_of(BLOCK_BYTES);
+            let stripe_bytes = saving.shards[0].end.next_multiple_of(PAGE_BYTES);
             let parts = saving.part_names();
             let list = StripeSet::new(parts.into_iter().map(Into::into).collect(), stripe_bytes)?.to_list()?;
             let new = Replacement::new(&Target::Path(saving.path.clone()))?;
@@ -374,7 +374,7 @@ impl RankProcess<'_> {
 
 /// Split the file evenly into blocks for the ranks. There may be fewer shards than ranks.
 fn shard_ranges(bytes: u64, ranks: usize) -> Vec<Range<u64>> {
-    let shard_bytes = bytes.div_ceil(BLOCK_BYTES).div_ceil(ranks as u64).max(1) * BLOCK_BYTES;
+    let shard_bytes = bytes.div_ceil(PAGE_BYTES).div_ceil(ranks as u64).max(1) * PAGE_BYTES;
     (0..ranks as u64)
         .map(|rank| rank * shard_bytes..((rank + 1) * shard_bytes).min(bytes))
         .filter(|shard| shard.start < shard.end)

@@ -11,7 +11,7 @@ use deepnvme_testkit::rng::Rng;
 use super::context::Context;
 use super::folders::{make_folders, may_be_foreign};
 use super::payload;
-use super::users::{self, SquattedNames};
+use super::users::{self, TakenNames};
 
 /// Memory of one swapper: less than all its items need.
 const MEMORY_BYTES: usize = 48 << 10;
@@ -49,7 +49,7 @@ pub(super) fn run(context: &Context) {
     });
     let mut running: Vec<_> = (1..=processes).map(|id| swapper(context, &scenario, id)).collect();
     if rng.chance(600) {
-        running.push(users::start_squatter(context, scenario.folders.clone(), SquattedNames::Private));
+        running.push(users::start_name_taker(context, scenario.folders.clone(), TakenNames::Private));
     }
     context.finish_running(running, is_cut);
     check_end(context, &scenario);

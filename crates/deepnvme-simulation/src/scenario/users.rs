@@ -46,7 +46,7 @@ fn create_file(context: &Context, path: &Path, is_durable: bool) {
 
 /// The names that a user takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum SquattedNames {
+pub(super) enum TakenNames {
     /// Private names of files that come and go.
     Private,
     /// Those, and the names that checkpoints are about to get. A `Checkpointer` chooses its names, so it never replaces
@@ -55,7 +55,7 @@ pub(super) enum SquattedNames {
 }
 
 /// Start a user that watches these folders, and creates files under the names that come and go there.
-pub(super) fn start_squatter(context: &Context, folders: Vec<PathBuf>, squatted: SquattedNames) -> JoinHandle<()> {
+pub(super) fn start_name_taker(context: &Context, folders: Vec<PathBuf>, taken: TakenNames) -> JoinHandle<()> {
     context.process(FIRST_USER, move |context| {
         let mut rng = context.rng(0x6d69);
         let mut seen: Vec<PathBuf> = Vec::new();
@@ -73,7 +73,7 @@ pub(super) fn start_squatter(context: &Context, folders: Vec<PathBuf>, squatted:
             let path = seen[rng.below(seen.len() as u64) as usize].clone();
             // Users that sync would hide missing syncs of others.
             let is_durable = rng.chance(300);
-            if let Some(name) = final_name(&path).filter(|_| squatted == SquattedNames::Final && rng.chance(700)) {
+            if let Some(name) = final_name(&path).filter(|_| taken == TakenNames::Final && rng.chance(700)) {
                 create_file(context, &path.with_file_name(name), is_durable);
             } else if rng.chance(500) {
                 // A copy: the same name except for its last byte.

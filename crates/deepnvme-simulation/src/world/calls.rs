@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use deepnvme_io::fs::simulated::{At, Calls};
-use deepnvme_io::fs::{Identity, Kind, OFlags, Space, Stat};
+use deepnvme_io::fs::{FileId, Kind, OFlags, Space, Stat};
 use deepnvme_simulation_runtime::thread;
 use rustix::fs::{FlockOperation, Mode, fcntl_getfl, fcntl_setfl, flock, ftruncate};
 use rustix::io::{Errno, pread, pwrite};
@@ -374,7 +374,7 @@ impl State {
         let direct = if self.setup.has_direct { (512, 512) } else { (0, 0) };
         Ok(Stat {
             kind,
-            identity: Identity { device: 100 + *disk as u64, inode },
+            identity: FileId { device: 100 + *disk as u64, inode },
             bytes: rustix::fs::fstat(self.tree.memory(inode)?)?.st_size as u64,
             links: *links,
             mode: *mode,

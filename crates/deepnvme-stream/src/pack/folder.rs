@@ -10,7 +10,7 @@ use deepnvme_checkpoint::read::INDEX_SUFFIX;
 use deepnvme_file::replace::PrivateFolder;
 use deepnvme_file::stripe_set::{MANIFEST_SUFFIX, STRIPE_BYTES_DEFAULT};
 use deepnvme_file::{Replacement, StripeSet, Target};
-use deepnvme_io::fs::{self, Identity, Kind, OFlags};
+use deepnvme_io::fs::{self, FileId, Kind, OFlags};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind};
 use serde::Serialize;
@@ -139,7 +139,7 @@ pub struct LeftOut {
 }
 
 /// How an entry of a model's folder is treated.
-enum Fate {
+enum FolderOutcome {
     /// Its entries are copied.
     Folder { mode: u32 },
     /// It is copied, with these permissions.
@@ -152,7 +152,7 @@ enum Fate {
 
 fn copy_others(source: &Path, target: &mut PrivateFolder, model: &Model, mode: Mode) -> Result<(usize, Vec<LeftOut>)> {
     let (mut copied, mut left_out) = (0, Vec::new());
-    let packed: HashSet<Identity> = model.identities()?;
+    let packed: HashSet<FileId> = model.identities()?;
     let mut folders = vec![(source.to_path_buf(), PathBuf::new(), 0)];
     while let Some((from, to, depth)) = folders.pop() {
         let refused = |errno| IoError::os("copy", errno).at_path(&from);
@@ -160,16 +160,17 @@ fn copy_others(source: &Path, target: &mut PrivateFolder, model: &Model, mode: M
         names.sort_unstable();
         for name in names {
             let (path, new) = (from.join(&name), to.join(&name));
-            let fate = fate(&path, depth, &packed).map_err(|errno| IoError::os("copy", errno).at_path(&path))?;
-            match fate {
-                Fate::Packed => {}
-                Fate::LeftOut(reason) => left_out.push(LeftOut { path: new, reason }),
-                Fate::Folder { mode } => {
+            let outcome =
+                outcome_of(&path, depth, &packed).map_err(|errno| IoError::os("copy", errno).at_path(&path))?;
+            match outcome {
+                FolderOutcome::Packed => {}
+                FolderOutcome::LeftOut(reason) => left_out.push(LeftOut { path: new, reason }),
+                FolderOutcome::Folder { mode } => {
                     // The new folder must be writable, even if the old one is not.
                     fs::make_folder(&target.add(&new)?, mode | 0o700).map_err(refused)?;
                     folders.push((path, new, depth + 1));
                 }
-                Fate::Copy { mode: permissions } => {
+                FolderOutcome::Copy { mode: permissions } => {
                     let is_config = depth == 0 && name == "config.json";
                     copy(&path, &target.add(&new)?, permissions, mode, is_config)?;
                     copied += 1;
@@ -181,30 +182,30 @@ fn copy_others(source: &Path, target: &mut PrivateFolder, model: &Model, mode: M
     Ok((copied, left_out))
 }
 
-fn fate(path: &Path, depth: usize, packed: &HashSet<Identity>) -> Result<Fate, Errno> {
+fn outcome_of(path: &Path, depth: usize, packed: &HashSet<FileId>) -> Result<FolderOutcome, Errno> {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     if name.starts_with(b".") {
-        return Ok(Fate::LeftOut("it is hidden"));
+        return Ok(FolderOutcome::LeftOut("it is hidden"));
     }
     let is_link = fs::stat_link(path)?.kind == Kind::Link;
     // Links to files are followed: downloaded models often consist of links.
     let stat = match fs::stat(path) {
-        Err(Errno::NOENT | Errno::LOOP) if is_link => return Ok(Fate::LeftOut("it is a dangling link")),
+        Err(Errno::NOENT | Errno::LOOP) if is_link => return Ok(FolderOutcome::LeftOut("it is a dangling link")),
         stat => stat?,
     };
     let mode = stat.mode & 0o777;
     Ok(match stat.kind {
-        Kind::Folder if is_link => Fate::LeftOut("it is a link to a folder"),
-        Kind::Folder if depth >= DEPTH_MAX => Fate::LeftOut("it is nested too deeply"),
-        Kind::Folder => Fate::Folder { mode },
-        Kind::File if packed.contains(&stat.identity) => Fate::Packed,
+        Kind::Folder if is_link => FolderOutcome::LeftOut("it is a link to a folder"),
+        Kind::Folder if depth >= DEPTH_MAX => FolderOutcome::LeftOut("it is nested too deeply"),
+        Kind::Folder => FolderOutcome::Folder { mode },
+        Kind::File if packed.contains(&stat.identity) => FolderOutcome::Packed,
         Kind::File if name.ends_with(INDEX_SUFFIX.as_bytes()) || name.ends_with(MANIFEST_SUFFIX.as_bytes()) => {
-            if depth == 0 { Fate::Packed } else { Fate::LeftOut("it lists other weights") }
+            if depth == 0 { FolderOutcome::Packed } else { FolderOutcome::LeftOut("it lists other weights") }
         }
-        Kind::File if is_weight(path) => Fate::LeftOut("it contains other weights"),
-        Kind::File if stat.bytes > OTHER_BYTES_MAX => Fate::LeftOut("it exceeds 256 MiB"),
-        Kind::File => Fate::Copy { mode },
-        _ => Fate::LeftOut("it is not a regular file"),
+        Kind::File if is_weight(path) => FolderOutcome::LeftOut("it contains other weights"),
+        Kind::File if stat.bytes > OTHER_BYTES_MAX => FolderOutcome::LeftOut("it exceeds 256 MiB"),
+        Kind::File => FolderOutcome::Copy { mode },
+        _ => FolderOutcome::LeftOut("it is not a regular file"),
     })
 }
 

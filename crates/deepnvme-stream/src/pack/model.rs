@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_checkpoint::read::{Contents, Reader, open_all};
 use deepnvme_checkpoint::{Error, Progress, Result};
-use deepnvme_file::aligned_range::{AlignedRange, AlignedRead, BLOCK_BYTES};
+use deepnvme_file::aligned_range::{AlignedRange, AlignedRead};
 use deepnvme_format::Dtype;
-use deepnvme_io::fs::Identity;
-use deepnvme_io::mem::Buffer;
+use deepnvme_io::fs::FileId;
+use deepnvme_io::mem::{Buffer, PAGE_BYTES};
 use deepnvme_io::{Engine, Error as IoError};
 
 use super::container::METADATA_KEY;
@@ -94,7 +94,7 @@ impl Model {
     pub(super) fn start(&self, engine: &Engine, tensor: usize, part: &Range<u64>) -> Result<ChunkRead> {
         let tensor = &self.tensors[tensor];
         let range = AlignedRange::new(tensor.offset + part.start, (part.end - part.start) as usize);
-        let buffer = Buffer::zeroed(range.block_bytes().max(BLOCK_BYTES as usize));
+        let buffer = Buffer::zeroed(range.block_bytes().max(PAGE_BYTES as usize));
         let buffer = buffer.map_err(|error| IoError::from_io("allocate memory to read into", &error))?;
         let read = AlignedRead::start(engine, self.readers[tensor.file].file(), range, buffer);
         Ok(ChunkRead { read: read.map_err(|(error, _)| error)?, range })
@@ -107,7 +107,7 @@ impl Model {
     }
 
     /// The identities of all files.
-    pub(super) fn identities(&self) -> Result<HashSet<Identity>> {
+    pub(super) fn identities(&self) -> Result<HashSet<FileId>> {
         let mut found = HashSet::new();
         for reader in &self.readers {
             found.extend(reader.file().stats()?.iter().map(|stat| stat.identity));

@@ -10,7 +10,7 @@ use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_file::{FileWriter, Replacement, Target};
 use deepnvme_format::Dtype;
 use deepnvme_format::checksums::{self, CHUNK_BYTES, Frame, Hasher, chunk_count};
-use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES, PADDING_BYTES_MIN, seal};
+use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES, PADDING_BYTES_MIN, write_header_checksum};
 use deepnvme_io::{Durability, Engine};
 use serde::Serialize;
 
@@ -123,7 +123,7 @@ pub(super) fn write(job: &Job<'_>, new: Replacement) -> Result<u64> {
     header.extend(header_text(model, encodings, &written, frame).as_bytes());
     debug_assert!(header.len() as u64 <= data_offset, "the bound is one");
     header.resize(data_offset as usize, b' ');
-    seal(&mut header);
+    write_header_checksum(&mut header);
     writer.overwrite(0, header)?;
     writer.commit()?;
     Ok(bytes)

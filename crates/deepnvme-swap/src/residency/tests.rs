@@ -98,7 +98,7 @@ impl World {
             }
             self.check();
         }
-        panic!("the residency plans actions for ever");
+        panic!("the residency plans actions forever");
     }
 
     /// No two slots overlap, and no evicted item had unwritten bytes.

@@ -52,7 +52,8 @@ impl Loaded {
     /// If there is none of that name.
     #[must_use]
     pub unsafe fn function<F: Copy>(&self, symbol: &str) -> F {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller of `function` states the type of the symbol, which is the type in the C header that the
+        // fake implements.
         *unsafe { self.library.get::<F>(symbol.as_bytes()) }.unwrap()
     }
 

@@ -1,4 +1,4 @@
-//! Host memory that a device can access: registered, and page-locked allocations.
+//! Host memory that a device can access: registered, and pinned allocations.
 //!
 //! A registration covers whole pages, so two that share a page collide even if their bytes do not. Whether a copy is
 //! asynchronous depends on the bytes passed.
@@ -69,12 +69,12 @@ impl Host {
         self.ranges.get(&start).filter(|range| range.is_registration()).ok_or(HOST_MEMORY_NOT_REGISTERED)
     }
 
-    /// Returns the page-locked allocation at `start`.
+    /// Returns the pinned allocation at `start`.
     pub(crate) fn allocation(&self, start: usize) -> Outcome<&HostRange> {
         self.ranges.get(&start).filter(|range| !range.is_registration()).ok_or(INVALID_VALUE)
     }
 
-    /// Allocates page-locked memory with a pattern.
+    /// Allocates pinned memory with a pattern.
     pub(crate) fn allocate(&mut self, bytes: usize, device: Device, seed: u64) -> Outcome<usize> {
         if bytes == 0 {
             return Err(INVALID_VALUE);

@@ -80,7 +80,8 @@ impl MappedRange {
     /// Fills all bytes.
     pub(crate) fn fill(&self, byte: u8) {
         for row in self.rows() {
-            // SAFETY: as in `copy_to`.
+            // SAFETY: the range was checked against the allocations, and its keeper holds the mapping. The caller of
+            // the driver keeps its own host memory, as with a real device.
             unsafe { row.write_bytes(byte, self.shape.width as usize) };
         }
     }

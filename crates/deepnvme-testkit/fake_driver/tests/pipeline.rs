@@ -1,4 +1,4 @@
-//! Several threads at once, as a program that copies through page-locked slots does it: nothing is lost, nothing hangs,
+//! Several threads at once, as a program that copies through pinned slots does it: nothing is lost, nothing hangs,
 //! and no violation is found where there is none.
 
 mod common;

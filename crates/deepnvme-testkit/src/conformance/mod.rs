@@ -91,7 +91,7 @@ macro_rules! expand_checks {
             fn $name() {
                 if let Some(make) = $make {
                     let check = || $crate::conformance::$module::$name(&make);
-                    $crate::watchdog::guard(stringify!($name), $crate::conformance::CHECK_TIME_MAX, check);
+                    $crate::watchdog::with_time_limit(stringify!($name), $crate::conformance::CHECK_TIME_MAX, check);
                 }
             }
         )*

@@ -1,6 +1,6 @@
 //! Waiting in `reap`, and waking it.
 //!
-//! A broken contract here is a hang: run these under [`watchdog::guard`](crate::watchdog::guard).
+//! A broken contract here is a hang: run these under [`watchdog::with_time_limit`](crate::watchdog::with_time_limit).
 
 use std::time::{Duration, Instant};
 

@@ -10,7 +10,7 @@ use deepnvme_io::op::{Completion, Op, Pieces, Submit, Token};
 use deepnvme_mem::Region;
 use deepnvme_mem::sync::ignore_poison;
 
-use super::{Fate, Faults};
+use super::{Faults, InjectedFault};
 use crate::rng::Rng;
 
 /// Polling interval while an op is in the inner backend and another is delayed.
@@ -33,7 +33,7 @@ pub struct FaultBackend {
 struct Inside {
     token: Token,
     pieces: Pieces,
-    fate: Fate,
+    fault: InjectedFault,
     delay: Option<Duration>,
 }
 
@@ -78,10 +78,10 @@ impl FaultBackend {
             let before = self.inside.remove(&completion.op.token).expect("the inner backend returns what it was given");
             completion.op.token = before.token;
             completion.op.pieces = before.pieces;
-            completion.result = match before.fate {
-                Fate::FailAfterwards(errno) => completion.result.and(Err(errno)),
-                Fate::Short { reported, .. } => completion.result.map(|moved| moved.min(reported)),
-                Fate::Nothing | Fate::Fail(_) => completion.result,
+            completion.result = match before.fault {
+                InjectedFault::FailAfterwards(errno) => completion.result.and(Err(errno)),
+                InjectedFault::Short { reported, .. } => completion.result.map(|moved| moved.min(reported)),
+                InjectedFault::Nothing | InjectedFault::Fail(_) => completion.result,
             };
             self.held.push((now + before.delay.unwrap_or_default(), completion));
         }
@@ -133,14 +133,14 @@ impl Backend for FaultBackend {
         if self.in_flight() >= self.depth() {
             return Submit::Busy(op);
         }
-        let (fate, delay) = self.faults.decide(&op);
-        if let Fate::Fail(errno) = fate {
+        let (fault, delay) = self.faults.decide(&op);
+        if let InjectedFault::Fail(errno) = fault {
             let due = Instant::now() + delay.unwrap_or_default();
             self.held.push((due, Completion { op, result: Err(errno) }));
             return Submit::Queued;
         }
-        let before = Inside { token: op.token, pieces: op.pieces.clone(), fate, delay };
-        if let Fate::Short { carried, .. } = fate {
+        let before = Inside { token: op.token, pieces: op.pieces.clone(), fault, delay };
+        if let InjectedFault::Short { carried, .. } = fault {
             op.pieces = first_bytes(&op.pieces, carried);
         }
         op.token = Token(self.next_token);

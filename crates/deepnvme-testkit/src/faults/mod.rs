@@ -15,8 +15,8 @@ pub use backend::FaultBackend;
 use deepnvme_io::backend::Backend;
 use deepnvme_io::op::{Errno, Op, OpKind};
 use deepnvme_mem::sync::ignore_poison;
-use plan::Fate;
 pub use plan::FaultPlan;
+use plan::InjectedFault;
 
 use crate::rng::Rng;
 
@@ -113,7 +113,7 @@ impl Faults {
     }
 
     /// Draws the fault of an op and the delay of its completion, and counts them.
-    fn decide(&self, op: &Op) -> (Fate, Option<Duration>) {
+    fn decide(&self, op: &Op) -> (InjectedFault, Option<Duration>) {
         let Inner { plan, counters, tries } = &*self.0;
         let bytes = op.bytes();
         let nth_op = counters.ops.fetch_add(1, Ordering::Relaxed);
@@ -128,13 +128,13 @@ impl Faults {
         if delay.is_some() {
             counters.slow.fetch_add(1, Ordering::Relaxed);
         }
-        let fate = if plan.eio_after_ops.is_some_and(|limit| nth_op >= limit) || plan.hits_bad_sector(op) {
-            Fate::Fail(Errno::IO)
+        let fault = if plan.eio_after_ops.is_some_and(|limit| nth_op >= limit) || plan.hits_bad_sector(op) {
+            InjectedFault::Fail(Errno::IO)
         } else {
             plan.draw(op, bytes, &mut rng)
         };
-        counters.count(op.kind, fate);
-        (fate, delay)
+        counters.count(op.kind, fault);
+        (fault, delay)
     }
 
     fn count_reordered(&self, completions: u64) {
@@ -143,16 +143,16 @@ impl Faults {
 }
 
 impl Counters {
-    fn count(&self, kind: OpKind, fate: Fate) {
+    fn count(&self, kind: OpKind, fault: InjectedFault) {
         let sync = matches!(kind, OpKind::SyncData | OpKind::SyncAll);
-        let counter = match fate {
-            Fate::Nothing => return,
-            Fate::Short { .. } => &self.short,
-            Fate::Fail(Errno::INTR) => &self.eintr,
-            Fate::Fail(Errno::AGAIN) => &self.eagain,
-            Fate::Fail(Errno::NOSPC) => &self.enospc,
-            Fate::Fail(_) | Fate::FailAfterwards(_) if sync => &self.sync_eio,
-            Fate::Fail(_) | Fate::FailAfterwards(_) => &self.eio,
+        let counter = match fault {
+            InjectedFault::Nothing => return,
+            InjectedFault::Short { .. } => &self.short,
+            InjectedFault::Fail(Errno::INTR) => &self.eintr,
+            InjectedFault::Fail(Errno::AGAIN) => &self.eagain,
+            InjectedFault::Fail(Errno::NOSPC) => &self.enospc,
+            InjectedFault::Fail(_) | InjectedFault::FailAfterwards(_) if sync => &self.sync_eio,
+            InjectedFault::Fail(_) | InjectedFault::FailAfterwards(_) => &self.eio,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }

@@ -45,7 +45,7 @@ pub struct FaultPlan {
 
 /// The fault of one op.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Fate {
+pub(super) enum InjectedFault {
     Nothing,
     /// Move and report fewer bytes. `carried` bytes go to the inner backend; a device may require a few more.
     Short {
@@ -64,32 +64,36 @@ impl FaultPlan {
         transfer && self.eio_at_byte.is_some_and(|bad| (op.offset..op.offset + op.bytes() as u64).contains(&bad))
     }
 
-    pub(super) fn draw(&self, op: &Op, bytes: usize, rng: &mut Rng) -> Fate {
+    pub(super) fn draw(&self, op: &Op, bytes: usize, rng: &mut Rng) -> InjectedFault {
         if rng.chance(self.eintr) {
-            return Fate::Fail(Errno::INTR);
+            return InjectedFault::Fail(Errno::INTR);
         }
         if rng.chance(self.eagain) {
-            return Fate::Fail(Errno::AGAIN);
+            return InjectedFault::Fail(Errno::AGAIN);
         }
         if matches!(op.kind, OpKind::SyncData | OpKind::SyncAll) {
-            return if rng.chance(self.sync_eio) { Fate::Fail(Errno::IO) } else { Fate::Nothing };
+            return if rng.chance(self.sync_eio) { InjectedFault::Fail(Errno::IO) } else { InjectedFault::Nothing };
         }
         if rng.chance(self.eio) {
-            return if rng.chance(500) { Fate::Fail(Errno::IO) } else { Fate::FailAfterwards(Errno::IO) };
+            return if rng.chance(500) {
+                InjectedFault::Fail(Errno::IO)
+            } else {
+                InjectedFault::FailAfterwards(Errno::IO)
+            };
         }
         if op.kind == OpKind::Write && rng.chance(self.enospc) {
-            return Fate::Fail(Errno::NOSPC);
+            return InjectedFault::Fail(Errno::NOSPC);
         }
         if rng.chance(self.short)
-            && let Some(fate) = self.cut(op, bytes, rng)
+            && let Some(fault) = self.cut(op, bytes, rng)
         {
-            return fate;
+            return fault;
         }
-        Fate::Nothing
+        InjectedFault::Nothing
     }
 
     /// Chooses the end of a short transfer: a block for a direct file, a sector or any byte for a buffered one.
-    fn cut(&self, op: &Op, bytes: usize, rng: &mut Rng) -> Option<Fate> {
+    fn cut(&self, op: &Op, bytes: usize, rng: &mut Rng) -> Option<InjectedFault> {
         let is_direct = rustix::fs::fcntl_getfl(op.file.as_fd()).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
         let unit = match (is_direct && !self.short_anywhere, rng.chance(500)) {
             (true, _) => DIRECT_CUT_BYTES,
@@ -102,6 +106,6 @@ impl FaultPlan {
         }
         let reported = unit * rng.within(1..units as u64 + 1) as usize;
         let carried = if is_direct { reported.next_multiple_of(DIRECT_CUT_BYTES).min(bytes) } else { reported };
-        Some(Fate::Short { reported, carried })
+        Some(InjectedFault::Short { reported, carried })
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use deepnvme_io::op::{Errno, Op, OpKind, Token};
 
-use super::{Fate, FaultPlan, Faults};
+use super::{FaultPlan, Faults, InjectedFault};
 use crate::data::{TestFile, open_direct, region_at};
 
 fn op(file: &TestFile, kind: OpKind, offset: u64, bytes: usize) -> Op {
@@ -17,7 +17,7 @@ fn an_empty_plan_does_nothing() {
     let file = TestFile::holding(b"x");
     let faults = Faults::new(FaultPlan::default());
     for offset in 0..200 {
-        assert_eq!(faults.decide(&op(&file, OpKind::Write, offset, 4096)), (Fate::Nothing, None));
+        assert_eq!(faults.decide(&op(&file, OpKind::Write, offset, 4096)), (InjectedFault::Nothing, None));
     }
     assert_eq!(faults.counts(), super::FaultCounts { ops: 200, ..Default::default() });
 }
@@ -26,18 +26,18 @@ fn an_empty_plan_does_nothing() {
 fn faults_are_a_function_of_seed_place_and_try() {
     let file = TestFile::holding(b"x");
     let plan = FaultPlan { seed: 5, short: 300, eintr: 200, eio: 100, enospc: 100, ..FaultPlan::default() };
-    let fates = |plan: &FaultPlan, offsets: &mut dyn Iterator<Item = u64>| -> Vec<(u64, Fate)> {
+    let injected = |plan: &FaultPlan, offsets: &mut dyn Iterator<Item = u64>| -> Vec<(u64, InjectedFault)> {
         let faults = Faults::new(plan.clone());
-        let mut fates: Vec<_> =
+        let mut injected: Vec<_> =
             offsets.map(|offset| (offset, faults.decide(&op(&file, OpKind::Write, offset, 9000)).0)).collect();
-        fates.sort_by_key(|fate| fate.0);
-        fates
+        injected.sort_by_key(|fault| fault.0);
+        injected
     };
-    let one = fates(&plan, &mut (0..300));
-    assert_eq!(one, fates(&plan, &mut (0..300).rev()), "the order of the threads must not matter");
-    let again = fates(&plan, &mut std::iter::repeat_n(7, 50));
-    assert!(again.iter().any(|fate| fate.1 != again[0].1), "a retry must be able to fare better");
-    assert_ne!(one, fates(&FaultPlan { seed: 6, ..plan }, &mut (0..300)));
+    let one = injected(&plan, &mut (0..300));
+    assert_eq!(one, injected(&plan, &mut (0..300).rev()), "the order of the threads must not matter");
+    let again = injected(&plan, &mut std::iter::repeat_n(7, 50));
+    assert!(again.iter().any(|fault| fault.1 != again[0].1), "a retry must be able to fare better");
+    assert_ne!(one, injected(&FaultPlan { seed: 6, ..plan }, &mut (0..300)));
 }
 
 #[test]
@@ -62,11 +62,12 @@ fn every_fault_is_drawn_and_counted() {
 fn a_dead_device_and_a_bad_sector_stay_so() {
     let file = TestFile::holding(b"x");
     let dying = Faults::new(FaultPlan { eio_after_ops: Some(3), ..FaultPlan::default() });
-    let fates: Vec<Fate> = (0..6).map(|at| dying.decide(&op(&file, OpKind::Read, at, 10)).0).collect();
-    assert_eq!(fates[..3], [Fate::Nothing; 3]);
-    assert_eq!(fates[3..], [Fate::Fail(Errno::IO); 3]);
+    let injected: Vec<InjectedFault> = (0..6).map(|at| dying.decide(&op(&file, OpKind::Read, at, 10)).0).collect();
+    assert_eq!(injected[..3], [InjectedFault::Nothing; 3]);
+    assert_eq!(injected[3..], [InjectedFault::Fail(Errno::IO); 3]);
     let sector = Faults::new(FaultPlan { eio_at_byte: Some(100), ..FaultPlan::default() });
-    let hit = |offset, bytes| sector.decide(&op(&file, OpKind::Read, offset, bytes)).0 == Fate::Fail(Errno::IO);
+    let hit =
+        |offset, bytes| sector.decide(&op(&file, OpKind::Read, offset, bytes)).0 == InjectedFault::Fail(Errno::IO);
     assert!(hit(0, 101) && hit(100, 1) && !hit(0, 100) && !hit(101, 50));
 }
 
@@ -81,21 +82,21 @@ fn cuts_move_at_least_one_byte_and_stay_aligned_on_direct_files() {
         for bytes in [1, 2, 512, 513, 4096, 20_000] {
             let mut op = op(&file, OpKind::Read, offset * 4096, bytes);
             match faults.decide(&op).0 {
-                Fate::Short { reported, carried } => {
+                InjectedFault::Short { reported, carried } => {
                     assert!(reported > 0 && reported < bytes && carried == reported);
                     unaligned += usize::from(reported % 512 != 0);
                 }
-                fate => assert_eq!((bytes, fate), (1, Fate::Nothing)),
+                fault => assert_eq!((bytes, fault), (1, InjectedFault::Nothing)),
             }
             let Some(direct) = &direct else { continue };
             op.file = Arc::clone(direct);
             match faults.decide(&op).0 {
-                Fate::Short { reported, carried } => {
+                InjectedFault::Short { reported, carried } => {
                     assert!(reported % 4096 == 0 && reported > 0 && reported < bytes && carried == reported);
                 }
-                fate => assert_eq!(fate, Fate::Nothing),
+                fault => assert_eq!(fault, InjectedFault::Nothing),
             }
-            if let Fate::Short { reported, carried } = anywhere.decide(&op).0 {
+            if let InjectedFault::Short { reported, carried } = anywhere.decide(&op).0 {
                 assert!(reported > 0 && reported < bytes && carried <= bytes);
                 assert!(carried % 4096 == 0 || carried == bytes, "the device would refuse {carried} bytes");
             }

@@ -89,7 +89,7 @@ impl HashCosts {
         if after > FREE_STEPS && after > self.steps_max(py)? {
             let text = format!(
                 "the keys of the file were chosen so that dicts or sets of them take more than {} steps; it was made to \
-                 take for ever",
+                 take forever",
                 self.steps_max(py)?
             );
             return Err(error::plain(py, "UnsafeFileError", text));

@@ -1,4 +1,4 @@
-//! The interface of the SIMD back ends: codes of a group of 64 to symbols and back.
+//! The interface of the SIMD backends: codes of a group of 64 to symbols and back.
 
 use crate::pack::GROUP;
 

@@ -1,4 +1,4 @@
-//! SIMD back ends that turn 64 codes into 64 symbols and back.
+//! SIMD backends that turn 64 codes into 64 symbols and back.
 //!
 //! They implement the same interface ([`backend`]): [`Portable`] for any processor, `Avx2` with byte shuffles, `Avx512` with
 //! byte expansion. [`dispatch`] compiles their callers for the processor, so that they are inlined.
@@ -11,7 +11,7 @@ mod x86;
 pub(super) use backend::{SimdBackend, WINDOW};
 use portable::Portable;
 
-/// Work that uses a SIMD back end. `run` must be `inline(always)`.
+/// Work that uses a SIMD backend. `run` must be `inline(always)`.
 pub(super) trait SimdTask {
     /// The result.
     type Output;
@@ -19,7 +19,7 @@ pub(super) trait SimdTask {
     fn run<L: SimdBackend>(self, simd: L) -> Self::Output;
 }
 
-/// Runs a task with the widest back end of this processor.
+/// Runs a task with the widest backend of this processor.
 pub(super) fn dispatch<T: SimdTask>(task: T) -> T::Output {
     #[cfg(target_arch = "x86_64")]
     {
@@ -45,7 +45,7 @@ mod tests {
     use super::super::GROUP;
     use super::*;
 
-    /// Tests one back end.
+    /// Tests one backend.
     fn check(simd: impl SimdBackend, name: &str) {
         let mut random = fastrand::Rng::with_seed(6);
         for round in 0..20_000 {

@@ -1,4 +1,4 @@
-//! The portable back end, without SIMD.
+//! The portable backend, without SIMD.
 
 use super::backend::{SimdBackend, WINDOW, collect_escaped};
 use crate::pack::GROUP;

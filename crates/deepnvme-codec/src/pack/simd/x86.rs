@@ -1,4 +1,4 @@
-//! The x86 back ends: AVX2 shuffles bytes by a table, AVX-512 has instructions to expand and compress bytes.
+//! The x86 backends: AVX2 shuffles bytes by a table, AVX-512 has instructions to expand and compress bytes.
 
 use std::arch::x86_64::*;
 

@@ -4,14 +4,17 @@ use std::collections::{BTreeSet, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use deepnvme_format::set::State;
-use deepnvme_io::fs::{self, Identity, Kind, OFlags, Stat};
+use deepnvme_format::set::ChecksumState;
+use deepnvme_io::fs::{self, FileId, Kind, OFlags, Stat};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
 use super::identity::{is_as_written, is_marked, mark, name_of};
-use super::record::{List, Record, contains, has_any_token, intended, is_token, listed, placed, read, recorded, take};
+use super::record::{
+    List, Record, contains, find_record, has_any_token, intended_members, is_token, listed_files, read, recorded_path,
+    resolve_paths,
+};
 use crate::replace::temporary::{self, unlink_if};
 
 /// The files that the current index owns.
@@ -28,12 +31,12 @@ impl Owned {
     pub(super) fn of(index: &OwnedFd, path: &Path, record_at: &[String]) -> Result<Option<Self>> {
         let stat = fs::stat_of(index.as_fd()).map_err(|errno| Error::os("read", errno).at_path(path))?;
         let Some(List { value, state }) = read(index, path)? else { return Ok(None) };
-        if state == State::Damaged {
+        if state == ChecksumState::Differs {
             return Ok(None);
         }
-        let listed = listed(&value, path);
-        let record = take(&value, record_at).and_then(|record| Record::deserialize(record).ok());
-        let record = record.filter(|_| state == State::Sound);
+        let listed = listed_files(&value, path);
+        let record = find_record(&value, record_at).and_then(|record| Record::deserialize(record).ok());
+        let record = record.filter(|_| state == ChecksumState::Matches);
         // A foreign or edited index, a copy, another name of an index, or one from a network owns nothing here.
         let is_own =
             |record: &Record| record.index == mark(&stat) && stat.user == fs::user() && record.is_at(path, &stat);
@@ -42,18 +45,19 @@ impl Owned {
         };
         let has_token =
             |(path, _): &(PathBuf, String)| is_token(&record.token) && contains(name_of(path), &record.token);
-        let members: Vec<_> = placed(record.members, path).into_iter().filter(has_token).collect();
+        let members: Vec<_> = resolve_paths(record.members, path).into_iter().filter(has_token).collect();
         let own: HashSet<&Path> = members.iter().map(|(path, _)| path.as_path()).collect();
         let foreign = listed.into_iter().filter(|path| !own.contains(path.as_path())).collect();
         // Tokens of earlier saves. A name of another form was not given by this library.
-        let replaced = placed(record.replaces, path).into_iter().filter(|(path, _)| has_any_token(path)).collect();
+        let replaced =
+            resolve_paths(record.replaces, path).into_iter().filter(|(path, _)| has_any_token(path)).collect();
         Ok(Some(Self { members, replaced, foreign }))
     }
 
     /// The `replaces` of the next index: this index's members, and earlier ones whose removal is still due.
     pub(super) fn replaced_by(&self, index: &Path) -> Vec<(PathBuf, String)> {
         let all = self.members.iter().cloned().chain(lingering(&self.replaced));
-        all.map(|(path, stated)| (recorded(&path, index), stated)).collect()
+        all.map(|(path, stated)| (recorded_path(&path, index), stated)).collect()
     }
 
     /// Its members, and members of earlier indexes whose removal failed.
@@ -66,7 +70,7 @@ impl Owned {
     }
 
     /// Removes all files except those in `used`, and those that somebody has replaced or written to.
-    pub(super) fn remove(&self, used: &HashSet<Identity>) -> Removal {
+    pub(super) fn remove(&self, used: &HashSet<FileId>) -> Removal {
         let mut removal = Removal { are_gone: true, changed: Vec::new() };
         for (path, stated) in self.all() {
             match fs::stat_link(path) {
@@ -127,7 +131,7 @@ pub(super) fn clean_up(index: &Path, record_at: &[String]) {
         // An intent is on disk before its members are created, so an unreadable text has none. After a power cut, the
         // intent of a committed set may reappear.
         let Ok(said) = read(&stale.file, &stale.path) else { continue };
-        let listed = said.map(|list| intended(&list.value, record_at, index)).unwrap_or_default();
+        let listed = said.map(|list| intended_members(&list.value, record_at, index)).unwrap_or_default();
         // Remove the list only once its members are gone from the disk.
         if remove_listed(listed.iter().map(|(path, stated)| (path.as_path(), stated.as_deref())), &live) {
             stale.remove();
@@ -139,7 +143,7 @@ pub(super) fn clean_up(index: &Path, record_at: &[String]) {
 /// Removes listed members and their temporaries. Returns whether all removals are on disk.
 pub(super) fn remove_listed<'a>(
     listed: impl Iterator<Item = (&'a Path, Option<&'a str>)> + Clone,
-    live: &HashSet<Identity>,
+    live: &HashSet<FileId>,
 ) -> bool {
     let mut are_gone = true;
     for (path, stated) in listed.clone() {
@@ -151,7 +155,7 @@ pub(super) fn remove_listed<'a>(
 }
 
 /// Removes an unlisted member if its identity matches the list. Returns false if it may be left.
-pub(super) fn remove_member(path: &Path, stated: &str, live: &HashSet<Identity>) -> bool {
+pub(super) fn remove_member(path: &Path, stated: &str, live: &HashSet<FileId>) -> bool {
     let is_ours = |stat: &Stat| {
         stat.user == fs::user()
             && is_marked(stat, stated)

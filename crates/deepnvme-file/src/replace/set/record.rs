@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
-use deepnvme_format::set::{self, State};
+use deepnvme_format::set::{self, ChecksumState};
 use deepnvme_io::fs::{self, Stat};
 use deepnvme_io::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -63,9 +63,9 @@ impl Record {
 }
 
 /// The members that a stale temporary lists. It is an intent, or an index that did not get its name.
-pub(super) fn intended(value: &Value, record_at: &[String], index: &Path) -> Vec<Intended> {
-    if let Some(record) = take(value, record_at).and_then(|record| Record::deserialize(record).ok()) {
-        return placed(record.members, index).into_iter().map(|(path, stated)| (path, Some(stated))).collect();
+pub(super) fn intended_members(value: &Value, record_at: &[String], index: &Path) -> Vec<Intended> {
+    if let Some(record) = find_record(value, record_at).and_then(|record| Record::deserialize(record).ok()) {
+        return resolve_paths(record.members, index).into_iter().map(|(path, stated)| (path, Some(stated))).collect();
     }
     match Intent::deserialize(value) {
         Ok(intent) if intent.format == INTENT && intent.version == 1 => {
@@ -78,27 +78,27 @@ pub(super) fn intended(value: &Value, record_at: &[String], index: &Path) -> Vec
 }
 
 /// The form of a path in the records of an index.
-pub(super) fn recorded(path: &Path, index: &Path) -> PathBuf {
+pub(super) fn recorded_path(path: &Path, index: &Path) -> PathBuf {
     match path.file_name() {
         Some(name) if fs::folder_of(path) == fs::folder_of(index) => name.into(),
         _ => path.to_path_buf(),
     }
 }
 
-/// Whether [`recorded`] writes a path like this one.
+/// Whether [`recorded_path`] writes a path like this one.
 fn is_recorded_form(path: &Path) -> bool {
     path.is_absolute() || path.components().eq([Component::Normal(path.as_os_str())])
 }
 
 /// Resolves the paths in the records of an index: file names in its folder, or absolute paths. Others were not written by
 /// this library, and lead out of the folder.
-pub(super) fn placed(members: Vec<(PathBuf, String)>, index: &Path) -> Vec<(PathBuf, String)> {
+pub(super) fn resolve_paths(members: Vec<(PathBuf, String)>, index: &Path) -> Vec<(PathBuf, String)> {
     let ours = members.into_iter().filter(|(path, _)| is_recorded_form(path));
     ours.map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
 }
 
 /// All files that an index lists, owned or not: the parts of a stripe manifest, or the values of a weight map.
-pub(super) fn listed(index: &Value, path: &Path) -> Vec<PathBuf> {
+pub(super) fn listed_files(index: &Value, path: &Path) -> Vec<PathBuf> {
     let names = match (index.get("parts"), index.get("weight_map")) {
         (Some(Value::Array(parts)), _) => parts.iter().filter_map(Value::as_str).collect::<HashSet<_>>(),
         (_, Some(Value::Object(map))) => map.values().filter_map(Value::as_str).collect(),
@@ -109,13 +109,14 @@ pub(super) fn listed(index: &Value, path: &Path) -> Vec<PathBuf> {
     paths
 }
 
-pub(super) fn take<'a>(value: &'a Value, keys: &[String]) -> Option<&'a Value> {
+/// The value of the record in an index, if it has one.
+pub(super) fn find_record<'a>(value: &'a Value, keys: &[String]) -> Option<&'a Value> {
     keys.iter().try_fold(value, |value, key| value.get(key))
 }
 
 /// Puts the record into the index, and a blank checksum next to it.
-pub(super) fn put(value: &mut Value, keys: &[String], record: &Record) -> Result<()> {
-    let odd = || Error::invalid("the index is no JSON object with room for the record of its files");
+pub(super) fn insert_record(value: &mut Value, keys: &[String], record: &Record) -> Result<()> {
+    let odd = || Error::invalid("the index is not a JSON object with room for the record of its files");
     let (last, above) = keys.split_last().ok_or_else(odd)?;
     let mut object = value.as_object_mut().ok_or_else(odd)?;
     for key in above {
@@ -131,7 +132,7 @@ pub(super) fn put(value: &mut Value, keys: &[String], record: &Record) -> Result
 /// A parsed index or intent, and the result of checking its checksum. An intent has none.
 pub(super) struct List {
     pub(super) value: Value,
-    pub(super) state: State,
+    pub(super) state: ChecksumState,
 }
 
 /// Parses an index or intent. Returns `None` if it is neither. A read failure is an error, since the content is

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::lock::{Locked, lock_current};
 use super::owned::{Owned, clean_up, sync_folders_of};
-use super::record::{Record, intended, put, read};
+use super::record::{Record, insert_record, intended_members, read};
 use super::{RACES_MAX, index_path, is_link};
 use crate::replace::temporary::{self, Temporary, unlink_if};
 use deepnvme_io::fs::{self, Kind, OFlags};
@@ -52,7 +52,7 @@ pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
         }
         let record = Record { members: old.replaced_by(&index), ..Record::default() };
         let mut list = Value::Object(Map::new());
-        put(&mut list, &record_at, &record).map_err(|error| error.at_path(&index))?;
+        insert_record(&mut list, &record_at, &record).map_err(|error| error.at_path(&index))?;
         let written = Temporary::new(&index)?;
         written.fill(list.to_string().as_bytes()).map_err(|error| error.at_path(&index))?;
         let folder = fs::OpenedFolder::new(fs::folder_of(&index))?;
@@ -85,7 +85,7 @@ pub(in crate::replace) fn remove_stripes(manifest: &Path) -> bool {
     let lists = temporary::stale_of(manifest, Kind::File);
     let says_nothing = |list: &temporary::Proof| {
         let said = read(&list.file, &list.path);
-        said.is_ok_and(|said| said.is_none_or(|list| intended(&list.value, &record_at, manifest).is_empty()))
+        said.is_ok_and(|said| said.is_none_or(|list| intended_members(&list.value, &record_at, manifest).is_empty()))
     };
     let owns_nothing = match fs::open(manifest, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {
         Ok(file) => {

@@ -102,7 +102,8 @@ impl Context {
     /// # Safety
     /// The memory that the blocks refer to, and the iovecs, stay valid until their events have been fetched.
     pub(super) unsafe fn submit(&self, blocks: &mut [*mut ControlBlock]) -> Result<usize, Errno> {
-        // SAFETY: the array of pointers is valid for the call. The caller guarantees the rest.
+        // SAFETY: the array of pointers is valid for the call. The control blocks' memory and iovecs stay valid until
+        // their events, as the caller of `submit` ensures: the backend keeps each op until it has reaped it.
         let taken =
             unsafe { libc::syscall(libc::SYS_io_submit, self.0, blocks.len() as libc::c_long, blocks.as_mut_ptr()) };
         checked(taken)

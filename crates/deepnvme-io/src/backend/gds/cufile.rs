@@ -10,7 +10,7 @@ use deepnvme_cuda::{CuFile, IoError};
 use deepnvme_mem::{Device, PAGE_BYTES, Region};
 
 use super::batches::Batches;
-use super::pins::{GpuPin, Pinned, Pins};
+use super::registrations::{GpuRegistration, Registered, Registrations};
 use crate::error::{Error, Result};
 use crate::op::{Errno, Op, OpKind, RegisteredFile};
 use crate::sync::{Mutex, lock};
@@ -32,23 +32,23 @@ pub(crate) struct Gds {
     /// cuFile's last refusal of a transfer.
     refusal: Mutex<Option<String>>,
     pub(super) batches: Batches,
-    pub(super) pins: Arc<Pins>,
+    pub(super) registrations: Arc<Registrations>,
     /// Registrations, evictions among them, and bytes moved from and to registered memory.
-    pinned: AtomicU64,
+    registered: AtomicU64,
     evicted: AtomicU64,
-    bytes_pinned: AtomicU64,
+    bytes_registered: AtomicU64,
 }
 
 /// Counters of an engine's use of cuFile.
 pub(crate) struct Counts {
     /// Registrations of memory.
-    pub(crate) pins: u64,
+    pub(crate) registrations: u64,
     /// Registrations that were evicted for this engine's.
-    pub(crate) pins_evicted: u64,
+    pub(crate) registrations_evicted: u64,
     /// Submissions of several transfers.
     pub(crate) batches: u64,
     /// Bytes from and to registered memory.
-    pub(crate) bytes_pinned: u64,
+    pub(crate) bytes_registered: u64,
 }
 
 impl Gds {
@@ -58,15 +58,15 @@ impl Gds {
             opened: OnceLock::new(),
             refusal: Mutex::default(),
             batches: Batches::default(),
-            pins: Pins::of_process(),
-            pinned: AtomicU64::new(0),
+            registrations: Registrations::of_process(),
+            registered: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
-            bytes_pinned: AtomicU64::new(0),
+            bytes_registered: AtomicU64::new(0),
         }
     }
 
     /// Registers GPU memory with cuFile, or records why it is not registered.
-    pub(crate) fn pin(&self, memory: Region) -> Result<GpuPin> {
+    pub(crate) fn register_memory(&self, memory: Region) -> Result<GpuRegistration> {
         let Device::Cuda { index } = memory.device() else {
             return Err(Error::invalid("only memory of a GPU is pinned for cuFile; this is the host's"));
         };
@@ -76,12 +76,12 @@ impl Gds {
         let device = self.device(index)?;
         let cufile = match self.cufile() {
             Ok(cufile) => cufile,
-            Err(reason) => return Ok(GpuPin::without(reason.to_owned(), memory)),
+            Err(reason) => return Ok(GpuRegistration::without(reason.to_owned(), memory)),
         };
-        let Pinned { pin, evicted } = self.pins.pin(cufile, &device, memory);
+        let Registered { registration, evicted } = self.registrations.register_memory(cufile, &device, memory);
         self.evicted.fetch_add(evicted, Ordering::Relaxed);
-        self.pinned.fetch_add(u64::from(pin.refusal().is_none()), Ordering::Relaxed);
-        Ok(pin)
+        self.registered.fetch_add(u64::from(registration.refusal().is_none()), Ordering::Relaxed);
+        Ok(registration)
     }
 
     /// Returns the GPU with this index, for cuFile.
@@ -92,10 +92,10 @@ impl Gds {
     /// Returns the counters so far.
     pub(crate) fn counts(&self) -> Counts {
         Counts {
-            pins: self.pinned.load(Ordering::Relaxed),
-            pins_evicted: self.evicted.load(Ordering::Relaxed),
+            registrations: self.registered.load(Ordering::Relaxed),
+            registrations_evicted: self.evicted.load(Ordering::Relaxed),
             batches: self.batches.submissions.load(Ordering::Relaxed),
-            bytes_pinned: self.bytes_pinned.load(Ordering::Relaxed),
+            bytes_registered: self.bytes_registered.load(Ordering::Relaxed),
         }
     }
 
@@ -129,7 +129,7 @@ impl Gds {
         let (Some(file), [memory]) = (&op.cufile, &op.pieces[..]) else { return Err(Errno::BADF) };
         let Device::Cuda { index } = memory.device() else { return Err(Errno::INVAL) };
         let device = self.device(index).map_err(|_| Errno::NODEV)?;
-        let (span, is_pinned, pin_use) = self.pins.acquire(index, memory.addr(), memory.len());
+        let (span, is_registered, registration_use) = self.registrations.acquire(index, memory.addr(), memory.len());
         // SAFETY: the op keeps the memory, which is contiguous on that device. Callers order the requests that use the
         // same memory.
         let moved = unsafe {
@@ -138,19 +138,19 @@ impl Gds {
                 _ => file.handle().write(&device, span, op.offset),
             }
         };
-        drop(pin_use);
-        self.outcome(moved, is_pinned)
+        drop(registration_use);
+        self.outcome(moved, is_registered)
     }
 
     /// Counts the result of a transfer and records a refusal.
     pub(super) fn outcome(
         &self,
         moved: std::result::Result<usize, IoError>,
-        is_pinned: bool,
+        is_registered: bool,
     ) -> std::result::Result<usize, Errno> {
         match moved {
             Ok(bytes) => {
-                self.bytes_pinned.fetch_add(if is_pinned { bytes as u64 } else { 0 }, Ordering::Relaxed);
+                self.bytes_registered.fetch_add(if is_registered { bytes as u64 } else { 0 }, Ordering::Relaxed);
                 Ok(bytes)
             }
             Err(error) => {

@@ -11,7 +11,7 @@ use deepnvme_cuda::{Batch, BatchEntry, BatchEvent, CuFile, Device as Gpu};
 use deepnvme_mem::Device;
 
 use super::cufile::Gds;
-use super::pins::PinUse;
+use super::registrations::RegistrationUse;
 use crate::op::{Completion, Errno, Op, OpKind, RegisteredFile};
 
 /// Maximum transfers of one batch.
@@ -25,8 +25,8 @@ struct BatchOp {
     op: Op,
     file: RegisteredFile,
     span: deepnvme_cuda::DeviceSpan,
-    is_pinned: bool,
-    pin_use: PinUse,
+    is_registered: bool,
+    registration_use: RegistrationUse,
 }
 
 impl BatchOp {
@@ -121,17 +121,19 @@ impl Gds {
             return None;
         };
         let memory = &op.pieces[0];
-        let (span, is_pinned, pin_use) = self.pins.acquire(index, memory.addr(), memory.len());
-        Some(BatchOp { op, file, span, is_pinned, pin_use })
+        let (span, is_registered, registration_use) = self.registrations.acquire(index, memory.addr(), memory.len());
+        Some(BatchOp { op, file, span, is_registered, registration_use })
     }
 
     fn report(&self, events: Vec<BatchEvent>, ready: &mut [Option<BatchOp>], finish: Finish<'_>) {
         for BatchEvent { cookie, result } in events {
-            let Some(BatchOp { op, is_pinned, pin_use, .. }) = ready.get_mut(cookie).and_then(Option::take) else {
+            let Some(BatchOp { op, is_registered, registration_use, .. }) =
+                ready.get_mut(cookie).and_then(Option::take)
+            else {
                 continue;
             };
-            drop(pin_use);
-            let result = self.outcome(result, is_pinned);
+            drop(registration_use);
+            let result = self.outcome(result, is_registered);
             finish(Completion { op, result });
         }
     }
@@ -163,7 +165,7 @@ impl Gds {
 /// Reports an op whose completion is unknown. Its memory, file and registrations are leaked, since they may still be in
 /// use.
 fn abandon(lost: BatchOp, finish: Finish<'_>) {
-    let BatchOp { op, file, pin_use, .. } = lost;
-    std::mem::forget((op.pieces.clone(), Arc::clone(&op.file), file, pin_use));
+    let BatchOp { op, file, registration_use, .. } = lost;
+    std::mem::forget((op.pieces.clone(), Arc::clone(&op.file), file, registration_use));
     finish(Completion { op, result: Err(Errno::IO) });
 }

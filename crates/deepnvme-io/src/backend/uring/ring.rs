@@ -95,7 +95,8 @@ impl Ring {
     /// # Safety
     /// The entry's memory, iovecs and descriptor stay valid until its completion has been seen.
     pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the entry's memory, iovecs and descriptor stay valid until its completion, as the caller of `push`
+        // ensures: the backend keeps each op until it has reaped it.
         unsafe { self.inner.submission().push(entry).is_ok() }
     }
 

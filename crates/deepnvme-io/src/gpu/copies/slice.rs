@@ -36,8 +36,9 @@ pub(super) unsafe fn launch(
     memory.visit_rows(*from, *len, |address, bytes, count, pitch| {
         let rows = Rows { address, bytes, count, pitch };
         if outcome.is_ok() {
-            // SAFETY: the check above bounds the host memory, and the rows are in the GPU's. The caller guarantees the
-            // rest.
+            // SAFETY: the assertion bounds the host memory, and `visit_rows` gives rows of the GPU's region. Both ends
+            // stay alive until a later event is complete, and nothing else changes the source or uses the target, as
+            // the caller of `launch` ensures.
             outcome = unsafe {
                 match direction {
                     Direction::Read => stream.copy_to_gpu(rows, start),

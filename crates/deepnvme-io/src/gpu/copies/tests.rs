@@ -100,12 +100,12 @@ impl GpuStream for Slow {
         SEVENTH
     }
 
-    // SAFETY: the copy is performed later, and the caller keeps both ends valid until then.
+    // SAFETY: the copy is performed later, and both ends stay valid until then, as the trait requires of the caller.
     unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()> {
         self.give(target.address, source.expose_provenance(), target)
     }
 
-    // SAFETY: as above.
+    // SAFETY: the copy is performed later, and both ends stay valid until then, as the trait requires of the caller.
     unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()> {
         self.give(target.expose_provenance(), source.address, source)
     }

@@ -1,4 +1,4 @@
-//! Device memory, page-locked memory, and registrations.
+//! Device memory, pinned memory, and registrations.
 
 use crate::abi::{INVALID_VALUE, NOT_FOUND, Out};
 use crate::calls::driver_calls;

@@ -1,4 +1,5 @@
-//! A backend with a seeded schedule, over a disk whose power can be cut.
+//! A backend with a seeded schedule, over real files whose writes and syncs are recorded. `deepnvme-simulation` simulates
+//! the whole file system instead, with its names and metadata.
 //!
 //! [`ScheduledBackend`] decides when an op takes effect and in which order completions are returned. Time is counted in
 //! calls of `reap`, so nothing sleeps and every schedule is reproducible. [`SimDevice`] is what changes, such as
@@ -26,7 +27,7 @@ pub use schedule::{ScheduledBackend, SimDevice};
 
 use crate::rng::Rng;
 
-/// A disk shared by the simulated backends of one engine. Cheap to clone.
+/// A disk shared by the scheduled backends of one engine. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct SimDisk {
     seed: u64,

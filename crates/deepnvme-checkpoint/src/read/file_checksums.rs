@@ -1,6 +1,6 @@
 //! The coverage of a file's checksums, and whether the metadata matches them.
 //!
-//! A seal is the checksum of the file's index: names, types, shapes and all chunk checksums. It identifies its file by
+//! The index checksum covers names, types, shapes and all chunk checksums. It identifies its file by
 //! size and index offset, and contains a checksum of itself. Checksums copied into another file are valid but identify
 //! a different file: they are stale. Any other difference is damage.
 
@@ -32,9 +32,9 @@ pub enum Coverage {
 
 /// The state of a file's checksums.
 #[derive(Debug)]
-pub(super) struct Seal {
+pub(super) struct FileChecksums {
     /// The chunk checksums of each record, by name.
-    pub(super) checksums: Option<HashMap<String, Vec<u64>>>,
+    pub(super) chunks: Option<HashMap<String, Vec<u64>>>,
     pub(super) coverage: Coverage,
     /// Set if nothing in the file can be verified, with the reason.
     pub(super) refused: Option<Error>,
@@ -42,18 +42,18 @@ pub(super) struct Seal {
     pub(super) index: Range<u64>,
 }
 
-impl Seal {
+impl FileChecksums {
     /// For a file without checksums of ours.
     pub(super) fn none(coverage: Coverage, index: Range<u64>) -> Self {
-        Self { checksums: None, coverage, refused: None, index }
+        Self { chunks: None, coverage, refused: None, index }
     }
 
     /// For a file whose checksums are damaged or of a later version.
     pub(super) fn refused(error: Error, index: Range<u64>) -> Self {
-        Self { checksums: None, coverage: Coverage::File, refused: Some(error), index }
+        Self { chunks: None, coverage: Coverage::File, refused: Some(error), index }
     }
 
-    /// Creates the seal of these records. `check` compares the index with its checksum.
+    /// Creates the state for these records. `check` compares the index with its checksum.
     pub(super) fn new(
         path: &Path,
         sidecar: FormatResult<Sidecar>,
@@ -64,18 +64,18 @@ impl Seal {
     ) -> Self {
         let index = frame.index_offset..frame.index_offset + frame.index_bytes;
         let refuse = |error| Self::refused(Error::format(path, error), index.clone());
-        let Sidecar { records: checksums, seal } = match sidecar {
+        let Sidecar { records: checksums, index: index_checksum } = match sidecar {
             Ok(sidecar) => sidecar,
             Err(error) => return refuse(error),
         };
-        let coverage = if seal.is_some() { Coverage::File } else { Coverage::Data };
-        if seal.is_some_and(|seal| seal.frame != frame) {
+        let coverage = if index_checksum.is_some() { Coverage::File } else { Coverage::Data };
+        if index_checksum.is_some_and(|checksum| checksum.frame != frame) {
             return Self::none(without, index);
         }
-        let refused = seal.and_then(|seal| check(seal.index_crc64).err());
+        let refused = index_checksum.and_then(|checksum| check(checksum.index_crc64).err());
         match (refused, by_name(checksums, records)) {
             (Some(error), _) => Self::refused(error, index),
-            (None, Ok(checksums)) => Self { checksums: Some(checksums), coverage, refused: None, index },
+            (None, Ok(chunks)) => Self { chunks: Some(chunks), coverage, refused: None, index },
             (None, Err(error)) => refuse(error),
         }
     }
@@ -100,24 +100,24 @@ fn by_name(checksums: Vec<SidecarRecord>, records: &[Extent]) -> FormatResult<Ha
     Ok(checksums)
 }
 
-/// Reads the seal of a safetensors file. `header` is everything before the first tensor.
-pub(super) fn of_header(path: &Path, text: &str, header: &[u8], file_bytes: u64, tensors: &[Extent]) -> Seal {
+/// Reads the checksums of a safetensors file. `header` is everything before the first tensor.
+pub(super) fn of_header(path: &Path, text: &str, header: &[u8], file_bytes: u64, tensors: &[Extent]) -> FileChecksums {
     let index_bytes = header.len() as u64;
     let spaces = header.iter().rev().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count() as u64;
     let sidecar = checksums::decode(text.as_bytes());
-    let is_sealed = sidecar.as_ref().is_ok_and(|sidecar| sidecar.seal.is_some());
+    let has_index_checksum = sidecar.as_ref().is_ok_and(|sidecar| sidecar.index.is_some());
     // Damage cannot turn our headers into such ones: the length would contradict the file, or the padding would not be
     // spaces.
-    let is_foreign = !index_bytes.is_multiple_of(ALIGNMENT_LARGE) || (is_sealed && spaces < PADDING_BYTES_MIN);
+    let is_foreign = !index_bytes.is_multiple_of(ALIGNMENT_LARGE) || (has_index_checksum && spaces < PADDING_BYTES_MIN);
     if is_foreign {
-        return Seal::none(Coverage::Stale, 0..index_bytes);
+        return FileChecksums::none(Coverage::Stale, 0..index_bytes);
     }
     let check = |saved| {
         let digits = quoted_digits(header).map(|digits| covered_sum(header, &[digits]));
         if digits == Some(saved) { Ok(()) } else { Err(damaged(path, "the header", 0..index_bytes, "CRC-64")) }
     };
     let frame = Frame { file_bytes, index_offset: 0, index_bytes };
-    Seal::new(path, sidecar, tensors, frame, check, Coverage::Stale)
+    FileChecksums::new(path, sidecar, tensors, frame, check, Coverage::Stale)
 }
 
 /// Compares the header of a record with the one that deepnvme writes.

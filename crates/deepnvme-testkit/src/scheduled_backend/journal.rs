@@ -1,4 +1,5 @@
-//! The history of one file: durable contents, and writes that a power cut could lose.
+//! The history of one real file, by its writes: durable contents, and writes that a power cut could lose.
+//! `world::journal` of `deepnvme-simulation` also tracks sizes and truncations of files that exist in memory only.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 

@@ -1,4 +1,4 @@
-//! The device of a simulated backend: real files, whose writes and syncs are recorded in the journals of a disk.
+//! The device of a scheduled backend: real files, whose writes and syncs are recorded in the journals of a disk.
 
 use deepnvme_io::Result;
 use deepnvme_io::backend::Backend;

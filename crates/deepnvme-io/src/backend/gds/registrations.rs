@@ -1,4 +1,4 @@
-//! GPU memory registered with cuFile: a bounded table, in which new pins evict the least recently used ones.
+//! GPU memory registered with cuFile: a bounded table, in which new registrations evict the least recently used ones.
 //!
 //! Registered memory is mapped into the window through which devices reach the GPU, and that is small on many GPUs.
 //! cuFile has one table per process and rejects overlapping ranges, so all engines share this one.
@@ -17,47 +17,47 @@ use crate::sync::{Mutex, lock};
 
 /// Maximum bytes per GPU that a process registers with cuFile. Small compared with the window of a data-centre GPU.
 /// cuFile's own limit or a smaller window takes precedence.
-pub const PINNED_BYTES_MAX: u64 = 8 << 30;
+pub const REGISTERED_BYTES_MAX: u64 = 8 << 30;
 
 /// The table of this process, while anything uses it.
-static OF_PROCESS: std::sync::Mutex<Weak<Pins>> = std::sync::Mutex::new(Weak::new());
+static OF_PROCESS: std::sync::Mutex<Weak<Registrations>> = std::sync::Mutex::new(Weak::new());
 
 /// Registrations by GPU, since cuFile's limit is per GPU.
 ///
 /// A registration ends while no transfer touches its memory. It ends under the table's lock, so that no transfer can
 /// start meanwhile.
 #[derive(Debug, Default)]
-pub(crate) struct Pins {
-    by_gpu: Mutex<HashMap<u32, Recency<PinnedRange>>>,
+pub(crate) struct Registrations {
+    by_gpu: Mutex<HashMap<u32, Recency<RegisteredRange>>>,
     /// Held while registering, so that two threads that need room do not evict for each other.
     registering: Mutex<()>,
 }
 
 /// One registration.
 #[derive(Debug)]
-struct PinnedRange {
+struct RegisteredRange {
     _registration: BufferRegistration,
-    /// Identifies its pin: a later pin of the same memory is a different one.
+    /// Identifies its [`GpuRegistration`]: a later one of the same memory differs.
     token: Arc<()>,
     /// Transfers in progress on its memory.
     transfers: u32,
-    /// Whether its pin is dropped, so that it ends with the last transfer.
+    /// Whether its [`GpuRegistration`] is dropped, so that it ends with the last transfer.
     is_dropped: bool,
 }
 
 /// Keeps the registrations of a transfer until this is dropped.
 #[derive(Debug)]
-pub(crate) struct PinUse {
-    pins: Arc<Pins>,
+pub(crate) struct RegistrationUse {
+    registrations: Arc<Registrations>,
     gpu: u32,
     starts: SmallVec<[usize; 1]>,
 }
 
 /// GPU memory registered with cuFile, or the reason why it is not. The registration lasts until this is dropped or a
-/// later pin evicts it. Transfers are correct either way.
+/// later registration evicts it. Transfers are correct either way.
 #[derive(Debug)]
-pub struct GpuPin {
-    pins: Arc<Pins>,
+pub struct GpuRegistration {
+    registrations: Arc<Registrations>,
     gpu: u32,
     start: usize,
     /// Weak, since the table decides how long the registration lasts.
@@ -66,49 +66,62 @@ pub struct GpuPin {
     _memory: Region,
 }
 
-/// The result of pinning.
-pub(crate) struct Pinned {
-    pub(crate) pin: GpuPin,
+/// The result of registering memory.
+pub(crate) struct Registered {
+    pub(crate) registration: GpuRegistration,
     pub(crate) evicted: u64,
 }
 
-impl Pins {
+impl Registrations {
     /// Returns the table of the process.
     pub(crate) fn of_process() -> Arc<Self> {
         let mut known = ignore_poison(OF_PROCESS.lock());
         known.upgrade().unwrap_or_else(|| {
-            let pins = Arc::<Self>::default();
-            *known = Arc::downgrade(&pins);
-            pins
+            let registrations = Arc::<Self>::default();
+            *known = Arc::downgrade(&registrations);
+            registrations
         })
     }
 
     /// Returns cuFile's address of memory, and the guard that keeps it registered. Memory that is not entirely
     /// registered uses its own address.
-    pub(crate) fn acquire(self: &Arc<Self>, gpu: u32, start: usize, bytes: usize) -> (DeviceSpan, bool, PinUse) {
-        let mut pin_use = PinUse { pins: Arc::clone(self), gpu, starts: SmallVec::new() };
+    pub(crate) fn acquire(
+        self: &Arc<Self>,
+        gpu: u32,
+        start: usize,
+        bytes: usize,
+    ) -> (DeviceSpan, bool, RegistrationUse) {
+        let mut registration_use = RegistrationUse { registrations: Arc::clone(self), gpu, starts: SmallVec::new() };
         let mut by_gpu = lock(&self.by_gpu);
         let unregistered = DeviceSpan::unregistered(start, bytes);
-        let Some(ranges) = by_gpu.get_mut(&gpu) else { return (unregistered, false, pin_use) };
+        let Some(ranges) = by_gpu.get_mut(&gpu) else { return (unregistered, false, registration_use) };
         if let Some((base, known)) = ranges.holding(start, bytes) {
             known.transfers += 1;
-            pin_use.starts.push(base);
-            return (DeviceSpan { base, offset_in_base: start - base, bytes }, true, pin_use);
+            registration_use.starts.push(base);
+            return (DeviceSpan { base, offset_in_base: start - base, bytes }, true, registration_use);
         }
-        pin_use.starts.extend(ranges.overlapping(start, bytes));
-        for start in &pin_use.starts {
+        registration_use.starts.extend(ranges.overlapping(start, bytes));
+        for start in &registration_use.starts {
             if let Some(known) = ranges.at(*start) {
                 known.transfers += 1;
             }
         }
-        (unregistered, false, pin_use)
+        (unregistered, false, registration_use)
     }
 
     /// Registers contiguous GPU memory, and evicts the least recently used if needed.
-    pub(crate) fn pin(self: &Arc<Self>, cufile: &CuFile, device: &Arc<Device>, memory: Region) -> Pinned {
+    pub(crate) fn register_memory(
+        self: &Arc<Self>,
+        cufile: &CuFile,
+        device: &Arc<Device>,
+        memory: Region,
+    ) -> Registered {
         let (gpu, start) = (device.index(), memory.addr());
         let (token, evicted) = self.register(cufile, device, &memory);
-        Pinned { pin: GpuPin { pins: Arc::clone(self), gpu, start, token, _memory: memory }, evicted }
+        Registered {
+            registration: GpuRegistration { registrations: Arc::clone(self), gpu, start, token, _memory: memory },
+            evicted,
+        }
     }
 
     fn register(
@@ -122,7 +135,7 @@ impl Pins {
         if lock(&self.by_gpu).entry(gpu).or_default().overlaps(start, bytes) {
             return (Err("some of it is pinned already".into()), 0);
         }
-        let bound = PINNED_BYTES_MAX.min(cufile.pinned_bytes_max());
+        let bound = REGISTERED_BYTES_MAX.min(cufile.pinned_bytes_max());
         if bytes as u64 > bound {
             return (Err(format!("it has {bytes} bytes, and no more than {bound} of a GPU are pinned at once")), 0);
         }
@@ -134,13 +147,13 @@ impl Pins {
             evicted += 1;
         }
         loop {
-            // SAFETY: the pin keeps the memory until it has removed the registration from the table. Transfers that
-            // still touch the memory then keep it themselves.
+            // SAFETY: `GpuRegistration` keeps the memory until it has removed the registration from the table.
+            // Transfers that still touch the memory then keep it themselves.
             match unsafe { BufferRegistration::new(cufile, device, start, bytes, Box::new(())) } {
                 Ok(registration) => {
                     let token = Arc::new(());
                     let weak = Arc::downgrade(&token);
-                    let known = PinnedRange { _registration: registration, token, transfers: 0, is_dropped: false };
+                    let known = RegisteredRange { _registration: registration, token, transfers: 0, is_dropped: false };
                     lock(&self.by_gpu).entry(gpu).or_default().insert(start, bytes, known);
                     return (Ok(weak), evicted);
                 }
@@ -153,14 +166,14 @@ impl Pins {
 
     fn evict(&self, gpu: u32) -> bool {
         let mut by_gpu = lock(&self.by_gpu);
-        let idle = |known: &PinnedRange| known.transfers == 0;
+        let idle = |known: &RegisteredRange| known.transfers == 0;
         by_gpu.get_mut(&gpu).and_then(|ranges| ranges.evict(idle)).map(drop).is_some()
     }
 }
 
-impl Drop for PinUse {
+impl Drop for RegistrationUse {
     fn drop(&mut self) {
-        let mut by_gpu = lock(&self.pins.by_gpu);
+        let mut by_gpu = lock(&self.registrations.by_gpu);
         let Some(ranges) = by_gpu.get_mut(&self.gpu) else { return };
         for start in &self.starts {
             let is_last = ranges.at(*start).is_some_and(|known| {
@@ -174,15 +187,15 @@ impl Drop for PinUse {
     }
 }
 
-impl GpuPin {
-    /// Returns a pin of memory that is not registered, with the reason.
+impl GpuRegistration {
+    /// Holds memory that cuFile has not registered, with the reason.
     pub(crate) fn without(reason: String, memory: Region) -> Self {
         let gpu = match memory.device() {
             Place::Cuda { index } => index,
             Place::Host => 0,
         };
-        let (pins, start) = (Pins::of_process(), memory.addr());
-        Self { pins, gpu, start, token: Err(reason), _memory: memory }
+        let (registrations, start) = (Registrations::of_process(), memory.addr());
+        Self { registrations, gpu, start, token: Err(reason), _memory: memory }
     }
 
     /// Returns why the memory is not registered with cuFile, or `None` while it is.
@@ -190,16 +203,16 @@ impl GpuPin {
     pub fn refusal(&self) -> Option<String> {
         match &self.token {
             Ok(token) if token.strong_count() > 0 => None,
-            Ok(_) => Some("later pins have evicted it".into()),
+            Ok(_) => Some("later registrations have evicted it".into()),
             Err(reason) => Some(reason.clone()),
         }
     }
 }
 
-impl Drop for GpuPin {
+impl Drop for GpuRegistration {
     fn drop(&mut self) {
         let Ok(token) = &self.token else { return };
-        let mut by_gpu = lock(&self.pins.by_gpu);
+        let mut by_gpu = lock(&self.registrations.by_gpu);
         let Some(ranges) = by_gpu.get_mut(&self.gpu) else { return };
         let Some(known) = ranges.at(self.start).filter(|known| Arc::as_ptr(&known.token) == token.as_ptr()) else {
             return;

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import circles as script
-from circles import Crate, circles, expanded, imported
+import import_cycles as script
+from import_cycles import Crate, cycles, expanded, folder_dependencies, imported
 
 
 def test_a_use_is_taken_apart() -> None:
@@ -29,12 +29,32 @@ def test_files_that_need_each_other() -> None:
         ("d",): "mod e; pub use e::Four;",
         ("d", "e"): "pub struct Four;",
     }
-    assert circles(Crate(texts).arrows()) == [[("a",), ("b",)]]
+    assert cycles(Crate(texts).dependencies()) == [[("a",), ("b",)]]
 
 
 def test_a_parent_that_its_child_needs() -> None:
     texts = {(): "", ("a",): "mod b; use b::Small; struct Large;", ("a", "b"): "use super::Large; pub struct Small;"}
-    assert circles(Crate(texts).arrows()) == [[("a",), ("a", "b")]]
+    assert cycles(Crate(texts).dependencies()) == [[("a",), ("a", "b")]]
+
+
+def test_folders_that_need_each_other_though_no_files_do() -> None:
+    texts = {
+        (): "mod a; mod b;",
+        ("a",): "mod one; mod two;",
+        ("a", "one"): "use crate::b::Three; pub struct One;",
+        ("a", "two"): "pub struct Two;",
+        ("b",): "use crate::a::two::Two; pub struct Three;",
+    }
+    dependencies = Crate(texts).dependencies()
+    assert cycles(dependencies) == []
+    assert cycles(folder_dependencies(dependencies)[()]) == [[("a",), ("b",)]]
+
+
+def test_a_folder_that_its_own_file_uses() -> None:
+    texts = {(): "mod a;", ("a",): "mod b; use b::c::C;", ("a", "b"): "mod c; mod d;", ("a", "b", "c"): "pub struct C;"}
+    texts["a", "b", "d"] = "use super::c::C;"
+    dependencies = Crate(texts).dependencies()
+    assert [cycles(inside) for inside in folder_dependencies(dependencies).values()] == [[]]
 
 
 def test_where_something_is_visible_is_no_need() -> None:
@@ -43,7 +63,7 @@ def test_where_something_is_visible_is_no_need() -> None:
         ("a",): "mod b; use b::One; struct Large;",
         ("a", "b"): "pub(in crate::a) use crate::a::Large as L; pub(in crate::a) struct One;",
     }
-    assert circles(Crate(texts).arrows()) == []
+    assert cycles(Crate(texts).dependencies()) == []
 
 
 def test_imports_for_type_checkers_do_not_count() -> None:
@@ -52,7 +72,7 @@ def test_imports_for_type_checkers_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(("needs", "status"), [("", 0), ("use super::one::One;", 1)])
-def test_a_circle_ends_with_an_error(
+def test_a_cycle_ends_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], needs: str, status: int
 ) -> None:
     src = tmp_path / "crates" / "some" / "src"
@@ -62,4 +82,4 @@ def test_a_circle_ends_with_an_error(
     (src / "two.rs").write_text(f"{needs} pub struct Two;")
     monkeypatch.setattr(script, "ROOT", tmp_path)
     assert script.main() == status
-    assert f"circles: {status}" in capsys.readouterr().out
+    assert f"import cycles: {status}" in capsys.readouterr().out

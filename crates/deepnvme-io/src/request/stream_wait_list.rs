@@ -1,4 +1,4 @@
-//! The stream barrier: holds back requests whose GPU memory is in use, until their streams reach the recorded events.
+//! Requests that wait for CUDA streams: holds back requests whose GPU memory is in use, until their streams reach the recorded events.
 //!
 //! Workers never wait for GPU kernels: all other requests would wait behind them. Held requests are polled, which works
 //! for any number of streams and also ends when a stream fails.
@@ -7,8 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::queue::closed;
+use super::{Priority, Request, RequestQueue};
 use crate::error::{Error, ErrorKind, Result};
-use crate::request::{Priority, Request, RequestQueue};
 use crate::start::start_thread;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Instant, Mutex, lock, wait};
@@ -21,7 +22,7 @@ const POLL_INTERVAL: Duration = Duration::from_micros(50);
 const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The held requests of one engine.
-pub(crate) struct StreamBarrier {
+pub(crate) struct StreamWaitList {
     shared: Arc<Shared>,
     /// Created for the first held request.
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -39,11 +40,11 @@ struct Shared {
 #[derive(Default)]
 struct State {
     held: Vec<(Arc<Request>, Priority)>,
-    /// When the barrier was closed.
+    /// When the list was closed.
     closed: Option<Instant>,
 }
 
-impl StreamBarrier {
+impl StreamWaitList {
     pub(crate) fn new(queue: &Arc<RequestQueue>) -> Self {
         Self::with_timeout(queue, STREAM_TIMEOUT)
     }
@@ -64,7 +65,7 @@ impl StreamBarrier {
         }
         if thread.is_none() {
             let shared = Arc::clone(&self.shared);
-            let builder = thread::Builder::new().name("dnvme-barrier".into());
+            let builder = thread::Builder::new().name("dnvme-streams".into());
             *thread = Some(start_thread(|| builder.spawn(move || shared.run()))?);
         }
         lock(&self.shared.state).held.push((Arc::clone(request), priority));
@@ -178,13 +179,9 @@ fn panicked(request: &Request) -> Error {
     Error::new(ErrorKind::Io, request.plan.direction().name(), detail)
 }
 
-fn closed(request: &Request) -> Error {
-    Error::new(ErrorKind::Closed, request.plan.direction().name(), "the engine is closed")
-}
-
-impl std::fmt::Debug for StreamBarrier {
+impl std::fmt::Debug for StreamWaitList {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "StreamBarrier({} held)", lock(&self.shared.state).held.len())
+        write!(f, "StreamWaitList({} held)", lock(&self.shared.state).held.len())
     }
 }
 
@@ -235,25 +232,25 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_never_comes_holds_nobody_for_ever() {
+    fn a_stream_that_never_comes_holds_nobody_forever() {
         let queue = Arc::new(RequestQueue::new(1, &Arc::new(Recorder::new())));
         let timeout = Duration::from_millis(300);
-        let barrier = Arc::new(StreamBarrier::with_timeout(&queue, timeout));
+        let list = Arc::new(StreamWaitList::with_timeout(&queue, timeout));
         let (held, refused) = (request(Odd::Never), request(Odd::Never));
-        barrier.hold(&held, Priority::Normal).unwrap();
+        list.hold(&held, Priority::Normal).unwrap();
         let transfer = Transfer::<Vec<deepnvme_mem::Region>>::new(Arc::clone(&held), Arc::clone(&queue));
         let began = Instant::now();
         let closers: Vec<_> = (0..2)
             .map(|_| {
-                let barrier = Arc::clone(&barrier);
-                thread::spawn(move || barrier.close())
+                let list = Arc::clone(&list);
+                thread::spawn(move || list.close())
             })
             .collect();
-        while lock(&barrier.shared.state).closed.is_none() {
+        while lock(&list.shared.state).closed.is_none() {
             thread::sleep(POLL_INTERVAL);
         }
         // A request that arrives while the first one waits is refused immediately.
-        assert_eq!(barrier.hold(&refused, Priority::Normal).unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(list.hold(&refused, Priority::Normal).unwrap_err().kind(), ErrorKind::Closed);
         assert!(began.elapsed() < timeout || held.result.get().is_some());
         closers.into_iter().for_each(|closer| closer.join().unwrap());
         assert!(began.elapsed() >= timeout, "it had its time");
@@ -265,17 +262,17 @@ mod tests {
     #[test]
     fn a_panic_fails_its_request_and_the_next_one_is_held_as_usual() {
         let queue = Arc::new(RequestQueue::new(1, &Arc::new(Recorder::new())));
-        let barrier = StreamBarrier::with_timeout(&queue, Duration::from_millis(50));
+        let list = StreamWaitList::with_timeout(&queue, Duration::from_millis(50));
         for _ in 0..2 {
             let request = request(Odd::Panics);
-            barrier.hold(&request, Priority::Normal).unwrap();
+            list.hold(&request, Priority::Normal).unwrap();
             let transfer = Transfer::<Vec<deepnvme_mem::Region>>::new(Arc::clone(&request), Arc::clone(&queue));
             assert!(transfer.wait_timeout(Duration::from_secs(60)), "no caller waits forever");
             assert_eq!(transfer.wait().1.unwrap_err().kind(), ErrorKind::Io);
         }
         let request = request(Odd::Never);
-        barrier.hold(&request, Priority::Normal).unwrap();
-        barrier.close();
+        list.hold(&request, Priority::Normal).unwrap();
+        list.close();
         assert!(request.result.get().is_some());
     }
 }

@@ -1,9 +1,10 @@
-"""Find import cycles between the source files of each crate, and of the Python package. Standard library only.
+"""Find import cycles between the files and folders of each crate, and of the Python package. Standard library only.
 
-    python scripts/circles.py
+    python scripts/import_cycles.py
 
-Each output line is one cycle: files that depend on each other, directly or indirectly. A mere re-export is not a
-dependency, nor is the module in a visibility. Exit status 1 if there is any cycle.
+Each output line is one cycle: files that depend on each other, directly or indirectly, or neighbours in a folder (files
+or sub-folders) of which each contains files that depend on the other. A mere re-export is not a dependency, nor is the
+module in a visibility. Exit status 1 if there is any cycle.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LONG_PATH = re.compile(r"\b((?:crate|super)(?:::\w+)+)")
 SHORT_PATH = re.compile(r"(?<![\w:])([a-z_]\w*)::(\w+)")
 
 Module = tuple[str, ...]
-Arrows = Mapping[Module, set[Module]]
+Dependencies = Mapping[Module, set[Module]]
 
 
 class Crate:
@@ -40,7 +41,7 @@ class Crate:
         for module, text in texts.items():
             self._read_body(module, VISIBILITY.sub("pub", USE.sub(" ", text)))
 
-    def arrows(self) -> Arrows:
+    def dependencies(self) -> Dependencies:
         """Return the files that each file depends on."""
         found: dict[Module, set[Module]] = defaultdict(set)
         for module, paths in self._needed.items():
@@ -135,7 +136,7 @@ def crate_texts(src: Path) -> dict[Module, str]:
     return found
 
 
-def python_arrows(package: Path) -> Arrows:
+def python_dependencies(package: Path) -> Dependencies:
     """Return the imports that run. Imports for type checkers only do not."""
     modules: dict[Module, Path] = {}
     for path in package.rglob("*.py"):
@@ -163,9 +164,9 @@ def imported(node: ast.AST) -> Iterator[str]:
         yield from imported(child)
 
 
-def circles(arrows: Arrows) -> list[list[Module]]:
+def cycles(dependencies: Dependencies) -> list[list[Module]]:
     """Find the groups of files that reach each other."""
-    reached = {module: reach(arrows, module) for module in arrows}
+    reached = {module: reach(dependencies, module) for module in dependencies}
     groups = {
         tuple(sorted({module, *(other for other in there if module in reached.get(other, ()))}))
         for module, there in reached.items()
@@ -174,15 +175,29 @@ def circles(arrows: Arrows) -> list[list[Module]]:
     return [list(group) for group in sorted(groups)]
 
 
-def reach(arrows: Arrows, module: Module) -> set[Module]:
+def folder_dependencies(dependencies: Dependencies) -> dict[Module, Dependencies]:
+    """Return, for each folder, which of its files and sub-folders depend on each other through the files below them."""
+    found: dict[Module, dict[Module, set[Module]]] = defaultdict(lambda: defaultdict(set))
+    for module, others in dependencies.items():
+        for other in others:
+            depth = 0
+            while module[depth : depth + 1] == other[depth : depth + 1] != ():
+                depth += 1
+            # A folder's own file (`mod.rs`) may use its sub-folders, and they it: the pass over files checks those.
+            if depth < min(len(module), len(other)):
+                found[module[:depth]][module[: depth + 1]].add(other[: depth + 1])
+    return dict(found)
+
+
+def reach(dependencies: Dependencies, module: Module) -> set[Module]:
     """Return all files that one depends on, directly or not."""
     found: set[Module] = set()
-    left = list(arrows.get(module, ()))
+    left = list(dependencies.get(module, ()))
     while left:
         there = left.pop()
         if there not in found:
             found.add(there)
-            left += arrows.get(there, ())
+            left += dependencies.get(there, ())
     return found
 
 
@@ -190,13 +205,15 @@ def main() -> int:
     """Print all cycles. Exit status 1 if there is one."""
     count = 0
     sources = [*sorted((ROOT / "crates").glob("*/src")), ROOT / "python" / "src"]
-    houses = [(src.parent.name, Crate(crate_texts(src)).arrows()) for src in sources]
-    houses.append(("deepnvme", python_arrows(ROOT / "python" / "deepnvme")))
-    for name, arrows in houses:
-        for circle in circles(arrows):
+    packages = [(src.parent.name, Crate(crate_texts(src)).dependencies()) for src in sources]
+    packages.append(("deepnvme", python_dependencies(ROOT / "python" / "deepnvme")))
+    for name, dependencies in packages:
+        of_files = cycles(dependencies)
+        of_folders = [cycle for inside in folder_dependencies(dependencies).values() for cycle in cycles(inside)]
+        for cycle in of_files + [cycle for cycle in of_folders if cycle not in of_files]:
             count += 1
-            print(f"{name}: {', '.join('/'.join(module) or 'lib' for module in circle)}")
-    print(f"circles: {count}")
+            print(f"{name}: {', '.join('/'.join(module) or 'lib' for module in cycle)}")
+    print(f"import cycles: {count}")
     return int(count > 0)
 
 
