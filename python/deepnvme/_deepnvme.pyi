@@ -762,10 +762,10 @@ class Stats:
         """Bytes of memory that the engine holds now."""
     @property
     def pool_locked(self) -> bool | None:
-        """Whether this memory is page-locked; ``None`` while there is none."""
+        """Whether this memory is pinned; ``None`` while there is none."""
     @property
     def pool_lock_reason(self) -> str | None:
-        """Reason why it is not page-locked."""
+        """Reason why it is not pinned."""
     def to_dict(self) -> dict[str, int | str | bool | None]:
         """Return the fields as a dictionary, ready for JSON."""
 
