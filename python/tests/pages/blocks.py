@@ -29,6 +29,8 @@ from typing import Any
 
 SHELL = ("bash", "sh", "console")
 LANGUAGES = ("python", "json", "toml", *SHELL)
+# What a program prints. `scripts/reference.py --check` compares the help of the commands.
+OUTPUT = "text"
 SECONDS_MAX = 200
 # Commands that do not run here, and the reason.
 ELSEWHERE = {
@@ -104,6 +106,8 @@ def read_page(path: Path) -> Page:
         else:
             language = piece["language"].split()[0] if piece["language"].strip() else ""
             skip, process = markers.pop("skip", None), _read_process(page, markers.pop("process", ""), place)
+            if language == OUTPUT and skip is None:
+                continue
             if skip is None and language not in LANGUAGES:
                 raise PageError(f"{place}: a block of {language!r} runs nowhere: say why, <!-- skip: reason -->")
             page.blocks.append(Block(place, line + 1, language, _dedent(piece["text"]), process, skip))
