@@ -11,13 +11,13 @@ Example::
         parameters[name].copy_(tensor)
 """
 
-from deepnvme._checkpoint.iterate import PREFETCH_BYTES, iterate_weights
+from deepnvme._checkpoint.iterate import iterate_weights
 
 # As for the functions of `deepnvme`: help texts name no private module.
 iterate_weights.__module__ = __name__
 
-__all__ = ["PREFETCH_BYTES", "iterate_weights"]
+__all__ = ["iterate_weights"]
 
 
 def __dir__() -> list[str]:
-    return ["iterate_weights"]
+    return sorted(__all__)
