@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -154,6 +155,25 @@ def without_override(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
     import torch  # noqa: PLC0415
 
     return torch._C._disabled_torch_function_impl(function, (), args, kwargs)  # noqa: SLF001
+
+
+def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function record no gradients, like ``torch.no_grad``.
+
+    Ctrl-C in the exit of torch's context manager could leave gradients off for good.
+    """
+    import torch  # noqa: PLC0415
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)  # noqa: SLF001
+            return function(*args, **kwargs)
+        finally:
+            torch._C._set_grad_enabled(before)  # noqa: SLF001
+
+    return run
 
 
 def without_memory(

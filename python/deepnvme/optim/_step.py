@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from deepnvme._utils.tensors import without_gradients
 from deepnvme.errors import ClosedError, Error, UnsupportedError
 from deepnvme.optim._formats import FP32
 from deepnvme.optim._gradients import SwappedGradient, in_order
@@ -19,7 +20,7 @@ from deepnvme.optim._state_store import MASTER, ParameterSlice, flat
 class SteppingOptimizer(OptimizerBase):
     """Makes the step."""
 
-    @torch.no_grad()
+    @without_gradients
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have gradients.
 
