@@ -36,9 +36,8 @@ class FilledMemory:
 
 def compare(what: str, target: torch.Tensor, source: torch.Tensor) -> None:
     """Refuse a source that differs from what the target holds. Bytes are compared: NaN equals itself."""
-    with torch.no_grad():
-        expected = torch.empty_like(target, device="cpu").copy_(source)
-        found = target.detach().cpu()
+    target = target.detach()
+    expected, found = torch.empty_like(target, device="cpu").copy_(source), target.cpu()
     first, second = (
         tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for tensor in (found, expected)
     )

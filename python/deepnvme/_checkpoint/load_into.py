@@ -12,7 +12,7 @@ from deepnvme._checkpoint.allocation import allocate
 from deepnvme._checkpoint.file_entries import StorageEntry, storage_entries, tensor_entries
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._checkpoint.tensor_names import has_name, named_tensors, tensor_expressions, tensor_keys
-from deepnvme._utils.tensors import engine_reaches
+from deepnvme._utils.tensors import engine_reaches, without_gradients
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -212,5 +212,4 @@ def _read_groups(
 
 
 def _copy(_what: str, target: torch.Tensor, source: torch.Tensor) -> None:
-    with torch.no_grad():
-        target.copy_(source)
+    without_gradients(target.copy_, source)

@@ -274,7 +274,7 @@ class Residence:
         with self._lock:
             self._refuse_use(group)
             self._check_placeholders(group)
-        with self.swapper.borrow(group.key, shared=True) as memory, torch.no_grad():
+        with self.swapper.borrow(group.key, shared=True) as memory:
             # Without the lock, since others need it to release memory.
             copies = [member.view(memory).clone() for member in group.members]
             with self._lock:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from deepnvme._modules.placeholder import has_no_values
+from deepnvme._utils.tensors import without_gradients
 
 
 class ChangedBuffers:
@@ -43,7 +44,7 @@ class ChangedBuffers:
         if changed is None:
             return original
         # Inference tensors could not be changed by later calls outside of that mode.
-        with torch.inference_mode(mode=False), torch.no_grad():
+        with torch.inference_mode(mode=False):
             if has_no_values(original) or original.is_inference():
                 # Modules that share it get one tensor, without the memory of the other weights.
                 own = changed.detach().clone()
@@ -51,7 +52,7 @@ class ChangedBuffers:
                     own = nn.Parameter(own, requires_grad=original.requires_grad)
                 self._changed[id(original)] = own
                 return own
-            return original.copy_(changed)
+            return without_gradients(original.copy_, changed)
 
 
 class _Resident:

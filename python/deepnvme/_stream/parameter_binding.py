@@ -46,7 +46,8 @@ class _Bound:
             if not have_same_bytes(before, tensor):
                 # Inference tensors could not be changed by later calls outside of that mode.
                 with torch.inference_mode(mode=False):
-                    yield index, _mark(tensor.clone(), vars(tensor)[_STREAMED])
+                    copy = tensor.clone()
+                yield index, _mark(copy, vars(tensor)[_STREAMED])
 
     def changed_versions(self) -> list[int]:
         """Return the indices of the tensors that were changed in place, as far as torch counts changes."""

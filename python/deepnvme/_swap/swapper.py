@@ -17,7 +17,7 @@ from deepnvme._swap.view import Borrowed, check_tensor, label_of, parse_label, s
 from deepnvme._utils.arguments import check_engine, parse_bytes, whole
 from deepnvme._utils.memory import check_available, refused
 from deepnvme._utils.public import public
-from deepnvme._utils.tensors import checked_dtype
+from deepnvme._utils.tensors import checked_dtype, without_gradients
 from deepnvme.errors import OutOfMemoryError
 
 _FD_MAX = (1 << 31) - 1
@@ -128,7 +128,7 @@ class Swapper:
         """
         check_tensor(tensor)
         source = tensor.detach()
-        with self.create(key, source.shape, source.dtype) as held, torch.no_grad():
+        with self.create(key, source.shape, source.dtype) as held:
             try:
                 held.copy_(source)
             except NotImplementedError:
@@ -266,15 +266,13 @@ class Swapper:
         try:
             part = transfer_part(self._memory, held, key, offset, out)
             if part is not None:
-                with torch.no_grad():
-                    out.copy_(part)
+                without_gradients(out.copy_, part)
             elif out.is_contiguous():
                 held.read_at(offset, out.detach())
             else:
                 dense = torch.empty_like(out, memory_format=torch.contiguous_format)
                 held.read_at(offset, dense)
-                with torch.no_grad():
-                    out.copy_(dense)
+                without_gradients(out.copy_, dense)
         finally:
             held.release()
         return out

@@ -153,11 +153,10 @@ def transfer_part(
     if held.offset is None:
         return None
     start = held.offset + offset
-    part = memory[start : start + other.nbytes]
-    with torch.no_grad():
-        if start % other.dtype.itemsize == 0:
-            part = part.view(other.dtype).view(other.shape)
-            return part.copy_(other) if is_written else part
-        if is_written:
-            return part.copy_(_bytes(other.to("cpu")))
-        return part.clone().view(other.dtype).view(other.shape)
+    part, other = memory[start : start + other.nbytes], other.detach()
+    if start % other.dtype.itemsize == 0:
+        part = part.view(other.dtype).view(other.shape)
+        return part.copy_(other) if is_written else part
+    if is_written:
+        return part.copy_(_bytes(other.to("cpu")))
+    return part.clone().view(other.dtype).view(other.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -14,9 +13,11 @@ from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
 
     import torch
+
+    _Result = TypeVar("_Result")
 
 # Longer than any tensor. torch counts bytes in 64 bits with a sign.
 _LONGEST_STORAGE_BYTES = (1 << 63) - 1
@@ -157,23 +158,19 @@ def without_override(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
     return torch._C._disabled_torch_function_impl(function, (), args, kwargs)  # noqa: SLF001
 
 
-def without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function record no gradients, like ``torch.no_grad``.
+def without_gradients(function: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+    """Call a function that records no gradients, as under ``torch.no_grad``.
 
     Ctrl-C in the exit of torch's context manager could leave gradients off for good.
     """
     import torch  # noqa: PLC0415
 
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        before = torch.is_grad_enabled()
-        try:
-            torch._C._set_grad_enabled(False)  # noqa: SLF001
-            return function(*args, **kwargs)
-        finally:
-            torch._C._set_grad_enabled(before)  # noqa: SLF001
-
-    return run
+    before = torch.is_grad_enabled()
+    try:
+        torch._C._set_grad_enabled(False)  # noqa: SLF001
+        return function(*args, **kwargs)
+    finally:
+        torch._C._set_grad_enabled(before)  # noqa: SLF001
 
 
 def without_memory(

@@ -20,7 +20,6 @@ from deepnvme.optim._state_store import MASTER, ParameterSlice, flat
 class SteppingOptimizer(OptimizerBase):
     """Makes the step."""
 
-    @without_gradients
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have gradients.
 
@@ -41,6 +40,9 @@ class SteppingOptimizer(OptimizerBase):
             RuntimeError: with ``error_if_nonfinite``, the norm of the gradients is infinite or NaN; or loading of
                 state was interrupted.
         """
+        return without_gradients(self._step, closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         self._check_loaded()
         loss = None
         if closure is not None:
