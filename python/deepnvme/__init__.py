@@ -69,7 +69,8 @@ if TYPE_CHECKING:
     from deepnvme import deepspeed as deepspeed
     from deepnvme import integrations as integrations
     from deepnvme import optim
-    from deepnvme._checkpoint.checkpointer import Checkpointer, CheckpointerStats
+    from deepnvme._checkpoint.checkpointer import Checkpointer
+    from deepnvme._checkpoint.checkpointer_stats import CheckpointerStats
     from deepnvme._checkpoint.history import Checkpoint
     from deepnvme._checkpoint.load import load
     from deepnvme._checkpoint.save import save
@@ -133,7 +134,7 @@ _MODULES = ("deepspeed", "errors", "integrations", "optim")
 _LAZY = {
     "Checkpoint": "_checkpoint.history",
     "Checkpointer": "_checkpoint.checkpointer",
-    "CheckpointerStats": "_checkpoint.checkpointer",
+    "CheckpointerStats": "_checkpoint.checkpointer_stats",
     "Borrowed": "_swap",
     "ParameterOffload": "_offload",
     "StreamStats": "_stream",

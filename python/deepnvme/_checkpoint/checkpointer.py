@@ -12,16 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deepnvme._checkpoint.background_save import BackgroundSaves
+from deepnvme._checkpoint.checkpointer_stats import CheckpointerStats, StatsCounter
 from deepnvme._checkpoint.distributed.parts import fetch
 from deepnvme._checkpoint.distributed.process_group import RankGroup
 from deepnvme._checkpoint.distributed.writers import choose_writers
 from deepnvme._checkpoint.history import History
 from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.save import SaveOptions
+from deepnvme._checkpoint.save_schedule import SaveSchedule
 from deepnvme._checkpoint.save_start import SaveStarter
 from deepnvme._utils.arguments import parse_bytes, path_of, whole
 from deepnvme._utils.public import public
@@ -44,29 +45,6 @@ _T = TypeVar("_T")
 
 # Attempts to open a checkpoint that other processes retire at the same time.
 _TRIES_MAX = 20
-
-
-@public
-@dataclass(frozen=True)
-class CheckpointerStats:
-    """The cost of saving so far. All processes count the same files, and each its own time.
-
-    Example:
-        >>> checkpointer = deepnvme.Checkpointer("checkpoints")
-        >>> checkpointer.save(1, {"weight": torch.ones(3)})
-        True
-        >>> checkpointer.stats().saves
-        1
-    """
-
-    saves: int
-    """Checkpoints in the manifest."""
-    nbytes: int
-    """Their size in bytes."""
-    stall_s: float
-    """Seconds that ``save``, and the optimizers of ``overlap``, blocked training."""
-    write_s: float
-    """Seconds from each call of ``save`` until its file got its name."""
 
 
 @public
@@ -159,7 +137,7 @@ class Checkpointer:
         self._save_lock = threading.RLock()
         self._nested_saves = 0
         self._has_saved = False
-        self._schedule = _SaveSchedule(every)
+        self._schedule = SaveSchedule(every)
         self._group = RankGroup(process_group)
         # A group of its own: the training thread uses it while a background save uses the other.
         self._timer_group = RankGroup(process_group) if self._schedule.is_by_time else None
@@ -173,7 +151,7 @@ class Checkpointer:
         self._durability = durability
         self._is_async = async_
         self._progress = progress
-        self._counter = _StatsCounter()
+        self._counter = StatsCounter()
         self._background = BackgroundSaves()
         self._overlaps = 0
 
@@ -438,59 +416,6 @@ class Checkpointer:
             self.wait_for_tensors()
         except Exception as error:  # noqa: BLE001
             self._background.add_failure(error)
-
-
-class _SaveSchedule:
-    """Decides which calls save: every Nth step, or a minimum time apart; by default all of them."""
-
-    def __init__(self, every: int | dt.timedelta | None) -> None:
-        is_time = every is None or isinstance(every, dt.timedelta)
-        self._every = every if is_time else whole(every, "every (a number of steps, or a timedelta)", 1)
-        self._last: float | None = None
-
-    @property
-    def is_by_time(self) -> bool:
-        """Whether the clock decides. The clocks of several processes differ."""
-        return isinstance(self._every, dt.timedelta)
-
-    def is_due(self, step: int, now: float) -> bool:
-        """Whether to save a state of this step, at this time in seconds."""
-        if self._every is None:
-            return True
-        if isinstance(self._every, int):
-            return step % self._every == 0
-        return self._last is None or now - self._last >= self._every.total_seconds()
-
-    def note(self, now: float) -> None:
-        """Count the time from here. Failed saves do not count, so the next one stays due."""
-        self._last = now
-
-
-class _StatsCounter:
-    """Adds up the statistics. Threads update them at the same time, and so may a signal handler.
-
-    There is no lock, because a handler would wait forever for the thread that it interrupted. Each number is appended
-    to a list instead.
-    """
-
-    def __init__(self) -> None:
-        self._stalls: list[float] = []
-        self._saves: list[tuple[int, float]] = []
-
-    @property
-    def current(self) -> CheckpointerStats:
-        """The statistics so far."""
-        saves = list(self._saves)
-        nbytes, seconds = sum(nbytes for nbytes, _ in saves), sum(seconds for _, seconds in saves)
-        return CheckpointerStats(len(saves), nbytes, sum(list(self._stalls)), float(seconds))
-
-    def add_stall(self, seconds: float) -> None:
-        """Count time that training waited."""
-        self._stalls.append(seconds)
-
-    def add_save(self, nbytes: int, seconds: float) -> None:
-        """Count one more checkpoint."""
-        self._saves.append((nbytes, seconds))
 
 
 @contextmanager

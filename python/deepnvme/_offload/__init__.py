@@ -4,6 +4,7 @@
 - ``groups`` finds the parameters that are moved together. ``residence`` holds them in memory while they are in use.
 - ``passes`` follows a block through forward and backward. ``autograd`` saves references to weights, not their memory.
 - ``stepping`` runs an optimizer group by group. ``saving`` writes a model shard by shard.
+- ``hooks``: what watches the model's steps and those of all optimizers.
 - ``placeholders``: the stand-in data of a parameter while its bytes are on disk.
 """
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.save import SaveOptions
-from deepnvme._modules.forward_wrapper import untraced, wrap_call, wrap_forward
+from deepnvme._modules.forward_wrapper import wrap_call, wrap_forward
 from deepnvme._modules.placeholder import is_on_disk
 from deepnvme._offload.autograd import save_references
 from deepnvme._offload.fingerprint import fingerprint
 from deepnvme._offload.groups import find_blocks, find_misplaced
+from deepnvme._offload.hooks import StepGuard, UntracedHook, copy_error
 from deepnvme._offload.passes import BlockRunner
 from deepnvme._offload.placeholders import replace_meta_parameters
 from deepnvme._offload.residence import Residence
@@ -72,9 +73,9 @@ class ParameterOffload:
         self._undo = [wrap_call(block.module, self._runner.wrapper_for(block)) for block in self._blocks]
         self._undo.append(wrap_forward(model, self._checked_conversion, "_apply"))
         hooks = [
-            model.register_forward_pre_hook(_UntracedHook(self._begin_step)),
+            model.register_forward_pre_hook(UntracedHook(self._begin_step)),
             *fill_state_dicts(model, self._residence, self._group_of, lambda: self._is_filling),
-            register_optimizer_step_pre_hook(_StepGuard(self)),
+            register_optimizer_step_pre_hook(StepGuard(self._check_step)),
         ]
         self._undo += [hook.remove for hook in hooks]
         self.is_closed = False
@@ -347,7 +348,7 @@ class ParameterOffload:
 
     def __reduce__(self) -> Any:
         if not self.is_closed:
-            raise _copy_error()
+            raise copy_error()
         # Copies and pickles of a model with its own parameters have no offloading.
         return type(None), ()
 
@@ -402,41 +403,6 @@ class ParameterOffload:
                         "the parameters of this optimizer are on disk: call model.offloading.attach(optimizer) once, "
                         "before its first step"
                     )
-
-
-class _UntracedHook:
-    """Keeps a hook out of graphs: it depends on threads and files."""
-
-    _torchdynamo_disable = True
-
-    def __init__(self, hook: Callable[..., Any]) -> None:
-        self._hook = hook
-
-    def __call__(self, *args: Any) -> Any:
-        return untraced(self._hook, *args)
-
-    def __reduce__(self) -> NoReturn:
-        # A model is copied and pickled with its hooks first.
-        raise _copy_error()
-
-
-def _copy_error() -> TypeError:
-    return TypeError(
-        "the parameters of this model are on disk, so it can be neither copied nor pickled; save model.state_dict(), "
-        "call model.offloading.save(path), or call model.offloading.close() first"
-    )
-
-
-class _StepGuard:
-    """Checks each optimizer's step while the model exists."""
-
-    def __init__(self, offloaded: ParameterOffload) -> None:
-        self._offloaded = weakref.ref(offloaded)
-
-    def __call__(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        offloaded = self._offloaded()
-        if offloaded is not None:
-            offloaded._check_step(optimizer)  # noqa: SLF001
 
 
 def _check_module(model: object) -> None:

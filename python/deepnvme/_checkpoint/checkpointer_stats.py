@@ -1,0 +1,57 @@
+"""The cost of saving with a ``Checkpointer``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepnvme._utils.public import public
+
+
+@public
+@dataclass(frozen=True)
+class CheckpointerStats:
+    """The cost of saving so far. All processes count the same files, and each its own time.
+
+    Example:
+        >>> checkpointer = deepnvme.Checkpointer("checkpoints")
+        >>> checkpointer.save(1, {"weight": torch.ones(3)})
+        True
+        >>> checkpointer.stats().saves
+        1
+    """
+
+    saves: int
+    """Checkpoints in the manifest."""
+    nbytes: int
+    """Their size in bytes."""
+    stall_s: float
+    """Seconds that ``save``, and the optimizers of ``overlap``, blocked training."""
+    write_s: float
+    """Seconds from each call of ``save`` until its file got its name."""
+
+
+class StatsCounter:
+    """Adds up the statistics. Threads update them at the same time, and so may a signal handler.
+
+    There is no lock, because a handler would wait forever for the thread that it interrupted. Each number is appended
+    to a list instead.
+    """
+
+    def __init__(self) -> None:
+        self._stalls: list[float] = []
+        self._saves: list[tuple[int, float]] = []
+
+    @property
+    def current(self) -> CheckpointerStats:
+        """The statistics so far."""
+        saves = list(self._saves)
+        nbytes, seconds = sum(nbytes for nbytes, _ in saves), sum(seconds for _, seconds in saves)
+        return CheckpointerStats(len(saves), nbytes, sum(list(self._stalls)), float(seconds))
+
+    def add_stall(self, seconds: float) -> None:
+        """Count time that training waited."""
+        self._stalls.append(seconds)
+
+    def add_save(self, nbytes: int, seconds: float) -> None:
+        """Count one more checkpoint."""
+        self._saves.append((nbytes, seconds))
