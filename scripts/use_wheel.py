@@ -36,7 +36,7 @@ def main() -> int:
     version = importlib.metadata.version("deepnvme")
     assert report["version"] == version, f"the command reports version {report['version']}, the package {version}"
     chosen = [backend["name"] for backend in report["backends"] if backend["is_chosen"]]
-    print(f"deepnvme {version}, Python {platform.python_version()}, {system()}, back end {', '.join(chosen)}")
+    print(f"deepnvme {version}, Python {platform.python_version()}, {system()}, backend {', '.join(chosen)}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from gpubench.tool import Group, Place, Tool, Where, durable, needs_torch_cuda
@@ -57,7 +58,7 @@ class PythonCopy(Tool):
         return action
 
 
-class _Tuned(Tool):
+class _Tuned(Tool, ABC):
     """A tool that uses the best of several settings."""
 
     _candidates: Sequence[Any]
@@ -87,11 +88,13 @@ class _Tuned(Tool):
         """See the base."""
         return self._write(self._best["write"], source, path)
 
+    @abstractmethod
     def _read(self, one: Any, target: torch.Tensor, path: Path) -> Action:
-        raise NotImplementedError
+        """Return the read of a file with a candidate's settings."""
 
+    @abstractmethod
     def _write(self, one: Any, source: torch.Tensor, path: Path) -> Action:
-        raise NotImplementedError
+        """Return the write of a file with a candidate's settings."""
 
 
 class DeepSpeed(_Tuned):

@@ -82,7 +82,7 @@ def _add_deepnvme(registry: Registry, chosen: aio_handle.Chosen) -> None:
             continue
         registry.add(deepnvme_engine.DeepnvmeDescriptor(backend), only="calls")
         registry.add(deepnvme_engine.DeepnvmeOneLarge(backend), only="small")
-    # The default: the first back end, with small transfers made by the calling thread.
+    # The default: the first backend, with small transfers made by the calling thread.
     registry.add(deepnvme_engine.DeepnvmeEngine("auto"), only="calls")
     registry.add(deepnvme_engine.DeepnvmeDescriptor("auto"), only="calls")
     registry.add(aio_handle.AioHandle("deepnvme aio_handle", "deepnvme", deepnvme.deepspeed, chosen, lock=True))

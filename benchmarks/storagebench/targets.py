@@ -1,6 +1,6 @@
 """The targets of deepnvme, judged by medians of per-round ratios: met, missed or not measured.
 
-The judged back end is the choice of ``backend="auto"``: the first of io_uring, aio and threads that works here. For
+The judged backend is the choice of ``backend="auto"``: the first of io_uring, aio and threads that works here. For
 DeepSpeed, the drop-in handle is judged as well, called exactly like DeepSpeed's own.
 """
 

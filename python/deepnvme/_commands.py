@@ -91,7 +91,7 @@ def bench(
         block_bytes: largest single transfer, in bytes or as text; default 2 MiB.
         queue_depth: transfers in flight per worker; default 128.
         workers: threads that submit; default one per processor, at most 4.
-        backend: the back end; default the first that works.
+        backend: the backend; default the first that works.
         submit: ``"single"`` submits each transfer with its own system call.
         direct: whether to bypass the page cache.
         memory: page-locked, or pageable like ``torch.empty``.

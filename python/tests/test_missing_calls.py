@@ -1,4 +1,4 @@
-"""Kernels and sandboxes that lack a system call: a back end is still found, and files still open."""
+"""Kernels and sandboxes that lack a system call: a backend is still found, and files still open."""
 
 import ctypes
 import platform

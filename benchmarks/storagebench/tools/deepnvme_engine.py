@@ -1,4 +1,4 @@
-"""deepnvme: one engine for each back end, with the defaults of everything else."""
+"""deepnvme: one engine for each backend, with the defaults of everything else."""
 
 from __future__ import annotations
 

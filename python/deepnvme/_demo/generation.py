@@ -75,7 +75,7 @@ def open_offloaded(folder: Path, memory: int, offload: Path) -> Any:
         empty = transformers.AutoModelForCausalLM.from_config(config)
     layers = empty.model.layers
     layer = sum(parameter.nbytes for parameter in layers[0].parameters())
-    # One module at a time is read into memory beside them.
+    # Leave room for the largest module on disk, which is read into memory while it runs.
     fit = max(0, (memory - max(layer, empty.lm_head.weight.nbytes)) // layer)
     places = {f"model.layers.{index}": "cpu" if index < fit else "disk" for index in range(len(layers))}
     ends = {"model.embed_tokens": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}

@@ -1,7 +1,7 @@
 """Make chosen system calls on chosen files fail, with a seccomp filter.
 
-It needs no root, applies to all threads, and lasts until the process ends. Of the engine's back ends it can intercept
-the system calls of the threads back end.
+It needs no root, applies to all threads, and lasts until the process ends. Of the engine's backends it can intercept
+the system calls of the threads backend.
 """
 
 from __future__ import annotations
