@@ -9,7 +9,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyType};
 
 use crate::imported::module;
-use crate::memory::{self, KeepAlive, Layout, Location, MemoryAccess};
+use crate::memory::{self, KeepAlive, Layout, Location, MemoryAccess, PlainTensor};
 
 /// The torch objects by which tensors are recognised.
 struct Torch {
@@ -85,23 +85,30 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResul
 /// Return the layout of an ordinary tensor with one C call; `None` for all others, which take the slow path. For ten
 /// thousand tensors, the slow path takes longer than their bytes.
 fn describe_plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
+    if plain_of(object, torch)?.is_none() {
+        return Ok(None);
+    }
+    let keep = storage(object)?;
+    // Read again: only the held storage is sure to stay.
+    let Some(PlainTensor { address, bytes, .. }) = plain_of(object, torch)? else { return Ok(None) };
+    Ok(Some(Layout { location: Location::HOST, address, bytes, strided: None, keep }))
+}
+
+/// Describe an ordinary tensor: contiguous, real, in host memory, and of torch's own class. `None` for anything else.
+pub(crate) fn plain(object: &Bound<'_, PyAny>) -> PyResult<Option<PlainTensor>> {
+    imported(object.py())?.map_or(Ok(None), |torch| plain_of(object, torch))
+}
+
+fn plain_of(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<PlainTensor>> {
     let (py, class) = (object.py(), object.get_type());
     let Some(exchange) = torch.exchange else { return Ok(None) };
     // Subclasses may redefine the attributes.
     if !class.is(&torch.tensor) && !class.is(&torch.parameter) {
         return Ok(None);
     }
-    if memory::try_describe(exchange, object).is_none() {
-        return Ok(None);
-    }
+    let Some(described) = memory::try_describe(exchange, object) else { return Ok(None) };
     // Lazy negation: the imaginary part of a lazy conjugate is a real tensor with the wrong sign.
-    if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
-        return Ok(None);
-    }
-    let keep = storage(object)?;
-    // Read again: only the held storage is sure to stay.
-    let Some((address, bytes)) = memory::try_describe(exchange, object) else { return Ok(None) };
-    Ok(Some(Layout { location: Location::HOST, address, bytes, strided: None, keep }))
+    Ok((!object.call_method0(intern!(py, "is_neg"))?.is_truthy()?).then_some(described))
 }
 
 /// Return the bytes of an untyped storage and a reference that keeps them there; `None` for anything else, and for

@@ -34,9 +34,9 @@ class StorageEntry(NamedTuple):
     """Byte of the file at which it begins."""
 
 
-def tensor_entries(reader: _CheckpointReader) -> list[TensorEntry]:
-    """Return the tensors, in the order of the file."""
-    return [*map(TensorEntry._make, reader.tensors())]
+def tensor_entries(reader: _CheckpointReader, numbers: list[int] | None = None) -> list[TensorEntry]:
+    """Return the tensors in the order of the file, or those of these numbers."""
+    return [*map(TensorEntry._make, reader.tensors(numbers))]
 
 
 def storage_entries(reader: _CheckpointReader) -> list[StorageEntry]:

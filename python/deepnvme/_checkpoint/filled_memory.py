@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from deepnvme.errors import InvalidArgumentError
 
+if TYPE_CHECKING:
+    from deepnvme._deepnvme import _PlainTargets
+
 
 class FilledMemory:
-    """The targets so far."""
+    """The targets so far. None of the plain ones shares memory with another plain one."""
 
-    def __init__(self) -> None:
+    def __init__(self, plain: _PlainTargets | None = None) -> None:
+        self._plain = plain
         self._sources: dict[Any, Any] = {}
         self._ranges: list[tuple[int, int, str]] = []
 
@@ -25,13 +29,22 @@ class FilledMemory:
         # Other views may share a range without sharing an element, as the columns of a matrix do.
         if target.is_contiguous():
             begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
+            if self._plain is not None and target.device.type == "cpu":
+                other = self._plain.overlapping(begin, target.nbytes)
+                # A plain target that the file cannot fill as it is comes here itself.
+                if other is not None and other != name:
+                    raise _sharing(file, other, name)
             at = bisect(self._ranges, (begin, end, name))
             for other_begin, other_end, other in self._ranges[max(at - 1, 0) : at + 1]:
                 if begin < other_end and other_begin < end:
-                    msg = f"{file}: {other} and {name} share a part of their memory, and cannot both be filled"
-                    raise InvalidArgumentError(f"{msg}; give each a tensor of its own")
+                    raise _sharing(file, other, name)
             self._ranges.insert(at, (begin, end, name))
         return None
+
+
+def _sharing(file: str, one: str, other: str) -> InvalidArgumentError:
+    msg = f"{file}: {one} and {other} share a part of their memory, and cannot both be filled"
+    return InvalidArgumentError(f"{msg}; give each a tensor of its own")
 
 
 def compare(what: str, target: torch.Tensor, source: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,12 +12,13 @@ from deepnvme._checkpoint.allocation import allocate
 from deepnvme._checkpoint.file_entries import StorageEntry, storage_entries, tensor_entries
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._checkpoint.tensor_names import has_name, named_tensors, tensor_expressions, tensor_keys
+from deepnvme._deepnvme import _PlainTargets
 from deepnvme._utils.tensors import engine_reaches, without_gradients
-from deepnvme.errors import InvalidArgumentError
+from deepnvme.errors import InvalidArgumentError, MovedError
 
 if TYPE_CHECKING:
     from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
-    from deepnvme._deepnvme import _CheckpointReader
+    from deepnvme._deepnvme import _CheckpointReader, _DirectReads
 
 # Tensors that cannot be filled directly go through a temporary buffer of this size, one group after the other.
 _GROUP_BYTES = 64 << 20
@@ -26,7 +27,7 @@ _GROUP_BYTES = 64 << 20
 def fill(request: LoadRequest, into: Mapping[str, Any], cast: bool) -> Mapping[str, Any]:
     """Fill each tensor of ``into`` with the tensor of its name."""
     targets = _targets(request, into)
-    request.for_files(lambda files: _fill(request, files, targets, cast))
+    request.for_files(lambda files: _fill_all(request, files, targets, cast))
     return into
 
 
@@ -50,6 +51,8 @@ class _Plan(NamedTuple):
     """The targets that one file fills."""
 
     reader: _CheckpointReader
+    plain: _DirectReads
+    """Filled by the read itself, and found without a look at each of them."""
     direct: list[Any]
     """Filled by the read itself."""
     copied: list[_Pair]
@@ -58,40 +61,52 @@ class _Plan(NamedTuple):
     """Filled under an earlier name already; the tensor of this name must be the same."""
 
 
-def _fill(request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool) -> None:
-    # Every file and target is checked before the first byte changes.
-    for plan in _plan(request, files, targets, cast):
+def _fill_all(request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool) -> None:
+    try:
+        _fill(request, _plan(request, files, targets, cast, exact=False))
+    except MovedError:
+        # Another program placed the records differently than the directory suggests.
+        _fill(request, _plan(request, files, targets, cast, exact=True))
+
+
+def _fill(request: LoadRequest, plans: list[_Plan]) -> None:
+    for plan in plans:
+        if len(plan.plain):
+            plan.reader.start_direct(plan.plain).finish(request.verify, request.report)
         if plan.direct:
             plan.reader.start(plan.direct).finish(request.verify, request.report)
-        storages = storage_entries(plan.reader)
-        _read_groups(request, plan.reader, plan.copied, storages, _copy)
-        _read_groups(request, plan.reader, plan.compared, storages, compare)
+        if plan.copied or plan.compared:
+            storages = storage_entries(plan.reader)
+            _read_groups(request, plan.reader, plan.copied, storages, _copy)
+            _read_groups(request, plan.reader, plan.compared, storages, compare)
 
 
-def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool) -> list[_Plan]:
-    """Find each tensor in the files. Refuse targets that do not fit."""
+def _plan(
+    request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool, *, exact: bool
+) -> list[_Plan]:
+    """Find each tensor in the files, before the first byte changes. Refuse targets that do not fit."""
     plans = []
     # A tensor of a flat state dict is named by its key, even if the key contains dots.
     missing = set(targets)
-    filled = FilledMemory()
+    plain = _PlainTargets(targets)
+    filled = FilledMemory(plain)
     for file in files:
-        names = file.names
-        reader = request.open(file, exact=True)
+        reader = request.open(file, exact=exact)
+        reads, rest = reader.direct_reads(plain, missing, file.names)
+        plan = _Plan(reader, reads, [], [], [])
+        plans.append(plan)
+        if not rest:
+            continue
         storages = storage_entries(reader)
-        plan = _Plan(reader, [], [], [])
         signs = {number: (is_conj, is_neg) for number, is_conj, is_neg in reader.signs()}
-        unnamed, met = {*reader.unnamed()}, set[str]()
-        named = [(number, entry) for number, entry in enumerate(tensor_entries(reader)) if number not in unnamed]
-        for number, entry in named:
+        for number, entry in zip(rest, tensor_entries(reader, rest), strict=True):
             name = entry.name
-            if name in met and name in targets:
+            if name not in missing:
                 msg = f"{request.name}: the file contains two tensors called {name!r}, so the name is ambiguous"
                 raise InvalidArgumentError(f"{msg}; load without into, and copy the tensors")
-            if name not in missing or (names is not None and name not in names):
-                continue
-            met.add(name)
             missing.discard(name)
             target, dtype = targets[name], getattr(torch, entry.dtype)
+            _check_kind(f"{request.name}: {name}", target)
             _check(f"{request.name}: {name}", target, dtype, entry.shape, cast)
             stored = _Stored(dtype, *entry[2:], signs.get(number))
             source = (file, stored)
@@ -106,7 +121,6 @@ def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
                 plan.direct.append((buffer, target.detach()))
             else:
                 plan.copied.append((name, target, stored))
-        plans.append(plan)
     if missing:
         shown = ", ".join(sorted(missing)[:5])
         msg = f"{request.name}: the file does not contain {shown}; leave them out of into, or check the names"
@@ -116,6 +130,8 @@ def _plan(request: LoadRequest, files: list[SourceFile], targets: dict[str, torc
 
 def _targets(request: LoadRequest, into: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the tensors by name. Each name must be unique."""
+    if _is_flat(into):
+        return dict(into)
     found = list(named_tensors(into))
     targets = dict(found)
     if odd := next((key for key in tensor_keys(into) if not has_name(key)), None):
@@ -124,8 +140,6 @@ def _targets(request: LoadRequest, into: Mapping[str, Any]) -> dict[str, torch.T
     if not targets and into:
         msg = f"{request.name}: into has no tensor to fill"
         raise InvalidArgumentError(msg)
-    for name, target in targets.items():
-        _check_kind(f"{request.name}: {name}", target)
     if len(targets) < len(found):
         counts = Counter(name for name, _ in found)
         twice = next(name for name, count in counts.items() if count > 1)
@@ -133,6 +147,15 @@ def _targets(request: LoadRequest, into: Mapping[str, Any]) -> dict[str, torch.T
         msg = f"{request.name}: into has {' and '.join(ways)}, both called {twice!r} in a file; fill them one by one"
         raise InvalidArgumentError(msg)
     return targets
+
+
+def _is_flat(into: Mapping[str, Any]) -> bool:
+    """Whether it is a dict of tensors by names that need no change, as most state dicts are."""
+    return (
+        bool(into)
+        and type(into) in (dict, OrderedDict)
+        and all(type(key) is str and key.isascii() and isinstance(value, torch.Tensor) for key, value in into.items())
+    )
 
 
 def _check_kind(what: str, target: torch.Tensor) -> None:

@@ -1,17 +1,21 @@
 //! Load checkpoints: read a file's index, and its bytes into memory that Python owns.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::read::{self, BufferedExtent, Contents, Coverage, LoadBuffer, Reader, Verify};
-use deepnvme_format::set;
+use deepnvme_format::{Dtype, set};
 use deepnvme_io::display;
+use deepnvme_mem::RegionMut;
 use deepnvme_mem::sync::ignore_poison;
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyList, PySet};
 
+use super::plain_targets::{DirectReads, PlainTargets};
 use super::{build, raise};
 use crate::engine::PyEngine;
 use crate::path::{PathArgument, file_name};
@@ -62,8 +66,6 @@ pub(crate) fn _list_state(text: &[u8]) -> &'static str {
 pub(crate) struct CheckpointReader {
     reader: Arc<Reader>,
     engine: Arc<deepnvme_io::Engine>,
-    /// Whether the offset of every extent is certain.
-    is_exact: bool,
 }
 
 impl CheckpointReader {
@@ -100,8 +102,7 @@ impl CheckpointReader {
             Ok(reader)
         })?;
         let reader = Arc::new(opened.map_err(|error| raise(py, &error))?);
-        let is_exact = exact || matches!(reader.contents(), Contents::Safetensors { .. });
-        Ok(Self { reader, engine, is_exact })
+        Ok(Self { reader, engine })
     }
 
     /// ``"torch"`` or ``"safetensors"``.
@@ -150,7 +151,7 @@ impl CheckpointReader {
             "full" => false,
             other => return Err(PyValueError::new_err(format!("verify is {other:?}; it must be 'sample' or 'full'"))),
         };
-        if !self.is_exact {
+        if !self.reader.has_exact_offsets() {
             let text = format!(
                 "{}: this is a torch archive, and a safetensors file is expected",
                 display::path(self.reader.path())
@@ -169,7 +170,9 @@ impl CheckpointReader {
     fn read_range(&self, py: Python<'_>, extent: usize, start: u64, target: &Bound<'_, PyAny>) -> PyResult<()> {
         self.check_extents([extent].into_iter())?;
         let (record, memory) = (&self.reader.extents()[extent], tensor_memory::target(target)?);
-        if !self.is_exact || start.checked_add(memory.len() as u64).is_none_or(|end| end > record.bytes) {
+        if !self.reader.has_exact_offsets()
+            || start.checked_add(memory.len() as u64).is_none_or(|end| end > record.bytes)
+        {
             let (len, bytes) = (memory.len(), record.bytes);
             return Err(PyValueError::new_err(format!(
                 "{len} bytes from {start} on are not within the tensor {:?}, which has {bytes} bytes in a safetensors file",
@@ -211,25 +214,25 @@ impl CheckpointReader {
         }
     }
 
-    fn tensors(&self) -> Vec<TensorTuple> {
-        match self.reader.contents() {
-            Contents::Archive { state, .. } => {
-                let tuple = |tensor: &deepnvme_format::state::Tensor| {
-                    let (shape, strides) = (tensor.shape.clone(), tensor.strides.clone());
-                    (tensor.name.clone(), tensor.dtype.torch_name(), shape, strides, tensor.offset, tensor.storage)
-                };
-                state.tensors.iter().map(tuple).collect()
-            }
-            Contents::Safetensors { header } => {
-                let tuple = |(index, tensor): (usize, &deepnvme_format::safetensors::Tensor)| {
-                    let mut strides = vec![1; tensor.shape.len()];
-                    for at in (1..strides.len()).rev() {
-                        strides[at - 1] = strides[at] * tensor.shape[at].max(1);
+    /// List the tensors, or those of these numbers.
+    #[pyo3(signature = (numbers=None))]
+    fn tensors(&self, numbers: Option<Vec<usize>>) -> PyResult<Vec<TensorTuple>> {
+        let tuple = |tensor: FileTensor<'_>| {
+            let FileTensor { name, dtype, shape, strides, offset, storage, .. } = tensor;
+            (name.to_owned(), dtype.torch_name(), shape.to_vec(), strides.into_owned(), offset, storage)
+        };
+        let count = self.tensor_count();
+        match numbers {
+            None => Ok((0..count).map(|number| tuple(self.tensor(number))).collect()),
+            Some(numbers) => numbers
+                .into_iter()
+                .map(|number| match number < count {
+                    true => Ok(tuple(self.tensor(number))),
+                    false => {
+                        Err(PyValueError::new_err(format!("tensor {number} does not exist: the file has {count}")))
                     }
-                    (tensor.name.clone(), tensor.dtype.torch_name(), tensor.shape.clone(), strides, 0, index)
-                };
-                header.tensors.iter().enumerate().map(tuple).collect()
-            }
+                })
+                .collect(),
         }
     }
 
@@ -238,12 +241,6 @@ impl CheckpointReader {
         let Contents::Archive { state, .. } = self.reader.contents() else { return Vec::new() };
         let signed = state.tensors.iter().enumerate().filter(|(_, tensor)| !tensor.signs.are_plain());
         signed.map(|(number, tensor)| (number, tensor.signs.is_conj, tensor.signs.is_neg)).collect()
-    }
-
-    /// List the tensors whose names do not lead to them: a key has none.
-    fn unnamed(&self) -> Vec<usize> {
-        let Contents::Archive { state, .. } = self.reader.contents() else { return Vec::new() };
-        state.tensors.iter().enumerate().filter(|(_, tensor)| !tensor.is_named).map(|(number, _)| number).collect()
     }
 
     fn storages(&self) -> Vec<StorageTuple> {
@@ -290,29 +287,52 @@ impl CheckpointReader {
     }
 
     /// Start reading into the objects, one per load buffer.
-    fn start(&self, py: Python<'_>, buffers: Vec<(LoadBufferTuple, Bound<'_, PyAny>)>) -> PyResult<Loading> {
+    fn start<'py>(&self, py: Python<'py>, buffers: Vec<(LoadBufferTuple, Bound<'py, PyAny>)>) -> PyResult<Loading> {
         self.check_extents(buffers.iter().flat_map(|((_, _, members), _)| members.iter().map(|(extent, _)| *extent)))?;
-        let _gc_pause = memory::GcPause::new(py);
-        let target = |((offset, bytes, members), object): (LoadBufferTuple, Bound<'_, PyAny>)| {
-            let target = tensor_memory::target(&object)?;
-            if !target.is_contiguous() {
-                return Err(PyValueError::new_err("a load buffer must be contiguous memory; pass a contiguous tensor"));
-            }
-            if target.len() as u64 != bytes {
-                return Err(PyValueError::new_err(format!(
-                    "a load buffer has {} bytes, and {bytes} are to be read into it; pass one of that size",
-                    target.len()
-                )));
-            }
+        let read = |((offset, bytes, members), object): (LoadBufferTuple, Bound<'py, PyAny>)| {
             let members = members.into_iter().map(|(extent, at)| BufferedExtent { extent, at }).collect();
-            Ok((LoadBuffer { offset, bytes, members }, target))
+            (LoadBuffer { offset, bytes, members }, object)
         };
-        let objects: Vec<_> = buffers.iter().map(|(_, object)| object.clone()).collect();
-        let targets = buffers.into_iter().map(target).collect::<PyResult<Vec<_>>>()?;
-        torch::mark_modified(&objects)?;
-        let started = py.detach(|| self.reader.start(&self.engine, targets));
-        let loading = started.map_err(|error| raise(py, &error))?;
-        Ok(Loading { inner: Mutex::new(Some(loading)) })
+        self.start_reads(py, buffers.into_iter().map(read).collect())
+    }
+
+    /// Choose the tensors of the file that ``targets`` have memory for, each as it is. Their names are taken out of
+    /// ``missing``. ``names`` are the tensors that count, or ``None`` for all. Returns the reads, and the numbers of the
+    /// other tensors in ``missing``. A number whose name is not missing any more has a name that the file contains twice.
+    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+    fn direct_reads(
+        &self,
+        targets: &PlainTargets,
+        missing: &Bound<'_, PySet>,
+        names: Option<Vec<String>>,
+    ) -> PyResult<(DirectReads, Vec<usize>)> {
+        let names: Option<HashSet<&str>> = names.as_ref().map(|names| names.iter().map(String::as_str).collect());
+        let (mut reads, mut rest, mut met) = (Vec::new(), Vec::new(), HashSet::new());
+        for number in 0..self.tensor_count() {
+            let tensor = self.tensor(number);
+            let is_wanted = tensor.is_named && names.as_ref().is_none_or(|names| names.contains(tensor.name));
+            if met.contains(tensor.name) {
+                rest.push(number);
+            } else if is_wanted && missing.contains(tensor.name)? {
+                let extent = &self.reader.extents()[tensor.storage];
+                match targets.find(missing.py(), &tensor, extent.bytes) {
+                    Some(target) => {
+                        met.insert(tensor.name);
+                        missing.discard(tensor.name)?;
+                        let members = vec![BufferedExtent { extent: tensor.storage, at: 0 }];
+                        reads.push((LoadBuffer { offset: extent.data_offset, bytes: extent.bytes, members }, target));
+                    }
+                    None => rest.push(number),
+                }
+            }
+        }
+        Ok((DirectReads { reads }, rest))
+    }
+
+    /// Start the reads of ``direct_reads``.
+    fn start_direct(&self, py: Python<'_>, reads: &DirectReads) -> PyResult<Loading> {
+        let read = |(buffer, target): &(LoadBuffer, Py<PyAny>)| (buffer.clone(), target.bind(py).clone());
+        self.start_reads(py, reads.reads.iter().map(read).collect())
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
@@ -344,7 +364,87 @@ impl CheckpointReader {
     }
 }
 
+/// A tensor of a file, in either format.
+pub(super) struct FileTensor<'a> {
+    pub(super) name: &'a str,
+    /// Whether its name leads to it: a key has none.
+    is_named: bool,
+    pub(super) dtype: Dtype,
+    pub(super) shape: &'a [u64],
+    /// In elements.
+    pub(super) strides: Cow<'a, [u64]>,
+    /// Elements of its storage before its first one.
+    pub(super) offset: u64,
+    storage: usize,
+    /// Whether its values are those of its storage, neither conjugate nor negative.
+    pub(super) has_plain_signs: bool,
+}
+
 impl CheckpointReader {
+    fn tensor_count(&self) -> usize {
+        match self.reader.contents() {
+            Contents::Archive { state, .. } => state.tensors.len(),
+            Contents::Safetensors { header } => header.tensors.len(),
+        }
+    }
+
+    /// Return the tensor of a number below [`tensor_count`](Self::tensor_count).
+    fn tensor(&self, number: usize) -> FileTensor<'_> {
+        match self.reader.contents() {
+            Contents::Archive { state, .. } => {
+                let tensor = &state.tensors[number];
+                FileTensor {
+                    name: &tensor.name,
+                    is_named: tensor.is_named,
+                    dtype: tensor.dtype,
+                    shape: &tensor.shape,
+                    strides: Cow::Borrowed(&tensor.strides),
+                    offset: tensor.offset,
+                    storage: tensor.storage,
+                    has_plain_signs: tensor.signs.are_plain(),
+                }
+            }
+            Contents::Safetensors { header } => {
+                let tensor = &header.tensors[number];
+                let mut strides = vec![1; tensor.shape.len()];
+                for at in (1..strides.len()).rev() {
+                    strides[at - 1] = strides[at] * tensor.shape[at].max(1);
+                }
+                FileTensor {
+                    name: &tensor.name,
+                    is_named: true,
+                    dtype: tensor.dtype,
+                    shape: &tensor.shape,
+                    strides: Cow::Owned(strides),
+                    offset: 0,
+                    storage: number,
+                    has_plain_signs: true,
+                }
+            }
+        }
+    }
+
+    /// Start reads, in the order of the file. The first ones are in flight while the memory of the next is looked up.
+    fn start_reads(&self, py: Python<'_>, mut reads: Vec<(LoadBuffer, Bound<'_, PyAny>)>) -> PyResult<Loading> {
+        reads.sort_by_key(|(buffer, _)| buffer.offset);
+        let _gc_pause = memory::GcPause::new(py);
+        torch::mark_modified(&reads.iter().map(|(_, object)| object.clone()).collect::<Vec<_>>())?;
+        let loading = Loading { inner: Mutex::new(Some(self.reader.begin(&self.engine))) };
+        let (mut group, mut group_bytes) = (Vec::new(), 0);
+        for (buffer, object) in reads {
+            let bytes = buffer.bytes;
+            if group_bytes > 0 && group_bytes + bytes > read::REQUEST_BYTES {
+                loading.add(py, &self.engine, std::mem::take(&mut group))?;
+                group_bytes = 0;
+            }
+            let target = load_target(&object, bytes)?;
+            group.push((buffer, target));
+            group_bytes += bytes;
+        }
+        loading.add(py, &self.engine, group)?;
+        Ok(loading)
+    }
+
     fn check_extents(&self, mut extents: impl Iterator<Item = usize>) -> PyResult<()> {
         let count = self.reader.extents().len();
         match extents.find(|extent| *extent >= count) {
@@ -356,10 +456,35 @@ impl CheckpointReader {
     }
 }
 
+/// Return the memory of a load buffer.
+fn load_target(object: &Bound<'_, PyAny>, bytes: u64) -> PyResult<RegionMut> {
+    let target = tensor_memory::target(object)?;
+    if !target.is_contiguous() {
+        return Err(PyValueError::new_err("a load buffer must be contiguous memory; pass a contiguous tensor"));
+    }
+    if target.len() as u64 != bytes {
+        return Err(PyValueError::new_err(format!(
+            "a load buffer has {} bytes, and {bytes} are to be read into it; pass one of that size",
+            target.len()
+        )));
+    }
+    Ok(target)
+}
+
 /// A load in flight.
 #[pyclass(frozen, name = "_Loading", module = "deepnvme._deepnvme")]
 pub(crate) struct Loading {
     inner: Mutex<Option<read::Loading>>,
+}
+
+impl Loading {
+    fn add(&self, py: Python<'_>, engine: &deepnvme_io::Engine, group: Vec<(LoadBuffer, RegionMut)>) -> PyResult<()> {
+        let added = py.detach(|| match ignore_poison(self.inner.lock()).as_mut() {
+            Some(loading) => loading.add(engine, group),
+            None => Ok(()),
+        });
+        added.map_err(|error| raise(py, &error))
+    }
 }
 
 #[pymethods]

@@ -18,9 +18,18 @@ pub(crate) fn exchange_api(class: &Bound<'_, PyAny>) -> Option<&'static Exchange
     unsafe { ExchangeApi::from_capsule(pointer) }
 }
 
-/// Return address and size of a plain tensor: contiguous, real and in host memory. `None` for all others, which must be
-/// examined in Python. The object must be of the type that exported the functions.
-pub(crate) fn try_describe(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Option<(usize, usize)> {
+/// Address, size, element type and shape of a plain tensor.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct PlainTensor {
+    pub(crate) address: usize,
+    pub(crate) bytes: usize,
+    pub(crate) dtype: DLDataType,
+    pub(crate) shape: Vec<u64>,
+}
+
+/// Describe a plain tensor: contiguous, real and in host memory. `None` for all others, which must be examined in
+/// Python. The object must be of the type that exported the functions.
+pub(crate) fn try_describe(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Option<PlainTensor> {
     let pointer = ptr::NonNull::new(object.as_ptr().cast::<c_void>())?;
     // SAFETY: `object` is a live reference, and holding it means to hold the GIL. Its type exported `api`:
     // `torch::describe_plain` lets only torch's own two classes pass.
@@ -50,7 +59,8 @@ pub(crate) fn try_describe(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Opti
     }
     let bytes = count.checked_mul(item_bytes)?;
     let address = data.expose_provenance().checked_add(usize::try_from(byte_offset).ok()?)?;
-    (!data.is_null() || bytes == 0).then_some((address, bytes))
+    let shape = shape.iter().map(|extent| *extent as u64).collect();
+    (!data.is_null() || bytes == 0).then_some(PlainTensor { address, bytes, dtype, shape })
 }
 
 /// Return whether a capsule has this name, which states its type.

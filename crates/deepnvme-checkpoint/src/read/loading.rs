@@ -4,17 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_io::mem::{Region, RegionMut};
-use deepnvme_io::{Comparisons, Engine, GpuAccess, Transfer};
+use deepnvme_io::{Comparisons, Engine, GpuAccess, ReadItem, Transfer};
 
-use super::extent::{header_of, header_room, sealed_room};
+use super::extent::{Extent, header_of, header_room, sealed_room};
 use super::{Contents, LoadBuffer, Reader, file_checksums, verify};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::read::Verify;
 use crate::sync::Instant;
 
-/// Maximum size of a request. Finished requests are hashed while others are in flight.
-const REQUEST_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
+/// Maximum size of a request. Smaller buffers share one, and the engine joins those that are neighbours in the file.
+/// Finished requests are hashed while others are in flight.
+pub const REQUEST_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
 /// How often a waiting thread polls for interruption.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -24,43 +25,113 @@ pub struct Loading {
     reader: Arc<Reader>,
     access: GpuAccess,
     buffers: Vec<(LoadBuffer, Region)>,
+    /// The headers that lie before their buffers: extent, and the header's first bytes.
+    headers: Vec<(usize, Region)>,
+    /// By buffer, then by start.
+    parts: Vec<Part>,
     requests: Vec<ReadRequest>,
     began: Instant,
     comparisons: Comparisons,
 }
 
-/// One request for a part of a buffer.
+/// A part of a buffer, and the request that reads it.
 #[derive(Debug)]
-struct ReadRequest {
+struct Part {
     buffer: usize,
     start: u64,
     end: u64,
-    pending: Option<Transfer<RegionMut>>,
+    request: usize,
+}
+
+/// One request for parts of buffers, and for headers.
+#[derive(Debug)]
+struct ReadRequest {
+    bytes: u64,
+    pending: Option<Transfer<Vec<RegionMut>>>,
+}
+
+/// The items of the next request.
+#[derive(Default)]
+struct Batch {
+    items: Vec<ReadItem>,
+    bytes: u64,
 }
 
 impl Loading {
-    pub(super) fn start(reader: Arc<Reader>, engine: &Engine, targets: Vec<(LoadBuffer, RegionMut)>) -> Result<Self> {
-        let access = engine.gpu_access();
-        let (buffers, requests) = (Vec::with_capacity(targets.len()), Vec::new());
-        let (began, comparisons) = (Instant::now(), engine.comparisons());
-        let mut loading = Self { reader, access, buffers, requests, began, comparisons };
+    /// Begins a load that reads nothing yet.
+    pub(super) fn new(reader: Arc<Reader>, engine: &Engine) -> Self {
+        Self {
+            reader,
+            access: engine.gpu_access(),
+            buffers: Vec::new(),
+            headers: Vec::new(),
+            parts: Vec::new(),
+            requests: Vec::new(),
+            began: Instant::now(),
+            comparisons: engine.comparisons(),
+        }
+    }
+
+    /// Starts to read more byte ranges of the file into memory. Each target is as long as its buffer.
+    ///
+    /// # Errors
+    /// The error of a request that the engine rejects at once.
+    ///
+    /// # Panics
+    /// If a target's length differs from its buffer's.
+    pub fn add(&mut self, engine: &Engine, mut targets: Vec<(LoadBuffer, RegionMut)>) -> Result<()> {
+        targets.sort_by_key(|(buffer, _)| buffer.offset);
+        let mut batch = Batch::default();
         for (buffer, target) in targets {
             assert_eq!(buffer.bytes, target.len() as u64, "a target has the length of its buffer");
-            let index = loading.buffers.len();
-            let (offset, bytes) = (buffer.offset, buffer.bytes);
-            loading.buffers.push((buffer, target.region()));
+            let (index, offset, bytes) = (self.buffers.len(), buffer.offset, buffer.bytes);
+            let header = self.header_before(&buffer);
+            self.buffers.push((buffer, target.region()));
             let mut rest = target;
             let mut start = 0;
             while start < bytes {
                 let end = (start + REQUEST_BYTES).min(bytes);
                 let (now, later) = rest.split_at((end - start) as usize);
                 rest = later;
-                let pending = Some(engine.read(loading.reader.file(), offset + start, now)?);
-                loading.requests.push(ReadRequest { buffer: index, start, end, pending });
+                if batch.bytes > 0 && batch.bytes + (end - start) > REQUEST_BYTES {
+                    self.submit(engine, std::mem::take(&mut batch))?;
+                }
+                self.parts.push(Part { buffer: index, start, end, request: self.requests.len() });
+                self.push(&mut batch, offset + start, now);
                 start = end;
             }
+            if let Some((extent, offset, bytes)) = header {
+                let memory = RegionMut::from_vec(vec![0; bytes]);
+                self.headers.push((extent, memory.region()));
+                self.push(&mut batch, offset, memory);
+            }
         }
-        Ok(loading)
+        self.submit(engine, batch)
+    }
+
+    /// The header that lies before a buffer and has not been read yet: its extent, offset and size.
+    fn header_before(&self, buffer: &LoadBuffer) -> Option<(usize, u64, usize)> {
+        let index = buffer.members.first()?.extent;
+        let extent = &self.reader.extents()[index];
+        if self.reader.has_exact_offsets() || extent.header_offset >= buffer.offset {
+            return None;
+        }
+        let before = (extent.data_offset - extent.header_offset) as usize;
+        let room = if self.reader.checksums.covers_headers() { sealed_room(extent) } else { header_room(extent) };
+        Some((index, extent.header_offset, room.min(before)))
+    }
+
+    fn push(&self, batch: &mut Batch, offset: u64, target: RegionMut) {
+        batch.bytes += target.len() as u64;
+        batch.items.push(ReadItem { file: Arc::clone(self.reader.file()), offset, target });
+    }
+
+    fn submit(&mut self, engine: &Engine, batch: Batch) -> Result<()> {
+        if !batch.items.is_empty() {
+            let pending = Some(engine.read_batch(batch.items)?);
+            self.requests.push(ReadRequest { bytes: batch.bytes, pending });
+        }
+        Ok(())
     }
 
     /// Returns whether all requests have completed, successfully or not.
@@ -74,7 +145,7 @@ impl Loading {
     /// # Errors
     /// `Io`, `Damaged` with the offset, `Moved` if headers must be read first, or `Interrupted`.
     pub fn finish(mut self, verify: Verify, progress: &Progress) -> Result<()> {
-        progress.expect(self.requests.iter().map(|request| request.end - request.start).sum());
+        progress.expect(self.requests.iter().map(|request| request.bytes).sum());
         if verify != Verify::Off {
             self.reader.check()?;
         }
@@ -91,10 +162,9 @@ impl Loading {
 
     /// Waits for a range of a buffer.
     fn wait_for(&self, buffer: usize, start: u64, end: u64, progress: &Progress) -> Result<()> {
-        let first = self.requests.partition_point(|request| (request.buffer, request.end) <= (buffer, start));
-        let overlapping =
-            self.requests[first..].iter().take_while(|request| request.buffer == buffer && request.start < end);
-        for pending in overlapping.filter_map(|request| request.pending.as_ref()) {
+        let first = self.parts.partition_point(|part| (part.buffer, part.end) <= (buffer, start));
+        let overlapping = self.parts[first..].iter().take_while(|part| part.buffer == buffer && part.start < end);
+        for pending in overlapping.filter_map(|part| self.requests[part.request].pending.as_ref()) {
             while !pending.wait_timeout(POLL_INTERVAL) {
                 progress.check()?;
             }
@@ -126,12 +196,17 @@ impl Loading {
         outcome
     }
 
-    /// Checks the header that precedes each record in the buffer. Compares all of it if the checksums cover it.
+    /// Checks the header of each record. Compares all of it if the checksums cover it.
     fn check_headers(&self, verify: Verify) -> Result<()> {
         if !matches!(self.reader.contents(), Contents::Archive { .. }) {
             return Ok(());
         }
         let is_compared = verify != Verify::Off && self.reader.checksums.covers_headers();
+        for (extent, memory) in &self.headers {
+            let mut front = vec![0; memory.len()];
+            memory.copy_to_slice(0, &mut front);
+            self.check_header(&self.reader.extents()[*extent], &front, is_compared)?;
+        }
         for (buffer, memory) in &self.buffers {
             // Copy all headers of a buffer at once: each copy from GPU memory waits.
             let mut members = Vec::with_capacity(buffer.members.len());
@@ -150,14 +225,20 @@ impl Loading {
             for (extent, (_, len)) in members.into_iter().zip(parts) {
                 let (front, behind) = rest.split_at(len);
                 rest = behind;
-                if is_compared {
-                    file_checksums::compare_header(self.reader.path(), extent, front)?;
-                }
-                let header = header_of(self.reader.path(), extent, front)?;
-                if extent.header_offset + header.header_bytes != extent.data_offset {
-                    return Err(Error::Moved { path: self.reader.path().to_path_buf(), name: extent.name.clone() });
-                }
+                self.check_header(extent, front, is_compared)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Checks a header by its first bytes.
+    fn check_header(&self, extent: &Extent, front: &[u8], is_compared: bool) -> Result<()> {
+        if is_compared {
+            file_checksums::compare_header(self.reader.path(), extent, front)?;
+        }
+        let header = header_of(self.reader.path(), extent, front)?;
+        if extent.header_offset + header.header_bytes != extent.data_offset {
+            return Err(Error::Moved { path: self.reader.path().to_path_buf(), name: extent.name.clone() });
         }
         Ok(())
     }

@@ -39,7 +39,7 @@ pub use folder::{
     refuse_list_name, retry_if_replaced,
 };
 pub use load_buffer::{BufferedExtent, LoadBuffer};
-pub use loading::Loading;
+pub use loading::{Loading, REQUEST_BYTES};
 pub use verify::Verify;
 
 /// The file format, with its metadata.
@@ -72,6 +72,8 @@ pub struct Reader {
     /// The extents of the contents, followed by an archive's other records.
     records: Vec<Extent>,
     extents: usize,
+    /// Whether the headers of all extents have been read.
+    is_resolved: bool,
     checksums: FileChecksums,
 }
 
@@ -110,6 +112,12 @@ impl Reader {
     #[must_use]
     pub fn checksums(&self, extent: usize) -> Option<&[u64]> {
         self.checksums.chunks.as_ref()?.get(&self.records[extent].name).map(Vec::as_slice)
+    }
+
+    /// Returns whether the offset of every extent is certain. In an archive, [`resolve`](Self::resolve) makes it so.
+    #[must_use]
+    pub fn has_exact_offsets(&self) -> bool {
+        self.is_resolved || matches!(self.contents, Contents::Safetensors { .. })
     }
 
     /// Returns whether the file contains checksums of its chunks.
@@ -196,6 +204,7 @@ impl Reader {
             }
             extent.data_offset = data_offset;
         }
+        self.is_resolved |= (0..self.extents).eq(wanted.iter().copied().take(self.extents));
         Ok(())
     }
 
@@ -246,7 +255,15 @@ impl Reader {
     /// # Panics
     /// If a target's length differs from its buffer's.
     pub fn start(self: &Arc<Self>, engine: &Engine, targets: Vec<(LoadBuffer, RegionMut)>) -> Result<Loading> {
-        Loading::start(Arc::clone(self), engine, targets)
+        let mut loading = self.begin(engine);
+        loading.add(engine, targets)?;
+        Ok(loading)
+    }
+
+    /// Begins a load whose byte ranges are [added](Loading::add) one group after the other.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>, engine: &Engine) -> Loading {
+        Loading::new(Arc::clone(self), engine)
     }
 
     pub(crate) fn mismatch(&self, extent: &Extent, at: u64, bytes: u64, checksums: &'static str) -> Error {

@@ -116,7 +116,8 @@ impl<'a> FileEnds<'a> {
             return Err(describe_foreign(&self.head, self.file_bytes).into());
         };
         let path = self.file.path().to_path_buf();
-        Ok(Reader { path, file: self.file, file_bytes: self.file_bytes, contents, records, extents, checksums })
+        let (file, file_bytes, is_resolved) = (self.file, self.file_bytes, false);
+        Ok(Reader { path, file, file_bytes, contents, records, extents, is_resolved, checksums })
     }
 
     /// Returns bytes of the file, from the ends read already if possible.

@@ -46,6 +46,16 @@ impl DLDataType {
     pub const COMPLEX: u8 = 5;
     /// `kDLBool`.
     pub const BOOL: u8 = 6;
+    /// `kDLFloat8_e4m3fn`.
+    pub const FLOAT8_E4M3FN: u8 = 10;
+    /// `kDLFloat8_e4m3fnuz`.
+    pub const FLOAT8_E4M3FNUZ: u8 = 11;
+    /// `kDLFloat8_e5m2`.
+    pub const FLOAT8_E5M2: u8 = 12;
+    /// `kDLFloat8_e5m2fnuz`.
+    pub const FLOAT8_E5M2FNUZ: u8 = 13;
+    /// `kDLFloat8_e8m0fnu`.
+    pub const FLOAT8_E8M0FNU: u8 = 14;
     /// Bytes.
     pub const U8: Self = Self { code: Self::UINT, bits: 8, lanes: 1 };
 

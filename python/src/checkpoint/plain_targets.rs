@@ -1,0 +1,120 @@
+//! Targets of a load that a read can fill as they are, found with one C call a tensor. For ten thousand tensors, asking
+//! Python about each of their properties takes longer than reading their bytes.
+
+use std::collections::HashMap;
+
+use deepnvme_checkpoint::read::LoadBuffer;
+use deepnvme_format::Dtype;
+use deepnvme_mem::dlpack::DLDataType;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use super::load::FileTensor;
+use crate::memory::PlainTensor;
+use crate::torch;
+
+/// Contiguous tensors in host memory, by name. None shares memory with another.
+#[pyclass(frozen, name = "_PlainTargets", module = "deepnvme._deepnvme")]
+pub(crate) struct PlainTargets {
+    by_name: HashMap<String, (Py<PyAny>, PlainTensor)>,
+    /// Start, end and name, in the order of the addresses.
+    ranges: Vec<(usize, usize, String)>,
+}
+
+#[pymethods]
+impl PlainTargets {
+    /// Take those of ``targets`` that are plain, and share memory with no other plain one.
+    #[new]
+    fn new(targets: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let mut found = Vec::with_capacity(targets.len());
+        for (name, target) in targets {
+            let Ok(name) = name.cast_into::<PyString>() else { continue };
+            if let Some(plain) = torch::plain(&target)?.filter(|plain| plain.bytes > 0) {
+                found.push((name.to_str()?.to_owned(), target.unbind(), plain));
+            }
+        }
+        found.sort_by_key(|(_, _, plain)| plain.address);
+        let (mut by_name, mut ranges) = (HashMap::with_capacity(found.len()), Vec::with_capacity(found.len()));
+        for (name, target, plain) in alone(found, |(_, _, plain)| (plain.address, plain.address + plain.bytes)) {
+            ranges.push((plain.address, plain.address + plain.bytes, name.clone()));
+            by_name.insert(name, (target, plain));
+        }
+        Ok(Self { by_name, ranges })
+    }
+
+    /// Return the name of a target that shares memory with this range.
+    fn overlapping(&self, address: usize, nbytes: usize) -> Option<&str> {
+        let first = self.ranges.partition_point(|(_, end, _)| *end <= address);
+        let (start, _, name) = self.ranges.get(first)?;
+        (*start < address.saturating_add(nbytes)).then_some(name)
+    }
+}
+
+impl PlainTargets {
+    /// Return the target that the bytes of a storage fill exactly, in their order.
+    pub(super) fn find(&self, py: Python<'_>, tensor: &FileTensor<'_>, storage_bytes: u64) -> Option<Py<PyAny>> {
+        let (target, plain) = self.by_name.get(tensor.name)?;
+        let is_whole = tensor.offset == 0 && tensor.has_plain_signs && plain.bytes as u64 == storage_bytes;
+        let is_same = plain.shape == tensor.shape && Some(plain.dtype) == dlpack_type(tensor.dtype);
+        (is_whole && is_same && is_row_major(tensor)).then(|| target.clone_ref(py))
+    }
+}
+
+/// Reads into targets as they are.
+#[pyclass(frozen, name = "_DirectReads", module = "deepnvme._deepnvme")]
+pub(crate) struct DirectReads {
+    pub(super) reads: Vec<(LoadBuffer, Py<PyAny>)>,
+}
+
+#[pymethods]
+impl DirectReads {
+    fn __len__(&self) -> usize {
+        self.reads.len()
+    }
+}
+
+fn is_row_major(tensor: &FileTensor<'_>) -> bool {
+    let mut expected = 1;
+    tensor.shape.iter().zip(tensor.strides.iter()).rev().all(|(extent, stride)| {
+        let fits = *extent == 1 || *stride == expected;
+        expected *= extent;
+        fits
+    })
+}
+
+/// Return those of sorted ranges that no other one overlaps.
+fn alone<T>(sorted: Vec<T>, range: impl Fn(&T) -> (usize, usize)) -> Vec<T> {
+    let mut alone: Vec<T> = Vec::with_capacity(sorted.len());
+    // The end of all ranges so far, and whether the last one of `alone` ends there.
+    let (mut end, mut is_last_alone) = (0, false);
+    for item in sorted {
+        let (start, its_end) = range(&item);
+        let is_free = start >= end;
+        if is_free {
+            alone.push(item);
+        } else if is_last_alone {
+            alone.pop();
+        }
+        is_last_alone = is_free;
+        end = end.max(its_end);
+    }
+    alone
+}
+
+/// Return DLPack's name of a type; `None` for those that DLPack lacks or that torch packs.
+fn dlpack_type(dtype: Dtype) -> Option<DLDataType> {
+    let code = match dtype {
+        Dtype::Bool => DLDataType::BOOL,
+        Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => DLDataType::INT,
+        Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => DLDataType::UINT,
+        Dtype::F16 | Dtype::F32 | Dtype::F64 => DLDataType::FLOAT,
+        Dtype::Bf16 => DLDataType::BFLOAT,
+        Dtype::F8E4m3fn => DLDataType::FLOAT8_E4M3FN,
+        Dtype::F8E4m3fnuz => DLDataType::FLOAT8_E4M3FNUZ,
+        Dtype::F8E5m2 => DLDataType::FLOAT8_E5M2,
+        Dtype::F8E5m2fnuz => DLDataType::FLOAT8_E5M2FNUZ,
+        Dtype::F8E8m0fnu => DLDataType::FLOAT8_E8M0FNU,
+        _ => return None,
+    };
+    Some(DLDataType { code, bits: (dtype.bytes() * 8) as u8, lanes: 1 })
+}
