@@ -17,6 +17,7 @@ __all__ = [
     "StripeSet",
     "Trace",
     "Transfer",
+    "_BorrowScope",
     "_Borrowed",
     "_CheckpointReader",
     "_DevicePin",
@@ -224,7 +225,7 @@ class Engine:
 
         Raises:
             FileNotFoundError, PermissionError: as from ``open``.
-            deepnvme.EndOfFileError: the file ends inside the range; ``bytes_done`` is the number of bytes read.
+            deepnvme.EndOfFileError: the file ends inside the range. The contents of the tensor are undefined then.
             TypeError, ValueError: the tensor cannot be filled (read-only, sparse, overlapping elements).
             deepnvme.Error: any other failure, with ``errno``, ``filename`` and ``offset``.
 
@@ -1089,7 +1090,7 @@ def read(tensor: _Tensor, path: _Path, offset: int = 0) -> int:
 
     Raises:
         FileNotFoundError, PermissionError: as from ``open``.
-        deepnvme.EndOfFileError: the file ends inside the range; ``bytes_done`` is the number of bytes read.
+        deepnvme.EndOfFileError: the file ends inside the range. The contents of the tensor are undefined then.
         TypeError, ValueError: the tensor cannot be filled (read-only, sparse, overlapping elements).
         deepnvme.Error: any other failure, with ``errno``, ``filename`` and ``offset``.
 
@@ -1429,6 +1430,13 @@ class _Swapper:
     def keys(self) -> list[str]: ...
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
+
+class _BorrowScope:
+    def __new__(cls, *arguments: Any, **options: Any) -> Self: ...
+    _held: _Borrowed | None
+    _filled: str | None
+    def __exit__(self, kind: object, error: object, trace: object) -> None: ...
+    def _release(self) -> None: ...
 
 @final
 class _Borrowed:

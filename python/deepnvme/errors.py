@@ -12,7 +12,7 @@ Example::
     except FileNotFoundError as error:
         print(error.filename, error.errno)
     except deepnvme.EndOfFileError as error:
-        print("the file contains only", error.bytes_done, "bytes")
+        print("the file ends inside the range", error.offset, error.filename)
 """
 
 import pickle
@@ -79,7 +79,7 @@ class NotFolderError(Error, NotADirectoryError):
 
 
 class EndOfFileError(Error, EOFError):
-    """The file ended inside the requested range; ``bytes_done`` is the number of bytes read before its end."""
+    """The file ended inside the requested range. The contents of the target are undefined."""
 
 
 class InvalidArgumentError(Error, ValueError):

@@ -21,7 +21,7 @@ Returns:
 
 Raises:
     FileNotFoundError, PermissionError: as from ``open``.
-    deepnvme.EndOfFileError: the file ends inside the range; ``bytes_done`` is the number of bytes read.
+    deepnvme.EndOfFileError: the file ends inside the range. The contents of the tensor are undefined then.
     TypeError, ValueError: the tensor cannot be filled (read-only, sparse, overlapping elements).
     deepnvme.Error: any other failure, with ``errno``, ``filename`` and ``offset``.
 

@@ -83,7 +83,7 @@ mod _deepnvme {
         streaming::{
             _cacheable_bytes, _packed_tensors, _row_page_bytes, PyEncodedTensor, PySparseRowCache, PyStreamer,
         },
-        swap::{PyBorrowed, PySwapper},
+        swap::{BorrowScope, PyBorrowed, PySwapper},
         timeline::Trace,
         transfer::{Progress, PyTransfer},
         writer::FileWriter,

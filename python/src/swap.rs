@@ -10,7 +10,7 @@ use deepnvme_mem::sync::ignore_poison;
 use deepnvme_swap::{AttachedRange, Borrowed, CopyStats, Error, FileRange, Options, Swapper};
 use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::engine::PyEngine;
 use crate::path::{PathArgument, file_name};
@@ -262,6 +262,70 @@ impl PyBorrowed {
         let borrowed = self.take().and_then(Arc::into_inner).ok_or_else(already_returned)?;
         py.detach(move || borrowed.commit_as(label));
         Ok(())
+    }
+}
+
+/// A ``with`` block's hold of an item. Its end is native, so that no signal handler runs before the item is returned.
+#[pyclass(frozen, subclass, name = "_BorrowScope", module = "deepnvme._deepnvme")]
+pub(crate) struct BorrowScope {
+    held: Mutex<Option<Py<PyBorrowed>>>,
+    /// Label of a tensor that is created; `None` if it exists already.
+    filled: Mutex<Option<String>>,
+}
+
+#[pymethods]
+impl BorrowScope {
+    #[new]
+    #[pyo3(signature = (*_arguments, **_options))]
+    fn new(_arguments: &Bound<'_, PyTuple>, _options: Option<&Bound<'_, PyDict>>) -> Self {
+        Self { held: Mutex::new(None), filled: Mutex::new(None) }
+    }
+
+    #[getter(_held)]
+    fn held(&self, py: Python<'_>) -> Option<Py<PyBorrowed>> {
+        ignore_poison(self.held.lock()).as_ref().map(|held| held.clone_ref(py))
+    }
+
+    #[setter(_held)]
+    fn set_held(&self, held: Option<Py<PyBorrowed>>) {
+        // Dropped without the lock: returning an item releases the GIL.
+        let before = std::mem::replace(&mut *ignore_poison(self.held.lock()), held);
+        drop(before);
+    }
+
+    #[getter(_filled)]
+    fn filled(&self) -> Option<String> {
+        ignore_poison(self.filled.lock()).clone()
+    }
+
+    #[setter(_filled)]
+    fn set_filled(&self, filled: Option<String>) {
+        *ignore_poison(self.filled.lock()) = filled;
+    }
+
+    /// Complete a created item, unless the block raised, and return it.
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let Some(held) = ignore_poison(self.held.lock()).take() else { return Ok(()) };
+        let filled = ignore_poison(self.filled.lock()).clone();
+        let committed = match filled {
+            Some(label) if kind.is_none() => held.get().commit(py, &label),
+            _ => Ok(()),
+        };
+        held.get().release(py);
+        committed
+    }
+
+    fn _release(&self, py: Python<'_>) {
+        let held = ignore_poison(self.held.lock()).take();
+        if let Some(held) = held {
+            held.get().release(py);
+        }
     }
 }
 

@@ -60,6 +60,12 @@ pub enum Error {
         /// The record.
         name: String,
     },
+    /// A file was written to while it was read.
+    #[error("{}: the file changed while it was read; run this again once nothing writes to it", display::path(path))]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
     /// Full verification was requested, but the file contains no checksums.
     #[error("{}: {}; files that deepnvme saves have them, for this one use verify='sample'", display::path(path),
             if *is_stale { "the checksums in the file were made for another file, and copied into this one" }

@@ -4,8 +4,10 @@
 
 mod common;
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use deepnvme_checkpoint::read::Reader;
@@ -108,5 +110,32 @@ fn a_source_that_cannot_be_read_is_named_and_nothing_is_converted() {
     let failed = convert(&engine, &source, &target, SaveOptions::default(), &Arc::new(Progress::default()));
     let Err(Error::Io(error)) = failed else { unreachable!("{failed:?}") };
     assert_eq!(error.path(), Some(source.as_path()));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_source_that_changes_while_it_is_converted_gets_no_new_checksums() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (folder.path().join("a.pt"), folder.path().join("b.safetensors"));
+    let options = SaveOptions { has_checksums: false, ..SaveOptions::default() };
+    plan_archive(&source, &states(9), options).run(engine(), &Target::from(&source), Arc::default()).unwrap();
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&source).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 300_000).unwrap();
+    let (is_over, began) = (AtomicBool::new(false), Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            began.wait();
+            // The same byte again: only the time of change tells.
+            while !is_over.load(Ordering::Relaxed) {
+                file.write_all_at(&byte, 300_000).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        began.wait();
+        let failed = convert(&engine(), &source, &target, SaveOptions::default(), &Arc::new(Progress::default()));
+        is_over.store(true, Ordering::Relaxed);
+        assert!(matches!(&failed, Err(Error::Changed { path }) if *path == source), "{failed:?}");
+    });
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -315,6 +315,46 @@ fn existing_folders_are_left_alone_whatever_their_names() {
     run(&engine, &model, &target, Mode::Keep, &[]).unwrap();
     assert!(living.path().exists() && target.join(PLAIN_NAME).is_file());
     assert!(foreign.iter().all(|folder| fs::read(folder.join(".deepnvme-lock")).unwrap() == b"mine"));
+}
+
+#[test]
+fn a_source_that_changes_after_it_was_opened_is_not_packed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (engine, source) = (engine(None), folder.path().join("model.safetensors"));
+    let spec = TensorSpec { name: "w".into(), dtype: Dtype::F32, shape: vec![1 << 18] };
+    let bytes = weights(Float::F32, 1 << 18, &mut fastrand::Rng::with_seed(4));
+    // Without checksums nothing else notices.
+    let options = SaveOptions { has_checksums: false, ..SaveOptions::default() };
+    let tensors = vec![Tensor { spec, bytes: Region::from_vec(bytes).into() }];
+    let save = Save::safetensors(&source, tensors, Vec::new(), options).unwrap();
+    save.run(Arc::clone(&engine), &Target::from(&source), Arc::default()).unwrap();
+    for mode in [Mode::Keep, Mode::Lossless, Mode::Quantised(Code::Int8, 64)] {
+        let target = folder.path().join("packed");
+        let packer = Packer::new(&engine, &source, &target, PackOptions { mode, disks: Vec::new() }).unwrap();
+        let file = fs::File::options().write(true).open(&source).unwrap();
+        file.write_all_at(&[1, 2, 3, 4], 500_000).unwrap();
+        drop(file);
+        let failed = packer.run(&Progress::default());
+        assert!(matches!(&failed, Err(Error::Changed { path }) if *path == source), "{failed:?}");
+        assert!(!target.exists());
+    }
+}
+
+#[test]
+fn a_model_of_empty_tensors_is_packed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (engine, source) = (engine(None), folder.path().join("model.safetensors"));
+    let spec = TensorSpec { name: "w".into(), dtype: Dtype::F32, shape: vec![0, 7] };
+    let tensors = vec![Tensor { spec, bytes: Region::from_vec(Vec::new()).into() }];
+    let save = Save::safetensors(&source, tensors, Vec::new(), SaveOptions::default()).unwrap();
+    save.run(Arc::clone(&engine), &Target::from(&source), Arc::default()).unwrap();
+    for (number, mode) in [Mode::Auto, Mode::Keep, Mode::Lossless, Mode::Quantised(Code::Int8, 64)].into_iter().enumerate() {
+        let target = folder.path().join(format!("packed-{number}"));
+        let options = PackOptions { mode, disks: Vec::new() };
+        let packed = Packer::new(&engine, &source, &target, options).unwrap().run(&Progress::default()).unwrap();
+        let all = unpacked(&engine, &Target::from(&packed.file));
+        assert_eq!(all["w"], (Dtype::F32, vec![0, 7], Vec::new(), false));
+    }
 }
 
 #[test]

@@ -215,6 +215,26 @@ def pickle_with_storages(obj: object, *, warns: bool = False) -> tuple[bytes, li
     return file.getvalue(), pickler.storages
 
 
+def warn_of_refused_values(state: object) -> None:
+    """Warn of values that a load will refuse, in a state that torch's planners pickle value by value."""
+    values = _without_tensors(state)
+    pickler = Pickler(io.BytesIO())
+    try:
+        pickler.dump(values)
+    except Exception:  # noqa: BLE001 (the save itself pickles them next, and raises)
+        return
+    if pickler.refused:
+        _warn_of_refused(values, pickler.refused)
+
+
+def _without_tensors(state: object) -> object:
+    if isinstance(state, Mapping):
+        return {key: _without_tensors(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return [_without_tensors(value) for value in state]  # type: ignore[attr-defined]
+    return None if isinstance(state, Tensor) else state
+
+
 def _warn_of_refused(state: object, refused: list[tuple[Any, Any]]) -> None:
     """Name the values of a state that ``load`` will refuse, and the call that allows them."""
     places = []

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from deepnvme._deepnvme import _BorrowScope
 from deepnvme._utils.arguments import whole
 from deepnvme._utils.public import public
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from deepnvme._deepnvme import _Borrowed
 
 
 @public
-class Borrowed:
+class Borrowed(_BorrowScope):
     """A tensor for a ``with`` block, as :meth:`Swapper.borrow` returns it.
 
     Example:
@@ -40,9 +40,9 @@ class Borrowed:
         view: Callable[[_Borrowed], torch.Tensor],
         filled: str | None = None,
     ) -> None:
+        self._key, self._hold, self._view = key, hold, view
         # Label of a tensor that is created; None if it exists already.
-        self._key, self._hold, self._view, self._filled = key, hold, view, filled
-        self._held: _Borrowed | None = None
+        self._filled = filled
 
     def __enter__(self) -> torch.Tensor:
         if self._held is not None:
@@ -54,25 +54,12 @@ class Borrowed:
             self.release()
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if self._held is not None and self._filled is not None and kind is None:
-                self._held.commit(self._filled)
-        finally:
-            self.release()
-
     def release(self) -> None:
         """Return the tensor, as a block that raises does. Repeated calls do nothing.
 
         For callers without a ``with`` block, after an interrupt. A tensor that was being created is dropped.
         """
-        # Released before it is dropped: an interrupt in between leaves nothing borrowed.
-        held = self._held
-        if held is not None:
-            held.release()
-        self._held = None
+        self._release()
 
     def mark_clean(self) -> None:
         """Declare that the tensor was not changed, so that it is not written back.

@@ -44,7 +44,7 @@ fn raise(py: Python<'_>, failure: &Error) -> PyErr {
         Error::Damaged { .. } | Error::ChangedList { .. } => "ChecksumError",
         Error::NoChecksums { .. } => "InvalidArgumentError",
         Error::Moved { .. } => "MovedError",
-        Error::Panicked(_) => "Error",
+        Error::Panicked(_) | Error::Changed { .. } => "Error",
         Error::Interrupted => "CancelledError",
         Error::Locked { .. } => "LockedError",
         Error::Manifest { .. } => "CorruptFileError",
@@ -52,7 +52,8 @@ fn raise(py: Python<'_>, failure: &Error) -> PyErr {
     let raised = error::plain(py, class, failure.to_string());
     let place = match failure {
         Error::Format { path, source: deepnvme_format::Error::Corrupt { offset, .. } } => Some((path, Some(*offset))),
-        Error::Format { path, .. } | Error::NoChecksums { path, .. } | Error::Moved { path, .. } => Some((path, None)),
+        Error::Format { path, .. } | Error::NoChecksums { path, .. } => Some((path, None)),
+        Error::Moved { path, .. } | Error::Changed { path } => Some((path, None)),
         Error::Damaged { path, offset, .. } => Some((path, Some(*offset))),
         Error::Locked { path, .. } | Error::Manifest { path, .. } | Error::ChangedList { path } => Some((path, None)),
         Error::Io(_) | Error::Panicked(_) | Error::Interrupted => None,

@@ -7,11 +7,15 @@ import random
 import re
 import shutil
 import signal
+import warnings
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -380,3 +384,71 @@ def test_chunks_of_a_list_cover_their_tensor_once() -> None:
             with pytest.raises(ValueError, match=r"overlap, or do not cover it|listed twice"):
                 _dcp_index.decode(_entry(size, chunks))
     assert moved > 100
+
+
+@st.composite
+def nested_states(draw: st.DrawFn) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Draw two states of one structure and different values."""
+    keys = st.one_of(st.integers(-3, 12), st.sampled_from(["a", "b", "0x", "weight"]), st.booleans())
+    numbers = iter(range(1 << 20))
+
+    def node(depth: int) -> tuple[Any, Any]:
+        kinds = ["tensor", "number", "text"] + (["list"] + ["dict"] * 3) * (depth > 0)
+        match draw(st.sampled_from(kinds)):
+            case "tensor":
+                return torch.full((3,), float(next(numbers))), torch.full((3,), float(next(numbers)))
+            case "number":
+                return next(numbers) + 0.5, next(numbers) + 0.5
+            case "text":
+                return f"text {next(numbers)}", f"text {next(numbers)}"
+            case "list":
+                pairs = [node(depth - 1) for _ in range(draw(st.integers(1, 3)))]
+                return [one for one, _ in pairs], [other for _, other in pairs]
+        names = draw(st.lists(keys, min_size=1, max_size=4, unique_by=(str, lambda key: key)))
+        below = {name: node(depth - 1) for name in names}
+        return {name: pair[0] for name, pair in below.items()}, {name: pair[1] for name, pair in below.items()}
+
+    top = {f"part{number}": node(3) for number in range(draw(st.integers(1, 3)))}
+    return {name: pair[0] for name, pair in top.items()}, {name: pair[1] for name, pair in top.items()}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pair=nested_states())
+def test_values_return_under_the_keys_that_they_had(tmp_path: Path, pair: Any) -> None:
+    saved, into = pair
+    save(saved, storage_writer=DeepnvmeWriter(tmp_path / "c", durability="none"), no_dist=True)
+    load(into, storage_reader=DeepnvmeReader(tmp_path / "c"), no_dist=True)
+    assert_same(into, saved)
+
+
+def test_values_that_a_load_refuses_are_named_when_they_are_saved(tmp_path: Path) -> None:
+    state = {"weight": torch.ones(3), "options": Namespace(a=1)}
+    with pytest.warns(UserWarning, match=r"\['options'\] needs .*Namespace"):
+        save(state, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", message=".*single process")
+        save({**state, "options": {"a": 1}}, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+
+
+def test_a_reader_of_a_replaced_checkpoint_says_so(tmp_path: Path) -> None:
+    save(state_of(1), storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+
+    class Late(DeepnvmeReader):
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            save(state_of(2), storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+            return super().read_data(plan, planner)
+
+    with pytest.raises(CheckpointException) as caught:
+        load(state_of(3), storage_reader=Late(tmp_path), no_dist=True)
+    (failure, _) = caught.value.failures[0]
+    assert type(failure) is errors.Error
+    assert f"{tmp_path}: the checkpoint was replaced while it was read; load it again" in str(failure)
+
+
+def test_targets_and_names_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    save({"a": torch.ones(4)}, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    with pytest.raises(CheckpointException, match="a has elements that share their memory"):
+        load({"a": torch.zeros(1).expand(4)}, storage_reader=DeepnvmeReader(tmp_path), no_dist=True)
+    with pytest.raises(CheckpointException, match="rename this tensor"):
+        save({"__metadata__": torch.ones(4)}, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)

@@ -340,3 +340,12 @@ def test_a_packer_that_is_killed_leaves_no_folder_under_the_name(tmp_path: Path)
     assert killed > 0
     assert ModelFiles(target).tensors.keys() == {f"h.{index}.weight" for index in range(12)}
     assert list(tmp_path.glob(".packed.*")) == [], "what the dead left is gone"
+
+
+def test_a_model_that_fits_where_the_trial_does_not_is_packed(tmp_path: Path, file_systems: Any) -> None:
+    disk = file_systems.mount("tmpfs", 20)
+    source = tmp_path / "model.safetensors"
+    deepnvme.save({f"h.{index}.weight": torch.randn(1000, 1000) for index in range(6)}, source)
+    packed = pack(source, disk / "packed", "--dtype", "int8")
+    assert packed["bytes"] < 10 << 20
+    assert [path.name for path in disk.iterdir()] == ["packed"]

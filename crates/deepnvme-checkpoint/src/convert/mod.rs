@@ -39,7 +39,7 @@ pub struct Conversion {
 ///
 /// # Errors
 /// `Io`; `Format` if either format cannot hold the data, or for two tensors of the same name; `Damaged` if the old file
-/// does not match its checksums; `InvalidInput` if `target` is one of the source files, under any name, or the name of a
+/// does not match its checksums; `Changed` if it was written to meanwhile; `InvalidInput` if `target` is one of the source files, under any name, or the name of a
 /// list of files. The new file is then removed.
 pub fn convert(
     engine: &Arc<Engine>,
@@ -102,6 +102,7 @@ fn write(
         readers[*reader].compare_checksums(*extent, save.checksums(*record)?)?;
     }
     progress.check()?;
+    readers.iter().try_for_each(|reader| reader.check_unchanged())?;
     replacement.commit(durability == Durability::Full)?;
     Ok(saved)
 }

@@ -62,6 +62,10 @@ pub enum Contents {
 /// Maximum size of a verified index. Sidecar and directory have limits of their own.
 const INDEX_BYTES_MAX: u64 = 1 << 30;
 
+fn stamps_of(file: &TensorFile) -> Result<Vec<(u64, i128)>> {
+    Ok(file.stats()?.iter().map(|stat| (stat.bytes, stat.modified_ns)).collect())
+}
+
 /// An open checkpoint file.
 #[derive(Debug)]
 pub struct Reader {
@@ -74,6 +78,8 @@ pub struct Reader {
     extents: usize,
     /// Whether the headers of all extents have been read.
     is_resolved: bool,
+    /// The file as it was before anything was read: size and time of change of each part.
+    stamps: Vec<(u64, i128)>,
     checksums: FileChecksums,
 }
 
@@ -112,6 +118,15 @@ impl Reader {
     #[must_use]
     pub fn checksums(&self, extent: usize) -> Option<&[u64]> {
         self.checksums.chunks.as_ref()?.get(&self.records[extent].name).map(Vec::as_slice)
+    }
+
+    /// Checks that nothing has written to the file since it was opened. To be called after the last read by those that
+    /// give the data new checksums: data that was compared may have changed before it was read again.
+    ///
+    /// # Errors
+    /// `Changed`, or `Io`.
+    pub fn check_unchanged(&self) -> Result<()> {
+        if stamps_of(&self.file)? == self.stamps { Ok(()) } else { Err(Error::Changed { path: self.path.clone() }) }
     }
 
     /// Returns whether the offset of every extent is certain. In an archive, [`resolve`](Self::resolve) makes it so.

@@ -19,7 +19,7 @@ use deepnvme_io::{Access, Engine, OpenOptions, ReadItem, TensorFile};
 
 use super::extent::{ELEMENT_ALIGNMENT, Extent, HEADER_BYTES_MAX, header_of};
 use super::file_checksums::{self, Coverage, FileChecksums};
-use super::{Contents, INDEX_BYTES_MAX, Reader, load_buffer};
+use super::{Contents, INDEX_BYTES_MAX, Reader, load_buffer, stamps_of};
 use crate::error::{Error, Result};
 
 /// Bytes to read from the start before the format is known.
@@ -94,17 +94,19 @@ struct FileEnds<'a> {
     engine: &'a Engine,
     file: Arc<TensorFile>,
     file_bytes: u64,
+    stamps: Vec<(u64, i128)>,
     head: Vec<u8>,
     tail: Vec<u8>,
 }
 
 impl<'a> FileEnds<'a> {
     fn new(engine: &'a Engine, file: Arc<TensorFile>, file_bytes: u64) -> Result<Self> {
+        let stamps = stamps_of(&file)?;
         let head_bytes = HEAD_BYTES.min(file_bytes);
         let tail_bytes = TAIL_BYTES.max(TAIL_BYTES_MAX).min(file_bytes);
         let mut ends = read_ranges(engine, &file, &[0..head_bytes, file_bytes - tail_bytes..file_bytes])?;
         let (tail, head) = (ends.pop().unwrap_or_default(), ends.pop().unwrap_or_default());
-        Ok(Self { engine, file, file_bytes, head, tail })
+        Ok(Self { engine, file, file_bytes, stamps, head, tail })
     }
 
     fn read_all(self) -> Result<Reader, Failure> {
@@ -115,9 +117,9 @@ impl<'a> FileEnds<'a> {
         } else {
             return Err(describe_foreign(&self.head, self.file_bytes).into());
         };
-        let path = self.file.path().to_path_buf();
-        let (file, file_bytes, is_resolved) = (self.file, self.file_bytes, false);
-        Ok(Reader { path, file, file_bytes, contents, records, extents, is_resolved, checksums })
+        let Self { file, file_bytes, stamps, .. } = self;
+        let path = file.path().to_path_buf();
+        Ok(Reader { path, file, file_bytes, contents, records, extents, is_resolved: false, stamps, checksums })
     }
 
     /// Returns bytes of the file, from the ends read already if possible.

@@ -273,7 +273,8 @@ fn verdict(error: &deepnvme_checkpoint::Error) -> Option<Verdict> {
     match error {
         // A list of parts.
         Failure::Io(error) if error.kind() == ErrorKind::Corrupt => Some(Verdict::Damaged),
-        Failure::Io(_) | Failure::Panicked(_) | Failure::Interrupted | Failure::Locked { .. } => None,
+        Failure::Io(_) | Failure::Panicked(_) | Failure::Interrupted => None,
+        Failure::Locked { .. } | Failure::Changed { .. } => None,
         Failure::Format { source: Finding::Memory { .. }, .. } => None,
         Failure::NoChecksums { .. } | Failure::Format { source: Finding::Unsupported(_), .. } => {
             Some(Verdict::Unverifiable)

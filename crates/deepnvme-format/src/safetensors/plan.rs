@@ -51,8 +51,12 @@ impl Plan {
         }
         let mut seen = std::collections::HashSet::with_capacity(ordered.len());
         for (_, spec) in &ordered {
-            if spec.name == METADATA || !seen.insert(&spec.name) {
-                return Err(Error::invalid(format!("the tensor name {:?} is reserved or occurs twice", spec.name)));
+            if spec.name == METADATA {
+                let text = format!("safetensors files have {METADATA:?} for other things; rename this tensor");
+                return Err(Error::invalid(text));
+            }
+            if !seen.insert(&spec.name) {
+                return Err(Error::invalid(format!("two tensors are called {:?}; rename one of them", spec.name)));
             }
             if spec.shape.len() > DIMS_MAX {
                 let text = format!("{:?} has more than {DIMS_MAX} dimensions; reshape it", spec.name);

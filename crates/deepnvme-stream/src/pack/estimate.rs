@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 
-use deepnvme_checkpoint::Result;
+use deepnvme_checkpoint::{Error, Result};
 use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
 use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_io::mem::{Buffer, Region};
-use deepnvme_io::{Durability, Engine, Error as IoError, WriteOptions, fs};
+use deepnvme_io::{Durability, Engine, Error as IoError, ErrorKind, WriteOptions, fs};
 use serde::Serialize;
 
 use super::encoding::{Encoding, Mode, float};
@@ -27,6 +27,8 @@ const COMPUTING: f64 = 0.5;
 /// Bytes written and read to measure the disk.
 const SCRATCH_BYTES_MAX: u64 = 256 << 20;
 const SCRATCH_STEP: usize = if cfg!(simulated) { 16 << 10 } else { 8 << 20 };
+/// Reads in flight while the disk is measured.
+const READS_IN_FLIGHT: usize = 4;
 const SCRATCH_NAME: &str = ".deepnvme-pack-speed";
 
 /// The tensors with one encoding.
@@ -81,7 +83,7 @@ pub(super) struct Plan {
     pub(super) estimate: Estimate,
 }
 
-/// Measures the read speed where the new file will be.
+/// Measures the read speed where the new file will be, or that of the model if there is no room for a trial.
 pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[PathBuf]) -> Result<Speeds> {
     let scratch = if disks.is_empty() {
         let place = target.ancestors().skip(1).find(|folder| fs::is_folder(folder)).unwrap_or(Path::new("."));
@@ -92,15 +94,27 @@ pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[Pat
     };
     let total: u64 = model.tensors.iter().map(|tensor| tensor.bytes).sum();
     let bytes = total.clamp(1, SCRATCH_BYTES_MAX) as usize;
+    let disk = match scratch_speed(engine, model, &scratch, bytes) {
+        // The new file is smaller than the old one, and may fit where the trial does not.
+        Err(Error::Io(error)) if error.kind() == ErrorKind::NoSpace => source_speed(engine, model, bytes as u64)?,
+        measured => measured?,
+    };
+    Ok(Speeds { disk, threads: decode_pool::decoding_threads() })
+}
+
+/// Writes weights to a scratch file, and measures how fast they are read.
+fn scratch_speed(engine: &Engine, model: &Model, scratch: &Target, bytes: usize) -> Result<f64> {
     // Use real weights: some disks are faster with zeros.
     let largest = (0..model.tensors.len()).max_by_key(|index| model.tensors[*index].bytes).unwrap_or(0);
     let some = model.read(engine, largest, &(0..model.tensors[largest].bytes.min(SCRATCH_STEP as u64)))?;
+    // A model whose tensors are all empty.
+    let some = if some.is_empty() { vec![0] } else { some };
     let buffer = |len| Buffer::zeroed(len).map_err(|error| IoError::from_io("allocate", &error));
     let mut content = buffer(SCRATCH_STEP)?;
-    content.as_mut_slice().chunks_mut(some.len().max(1)).for_each(|part| part.copy_from_slice(&some[..part.len()]));
+    content.as_mut_slice().chunks_mut(some.len()).for_each(|part| part.copy_from_slice(&some[..part.len()]));
     let content: Region = content.into_region().region();
     // The file never gets its name, so it disappears at the end.
-    let replacement = Replacement::new(&scratch)?;
+    let replacement = Replacement::new(scratch)?;
     let file = replacement.open(engine.config().direct)?;
     let steps: Vec<(u64, usize)> =
         (0..bytes).step_by(SCRATCH_STEP).map(|at| (at as u64, SCRATCH_STEP.min(bytes - at))).collect();
@@ -110,7 +124,7 @@ pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[Pat
     engine.sync(&file, Durability::Data)?;
     let (began, mut in_flight, mut spare) = (Instant::now(), VecDeque::new(), Vec::new());
     for (at, len) in steps {
-        if in_flight.len() == 4 {
+        if in_flight.len() == READS_IN_FLIGHT {
             spare.extend(finish(&mut in_flight)?);
         }
         let memory = spare.pop().filter(|memory: &Buffer| memory.len() == len);
@@ -120,8 +134,29 @@ pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[Pat
     while !in_flight.is_empty() {
         finish(&mut in_flight)?;
     }
-    let disk = bytes as f64 / began.elapsed().as_secs_f64().max(1e-9);
-    Ok(Speeds { disk, threads: decode_pool::decoding_threads() })
+    Ok(bytes as f64 / began.elapsed().as_secs_f64().max(1e-9))
+}
+
+/// Measures how fast the model itself is read.
+fn source_speed(engine: &Engine, model: &Model, bytes_max: u64) -> Result<f64> {
+    let (began, mut in_flight, mut bytes) = (Instant::now(), VecDeque::new(), 0);
+    'tensors: for (index, tensor) in model.tensors.iter().enumerate() {
+        for start in (0..tensor.bytes).step_by(SCRATCH_STEP) {
+            if bytes >= bytes_max {
+                break 'tensors;
+            }
+            let part = start..(start + SCRATCH_STEP as u64).min(tensor.bytes);
+            bytes += part.end - part.start;
+            in_flight.push_back(model.start(engine, index, &part)?);
+            if in_flight.len() == READS_IN_FLIGHT
+                && let Some(read) = in_flight.pop_front()
+            {
+                read.wait()?;
+            }
+        }
+    }
+    in_flight.into_iter().try_for_each(|read| read.wait().map(drop))?;
+    Ok(bytes as f64 / began.elapsed().as_secs_f64().max(1e-9))
 }
 
 fn finish(reads: &mut VecDeque<deepnvme_io::Transfer<deepnvme_io::mem::RegionMut>>) -> Result<Option<Buffer>> {

@@ -108,8 +108,8 @@ impl Packer {
     /// Writes the new folder, which appears complete.
     ///
     /// # Errors
-    /// `Io`; `Format` if a tensor cannot be encoded; `Damaged` if a source file does not match its checksums;
-    /// `Interrupted`. After an error nothing of the new folder remains.
+    /// `Io`; `Format` if a tensor cannot be encoded; `Damaged` if a source file does not match its checksums; `Changed`
+    /// if one was written to meanwhile; `Interrupted`. After an error nothing of the new folder remains.
     pub fn run(mut self, progress: &Progress) -> Result<Packed> {
         self.model.verify(&self.engine, progress)?;
         let encodings = &self.plan.encodings;
@@ -124,6 +124,7 @@ impl Packer {
         let (new, target) = folder.weights(self.model.permissions()?)?;
         let job = write::Job { engine: &self.engine, model: &self.model, encodings, target: &target, progress };
         let bytes = write::write(&job, new)?;
+        self.model.check_unchanged()?;
         let file = folder.commit()?;
         Ok(Packed { file, bytes, tensors: encodings.len(), encoded, copied, left_out })
     }

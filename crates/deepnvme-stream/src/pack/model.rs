@@ -90,6 +90,11 @@ impl Model {
         Ok(())
     }
 
+    /// Checks that nothing has written to the files since they were opened: they were verified first and copied later.
+    pub(super) fn check_unchanged(&self) -> Result<()> {
+        self.readers.iter().try_for_each(Reader::check_unchanged)
+    }
+
     /// Starts to read part of a tensor.
     pub(super) fn start(&self, engine: &Engine, tensor: usize, part: &Range<u64>) -> Result<ChunkRead> {
         let tensor = &self.tensors[tensor];

@@ -16,15 +16,17 @@ from torch.futures import Future
 
 from deepnvme._checkpoint.dcp.folder import CheckpointFolder
 from deepnvme._checkpoint.dcp.index import INDEX_NAME, ItemLocation, decode
+from deepnvme._checkpoint.dcp.keys import OwnKeys, element
 from deepnvme._checkpoint.dcp.objects import repickle_safely
 from deepnvme._checkpoint.dcp.shard import Shard
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import public_in
-from deepnvme.errors import ChecksumError, CorruptFileError, OutOfMemoryError
+from deepnvme.errors import ChecksumError, CorruptFileError, Error, InvalidArgumentError, OutOfMemoryError
 
 if TYPE_CHECKING:
+    import io
     from collections.abc import Callable
     from typing import Literal
 
@@ -68,6 +70,8 @@ class DeepnvmeReader(StorageReader):
         self._locations: dict[MetadataIndex, ItemLocation] = {}
         self._entries: dict[str, Any] = {}
         self._identities: dict[str, tuple[int, int]] = {}
+        self._text = ""
+        self._own_keys: OwnKeys | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Set the folder of the next load."""
@@ -77,7 +81,7 @@ class DeepnvmeReader(StorageReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Read ``deepnvme.json``."""
         path = self._folder.path / INDEX_NAME
-        text = read_metadata(path)
+        text = self._text = read_metadata(path)
         state = _list_state(text.encode())
         if self._verify != "off" and state == "damaged":
             msg = (
@@ -114,8 +118,30 @@ class DeepnvmeReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read this rank's items in one batch, straight into its tensors where possible."""
+        try:
+            self._read(plan, planner)
+        except (FileNotFoundError, CorruptFileError, ChecksumError) as error:
+            # A save has put other files into the place of those that the index listed.
+            if self._is_replaced():
+                msg = f"{self._folder.path}: the checkpoint was replaced while it was read; load it again"
+                raise Error(msg) from error
+            raise
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _is_replaced(self) -> bool:
+        """Whether the folder has another index now."""
+        try:
+            return read_metadata(self._folder.path / INDEX_NAME) != self._text
+        except Error:
+            return False
+
+    def _read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         by_file: dict[str, list[ReadItem]] = {}
         wanted = getattr(planner, "state_dict", {})
+        state = getattr(planner, "original_state_dict", None)
+        self._own_keys = OwnKeys(state) if isinstance(state, Mapping) else None
         for item in plan.items:
             self._check_kind(item, wanted)
             by_file.setdefault(self._locations[item.storage_index].file, []).append(item)
@@ -134,9 +160,6 @@ class DeepnvmeReader(StorageReader):
             shard.finish()
         for callback in callbacks:
             callback()
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
 
     def _check_kind(self, item: ReadItem, wanted: Any) -> None:
         """Reject a non-tensor item for a tensor of the state: a damaged index may claim one."""
@@ -156,6 +179,9 @@ class DeepnvmeReader(StorageReader):
         if item.type == LoadItemType.BYTE_IO:
             return self._request_object(shard, item, planner)
         target = planner.resolve_tensor(item).detach()
+        if any(size > 1 and stride == 0 for size, stride in zip(target.shape, target.stride(), strict=True)):
+            msg = f"{self._folder.path}: {item.dest_index.fqn} has elements that share their memory (expand)"
+            raise InvalidArgumentError(f"{msg}; fill a tensor of its own, and expand that")
         starts, lengths = list(item.storage_offsets), list(item.lengths)
         expected = self._entries[item.storage_index.fqn].properties.dtype
         if dtype == torch.uint8 and shape[-1:] == [expected.itemsize] and len(shape) == len(lengths) + 1:
@@ -197,7 +223,26 @@ class DeepnvmeReader(StorageReader):
         buffer = bytearray(shape[0])
         if buffer:
             shard.request(name, 0, torch.frombuffer(buffer, dtype=torch.uint8))
-        return lambda: planner.load_bytes(item, repickle_safely(buffer, shard.path, name, self._engine))
+
+        def load() -> None:
+            self._load_object(item, planner, repickle_safely(buffer, shard.path, name, self._engine))
+
+        return load
+
+    def _load_object(self, item: ReadItem, planner: LoadPlanner, value: io.BytesIO) -> None:
+        """Give a value to the planner. If torch would set it under another key than the state has, set it here."""
+        path = getattr(planner, "mappings", {}).get(item.dest_index.fqn)
+        if self._own_keys is None or path is None or (own := self._own_keys.path(path)) == path:
+            planner.load_bytes(item, value)
+            return
+        state = getattr(planner, "original_state_dict")  # noqa: B009 (other planners have none)
+        scratch: dict[Any, Any] = {}
+        try:
+            setattr(planner, "original_state_dict", scratch)  # noqa: B010
+            planner.load_bytes(item, value)
+        finally:
+            setattr(planner, "original_state_dict", state)  # noqa: B010
+        self._own_keys.set(own, element(scratch, path))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -18,6 +18,7 @@ from torch.futures import Future
 from deepnvme._checkpoint.dcp.folder import CheckpointFolder
 from deepnvme._checkpoint.dcp.index import INDEX_NAME, OWNED_KEY, ItemLocation, encode
 from deepnvme._checkpoint.dcp.plans import check_plans
+from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.save import SaveOptions, describe_tensors, plan_safetensors
 from deepnvme._checkpoint.shards import identities
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
@@ -43,6 +44,9 @@ class DeepnvmeWriter(StorageWriter):
         durability: as for ``deepnvme.save``. Default ``"full"``.
         checksums: as for ``deepnvme.save``. Default True.
     """
+
+    # Whether to warn of values that a load will refuse.
+    _warns = True
 
     def __init__(
         self,
@@ -99,6 +103,8 @@ class DeepnvmeWriter(StorageWriter):
         tensors: dict[str, torch.Tensor] = {}
         results = []
         private, file = plan.storage_data or ("", "")
+        if self._warns:
+            warn_of_refused_values(_values(plan, planner))
         for item in plan.items:
             name, tensor = _free_name(item, tensors), _tensor_of(item, planner)
             tensors[name] = tensor
@@ -169,6 +175,13 @@ def _free_name(item: WriteItem, taken: Collection[str]) -> str:
     while name in taken:
         name += "@"
     return name
+
+
+def _values(plan: SavePlan, planner: SavePlanner) -> dict[str, Any]:
+    """Return the values of a plan that are pickled, if the planner is one that has them."""
+    lookup = getattr(planner, "lookup_object", None)
+    items = [item for item in plan.items if item.type == WriteItemType.BYTE_IO]
+    return {item.index.fqn: lookup(item.index) for item in items} if callable(lookup) else {}
 
 
 def _tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:

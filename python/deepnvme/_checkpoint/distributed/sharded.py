@@ -12,6 +12,7 @@ from deepnvme._checkpoint.dcp.plans import ComparingPlanner
 from deepnvme._checkpoint.dcp.reader import DeepnvmeReader
 from deepnvme._checkpoint.dcp.writer import DeepnvmeWriter
 from deepnvme._checkpoint.history import SHARDS_LIST
+from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._deepnvme import _crc64, _NewFolder
 from deepnvme.errors import CancelledError, Error, InvalidArgumentError, PeerError
@@ -60,6 +61,7 @@ class ShardedSave:
             msg = f"a state with DTensors is saved as a dict, not as {type(state).__name__}"
             raise TypeError(msg)
         self._state, self._options = _containers(state), options
+        warn_of_refused_values(self._state)
         if not self._group.is_leader:
             return ""
         self._new = _NewFolder(self.path.parent, self.path.name)
@@ -128,6 +130,9 @@ class ShardedSave:
 
 class _NotifyingWriter(DeepnvmeWriter):
     """Sets ``filled`` once this rank's tensors are copied or on disk."""
+
+    # The save has warned where it was called.
+    _warns = False
 
     def __init__(self, path: Path, options: SaveOptions, filled: SignalSafeEvent) -> None:
         super().__init__(path)

@@ -1,0 +1,50 @@
+"""The keys of a state, where torch's planners know only their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class OwnKeys:
+    """Finds the places of a nested state by the paths of torch's planners.
+
+    These have the text of each key of a dict. A value that is not a tensor would be set under ``"0"``, while the state
+    keeps its old value under ``0``.
+    """
+
+    def __init__(self, state: Mapping[Any, Any]) -> None:
+        self._state = state
+        # The keys of each dict that are no texts, by their texts: a search for each value would be quadratic.
+        self._keys: dict[int, dict[str, Any]] = {}
+
+    def path(self, path: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the path with the keys that the state has."""
+        found: list[Any] = []
+        container: Any = self._state
+        for part in path:
+            key = self._key(container, part) if isinstance(container, Mapping) else part
+            found.append(key)
+            try:
+                container = container[key]
+            except (KeyError, IndexError, TypeError):
+                container = None
+        return tuple(found)
+
+    def set(self, path: tuple[Any, ...], value: Any) -> None:
+        """Set a value at a path with the state's own keys."""
+        element(self._state, path[:-1])[path[-1]] = value
+
+    def _key(self, container: Mapping[Any, Any], text: Any) -> Any:
+        if text in container:
+            return text
+        if (known := self._keys.get(id(container))) is None:
+            known = self._keys[id(container)] = {str(key): key for key in container if not isinstance(key, str)}
+        return known.get(text, text)
+
+
+def element(state: Any, path: tuple[Any, ...]) -> Any:
+    """Return what is at a path."""
+    for part in path:
+        state = state[part]
+    return state
