@@ -348,7 +348,9 @@ fn a_model_of_empty_tensors_is_packed() {
     let tensors = vec![Tensor { spec, bytes: Region::from_vec(Vec::new()).into() }];
     let save = Save::safetensors(&source, tensors, Vec::new(), SaveOptions::default()).unwrap();
     save.run(Arc::clone(&engine), &Target::from(&source), Arc::default()).unwrap();
-    for (number, mode) in [Mode::Auto, Mode::Keep, Mode::Lossless, Mode::Quantised(Code::Int8, 64)].into_iter().enumerate() {
+    for (number, mode) in
+        [Mode::Auto, Mode::Keep, Mode::Lossless, Mode::Quantised(Code::Int8, 64)].into_iter().enumerate()
+    {
         let target = folder.path().join(format!("packed-{number}"));
         let options = PackOptions { mode, disks: Vec::new() };
         let packed = Packer::new(&engine, &source, &target, options).unwrap().run(&Progress::default()).unwrap();

@@ -1,13 +1,12 @@
 //! Load checkpoints: read a file's index, and its bytes into memory that Python owns.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::read::{self, BufferedExtent, Contents, Coverage, LoadBuffer, Reader, Verify};
-use deepnvme_format::{Dtype, set};
+use deepnvme_format::set;
 use deepnvme_io::display;
 use deepnvme_mem::RegionMut;
 use deepnvme_mem::sync::ignore_poison;
@@ -15,6 +14,7 @@ use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySet};
 
+use super::file_tensor::FileTensor;
 use super::plain_targets::{DirectReads, PlainTargets};
 use super::{build, raise};
 use crate::engine::PyEngine;
@@ -221,13 +221,13 @@ impl CheckpointReader {
             let FileTensor { name, dtype, shape, strides, offset, storage, .. } = tensor;
             (name.to_owned(), dtype.torch_name(), shape.to_vec(), strides.into_owned(), offset, storage)
         };
-        let count = self.tensor_count();
+        let count = FileTensor::count(self.reader.contents());
         match numbers {
-            None => Ok((0..count).map(|number| tuple(self.tensor(number))).collect()),
+            None => Ok((0..count).map(|number| tuple(FileTensor::new(self.reader.contents(), number))).collect()),
             Some(numbers) => numbers
                 .into_iter()
                 .map(|number| match number < count {
-                    true => Ok(tuple(self.tensor(number))),
+                    true => Ok(tuple(FileTensor::new(self.reader.contents(), number))),
                     false => {
                         Err(PyValueError::new_err(format!("tensor {number} does not exist: the file has {count}")))
                     }
@@ -308,8 +308,8 @@ impl CheckpointReader {
     ) -> PyResult<(DirectReads, Vec<usize>)> {
         let names: Option<HashSet<&str>> = names.as_ref().map(|names| names.iter().map(String::as_str).collect());
         let (mut reads, mut rest, mut met) = (Vec::new(), Vec::new(), HashSet::new());
-        for number in 0..self.tensor_count() {
-            let tensor = self.tensor(number);
+        for number in 0..FileTensor::count(self.reader.contents()) {
+            let tensor = FileTensor::new(self.reader.contents(), number);
             let is_wanted = tensor.is_named && names.as_ref().is_none_or(|names| names.contains(tensor.name));
             if met.contains(tensor.name) {
                 rest.push(number);
@@ -364,66 +364,7 @@ impl CheckpointReader {
     }
 }
 
-/// A tensor of a file, in either format.
-pub(super) struct FileTensor<'a> {
-    pub(super) name: &'a str,
-    /// Whether its name leads to it: a key has none.
-    is_named: bool,
-    pub(super) dtype: Dtype,
-    pub(super) shape: &'a [u64],
-    /// In elements.
-    pub(super) strides: Cow<'a, [u64]>,
-    /// Elements of its storage before its first one.
-    pub(super) offset: u64,
-    storage: usize,
-    /// Whether its values are those of its storage, neither conjugate nor negative.
-    pub(super) has_plain_signs: bool,
-}
-
 impl CheckpointReader {
-    fn tensor_count(&self) -> usize {
-        match self.reader.contents() {
-            Contents::Archive { state, .. } => state.tensors.len(),
-            Contents::Safetensors { header } => header.tensors.len(),
-        }
-    }
-
-    /// Return the tensor of a number below [`tensor_count`](Self::tensor_count).
-    fn tensor(&self, number: usize) -> FileTensor<'_> {
-        match self.reader.contents() {
-            Contents::Archive { state, .. } => {
-                let tensor = &state.tensors[number];
-                FileTensor {
-                    name: &tensor.name,
-                    is_named: tensor.is_named,
-                    dtype: tensor.dtype,
-                    shape: &tensor.shape,
-                    strides: Cow::Borrowed(&tensor.strides),
-                    offset: tensor.offset,
-                    storage: tensor.storage,
-                    has_plain_signs: tensor.signs.are_plain(),
-                }
-            }
-            Contents::Safetensors { header } => {
-                let tensor = &header.tensors[number];
-                let mut strides = vec![1; tensor.shape.len()];
-                for at in (1..strides.len()).rev() {
-                    strides[at - 1] = strides[at] * tensor.shape[at].max(1);
-                }
-                FileTensor {
-                    name: &tensor.name,
-                    is_named: true,
-                    dtype: tensor.dtype,
-                    shape: &tensor.shape,
-                    strides: Cow::Owned(strides),
-                    offset: 0,
-                    storage: number,
-                    has_plain_signs: true,
-                }
-            }
-        }
-    }
-
     /// Start reads, in the order of the file. The first ones are in flight while the memory of the next is looked up.
     fn start_reads(&self, py: Python<'_>, mut reads: Vec<(LoadBuffer, Bound<'_, PyAny>)>) -> PyResult<Loading> {
         reads.sort_by_key(|(buffer, _)| buffer.offset);

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use crate::error;
 
 mod build;
+mod file_tensor;
 mod history;
 mod load;
 mod new_file;

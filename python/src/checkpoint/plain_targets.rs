@@ -9,7 +9,7 @@ use deepnvme_mem::dlpack::DLDataType;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::load::FileTensor;
+use super::file_tensor::FileTensor;
 use crate::memory::PlainTensor;
 use crate::torch;
 

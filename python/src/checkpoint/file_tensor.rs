@@ -1,0 +1,68 @@
+//! A tensor of a checkpoint file, in either format.
+
+use std::borrow::Cow;
+
+use deepnvme_checkpoint::read::Contents;
+use deepnvme_format::Dtype;
+
+/// What a file says of a tensor.
+pub(super) struct FileTensor<'a> {
+    pub(super) name: &'a str,
+    /// Whether its name leads to it: a key has none.
+    pub(super) is_named: bool,
+    pub(super) dtype: Dtype,
+    pub(super) shape: &'a [u64],
+    /// In elements.
+    pub(super) strides: Cow<'a, [u64]>,
+    /// Elements of its storage before its first one.
+    pub(super) offset: u64,
+    pub(super) storage: usize,
+    /// Whether its values are those of its storage, neither conjugate nor negative.
+    pub(super) has_plain_signs: bool,
+}
+
+impl<'a> FileTensor<'a> {
+    /// Return how many there are.
+    pub(super) fn count(contents: &Contents) -> usize {
+        match contents {
+            Contents::Archive { state, .. } => state.tensors.len(),
+            Contents::Safetensors { header } => header.tensors.len(),
+        }
+    }
+
+    /// Return the tensor of a number below [`count`](Self::count).
+    pub(super) fn new(contents: &'a Contents, number: usize) -> Self {
+        match contents {
+            Contents::Archive { state, .. } => {
+                let tensor = &state.tensors[number];
+                Self {
+                    name: &tensor.name,
+                    is_named: tensor.is_named,
+                    dtype: tensor.dtype,
+                    shape: &tensor.shape,
+                    strides: Cow::Borrowed(&tensor.strides),
+                    offset: tensor.offset,
+                    storage: tensor.storage,
+                    has_plain_signs: tensor.signs.are_plain(),
+                }
+            }
+            Contents::Safetensors { header } => {
+                let tensor = &header.tensors[number];
+                let mut strides = vec![1; tensor.shape.len()];
+                for at in (1..strides.len()).rev() {
+                    strides[at - 1] = strides[at] * tensor.shape[at].max(1);
+                }
+                Self {
+                    name: &tensor.name,
+                    is_named: true,
+                    dtype: tensor.dtype,
+                    shape: &tensor.shape,
+                    strides: Cow::Owned(strides),
+                    offset: 0,
+                    storage: number,
+                    has_plain_signs: true,
+                }
+            }
+        }
+    }
+}
