@@ -27,7 +27,7 @@ from deepnvme._checkpoint.save_start import SaveStarter
 from deepnvme._utils.arguments import parse_bytes, path_of, whole
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import require_torch
-from deepnvme._utils.terminal import Progress, progress_callback
+from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Checkpointer:
         engine: Engine | None = None,
         durability: Literal["none", "data", "full"] = "full",
         checksums: bool = True,
-        progress: Progress = None,
+        progress: ProgressArgument = None,
         process_group: ProcessGroup | None = None,
         layout: Literal["file", "parts"] = "file",
         writers_per_node: int | None = None,

@@ -11,7 +11,7 @@ from deepnvme._deepnvme import StripeSet
 from deepnvme._utils.arguments import check_choice, check_engine, check_file_path
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import refuse_fake_tensors, require_torch
-from deepnvme._utils.terminal import Progress, progress_callback
+from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def load(
     pin_memory: bool = False,
     verify: Literal["auto", "off", "sample", "full"] = "auto",
     engine: Engine | None = None,
-    progress: Progress = None,
+    progress: ProgressArgument = None,
     map_location: _MapLocation | None = None,
     weights_only: bool = True,
     mmap: bool = False,
