@@ -7,7 +7,7 @@ use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
 use deepnvme_mem::LockState;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use deepnvme_mem::sync::ignore_poison;
-use deepnvme_swap::{AttachedRange, Borrowed, CopyStats, Error, FileRange, Options, Swapper};
+use deepnvme_swap::{AttachedRange, Borrowed, CopyStats, Error, FileRange, Swapper, SwapperOptions};
 use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
@@ -44,7 +44,7 @@ impl PySwapper {
         engine: Option<&Bound<'_, PyEngine>>,
     ) -> PyResult<Self> {
         let engine = default::or_default(py, engine)?;
-        let options = Options {
+        let options = SwapperOptions {
             folders: folders.iter().map(file_name).collect::<PyResult<_>>()?,
             memory_bytes,
             prefetch_bytes,

@@ -1,7 +1,7 @@
 //! Compressed weights: pure functions over slices, without I/O, threads or unsafe code.
 //!
 //! - [`pack`]: lossless compression of floats. The exponents of weights carry less than three bits of information each;
-//!   [`pack::encode`] stores them so, and [`pack::Block`] restores every bit.
+//!   [`pack::encode`] stores them so, and [`pack::PackedBlock`] restores every bit.
 //! - [`cast`]: casts between bf16, fp16 and fp32.
 //! - [`quant`]: int8 and fp8 with scales.
 //! - [`half`]: conversions of single 16-bit floats, for kernels that work on them.

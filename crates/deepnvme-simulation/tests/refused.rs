@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST};
+use deepnvme_checkpoint::history::{self, History, Holder, LOCK, MANIFEST, ManifestEntry};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Staging, Tensor};
 use deepnvme_file::Target;
 use deepnvme_file::{
@@ -242,7 +242,7 @@ fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result
     let saved = (|| {
         let new = Replacement::new(&Target::Path(history.folder().join(&name)))?;
         write(&new.temporary().path(), text, false)?;
-        let entry = Entry {
+        let entry = ManifestEntry {
             file: name.clone(),
             step,
             nbytes: text.len() as u64,
@@ -267,7 +267,7 @@ fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result
 /// Return the text of each committed checkpoint.
 fn counted() -> Vec<String> {
     let manifest = History::new(FOLDER.into(), Some(1), true).read().unwrap();
-    let text = |entry: &Entry| {
+    let text = |entry: &ManifestEntry| {
         let names = std::iter::once(&entry.file).chain(entry.pending.get(&entry.file));
         let found = names.filter_map(|name| fs::read_small(&Path::new(FOLDER).join(name), 1 << 20).ok()).next();
         String::from_utf8(found.unwrap_or_else(|| panic!("{} counts, and is not there", entry.file))).unwrap()

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use deepnvme_codec::pack::{Block, Scratch};
+use deepnvme_codec::pack::{PackedBlock, Scratch};
 use deepnvme_codec::quant::Scheme;
 use deepnvme_codec::{Error, Float, Result, cast, quant};
 
@@ -90,7 +90,7 @@ fn unpack<E: From<Error>>(
 ) -> Result<bool, E> {
     let (mut rest, mut at) = (source, 0);
     while !rest.is_empty() {
-        let block = Block::parse(rest)?;
+        let block = PackedBlock::parse(rest)?;
         let bytes = block.header().decoded_bytes();
         if bytes > whole - at {
             return Ok(false);

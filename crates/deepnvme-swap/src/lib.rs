@@ -17,11 +17,11 @@
 //!
 //! use deepnvme_io::mem::Region;
 //! use deepnvme_io::{Config, Engine};
-//! use deepnvme_swap::{Options, Swapper};
+//! use deepnvme_swap::{SwapperOptions, Swapper};
 //!
 //! # let folder = tempfile::tempdir()?;
 //! let engine = Arc::new(Engine::new(Config::default())?);
-//! let swapper = Swapper::new(engine, &Options::new(folder.path(), 64 << 10))?;
+//! let swapper = Swapper::new(engine, &SwapperOptions::new(folder.path(), 64 << 10))?;
 //!
 //! // Ten moments of 16 KiB, four of which are in memory at any time.
 //! let names: Vec<String> = (0..10).map(|index| format!("moment.{index}")).collect();
@@ -71,7 +71,7 @@ mod sync;
 pub use borrowed::Borrowed;
 pub use error::{Error, Result};
 pub use export::{CopyStats, FileRange};
-pub use options::{AttachedRange, CancelCheck, Options};
+pub use options::{AttachedRange, CancelCheck, SwapperOptions};
 pub use stats::SwapStats;
 pub use swap_files::{FileExtent, NAME_PREFIX};
 pub use swapper::Swapper;

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::io_scheduler::IoScheduler;
 use crate::item_table::ItemTable;
 use crate::next_use::NextUseQueue;
-use crate::options::{AttachedRange, CancelCheck, Options};
+use crate::options::{AttachedRange, CancelCheck, SwapperOptions};
 use crate::residency::{BorrowMode, Budgets, Residence, Residency};
 use crate::slot_allocator::ItemId;
 use crate::stats::SwapStats;
@@ -39,7 +39,7 @@ impl Swapper {
     ///
     /// # Errors
     /// `Io` if a file cannot be created or memory is short; `Invalid` for settings out of range.
-    pub fn new(engine: Arc<Engine>, options: &Options) -> Result<Self> {
+    pub fn new(engine: Arc<Engine>, options: &SwapperOptions) -> Result<Self> {
         let files = SwapFiles::new(&options.folders, options.stripe_bytes, options.is_named, engine.config().direct)?;
         let alignment = files.alignment() as usize;
         let memory_bytes = options.memory_bytes / alignment * alignment;

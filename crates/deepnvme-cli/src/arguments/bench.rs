@@ -27,7 +27,7 @@ end. Existing files are never touched. Sizes: 2GB is 2 x 10^9 bytes, 2GiB and 2G
 GB/s, 10^9 bytes a second.
 
 Exit status: 0 success, 1 failure, 2 usage error.")]
-pub(crate) struct BenchOptions {
+pub(crate) struct BenchArguments {
     /// Direction of the transfers
     pub(crate) direction: Direction,
     /// Folders for the files: one file in each, transferred at the same time

@@ -10,7 +10,7 @@ use deepnvme_perf::units::parse_bytes;
   deepnvme ds_io --folder /mnt/nvme --io_size 1G --read --io_parallel 4
 
 Speeds are in GB of 2^30 bytes here, as in DeepSpeed. Files are removed at the end. deepnvme bench has more options.")]
-pub(crate) struct DsIoOptions {
+pub(crate) struct DsIoArguments {
     /// Folder for all processes
     #[arg(long)]
     pub(crate) folder: Option<PathBuf>,
@@ -85,7 +85,7 @@ pub(crate) struct DsIoOptions {
 
 Measures every combination of the sweep, 64 by default, and writes a log file for each. deepnvme tune finds better
 settings in less time, and writes them to a file that engines read.")]
-pub(crate) struct DsTuneOptions {
+pub(crate) struct DsTuneArguments {
     /// Folders, measured at the same time
     #[arg(long = "nvme_dir", num_args = 1.., required = true, value_name = "FOLDER")]
     pub(crate) nvme_dir: Vec<PathBuf>,

@@ -26,7 +26,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use deepnvme_format::set;
-use deepnvme_io::fs::{self, FileId, Kind, OFlags, Stat};
+use deepnvme_io::fs::{self, FileId, FileKind, OFlags, Stat};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
@@ -267,7 +267,7 @@ fn index_path(index: &Path) -> Result<PathBuf> {
 }
 
 fn is_link(path: &Path) -> bool {
-    fs::stat_link(path).is_ok_and(|stat| stat.kind == Kind::Link)
+    fs::stat_link(path).is_ok_and(|stat| stat.kind == FileKind::Link)
 }
 
 /// Sets the final permissions of a member. Returns its identity.
@@ -275,7 +275,7 @@ fn settle_member(path: &Path, mode: u32) -> Result<Stat> {
     let refused = |errno| Error::os("open for writing", errno).at_path(path);
     let file = fs::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0).map_err(refused)?;
     let stat = fs::stat_of(file.as_fd()).map_err(refused)?;
-    if stat.kind != Kind::File {
+    if stat.kind != FileKind::File {
         let detail = format!("somebody has put {} in its place; save again", stat.kind.name());
         return Err(Error::new(ErrorKind::Io, "replace", detail).at_path(path));
     }

@@ -9,7 +9,7 @@ use super::{Access, DirectState, OpenOptions};
 use crate::backend::gds::Gds;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fs::{self, Kind, OFlags, Stat};
+use crate::fs::{self, FileKind, OFlags, Stat};
 use crate::op::{Errno, RegisteredFile};
 use crate::split::{FileAlignment, IoMode};
 use crate::sync::OnceLock;
@@ -269,7 +269,7 @@ impl Part {
     pub(super) fn set_len(&self, bytes: u64) -> Result<()> {
         let fail = |operation, errno| Error::os(operation, errno).at_path(&self.path);
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| fail("stat", errno))?;
-        if stat.kind == Kind::BlockDevice {
+        if stat.kind == FileKind::BlockDevice {
             return Ok(());
         }
         if stat.bytes > bytes {
@@ -290,7 +290,7 @@ impl Part {
     /// writers: that is why it allocates the last byte rather than truncates.
     pub(super) fn extend(&self, bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
-        if stat.bytes >= bytes || stat.kind == Kind::BlockDevice {
+        if stat.bytes >= bytes || stat.kind == FileKind::BlockDevice {
             return Ok(());
         }
         match fs::allocate(self.any().as_fd(), bytes - 1, 1) {
@@ -305,7 +305,7 @@ impl Part {
     pub(super) fn allocate(&self, end: u64, written_bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         let start = stat.bytes.max(end.saturating_sub(written_bytes));
-        if start < end && stat.kind == Kind::File {
+        if start < end && stat.kind == FileKind::File {
             let _ = fs::allocate(self.any().as_fd(), start, end - start);
         }
         Ok(())
@@ -333,8 +333,8 @@ fn name_of(fd: BorrowedFd<'_>) -> PathBuf {
 
 fn check_type(stat: &Stat, path: &Path) -> Result<()> {
     match stat.kind {
-        Kind::File | Kind::BlockDevice => Ok(()),
-        Kind::Folder => Err(Error::os("open", Errno::ISDIR).at_path(path)),
+        FileKind::File | FileKind::BlockDevice => Ok(()),
+        FileKind::Folder => Err(Error::os("open", Errno::ISDIR).at_path(path)),
         other => {
             let detail = format!("it is {}; only regular files and block devices have offsets", other.name());
             Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(path))

@@ -11,7 +11,7 @@ use deepnvme_simulation_runtime::thread::{self, JoinHandle, ProcessId, WorldId};
 use deepnvme_testkit::rng::Rng;
 use deepnvme_testkit::scheduled_backend::ScheduledBackend;
 
-use super::kind::Kind;
+use super::kind::ScenarioKind;
 use crate::device::WorldDevice;
 use crate::world::{CrashPoints, MachineSnapshot, MemoryAllowance, Setup, World};
 
@@ -20,9 +20,9 @@ pub(super) const POOL_BYTES: u64 = 64 << 10;
 
 /// Result of an execution.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct RunReport {
     /// The scenario.
-    pub kind: Kind,
+    pub kind: ScenarioKind,
     /// Steps of the code under test.
     pub steps: u64,
     /// Hash of all steps, equal for identical executions.
@@ -75,7 +75,7 @@ pub struct Context {
     crash_checks: Arc<Mutex<BTreeMap<usize, CrashCheck>>>,
     /// Memory reserved for a process's engines.
     allowances: Arc<Mutex<Vec<MemoryAllowance>>>,
-    report: Arc<Mutex<Report>>,
+    report: Arc<Mutex<RunReport>>,
 }
 
 impl Context {
@@ -84,7 +84,7 @@ impl Context {
     /// # Panics
     /// If the kernel provides no memory.
     #[must_use]
-    pub fn new(seed: u64, report: &Arc<Mutex<Report>>) -> Self {
+    pub fn new(seed: u64, report: &Arc<Mutex<RunReport>>) -> Self {
         Self::with(seed, Setup::draw(&mut Rng::keyed(seed, &[0x0073_6574])), report)
     }
 
@@ -93,7 +93,7 @@ impl Context {
     /// # Panics
     /// If the kernel provides no memory.
     #[must_use]
-    pub fn with(seed: u64, setup: Setup, report: &Arc<Mutex<Report>>) -> Self {
+    pub fn with(seed: u64, setup: Setup, report: &Arc<Mutex<RunReport>>) -> Self {
         let Ok(world) = World::new(seed, setup) else { panic!("no memory for a world") };
         let (when, crash_points, crash_checks) = (String::new(), None, Arc::default());
         Self { world, seed, when, crash_points, crash_checks, allowances: Arc::default(), report: Arc::clone(report) }

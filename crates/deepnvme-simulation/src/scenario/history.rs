@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Error;
-use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST};
+use deepnvme_checkpoint::history::{self, History, Holder, LOCK, MANIFEST, ManifestEntry};
 use deepnvme_checkpoint::read::Reader;
 use deepnvme_checkpoint::write::Saved;
 use deepnvme_file::{Replacement, StripeSet, Target};
@@ -219,8 +219,8 @@ fn save(
 }
 
 /// Return the manifest entry of a saved file.
-pub(super) fn entry_of(name: &str, step: u64, saved: Saved) -> Entry {
-    Entry {
+pub(super) fn entry_of(name: &str, step: u64, saved: Saved) -> ManifestEntry {
+    ManifestEntry {
         nbytes: saved.bytes,
         index_offset: saved.index_offset,
         index_nbytes: saved.index_bytes,
@@ -229,11 +229,11 @@ pub(super) fn entry_of(name: &str, step: u64, saved: Saved) -> Entry {
     }
 }
 
-fn entry(name: &str, step: u64, bytes: &[u8]) -> Entry {
+fn entry(name: &str, step: u64, bytes: &[u8]) -> ManifestEntry {
     let index = bytes.len() as u64 - INDEX_BYTES;
     let mut hasher = Hasher::default();
     hasher.update(&bytes[index as usize..]);
-    Entry {
+    ManifestEntry {
         file: name.into(),
         step,
         nbytes: bytes.len() as u64,
@@ -258,7 +258,7 @@ fn newest(context: &Context, scenario: &Scenario) -> Result<Option<(u64, FoundCo
 }
 
 /// Read a checkpoint under its final or private name.
-fn read_checkpoint(context: &Context, scenario: &Scenario, entry: &Entry) -> Result<FoundContent, Error> {
+fn read_checkpoint(context: &Context, scenario: &Scenario, entry: &ManifestEntry) -> Result<FoundContent, Error> {
     let path_of = |name: &String| history::find_file(&scenario.folder, name, entry);
     if scenario.content == Content::Bytes {
         let bytes = fs::read_small(&path_of(&entry.file), 1 << 20)?;

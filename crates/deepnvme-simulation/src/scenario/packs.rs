@@ -13,7 +13,7 @@ use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_io::{Engine, fs};
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
-use deepnvme_stream::pack::{Mode, PACKED_NAME, PLAIN_NAME, PackOptions, Packer, tensors};
+use deepnvme_stream::pack::{EncodingMode, PACKED_NAME, PLAIN_NAME, PackOptions, Packer, tensors};
 use deepnvme_testkit::rng::Rng;
 
 use super::context::Context;
@@ -32,7 +32,7 @@ const OTHER_FILES: [&str; 2] = ["config.json", "tokenizer.txt"];
 struct Scenario {
     folder: PathBuf,
     model: Arc<Vec<(String, Dtype, Vec<u8>)>>,
-    mode: Mode,
+    mode: EncodingMode,
     /// The folders that the weights are striped over.
     disks: Vec<PathBuf>,
     /// Whether a packing has reported success.
@@ -67,7 +67,7 @@ pub(super) fn run(context: &Context) {
     if !context.rng(5).chance(250) {
         disks.clear();
     }
-    let mode = rng.pick(&[Mode::Keep, Mode::Lossless]);
+    let mode = rng.pick(&[EncodingMode::Keep, EncodingMode::Lossless]);
     let scenario =
         Arc::new(Scenario { folder, model: Arc::new(model(&mut rng)), mode, disks, is_packed: Mutex::new(false) });
     create_model(context, &scenario);

@@ -9,7 +9,9 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use deepnvme_checkpoint::history::{Entry, HEAD_BYTES, History, Holder, Manifest, PARTS_LIST, Part, private_name};
+use deepnvme_checkpoint::history::{
+    HEAD_BYTES, History, Holder, Manifest, ManifestEntry, PARTS_LIST, Part, private_name,
+};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Saved, Shard, create};
 use deepnvme_checkpoint::{Error, Progress};
 use deepnvme_file::{Replacement, StripeSet, Target};
@@ -168,7 +170,7 @@ impl RankProcess<'_> {
                 return Err(failure);
             }
         };
-        let entry = Entry { parts, pending, ..history::entry_of(&name, step, saved) };
+        let entry = ManifestEntry { parts, pending, ..history::entry_of(&name, step, saved) };
         self.commit(&entry, saving)
     }
 
@@ -339,7 +341,7 @@ impl RankProcess<'_> {
     }
 
     /// Publish the checkpoint.
-    fn commit(&mut self, entry: &Entry, saving: Saving) -> Result<(), Failure> {
+    fn commit(&mut self, entry: &ManifestEntry, saving: Saving) -> Result<(), Failure> {
         let mut failed = None;
         let refused = &mut failed;
         let published = self.gather(|this| {

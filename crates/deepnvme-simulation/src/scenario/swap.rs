@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use deepnvme_simulation_runtime::thread;
-use deepnvme_swap::{Error, Options, Swapper};
+use deepnvme_swap::{Error, Swapper, SwapperOptions};
 use deepnvme_testkit::rng::Rng;
 
 use super::context::Context;
@@ -169,12 +169,12 @@ fn use_swapper(context: &Context, scenario: &Scenario, id: u32, rng: &mut Rng) -
     // Includes the memory of an item that a thread stores or has borrowed.
     let _allowance = context.world.allow_memory(MEMORY_BYTES as u64 + threads * ITEM_BYTES_MAX);
     let engine = context.engine(u64::from(id))?;
-    let options = Options {
+    let options = SwapperOptions {
         folders: scenario.folders.clone(),
         is_named: scenario.is_named,
         has_checksums: scenario.has_checksums,
         stripe_bytes: 4096,
-        ..Options::new(scenario.folders[0].clone(), MEMORY_BYTES)
+        ..SwapperOptions::new(scenario.folders[0].clone(), MEMORY_BYTES)
     };
     let swapper = &Swapper::new(engine, &options)?;
     let outcomes = thread::scope(|scope| {

@@ -45,20 +45,20 @@ pub struct Metadata {
 
 /// A file, folder, link or pipe, with its memory.
 #[derive(Debug)]
-pub struct Entry {
+pub struct InodeEntry {
     pub(super) metadata: Metadata,
     pub(super) memory: OwnedFd,
     /// Copy of its bytes since their last change.
     pub(super) copied: Option<Arc<Vec<u8>>>,
 }
 
-impl Entry {
+impl InodeEntry {
     pub(super) fn new(metadata: Metadata, memory: OwnedFd) -> Self {
         Self { metadata, memory, copied: None }
     }
 }
 
-impl Deref for Entry {
+impl Deref for InodeEntry {
     type Target = Metadata;
 
     fn deref(&self) -> &Metadata {
@@ -66,7 +66,7 @@ impl Deref for Entry {
     }
 }
 
-impl DerefMut for Entry {
+impl DerefMut for InodeEntry {
     fn deref_mut(&mut self) -> &mut Metadata {
         &mut self.metadata
     }

@@ -11,13 +11,13 @@ use rustix::io::Errno;
 
 use super::crash_points::{CrashPointPicker, CrashPoints, MachineSnapshot};
 use super::setup::Setup;
-use super::state::{SIMULATOR, State};
+use super::state::{SIMULATOR, WorldState};
 use super::tree::Tree;
 
 /// The machine. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct World {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<WorldState>>,
 }
 
 impl World {
@@ -33,10 +33,10 @@ impl World {
     /// If the kernel provides no memory.
     pub fn new(seed: u64, setup: Setup) -> Result<Self, Errno> {
         let tree = Tree::new(setup.disks)?;
-        Ok(Self::of(State::new(seed, setup, tree)))
+        Ok(Self::of(WorldState::new(seed, setup, tree)))
     }
 
-    fn of(state: State) -> Self {
+    fn of(state: WorldState) -> Self {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -57,13 +57,13 @@ impl World {
     }
 
     /// Lock the state. Don't switch threads while holding it.
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, WorldState> {
         ignore_poison(self.state.lock())
     }
 
     /// Start a step of the calling process, after a possible thread switch. Fails if the process is dead or the power
     /// is off.
-    pub(crate) fn step(&self, what: &str, detail: &dyn std::fmt::Debug) -> Result<MutexGuard<'_, State>, Errno> {
+    pub(crate) fn step(&self, what: &str, detail: &dyn std::fmt::Debug) -> Result<MutexGuard<'_, WorldState>, Errno> {
         if thread::process() != SIMULATOR {
             thread::yield_now();
         }
@@ -78,7 +78,7 @@ impl World {
         what: &str,
         detail: &dyn std::fmt::Debug,
         fault: Errno,
-    ) -> Result<MutexGuard<'_, State>, Errno> {
+    ) -> Result<MutexGuard<'_, WorldState>, Errno> {
         let mut state = self.step(what, detail)?;
         if state.fails() {
             state.note(what, &"fails");
@@ -116,7 +116,7 @@ impl World {
     /// If the kernel provides no memory.
     pub fn restart(&self) -> Result<(), Errno> {
         let mut state = self.state();
-        let State { tree, rng, setup, .. } = &mut *state;
+        let WorldState { tree, rng, setup, .. } = &mut *state;
         tree.crash(rng, setup.losses)?;
         state.note("restart", &"after a power cut");
         state.stop_faults();
@@ -184,7 +184,7 @@ impl MachineSnapshot {
     /// # Errors
     /// If the kernel provides no memory.
     pub fn after_crash(&self, is_cut: bool) -> Result<World, Errno> {
-        let mut state = State::new(self.seed, self.setup.clone(), self.disks.restored()?);
+        let mut state = WorldState::new(self.seed, self.setup.clone(), self.disks.restored()?);
         state.replaceable.clone_from(&self.replaceable);
         state.stop_faults();
         let world = World::of(state);

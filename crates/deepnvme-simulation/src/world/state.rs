@@ -24,7 +24,7 @@ pub const FIRST_USER: ProcessId = 1000;
 
 /// The world's locked state. The lock is never held across a thread switch.
 #[derive(Debug)]
-pub struct State {
+pub struct WorldState {
     /// The files.
     pub tree: Tree,
     /// Parameters of the world.
@@ -116,7 +116,7 @@ impl Write for Fnv1a {
     }
 }
 
-impl State {
+impl WorldState {
     pub(super) fn new(seed: u64, setup: Setup, tree: Tree) -> Self {
         Self {
             tree,

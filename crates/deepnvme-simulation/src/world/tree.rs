@@ -11,7 +11,7 @@ use deepnvme_testkit::rng::Rng;
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::io::{Errno, pread, pwrite};
 
-pub use super::entry::{Entry, Metadata, Node};
+pub use super::entry::{InodeEntry, Metadata, Node};
 use super::folder::{Folder, Inode};
 use super::journal::{ChangeId, Journal};
 
@@ -72,7 +72,7 @@ pub struct ResolvedPath {
 /// All disks.
 #[derive(Debug)]
 pub struct Tree {
-    pub(super) entries: BTreeMap<Inode, Entry>,
+    pub(super) entries: BTreeMap<Inode, InodeEntry>,
     pub(super) by_memory: HashMap<u64, Inode>,
     pub(super) roots: Vec<Inode>,
     pub(super) next_inode: Inode,
@@ -115,7 +115,7 @@ impl Tree {
         self.by_memory.insert(memory_of(memory.as_fd())?, self.next_inode);
         let now = self.tick();
         let metadata = Metadata { node, disk, mode, born_ns: now, modified_ns: now, links: 0, is_foreign, at: None };
-        self.entries.insert(self.next_inode, Entry::new(metadata, memory));
+        self.entries.insert(self.next_inode, InodeEntry::new(metadata, memory));
         self.next_inode += 1;
         Ok(self.next_inode - 1)
     }
@@ -142,7 +142,7 @@ impl Tree {
     ///
     /// # Errors
     /// `BADF` if it is not of this world.
-    pub fn entry(&self, inode: Inode) -> Result<&Entry, Errno> {
+    pub fn entry(&self, inode: Inode) -> Result<&InodeEntry, Errno> {
         self.entries.get(&inode).ok_or(Errno::BADF)
     }
 
@@ -150,7 +150,7 @@ impl Tree {
     ///
     /// # Errors
     /// As [`entry`](Self::entry).
-    pub fn entry_mut(&mut self, inode: Inode) -> Result<&mut Entry, Errno> {
+    pub fn entry_mut(&mut self, inode: Inode) -> Result<&mut InodeEntry, Errno> {
         self.entries.get_mut(&inode).ok_or(Errno::BADF)
     }
 

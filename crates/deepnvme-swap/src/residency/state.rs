@@ -36,7 +36,7 @@ impl BorrowMode {
 
 /// Where an item's bytes are. `slot` is the offset of its slot in the arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
+pub(super) enum ItemState {
     Absent,
     Reserved { slot: usize },
     Reading { slot: usize },
@@ -50,7 +50,7 @@ pub(super) enum State {
 pub(crate) struct Item {
     pub(super) key: Arc<str>,
     pub(super) slot_bytes: usize,
-    pub(super) state: State,
+    pub(super) state: ItemState,
     /// Whether the disk has the bytes, or had the last complete ones.
     pub(super) on_disk: bool,
     pub(super) readers: u32,
@@ -174,7 +174,7 @@ impl Residency {
         let item = Item {
             key: Arc::clone(key),
             slot_bytes,
-            state: State::Absent,
+            state: ItemState::Absent,
             on_disk,
             readers: 0,
             has_writer: false,
@@ -239,34 +239,34 @@ impl Residency {
         }
         // Threads that keep changing an item must not keep a flush from writing it.
         if matches!(mode, BorrowMode::Exclusive | BorrowMode::Create)
-            && matches!(item.state, State::Dirty { .. } | State::Writing { .. })
+            && matches!(item.state, ItemState::Dirty { .. } | ItemState::Writing { .. })
             && self.flushing.contains(&id)
         {
             return BorrowResult::IoPending;
         }
         let slot = match (mode, item.state) {
-            (BorrowMode::DiskExclusive, State::Reading { .. } | State::Writing { .. }) => {
+            (BorrowMode::DiskExclusive, ItemState::Reading { .. } | ItemState::Writing { .. }) => {
                 return BorrowResult::IoPending;
             }
             // Another thread is creating the item.
-            (BorrowMode::DiskShared | BorrowMode::DiskExclusive, State::Absent | State::Reserved { .. })
+            (BorrowMode::DiskShared | BorrowMode::DiskExclusive, ItemState::Absent | ItemState::Reserved { .. })
                 if !item.on_disk =>
             {
                 return BorrowResult::IoPending;
             }
             (BorrowMode::DiskShared | BorrowMode::DiskExclusive, state) => state.slot(),
-            (BorrowMode::Create, State::Reserved { slot }) => Some(slot),
-            (_, State::Reserved { .. } | State::Reading { .. }) => return BorrowResult::IoPending,
-            (BorrowMode::Shared | BorrowMode::Exclusive, State::Absent) if !item.on_disk => {
+            (BorrowMode::Create, ItemState::Reserved { slot }) => Some(slot),
+            (_, ItemState::Reserved { .. } | ItemState::Reading { .. }) => return BorrowResult::IoPending,
+            (BorrowMode::Shared | BorrowMode::Exclusive, ItemState::Absent) if !item.on_disk => {
                 return BorrowResult::IoPending;
             }
-            (_, State::Absent) => return BorrowResult::NeedsSlot,
-            (_, State::Clean { slot } | State::Dirty { slot } | State::Writing { slot, .. }) => Some(slot),
+            (_, ItemState::Absent) => return BorrowResult::NeedsSlot,
+            (_, ItemState::Clean { slot } | ItemState::Dirty { slot } | ItemState::Writing { slot, .. }) => Some(slot),
         };
         if mode == BorrowMode::Create
-            && let State::Reserved { slot } | State::Clean { slot } = item.state
+            && let ItemState::Reserved { slot } | ItemState::Clean { slot } = item.state
         {
-            item.state = State::Dirty { slot };
+            item.state = ItemState::Dirty { slot };
         }
         if mode.is_exclusive() {
             item.has_writer = true;
@@ -293,8 +293,8 @@ impl Residency {
         }
         if is_dirty {
             item.state = match item.state {
-                State::Clean { slot } => State::Dirty { slot },
-                State::Writing { slot, .. } => State::Writing { slot, changed: true },
+                ItemState::Clean { slot } => ItemState::Dirty { slot },
+                ItemState::Writing { slot, .. } => ItemState::Writing { slot, changed: true },
                 other => other,
             };
         }
@@ -307,7 +307,7 @@ impl Residency {
         let Some(item) = self.items.get_mut(&id) else { return };
         item.on_disk = true;
         if let Some(slot) = item.state.slot() {
-            item.state = State::Absent;
+            item.state = ItemState::Absent;
             self.slots.release(slot);
         }
     }
@@ -330,8 +330,8 @@ impl Residency {
             self.waiters.remove(index);
         }
         // A slot that no thread creates an item in is freed.
-        if let (State::Reserved { slot }, 0) = (item.state, item.create_waiters) {
-            item.state = State::Absent;
+        if let (ItemState::Reserved { slot }, 0) = (item.state, item.create_waiters) {
+            item.state = ItemState::Absent;
             self.slots.release(slot);
         }
         self.end_flush(id);
@@ -407,7 +407,7 @@ impl Residency {
 
     /// Whether a waiter for a slot can go on: it has one, or will find an error.
     pub(crate) fn is_wait_over(&self, id: ItemId) -> bool {
-        self.items.get(&id).is_none_or(|item| item.state != State::Absent || item.read_failed || item.is_deleted)
+        self.items.get(&id).is_none_or(|item| item.state != ItemState::Absent || item.read_failed || item.is_deleted)
     }
 
     /// Whether an item is borrowed exclusively.
@@ -417,8 +417,10 @@ impl Residency {
 
     pub(crate) fn residence(&self, id: ItemId) -> Residence {
         match self.items.get(&id).map(|item| (item.state, item.on_disk)) {
-            Some((State::Absent, true)) => Residence::Disk,
-            Some((State::Clean { .. } | State::Dirty { .. } | State::Writing { .. }, _)) => Residence::Memory,
+            Some((ItemState::Absent, true)) => Residence::Disk,
+            Some((ItemState::Clean { .. } | ItemState::Dirty { .. } | ItemState::Writing { .. }, _)) => {
+                Residence::Memory
+            }
             _ => Residence::Neither,
         }
     }
@@ -426,12 +428,12 @@ impl Residency {
     /// Records the end of a read. `is_memory_back` is false if a failed read lost the slot's memory.
     pub(crate) fn read_completed(&mut self, id: ItemId, is_good: bool, is_memory_back: bool) {
         let Some(item) = self.items.get_mut(&id) else { return };
-        let State::Reading { slot } = item.state else { return };
+        let ItemState::Reading { slot } = item.state else { return };
         self.in_flight -= 1;
         if is_good {
-            item.state = State::Clean { slot };
+            item.state = ItemState::Clean { slot };
         } else {
-            (item.state, item.read_failed, item.prefetch_rank) = (State::Absent, true, None);
+            (item.state, item.read_failed, item.prefetch_rank) = (ItemState::Absent, true, None);
             self.slots.release(slot);
             if !is_memory_back {
                 self.slots.occupy(slot, item.slot_bytes, LOST);
@@ -443,12 +445,12 @@ impl Residency {
     /// Records the end of a write.
     pub(crate) fn write_completed(&mut self, id: ItemId, is_good: bool) {
         let Some(item) = self.items.get_mut(&id) else { return };
-        let State::Writing { slot, changed } = item.state else { return };
+        let ItemState::Writing { slot, changed } = item.state else { return };
         self.in_flight -= 1;
         (item.state, item.write_failed) = match (is_good, changed) {
-            (true, false) => (State::Clean { slot }, false),
-            (true, true) => (State::Dirty { slot }, false),
-            (false, _) => (State::Dirty { slot }, true),
+            (true, false) => (ItemState::Clean { slot }, false),
+            (true, true) => (ItemState::Dirty { slot }, false),
+            (false, _) => (ItemState::Dirty { slot }, true),
         };
         item.on_disk |= is_good;
         // A flush tries once. A good write ends it, unless the item was changed meanwhile or is being changed.
@@ -460,7 +462,7 @@ impl Residency {
     }
 }
 
-impl State {
+impl ItemState {
     pub(super) fn slot(self) -> Option<usize> {
         match self {
             Self::Absent => None,
@@ -480,16 +482,17 @@ impl Item {
     }
 
     pub(super) fn is_in_flight(&self) -> bool {
-        matches!(self.state, State::Reading { .. } | State::Writing { .. })
+        matches!(self.state, ItemState::Reading { .. } | ItemState::Writing { .. })
     }
 
     pub(super) fn is_writable(&self) -> bool {
-        matches!(self.state, State::Dirty { .. }) && !self.has_writer
+        matches!(self.state, ItemState::Dirty { .. }) && !self.has_writer
     }
 
     /// Whether memory has bytes that the disk lacks, or may come to have some.
     pub(super) fn needs_flush(&self) -> bool {
-        self.has_writer || matches!(self.state, State::Dirty { .. } | State::Writing { .. } | State::Reserved { .. })
+        self.has_writer
+            || matches!(self.state, ItemState::Dirty { .. } | ItemState::Writing { .. } | ItemState::Reserved { .. })
     }
 
     fn waiters_mut(&mut self, mode: BorrowMode) -> &mut u32 {

@@ -29,7 +29,7 @@ const LONG_INT_STEPS: u64 = 64;
 
 /// The kind of Python table.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TableKind {
     Dict,
     Set,
 }
@@ -55,7 +55,7 @@ impl HashCosts {
     #[pyo3(name = "charge")]
     fn charge_all(&self, keys: &Bound<'_, PyAny>, is_set: bool) -> PyResult<()> {
         let keys = keys.try_iter()?.collect::<PyResult<Vec<_>>>()?;
-        self.charge(keys.iter(), if is_set { Kind::Set } else { Kind::Dict })
+        self.charge(keys.iter(), if is_set { TableKind::Set } else { TableKind::Dict })
     }
 }
 
@@ -67,7 +67,7 @@ impl HashCosts {
     pub(super) fn charge<'a, 'py: 'a>(
         &self,
         keys: impl ExactSizeIterator<Item = &'a Bound<'py, PyAny>>,
-        kind: Kind,
+        kind: TableKind,
     ) -> PyResult<()> {
         let count = keys.len();
         let mut table = Table::new(kind, self);
@@ -127,7 +127,7 @@ fn weight(key: &Bound<'_, PyAny>, steps_max: u64) -> u64 {
 
 /// A table that probes as CPython does (`Objects/dictobject.c`, `Objects/setobject.c`).
 struct Table<'t, 'a, 'py> {
-    kind: Kind,
+    kind: TableKind,
     costs: &'t HashCosts,
     /// Hash, key and weight, in insertion order.
     keys: Vec<(u64, &'a Bound<'py, PyAny>, u64)>,
@@ -143,7 +143,7 @@ const SLOTS_MIN: usize = 8;
 const LARGE_SET: usize = 50_000;
 
 impl<'t, 'a, 'py> Table<'t, 'a, 'py> {
-    fn new(kind: Kind, costs: &'t HashCosts) -> Self {
+    fn new(kind: TableKind, costs: &'t HashCosts) -> Self {
         Self { kind, costs, keys: Vec::new(), slots: Vec::new() }
     }
 
@@ -157,8 +157,8 @@ impl<'t, 'a, 'py> Table<'t, 'a, 'py> {
         self.slots[slot] = self.keys.len() as u32;
         let (used, slots) = (self.keys.len(), self.slots.len());
         let (is_full, wanted) = match self.kind {
-            Kind::Dict => (used >= slots * 2 / 3, used * 3),
-            Kind::Set => (used * 5 >= (slots - 1) * 3, used * if used > LARGE_SET { 2 } else { 4 } + 1),
+            TableKind::Dict => (used >= slots * 2 / 3, used * 3),
+            TableKind::Set => (used * 5 >= (slots - 1) * 3, used * if used > LARGE_SET { 2 } else { 4 } + 1),
         };
         if is_full { self.grow(wanted) } else { Ok(()) }
     }
@@ -180,7 +180,7 @@ impl<'t, 'a, 'py> Table<'t, 'a, 'py> {
         let (mut perturb, mut at) = (hash, hash as usize & mask);
         let mut steps = 0;
         loop {
-            let more = if self.kind == Kind::Set && at + LINEAR_PROBES <= mask { LINEAR_PROBES } else { 0 };
+            let more = if self.kind == TableKind::Set && at + LINEAR_PROBES <= mask { LINEAR_PROBES } else { 0 };
             for slot in at..=at + more {
                 let number = self.slots[slot];
                 if number == 0 {

@@ -7,13 +7,13 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use deepnvme_format::pickle::{Graph, Make, Node, NodeId, Object};
-use deepnvme_format::state::{DEPTH_MAX, State, storage};
+use deepnvme_format::state::{DEPTH_MAX, PickledState, storage};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple};
 
 use callables::PLAIN;
-use hashing::Kind;
+use hashing::TableKind;
 use selection::{NameScope, Selection};
 
 use crate::error;
@@ -36,7 +36,7 @@ const PARAMETER_ARGUMENTS_MAX: usize = 4;
 pub(super) fn build<'py>(
     py: Python<'py>,
     graph: &Graph,
-    state: &State,
+    state: &PickledState,
     factory: &Bound<'py, PyAny>,
     storages: &Bound<'py, PyList>,
     wanted: Option<&[String]>,
@@ -135,7 +135,7 @@ impl<'py> Builder<'_, 'py> {
             Node::Tuple(elements) => PyTuple::new(py, self.elements(elements, scope)?)?.into_any(),
             Node::FrozenSet(elements) => {
                 let elements = self.elements(elements, scope)?;
-                self.costs.charge(elements.iter(), Kind::Set)?;
+                self.costs.charge(elements.iter(), TableKind::Set)?;
                 PyFrozenSet::new(py, elements)?.into_any()
             }
             Node::List(elements) => {
@@ -151,7 +151,7 @@ impl<'py> Builder<'_, 'py> {
                 let set = PySet::empty(py)?;
                 self.built[id.index()] = Some(set.clone().into_any());
                 let elements = self.elements(elements, scope)?;
-                self.costs.charge(elements.iter(), Kind::Set)?;
+                self.costs.charge(elements.iter(), TableKind::Set)?;
                 for element in elements {
                     set.add(element)?;
                 }
@@ -195,7 +195,7 @@ impl<'py> Builder<'_, 'py> {
                 values.push(self.build(*value, scope)?);
             }
         }
-        self.costs.charge(keys.iter(), Kind::Dict)?;
+        self.costs.charge(keys.iter(), TableKind::Dict)?;
         for (key, value) in keys.into_iter().zip(values) {
             self.check_signals()?;
             set(key, value)?;
@@ -298,7 +298,7 @@ impl<'py> Builder<'_, 'py> {
             };
             let elements = self.elements(&object.elements, scope)?;
             if built.is_instance_of::<PySet>() {
-                self.costs.charge(elements.iter(), Kind::Set)?;
+                self.costs.charge(elements.iter(), TableKind::Set)?;
             }
             for element in elements {
                 self.check_signals()?;

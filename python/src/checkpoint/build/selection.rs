@@ -6,7 +6,7 @@
 use std::cmp::Ordering;
 
 use deepnvme_format::pickle::{Graph, Node, NodeId, Object};
-use deepnvme_format::state::State;
+use deepnvme_format::state::PickledState;
 
 use super::callables::PLAIN;
 
@@ -34,7 +34,7 @@ struct NameRange {
 }
 
 impl<'a> Selection<'a> {
-    pub(super) fn new(graph: &Graph, state: &'a State, wanted: &'a [String]) -> Self {
+    pub(super) fn new(graph: &Graph, state: &'a PickledState, wanted: &'a [String]) -> Self {
         Self {
             not_plain: find_not_plain(graph),
             tensors: sorted(state.tensors.iter().map(|tensor| tensor.name.as_bytes()).collect()),

@@ -9,7 +9,7 @@ use crate::cufile::session::opened;
 use crate::cufile::transfer::{Request, Transfer, Way};
 use crate::race_detector::Point;
 use crate::rng::Rng;
-use crate::state::{Guard, State, lock, notify, wait_until, wait_until_or};
+use crate::state::{DriverGuard, DriverState, lock, notify, wait_until, wait_until_or};
 
 /// `CUFILE_CANCELED`, `CUFILE_COMPLETE` and `CUFILE_FAILED`.
 const CANCELED: i32 = 8;
@@ -21,14 +21,14 @@ const MODE: i32 = 1;
 /// A batch.
 pub(crate) struct Batch {
     capacity: usize,
-    waiting: Vec<Entry>,
+    waiting: Vec<BatchEntry>,
     /// Number of entries in progress: none or one.
     running: usize,
     over: Vec<(IoEvent, Point)>,
     rng: Rng,
 }
 
-struct Entry {
+struct BatchEntry {
     cookie: usize,
     point: Point,
     transfer: Transfer,
@@ -69,7 +69,7 @@ cufile_calls! {
 
     fn cuFileBatchIOCancel(handle: Handle) |mut state| {
         let batch = state.batch(handle)?;
-        for Entry { cookie, point, .. } in std::mem::take(&mut batch.waiting) {
+        for BatchEntry { cookie, point, .. } in std::mem::take(&mut batch.waiting) {
             batch.over.push((IoEvent { cookie, status: CANCELED, result: 0 }, point));
         }
         let canceled: Vec<Point> = batch.over.iter().map(|(_, point)| *point).collect();
@@ -94,7 +94,7 @@ extern "C" fn cuFileBatchIODestroy(handle: Handle) {
         if left > 0 {
             state.call_log.violation(format!("lifetime: batch {handle:#x} was destroyed with {left} entries not over"));
         }
-        let idle = |state: &State| state.cufile.batches.get(&handle).is_none_or(|batch| batch.running == 0);
+        let idle = |state: &DriverState| state.cufile.batches.get(&handle).is_none_or(|batch| batch.running == 0);
         let mut state = wait_until(state, idle);
         if let Some(batch) = state.cufile.batches.remove(&handle) {
             let points = batch.waiting.iter().map(|entry| entry.point).chain(batch.over.iter().map(|over| over.1));
@@ -106,7 +106,7 @@ extern "C" fn cuFileBatchIODestroy(handle: Handle) {
 }
 
 /// All entries are checked before any is accepted, so a refused call has no effect.
-fn submit(mut state: Guard, handle: Handle, count: usize, parameters: &In<IoParams>, flags: u32) -> FileOutcome {
+fn submit(mut state: DriverGuard, handle: Handle, count: usize, parameters: &In<IoParams>, flags: u32) -> FileOutcome {
     let batch = state.batch(handle)?;
     if count == 0 || flags != 0 || parameters.is_null() {
         return Err(INVALID_VALUE);
@@ -131,14 +131,14 @@ fn submit(mut state: Guard, handle: Handle, count: usize, parameters: &In<IoPara
     }
     for (cookie, transfer) in checked {
         let point = state.begin_transfer("cuFileBatchIOSubmit", transfer.used);
-        state.batch(handle)?.waiting.push(Entry { cookie, point, transfer });
+        state.batch(handle)?.waiting.push(BatchEntry { cookie, point, transfer });
     }
     notify();
     Ok(())
 }
 
 fn status(
-    mut state: Guard,
+    mut state: DriverGuard,
     handle: Handle,
     least: usize,
     (count, events): (Out<u32>, Out<IoEvent>),
@@ -154,7 +154,7 @@ fn status(
     if state.call_log.call("cuFileBatchIOGetStatus@silent").is_some() {
         return count.put(0).map_err(|_| INVALID_VALUE);
     }
-    let enough = |state: &State| state.cufile.batches.get(&handle).is_none_or(|batch| batch.over.len() >= least);
+    let enough = |state: &DriverState| state.cufile.batches.get(&handle).is_none_or(|batch| batch.over.len() >= least);
     state = match timeout.get() {
         Ok(time) => wait_until_or(state, Instant::now() + duration(time)?, enough),
         Err(_) => wait_until(state, enough),
@@ -178,11 +178,12 @@ fn duration(time: libc::timespec) -> FileOutcome<Duration> {
 /// The thread of a batch, until the batch is gone.
 fn work_off(handle: Handle) {
     loop {
-        let ready = |state: &State| state.cufile.batches.get(&handle).is_none_or(|batch| !batch.waiting.is_empty());
+        let ready =
+            |state: &DriverState| state.cufile.batches.get(&handle).is_none_or(|batch| !batch.waiting.is_empty());
         let mut state = wait_until(lock(), ready);
         let Some(batch) = state.cufile.batches.get_mut(&handle) else { return };
         let picked = batch.rng.below(batch.waiting.len() as u64) as usize;
-        let Entry { cookie, point, transfer } = batch.waiting.swap_remove(picked);
+        let BatchEntry { cookie, point, transfer } = batch.waiting.swap_remove(picked);
         batch.running = 1;
         let fault = state.call_log.call("cuFileBatchIO@entry");
         let slow = state.call_log.call("cuFileBatchIO@slow");
@@ -200,7 +201,7 @@ fn work_off(handle: Handle) {
     }
 }
 
-impl State {
+impl DriverState {
     fn batch(&mut self, handle: Handle) -> FileOutcome<&mut Batch> {
         self.cufile.batches.get_mut(&handle).ok_or(INVALID_VALUE)
     }
