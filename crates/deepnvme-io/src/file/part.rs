@@ -28,11 +28,11 @@ pub(crate) struct Part {
     direct: Option<(Arc<OwnedFd>, FileAlignment)>,
     /// Open through the page cache. Reopened from the direct one when an edge first needs it.
     buffered: OnceLock<Arc<OwnedFd>>,
-    required: bool,
+    requires_direct: bool,
     /// Why transfers are buffered. Set when opening or at the first refusal of a direct one.
     buffered_reason: OnceLock<String>,
     /// Its registration with cuFile, or the reason why there is none.
-    gds: OnceLock<Result<RegisteredFile, String>>,
+    cufile_registration: OnceLock<Result<RegisteredFile, String>>,
     gds_refusal: OnceLock<String>,
 }
 
@@ -120,13 +120,23 @@ impl Part {
         if mode == DirectMode::Disabled {
             let _ = buffered_reason.set(DISABLED.into());
         }
-        let required = mode == DirectMode::Required;
+        let requires_direct = mode == DirectMode::Required;
         let folder = (access != Access::Read)
             .then(|| fs::folder_of(&path))
             .map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf()));
-        let (gds, gds_refusal) = (OnceLock::new(), OnceLock::new());
+        let (cufile_registration, gds_refusal) = (OnceLock::new(), OnceLock::new());
         let (direct, buffered) = (None, OnceLock::new());
-        Self { path, folder, access, direct, buffered, required, buffered_reason, gds, gds_refusal }
+        Self {
+            path,
+            folder,
+            access,
+            direct,
+            buffered,
+            requires_direct,
+            buffered_reason,
+            cufile_registration,
+            gds_refusal,
+        }
     }
 
     pub(super) fn reopen_buffered(&self, reason: &str) -> Result<Self> {
@@ -139,9 +149,9 @@ impl Part {
             access: self.access,
             direct: None,
             buffered,
-            required: false,
+            requires_direct: false,
             buffered_reason,
-            gds: OnceLock::new(),
+            cufile_registration: OnceLock::new(),
             gds_refusal: OnceLock::new(),
         })
     }
@@ -158,7 +168,7 @@ impl Part {
 
     /// Records that direct I/O does not work on this file. Fails if direct I/O is required.
     pub(crate) fn refuse_direct(&self, reason: &str) -> Result<()> {
-        if self.required {
+        if self.requires_direct {
             let detail = format!("{reason}, and direct I/O is required; use direct=\"preferred\" or another folder");
             return Err(Error::new(ErrorKind::Unsupported, "open", detail).at_path(&self.path));
         }
@@ -171,7 +181,7 @@ impl Part {
         if let Some(reason) = self.gds_refusal.get() {
             return Err(reason.clone());
         }
-        let known = self.gds.get_or_init(|| match &self.direct {
+        let known = self.cufile_registration.get_or_init(|| match &self.direct {
             Some((file, _)) => gds.register(file),
             None => {
                 Err(format!("the file has no direct I/O ({})", self.buffered_reason.get().map_or("", String::as_str)))
@@ -182,7 +192,7 @@ impl Part {
 
     /// Returns the file's registration with cuFile, if any.
     pub(crate) fn cufile_registration(&self) -> Option<RegisteredFile> {
-        self.gds.get()?.as_ref().ok().cloned()
+        self.cufile_registration.get()?.as_ref().ok().cloned()
     }
 
     /// Records that cuFile has refused a transfer. Later ones use bounce buffers.

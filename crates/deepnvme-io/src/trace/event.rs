@@ -123,7 +123,7 @@ impl DataPath {
     /// Returns the path of a block.
     pub(crate) const fn of(mode: IoMode, route: Route) -> Self {
         match (mode, route) {
-            (_, Route::CuFile) => Self::Gds,
+            (_, Route::Gds) => Self::Gds,
             (IoMode::Buffered, _) => Self::Buffered,
             (IoMode::Direct, Route::Caller) => Self::Direct,
             (IoMode::Direct, Route::Bounce) => Self::Bounced,
