@@ -197,7 +197,7 @@ impl PySwapper {
 }
 
 impl Drop for PySwapper {
-    /// Wait for transfers in flight, without the GIL.
+    /// Waits for transfers in flight, without the GIL.
     fn drop(&mut self) {
         Python::try_attach(|py| py.detach(|| self.swapper.close()));
     }
@@ -297,7 +297,7 @@ fn already_returned() -> PyErr {
     PyValueError::new_err("the tensor has been returned; borrow it again")
 }
 
-/// Run a call that may block, without the GIL. Signals are checked every 20 ms.
+/// Runs a call that may block, without the GIL. Signals are checked every 20 ms.
 fn interruptible<T: Send>(
     py: Python<'_>,
     act: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Error> + Send,
@@ -333,7 +333,7 @@ fn copy_stats(py: Python<'_>, stats: CopyStats) -> PyResult<Bound<'_, PyDict>> {
     Ok(counters)
 }
 
-/// Convert an error to its Python exception.
+/// Converts an error to its Python exception.
 fn raise(py: Python<'_>, failure: &Error) -> PyErr {
     match failure {
         Error::Io(failure) => error::raise(py, failure),

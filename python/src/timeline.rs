@@ -134,12 +134,12 @@ impl Trace {
     }
 }
 
-/// Add a bar to the engine's running recordings. Without a recording, this does nothing.
+/// Adds a bar to the engine's running recordings. Without a recording, this does nothing.
 pub(crate) fn span(engine: &Engine, name: &str, lane: &str, range: (u64, u64)) -> PyResult<()> {
     add(&engine.lane(lane), name, range)
 }
 
-/// Parse the start and end of a bar.
+/// Parses the start and end of a bar.
 pub(crate) fn range(start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>) -> PyResult<(u64, u64)> {
     Ok((number("start_ns", start_ns)?, number("end_ns", end_ns)?))
 }

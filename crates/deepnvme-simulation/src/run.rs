@@ -17,7 +17,7 @@ use crate::world::Setup;
 /// Thread switches after which an execution counts as endless.
 const SWITCHES_MAX: usize = 1_500_000;
 
-/// Execute a seed. `only` fixes the scenario for every seed.
+/// Executes a seed. `only` fixes the scenario for every seed.
 #[must_use]
 pub fn run(seed: u64, only: Option<ScenarioKind>) -> RunReport {
     let kind = only.unwrap_or_else(|| scenario::draw(seed));
@@ -44,7 +44,7 @@ pub fn run(seed: u64, only: Option<ScenarioKind>) -> RunReport {
     report
 }
 
-/// Execute `work` on a machine with this `setup`. The seed decides everything random.
+/// Executes `work` on a machine with this `setup`. The seed decides everything random.
 #[must_use]
 pub fn script(seed: u64, setup: &Setup, work: impl Fn(&Context) + Send + Sync + 'static) -> RunReport {
     let setup = setup.clone();

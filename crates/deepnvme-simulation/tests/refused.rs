@@ -57,7 +57,7 @@ fn setup(has_unnamed: bool) -> Setup {
     }
 }
 
-/// Run `work` with each range of its calls failing, between `before` and `after`, in which nothing fails.
+/// Runs `work` with each range of its calls failing, between `before` and `after`, in which nothing fails.
 fn with_each_refused<T: 'static>(
     before: fn(&Context) -> T,
     work: fn(&Context, &mut T),
@@ -91,7 +91,7 @@ fn with_each_refused<T: 'static>(
     }
 }
 
-/// List the names in the folder. Files stay if they could neither get a proving name nor be removed.
+/// Lists the names in the folder. Files stay if they could neither get a proving name nor be removed.
 fn names() -> Vec<String> {
     let names = [FOLDER, MEMBERS].map(|folder| fs::entries(Path::new(folder)).unwrap());
     let names = names.into_iter().flatten().map(|name| name.into_string().unwrap());
@@ -193,13 +193,13 @@ fn a_set_that_is_retired_takes_what_earlier_ones_could_not_remove_with_it() {
     }
 }
 
-/// Cut the power, and restart. About half of the non-durable changes remain.
+/// Cuts the power, and restarts. About half of the non-durable changes remain.
 fn cut_power(context: &Context) {
     context.world.cut_power();
     context.world.restart().unwrap();
 }
 
-/// Kill a first process late in its work or at its end, a second at some call after that, then cut the power.
+/// Kills a first process late in its work or at its end, a second at some call after that, then cuts the power.
 fn with_both_killed(before: fn(), first: fn(), second: fn(), after: fn(&Context)) {
     let calls = Arc::new(AtomicU64::new(0));
     for first_call in LATE_CALLS {
@@ -264,7 +264,7 @@ fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result
     saved
 }
 
-/// Return the text of each committed checkpoint.
+/// Returns the text of each committed checkpoint.
 fn counted() -> Vec<String> {
     let manifest = History::new(FOLDER.into(), Some(1), true).read().unwrap();
     let text = |entry: &ManifestEntry| {

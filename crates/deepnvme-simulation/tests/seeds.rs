@@ -10,7 +10,7 @@ use deepnvme_simulation::scenario::{ScenarioKind, checks_every_change, draw};
 
 const SEEDS: u64 = 1000;
 
-/// Return the reports of these seeds for which `wanted` holds.
+/// Returns the reports of these seeds for which `wanted` holds.
 fn reports(seeds: u64, only: Option<ScenarioKind>, wanted: fn(&RunReport) -> bool) -> Vec<(u64, RunReport)> {
     let (next, found) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

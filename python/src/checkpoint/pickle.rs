@@ -200,7 +200,7 @@ impl<'py> Pickler<'_, 'py> {
         Ok(is_saved)
     }
 
-    /// Pickle an element of a list or a tuple.
+    /// Pickles an element of a list or a tuple.
     fn element(&mut self, element: &Bound<'py, PyAny>, depth: usize) -> IsPickled {
         self.name_bytes += SHORT_NAME_BYTES;
         let is_saved = self.save(element, depth + 1)?;

@@ -92,7 +92,7 @@ pub(crate) fn _plan_safetensors(
     })
 }
 
-/// Name the refused tensor in the error.
+/// Names the refused tensor in the error.
 fn named_tensor(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
     if error.is_instance_of::<PyTypeError>(py) {
         return PyTypeError::new_err(format!("{name:?}: {}", error.value(py)));

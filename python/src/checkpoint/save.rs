@@ -29,7 +29,7 @@ pub(super) enum Destination {
     Into(PathBuf, PathBuf),
 }
 
-/// Start writing a whole file.
+/// Starts writing a whole file.
 pub(super) fn start(py: Python<'_>, save: Save, engine: Arc<Engine>, destination: Destination) -> PyResult<Saving> {
     let progress = Arc::new(Progress::default());
     let state =

@@ -64,7 +64,7 @@ mod simulated {
         Ok(found)
     }
 
-    /// Run the seeds. Exit status: 1 if a seed failed.
+    /// Runs the seeds. Exit status: 1 if a seed failed.
     pub(super) fn main() -> ExitCode {
         let options = match options() {
             Ok(options) => options,

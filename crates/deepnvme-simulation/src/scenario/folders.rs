@@ -6,7 +6,7 @@ use super::context::Context;
 use crate::world::folder::Folder;
 use crate::world::tree::Node;
 
-/// Create folders, each on its own disk.
+/// Creates folders, each on its own disk.
 pub(super) fn make_folders(context: &Context, count: usize) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let mut state = context.world.state();

@@ -43,7 +43,7 @@ impl ScenarioKind {
         Self::Transfers,
     ];
 
-    /// Return the name for the command line.
+    /// Returns the name for the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ impl ScenarioKind {
 const DRAWN_MORE_OFTEN: [ScenarioKind; 4] =
     [ScenarioKind::Stripes, ScenarioKind::Stripes, ScenarioKind::Stripes, ScenarioKind::Packs];
 
-/// Draw a seed's scenario.
+/// Draws a seed's scenario.
 #[must_use]
 pub fn draw(seed: u64) -> ScenarioKind {
     let index =

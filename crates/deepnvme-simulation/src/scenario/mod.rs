@@ -22,7 +22,7 @@ use content::Content;
 pub use context::{CRASH_CHECKS_PER_RUN, CRASHED_WORLD, Context, MAIN_WORLD, RunReport, checks_every_change};
 pub use kind::{ScenarioKind, draw};
 
-/// Run a scenario.
+/// Runs a scenario.
 pub fn run(kind: ScenarioKind, context: &Context) {
     match kind {
         ScenarioKind::Files => files::run(context, files::FileLayout::Single, Content::Bytes),

@@ -21,13 +21,13 @@ struct Save {
 }
 
 impl SaveLog {
-    /// Record the start of a save.
+    /// Records the start of a save.
     pub(super) fn begin(&mut self, version: Version, durability: Durability) {
         self.clock += 1;
         self.saves.push(Save { version, durability, began: self.clock, ended: None, succeeded: false });
     }
 
-    /// Record the end of a save.
+    /// Records the end of a save.
     pub(super) fn end(&mut self, version: Version, succeeded: bool) {
         self.clock += 1;
         if let Some(save) = self.saves.iter_mut().find(|save| save.version == version) {
@@ -35,7 +35,7 @@ impl SaveLog {
         }
     }
 
-    /// Check a version, or a missing file, under the name. Returns the error, if any. With `after_cut`, only durable
+    /// Checks a version, or a missing file, under the name. Returns the error, if any. With `after_cut`, only durable
     /// saves count.
     #[must_use]
     pub(super) fn check(&self, found: Option<Version>, after_cut: bool) -> Option<String> {
@@ -55,7 +55,7 @@ impl SaveLog {
         Some(format!("version {found} is there, though {} was saved after it ({:?})", newer.version, newer.durability))
     }
 
-    /// Return whether any save was not durable: after a power cut it may leave any content.
+    /// Returns whether any save was not durable: after a power cut it may leave any content.
     #[must_use]
     pub(super) fn has_non_durable(&self) -> bool {
         self.saves.iter().any(|save| save.durability == Durability::None)

@@ -337,7 +337,7 @@ impl World {
 }
 
 impl WorldState {
-    /// Open a descriptor of the file with its own open file description.
+    /// Opens a descriptor of the file with its own open file description.
     fn descriptor(&self, inode: Inode, flags: OFlags) -> Result<OwnedFd, Errno> {
         let kept = OFlags::WRONLY | OFlags::RDWR | OFlags::PATH | OFlags::APPEND;
         let memory = self.tree.memory(inode)?;
@@ -345,7 +345,7 @@ impl WorldState {
         rustix::fs::open(path, (flags & kept) | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// Make durable the changes that a sync promised when it began.
+    /// Makes durable the changes that a sync promised when it began.
     pub(crate) fn sync(&mut self, (inode, promised, last): &Promise) -> Result<(), Errno> {
         let changes_names = self.tree.folder(*inode).is_ok_and(|folder| folder.unsynced() > 0);
         if changes_names || !promised.is_empty() {

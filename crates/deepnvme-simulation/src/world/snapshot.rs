@@ -24,7 +24,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Create disks with the snapshot's contents.
+    /// Creates disks with the snapshot's contents.
     ///
     /// # Errors
     /// If the kernel provides no memory.
@@ -45,7 +45,7 @@ impl Snapshot {
 }
 
 impl Tree {
-    /// Take a snapshot of the disks.
+    /// Takes a snapshot of the disks.
     ///
     /// # Errors
     /// If the kernel refuses to read.

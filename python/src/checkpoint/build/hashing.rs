@@ -60,7 +60,7 @@ impl HashCosts {
 }
 
 impl HashCosts {
-    /// Count the cost of a table with these keys.
+    /// Counts the cost of a table with these keys.
     ///
     /// # Errors
     /// `UnsafeFileError` beyond the limit, any exception from hashing a key, or any exception from a signal.
@@ -97,7 +97,7 @@ impl HashCosts {
         if before / STEPS_PER_CHECK != after / STEPS_PER_CHECK { py.check_signals() } else { Ok(()) }
     }
 
-    /// Return this file's limit. Honest keys take steps in proportion to the bytes that describe them.
+    /// Returns this file's limit. Honest keys take steps in proportion to the bytes that describe them.
     fn steps_max(&self, py: Python<'_>) -> PyResult<u64> {
         if let Some(steps_max) = self.steps_max.get() {
             return Ok(*steps_max);
@@ -107,7 +107,7 @@ impl HashCosts {
     }
 }
 
-/// Return the steps to hash a key or compare it: one for each object visited, up to a limit.
+/// Returns the steps to hash a key or to compare it: one for each object visited, up to a limit.
 fn weight(key: &Bound<'_, PyAny>, steps_max: u64) -> u64 {
     let mut sum = 1;
     if let Ok(tuple) = key.cast::<PyTuple>() {
@@ -174,7 +174,7 @@ impl<'t, 'a, 'py> Table<'t, 'a, 'py> {
         Ok(())
     }
 
-    /// Find the free slot for a hash; `None` if the key is present.
+    /// Finds the free slot for a hash; `None` if the key is present.
     fn find(&self, hash: u64, key: Option<(&Bound<'py, PyAny>, u64)>) -> PyResult<Option<usize>> {
         let mask = self.slots.len() - 1;
         let (mut perturb, mut at) = (hash, hash as usize & mask);

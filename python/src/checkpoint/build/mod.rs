@@ -32,7 +32,7 @@ const OBJECTS_PER_CHECK: u32 = 1 << 12;
 /// Maximum arguments of a parameter: tensor, flag, hooks, state.
 const PARAMETER_ARGUMENTS_MAX: usize = 4;
 
-/// Build the root object.
+/// Builds the root object.
 pub(super) fn build<'py>(
     py: Python<'py>,
     graph: &Graph,
@@ -98,7 +98,7 @@ impl<'py> Builder<'_, 'py> {
         Ok(self.built[id.index()].get_or_insert(built).clone())
     }
 
-    /// Let Python check for Ctrl-C, and other threads run, every `OBJECTS_PER_CHECK` objects.
+    /// Lets Python check for Ctrl-C, and other threads run, every `OBJECTS_PER_CHECK` objects.
     fn check_signals(&mut self) -> PyResult<()> {
         self.steps_since_check = self.steps_since_check.wrapping_add(1);
         if !self.steps_since_check.is_multiple_of(OBJECTS_PER_CHECK) {
@@ -203,7 +203,7 @@ impl<'py> Builder<'_, 'py> {
         Ok(())
     }
 
-    /// Return the scope of a part; `None` if the part is omitted.
+    /// Returns the scope of a part; `None` if the part is omitted.
     fn child<'n>(&self, scope: NameScope, id: NodeId, part: impl FnOnce() -> Cow<'n, str>) -> Option<NameScope> {
         let Some(selection) = &self.selection else { return Some(scope) };
         let node = self.graph.node(id);
@@ -266,7 +266,7 @@ impl<'py> Builder<'_, 'py> {
         matches!(self.graph.node(id), Node::Persistent(_))
     }
 
-    /// Build an argument of a call. The call needs a storage itself; other arguments are objects of the state.
+    /// Builds an argument of a call. The call needs a storage itself; other arguments are objects of the state.
     fn argument(&mut self, id: NodeId, scope: NameScope) -> PyResult<Bound<'py, PyAny>> {
         match self.graph.node(id) {
             Node::Persistent(key) => self.storage(*key, intern!(self.py, "storage")),
@@ -274,7 +274,7 @@ impl<'py> Builder<'_, 'py> {
         }
     }
 
-    /// Add the items, elements and state that an object receives after construction.
+    /// Adds the items, elements and state that an object receives after construction.
     fn finish(&mut self, built: Bound<'py, PyAny>, object: &Object, scope: NameScope) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         let refuse = |what: &str| {
@@ -312,7 +312,7 @@ impl<'py> Builder<'_, 'py> {
         Ok(built)
     }
 
-    /// Build an ordinary tensor of a typed storage. This is the fast path for the most common object.
+    /// Builds an ordinary tensor of a typed storage. This is the fast path for the most common object.
     fn tensor(&mut self, object: &Object) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (py, graph) = (self.py, self.graph);
         let Some(&[persistent, offset, shape, strides, requires_grad, ..]) = graph.tuple(object.arguments) else {
@@ -346,7 +346,7 @@ impl<'py> Builder<'_, 'py> {
         self.factory.call_method1(method, (storage, dtype))
     }
 
-    /// Return the storage of a persistent id and the name of its element type.
+    /// Returns the storage of a persistent id and the name of its element type.
     fn untyped(&self, key: NodeId) -> PyResult<(Bound<'py, PyAny>, &'static str)> {
         let corrupt = |text: String| error::plain(self.py, "CorruptFileError", text);
         let described = storage(self.graph, key).map_err(|error| corrupt(error.to_string()))?;
