@@ -292,7 +292,7 @@ class Writer(_FileBase[_FileWriter]):
             self.discard()
 
 
-# Writers alive at exit are discarded explicitly: their finalizers may never run.
+# Writers alive at exit are discarded explicitly: their finalisers may never run.
 _open_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 

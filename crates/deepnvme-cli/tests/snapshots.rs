@@ -193,7 +193,7 @@ fn bench_text() {
     let (ours, theirs) = ([sample(0.5, 700), sample(0.4, 800)], [sample(0.6, 5000), sample(0.7, 6000)]);
     let line = |name: &str, samples: &[Sample]| ToolResult {
         name: name.into(),
-        summary: summary::summarize(samples),
+        summary: summary::summarise(samples),
         samples: samples.to_vec(),
     };
     let outcome = BenchOutcome {
@@ -211,7 +211,7 @@ fn bench_text() {
         results: vec![line("deepnvme", &ours), line("fio-3.36", &theirs)],
         ratio: Some(summary::ratio(&ours, &theirs)),
         is_validated: true,
-        notes: vec!["the memory is not page-locked: RLIMIT_MEMLOCK is 8192 KiB".into()],
+        notes: vec!["the memory is not pinned: RLIMIT_MEMLOCK is 8192 KiB".into()],
     };
     insta::assert_snapshot!("bench", show::bench::draw(&outcome));
     let folders = vec!["/a".into(), "/b".into()];

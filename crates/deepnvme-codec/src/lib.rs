@@ -23,9 +23,9 @@ pub use float::Float;
 
 /// Evaluates an expression compiled for the widest SIMD instructions of this processor. Its callees must be
 /// `inline(always)`: only inlined code is compiled for them.
-macro_rules! vectorize {
+macro_rules! vectorise {
     ($body:expr) => {
         fearless_simd::dispatch!(fearless_simd::Level::new(), _ => $body)
     };
 }
-use vectorize;
+use vectorise;

@@ -67,7 +67,7 @@ def load(
         cast: allow other dtypes in ``into`` than in the file. Default False.
         lazy: return tensors that are read on first use. Objects other than tensors and parameters (sparse, quantised,
             with attributes) are read at once. Default False.
-        pin_memory: load into page-locked memory, like that of ``pinned_empty``, for tensors that go on to a GPU or to
+        pin_memory: load into pinned memory, like that of ``pinned_empty``, for tensors that go on to a GPU or to
             another file. It counts against ``RLIMIT_MEMLOCK``; memory beyond the limit is not locked. Default False.
         verify: how much to compare with the checksums of the file. ``"full"``: every byte, including names, dtypes
             and shapes. ``"sample"``: names, dtypes, shapes and 1/32 of the tensors. ``"off"``: nothing. ``"auto"``

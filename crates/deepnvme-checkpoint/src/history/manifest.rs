@@ -148,7 +148,7 @@ impl Manifest {
     #[must_use]
     pub fn text(&self) -> String {
         let blank = Self { checksum: set::BLANK.into(), ..self.clone() };
-        // Strings, numbers and lists of them always serialize, and the text contains a blank checksum.
+        // Strings, numbers and lists of them always serialise, and the text contains a blank checksum.
         let text = serde_json::to_string_pretty(&blank).unwrap_or_default() + "\n";
         set::write_checksum(&text).unwrap_or(text)
     }

@@ -54,7 +54,7 @@ impl Extent {
     }
 }
 
-/// Bytes needed to recognize a header.
+/// Bytes needed to recognise a header.
 pub(super) fn header_room(extent: &Extent) -> usize {
     LOCAL_BYTES as usize + extent.record_name.len()
 }

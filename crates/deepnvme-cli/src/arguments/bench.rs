@@ -15,7 +15,7 @@ pub(crate) enum Baseline {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  deepnvme bench read /mnt/nvme                          read a 1 GiB tensor, not cached, into page-locked memory
+  deepnvme bench read /mnt/nvme                          read a 1 GiB tensor, not cached, into pinned memory
   deepnvme bench write /mnt/nvme --size 8G --durability data --validate
   deepnvme bench read /mnt/a /mnt/b --stripe-bytes 1M    stripe one file over two disks
   deepnvme bench read /mnt/nvme --random --block-bytes 4K --queue-depth 64

@@ -59,13 +59,13 @@ pub(crate) struct DsIoArguments {
     /// With --gpu: use cuFile (GPUDirect Storage) instead of bounce buffers, or fail with the reason
     #[arg(long = "use_gds")]
     pub(crate) use_gds: bool,
-    /// Use memory that is not page-locked; without effect with --gpu
+    /// Use memory that is not pinned; without effect with --gpu
     #[arg(long = "slow_bounce_buffer")]
     pub(crate) slow_bounce_buffer: bool,
     /// Accepted without effect: an option of torch_io, which is not measured here
     #[arg(long = "torch_legacy_save")]
     pub(crate) torch_legacy_save: bool,
-    /// Accepted without effect: all memory is page-locked unless --slow_bounce_buffer is set
+    /// Accepted without effect: all memory is pinned unless --slow_bounce_buffer is set
     #[arg(long = "use_accelerator_pin_memory")]
     pub(crate) use_accelerator_pin_memory: bool,
     /// Warm-up rounds

@@ -134,7 +134,7 @@ pub(crate) struct StreamBenchArguments {
     pub(crate) json: bool,
 }
 
-/// Serializes a path for Python: a string, or a list of bytes if it is not UTF-8.
+/// Serialises a path for Python: a string, or a list of bytes if it is not UTF-8.
 fn exact<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     match path.to_str() {
         Some(text) => serializer.serialize_str(text),

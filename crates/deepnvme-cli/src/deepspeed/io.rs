@@ -51,7 +51,7 @@ pub struct DsIoOptions {
     pub gpu: bool,
     /// GPU memory with GPUDirect Storage.
     pub use_gds: bool,
-    /// Memory that is not page-locked.
+    /// Memory that is not pinned.
     pub slow_bounce_buffer: bool,
     /// Rounds before those that count.
     pub warmup_loops: u32,

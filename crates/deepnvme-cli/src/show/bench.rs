@@ -74,7 +74,7 @@ fn workload_line(outcome: &BenchOutcome) -> String {
     });
     let kind = match (workload.gpu, workload.memory) {
         (Some(index), _) => memory_text(index),
-        (None, Memory::Pinned) => "page-locked memory".into(),
+        (None, Memory::Pinned) => "pinned memory".into(),
         (None, Memory::Plain) => "pageable memory".into(),
     };
     match workload.buffer_bytes {

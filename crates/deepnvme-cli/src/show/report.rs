@@ -129,9 +129,9 @@ fn cpu(report: &Report) -> String {
 fn memory(report: &Report) -> String {
     let system = &report.system;
     let limit = match system.memlock_bytes {
-        _ if system.may_lock_freely => "no limit on page-locked memory".into(),
-        None => "no limit on page-locked memory".into(),
-        Some(bytes) => format!("{} KiB may be page-locked", bytes >> 10),
+        _ if system.may_lock_freely => "no limit on pinned memory".into(),
+        None => "no limit on pinned memory".into(),
+        Some(bytes) => format!("{} KiB may be pinned", bytes >> 10),
     };
     let huge = system.huge_pages.as_deref().unwrap_or("unknown");
     format!(

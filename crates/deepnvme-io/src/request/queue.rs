@@ -177,7 +177,7 @@ impl RequestQueue {
     }
 
     /// Moves a low-priority request to the normal queue, because a caller waits for it.
-    pub(crate) fn prioritize(&self, request: &Arc<Request>) {
+    pub(crate) fn prioritise(&self, request: &Arc<Request>) {
         let mut state = lock(&self.state);
         if let Some(place) = state.read_ahead.iter().position(|other| Arc::ptr_eq(other, request)) {
             state.read_ahead.remove(place);

@@ -113,10 +113,10 @@ pub fn run(options: &BenchOptions, launcher: &Launcher, observer: &mut dyn Obser
     let (samples, fio_samples) = rounds(options, &mut engine, fio.as_mut(), observer)?;
     notes.extend(engine.staged());
     let ratio = (!fio_samples.is_empty()).then(|| summary::ratio(&samples, &fio_samples));
-    let mut results = vec![ToolResult { name: "deepnvme".into(), summary: summary::summarize(&samples), samples }];
+    let mut results = vec![ToolResult { name: "deepnvme".into(), summary: summary::summarise(&samples), samples }];
     if !fio_samples.is_empty() {
         let name = fio::version().unwrap_or_else(|| "fio".into()) + if gpu.is_some() { " (host)" } else { "" };
-        results.push(ToolResult { name, summary: summary::summarize(&fio_samples), samples: fio_samples });
+        results.push(ToolResult { name, summary: summary::summarise(&fio_samples), samples: fio_samples });
     }
     Ok(BenchOutcome {
         version: env!("CARGO_PKG_VERSION"),
@@ -242,7 +242,7 @@ impl EngineBenchmark {
 
     fn note(&self) -> Option<String> {
         let Self::InProcess(runner) = self else { return None };
-        runner.unlocked_reason().map(|reason| format!("the memory is not page-locked: {reason}"))
+        runner.unlocked_reason().map(|reason| format!("the memory is not pinned: {reason}"))
     }
 
     /// Why the driver staged copies from and to a GPU; known after the first copy.

@@ -74,11 +74,7 @@ fn of_system(system: &System, pool_bytes: u64, findings: &mut Vec<Finding>) {
     if let Some(limit) = system.memlock_bytes.filter(|limit| *limit < pool_bytes && !system.may_lock_freely) {
         findings.push(Finding::new(
             Severity::Slow,
-            format!(
-                "RLIMIT_MEMLOCK is {} KiB: the engine's {} KiB cannot be page-locked",
-                limit >> 10,
-                pool_bytes >> 10
-            ),
+            format!("RLIMIT_MEMLOCK is {} KiB: the engine's {} KiB cannot be pinned", limit >> 10, pool_bytes >> 10),
             "ulimit -l unlimited   (a service: LimitMEMLOCK=infinity; a container: --ulimit memlock=-1)",
         ));
     }

@@ -61,7 +61,7 @@ pub fn run(
             let config = stored_for(&real_path, *direction);
             let (stored, default) = rounds(&mut runner, *direction, &config, observer)?;
             let ratio = summary::ratio(&stored, &default);
-            let (stored, default) = (summary::summarize(&stored), summary::summarize(&default));
+            let (stored, default) = (summary::summarise(&stored), summary::summarise(&default));
             let (folder, direction) = (folder.clone(), *direction);
             comparisons.push(FolderComparison { folder, direction, config, stored, default, ratio });
         }

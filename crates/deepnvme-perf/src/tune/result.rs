@@ -79,7 +79,7 @@ pub struct Trial {
 }
 
 impl Choice {
-    /// Summarizes a search that started with the settings `start`.
+    /// Summarises a search that started with the settings `start`.
     pub(super) fn of(found: &SearchResult, start: &Config) -> Self {
         let default = found.tried.iter().find(|candidate| candidate.config == *start).map_or(0.0, Candidate::median);
         Self {

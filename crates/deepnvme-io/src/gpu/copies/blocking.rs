@@ -41,7 +41,7 @@ impl BlockingCopier {
         }
         let over = self.event.record(self.stream.raw()).and_then(|()| self.event.wait());
         if over.is_err() {
-            let _ = self.stream.synchronize();
+            let _ = self.stream.synchronise();
         }
         outcome.and(over)
     }

@@ -165,7 +165,7 @@ impl<T: Copy> Parameter<T> {
 
 impl Streams {
     /// How many streams are registered with cuFile.
-    pub(super) fn with_cufile(&self) -> usize {
+    pub(super) fn with_gds(&self) -> usize {
         self.created_with(|stream| stream.cufile.is_some())
     }
 }

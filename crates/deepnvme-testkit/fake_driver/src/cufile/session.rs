@@ -81,7 +81,7 @@ fn close(mut state: DriverGuard) -> FileOutcome {
         (cufile.handles.len(), "files"),
         (cufile.buffers.len(), "buffers"),
         (cufile.batches.len(), "batches"),
-        (state.streams.with_cufile(), "streams"),
+        (state.streams.with_gds(), "streams"),
     ];
     for (count, what) in left.into_iter().filter(|(count, _)| *count > 0) {
         state.call_log.violation(format!("lifetime: cuFile was closed with {count} {what} left"));
