@@ -26,7 +26,7 @@ pub(crate) fn add(request: Arc<PendingRequest>) {
     with_requests(|requests| requests.push_back(request));
 }
 
-/// Releases a few finished requests. Free if there are none.
+/// Releases a few finished requests. Costs almost nothing if there are none.
 pub(crate) fn reap(py: Python<'_>) {
     if COUNT.load(Ordering::Relaxed) > 0 {
         reap_some(py, CHECKS_PER_CALL);
@@ -56,7 +56,7 @@ fn reap_some(py: Python<'_>, checks: usize) {
     }
 }
 
-/// The lock is held only briefly, and never while the GIL is released, so that no fork finds it locked.
+/// Runs `act` on the requests. It holds the lock only briefly and keeps the GIL, so that no fork finds it locked.
 fn with_requests<T>(act: impl FnOnce(&mut VecDeque<Arc<PendingRequest>>) -> T) -> T {
     let mut requests = ignore_poison(DETACHED.lock());
     let result = act(&mut requests);

@@ -1,4 +1,4 @@
-//! Find a torch tensor's bytes. torch is never imported here: a tensor's owner has already imported it.
+//! The bytes of torch tensors. torch is never imported here, since a tensor exists only after that.
 
 use deepnvme_mem::dlpack::ExchangeApi;
 use deepnvme_mem::{Device, Strided};
@@ -128,8 +128,7 @@ pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(Lo
     Ok(Some((location, address, bytes, keep)))
 }
 
-/// Keeps a tensor's bytes in place through its storage, not the tensor: `tensor.data = other` and `set_()` free a
-/// tensor's storage.
+/// Keeps a tensor's storage alive. The tensor alone does not: `tensor.data = other` and `set_()` free its storage.
 fn storage(tensor: &Bound<'_, PyAny>) -> PyResult<KeepAlive> {
     KeepAlive::storage(&tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?)
 }
@@ -254,7 +253,8 @@ fn strides(tensor: &Bound<'_, PyAny>) -> PyResult<Strided> {
     Ok(Strided { shape, stride_bytes, item_bytes })
 }
 
-/// Wrappers of other tensors (DTensor, fake and functional tensors, those inside vmap) own no bytes.
+/// Returns the error for tensors that own no bytes: wrappers of others (DTensor, fake and functional tensors, those
+/// inside vmap).
 fn no_memory(tensor: &Bound<'_, PyAny>, cause: &str) -> PyResult<PyErr> {
     let class = tensor.get_type();
     let name = class.name()?;

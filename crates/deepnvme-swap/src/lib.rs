@@ -7,11 +7,11 @@
 //! item is used next), `slot_allocator` (where in memory), `extent_allocator` (where on disk) and `deadlock` (whether a
 //! wait can end).
 //!
-//! I/O: `item_table` is where threads borrow and wait, and `io_scheduler` does the planned I/O. `store` knows the place
+//! I/O: `item_table` is where threads borrow and wait, and `io_scheduler` does the planned I/O. `store` records the place
 //! of each item on disk, `disk_space` allocates and resizes, `swap_files` creates and deletes files, `checksums`
 //! detects damage.
 //!
-//! API: `swapper` with its `options`, `borrowed`, `partial_io` and `export`, all made of `item_access`.
+//! API: `swapper` with its `options`, `borrowed`, `partial_io` and `export`, all built on `item_access`.
 //! ```
 //! use std::sync::Arc;
 //!

@@ -1,4 +1,4 @@
-//! Track the versions that a name may show after all requests and answers. Pure.
+//! The versions that may be under a name, given the starts and ends of its saves. Pure.
 
 use deepnvme_io::Durability;
 
@@ -41,10 +41,10 @@ impl SaveLog {
     pub(super) fn check(&self, found: Option<Version>, after_cut: bool) -> Option<String> {
         let counts = |save: &&Save| save.succeeded && (!after_cut || save.durability == Durability::Full);
         let Some(found) = found else {
-            let made = self.saves.iter().find(counts)?;
+            let saved = self.saves.iter().find(counts)?;
             return Some(format!(
                 "nothing is there, though version {} was saved ({:?})",
-                made.version, made.durability
+                saved.version, saved.durability
             ));
         };
         let Some(save) = self.saves.iter().find(|save| save.version == found) else {

@@ -24,7 +24,7 @@ use super::folders::make_folders;
 use super::{payload, users};
 
 const FILE: &str = "tensors.bin";
-/// Areas in the file, and so the maximum of threads.
+/// Areas in the file. Each belongs to one thread.
 const AREAS: usize = 4;
 
 struct Scenario {
@@ -122,7 +122,7 @@ fn create_initial_file(context: &Context, scenario: &Arc<Scenario>) {
             replacement.commit(true)
         });
         if let Err(error) = written {
-            context.fail(format!("a file cannot be made: {error}"));
+            context.fail(format!("the initial file cannot be written: {error}"));
         }
     });
     context.join(vec![process]);
@@ -374,7 +374,7 @@ impl Submitter<'_> {
     fn check_kept(&self) {
         for (memory, then) in &self.kept {
             if bytes_of(memory) != *then {
-                self.context.fail("memory has changed after its request was over".into());
+                self.context.fail("memory changed after its request had ended".into());
             }
         }
     }

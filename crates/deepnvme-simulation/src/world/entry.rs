@@ -43,10 +43,11 @@ pub struct Metadata {
     pub at: Option<(Inode, OsString)>,
 }
 
-/// A file, folder, link or pipe, with its memory.
+/// A file, folder, link or pipe: its metadata, and its bytes.
 #[derive(Debug)]
 pub struct InodeEntry {
     pub(super) metadata: Metadata,
+    /// A memfd with its present bytes.
     pub(super) memory: OwnedFd,
     /// Copy of its bytes since their last change.
     pub(super) copied: Option<Arc<Vec<u8>>>,

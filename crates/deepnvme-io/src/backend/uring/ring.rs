@@ -26,7 +26,7 @@ pub(super) enum RingMode {
 }
 
 impl RingMode {
-    /// Best first.
+    /// All modes, the best first.
     pub(super) const ALL: [Self; 3] = [Self::DeferTaskrun, Self::CoopTaskrun, Self::Plain];
 
     pub(super) const fn flags(self) -> &'static str {
@@ -167,7 +167,7 @@ impl Ring {
     }
 
     fn enter_once(&self, to_submit: usize, wait: bool) -> Result<usize, Errno> {
-        // GETEVENTS also makes the kernel run deferred completions and flush overflown ones.
+        // GETEVENTS also makes the kernel run deferred completions and flush those that overflowed the queue.
         let flags = EnterFlags::GETEVENTS.bits();
         // SAFETY: the argument pointer is null (no signal mask). The queue's entries are valid by `push`.
         let result =
