@@ -1,6 +1,7 @@
 //! Slots for items: free memory, or memory whose items are needed later than the new one.
 
-use super::state::{ItemState, Residency};
+use super::item::ItemState;
+use super::state::Residency;
 use crate::slot_allocator::ItemId;
 
 /// How an item can get a slot.

@@ -5,7 +5,8 @@
 use std::collections::BTreeSet;
 
 use super::eviction::EvictionPlan;
-use super::state::{Action, ItemState, Residency};
+use super::item::ItemState;
+use super::state::{Action, Residency};
 use crate::slot_allocator::ItemId;
 
 /// Upcoming items that are considered for prefetching.

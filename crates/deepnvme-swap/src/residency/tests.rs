@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::state::ItemState;
+use super::item::ItemState;
 use super::*;
 use crate::next_use::NextUseQueue;
 use crate::slot_allocator::ItemId;
