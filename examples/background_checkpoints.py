@@ -22,7 +22,7 @@ def train(folder: Path, last_step: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     inputs, targets = torch.randn(32, 512), torch.randn(32, 512)
 
-    # `save` returns once the tensors are copied to page-locked memory. The drive works while the next steps run.
+    # `save` returns once the tensors are copied to pinned memory. The drive works while the next steps run.
     with deepnvme.Checkpointer(folder, keep=2, every=5, async_=True) as checkpointer:
         first_step = 1
         if newest := checkpointer.latest():

@@ -31,12 +31,15 @@ BANNED = {
     r"(?:^|(?<=[.;:] ))(?:What|Who) (?:is|are|was|has|have|does|goes|comes|can|may|must|will)\b": "a noun",
     r"\bknobs?\b": "setting",
     r"\bbounce slots?\b": "bounce buffer",
+    r"\b[Pp]age-locked\b": "pinned",
+    # Names of other projects keep their spelling: dotted ones, and these.
+    r"(?<![.\w])(?!\w*(?:[Ss]iz|ptimizer|okenizer|ensorizer|anitizer))\w+iz(?:e[ds]?|ers?|ing|ations?|able)\b": "-ise",
 }
 RULES = [(re.compile(pattern), instead) for pattern, instead in BANNED.items()]
 RUST_COMMENT = re.compile(r"//[/!]?[ \t]?(.*)")
 RUST_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"')
 MARK = re.compile(r"\s*(?://[/!]?|#)?\s*")
-CODE_IN_MARKDOWN = re.compile(r"`[^`\n]*`")
+CODE_IN_MARKDOWN = re.compile(r"`+[^`\n]+`+")
 # A line that ends far too early stands between two others of its sentence, the first of which is about full.
 BROKEN = re.compile(r"(?=.{1,20}$)[\w',;]+(?: [\w',;]+)?")
 FULL_MIN = 90

@@ -22,7 +22,7 @@ class Gpu(Protocol):
         """Copy a tensor to the GPU."""
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        """Return page-locked host memory that the driver knows."""
+        """Return pinned host memory that the driver knows."""
 
     def fill(self, target: torch.Tensor, host: torch.Tensor) -> None:
         """``target.copy_(host)``, and wait."""

@@ -61,7 +61,7 @@ class Gds(Bounce):
 
 
 class Mark(Bounce):
-    """The same from and to page-locked memory of the host: what the disk gives to this engine."""
+    """The same from and to pinned memory of the host: what the disk gives to this engine."""
 
     name = MARK
     group: Group = "mark"
@@ -69,7 +69,7 @@ class Mark(Bounce):
 
 
 class ThenCopy(Bounce):
-    """The whole tensor in page-locked memory first, and one copy: what a pipeline is there to beat."""
+    """The whole tensor in pinned memory first, and one copy: what a pipeline is there to beat."""
 
     name = THEN_COPY
     group: Group = "baseline"

@@ -70,7 +70,7 @@ def compare(direction: str, folder: Path, size: int, rounds: int) -> None:
 
 
 def grid() -> list[dict[str, Any]]:
-    """Return every combination of the space that ``tune`` searches here for page-locked memory."""
+    """Return every combination of the space that ``tune`` searches here for pinned memory."""
     with tempfile.TemporaryDirectory() as folder:
         found = deepnvme.tune(folder, budget=1, size="1M", write=False, output=Path(folder) / "deepnvme.toml")
     space: dict[str, list[Any]] = found["space"]

@@ -12,7 +12,7 @@ _CAP_IPC_LOCK = 14
 
 
 def pinned(size: int) -> torch.Tensor:
-    """Return page-aligned, page-locked memory: deepnvme's, or an anonymous mapping where it is not installed."""
+    """Return page-aligned, pinned memory: deepnvme's, or an anonymous mapping where it is not installed."""
     try:
         import deepnvme  # noqa: PLC0415
     except ImportError:

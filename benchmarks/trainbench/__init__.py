@@ -2,5 +2,5 @@
 
 ``tensors`` has the parameters and their checks, ``steppers`` the tools of the rows ``step-*`` (``deepspeed_swap``
 and ``tensornvme_swap`` are two of them), ``offloaded`` the rows ``offload-*``. Each tool runs in its own process
-(``workers``). ``rounds`` alternates them, ``summary`` summarizes, ``__main__`` is the command.
+(``workers``). ``rounds`` alternates them, ``summary`` summarises, ``__main__`` is the command.
 """

@@ -94,7 +94,7 @@ def bench(
         backend: the backend; default the first that works.
         submit: ``"single"`` submits each transfer with its own system call.
         direct: whether to bypass the page cache.
-        memory: page-locked, or pageable like ``torch.empty``.
+        memory: pinned, or pageable like ``torch.empty``.
         gpu: the GPU that holds the memory instead of the host; ``0`` is the first.
         buffer: bytes, or text, of a buffer that is reused block by block, as fio does; default as large as the file.
         random: one request per block in random order, instead of one for the file.
@@ -167,7 +167,7 @@ def tune(
         size: bytes of each trial, or a text such as ``"400MiB"``.
         read: whether to tune for reading.
         write: whether to tune for writing.
-        memory: page-locked, or pageable like ``torch.empty``.
+        memory: pinned, or pageable like ``torch.empty``.
         gpu: the GPU that holds the memory instead of the host; ``0`` is the first.
         durability: as for :func:`write`.
         sweep_config: a JSON file with a list of values for each setting, by the names of ``ds_io``.

@@ -93,7 +93,7 @@ def open(  # noqa: A001
     raise ValueError(msg)
 
 
-class _File(_BinaryFile, Generic[_Handle]):
+class _FileBase(_BinaryFile, Generic[_Handle]):
     """The common base of readers and writers: a name, and a handle until closed."""
 
     _handle: _Handle | None = None
@@ -154,7 +154,7 @@ class _File(_BinaryFile, Generic[_Handle]):
 
 
 @public
-class Reader(_File[_FileReader]):
+class Reader(_FileBase[_FileReader]):
     """A file opened by ``deepnvme.open(path, "rb")``: seekable, with read-ahead. Opening it fixes its size.
 
     Example:
@@ -228,7 +228,7 @@ class Reader(_File[_FileReader]):
 
 
 @public
-class Writer(_File[_FileWriter]):
+class Writer(_FileBase[_FileWriter]):
     """A file opened by ``deepnvme.open(path, "wb")``. Closing it gives it its name.
 
     A file that is never closed is discarded.
@@ -292,7 +292,7 @@ class Writer(_File[_FileWriter]):
             self.discard()
 
 
-# Writers alive at exit are discarded explicitly: their finalizers may never run.
+# Writers alive at exit are discarded explicitly: their finalisers may never run.
 _open_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 

@@ -10,7 +10,7 @@ use pyo3::types::{PyCapsule, PyList, PyType, PyWeakrefReference};
 use crate::imported;
 use crate::memory::{self, Exported, KeepAlive, Layout, Location, MemoryAccess};
 
-/// Read the layout of a numpy array; `None` for anything else. Unlike the buffer protocol, numpy's layout covers every
+/// Reads the layout of a numpy array; `None` for anything else. Unlike the buffer protocol, numpy's layout covers every
 /// dtype.
 pub(crate) fn layout(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Option<Layout>> {
     static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -40,7 +40,7 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResul
     from_view(object, &exported, keep, access).map(Some)
 }
 
-/// Return the array with a weak reference to each array that may own its memory. numpy never resizes an array that has
+/// Returns the array with a weak reference to each array that may own its memory. numpy never resizes an array that has
 /// weak references, even with `refcheck=False`.
 fn unresized<'py>(array: &Bound<'py, PyAny>, class: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyAny>> {
     let py = array.py();
@@ -53,7 +53,7 @@ fn unresized<'py>(array: &Bound<'py, PyAny>, class: &Bound<'py, PyType>) -> PyRe
     Ok(keep.into_any())
 }
 
-/// Convert an exporter's description to a layout; `keep` keeps its memory alive.
+/// Converts an exporter's description to a layout; `keep` keeps its memory alive.
 pub(crate) fn from_view(
     object: &Bound<'_, PyAny>,
     exported: &Exported,

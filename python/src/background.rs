@@ -12,7 +12,7 @@ use crate::{error, threads};
 /// Interval between signal checks.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Run `work` on a thread. If a signal raises a Python exception, `work` is interrupted and the exception is raised
+/// Runs `work` on a thread. If a signal raises a Python exception, `work` is interrupted and the exception is raised
 /// once it ends.
 pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
@@ -24,7 +24,7 @@ pub(crate) fn run<T: Send + 'static>(
     run_polling(py, move || work(&|| seen.load(Ordering::SeqCst)), &mut || Ok(()), &stop)
 }
 
-/// Run `work`, which changes nothing, on a thread. An exception from a signal is raised at once: the thread ends by
+/// Runs `work`, which changes nothing, on a thread. An exception from a signal is raised at once: the thread ends by
 /// itself and drops its result.
 pub(crate) fn run_read_only<T: Send + 'static>(
     py: Python<'_>,
@@ -42,7 +42,7 @@ pub(crate) fn run_read_only<T: Send + 'static>(
     }
 }
 
-/// Run `work` on a thread and poll `poll`. An exception from `poll` or a signal calls `stop` and is raised once the
+/// Runs `work` on a thread and calls `poll` at intervals. An exception from `poll` or a signal calls `stop` and is raised once the
 /// work ends.
 pub(crate) fn run_polling<T: Send + 'static>(
     py: Python<'_>,

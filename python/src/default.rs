@@ -18,7 +18,7 @@ struct Current {
 
 static CURRENT: Mutex<Option<Current>> = Mutex::new(None);
 
-/// Return the engine of the module-level functions: created on first use, one per process.
+/// Returns the engine of the module-level functions: created on first use, one per process.
 pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
     if let Some(current) = current(py) {
         return Ok(current);
@@ -39,19 +39,19 @@ pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
     Ok(made)
 }
 
-/// Return the default engine; `None` if it was never created, is closed, or belongs to the process before a fork.
+/// Returns the default engine; `None` if it was never created, is closed, or belongs to the process before a fork.
 fn current(py: Python<'_>) -> Option<Py<PyEngine>> {
     let slot = ignore_poison(CURRENT.lock());
     let current = slot.as_ref().filter(|current| current.pid == std::process::id())?;
     (!current.engine.get().is_closed()).then(|| current.engine.clone_ref(py))
 }
 
-/// Open the default engine for a call.
+/// Opens the default engine for a call.
 pub(crate) fn engine(py: Python<'_>) -> PyResult<Arc<Engine>> {
     object(py)?.get().open_engine(py)
 }
 
-/// Open the engine of an optional argument, or the default one.
+/// Opens the engine of an optional argument, or the default one.
 pub(crate) fn or_default(py: Python<'_>, chosen: Option<&Bound<'_, PyEngine>>) -> PyResult<Arc<Engine>> {
     chosen.map_or_else(|| engine(py), |chosen| chosen.get().open_engine(py))
 }

@@ -21,19 +21,19 @@ const CHECKS_PER_CALL: usize = 16;
 static DETACHED: Mutex<VecDeque<Arc<PendingRequest>>> = Mutex::new(VecDeque::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Keep a request until a later call finds it done.
+/// Keeps a request until a later call finds it done.
 pub(crate) fn add(request: Arc<PendingRequest>) {
     with_requests(|requests| requests.push_back(request));
 }
 
-/// Release a few finished requests. Free if there are none.
+/// Releases a few finished requests. Costs almost nothing if there are none.
 pub(crate) fn reap(py: Python<'_>) {
     if COUNT.load(Ordering::Relaxed) > 0 {
         reap_some(py, CHECKS_PER_CALL);
     }
 }
 
-/// Release all finished requests.
+/// Releases all finished requests.
 pub(crate) fn reap_all(py: Python<'_>) {
     reap_some(py, COUNT.load(Ordering::Relaxed));
 }
@@ -56,7 +56,7 @@ fn reap_some(py: Python<'_>, checks: usize) {
     }
 }
 
-/// The lock is held only briefly, and never while the GIL is released, so that no fork finds it locked.
+/// Runs `act` on the requests. It holds the lock only briefly and keeps the GIL, so that no fork finds it locked.
 fn with_requests<T>(act: impl FnOnce(&mut VecDeque<Arc<PendingRequest>>) -> T) -> T {
     let mut requests = ignore_poison(DETACHED.lock());
     let result = act(&mut requests);
@@ -64,14 +64,14 @@ fn with_requests<T>(act: impl FnOnce(&mut VecDeque<Arc<PendingRequest>>) -> T) -
     result
 }
 
-/// Turn an unobserved failure into a `ResourceWarning`. A cancelled request is no failure.
+/// Turns an unobserved failure into a `ResourceWarning`. A cancelled request is no failure.
 pub(crate) fn warn_of_failure(py: Python<'_>, error: &Error) {
     if error.kind() != ErrorKind::Cancelled {
         warn(py, &format!("nobody looked at the failure of a request: {error}"));
     }
 }
 
-/// Warn from a place that cannot raise. With `-W error` the warning is reported like an exception in a finaliser.
+/// Warns from a place that cannot raise. With `-W error` the warning is reported like an exception in a finaliser.
 pub(crate) fn warn(py: Python<'_>, message: &str) {
     let in_flight = PyErr::take(py);
     let category = py.get_type::<PyResourceWarning>();

@@ -12,7 +12,7 @@ use crate::memory::{self, MemoryAccess};
 /// The newest supported DLPack version. The producer may answer with an older one.
 const MAX_VERSION: (u32, u32) = (1, 1);
 
-/// Import the tensor of an object with `__dlpack__`, and the CUDA stream on which it is ready; `None` for anything
+/// Imports the tensor of an object with `__dlpack__`, and the CUDA stream on which it is ready; `None` for anything
 /// else.
 pub(crate) fn tensor(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Option<(Imported, StreamHandle)>> {
     let py = object.py();
@@ -47,7 +47,7 @@ fn is_on_gpu(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     }
 }
 
-/// Request the newest form, which can state that it is read-only, and no copy of a tensor to fill. Producers before
+/// Requests the newest form, which can state that it is read-only, and no copy of a tensor to fill. Producers before
 /// DLPack 1.0 take no such arguments.
 fn newest<'py>(produce: &Bound<'py, PyAny>, access: MemoryAccess, on_gpu: bool) -> PyResult<Bound<'py, PyAny>> {
     let py = produce.py();

@@ -357,7 +357,7 @@ impl PyEngine {
         Ok(Self { inner: OpenEngine::new(engine), config, backend })
     }
 
-    /// Return the engine, unless it is closed.
+    /// Returns the engine, unless it is closed.
     pub(crate) fn open_engine(&self, py: Python<'_>) -> PyResult<Arc<Engine>> {
         self.inner.get(py)
     }

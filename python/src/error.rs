@@ -6,17 +6,17 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use rustix::io::Errno;
 
-/// Convert a failed call to the exception that Python code expects.
+/// Converts a failed call to the exception that Python code expects.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     build(py, error).map_or_else(|failure| failure, PyErr::from_value)
 }
 
-/// Convert an error result to its exception.
+/// Converts an error result to its exception.
 pub(crate) fn check<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
     result.map_err(|error| raise(py, &error))
 }
 
-/// Create an exception of the class `name` of `deepnvme.errors` that no system call caused.
+/// Creates an exception of the class `name` of `deepnvme.errors` that no system call caused.
 pub(crate) fn plain(py: Python<'_>, name: &str, message: String) -> PyErr {
     class(py, name).and_then(|class| class.call1((message,))).map_or_else(|failure| failure, PyErr::from_value)
 }
@@ -71,7 +71,7 @@ fn class_name(error: &Error) -> &'static str {
     }
 }
 
-/// Format the text between error number and file name: verb, offset, the kernel's message, remedy.
+/// Formats the text between error number and file name: verb, offset, the kernel's message, remedy.
 fn strerror(error: &Error, errno: i32) -> String {
     let kernel = std::io::Error::from_raw_os_error(errno).to_string();
     let words = kernel.split(" (os error").next().unwrap_or_default();

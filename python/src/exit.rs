@@ -14,7 +14,7 @@ static STARTED: Mutex<Vec<Weak<PendingRequest>>> = Mutex::new(Vec::new());
 /// Smallest length at which clearing the list pays off.
 const CLEARED_FROM: usize = 64;
 
-/// Register a request that outlives its call.
+/// Registers a request that outlives its call.
 pub(crate) fn register(request: &Arc<PendingRequest>) {
     let mut started = ignore_poison(STARTED.lock());
     // Cleared before it grows, so it is never longer than twice the live requests.

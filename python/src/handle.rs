@@ -20,7 +20,7 @@ impl<T: Send> Handle<T> {
         Self { stream: Mutex::new(Some(stream)), pid: std::process::id() }
     }
 
-    /// Use the stream without the GIL: other threads may hold the lock while they wait for the disk.
+    /// Uses the stream without the GIL: other threads may hold the lock while they wait for the disk.
     ///
     /// # Errors
     /// If the stream is closed or belongs to the process before a fork, or if `act` fails.
@@ -40,14 +40,14 @@ impl<T: Send> Handle<T> {
         }
     }
 
-    /// Look at the stream with the GIL held, if no thread is using it. For work that takes less time than releasing the
+    /// Looks at the stream with the GIL held, if no thread is using it. For work that takes less time than releasing the
     /// GIL.
     pub(crate) fn try_peek<R>(&self, act: impl FnOnce(&T) -> R) -> Option<R> {
         let stream = self.stream.try_lock().ok().filter(|_| self.pid == std::process::id())?;
         stream.as_ref().map(act)
     }
 
-    /// Take the stream and end it without the GIL. `None` if it was taken before.
+    /// Takes the stream and ends it without the GIL. `None` if it was taken before.
     pub(crate) fn end<R: Send>(&self, py: Python<'_>, act: impl FnOnce(T) -> R + Send) -> PyResult<Option<R>> {
         self.check_process(py)?;
         Ok(py.detach(|| {

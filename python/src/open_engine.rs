@@ -17,13 +17,13 @@ impl OpenEngine {
         Self(Arc::new(RwLock::new(Some(Arc::new(engine)))))
     }
 
-    /// Return the engine, unless it is closed.
+    /// Returns the engine, unless it is closed.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<Arc<Engine>> {
         let engine = ignore_poison(self.0.read()).clone();
         engine.ok_or_else(|| error::plain(py, "ClosedError", "the engine is closed; make a new one".into()))
     }
 
-    /// Remove the engine, so that later calls find it closed.
+    /// Removes the engine, so that later calls find it closed.
     pub(crate) fn take(&self) -> Option<Arc<Engine>> {
         ignore_poison(self.0.write()).take()
     }

@@ -46,7 +46,7 @@ impl PendingRequest {
         Self { transfer: Some(transfer), pid: std::process::id() }
     }
 
-    /// Return whether this process was forked from the one that made the request.
+    /// Returns whether this process was forked from the one that made the request.
     pub(crate) fn is_from_before_fork(&self) -> bool {
         self.pid != std::process::id()
     }
@@ -56,7 +56,7 @@ impl PendingRequest {
             && self.transfer().is_some_and(|transfer| with_transfer!(transfer, transfer => transfer.is_done()))
     }
 
-    /// Return the bytes moved or the error; `None` while in flight.
+    /// Returns the bytes moved or the error; `None` while in flight.
     pub(crate) fn result(&self) -> Option<Result<u64>> {
         if self.is_from_before_fork() {
             return Some(Err(forked()));
@@ -70,20 +70,20 @@ impl PendingRequest {
         self.transfer().map_or(none, |transfer| with_transfer!(transfer, transfer => transfer.progress()))
     }
 
-    /// Cancel the part that is not started yet.
+    /// Cancels the part that is not started yet.
     pub(crate) fn cancel(&self) -> bool {
         !self.is_from_before_fork()
             && self.transfer().is_some_and(|transfer| with_transfer!(transfer, transfer => transfer.cancel()))
     }
 
-    /// Write to the eventfd once the request is done.
+    /// Writes to the eventfd once the request is done.
     pub(crate) fn notify(&self, eventfd: std::os::fd::OwnedFd) {
         if let Some(transfer) = self.transfer() {
             with_transfer!(transfer, transfer => transfer.notify(eventfd));
         }
     }
 
-    /// Wait without checking signals. Returns whether the request is done. Call it without the GIL.
+    /// Waits without checking signals. Returns whether the request is done. Call it without the GIL.
     pub(crate) fn wait_ignoring_signals(&self, timeout: Duration) -> bool {
         if self.is_from_before_fork() {
             return true;
@@ -91,7 +91,7 @@ impl PendingRequest {
         self.transfer().is_none_or(|transfer| with_transfer!(transfer, transfer => transfer.wait_timeout(timeout)))
     }
 
-    /// Wait without the GIL, checking signals at intervals. Returns false on timeout.
+    /// Waits without the GIL, checking signals at intervals. Returns false on timeout.
     pub(crate) fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<bool> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
@@ -107,7 +107,7 @@ impl PendingRequest {
         }
     }
 
-    /// Cancel the rest after an interrupt, and wait for transfers that the kernel has begun. Returns whether all are
+    /// Cancels the rest after an interrupt, and waits for transfers that the kernel has begun. Returns whether all are
     /// done.
     pub(crate) fn cancel_and_wait(&self, py: Python<'_>) -> bool {
         self.cancel();
@@ -120,7 +120,7 @@ impl PendingRequest {
 }
 
 impl Drop for PendingRequest {
-    /// Take the memory back, so that its Python owners are released here and not on an engine thread.
+    /// Takes the memory back, so that its Python owners are released here and not on an engine thread.
     fn drop(&mut self) {
         if self.is_done()
             && let Some(transfer) = self.transfer.take()

@@ -99,7 +99,7 @@ impl FileReader {
 }
 
 impl FileReader {
-    /// Reserve the next bytes for one caller, at most `wanted`. Threads that share a reader never get the same bytes.
+    /// Reserves the next bytes for one caller, at most `wanted`. Threads that share a reader never get the same bytes.
     fn take(&self, wanted: u64) -> (u64, usize) {
         let mut at = self.position.load(Ordering::Relaxed);
         loop {
@@ -111,7 +111,7 @@ impl FileReader {
         }
     }
 
-    /// Move back over the reserved bytes after a failure, unless another caller moved on since.
+    /// Moves back over the reserved bytes after a failure, unless another caller moved on since.
     fn or_give_back<T>(&self, at: u64, size: usize, result: PyResult<T>) -> PyResult<T> {
         if result.is_err() {
             let _ = self.position.compare_exchange(at + size as u64, at, Ordering::Relaxed, Ordering::Relaxed);
@@ -125,7 +125,7 @@ impl FileReader {
         Ok(bytes)
     }
 
-    /// Fill the first `size` bytes of `target`.
+    /// Fills the first `size` bytes of `target`.
     fn fill_at(&self, py: Python<'_>, at: u64, size: usize, target: RegionMut) -> PyResult<()> {
         if target.device() != Device::Host && (size < LARGE_BYTES_MIN || size < target.len()) {
             let read = self.handle.with(py, |reader| reader.read_to_gpu(at, &target))?;
@@ -142,13 +142,13 @@ impl FileReader {
         Ok(())
     }
 
-    /// Return the position and the bytes left after it.
+    /// Returns the position and the bytes left after it.
     fn left(&self) -> (u64, u64) {
         let at = self.position.load(Ordering::Relaxed);
         (at, self.file_bytes.saturating_sub(at))
     }
 
-    /// Fill all of `target`: large ones straight from the device, small ones from the windows.
+    /// Fills all of `target`: large ones straight from the device, small ones from the windows.
     fn fill(&self, py: Python<'_>, at: u64, target: RegionMut) -> PyResult<()> {
         let size = target.len();
         if size <= PEEK_BYTES_MAX && self.handle.try_peek(|reader| reader.read_held(at, &target)) == Some(true) {
@@ -173,7 +173,7 @@ impl FileReader {
         check_whole(py, read, size)
     }
 
-    /// Fill a large target from the page cache in pieces, so that Ctrl-C works.
+    /// Fills a large target from the page cache in pieces, so that Ctrl-C works.
     fn copy(&self, py: Python<'_>, mut at: u64, target: RegionMut) -> PyResult<()> {
         let mut rest = Some(target);
         while let Some(target) = rest.take() {

@@ -23,7 +23,7 @@ struct Reaper {
     is_exiting: Arc<Mutex<bool>>,
 }
 
-/// Keep a request until it is done, then make the interpreter release its memory. Without a thread, later calls do it.
+/// Keeps a request until it is done, then makes the interpreter release its memory. Without a thread, later calls do it.
 pub(crate) fn detach(request: Arc<PendingRequest>) {
     watch_request(&request);
     detached_requests::add(request);
@@ -48,7 +48,7 @@ fn watch_request(request: &Arc<PendingRequest>) {
     }
 }
 
-/// Stop scheduling calls on the interpreter.
+/// Stops scheduling calls on the interpreter.
 pub(crate) fn stop() {
     let reaper = ignore_poison(REAPER.lock());
     if let Some(reaper) = reaper.as_ref().filter(|reaper| reaper.pid == std::process::id()) {

@@ -132,7 +132,7 @@ impl Request {
         Ok(Self { verb: "write_batch", submit: Box::new(submit) })
     }
 
-    /// Submit the request and wait until it is done.
+    /// Submits the request and waits until it is done.
     pub(crate) fn run(self, py: Python<'_>, engine: &Engine) -> PyResult<u64> {
         detached_requests::reap(py);
         // Most requests finish within the first slice, and release the GIL only once.
@@ -144,7 +144,7 @@ impl Request {
         wait_or_cancel(py, error::check(py, request)?)
     }
 
-    /// Submit the request and return while it is in flight.
+    /// Submits the request and returns while it is in flight.
     pub(crate) fn start(self, py: Python<'_>, engine: &Engine) -> PyResult<PyTransfer> {
         detached_requests::reap(py);
         let request = py.detach(|| (self.submit)(engine, BlockingMode::Async).map(PendingRequest::new));
@@ -152,7 +152,7 @@ impl Request {
     }
 }
 
-/// Wait for a request, and cancel it if interrupted.
+/// Waits for a request, and cancels it if interrupted.
 pub(crate) fn wait_or_cancel(py: Python<'_>, request: PendingRequest) -> PyResult<u64> {
     if let Err(interrupt) = py.check_signals().and_then(|()| request.wait(py, None)) {
         if !request.cancel_and_wait(py) {
@@ -174,7 +174,7 @@ fn open_all(paths: Vec<PathArgument>, access: Access, engine: &Engine) -> Result
     paths.into_iter().map(|path| path.open(access, engine.config().direct)).collect()
 }
 
-/// Replace files that are one file under two names by the first, so that ranges of it are compared.
+/// Replaces files that are one file under two names by the first, so that ranges of it are compared.
 fn deduplicated(files: Vec<Arc<TensorFile>>) -> Result<Vec<Arc<TensorFile>>> {
     let mut known: HashMap<FileId, (usize, Arc<TensorFile>)> = HashMap::with_capacity(files.len());
     let mut once = Vec::with_capacity(files.len());
@@ -241,7 +241,7 @@ impl<R> Batch<R> {
     }
 }
 
-/// Refuse more items than memory allows: a later allocation failure would end the process.
+/// Refuses more items than memory allows: a later allocation failure would end the process.
 fn check_memory(items: usize) -> PyResult<()> {
     let is_there = items < UNCHECKED_ITEMS_MAX || deepnvme_mem::check_memory(items.saturating_mul(ITEM_BYTES)).is_ok();
     if is_there {
@@ -251,7 +251,7 @@ fn check_memory(items: usize) -> PyResult<()> {
     }
 }
 
-/// Iterate over the items. A tensor would yield its rows, all created at once by torch, and a string its characters:
+/// Iterates over the items. A tensor would yield its rows, all created at once by torch, and a string its characters:
 /// both are refused as mistakes.
 fn iterate<'py>(items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
     let py = items.py();
@@ -285,7 +285,7 @@ fn item_fields<'py>(item: &Bound<'py, PyAny>) -> PyResult<ItemFields<'py>> {
     Ok((tuple.get_item(0)?, tuple.get_item(1)?.extract()?, tuple.get_item(2)?))
 }
 
-/// Add the item's index to the error.
+/// Adds the item's index to the error.
 fn with_item_index(py: Python<'_>, index: usize, error: PyErr) -> PyErr {
     let is_plain = error.is_instance_of::<PyTypeError>(py) || error.is_instance_of::<PyValueError>(py);
     if !is_plain {

@@ -11,7 +11,7 @@ use pyo3::types::{PyBool, PyString};
 
 use crate::error;
 
-/// Return the settings file that the environment names.
+/// Returns the settings file that the environment names.
 pub(crate) fn settings_path() -> Option<PathBuf> {
     std::env::var_os("DEEPNVME_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
@@ -32,7 +32,7 @@ pub(crate) struct Typed<'a, 'py> {
 }
 
 impl Typed<'_, '_> {
-    /// Parse the settings. The engine checks their ranges.
+    /// Parses the settings. The engine checks their ranges.
     pub(crate) fn meaning(&self) -> PyResult<Config> {
         let defaults = Config::default();
         Ok(Config {
@@ -86,7 +86,7 @@ fn direct(name: &str, word: &str) -> PyResult<DirectMode> {
     }
 }
 
-/// Parse the direction of an engine that does only one.
+/// Parses the direction of an engine that does only one.
 pub(crate) fn direction(word: Option<&str>) -> PyResult<Option<Direction>> {
     match word {
         None => Ok(None),
@@ -96,7 +96,7 @@ pub(crate) fn direction(word: Option<&str>) -> PyResult<Option<Direction>> {
     }
 }
 
-/// Parse a durability.
+/// Parses a durability.
 pub(crate) fn durability(word: &str) -> PyResult<Durability> {
     match word {
         "none" => Ok(Durability::None),
@@ -137,22 +137,22 @@ const WHOLE_MAX: u64 = SIZE_MAX;
 /// Maximum characters of a rejected value in an error.
 const SHOWN_MAX: usize = 100;
 
-/// Parse a non-negative whole number from any Python integer.
+/// Parses a non-negative whole number from any Python integer.
 pub(crate) fn whole(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
     value.map(|value| number(name, value)).transpose()
 }
 
-/// Parse a whole number that a caller passed. Errors name the argument and its range.
+/// Parses a whole number that a caller passed. Errors name the argument and its range.
 pub(crate) fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
     integer(value, 0, || format!("{name} is {}; it must be a whole number between 0 and {WHOLE_MAX}", shown(value)))
 }
 
-/// Parse a number of bytes: any Python integer, or text such as `"4GB"`. The engine checks its range.
+/// Parses a number of bytes: any Python integer, or text such as `"4GB"`. The engine checks its range.
 pub(crate) fn size(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
     value.map(|value| bytes(name, value, 0)).transpose()
 }
 
-/// Parse a number of bytes, at least `low`. Errors name the argument, and say which forms are accepted.
+/// Parses a number of bytes, at least `low`. Errors name the argument, and say which forms are accepted.
 pub(crate) fn bytes(name: &str, value: &Bound<'_, PyAny>, low: u64) -> PyResult<u64> {
     let range = format!("between {low} and {WHOLE_MAX}");
     let detail = || format!("{name} is {}; it must be {SIZE_FORMS}, or a number of bytes {range}", shown(value));
@@ -164,7 +164,7 @@ pub(crate) fn bytes(name: &str, value: &Bound<'_, PyAny>, low: u64) -> PyResult<
     }
 }
 
-/// Parse any Python integer of at least `low`. A `bool` is none.
+/// Parses any Python integer of at least `low`. A `bool` is none.
 fn integer(value: &Bound<'_, PyAny>, low: u64, detail: impl Fn() -> String) -> PyResult<u64> {
     let py = value.py();
     if value.is_instance_of::<PyBool>() {
@@ -184,7 +184,7 @@ pub(crate) fn _parse_bytes(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u64
     bytes(name, value, 1)
 }
 
-/// Format the caller's value, shortened. Python refuses to print numbers of thousands of digits.
+/// Formats the caller's value, shortened. Python refuses to print numbers of thousands of digits.
 fn shown(value: &Bound<'_, PyAny>) -> String {
     match value.repr().map(|text| text.to_string_lossy().into_owned()) {
         Ok(text) if text.chars().count() <= SHOWN_MAX => text,

@@ -7,7 +7,7 @@ use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
 use deepnvme_mem::LockState;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use deepnvme_mem::sync::ignore_poison;
-use deepnvme_swap::{AttachedRange, Borrowed, CopyStats, Error, FileRange, Options, Swapper};
+use deepnvme_swap::{AttachedRange, Borrowed, CopyStats, Error, FileRange, Swapper, SwapperOptions};
 use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
@@ -44,7 +44,7 @@ impl PySwapper {
         engine: Option<&Bound<'_, PyEngine>>,
     ) -> PyResult<Self> {
         let engine = default::or_default(py, engine)?;
-        let options = Options {
+        let options = SwapperOptions {
             folders: folders.iter().map(file_name).collect::<PyResult<_>>()?,
             memory_bytes,
             prefetch_bytes,
@@ -197,7 +197,7 @@ impl PySwapper {
 }
 
 impl Drop for PySwapper {
-    /// Wait for transfers in flight, without the GIL.
+    /// Waits for transfers in flight, without the GIL.
     fn drop(&mut self) {
         Python::try_attach(|py| py.detach(|| self.swapper.close()));
     }
@@ -361,7 +361,7 @@ fn already_returned() -> PyErr {
     PyValueError::new_err("the tensor has been returned; borrow it again")
 }
 
-/// Run a call that may block, without the GIL. Signals are checked every 20 ms.
+/// Runs a call that may block, without the GIL. Signals are checked every 20 ms.
 fn interruptible<T: Send>(
     py: Python<'_>,
     act: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Error> + Send,
@@ -397,7 +397,7 @@ fn copy_stats(py: Python<'_>, stats: CopyStats) -> PyResult<Bound<'_, PyDict>> {
     Ok(counters)
 }
 
-/// Convert an error to its Python exception.
+/// Converts an error to its Python exception.
 fn raise(py: Python<'_>, failure: &Error) -> PyErr {
     match failure {
         Error::Io(failure) => error::raise(py, failure),

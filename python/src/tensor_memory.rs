@@ -8,27 +8,27 @@ use pyo3::types::PyMemoryView;
 use crate::memory::{self, MemoryAccess, ObjectMemory, Plain, TensorSlice};
 use crate::{array, dlpack, torch};
 
-/// Return the memory that a write reads.
+/// Returns the memory that a write reads.
 pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
     find(object, MemoryAccess::Read)?.into_source()
 }
 
-/// Return the memory that a read fills.
+/// Returns the memory that a read fills.
 pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
     find(object, MemoryAccess::Write)?.into_target()
 }
 
-/// Return contiguous memory without keeping it alive: see [`ObjectMemory::into_unowned`].
+/// Returns contiguous memory without keeping it alive: see [`ObjectMemory::into_unowned`].
 pub(crate) fn unowned(object: &Bound<'_, PyAny>) -> PyResult<Region> {
     find(object, MemoryAccess::Read)?.into_unowned()
 }
 
-/// Borrow the elements of a contiguous host tensor. Its bytes are read as `T`, whatever its dtype.
+/// Borrows the elements of a contiguous host tensor. Its bytes are read as `T`, whatever its dtype.
 pub(crate) fn slice<T: Plain>(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<TensorSlice<T>> {
     TensorSlice::new(find(object, access)?, access)
 }
 
-/// Return the bytes of a `torch.UntypedStorage`.
+/// Returns the bytes of a `torch.UntypedStorage`.
 pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Region> {
     let Some((location, address, bytes, keep)) = torch::storage_location(storage)? else {
         return Err(PyTypeError::new_err(

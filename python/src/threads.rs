@@ -13,7 +13,7 @@ use crate::error;
 /// Work on its own thread, which sends its result.
 pub(crate) struct BackgroundTask<T>(Mutex<Receiver<T>>);
 
-/// Run `work` on its own thread.
+/// Runs `work` on its own thread.
 pub(crate) fn start<T: Send + 'static>(
     py: Python<'_>,
     name: &str,
@@ -26,13 +26,13 @@ pub(crate) fn start<T: Send + 'static>(
 }
 
 impl<T: Send> BackgroundTask<T> {
-    /// Wait for the result without the GIL. `Disconnected` means that the work panicked.
+    /// Waits for the result without the GIL. `Disconnected` means that the work panicked.
     pub(crate) fn wait(&self, py: Python<'_>, timeout: Duration) -> Result<T, RecvTimeoutError> {
         py.detach(|| ignore_poison(self.0.lock()).recv_timeout(timeout))
     }
 }
 
-/// Drop a value on its own thread, since its drop waits for the disk. If no thread can start, it is dropped here.
+/// Drops a value on its own thread, since its drop waits for the disk. If no thread can start, it is dropped here.
 pub(crate) fn drop_in_background<T: Send + 'static>(value: T) {
     let _ = start_thread(|| std::thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(value)));
 }
@@ -46,12 +46,12 @@ impl<T: Send> UntilTaken<T> {
         Self(Mutex::new(Some(value)))
     }
 
-    /// Use the value; `None` if it was taken.
+    /// Uses the value; `None` if it was taken.
     pub(crate) fn with<R: Send>(&self, py: Python<'_>, act: impl FnOnce(&mut T) -> R + Send) -> Option<R> {
         py.detach(|| self.lock().as_mut().map(act))
     }
 
-    /// Take the value.
+    /// Takes the value.
     pub(crate) fn take(&self, py: Python<'_>) -> Option<T> {
         py.detach(|| self.lock().take())
     }

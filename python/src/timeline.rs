@@ -30,10 +30,10 @@ use crate::settings::number;
 pub(crate) struct Trace {
     engine: OpenEngine,
     path: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<TimelineState>,
 }
 
-enum State {
+enum TimelineState {
     New,
     Running(Recording),
     /// Ended, with the summary as JSON.
@@ -44,10 +44,10 @@ impl Trace {
     pub(crate) fn new(engine: OpenEngine, path: PathBuf) -> Self {
         // The file is written when the block ends, and the process may change its folder before.
         let path = std::path::absolute(&path).unwrap_or(path);
-        Self { engine, path, state: Mutex::new(State::New) }
+        Self { engine, path, state: Mutex::new(TimelineState::New) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TimelineState> {
         ignore_poison(self.state.lock())
     }
 }
@@ -56,25 +56,26 @@ impl Trace {
 impl Trace {
     fn __enter__(slf: Py<Self>, py: Python<'_>) -> PyResult<Py<Self>> {
         let this = slf.get();
-        if !matches!(*this.state(), State::New) {
+        if !matches!(*this.state(), TimelineState::New) {
             return Err(PyValueError::new_err("a trace records one block; make a new one for another"));
         }
         let checked = py.detach(|| trace::check(&this.path));
         error::check(py, checked)?;
         let recording = error::check(py, this.engine.get(py)?.record())?;
-        *this.state() = State::Running(recording);
+        *this.state() = TimelineState::Running(recording);
         Ok(slf)
     }
 
     fn __exit__(&self, py: Python<'_>, exc_type: Ignored, exc_value: Ignored, traceback: Ignored) -> PyResult<()> {
         let _ = (exc_type, exc_value, traceback);
-        let State::Running(recording) = std::mem::replace(&mut *self.state(), State::Over("{}".into())) else {
+        let TimelineState::Running(recording) = std::mem::replace(&mut *self.state(), TimelineState::Over("{}".into()))
+        else {
             return Ok(());
         };
         // In a forked child, the recording and the file are the parent's.
         let Ok(recorded) = recording.stop() else { return Ok(()) };
         let (summary, written) = py.detach(|| (summary_json(&recorded), trace::write(&recorded, &self.path)));
-        *self.state() = State::Over(summary);
+        *self.state() = TimelineState::Over(summary);
         error::check(py, written)
     }
 
@@ -91,8 +92,8 @@ impl Trace {
     fn span(&self, name: &str, lane: &str, start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>) -> PyResult<()> {
         let range = range(start_ns, end_ns)?;
         match &*self.state() {
-            State::Running(recording) => add(&recording.lane(lane), name, range),
-            State::New | State::Over(_) => {
+            TimelineState::Running(recording) => add(&recording.lane(lane), name, range),
+            TimelineState::New | TimelineState::Over(_) => {
                 Err(PyValueError::new_err("nothing is recorded outside of the `with` block"))
             }
         }
@@ -115,8 +116,8 @@ impl Trace {
     fn summary<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         // Copied out, so that the lock is free when Python switches threads.
         let summary = match &*self.state() {
-            State::Over(summary) => summary.clone(),
-            State::New | State::Running(_) => {
+            TimelineState::Over(summary) => summary.clone(),
+            TimelineState::New | TimelineState::Running(_) => {
                 return Err(PyValueError::new_err("there is no summary before the `with` block has ended"));
             }
         };
@@ -125,20 +126,20 @@ impl Trace {
 
     fn __repr__(&self) -> String {
         let state = match &*self.state() {
-            State::New => "not begun",
-            State::Running(_) => "recording",
-            State::Over(_) => "over",
+            TimelineState::New => "not begun",
+            TimelineState::Running(_) => "recording",
+            TimelineState::Over(_) => "over",
         };
         format!("<deepnvme.Trace {}, {state}>", self.path.display())
     }
 }
 
-/// Add a bar to the engine's running recordings. Without a recording, this does nothing.
+/// Adds a bar to the engine's running recordings. Without a recording, this does nothing.
 pub(crate) fn span(engine: &Engine, name: &str, lane: &str, range: (u64, u64)) -> PyResult<()> {
     add(&engine.lane(lane), name, range)
 }
 
-/// Parse the start and end of a bar.
+/// Parses the start and end of a bar.
 pub(crate) fn range(start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>) -> PyResult<(u64, u64)> {
     Ok((number("start_ns", start_ns)?, number("end_ns", end_ns)?))
 }

@@ -1,4 +1,4 @@
-//! Find a torch tensor's bytes. torch is never imported here: a tensor's owner has already imported it.
+//! The bytes of torch tensors. torch is never imported here, since a tensor exists only after that.
 
 use deepnvme_mem::dlpack::ExchangeApi;
 use deepnvme_mem::{Device, Strided};
@@ -20,7 +20,7 @@ struct Torch {
     exchange: Option<&'static ExchangeApi>,
 }
 
-/// Return torch, if this process has imported it.
+/// Returns torch, if this process has imported it.
 fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
     static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
     if let Some(torch) = TORCH.get(py) {
@@ -39,7 +39,7 @@ fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
     Ok(Some(TORCH.get_or_init(py, || torch)))
 }
 
-/// Tell autograd that the tensors among these objects were changed in place. A backward pass that needs their old
+/// Tells autograd that the tensors among these objects were changed in place. A backward pass that needs their old
 /// values then raises, as after torch's in-place operations.
 pub(crate) fn mark_modified(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
     static INCREMENT: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
@@ -66,7 +66,7 @@ pub(crate) fn mark_modified(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
     }
 }
 
-/// Return the layout of a tensor; `None` for anything else.
+/// Returns the layout of a tensor; `None` for anything else.
 pub(crate) fn layout(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Option<Layout>> {
     let py = object.py();
     let Some(torch) = imported(py)? else { return Ok(None) };
@@ -82,7 +82,7 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResul
     describe(&resolved).map(Some)
 }
 
-/// Return the layout of an ordinary tensor with one C call; `None` for all others, which take the slow path. For ten
+/// Returns the layout of an ordinary tensor with one C call; `None` for all others, which take the slow path. For ten
 /// thousand tensors, the slow path takes longer than their bytes.
 fn describe_plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
     if plain_of(object, torch)?.is_none() {
@@ -111,7 +111,7 @@ fn plain_of(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<PlainTe
     Ok((!object.call_method0(intern!(py, "is_neg"))?.is_truthy()?).then_some(described))
 }
 
-/// Return the bytes of an untyped storage and a reference that keeps them there; `None` for anything else, and for
+/// Returns the bytes of an untyped storage and a reference that keeps them there; `None` for anything else, and for
 /// devices other than CUDA.
 pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(Location, usize, usize, KeepAlive)>> {
     let py = object.py();
@@ -135,8 +135,7 @@ pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(Lo
     Ok(Some((location, address, bytes, keep)))
 }
 
-/// Keep a tensor's bytes in place through its storage, not the tensor: `tensor.data = other` and `set_()` free a
-/// tensor's storage.
+/// Keeps a tensor's storage alive. The tensor alone does not: `tensor.data = other` and `set_()` free its storage.
 fn storage(tensor: &Bound<'_, PyAny>) -> PyResult<KeepAlive> {
     KeepAlive::storage(&tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?)
 }
@@ -145,7 +144,7 @@ fn is_true(tensor: &Bound<'_, PyAny>, name: &Bound<'_, pyo3::types::PyString>) -
     tensor.getattr(name)?.is_truthy()
 }
 
-/// Refuse tensors without one reachable block of memory, and suggest a remedy.
+/// Refuses tensors without one reachable block of memory, and suggests a remedy.
 fn check_kind(tensor: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<()> {
     let py = tensor.py();
     let refuse = |what: String, remedy: &str| Err(PyTypeError::new_err(format!("this tensor {what}; {remedy}")));
@@ -184,13 +183,13 @@ fn check_kind(tensor: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<()> {
     )
 }
 
-/// Return whether torch is built for AMD GPUs, which it also calls CUDA devices.
+/// Returns whether torch is built for AMD GPUs, which it also calls CUDA devices.
 fn is_rocm(py: Python<'_>) -> PyResult<bool> {
     let Some(version) = module(py, "torch.version")? else { return Ok(false) };
     Ok(version.getattr(intern!(py, "hip")).is_ok_and(|hip| !hip.is_none()))
 }
 
-/// Return a tensor's device and, on a GPU, torch's current stream of this thread.
+/// Returns a tensor's device and, on a GPU, torch's current stream of this thread.
 fn location(tensor: &Bound<'_, PyAny>) -> PyResult<Location> {
     let py = tensor.py();
     if !is_true(tensor, intern!(py, "is_cuda"))? {
@@ -199,7 +198,7 @@ fn location(tensor: &Bound<'_, PyAny>) -> PyResult<Location> {
     location_of_device(&tensor.getattr(intern!(py, "device"))?)
 }
 
-/// Return a CUDA device, and torch's current stream of this thread there.
+/// Returns a CUDA device, and torch's current stream of this thread there.
 fn location_of_device(device: &Bound<'_, PyAny>) -> PyResult<Location> {
     let py = device.py();
     let index: u32 = device.getattr(intern!(py, "index"))?.extract::<Option<u32>>()?.unwrap_or(0);
@@ -210,7 +209,7 @@ fn location_of_device(device: &Bound<'_, PyAny>) -> PyResult<Location> {
     Ok(Location { device: Device::Cuda { index }, stream: memory::stream(&stream)? })
 }
 
-/// Apply lazy conjugation and negation before a write. A read cannot undo them.
+/// Applies lazy conjugation and negation before a write. A read cannot undo them.
 fn resolve<'py>(tensor: &Bound<'py, PyAny>, access: MemoryAccess) -> PyResult<Bound<'py, PyAny>> {
     let py = tensor.py();
     let is_set = |name| tensor.call_method0(name).and_then(|answer| answer.is_truthy());
@@ -261,7 +260,8 @@ fn strides(tensor: &Bound<'_, PyAny>) -> PyResult<Strided> {
     Ok(Strided { shape, stride_bytes, item_bytes })
 }
 
-/// Wrappers of other tensors (DTensor, fake and functional tensors, those inside vmap) own no bytes.
+/// Returns the error for tensors that own no bytes: wrappers of others (DTensor, fake and functional tensors, those
+/// inside vmap).
 fn no_memory(tensor: &Bound<'_, PyAny>, cause: &str) -> PyResult<PyErr> {
     let class = tensor.get_type();
     let name = class.name()?;

@@ -169,7 +169,7 @@ impl PyTransfer {
         ignore_poison(self.request.lock()).clone()
     }
 
-    /// Keep the outcome of a finished request, and release its memory.
+    /// Keeps the outcome of a finished request, and releases its memory.
     fn handle_completion(&self) {
         let mut slot = ignore_poison(self.request.lock());
         let Some(outcome) = slot.as_ref().and_then(|request| request.result()) else { return };

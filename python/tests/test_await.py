@@ -19,7 +19,7 @@ def open_descriptors() -> int:
 
 
 def check_descriptors_close(before: int) -> None:
-    """A worker closes its own moments after it has reported."""
+    """Wait until no more descriptors are open than before. A worker closes its own shortly after it has reported."""
     deadline = time.monotonic() + 10
     while open_descriptors() > before:
         assert time.monotonic() < deadline, "descriptors leak"

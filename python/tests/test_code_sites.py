@@ -245,7 +245,7 @@ _TOKENS = re.compile(
 
 
 def literals(source: str) -> Iterator[tuple[str, int]]:
-    """The string literals of a Rust source, and their lines."""
+    """Yield the string literals of a Rust source, and their lines."""
     for token in _TOKENS.finditer(source):
         text = token["raw"] if token["raw"] is not None else token["text"]
         if text is not None:

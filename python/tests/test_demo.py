@@ -89,7 +89,7 @@ def test_the_picture_is_valid(tmp_path: Path) -> None:
 
 
 def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = output.Progress(2)
+    progress = output.StepProgress(2)
     progress.step("one")
     progress.close()
     assert capsys.readouterr() == ("", "")

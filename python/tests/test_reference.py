@@ -170,7 +170,7 @@ def says_what_it_returns(each: Documented) -> bool:
 
 
 def raised(each: Documented) -> set[str]:
-    """The errors that the code of a function raises itself. The extension checks the types of all arguments."""
+    """Return the errors that the code of a function raises itself. The extension checks the types of all arguments."""
     if not isinstance(each.function, types.FunctionType):
         return {"TypeError"} if parameters(each) else set()
     tree = ast.parse(textwrap.dedent(inspect.getsource(each.function)))

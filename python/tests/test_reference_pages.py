@@ -25,7 +25,7 @@ OF_ONE_TEST = re.compile(r"DEEPNVME_(X|TEST_(CHILD|FOLDER|RUN)\w*|MEM_TEST_CHILD
 
 
 def rows(page: str, heading: str) -> dict[str, list[str]]:
-    """The rows of the first table below a heading, by the code of their first column."""
+    """Return the rows of the first table below a heading, by the code of their first column."""
     text = (PAGES / page).read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")

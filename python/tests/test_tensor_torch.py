@@ -41,7 +41,7 @@ def values(random_bytes: RandomBytes) -> Callable[..., Any]:
 
 
 def bits_of(tensor: Any) -> bytes:
-    """The elements in row-major order, as bytes."""
+    """Return the elements in row-major order, as bytes."""
     return bytes(tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy())
 
 

@@ -45,7 +45,7 @@ def test_a_benchmark_is_a_dict_and_prints_as_a_table(tmp_path: Path) -> None:
     assert outcome["workload"]["io_bytes"] == 3 << 20
     assert outcome["is_validated"]
     assert len(outcome["results"][0]["samples"]) == 2
-    assert str(outcome).startswith("write 3 MiB, sequential, over laid-out files, page-locked memory, data synced\n")
+    assert str(outcome).startswith("write 3 MiB, sequential, over laid-out files, pinned memory, data synced\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,7 +18,7 @@ InThreads = Callable[[Callable[[int], object], int], None]
 
 
 def bars(path: Path, category: str | None = None) -> list[dict[str, Any]]:
-    """What a trace for Perfetto has, of a category."""
+    """Return the bars of a Perfetto trace, all or those of one category."""
     events = json.loads(path.read_text())["traceEvents"]
     return [event for event in events if event["ph"] == "X" and category in (None, event["cat"])]
 

@@ -12,13 +12,20 @@ FOUND = {
         "let x = 1; // by way of a slot",
         "/// The engine knows that, too.",
         "    // whoever waits goes on",
+        "// Initializes page-locked memory.",
     ],
     "a.py": ['"""What is read is checked."""', "x = 1  # it is said twice", 'def f():\n    """As ever."""'],
-    "a.md": ["Whoever saves waits.", "A setting, too, is a knob."],
+    "a.md": ["Whoever saves waits.", "A setting, too, is a knob.", "Weights are quantized."],
 }
 LEFT_ALONE = {
-    "a.rs": ['let text = "by way of";', "let whoever = 1;", "/// `whoever` is a name.", "// It is too large."],
-    "a.py": ["whoever = 'as ever'", '"""Say what is wrong."""'],
+    "a.rs": [
+        'let text = "by way of";',
+        "let whoever = 1;",
+        "/// `whoever` is a name.",
+        "// It is too large.",
+        "// The optimizer's size.",
+    ],
+    "a.py": ["whoever = 'as ever'", '"""Say what is wrong."""', '"""Call ``maximize`` of deepspeed.initialize."""'],
     "a.md": ["```\nwhoever\n```", "The name `whoever` is code."],
 }
 

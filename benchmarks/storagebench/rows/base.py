@@ -49,7 +49,7 @@ class Bench:
 
 
 class LockedCopies:
-    """Copies of a row's tensor, in the page-locked memory of the tools that have such."""
+    """Copies of a row's tensor, in the pinned memory of the tools that have such."""
 
     def __init__(self) -> None:
         self._copies: dict[str, tuple[Tool, torch.Tensor]] = {}

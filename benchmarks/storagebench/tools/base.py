@@ -46,7 +46,7 @@ class Tool:
         return ""
 
     def locked(self, source: torch.Tensor) -> torch.Tensor | None:
-        """Return a copy of `source` in the tool's own page-locked memory, or None to use the row's."""
+        """Return a copy of `source` in the tool's own pinned memory, or None to use the row's."""
         return None
 
     def free_locked(self, tensor: torch.Tensor) -> None:

@@ -53,4 +53,4 @@ pub use convert::{Conversion, convert};
 pub use error::{Error, Result};
 pub use progress::Progress;
 pub use stoppable::until_stopped;
-pub use summed::{FileRange, crc64_of};
+pub use summed::{NamedRange, crc64_of};

@@ -11,7 +11,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 
 /// A byte range of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileRange {
+pub struct NamedRange {
     /// Path of the file, which must be a regular file.
     pub path: PathBuf,
     /// Offset of the range.
@@ -24,9 +24,9 @@ pub struct FileRange {
 ///
 /// # Errors
 /// The error of the kernel, or `InvalidInput` if it is not a regular file. Never waits for a pipe.
-pub fn crc64_of(ranges: &[FileRange]) -> IoResult<Option<u64>> {
+pub fn crc64_of(ranges: &[NamedRange]) -> IoResult<Option<u64>> {
     let mut hasher = Hasher::of_chunks();
-    for FileRange { path, offset, bytes } in ranges {
+    for NamedRange { path, offset, bytes } in ranges {
         let file = fs::open_regular(path)?;
         let is_whole = feed(&mut hasher, &file, *offset, *bytes);
         if !is_whole.map_err(|errno| IoError::os("read", errno).at_path(path))? {

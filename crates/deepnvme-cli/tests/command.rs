@@ -162,7 +162,7 @@ fn bench_prints_its_table_and_removes_its_files() {
         bench("read", &[folder.path()], &["--validate", "--backend", "threads", "--workers", "1"]);
     assert_eq!((status, stderr.as_str()), (0, ""), "no progress bar without a terminal");
     let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines[0], "read 2 MiB, sequential, cold, page-locked memory");
+    assert_eq!(lines[0], "read 2 MiB, sequential, cold, pinned memory");
     assert_eq!(lines[1], "threads, 1 worker x depth 128, blocks of 2 MiB");
     assert!(lines[2].starts_with(folder.path().to_str().unwrap()), "{text}");
     assert_eq!(masked(lines[4]).trim(), "GB/s min - max block p# p# CPU s/GB direct bounced buffered");

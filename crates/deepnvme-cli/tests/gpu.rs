@@ -9,7 +9,7 @@ use std::path::Path;
 use deepnvme_cli::Launcher;
 use deepnvme_cli::commands::{self as command, Session};
 use deepnvme_io::{Config, Durability};
-use deepnvme_perf::measure::{Cache, Direction, Memory, NoObserver, Order, Runner, Workload};
+use deepnvme_perf::measure::{AccessOrder, Cache, Direction, Memory, NoObserver, Runner, Workload};
 use fake_driver::Gpu;
 use serde_json::Value;
 
@@ -195,7 +195,7 @@ fn a_new_engine_registers_its_slots_before_it_is_measured() {
         folders: vec![folder.path().into()],
         stripe_bytes: None,
         io_bytes: 1 << 20,
-        order: Order::Sequential,
+        order: AccessOrder::Sequential,
         memory: Memory::Pinned,
         gpu: Some(0),
         buffer_bytes: None,

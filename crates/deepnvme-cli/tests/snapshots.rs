@@ -5,16 +5,17 @@
 use deepnvme_cli::show;
 use deepnvme_io::gpu::GpuFacts;
 use deepnvme_io::{BackendChoice, Config, Durability};
-use deepnvme_perf::bench::{FolderSummary, Outcome, ToolResult, summary};
-use deepnvme_perf::measure::{Cache, Direction, Memory, Order, Sample, Workload};
+use deepnvme_perf::bench::{BenchOutcome, FolderSummary, ToolResult, summary};
+use deepnvme_perf::measure::{AccessOrder, Cache, Direction, Memory, Sample, Workload};
 use deepnvme_perf::report::device::Pcie;
 use deepnvme_perf::report::{
-    Backend, CudaDevice, Device, Direct, Finding, Folder, Gds, Gpu, GpuPath, Op, Package, Report, Severity, System,
+    BackendReport, BlockDevice, CudaDevice, DirectReport, Finding, FolderReport, GdsReport, GpuPath, GpuReport,
+    OpReport, Package, Report, Severity, System,
 };
-use deepnvme_perf::tune::{self, Choice, FolderResult, Space, Trial};
+use deepnvme_perf::tune::{self, Choice, FolderResult, SearchSpace, Trial};
 
-fn disk(name: &str) -> Device {
-    Device {
+fn disk(name: &str) -> BlockDevice {
+    BlockDevice {
         name: name.into(),
         model: Some("Fast SSD 3000".into()),
         kind: "nvme".into(),
@@ -39,15 +40,15 @@ fn card(index: u32, numa_node: Option<u64>) -> CudaDevice {
 }
 
 fn a_report() -> Report {
-    let raid = Device {
+    let raid = BlockDevice {
         members: vec![disk("nvme0n1"), disk("nvme1n1")],
         kind: "raid0".into(),
         name: "md0".into(),
-        ..Device::default()
+        ..BlockDevice::default()
     };
     let direct =
-        Direct { works: true, memory_alignment_bytes: Some(4), offset_alignment_bytes: Some(512), reason: None };
-    let folder = Folder {
+        DirectReport { works: true, memory_alignment_bytes: Some(4), offset_alignment_bytes: Some(512), reason: None };
+    let folder = FolderReport {
         path: "/mnt/data".into(),
         file_system: "xfs".into(),
         source: "/dev/md0".into(),
@@ -57,13 +58,16 @@ fn a_report() -> Report {
         free_bytes: 1_200_000_000_000,
         is_writable: true,
         direct: Some(direct),
-        gds: Some(Gds { mode: "compatibility", reason: Some("the kernel module nvidia-fs is not loaded".into()) }),
+        gds: Some(GdsReport {
+            mode: "compatibility",
+            reason: Some("the kernel module nvidia-fs is not loaded".into()),
+        }),
         gpu_path: Some(GpuPath { route: "bounce", reason: "something better is not there".into() }),
         device: Some(raid),
         error: None,
     };
-    let missing = Folder { path: "/no".into(), error: Some("/no: not found".into()), ..Folder::default() };
-    let backend = |name, works, is_chosen, detail: &str, errno, remedy: Option<&str>| Backend {
+    let missing = FolderReport { path: "/no".into(), error: Some("/no: not found".into()), ..FolderReport::default() };
+    let backend = |name, works, is_chosen, detail: &str, errno, remedy: Option<&str>| BackendReport {
         name,
         works,
         is_chosen,
@@ -100,7 +104,7 @@ fn a_report() -> Report {
             backend("aio", true, true, "3 of 65536 system-wide ops in use", None, None),
             backend("threads", true, false, "up to 16 threads per worker", None, None),
         ],
-        gpu: Gpu {
+        gpu: GpuReport {
             devices: vec!["NVIDIA H100".into()],
             driver: Some("550.54.15".into()),
             nvidia_fs: None,
@@ -117,8 +121,8 @@ fn a_report() -> Report {
             Package { name: "torch".into(), version: "2.9.0".into() },
         ],
         ops: vec![
-            Op { name: "async_io", is_installed: true, is_compatible: true, reason: None },
-            Op { name: "gds", is_installed: false, is_compatible: false, reason: Some("not here".into()) },
+            OpReport { name: "async_io", is_installed: true, is_compatible: true, reason: None },
+            OpReport { name: "gds", is_installed: false, is_compatible: false, reason: Some("not here".into()) },
         ],
         folders: vec![folder, missing],
         findings: vec![
@@ -136,17 +140,18 @@ fn a_report() -> Report {
 #[test]
 fn report_text() {
     insta::assert_snapshot!("report", show::report::draw(&a_report()));
-    let nothing = Report { findings: vec![], folders: vec![], gpu: Gpu::default(), packages: vec![], ..a_report() };
+    let nothing =
+        Report { findings: vec![], folders: vec![], gpu: GpuReport::default(), packages: vec![], ..a_report() };
     insta::assert_snapshot!("report_without_findings", show::report::draw(&nothing));
     // Only the lines about GPUs differ.
-    let lines = |gpu: Gpu| {
+    let lines = |gpu: GpuReport| {
         let text = show::report::draw(&Report { gpu, folders: vec![], ..a_report() });
         text.lines().skip_while(|line| !line.starts_with("gpu")).take(2).collect::<Vec<_>>().join("\n")
     };
     let reason = || Some("the CUDA driver could not be loaded (not found); install it".to_owned());
-    let hidden = Gpu { cuda_devices: vec![], cuda_driver: None, missing: reason(), ..a_report().gpu };
+    let hidden = GpuReport { cuda_devices: vec![], cuda_driver: None, missing: reason(), ..a_report().gpu };
     insta::assert_snapshot!("report_without_libcuda", lines(hidden));
-    insta::assert_snapshot!("report_without_gpu", lines(Gpu { missing: reason(), ..Gpu::default() }));
+    insta::assert_snapshot!("report_without_gpu", lines(GpuReport { missing: reason(), ..GpuReport::default() }));
 }
 
 fn sample(wall_s: f64, us: u64) -> Sample {
@@ -168,7 +173,7 @@ fn workload() -> Workload {
         folders: vec!["/mnt/data".into()],
         stripe_bytes: None,
         io_bytes: 2 << 30,
-        order: Order::Sequential,
+        order: AccessOrder::Sequential,
         memory: Memory::Pinned,
         gpu: None,
         buffer_bytes: None,
@@ -188,10 +193,10 @@ fn bench_text() {
     let (ours, theirs) = ([sample(0.5, 700), sample(0.4, 800)], [sample(0.6, 5000), sample(0.7, 6000)]);
     let line = |name: &str, samples: &[Sample]| ToolResult {
         name: name.into(),
-        summary: summary::summarize(samples),
+        summary: summary::summarise(samples),
         samples: samples.to_vec(),
     };
-    let outcome = Outcome {
+    let outcome = BenchOutcome {
         version: "1.2.3",
         workload: workload(),
         processes: 1,
@@ -206,7 +211,7 @@ fn bench_text() {
         results: vec![line("deepnvme", &ours), line("fio-3.36", &theirs)],
         ratio: Some(summary::ratio(&ours, &theirs)),
         is_validated: true,
-        notes: vec!["the memory is not page-locked: RLIMIT_MEMLOCK is 8192 KiB".into()],
+        notes: vec!["the memory is not pinned: RLIMIT_MEMLOCK is 8192 KiB".into()],
     };
     insta::assert_snapshot!("bench", show::bench::draw(&outcome));
     let folders = vec!["/a".into(), "/b".into()];
@@ -214,13 +219,13 @@ fn bench_text() {
         direction: Direction::Read,
         folders,
         stripe_bytes: Some(1 << 20),
-        order: Order::Random,
+        order: AccessOrder::Random,
         memory: Memory::Plain,
         buffer_bytes: Some(4 << 20),
         cache: Cache::Warm,
         ..workload()
     };
-    let alone = Outcome {
+    let alone = BenchOutcome {
         workload: striped,
         processes: 4,
         results: vec![line("deepnvme", &ours)],
@@ -230,7 +235,7 @@ fn bench_text() {
         ..outcome
     };
     insta::assert_snapshot!("bench_striped", show::bench::draw(&alone));
-    let on_gpu = Outcome {
+    let on_gpu = BenchOutcome {
         workload: Workload { gpu: Some(1), ..workload() },
         processes: 1,
         gpu: Some(gpu(1)),
@@ -259,9 +264,9 @@ fn tune_text() {
         write: Some(choice),
         both: Some(config(1, 8)),
     };
-    let outcome = tune::Outcome {
+    let outcome = tune::TuneOutcome {
         version: "1.2.3",
-        space: Space::of_machine(4, vec![BackendChoice::Auto], false),
+        space: SearchSpace::of_machine(4, vec![BackendChoice::Auto], false),
         space_len: 480,
         io_bytes: 400 << 20,
         gpu: Some(1),

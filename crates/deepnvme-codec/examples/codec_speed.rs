@@ -112,7 +112,7 @@ fn packing(name: &str, float: Float, bytes: &[u8]) {
     let decode = || {
         let mut rest = packed.as_slice();
         for out in out.chunks_mut(step) {
-            let block = pack::Block::parse(rest).unwrap();
+            let block = pack::PackedBlock::parse(rest).unwrap();
             block.decode_with(&mut scratch, out).unwrap();
             rest = &rest[block.header().encoded_bytes()..];
         }

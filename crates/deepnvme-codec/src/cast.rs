@@ -14,7 +14,7 @@
 //! A cast between bf16 and fp16 goes through fp32. That rounds only once, since fp32 represents both exactly.
 
 use crate::half::{Bf16, F16, Half};
-use crate::{Error, Float, Result, vectorize};
+use crate::{Error, Float, Result, vectorise};
 
 /// Casts all elements of `source` into `target`.
 ///
@@ -31,12 +31,12 @@ pub fn convert(from: Float, to: Float, source: &[u8], target: &mut [u8]) -> Resu
     }
     match (from, to) {
         _ if from == to => target.copy_from_slice(source),
-        (Float::Bf16, Float::F32) => vectorize!(convert_all::<Bf16, F32, 2, 4>(source, target)),
-        (Float::F16, Float::F32) => vectorize!(convert_all::<F16, F32, 2, 4>(source, target)),
-        (Float::F32, Float::Bf16) => vectorize!(convert_all::<F32, Bf16, 4, 2>(source, target)),
-        (Float::F32, Float::F16) => vectorize!(convert_all::<F32, F16, 4, 2>(source, target)),
-        (Float::Bf16, _) => vectorize!(convert_all::<Bf16, F16, 2, 2>(source, target)),
-        (_, _) => vectorize!(convert_all::<F16, Bf16, 2, 2>(source, target)),
+        (Float::Bf16, Float::F32) => vectorise!(convert_all::<Bf16, F32, 2, 4>(source, target)),
+        (Float::F16, Float::F32) => vectorise!(convert_all::<F16, F32, 2, 4>(source, target)),
+        (Float::F32, Float::Bf16) => vectorise!(convert_all::<F32, Bf16, 4, 2>(source, target)),
+        (Float::F32, Float::F16) => vectorise!(convert_all::<F32, F16, 4, 2>(source, target)),
+        (Float::Bf16, _) => vectorise!(convert_all::<Bf16, F16, 2, 2>(source, target)),
+        (_, _) => vectorise!(convert_all::<F16, Bf16, 2, 2>(source, target)),
     }
     Ok(())
 }

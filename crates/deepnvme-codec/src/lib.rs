@@ -1,7 +1,7 @@
 //! Compressed weights: pure functions over slices, without I/O, threads or unsafe code.
 //!
 //! - [`pack`]: lossless compression of floats. The exponents of weights carry less than three bits of information each;
-//!   [`pack::encode`] stores them so, and [`pack::Block`] restores every bit.
+//!   [`pack::encode`] stores them so, and [`pack::PackedBlock`] restores every bit.
 //! - [`cast`]: casts between bf16, fp16 and fp32.
 //! - [`quant`]: int8 and fp8 with scales.
 //! - [`half`]: conversions of single 16-bit floats, for kernels that work on them.
@@ -23,9 +23,9 @@ pub use float::Float;
 
 /// Evaluates an expression compiled for the widest SIMD instructions of this processor. Its callees must be
 /// `inline(always)`: only inlined code is compiled for them.
-macro_rules! vectorize {
+macro_rules! vectorise {
     ($body:expr) => {
         fearless_simd::dispatch!(fearless_simd::Level::new(), _ => $body)
     };
 }
-use vectorize;
+use vectorise;

@@ -3,7 +3,7 @@
 
 mod reference;
 
-use deepnvme_codec::pack::{self, Block, Header, Scratch};
+use deepnvme_codec::pack::{self, BlockHeader, PackedBlock, Scratch};
 use deepnvme_codec::{Error, Float, cast};
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ fn packed(float: Float, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn unpacked(packed: &[u8]) -> Result<Vec<u8>, Error> {
-    let block = Block::parse(packed)?;
+    let block = PackedBlock::parse(packed)?;
     let mut out = vec![0x5a; block.header().decoded_bytes()];
     block.decode_into(&mut out)?;
     Ok(out)
@@ -88,11 +88,11 @@ proptest! {
 fn every_half_round_trips() {
     let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     for float in [Float::Bf16, Float::F16] {
-        assert!(Block::parse(&check(float, &all)).unwrap().is_raw(), "nothing to gain");
+        assert!(PackedBlock::parse(&check(float, &all)).unwrap().is_raw(), "nothing to gain");
         // With enough zeros that the block is packed, so that every number passes through the layers.
         let mut mixed = vec![0; 1 << 20];
         mixed.extend_from_slice(&all);
-        assert!(!Block::parse(&check(float, &mixed)).unwrap().is_raw());
+        assert!(!PackedBlock::parse(&check(float, &mixed)).unwrap().is_raw());
     }
 }
 
@@ -126,7 +126,7 @@ fn noise_is_stored_raw() {
     for float in [Float::Bf16, Float::F32] {
         let packed = check(float, &noise);
         assert_eq!(packed.len(), noise.len() + pack::HEADER_BYTES);
-        assert!(Block::parse(&packed).unwrap().is_raw());
+        assert!(PackedBlock::parse(&packed).unwrap().is_raw());
     }
 }
 
@@ -143,8 +143,8 @@ fn blocks_follow_each_other_and_share_scratch() {
     }
     let (mut rest, mut scratch) = (file.as_slice(), Scratch::default());
     for (float, bytes) in expected {
-        let header = Header::parse(&rest[..pack::HEADER_BYTES]).unwrap();
-        let block = Block::parse(rest).unwrap();
+        let header = BlockHeader::parse(&rest[..pack::HEADER_BYTES]).unwrap();
+        let block = PackedBlock::parse(rest).unwrap();
         assert_eq!((*block.header(), header.float(), header.decoded_bytes()), (header, float, bytes.len()));
         let mut out = vec![1; bytes.len()];
         block.decode_with(&mut scratch, &mut out).unwrap();
@@ -159,7 +159,7 @@ fn a_short_block_is_an_error() {
     for float in Float::ALL {
         let packed = packed(float, &elements(float, 300, 9, 1));
         for len in 0..packed.len() {
-            assert!(matches!(Block::parse(&packed[..len]), Err(Error::Corrupt { .. })), "{len}");
+            assert!(matches!(PackedBlock::parse(&packed[..len]), Err(Error::Corrupt { .. })), "{len}");
         }
     }
 }
@@ -167,7 +167,7 @@ fn a_short_block_is_an_error() {
 #[test]
 fn invalid_headers_are_errors() {
     let good = packed(Float::Bf16, &elements(Float::Bf16, 300, 9, 1));
-    assert!(!Block::parse(&good).unwrap().is_raw());
+    assert!(!PackedBlock::parse(&good).unwrap().is_raw());
     for (at, byte, text) in [
         (0, b'X', "known version"),
         (3, 2, "known version"),
@@ -185,7 +185,7 @@ fn invalid_headers_are_errors() {
         let mut bad = good.clone();
         bad[at] = byte;
         bad.push(0);
-        let error = Block::parse(&bad).unwrap_err().to_string();
+        let error = PackedBlock::parse(&bad).unwrap_err().to_string();
         assert!(error.contains(text), "{at}: {error}");
     }
 }
@@ -219,7 +219,7 @@ fn mismatched_slices_are_refused() {
     assert!(matches!(pack::encode(Float::F16, &large, &mut out), Err(Error::Invalid(_))));
     assert!(out.is_empty());
     let packed = packed(Float::Bf16, &elements(Float::Bf16, 300, 9, 1));
-    let block = Block::parse(&packed).unwrap();
+    let block = PackedBlock::parse(&packed).unwrap();
     for len in [0, 599, 601] {
         assert!(matches!(block.decode_into(&mut vec![0; len]), Err(Error::Invalid(_))));
     }

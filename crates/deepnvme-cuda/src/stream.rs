@@ -153,7 +153,7 @@ impl Stream {
     ///
     /// # Errors
     /// The driver's error, including errors of the copies.
-    pub fn synchronize(&self) -> Result<()> {
+    pub fn synchronise(&self) -> Result<()> {
         let (driver, _current) = self.0.enter()?;
         // SAFETY: the stream is valid.
         driver.check("cuStreamSynchronize", unsafe { (driver.functions.stream_synchronize)(self.0.handle()) })

@@ -107,9 +107,9 @@ fn copies_events_and_registrations() {
     let mut back = vec![0; 40_000];
     let rows = Rows { address: at as usize, bytes: 4, count: 10_000, pitch: 8 };
     fake_driver.poke(at, &pattern(8, 80_000));
-    // SAFETY: both sides outlive `synchronize`, which waits for the copy.
+    // SAFETY: both sides outlive `synchronise`, which waits for the copy.
     unsafe { stream.copy_to_host(back.as_mut_ptr(), &rows) }.unwrap();
-    stream.synchronize().unwrap();
+    stream.synchronise().unwrap();
     let expected: Vec<u8> = pattern(8, 80_000).chunks(8).flat_map(|pair| pair[..4].to_vec()).collect();
     assert!(back == expected);
     fake_driver.fail("cuMemcpyHtoDAsync_v2", 0, 2);

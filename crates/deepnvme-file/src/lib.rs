@@ -1,4 +1,4 @@
-//! Named files, above the engine of `deepnvme-io`.
+//! Files by name, on top of the engine of `deepnvme-io`.
 //!
 //! - `open` resolves a path to a file or a stripe set, and opens it for the engine.
 //! - `stripe_set` is one logical file over several disks, with its manifest.

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use deepnvme_io::fs::{self, Kind};
+use deepnvme_io::fs::{self, FileKind};
 use deepnvme_io::{Access, DirectMode, Error, ErrorKind, OpenOptions, Result, TensorFile};
 
 use crate::stripe_set::{MANIFEST_SUFFIX, StripeSet};
@@ -123,5 +123,5 @@ fn open_listed(
 
 fn is_manifest(path: &Path) -> bool {
     path.as_os_str().as_encoded_bytes().ends_with(MANIFEST_SUFFIX.as_bytes())
-        && fs::stat(path).is_ok_and(|stat| stat.kind == Kind::File)
+        && fs::stat(path).is_ok_and(|stat| stat.kind == FileKind::File)
 }

@@ -53,7 +53,7 @@ impl Window {
         let buffer = match self.filling {
             Filling::Full(buffer) => buffer,
             Filling::InFlight(pending) => {
-                pending.prioritize();
+                pending.prioritise();
                 let (memory, result) = pending.wait();
                 result?;
                 let buffer = memory.and_then(|memory| memory.into_buffer().ok());

@@ -42,10 +42,10 @@ pub fn bytes(bytes: u64) -> String {
     format!("{bytes} bytes")
 }
 
-/// Serializes a path: unchanged, or with escapes if it is not UTF-8.
+/// Serialises a path: unchanged, or with escapes if it is not UTF-8.
 ///
 /// # Errors
-/// Errors of the serializer.
+/// The errors of `serializer`.
 pub fn serialize<S: Serializer>(named: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     match named.to_str() {
         Some(text) => serializer.serialize_str(text),
@@ -53,10 +53,10 @@ pub fn serialize<S: Serializer>(named: &Path, serializer: S) -> Result<S::Ok, S:
     }
 }
 
-/// Serializes several paths, each as [`serialize`] does.
+/// Serialises several paths, each as [`serialize`] does.
 ///
 /// # Errors
-/// Errors of the serializer.
+/// The errors of `serializer`.
 pub fn serialize_all<S: Serializer>(named: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(named.iter().map(|one| one.to_str().map_or_else(|| path(one).to_string(), str::to_owned)))
 }

@@ -208,7 +208,7 @@ impl WorkerStats {
         let by_data_path = match (mode, route) {
             (IoMode::Direct, Route::Caller) => &counters.bytes_direct,
             (IoMode::Direct, Route::Bounce) => &counters.bytes_bounced,
-            (_, Route::CuFile) => &counters.bytes_gds,
+            (_, Route::Gds) => &counters.bytes_gds,
             (IoMode::Buffered, _) => &counters.bytes_buffered,
         };
         Self::count(by_direction, bytes);

@@ -14,7 +14,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup, Wake};
-use deepnvme_io::gpu::CuFileAccess;
+use deepnvme_io::gpu::GdsAccess;
 use deepnvme_io::op::{Completion, Errno, Op, OpKind, RegisteredFile, Submit, Token};
 use deepnvme_io::{Result, SubmitMode, mem::Region};
 use deepnvme_testkit::data::TestFile;
@@ -45,7 +45,7 @@ fn beside(kind: BackendKind, has_batches: bool) -> Option<common::MakeBackend> {
         if !has_batches {
             gpu.fail_always("cuFileBatchIOSetUp", 5039);
         }
-        let access = CuFileAccess::new();
+        let access = GdsAccess::new();
         let inner = Some(access.combine(backend::open(kind, setup).unwrap(), setup));
         Box::new(OnGpu { inner, access, moved: HashMap::new(), next: 0, gpu })
     }))
@@ -55,7 +55,7 @@ fn beside(kind: BackendKind, has_batches: bool) -> Option<common::MakeBackend> {
 struct OnGpu {
     /// `None` while it is dropped.
     inner: Option<Box<dyn Backend>>,
-    access: CuFileAccess,
+    access: GdsAccess,
     /// The original ops and their GPU memory, by the tokens in use.
     moved: HashMap<u64, Moved>,
     next: u64,
@@ -201,7 +201,7 @@ backends! {
 #[test]
 fn an_op_never_meets_the_registration_of_another_file() {
     let setup = BackendSetup { queue_depth: 4, submit: SubmitMode::Batch, worker_index: 0 };
-    let (gpu, access) = (gpu(), CuFileAccess::new());
+    let (gpu, access) = (gpu(), GdsAccess::new());
     let mut backend = access.combine(backend::open(BackendKind::Threads, &setup).unwrap(), &setup);
     let (secret, other) = (TestFile::holding(&[0xAA; 4096]), TestFile::holding(&[0xBB; 4096]));
     let descriptor = |file: &TestFile| Arc::new(OwnedFd::from(File::open(&file.path).unwrap()));

@@ -61,7 +61,7 @@ fn check(
         let largest = match block.route {
             Route::Caller => sizes.block_bytes,
             Route::Bounce => sizes.bounce_bytes,
-            Route::CuFile => sizes.gds_bytes,
+            Route::Gds => sizes.gds_bytes,
         };
         prop_assert!(block.io.end - block.io.start <= largest, "an op fits a slot, or is a block");
         let parts = (geometry.layout.locate(block.io.start).0, geometry.layout.locate(block.io.end - 1).0);
@@ -146,11 +146,11 @@ proptest! {
         check(direction, geometry, &segments[..1], sizes)?;
         let plan = BlockPlan::new(direction, &[geometry], segments[..1].to_vec(), sizes).unwrap();
         let blocks = blocks(&plan);
-        for block in blocks.iter().filter(|block| block.route == Route::CuFile) {
+        for block in blocks.iter().filter(|block| block.route == Route::Gds) {
             prop_assert_eq!((block.range.start % PAGE, block.range.end % PAGE), (0, 0));
             prop_assert!(geometry.direct.is_some());
         }
-        let by_gds: u64 = blocks.iter().filter(|b| b.route == Route::CuFile).map(|b| b.range.end - b.range.start).sum();
+        let by_gds: u64 = blocks.iter().filter(|b| b.route == Route::Gds).map(|b| b.range.end - b.range.start).sum();
         if geometry.direct.is_some() && geometry.layout == StripeLayout::SINGLE && bounce_bytes >= GDS_BYTES_MIN {
             prop_assert!(by_gds + 2 * (GDS_BYTES_MIN + PAGE) > len, "all but the ends");
         }

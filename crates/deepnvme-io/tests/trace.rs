@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::{all_real, decorated, engine, hidden_faults, open, small_config};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::op::Direction;
-use deepnvme_io::trace::{DataPath, Event, EventKind, Recorded, now_ns};
+use deepnvme_io::trace::{DataPath, EventKind, Recorded, TraceEvent, now_ns};
 use deepnvme_io::{
     DirectMode, Durability, Engine, ErrorKind, ReadItem, StatsSnapshot, SubmitMode, WriteItem, WriteOptions,
 };
@@ -58,7 +58,7 @@ struct Sums {
 
 fn sums(recorded: &Recorded) -> Sums {
     let mut sums = Sums::default();
-    for Event { start_ns, end_ns, kind } in &recorded.events {
+    for TraceEvent { start_ns, end_ns, kind } in &recorded.events {
         assert!(recorded.start_ns <= *start_ns && start_ns <= end_ns && *end_ns <= recorded.end_ns, "{kind:?}");
         match kind {
             EventKind::Request { failed, .. } => {
@@ -196,7 +196,7 @@ fn small_transfers_of_callers_have_no_worker() {
     let recording = engine.record().unwrap();
     engine.read_now(&target, 0, region_at(0, 4096)).unwrap().wait().1.unwrap();
     let recorded = recording.stop().unwrap();
-    let worker_of = |event: &Event| match event.kind {
+    let worker_of = |event: &TraceEvent| match event.kind {
         EventKind::Op { worker, .. } => Some(worker),
         _ => None,
     };

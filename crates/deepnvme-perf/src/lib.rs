@@ -1,7 +1,7 @@
 //! Measuring a machine: a report, benchmarks, and a search for settings.
 //!
 //! [`report`] gathers facts about the system, its backends and its folders, and finds what costs speed. [`measure`] runs a
-//! workload round by round. [`mod@bench`] summarizes the rounds, next to a [`baseline`] if asked. [`tune`] searches for the settings
+//! workload round by round. [`mod@bench`] summarises the rounds, next to a [`baseline`] if asked. [`tune`] searches for the settings
 //! that suit a disk. The command line is `deepnvme-cli`.
 //!
 //! Gathering and judging are apart: findings, plans and summaries are pure functions. Everything that reads `/proc` or `/sys`

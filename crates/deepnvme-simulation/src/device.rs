@@ -61,7 +61,7 @@ impl SimDevice for WorldDevice {
         Ok((Completion { op, result }, change))
     }
 
-    /// The world reports ops that never complete at its end.
+    /// Completes an op. The world reports those that never complete, at its end.
     fn complete(&mut self, _: &Completion, accepted: Accepted, change: Self::Change) {
         {
             let mut state = self.0.state();
@@ -87,7 +87,7 @@ impl WorldDevice {
     }
 }
 
-/// Move all bytes, or only the first ones.
+/// Moves all bytes, or only the first ones.
 fn transfer(mut op: Op, rng: &mut Rng) -> (Op, std::result::Result<usize, Errno>) {
     let bytes = op.bytes();
     // Short direct transfers end between sectors.

@@ -9,17 +9,17 @@ use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::{thread, time};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
-pub use crate::scenario::Report;
-use crate::scenario::{self, CRASH_CHECKS_PER_RUN, CRASHED_WORLD, Context, Kind, MAIN_WORLD};
+pub use crate::scenario::RunReport;
+use crate::scenario::{self, CRASH_CHECKS_PER_RUN, CRASHED_WORLD, Context, MAIN_WORLD, ScenarioKind};
 use crate::scheduler::SeededScheduler;
 use crate::world::Setup;
 
 /// Thread switches after which an execution counts as endless.
 const SWITCHES_MAX: usize = 1_500_000;
 
-/// Execute a seed. `only` fixes the scenario for every seed.
+/// Executes a seed. `only` fixes the scenario for every seed.
 #[must_use]
-pub fn run(seed: u64, only: Option<Kind>) -> Report {
+pub fn run(seed: u64, only: Option<ScenarioKind>) -> RunReport {
     let kind = only.unwrap_or_else(|| scenario::draw(seed));
     let work = move |context: &Context| scenario::run(kind, context);
     if !scenario::checks_every_change(seed) {
@@ -44,25 +44,25 @@ pub fn run(seed: u64, only: Option<Kind>) -> Report {
     report
 }
 
-/// Execute `work` on a machine with this `setup`. The seed decides everything random.
+/// Executes `work` on a machine with this `setup`. The seed decides everything random.
 #[must_use]
-pub fn script(seed: u64, setup: &Setup, work: impl Fn(&Context) + Send + Sync + 'static) -> Report {
+pub fn script(seed: u64, setup: &Setup, work: impl Fn(&Context) + Send + Sync + 'static) -> RunReport {
     let setup = setup.clone();
-    execute(seed, Kind::Script, move |report| Context::with(seed, setup.clone(), report), work)
+    execute(seed, ScenarioKind::Script, move |report| Context::with(seed, setup.clone(), report), work)
 }
 
 fn execute(
     seed: u64,
-    kind: Kind,
-    machine: impl Fn(&Arc<Mutex<Report>>) -> Context + Send + Sync + 'static,
+    kind: ScenarioKind,
+    machine: impl Fn(&Arc<Mutex<RunReport>>) -> Context + Send + Sync + 'static,
     work: impl Fn(&Context) + Send + Sync + 'static,
-) -> Report {
+) -> RunReport {
     let mut config = Config::new();
     config.stack_size = thread::STACK_BYTES;
     config.failure_persistence = FailurePersistence::None;
     config.max_steps = MaxSteps::FailAfter(SWITCHES_MAX);
     config.silence_warnings = true;
-    let report = Report { kind, steps: 0, trace: 0, crash_points: 0, failures: Vec::new() };
+    let report = RunReport { kind, steps: 0, trace: 0, crash_points: 0, failures: Vec::new() };
     let shared = Arc::new(Mutex::new(report));
     let inner = Arc::clone(&shared);
     let execute = move || {

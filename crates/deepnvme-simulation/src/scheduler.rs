@@ -26,7 +26,7 @@ pub struct SeededScheduler {
 }
 
 impl SeededScheduler {
-    /// Create the scheduler of a seed.
+    /// Creates the scheduler of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::keyed(seed, &[0x0073_6368]);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST};
+use deepnvme_checkpoint::history::{self, History, Holder, LOCK, MANIFEST, ManifestEntry};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Staging, Tensor};
 use deepnvme_file::Target;
 use deepnvme_file::{
@@ -57,7 +57,7 @@ fn setup(has_unnamed: bool) -> Setup {
     }
 }
 
-/// Run `work` with each range of its calls failing, between `before` and `after`, in which nothing fails.
+/// Runs `work` with each range of its calls failing, between `before` and `after`, in which nothing fails.
 fn with_each_refused<T: 'static>(
     before: fn(&Context) -> T,
     work: fn(&Context, &mut T),
@@ -91,7 +91,7 @@ fn with_each_refused<T: 'static>(
     }
 }
 
-/// List the names in the folder. Files stay if they could neither get a proving name nor be removed.
+/// Lists the names in the folder. Files stay if they could neither get a proving name nor be removed.
 fn names() -> Vec<String> {
     let names = [FOLDER, MEMBERS].map(|folder| fs::entries(Path::new(folder)).unwrap());
     let names = names.into_iter().flatten().map(|name| name.into_string().unwrap());
@@ -193,13 +193,13 @@ fn a_set_that_is_retired_takes_what_earlier_ones_could_not_remove_with_it() {
     }
 }
 
-/// Cut the power, and restart. About half of the non-durable changes remain.
+/// Cuts the power, and restarts. About half of the non-durable changes remain.
 fn cut_power(context: &Context) {
     context.world.cut_power();
     context.world.restart().unwrap();
 }
 
-/// Kill a first process late in its work or at its end, a second at some call after that, then cut the power.
+/// Kills a first process late in its work or at its end, a second at some call after that, then cuts the power.
 fn with_both_killed(before: fn(), first: fn(), second: fn(), after: fn(&Context)) {
     let calls = Arc::new(AtomicU64::new(0));
     for first_call in LATE_CALLS {
@@ -242,7 +242,7 @@ fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result
     let saved = (|| {
         let new = Replacement::new(&Target::Path(history.folder().join(&name)))?;
         write(&new.temporary().path(), text, false)?;
-        let entry = Entry {
+        let entry = ManifestEntry {
             file: name.clone(),
             step,
             nbytes: text.len() as u64,
@@ -264,10 +264,10 @@ fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result
     saved
 }
 
-/// Return the text of each committed checkpoint.
+/// Returns the text of each committed checkpoint.
 fn counted() -> Vec<String> {
     let manifest = History::new(FOLDER.into(), Some(1), true).read().unwrap();
-    let text = |entry: &Entry| {
+    let text = |entry: &ManifestEntry| {
         let names = std::iter::once(&entry.file).chain(entry.pending.get(&entry.file));
         let found = names.filter_map(|name| fs::read_small(&Path::new(FOLDER).join(name), 1 << 20).ok()).next();
         String::from_utf8(found.unwrap_or_else(|| panic!("{} counts, and is not there", entry.file))).unwrap()

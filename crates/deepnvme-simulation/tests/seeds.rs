@@ -5,13 +5,13 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use deepnvme_simulation::run::{Report, run};
-use deepnvme_simulation::scenario::{Kind, checks_every_change, draw};
+use deepnvme_simulation::run::{RunReport, run};
+use deepnvme_simulation::scenario::{ScenarioKind, checks_every_change, draw};
 
 const SEEDS: u64 = 1000;
 
-/// Return the reports of these seeds for which `wanted` holds.
-fn reports(seeds: u64, only: Option<Kind>, wanted: fn(&Report) -> bool) -> Vec<(u64, Report)> {
+/// Returns the reports of these seeds for which `wanted` holds.
+fn reports(seeds: u64, only: Option<ScenarioKind>, wanted: fn(&RunReport) -> bool) -> Vec<(u64, RunReport)> {
     let (next, found) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
@@ -48,18 +48,18 @@ fn a_thousand_seeds() {
 
 #[test]
 fn every_scenario_is_drawn_and_does_something() {
-    for kind in Kind::ALL {
+    for kind in ScenarioKind::ALL {
         let found = reports(20, Some(kind), |report| report.steps > 20);
         assert!(found.len() >= 15, "{}: only {} of 20 seeds do anything", kind.name(), found.len());
     }
     let drawn = reports(100, None, |_| true);
-    assert!(Kind::ALL.iter().all(|kind| drawn.iter().any(|(_, report)| report.kind == *kind)));
+    assert!(ScenarioKind::ALL.iter().all(|kind| drawn.iter().any(|(_, report)| report.kind == *kind)));
 }
 
 #[test]
 fn the_same_seed_is_the_same_execution() {
-    let all = |report: &Report| (report.trace, report.steps, report.failures.clone());
-    for kind in Kind::ALL.into_iter().chain([Kind::Overclaiming]) {
+    let all = |report: &RunReport| (report.trace, report.steps, report.failures.clone());
+    for kind in ScenarioKind::ALL.into_iter().chain([ScenarioKind::Overclaiming]) {
         let first = reports(20, Some(kind), |_| true);
         let traces: std::collections::BTreeSet<u64> = first.iter().map(|(_, report)| report.trace).collect();
         assert!(traces.len() > 15, "{}: seeds hardly matter", kind.name());
@@ -74,14 +74,16 @@ fn the_same_seed_is_the_same_execution() {
 
 #[test]
 fn an_overclaiming_saver_is_caught() {
-    let caught = reports(200, Some(Kind::Overclaiming), |report| !report.failures.is_empty());
+    let caught = reports(200, Some(ScenarioKind::Overclaiming), |report| !report.failures.is_empty());
     assert!(caught.len() >= 5, "{} of 200 seeds", caught.len());
 }
 
 #[test]
 fn an_overclaiming_saver_is_caught_wherever_every_change_is_checked() {
-    let checked: Vec<Report> =
-        (0..4000).filter(|seed| checks_every_change(*seed)).map(|seed| run(seed, Some(Kind::Overclaiming))).collect();
+    let checked: Vec<RunReport> = (0..4000)
+        .filter(|seed| checks_every_change(*seed))
+        .map(|seed| run(seed, Some(ScenarioKind::Overclaiming)))
+        .collect();
     let crash_points: u64 = checked.iter().map(|report| report.crash_points).sum();
     assert!(
         checked.len() > 20 && crash_points > 20 * checked.len() as u64,

@@ -31,7 +31,7 @@ impl CachePlan {
             .collect();
         let wanted: u64 = left.iter().map(|(.., bytes)| *bytes as u64).sum();
         let mut memory = bytes_max;
-        // First each part of the order gets its share, then anything that still fits.
+        // The first pass spreads the entries evenly. The second adds all that still fit.
         let mut owed: u128 = 0;
         for is_last in [false, true] {
             left.retain(|(group, index, bytes)| {
@@ -51,26 +51,26 @@ impl CachePlan {
         plan
     }
 
-    /// The entry of a conversion.
+    /// Returns the entry of a conversion, if it has one.
     pub(crate) fn entry_of(&self, group: usize, conversion: usize) -> Option<usize> {
         self.entries[group][conversion]
     }
 
-    /// Bytes of all entries.
+    /// Returns the bytes of all entries.
     pub(crate) fn total(&self) -> u64 {
         self.entry_bytes.iter().map(|bytes| *bytes as u64).sum()
     }
 }
 
-/// Bytes that an unlimited cache would take for these groups, and the bytes that they decode to.
+/// Returns the bytes that an unlimited cache would take for these groups, and the bytes that they decode to.
 #[must_use]
 pub fn cacheable_bytes(groups: &[LayerGroup]) -> (u64, u64) {
     let conversions = groups.iter().flat_map(|group| &group.conversions);
-    let worth = conversions.filter_map(|each| Some((entry_bytes(each)? as u64, each.target_bytes as u64)));
-    worth.fold((0, 0), |(stored, becomes), (bytes, target)| (stored + bytes, becomes + target))
+    let cacheable = conversions.filter_map(|each| Some((entry_bytes(each)? as u64, each.target_bytes as u64)));
+    cacheable.fold((0, 0), |(stored, becomes), (bytes, target)| (stored + bytes, becomes + target))
 }
 
-/// Bytes of a cache entry for a conversion: whole blocks, so it can be read with direct I/O. `None` if it saves
+/// Returns the bytes of a cache entry for a conversion: whole blocks, so it can be read with direct I/O. `None` if it saves
 /// nothing.
 fn entry_bytes(conversion: &Conversion) -> Option<usize> {
     let bytes = conversion.read_bytes();
@@ -108,15 +108,15 @@ impl CompressedCache {
         self.take(entry, |entry| matches!(entry, Entry::Empty(_)))
     }
 
-    fn take(&mut self, entry: usize, is_it: impl Fn(&Entry) -> bool) -> Option<Buffer> {
-        let taken = self.entries.get_mut(entry).filter(|entry| is_it(entry))?;
+    fn take(&mut self, entry: usize, is_wanted: impl Fn(&Entry) -> bool) -> Option<Buffer> {
+        let taken = self.entries.get_mut(entry).filter(|entry| is_wanted(entry))?;
         match std::mem::replace(taken, Entry::Taken) {
             Entry::Empty(buffer) | Entry::Full(buffer) => Some(buffer),
             Entry::Taken => None,
         }
     }
 
-    /// Returns an entry's memory; `is_full` if it contains the right bytes.
+    /// Puts an entry's memory back; `is_full` if it contains the weights.
     pub(crate) fn put(&mut self, entry: usize, buffer: Buffer, is_full: bool) {
         if let Some(place) = self.entries.get_mut(entry) {
             *place = if is_full { Entry::Full(buffer) } else { Entry::Empty(buffer) };

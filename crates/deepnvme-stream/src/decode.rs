@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use deepnvme_codec::pack::{Block, Scratch};
+use deepnvme_codec::pack::{PackedBlock, Scratch};
 use deepnvme_codec::quant::Scheme;
 use deepnvme_codec::{Error, Float, Result, cast, quant};
 
@@ -29,14 +29,14 @@ pub(crate) fn convert<E: From<Error>>(
     workspace: &mut Workspace,
     mut put: impl FnMut(usize, &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let Conversion { decoding, target_bytes, trim: (front, behind), final_cast, .. } = *conversion;
+    let Conversion { decoding, target_bytes, trim: (front, back), final_cast, .. } = *conversion;
     let Workspace { scratch, step, last } = workspace;
     let misfit = || Error::Invalid(format!("{} bytes do not become {target_bytes} ({decoding:?})", source.len()));
     let Some(whole) = conversion.decoded_bytes() else { return Err(misfit().into()) };
     if final_cast.is_some_and(|(from, _)| !front.is_multiple_of(from.bytes())) {
         return Err(misfit().into());
     }
-    let window = front..whole - behind;
+    let window = front..whole - back;
     // Trims each step to the requested rows, and casts it.
     let put = |at: usize, bytes: &[u8]| {
         let (from, to) = (at.max(window.start), (at + bytes.len()).min(window.end));
@@ -59,7 +59,7 @@ pub(crate) fn convert<E: From<Error>>(
     if is_whole { Ok(()) } else { Err(misfit().into()) }
 }
 
-/// This and the next two functions return whether the source decodes to exactly `whole` bytes.
+/// Casts floats. Returns whether the source decodes to exactly `whole` bytes, as the next two functions do.
 fn cast_floats<E: From<Error>>(
     (from, to): (Float, Float),
     source: &[u8],
@@ -81,6 +81,7 @@ fn cast_floats<E: From<Error>>(
     Ok(true)
 }
 
+/// Unpacks the blocks that overlap the window.
 fn unpack<E: From<Error>>(
     source: &[u8],
     whole: usize,
@@ -90,7 +91,7 @@ fn unpack<E: From<Error>>(
 ) -> Result<bool, E> {
     let (mut rest, mut at) = (source, 0);
     while !rest.is_empty() {
-        let block = Block::parse(rest)?;
+        let block = PackedBlock::parse(rest)?;
         let bytes = block.header().decoded_bytes();
         if bytes > whole - at {
             return Ok(false);
@@ -106,6 +107,7 @@ fn unpack<E: From<Error>>(
     Ok(at == whole)
 }
 
+/// Dequantises the rows that overlap the window. Each part of the source has scales, then codes.
 fn dequantise<E: From<Error>>(
     (scheme, columns, part_rows, to): (Scheme, usize, usize, Float),
     source: &[u8],
@@ -129,8 +131,8 @@ fn dequantise<E: From<Error>>(
         else {
             return Ok(false);
         };
-        let (scales, behind) = rest.split_at(scales_bytes);
-        let (codes, behind) = behind.split_at(part * columns);
+        let (scales, after) = rest.split_at(scales_bytes);
+        let (codes, after) = after.split_at(part * columns);
         let scale_bytes = scales_bytes / part;
         // Only the requested rows.
         let begin = (window.start / row_bytes).clamp(first, first + part) - first;
@@ -144,7 +146,7 @@ fn dequantise<E: From<Error>>(
             put((first + row) * row_bytes, step)?;
             row = until;
         }
-        (rest, first) = (behind, first + part);
+        (rest, first) = (after, first + part);
     }
     Ok(rest.is_empty())
 }

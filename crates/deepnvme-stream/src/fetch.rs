@@ -61,7 +61,7 @@ impl FetchHandle {
     /// Prioritises the fetch, since a thread waits for it.
     pub(crate) fn prioritise(&self, pool: Option<&DecodePool>) {
         if let Some(pending) = &self.direct {
-            pending.prioritize();
+            pending.prioritise();
         }
         if let (Some(pool), Some(task)) = (pool, &self.task) {
             pool.prioritise(task);

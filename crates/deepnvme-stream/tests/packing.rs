@@ -20,7 +20,7 @@ use deepnvme_format::{Dtype, safetensors, safetensors::TensorSpec};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region};
 use deepnvme_io::{BackendFactory, Config, Engine};
-use deepnvme_stream::pack::{Mode, PACKED_NAME, PLAIN_NAME, PackOptions, Packed, Packer, tensors};
+use deepnvme_stream::pack::{EncodingMode, PACKED_NAME, PLAIN_NAME, PackOptions, Packed, Packer, tensors};
 use deepnvme_stream::{Form, LayerGroup, SlotClass, StreamPlan, Streamer, WeightFile};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
@@ -115,7 +115,13 @@ fn disks(folder: &Path) -> [PathBuf; 2] {
     disks
 }
 
-fn run(engine: &Arc<Engine>, model: &Model, target: &Path, mode: Mode, disks: &[PathBuf]) -> Result<Packed, Error> {
+fn run(
+    engine: &Arc<Engine>,
+    model: &Model,
+    target: &Path,
+    mode: EncodingMode,
+    disks: &[PathBuf],
+) -> Result<Packed, Error> {
     let options = PackOptions { mode, disks: disks.to_vec() };
     Packer::new(engine, model.path(), target, options)?.run(&Progress::default())
 }
@@ -206,8 +212,8 @@ proptest! {
         disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
         let disks = if is_striped { disks } else { Vec::new() };
         let modes = [
-            Mode::Auto, Mode::Lossless, Mode::Keep, Mode::Cast(Float::F32), Mode::Quantised(Code::Int8, group),
-            Mode::Quantised(Code::F8E4m3, group),
+            EncodingMode::Auto, EncodingMode::Lossless, EncodingMode::Keep, EncodingMode::Cast(Float::F32), EncodingMode::Quantised(Code::Int8, group),
+            EncodingMode::Quantised(Code::F8E4m3, group),
         ];
         for (number, mode) in modes.into_iter().enumerate() {
             let folder = out.path().join(format!("packed{number}"));
@@ -218,7 +224,7 @@ proptest! {
             } else {
                 Target::Path(packed.file.clone())
             };
-            let is_plain = matches!(mode, Mode::Keep | Mode::Cast(_)) || packed.encoded == 0;
+            let is_plain = matches!(mode, EncodingMode::Keep | EncodingMode::Cast(_)) || packed.encoded == 0;
             let name = if is_plain { PLAIN_NAME } else { PACKED_NAME };
             prop_assert!(packed.file.file_name().unwrap().to_string_lossy().starts_with(name));
             let found = unpacked(&engine, &target);
@@ -227,13 +233,13 @@ proptest! {
                 let (new_dtype, new_shape, new_bytes, is_encoded) = &found[name];
                 let float = float_of(*dtype);
                 let expected = match (mode, float) {
-                    (Mode::Cast(to), Some(from)) => {
+                    (EncodingMode::Cast(to), Some(from)) => {
                         let mut cast_bytes = vec![0; bytes.len() / from.bytes() * to.bytes()];
                         cast::convert(from, to, bytes, &mut cast_bytes).unwrap();
                         prop_assert_eq!(float_of(*new_dtype), Some(to));
                         cast_bytes
                     }
-                    (Mode::Quantised(code, group), Some(float)) if *is_encoded => {
+                    (EncodingMode::Quantised(code, group), Some(float)) if *is_encoded => {
                         prop_assert_eq!(new_dtype, dtype);
                         rounded(code, group, float, *shape.last().unwrap() as usize, bytes)
                     }
@@ -244,7 +250,7 @@ proptest! {
                 };
                 prop_assert_eq!(new_shape, shape);
                 prop_assert!(new_bytes == &expected, "{} in {:?}", name, mode);
-                if mode == Mode::Lossless && shape.len() == 2 && !bytes.is_empty() {
+                if mode == EncodingMode::Lossless && shape.len() == 2 && !bytes.is_empty() {
                     prop_assert!(is_encoded, "{} gains", name);
                 }
             }
@@ -253,14 +259,14 @@ proptest! {
             let at = |name: &str| reader.extents().iter().find(|extent| extent.name == name).unwrap().data_offset;
             prop_assert!(at("model.layers.0.norm.weight") < at("model.layers.2.norm.weight"));
             prop_assert!(at("model.layers.2.mlp.weight") < at("model.layers.10.mlp.weight"));
-            if mode == Mode::Lossless {
+            if mode == EncodingMode::Lossless {
                 prop_assert_eq!(at("model.layers.10.mlp.weight") % 4096, 0, "nothing plain is in that layer");
                 prop_assert_eq!(at("model.layers.2.norm.weight") % 4096, 0);
             }
             prop_assert!(folder.join("1_Pooling/config.json").is_file());
             prop_assert!(!folder.join("model.safetensors.index.json").exists());
             let config = fs::read_to_string(folder.join("config.json")).unwrap();
-            prop_assert_eq!(config.contains("float32"), mode == Mode::Cast(Float::F32));
+            prop_assert_eq!(config.contains("float32"), mode == EncodingMode::Cast(Float::F32));
         }
         prop_assert_eq!(leftovers(out.path()), Vec::<PathBuf>::new());
     }
@@ -272,7 +278,7 @@ proptest! {
         let out = tempfile::tempdir().unwrap();
         let disks = if is_striped { disks(out.path()).to_vec() } else { Vec::new() };
         let target = out.path().join("packed");
-        match run(&engine, &model, &target, Mode::Lossless, &disks) {
+        match run(&engine, &model, &target, EncodingMode::Lossless, &disks) {
             Ok(packed) => prop_assert!(packed.file.is_file()),
             Err(error) => {
                 prop_assert!(matches!(error, Error::Io(_)), "{error}");
@@ -292,14 +298,14 @@ fn existing_folders_are_left_alone_whatever_their_names() {
     let target = out.path().join("packed");
     fs::create_dir(&target).unwrap();
     fs::write(target.join("mine"), "mine").unwrap();
-    let refused = run(&engine, &model, &target, Mode::Keep, &[]).unwrap_err();
+    let refused = run(&engine, &model, &target, EncodingMode::Keep, &[]).unwrap_err();
     assert!(refused.to_string().contains("the folder exists already"), "{refused}");
     assert_eq!(fs::read(target.join("mine")).unwrap(), b"mine");
     fs::remove_file(target.join("mine")).unwrap();
     for leads_to in [&target, &out.path().join("nowhere")] {
         let link = out.path().join("link");
         std::os::unix::fs::symlink(leads_to, &link).unwrap();
-        let refused = run(&engine, &model, &link, Mode::Keep, &[]).unwrap_err();
+        let refused = run(&engine, &model, &link, EncodingMode::Keep, &[]).unwrap_err();
         assert!(refused.to_string().contains("it is a symbolic link"), "{refused}");
         fs::remove_file(&link).unwrap();
     }
@@ -312,7 +318,7 @@ fn existing_folders_are_left_alone_whatever_their_names() {
         fs::write(folder.join(".deepnvme-lock"), "mine").unwrap();
     }
     let living = PrivateFolder::new(&target).unwrap();
-    run(&engine, &model, &target, Mode::Keep, &[]).unwrap();
+    run(&engine, &model, &target, EncodingMode::Keep, &[]).unwrap();
     assert!(living.path().exists() && target.join(PLAIN_NAME).is_file());
     assert!(foreign.iter().all(|folder| fs::read(folder.join(".deepnvme-lock")).unwrap() == b"mine"));
 }
@@ -328,7 +334,7 @@ fn a_source_that_changes_after_it_was_opened_is_not_packed() {
     let tensors = vec![Tensor { spec, bytes: Region::from_vec(bytes).into() }];
     let save = Save::safetensors(&source, tensors, Vec::new(), options).unwrap();
     save.run(Arc::clone(&engine), &Target::from(&source), Arc::default()).unwrap();
-    for mode in [Mode::Keep, Mode::Lossless, Mode::Quantised(Code::Int8, 64)] {
+    for mode in [EncodingMode::Keep, EncodingMode::Lossless, EncodingMode::Quantised(Code::Int8, 64)] {
         let target = folder.path().join("packed");
         let packer = Packer::new(&engine, &source, &target, PackOptions { mode, disks: Vec::new() }).unwrap();
         let file = fs::File::options().write(true).open(&source).unwrap();
@@ -349,7 +355,9 @@ fn a_model_of_empty_tensors_is_packed() {
     let save = Save::safetensors(&source, tensors, Vec::new(), SaveOptions::default()).unwrap();
     save.run(Arc::clone(&engine), &Target::from(&source), Arc::default()).unwrap();
     for (number, mode) in
-        [Mode::Auto, Mode::Keep, Mode::Lossless, Mode::Quantised(Code::Int8, 64)].into_iter().enumerate()
+        [EncodingMode::Auto, EncodingMode::Keep, EncodingMode::Lossless, EncodingMode::Quantised(Code::Int8, 64)]
+            .into_iter()
+            .enumerate()
     {
         let target = folder.path().join(format!("packed-{number}"));
         let options = PackOptions { mode, disks: Vec::new() };
@@ -364,7 +372,7 @@ fn packings_on_the_same_disks_leave_each_other_alone() {
     let (engine, model, out) = set_up(5);
     let disks = disks(out.path());
     let packer = |target: &Path| {
-        let options = PackOptions { mode: Mode::Lossless, disks: disks.to_vec() };
+        let options = PackOptions { mode: EncodingMode::Lossless, disks: disks.to_vec() };
         Packer::new(&engine, model.path(), target, options).unwrap()
     };
     let whole = |packed: &Packed| {
@@ -404,7 +412,7 @@ fn files_left_out_are_reported() {
     symlink("1_Pooling", path("2_Pooling")).unwrap();
     let _socket = UnixListener::bind(path("socket")).unwrap();
 
-    let packed = run(&engine, &model, &out.path().join("packed"), Mode::Keep, &[]).unwrap();
+    let packed = run(&engine, &model, &out.path().join("packed"), EncodingMode::Keep, &[]).unwrap();
     let left_out: Vec<(&str, &str)> =
         packed.left_out.iter().map(|file| (file.path.to_str().unwrap(), file.reason)).collect();
     let expected = [
@@ -429,7 +437,7 @@ fn files_left_out_are_reported() {
 fn a_folder_that_goes_away_is_an_error() {
     let (engine, model, out) = set_up(7);
     let target = out.path().join("packed");
-    let options = PackOptions { mode: Mode::Keep, ..PackOptions::default() };
+    let options = PackOptions { mode: EncodingMode::Keep, ..PackOptions::default() };
     let packer = Packer::new(&engine, model.path(), &target, options).unwrap();
     let (here, there) = (model.path().to_path_buf(), out.path().join("moved"));
     fs::rename(&here, &there).unwrap();
@@ -450,7 +458,7 @@ fn a_packed_model_has_the_permissions_of_the_model() {
     allow(&model.path().join("config.json"), 0o600);
     allow(&model.path().join("1_Pooling"), 0o500);
     for (name, disks) in [("single", &[][..]), ("striped", &disks[..])] {
-        let packed = run(&engine, &model, &out.path().join(name), Mode::Keep, disks).unwrap();
+        let packed = run(&engine, &model, &out.path().join(name), EncodingMode::Keep, disks).unwrap();
         assert_eq!(mode(&packed.file), 0o600);
         assert_eq!(mode(&out.path().join(name).join("config.json")), 0o600);
         assert_eq!(mode(&out.path().join(name).join("1_Pooling")), 0o700);
@@ -467,14 +475,14 @@ fn damaged_packed_and_cancelled_models_are_refused() {
     let target = out.path().join("packed");
     let stopped = Progress::default();
     stopped.stop();
-    let options = PackOptions { mode: Mode::Keep, ..PackOptions::default() };
+    let options = PackOptions { mode: EncodingMode::Keep, ..PackOptions::default() };
     let packer = Packer::new(&engine, model.path(), &target, options).unwrap();
     assert!(packer.estimate().bytes > 0 && packer.estimate().file_ranges >= 1.0 && packer.estimate().layers == 3);
     assert!(matches!(packer.run(&stopped), Err(Error::Interrupted)));
     assert!(!target.exists());
 
-    run(&engine, &model, &target, Mode::Lossless, &[]).unwrap();
-    let options = PackOptions { mode: Mode::Keep, ..PackOptions::default() };
+    run(&engine, &model, &target, EncodingMode::Lossless, &[]).unwrap();
+    let options = PackOptions { mode: EncodingMode::Keep, ..PackOptions::default() };
     let again = Packer::new(&engine, &target.join(PACKED_NAME), &out.path().join("again"), options).err().unwrap();
     assert!(again.to_string().contains("packed already"), "{again}");
 
@@ -482,7 +490,7 @@ fn damaged_packed_and_cancelled_models_are_refused() {
     let mut bytes = fs::read(&shard).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&shard, bytes).unwrap();
-    let damaged = run(&engine, &model, &out.path().join("other"), Mode::Keep, &[]).unwrap_err();
+    let damaged = run(&engine, &model, &out.path().join("other"), EncodingMode::Keep, &[]).unwrap_err();
     assert!(matches!(damaged, Error::Damaged { .. }), "{damaged}");
     assert!(!out.path().join("other").exists());
 }
@@ -498,7 +506,7 @@ fn an_unencodable_weight_is_an_error_with_its_name() {
     let tensors = vec![Tensor { spec, bytes: Region::from_vec(bytes).into() }];
     let save = Save::safetensors(&path, tensors, Vec::new(), SaveOptions::default()).unwrap();
     save.run(Arc::clone(&engine), &Target::from(&path), Arc::default()).unwrap();
-    let options = PackOptions { mode: Mode::Quantised(Code::Int8, 64), ..PackOptions::default() };
+    let options = PackOptions { mode: EncodingMode::Quantised(Code::Int8, 64), ..PackOptions::default() };
     let packer = Packer::new(&engine, &path, &folder.path().join("new"), options).unwrap();
     let refused = packer.run(&Progress::default()).unwrap_err().to_string();
     assert!(refused.contains("h.0.weight") && refused.contains("infinite"), "{refused}");

@@ -311,14 +311,14 @@ mod tests {
     use deepnvme_io::Config;
 
     use super::*;
-    use crate::options::Options;
+    use crate::options::SwapperOptions;
     use crate::swapper::Swapper;
 
     #[test]
     fn a_panic_becomes_the_error_of_waiters() {
         let folder = tempfile::tempdir().unwrap();
         let engine = Arc::new(Engine::new(Config::default()).unwrap());
-        let swapper = Swapper::new(engine, &Options::new(folder.path(), 4096)).unwrap();
+        let swapper = Swapper::new(engine, &SwapperOptions::new(folder.path(), 4096)).unwrap();
         for key in ["odd", "sound"] {
             swapper.put(key, &Region::from_vec(vec![7; 4096])).unwrap();
         }

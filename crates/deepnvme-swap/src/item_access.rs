@@ -7,7 +7,7 @@ use crate::deadlock::WaitingFor;
 use crate::error::{Error, Result};
 use crate::extent_allocator::Extent;
 use crate::io_scheduler::IoScheduler;
-use crate::item_table::WaitError;
+use crate::item_table::{TableState, WaitError};
 use crate::options::CancelCheck;
 use crate::residency::BorrowMode;
 use crate::slot_allocator::ItemId;
@@ -104,12 +104,7 @@ impl Swapper {
                     return fail(stored, Error::CLOSED);
                 }
                 match table.residency.find(key) {
-                    None => {
-                        let id = table.residency.add(&stored.key, slot_bytes, on_disk);
-                        // Under the lock of the table, so that no thread finds an item without its place on disk.
-                        self.scheduler.store().insert(id, stored);
-                        return Ok(id);
-                    }
+                    None => return Ok(self.insert_item(&mut table, stored, slot_bytes, on_disk)),
                     Some(old) => old,
                 }
             };
@@ -117,8 +112,7 @@ impl Swapper {
                 Ok(borrowed) => {
                     let mut table = self.scheduler.items.lock();
                     table.residency.delete(old);
-                    let id = table.residency.add(&stored.key, slot_bytes, on_disk);
-                    self.scheduler.store().insert(id, stored);
+                    let id = self.insert_item(&mut table, stored, slot_bytes, on_disk);
                     drop(table);
                     drop(borrowed);
                     return Ok(id);
@@ -127,6 +121,19 @@ impl Swapper {
                 Err(error) => return fail(stored, error),
             }
         }
+    }
+
+    /// Adds an item. The table stays locked, so that no thread finds an item without its place on disk.
+    fn insert_item(
+        &self,
+        table: &mut TableState<Error>,
+        stored: StoredItem,
+        slot_bytes: usize,
+        on_disk: bool,
+    ) -> ItemId {
+        let id = table.residency.add(&stored.key, slot_bytes, on_disk);
+        self.scheduler.store().insert(id, stored);
+        id
     }
 
     /// Allocates disk space. If there is none, waits for the space of deleted items.

@@ -7,21 +7,21 @@
 //! item is used next), `slot_allocator` (where in memory), `extent_allocator` (where on disk) and `deadlock` (whether a
 //! wait can end).
 //!
-//! I/O: `item_table` is where threads borrow and wait, and `io_scheduler` does the planned I/O. `store` knows the place
+//! I/O: `item_table` is where threads borrow and wait, and `io_scheduler` does the planned I/O. `store` records the place
 //! of each item on disk, `disk_space` allocates and resizes, `swap_files` creates and deletes files, `checksums`
 //! detects damage.
 //!
-//! API: `swapper` with its `options`, `borrowed`, `partial_io` and `export`, all made of `item_access`.
+//! API: `swapper` with its `options`, `borrowed`, `partial_io` and `export`, all built on `item_access`.
 //! ```
 //! use std::sync::Arc;
 //!
 //! use deepnvme_io::mem::Region;
 //! use deepnvme_io::{Config, Engine};
-//! use deepnvme_swap::{Options, Swapper};
+//! use deepnvme_swap::{SwapperOptions, Swapper};
 //!
 //! # let folder = tempfile::tempdir()?;
 //! let engine = Arc::new(Engine::new(Config::default())?);
-//! let swapper = Swapper::new(engine, &Options::new(folder.path(), 64 << 10))?;
+//! let swapper = Swapper::new(engine, &SwapperOptions::new(folder.path(), 64 << 10))?;
 //!
 //! // Ten moments of 16 KiB, four of which are in memory at any time.
 //! let names: Vec<String> = (0..10).map(|index| format!("moment.{index}")).collect();
@@ -71,7 +71,7 @@ mod sync;
 pub use borrowed::Borrowed;
 pub use error::{Error, Result};
 pub use export::{CopyStats, FileRange};
-pub use options::{AttachedRange, CancelCheck, Options};
+pub use options::{AttachedRange, CancelCheck, SwapperOptions};
 pub use stats::SwapStats;
 pub use swap_files::{FileExtent, NAME_PREFIX};
 pub use swapper::Swapper;

@@ -6,7 +6,7 @@ use deepnvme_file::Target;
 
 /// Settings of a [`Swapper`](crate::Swapper).
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Options {
+pub struct SwapperOptions {
     /// Folders for the swap files: one, or one for each disk.
     pub folders: Vec<PathBuf>,
     /// Bytes of memory for all items, pinned where the kernel allows it.
@@ -24,7 +24,7 @@ pub struct Options {
     pub stripe_bytes: u64,
 }
 
-impl Options {
+impl SwapperOptions {
     /// The defaults, with this folder and this much memory.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>, memory_bytes: usize) -> Self {

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::io_scheduler::IoScheduler;
 use crate::item_table::ItemTable;
 use crate::next_use::NextUseQueue;
-use crate::options::{AttachedRange, CancelCheck, Options};
+use crate::options::{AttachedRange, CancelCheck, SwapperOptions};
 use crate::residency::{BorrowMode, Budgets, Residence, Residency};
 use crate::slot_allocator::ItemId;
 use crate::stats::SwapStats;
@@ -19,10 +19,10 @@ use crate::store::{DiskLocation, StoredItem};
 use crate::swap_files::SwapFiles;
 use crate::sync::outer::thread::{self, JoinHandle};
 
-/// Default limit for prefetch budget and headroom; without it, large memories would prefetch far more than a disk
-/// needs.
+/// Maximum of the default prefetch budget, and of the default headroom. A large memory would prefetch far more than the
+/// disk needs to stay busy.
 const BUDGET_BYTES_MAX: usize = 1 << 30;
-/// The fraction of memory that each of the two may take by default: three eighths.
+/// Default fraction of memory for each of the two: three eighths.
 const BUDGET_FRACTION: (usize, usize) = (3, 8);
 /// Bytes per copy into a slot.
 const COPY_BYTES: usize = 1 << 20;
@@ -39,7 +39,7 @@ impl Swapper {
     ///
     /// # Errors
     /// `Io` if a file cannot be created or memory is short; `Invalid` for settings out of range.
-    pub fn new(engine: Arc<Engine>, options: &Options) -> Result<Self> {
+    pub fn new(engine: Arc<Engine>, options: &SwapperOptions) -> Result<Self> {
         let files = SwapFiles::new(&options.folders, options.stripe_bytes, options.is_named, engine.config().direct)?;
         let alignment = files.alignment() as usize;
         let memory_bytes = options.memory_bytes / alignment * alignment;
@@ -58,13 +58,13 @@ impl Swapper {
         let items = ItemTable::new(Residency::new(memory_bytes, budgets));
         let scheduler = IoScheduler::new(items, engine, Arc::new(arena), DiskSpace::new(files), options.has_checksums)?;
         let scheduler = Arc::new(scheduler);
-        let runs = Arc::clone(&scheduler);
+        let for_thread = Arc::clone(&scheduler);
         let builder = thread::Builder::new().name("deepnvme-swap".into());
-        let thread = start_thread(|| builder.spawn(move || runs.run()))?;
+        let thread = start_thread(|| builder.spawn(move || for_thread.run()))?;
         Ok(Self { scheduler, thread: Some(thread) })
     }
 
-    /// The memory that borrowed items lie in.
+    /// Returns the memory in which borrowed items lie.
     #[must_use]
     pub fn arena(&self) -> &Arc<Arena> {
         &self.scheduler.arena
@@ -92,12 +92,12 @@ impl Swapper {
             let extents = self.allocate(key, bytes, is_cancelled)?;
             let stored = StoredItem::new((key, ""), bytes, 0, DiskLocation::Swap(extents));
             let id = self.replace_item(key, slot_bytes, stored, false, is_cancelled)?;
-            let taken = self.borrow_item(key, id, bytes, BorrowMode::Create, is_cancelled);
-            if taken.is_err() {
+            let borrowed = self.borrow_item(key, id, bytes, BorrowMode::Create, is_cancelled);
+            if borrowed.is_err() {
                 self.scheduler.items.delete(id);
                 self.scheduler.run_or_wake();
             }
-            return taken;
+            return borrowed;
         }
     }
 
@@ -241,13 +241,13 @@ impl Swapper {
         Ok(id)
     }
 
-    /// Whether the key has an item.
+    /// Returns whether the key has an item.
     #[must_use]
     pub fn contains(&self, key: &str) -> bool {
         self.find(key).is_ok()
     }
 
-    /// The keys, in any order.
+    /// Returns the keys, in any order.
     #[must_use]
     pub fn keys(&self) -> Vec<String> {
         if self.check_process().is_err() {
@@ -256,7 +256,7 @@ impl Swapper {
         self.scheduler.items.lock().residency.keys().map(|(key, _)| key.to_string()).collect()
     }
 
-    /// Counters since the swapper was created.
+    /// Returns the counters since the swapper was created.
     #[must_use]
     pub fn stats(&self) -> SwapStats {
         if self.check_process().is_err() {
@@ -304,7 +304,7 @@ impl Drop for Swapper {
     }
 }
 
-/// Whether an item can take new bytes in place.
+/// Returns whether an item can take new bytes in place.
 fn can_reuse(stored: &StoredItem, bytes: usize) -> bool {
     stored.bytes == bytes && matches!(stored.location, DiskLocation::Swap(_))
 }

@@ -8,7 +8,7 @@ mod fake_driver;
 use std::sync::Arc;
 
 use deepnvme_io::{Config, Engine};
-use deepnvme_swap::{Options, Swapper};
+use deepnvme_swap::{Swapper, SwapperOptions};
 
 use crate::fake_driver::{Gpu, pattern};
 
@@ -24,7 +24,7 @@ struct World {
 fn world() -> World {
     let folder = tempfile::tempdir().unwrap();
     let engine = Arc::new(Engine::new(Config::default()).unwrap());
-    let swapper = Swapper::new(engine, &Options::new(folder.path(), 16 << 20)).unwrap();
+    let swapper = Swapper::new(engine, &SwapperOptions::new(folder.path(), 16 << 20)).unwrap();
     World { swapper, _folder: folder }
 }
 

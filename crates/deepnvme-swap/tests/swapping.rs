@@ -5,7 +5,7 @@
 mod common;
 
 use deepnvme_io::mem::Region;
-use deepnvme_swap::{AttachedRange, Error, Options, Swapper};
+use deepnvme_swap::{AttachedRange, Error, Swapper, SwapperOptions};
 
 use crate::common::{KIB, bytes_of, engine, never, random, read, world};
 
@@ -52,7 +52,7 @@ fn too_large_items_name_the_memory_needed() {
         panic!()
     };
     assert_eq!(enough_bytes, 5 * 4096);
-    assert!(Swapper::new(engine(), &Options::new(world.folder.path(), 4095)).is_err());
+    assert!(Swapper::new(engine(), &SwapperOptions::new(world.folder.path(), 4095)).is_err());
 }
 
 #[test]

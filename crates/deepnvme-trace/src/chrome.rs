@@ -7,10 +7,10 @@ use std::fmt::{Display, Write as _};
 
 use deepnvme_io::display;
 use deepnvme_io::op::Direction;
-use deepnvme_io::trace::{Event, EventKind, Recorded};
+use deepnvme_io::trace::{EventKind, Recorded, TraceEvent};
 use serde_json::{Map, Value, json};
 
-use super::lanes::{Kind, Lane, failed, lanes, span, title};
+use super::lanes::{Lane, LaneKind, failed, lanes, span, title};
 use super::spans::{downsample, levels};
 
 /// Points of a counter: more than a screen has columns.
@@ -67,13 +67,13 @@ fn push_lane(events: &mut Events, pid: u64, lane: &Lane<'_>) {
         name("thread_sort_index", row + 1, json!({"sort_index": row}));
     }
     let category = match lane.kind {
-        Kind::Requests => "request",
-        Kind::Disk => "disk",
-        Kind::Copies => "copy",
-        Kind::Other => "span",
+        LaneKind::Requests => "request",
+        LaneKind::Disk => "disk",
+        LaneKind::Copies => "copy",
+        LaneKind::Other => "span",
     };
     for (event, row) in lane.events.iter().zip(&lane.rows) {
-        let Event { start_ns, end_ns, kind: event_kind } = event;
+        let TraceEvent { start_ns, end_ns, kind: event_kind } = event;
         let (title, args) = (Value::from(title(event_kind)), Value::from(arguments(event_kind)));
         events.push(format_args!(
             "{{\"ph\":\"X\",\"name\":{title},\"cat\":\"{category}\",\"pid\":{pid},\"tid\":{},\"ts\":{},\"dur\":{},\"args\":{args}}}",

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use deepnvme_io::trace::Recorded;
 
 use super::formatting::{amount, counted, escape, number, time_text};
-use super::summary::{Summary, summarise};
+use super::summary::{TraceSummary, summarise};
 use super::svg::svg;
 
 /// Colours that are distinct for colour-blind readers (Okabe and Ito), for light and dark mode.
@@ -54,7 +54,7 @@ pub fn html(recorded: &Recorded) -> String {
 }
 
 /// Describes the recording in one line.
-fn about(summary: &Summary) -> String {
+fn about(summary: &TraceSummary) -> String {
     let mut text = format!(
         "{} recorded: {}, {}",
         time_text(summary.seconds * 1e9, 0.0),
@@ -76,7 +76,7 @@ fn about(summary: &Summary) -> String {
     text
 }
 
-fn cards_of(summary: &Summary) -> Vec<(String, String)> {
+fn cards_of(summary: &TraceSummary) -> Vec<(String, String)> {
     let percent = |share: f64| format!("{:.0}%", share * 100.0);
     let mut cards = Vec::new();
     let moved = summary.bytes_read + summary.bytes_written;
@@ -103,7 +103,7 @@ fn cards_of(summary: &Summary) -> Vec<(String, String)> {
     cards
 }
 
-fn legend(summary: &Summary) -> String {
+fn legend(summary: &TraceSummary) -> String {
     let known = [
         ("read", "read", summary.bytes_read > 0),
         ("write", "write", summary.bytes_written > 0),

@@ -1,14 +1,14 @@
 //! Groups the events of a recording into lanes: pure.
 
 use deepnvme_io::op::Direction;
-use deepnvme_io::trace::{Event, EventKind, Recorded};
+use deepnvme_io::trace::{EventKind, Recorded, TraceEvent};
 
 use super::spans::{self, Span};
 use deepnvme_io::display;
 
 /// The kind of events in a lane.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum LaneKind {
     Requests,
     Disk,
     Copies,
@@ -19,15 +19,15 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Lane<'a> {
     pub(crate) name: String,
-    pub(crate) kind: Kind,
+    pub(crate) kind: LaneKind,
     /// In the order of their starts.
-    pub(crate) events: Vec<&'a Event>,
+    pub(crate) events: Vec<&'a TraceEvent>,
     /// The row of each event, so that events of one row do not overlap.
     pub(crate) rows: Vec<usize>,
 }
 
 impl<'a> Lane<'a> {
-    fn new(name: String, kind: Kind, mut events: Vec<&'a Event>) -> Self {
+    fn new(name: String, kind: LaneKind, mut events: Vec<&'a TraceEvent>) -> Self {
         events.sort_by_key(|event| span(event));
         let rows = spans::rows(events.iter().map(|event| span(event)));
         Self { name, kind, events, rows }
@@ -42,13 +42,13 @@ impl<'a> Lane<'a> {
     }
 }
 
-pub(crate) fn span(event: &Event) -> Span {
+pub(crate) fn span(event: &TraceEvent) -> Span {
     (event.start_ns, event.end_ns)
 }
 
 /// The lanes of a recording: requests, workers, GPUs, and then user lanes in the order of their first event.
 pub(crate) fn lanes(recorded: &Recorded) -> Vec<Lane<'_>> {
-    let mut lanes: Vec<(Kind, String, Vec<&Event>)> = Vec::new();
+    let mut lanes: Vec<(LaneKind, String, Vec<&TraceEvent>)> = Vec::new();
     for event in &recorded.events {
         let (kind, name) = lane_of(&event.kind);
         match lanes.iter_mut().find(|lane| (lane.0, &lane.1) == (kind, &name)) {
@@ -59,23 +59,23 @@ pub(crate) fn lanes(recorded: &Recorded) -> Vec<Lane<'_>> {
     lanes.sort_by(|(kind, name, _), (other, other_name, _)| {
         // User lanes keep their order.
         kind.cmp(other)
-            .then_with(|| if *kind == Kind::Other { std::cmp::Ordering::Equal } else { name.cmp(other_name) })
+            .then_with(|| if *kind == LaneKind::Other { std::cmp::Ordering::Equal } else { name.cmp(other_name) })
     });
     lanes.into_iter().map(|(kind, name, events)| Lane::new(name, kind, events)).collect()
 }
 
-fn lane_of(event_kind: &EventKind) -> (Kind, String) {
+fn lane_of(event_kind: &EventKind) -> (LaneKind, String) {
     match event_kind {
-        EventKind::Request { .. } => (Kind::Requests, "requests".into()),
+        EventKind::Request { .. } => (LaneKind::Requests, "requests".into()),
         EventKind::Op { worker, .. } | EventKind::Sync { worker, .. } => (
-            Kind::Disk,
+            LaneKind::Disk,
             match worker {
                 Some(worker) => format!("worker {worker}"),
                 None => "callers".into(),
             },
         ),
-        EventKind::Copy { gpu, .. } => (Kind::Copies, format!("copies cuda:{gpu}")),
-        EventKind::Span { lane, .. } => (Kind::Other, lane.to_string()),
+        EventKind::Copy { gpu, .. } => (LaneKind::Copies, format!("copies cuda:{gpu}")),
+        EventKind::Span { lane, .. } => (LaneKind::Other, lane.to_string()),
     }
 }
 

@@ -24,7 +24,7 @@ mod svg;
 
 pub use chrome::chrome;
 pub use html::html;
-pub use summary::{LaneSummary, Summary, summarise};
+pub use summary::{LaneSummary, TraceSummary, summarise};
 
 /// Writes a recording to a file, which appears complete or not at all. The suffix chooses the format: `.json` for
 /// Perfetto and `chrome://tracing`, `.html` for a page.

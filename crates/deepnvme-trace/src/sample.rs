@@ -4,13 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_io::op::Direction;
-use deepnvme_io::trace::{DataPath, Event, EventKind, Recorded};
+use deepnvme_io::trace::{DataPath, EventKind, Recorded, TraceEvent};
 
 const MIB: u64 = 1 << 20;
 const MS: u64 = 1_000_000;
 
-fn event(start_ms: u64, end_ms: u64, event_kind: EventKind) -> Event {
-    Event { start_ns: (1000 + start_ms) * MS, end_ns: (1000 + end_ms) * MS, kind: event_kind }
+fn event(start_ms: u64, end_ms: u64, event_kind: EventKind) -> TraceEvent {
+    TraceEvent { start_ns: (1000 + start_ms) * MS, end_ns: (1000 + end_ms) * MS, kind: event_kind }
 }
 
 /// 100 ms: 80 of reads, 60 of copies, of which 50 overlap the reads, a sync, 40 of compute.

@@ -4,12 +4,12 @@ use deepnvme_io::op::Direction;
 use deepnvme_io::trace::{DataPath, EventKind, Recorded};
 use serde::Serialize;
 
-use super::lanes::{Kind, lanes, span};
+use super::lanes::{LaneKind, lanes, span};
 use super::spans::{overlap, total_ns, union};
 
 /// Sums over a recording. A busy time counts moments with at least one transfer or copy in flight.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Summary {
+pub struct TraceSummary {
     /// Length of the recording in seconds.
     pub seconds: f64,
     /// Completed requests.
@@ -59,7 +59,7 @@ pub struct LaneSummary {
     pub beside_disk: f64,
 }
 
-impl Summary {
+impl TraceSummary {
     /// Formats the summary as JSON, with the field names as keys.
     #[must_use]
     pub fn to_json(&self) -> String {
@@ -70,8 +70,8 @@ impl Summary {
 
 /// Sums up a recording.
 #[must_use]
-pub fn summarise(recorded: &Recorded) -> Summary {
-    let mut summary = Summary {
+pub fn summarise(recorded: &Recorded) -> TraceSummary {
+    let mut summary = TraceSummary {
         seconds: seconds(recorded.end_ns - recorded.start_ns),
         requests: 0,
         transfers: 0,
@@ -124,7 +124,7 @@ pub fn summarise(recorded: &Recorded) -> Summary {
     summary.disk_busy_s = seconds(total_ns(&disk));
     summary.copies_busy_s = seconds(total_ns(&copies));
     summary.copies_hidden = (total_ns(&copies) > 0).then(|| overlap(&copies, &disk) as f64 / total_ns(&copies) as f64);
-    for lane in lanes(recorded).iter().filter(|lane| lane.kind == Kind::Other) {
+    for lane in lanes(recorded).iter().filter(|lane| lane.kind == LaneKind::Other) {
         let busy = union(lane.spans());
         summary.lanes.push(LaneSummary {
             name: lane.name.clone(),

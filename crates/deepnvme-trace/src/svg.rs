@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use deepnvme_io::display;
 use deepnvme_io::op::Direction;
-use deepnvme_io::trace::{Event, EventKind, Recorded};
+use deepnvme_io::trace::{EventKind, Recorded, TraceEvent};
 
 use super::formatting::{counted, escape, nice_step, time_text};
-use super::lanes::{Kind, Lane, failed, lanes, span, title};
+use super::lanes::{Lane, LaneKind, failed, lanes, span, title};
 use super::spans::{Span, downsample, levels};
 
 pub(crate) const WIDTH: f64 = 1180.0;
@@ -91,7 +91,7 @@ impl Svg {
 
     fn lane(&mut self, lane: &Lane<'_>, place: usize) {
         let below = counted(lane.events.len() as u64, noun(lane));
-        let is_named = lane.kind == Kind::Other;
+        let is_named = lane.kind == LaneKind::Other;
         if lane.row_count() > ROWS_MAX || lane.events.len() > BARS_MAX {
             return self.density(lane, &below, place);
         }
@@ -146,15 +146,15 @@ impl Svg {
 
 fn noun(lane: &Lane<'_>) -> &'static str {
     match lane.kind {
-        Kind::Requests => "request",
-        Kind::Disk => "transfer",
-        Kind::Copies => "copy",
-        Kind::Other => "span",
+        LaneKind::Requests => "request",
+        LaneKind::Disk => "transfer",
+        LaneKind::Copies => "copy",
+        LaneKind::Other => "span",
     }
 }
 
 /// The colour of a bar. User lanes cycle through three.
-fn class(event: &Event, place: usize) -> &'static str {
+fn class(event: &TraceEvent, place: usize) -> &'static str {
     match &event.kind {
         EventKind::Request { .. } => "request",
         EventKind::Op { direction: Direction::Read, .. } => "read",
@@ -166,7 +166,7 @@ fn class(event: &Event, place: usize) -> &'static str {
 }
 
 /// The tooltip of a bar.
-fn tooltip(event: &Event) -> String {
+fn tooltip(event: &TraceEvent) -> String {
     let took = time_text((event.end_ns - event.start_ns) as f64, 0.0);
     let name = title(&event.kind);
     let suffix = if failed(&event.kind) { ", failed" } else { "" };
@@ -204,7 +204,7 @@ mod tests {
         let mut many = recorded();
         let (first, step) = (many.events[0].clone(), 10_000);
         many.events = (0..BARS_MAX as u64 + 1)
-            .map(|at| Event {
+            .map(|at| TraceEvent {
                 start_ns: first.start_ns + at * step,
                 end_ns: first.start_ns + (at + 3) * step,
                 ..first.clone()

@@ -27,7 +27,7 @@ from deepnvme._checkpoint.save_start import SaveStarter
 from deepnvme._utils.arguments import parse_bytes, path_of, whole
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import require_torch
-from deepnvme._utils.terminal import Progress, progress_callback
+from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Checkpointer:
     One Checkpointer at a time saves into a folder, from its first save until it is closed. Any number may read.
     Threads that save through one Checkpointer take turns. A signal handler may save during a save.
 
-    With ``async_=True``, ``save`` returns once the tensors are copied to page-locked memory. If they don't fit, it
+    With ``async_=True``, ``save`` returns once the tensors are copied to pinned memory. If they don't fit, it
     waits until the remainder has been written. Inside ``overlap`` nothing is copied: the tensors are written in place,
     and the next ``optimizer.step`` waits until they have been read. One save runs at a time; the next one waits for
     it. The next call raises an error from the background.
@@ -74,7 +74,7 @@ class Checkpointer:
         every: which calls of ``save`` write a checkpoint: steps that are a multiple of this number, or a minimum time
             between checkpoints (``datetime.timedelta``). Default: every call.
         async_: save in the background. Default False.
-        memory: bytes of page-locked memory for background saves, or text such as ``"4GB"``. It is kept until ``close``.
+        memory: bytes of pinned memory for background saves, or text such as ``"4GB"``. It is kept until ``close``.
             Default: the size of the first state, at most a quarter of the available memory.
         format: ``"pt"`` (default) or ``"safetensors"``.
         engine: the engine that transfers the bytes. Default: the default engine.
@@ -82,7 +82,7 @@ class Checkpointer:
         checksums: as for ``deepnvme.save``. Default True.
         progress: as for ``deepnvme.save``; background saves show nothing. Default: a bar on a terminal.
         process_group: the processes that save together. A process that saves alone passes a group of its own.
-            Default: all processes, if ``torch.distributed`` is initialized.
+            Default: all processes, if ``torch.distributed`` is initialised.
         layout: how several processes save one state: ``"file"`` (default), one shared file, or ``"parts"``, one file
             for each writer, for folders that are not shared or where a single file is slow.
         writers_per_node: how many processes of each machine write. Default: all.
@@ -113,7 +113,7 @@ class Checkpointer:
         engine: Engine | None = None,
         durability: Literal["none", "data", "full"] = "full",
         checksums: bool = True,
-        progress: Progress = None,
+        progress: ProgressArgument = None,
         process_group: ProcessGroup | None = None,
         layout: Literal["file", "parts"] = "file",
         writers_per_node: int | None = None,

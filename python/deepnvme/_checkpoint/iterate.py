@@ -114,7 +114,7 @@ def split_chunks(tensors: list[TensorEntry], sizes: list[int], chunk_bytes: int)
 
 
 @dataclass(frozen=True)
-class _File:
+class _SourceFile:
     path: Any
     names: set[str] | None
     reader: _CheckpointReader | None
@@ -134,7 +134,7 @@ class _Request:
     def _chunk_bytes(self) -> int:
         return max(1, min(_CHUNK_BYTES, self.prefetch_bytes // 4 - _EDGES_BYTES))
 
-    def open_all(self, found: list[_ListedFile]) -> list[_File]:
+    def open_all(self, found: list[_ListedFile]) -> list[_SourceFile]:
         """Open all files, so that all belong to one save. Keep as many of them open as the limits allow."""
         descriptors_left = max(1, int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * _DESCRIPTOR_FRACTION))
         files = []
@@ -148,10 +148,12 @@ class _Request:
             descriptors_left -= 1
             stays_open = descriptors_left >= 0
             identity = None if stays_open else (reader.nbytes, reader.index_crc64())
-            files.append(_File(path, None if names is None else set(names), reader if stays_open else None, identity))
+            files.append(
+                _SourceFile(path, None if names is None else set(names), reader if stays_open else None, identity)
+            )
         return files
 
-    def _reader(self, file: _File) -> _CheckpointReader:
+    def _reader(self, file: _SourceFile) -> _CheckpointReader:
         if file.reader is not None:
             return file.reader
         try:
@@ -174,7 +176,7 @@ class _Request:
             raise ValueError(msg)
         return reader
 
-    def tensors(self, files: list[_File]) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, files: list[_SourceFile]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield tensors while reading ahead, within the memory limit."""
         from deepnvme._checkpoint.buffer_pool import BufferPool  # noqa: PLC0415
 
@@ -212,7 +214,7 @@ class _Request:
             upcoming = next(chunks, None)
         return upcoming
 
-    def _chunks(self, files: list[_File]) -> Iterator[tuple[_CheckpointReader, Chunk]]:
+    def _chunks(self, files: list[_SourceFile]) -> Iterator[tuple[_CheckpointReader, Chunk]]:
         files.reverse()
         while files:
             # A file is closed once its last chunk is being read.

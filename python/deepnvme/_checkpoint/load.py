@@ -11,7 +11,7 @@ from deepnvme._deepnvme import StripeSet
 from deepnvme._utils.arguments import check_choice, check_engine, check_file_path
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import refuse_fake_tensors, require_torch
-from deepnvme._utils.terminal import Progress, progress_callback
+from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def load(
     pin_memory: bool = False,
     verify: Literal["auto", "off", "sample", "full"] = "auto",
     engine: Engine | None = None,
-    progress: Progress = None,
+    progress: ProgressArgument = None,
     map_location: _MapLocation | None = None,
     weights_only: bool = True,
     mmap: bool = False,
@@ -67,7 +67,7 @@ def load(
         cast: allow other dtypes in ``into`` than in the file. Default False.
         lazy: return tensors that are read on first use. Objects other than tensors and parameters (sparse, quantised,
             with attributes) are read at once. Default False.
-        pin_memory: load into page-locked memory, like that of ``pinned_empty``, for tensors that go on to a GPU or to
+        pin_memory: load into pinned memory, like that of ``pinned_empty``, for tensors that go on to a GPU or to
             another file. It counts against ``RLIMIT_MEMLOCK``; memory beyond the limit is not locked. Default False.
         verify: how much to compare with the checksums of the file. ``"full"``: every byte, including names, dtypes
             and shapes. ``"sample"``: names, dtypes, shapes and 1/32 of the tensors. ``"off"``: nothing. ``"auto"``

@@ -23,7 +23,7 @@ from deepnvme._utils.arguments import (
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import engine_reaches, refuse_fake_tensors, require_torch
-from deepnvme._utils.terminal import Progress, progress_callback
+from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def save(
     checksums: bool = True,
     metadata: Mapping[str, str] | None = None,
     max_shard_bytes: int | str | None = None,
-    progress: Progress = None,
+    progress: ProgressArgument = None,
 ) -> int:
     """Save a state dict, or any object, and return the size of the file in bytes.
 

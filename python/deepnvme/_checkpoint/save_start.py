@@ -67,20 +67,20 @@ class SaveStarter:
         from deepnvme._checkpoint.distributed import save as shared  # noqa: PLC0415
 
         with self._group.leave_on_error():
-            serialized, path = shared.agree_on_state(
+            serialised, path = shared.agree_on_state(
                 self._group, self._history, step, state, self._suffix, self._writers, ready
             )
             with self._release_on_error(path):
-                if serialized is None:
+                if serialised is None:
                     from deepnvme._checkpoint.distributed import sharded  # noqa: PLC0415
 
                     nbytes = local_nbytes(state)
                     return sharded.start(
                         self._group, path, state, lambda: self._staged_options(nbytes, is_copied)
                     ), path
-                nbytes = self._writers.local_nbytes(self._group, serialized.nbytes)
+                nbytes = self._writers.local_nbytes(self._group, serialised.nbytes)
                 return shared.start(
-                    self._group, path, serialized, self._writers, lambda: self._staged_options(nbytes, is_copied)
+                    self._group, path, serialised, self._writers, lambda: self._staged_options(nbytes, is_copied)
                 ), path
 
     @contextmanager

@@ -38,7 +38,7 @@ def _run(options: dict[str, Any]) -> int:
         raise ValueError(f"{folder} is not a folder; name an existing folder on the disk to show")
     tell = _silent if options["json"] else say
     began = time.monotonic()
-    progress = output.Progress(_STEPS)
+    progress = output.StepProgress(_STEPS)
     with tempfile.TemporaryDirectory(prefix=".deepnvme-demo-", dir=folder) as scratch:
         try:
             compared = _compare(Path(scratch), asked, tell, progress)
@@ -60,7 +60,7 @@ def _run(options: dict[str, Any]) -> int:
     return 0
 
 
-def _compare(scratch: Path, asked: int, tell: Callable[[str], None], progress: output.Progress) -> list[Comparison]:
+def _compare(scratch: Path, asked: int, tell: Callable[[str], None], progress: output.StepProgress) -> list[Comparison]:
     embedder = _open_embedder(tell)
     weights = embedder.weights() if embedder else {}
     size, reasons = choose_bytes(asked, scratch, 2 * checkpoints.ROUNDS)

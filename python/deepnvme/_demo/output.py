@@ -18,7 +18,7 @@ _FONT = 'font-family="sans-serif" font-size="13"'
 _ROW_PX, _LEFT_PX, _WIDTH_PX, _HEAD_PX = 56, 150, 640, 44
 
 
-class Progress:
+class StepProgress:
     """One line on stderr. Silent if stderr is not a terminal."""
 
     def __init__(self, steps: int) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine
     from deepnvme._offload.groups import ParameterGroup
     from deepnvme._swap.stats import SwapStats
-    from deepnvme._utils.terminal import Progress
+    from deepnvme._utils.terminal import ProgressArgument
 
 
 @public
@@ -264,7 +264,7 @@ class ParameterOffload:
         max_shard_bytes: str | int | None = None,
         durability: Literal["none", "data", "full"] = "full",
         checksums: bool = True,
-        progress: Progress = None,
+        progress: ProgressArgument = None,
     ) -> int:
         """Save the model's state in safetensors files and an index, one shard in memory at a time.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
 
-class Placeholder:
+class ParameterPlaceholder:
     """Stands for a parameter on disk.
 
     It has no memory, so that code that bypasses ``OnDiskParameter`` gets an error too. Where torch cannot make such a

@@ -11,7 +11,7 @@ from weakref import WeakSet
 import torch
 
 from deepnvme._modules.placeholder import ON_DISK_NAME, ON_DISK_STRIDE
-from deepnvme._offload.placeholders import Placeholder
+from deepnvme._offload.placeholders import ParameterPlaceholder
 from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Residence:
         self._versions: dict[ParameterGroup, int] = {}
         self._trace: list[str] = []
         self._order: list[str] = []
-        self._placeholders = {member: Placeholder(member) for group in groups for member in group.members}
+        self._placeholders = {member: ParameterPlaceholder(member) for group in groups for member in group.members}
         self._restored: set[ParameterGroup] = set()
         # Running calls and `gathered` blocks in each thread. Changed without calls: Ctrl-C cannot come in between.
         self.calls: dict[int, int] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deepnvme._checkpoint.save import DescribedTensor, SaveOptions, describe_tensors, is_safetensors, plan_safetensors
 from deepnvme._checkpoint.shards import save_shards
 from deepnvme._utils.arguments import path_of
-from deepnvme._utils.terminal import Progress, progress_callback
+from deepnvme._utils.terminal import ProgressArgument, progress_callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,7 +30,9 @@ class ShardSaver:
     def __init__(self, state: Mapping[str, torch.Tensor], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._state, self._copy = state, copy
 
-    def save(self, path: str | os.PathLike[str], max_shard_bytes: int, options: SaveOptions, progress: Progress) -> int:
+    def save(
+        self, path: str | os.PathLike[str], max_shard_bytes: int, options: SaveOptions, progress: ProgressArgument
+    ) -> int:
         """Write all files. Return their total bytes."""
         if not is_safetensors(path):
             msg = f"{os.fspath(path)}: what is saved in pieces becomes safetensors files; end the name in .safetensors"

@@ -30,7 +30,7 @@ class SequenceMemory:
 
     @property
     def nbytes(self) -> int:
-        """Both together."""
+        """The sum of both."""
         return self.cache_bytes + self.activation_bytes
 
 

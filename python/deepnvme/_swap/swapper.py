@@ -37,7 +37,7 @@ _OPEN: weakref.WeakSet[Swapper] = weakref.WeakSet()
 class Swapper:
     """Store tensors by key on disk, and pass them through bounded memory while they are used.
 
-    A borrowed tensor is a view of a page-locked slot, without a copy. Changes are written back in the background while
+    A borrowed tensor is a view of a pinned slot, without a copy. Changes are written back in the background while
     the next tensors are read. At most ``memory`` bytes are used, whatever the number of tensors. When memory is full,
     callers block until space is freed. All methods are thread-safe.
 
@@ -104,7 +104,7 @@ class Swapper:
 
     @property
     def pinning_error(self) -> str | None:
-        """Why the memory is not page-locked, with a remedy; ``None`` if it is.
+        """Why the memory is not pinned, with a remedy; ``None`` if it is.
 
         The swapper works with unlocked memory too. The usual reason is ``RLIMIT_MEMLOCK``.
         """

@@ -25,7 +25,7 @@ _LONGEST_STORAGE_BYTES = (1 << 63) - 1
 
 @public
 def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a CPU tensor in page-aligned memory, page-locked up to the limit ``RLIMIT_MEMLOCK``.
+    """Return a CPU tensor in page-aligned memory, pinned up to the limit ``RLIMIT_MEMLOCK``.
 
     Transfers to and from this memory need no copy, whatever the device's alignment. The memory is freed with the
     tensor and its views. It is zeroed. CUDA is not needed.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 # The argument `progress`: default, yes, no, or a function of bytes done and bytes in total.
-Progress: TypeAlias = bool | Callable[[int, int], object] | None
+ProgressArgument: TypeAlias = bool | Callable[[int, int], object] | None
 
 # Shorter work shows no bar.
 _QUIET_S = 1.0
@@ -80,7 +80,7 @@ class _Bar:
         show(f"\r{self._text} [{bar}] {done / 1e9:.1f}/{total / 1e9:.1f} GB, {rate:.1f} GB/s{end}")
 
 
-def progress_callback(progress: Progress, verb: str, name: object) -> Callable[[int, int], object] | None:
+def progress_callback(progress: ProgressArgument, verb: str, name: object) -> Callable[[int, int], object] | None:
     """Return the function that reports progress: the caller's, a bar, or ``None``."""
     if callable(progress):
         return progress

@@ -54,7 +54,7 @@ class WriterCheckpointEngine(DeepnvmeCheckpointEngine):
 class DecoupledCheckpointEngine(WriterCheckpointEngine):
     """Replaces DeepSpeed's `DecoupledCheckpointEngine`: files are written while the next batch is computed.
 
-    A save returns once the tensors are copied to page-locked memory. DeepSpeed commits before the next optimizer step:
+    A save returns once the tensors are copied to pinned memory. DeepSpeed commits before the next optimizer step:
     it waits for the files, raises their errors, and names the checkpoint in `latest`.
     """
 

@@ -92,8 +92,7 @@ def new(num_elem: int, example: torch.Tensor, register: Register) -> torch.Tenso
     example = _arguments.tensor(example, "example tensor")
     if example.device.type != "cuda":
         msg = (
-            f"the example tensor is on {example.device}, not on a GPU; "
-            "for page-locked CPU tensors use new_cpu_locked_tensor"
+            f"the example tensor is on {example.device}, not on a GPU; for pinned CPU tensors use new_cpu_locked_tensor"
         )
         raise ValueError(msg)
     tensor = allocate(count, example)
@@ -131,7 +130,7 @@ def _on_gpu(value: object) -> torch.Tensor:
     if tensor.device.type != "cuda":
         msg = (
             f"tensor is on {tensor.device}, not on a GPU; "
-            "for page-locked CPU tensors use new_cpu_locked_tensor and free_cpu_locked_tensor"
+            "for pinned CPU tensors use new_cpu_locked_tensor and free_cpu_locked_tensor"
         )
         raise ValueError(msg)
     return tensor

@@ -52,10 +52,10 @@ class EngineSettings(NamedTuple):
 
 
 class EnginePool:
-    """The idle engines. Methods may be called from any thread, and from finalizers at any time."""
+    """The idle engines. Methods may be called from any thread, and from finalisers at any time."""
 
     def __init__(self) -> None:
-        # Re-entrant: a finalizer may release an engine while this thread is inside `acquire`.
+        # Re-entrant: a finaliser may release an engine while this thread is inside `acquire`.
         self._lock = threading.RLock()
         self._idle: dict[EngineSettings, Engine] = {}
 

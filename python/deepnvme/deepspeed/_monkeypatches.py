@@ -78,7 +78,7 @@ def _load_method(op_name: str) -> Any:
 
 
 def _is_compatible_method(op_name: str) -> Any:
-    # Evaluated at each call: the answer for `gds` initializes the GPU driver, which a process that forks must not do.
+    # Evaluated at each call: the answer for `gds` initialises the GPU driver, which a process that forks must not do.
     def is_compatible(_self: object, verbose: bool = False) -> bool:
         return _BY_OP_NAME[op_name]().is_compatible(verbose)
 

@@ -1,4 +1,4 @@
-"""Page-locked CPU tensors that own their memory, and a record of their addresses.
+"""Pinned CPU tensors that own their memory, and a record of their addresses.
 
 A locked tensor is freed with the last tensor that shares its storage, so it can neither leak nor dangle. All handles of
 a process share one record, since each may free or recognise the tensors of others.
@@ -67,7 +67,7 @@ regions = PinnedRegions()
 
 
 def new(num_elem: int, example: torch.Tensor) -> torch.Tensor:
-    """Allocate a 1-D, page-aligned, page-locked CPU tensor of `num_elem` elements with the dtype of `example`."""
+    """Allocate a 1-D, page-aligned, pinned CPU tensor of `num_elem` elements with the dtype of `example`."""
     count = _arguments.natural(num_elem, "num_elem")
     dtype = _arguments.tensor(example, "example tensor").dtype
     if count == 0:
@@ -95,7 +95,7 @@ def free_at(address: int) -> bool:
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is in page-locked memory: that of a locked tensor, views included, or torch's own."""
+    """Whether a tensor is in pinned memory: that of a locked tensor, views included, or torch's own."""
     buffer = _arguments.tensor(tensor, "buffer")
     if buffer.device.type != "cpu" or buffer.numel() == 0:
         return False

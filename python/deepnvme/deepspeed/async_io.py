@@ -210,7 +210,7 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         return 0
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
-        """Return a new 1-D page-locked CPU tensor with the dtype of the example (the keyword is DeepSpeed's)."""
+        """Return a new 1-D pinned CPU tensor with the dtype of the example (the keyword is DeepSpeed's)."""
         return _pinned_tensors.new(num_elem, example_tenosr)
 
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
@@ -218,7 +218,7 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         return _pinned_tensors.free(tensor)
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
-        """Whether `buffer` is in page-locked memory: that of a locked tensor, views included, or torch's own."""
+        """Whether `buffer` is in pinned memory: that of a locked tensor, views included, or torch's own."""
         return _pinned_tensors.is_pinned(buffer)
 
     def wait(self) -> int:

@@ -1,4 +1,4 @@
-"""The op `pin_memory`: page-locked CPU tensors without CUDA."""
+"""The op `pin_memory`: pinned CPU tensors without CUDA."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import _pinned_tensors
 
 
 class pin_handle:  # noqa: N801 - the name is DeepSpeed's
-    """Allocates, frees and recognises page-locked CPU tensors. All handles of a process share one record of them.
+    """Allocates, frees and recognises pinned CPU tensors. All handles of a process share one record of them.
 
     The methods take `num_elem`, a number of elements; `example_tensor`, a tensor of the wanted dtype; `locked_tensor`,
     a result of `new_cpu_locked_tensor`; `address`, its `data_ptr()`; and `buffer`, any tensor.
@@ -24,7 +24,7 @@ class pin_handle:  # noqa: N801 - the name is DeepSpeed's
     __slots__ = ("__weakref__",)
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tensor: torch.Tensor) -> torch.Tensor:
-        """Return a new 1-D page-locked CPU tensor with the dtype of the example."""
+        """Return a new 1-D pinned CPU tensor with the dtype of the example."""
         return _pinned_tensors.new(num_elem, example_tensor)
 
     def free_cpu_locked_tensor(self, locked_tensor: torch.Tensor) -> bool:
@@ -39,5 +39,5 @@ class pin_handle:  # noqa: N801 - the name is DeepSpeed's
         return _pinned_tensors.free_at(address)
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
-        """Whether `buffer` is in page-locked memory: that of a locked tensor, views included, or torch's own."""
+        """Whether `buffer` is in pinned memory: that of a locked tensor, views included, or torch's own."""
         return _pinned_tensors.is_pinned(buffer)

@@ -21,7 +21,7 @@ class BackgroundFileSaver:
 
     Args:
         options: how to write the files.
-        memory: bytes of page-locked memory. Default: the size of the largest state, at most a quarter of the available
+        memory: bytes of pinned memory. Default: the size of the largest state, at most a quarter of the available
             memory.
     """
 

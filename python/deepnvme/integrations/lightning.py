@@ -67,7 +67,7 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
         engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
         async_: save in the background. Default False.
-        memory: bytes of page-locked memory for that, as for ``deepnvme.Checkpointer``.
+        memory: bytes of pinned memory for that, as for ``deepnvme.Checkpointer``.
     """
 
     def __init__(

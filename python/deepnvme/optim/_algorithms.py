@@ -113,7 +113,7 @@ class SGD(KernelOptimizer, torch.optim.SGD):
     def _moments(self, group: ParamGroup) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
-    def _initialize_count(self, state: dict[str, Any]) -> None:
+    def _initialise_count(self, state: dict[str, Any]) -> None:
         """Do nothing: torch's SGD counts no steps, and has no state without momentum."""
 
     def _next_count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:

@@ -135,8 +135,8 @@ class OptimizerBase(torch.optim.Optimizer):
         """Return the initial value of a moment."""
         return 0.0
 
-    def _initialize_count(self, state: dict[str, Any]) -> None:
-        """Initialize the state of a new parameter, except moments."""
+    def _initialise_count(self, state: dict[str, Any]) -> None:
+        """Initialise the state of a new parameter, except moments."""
         state["step"] = torch.tensor(0.0)
 
     def _next_count(self, param: torch.nn.Parameter, state: dict[str, Any]) -> int:  # noqa: ARG002
@@ -204,7 +204,7 @@ class OptimizerBase(torch.optim.Optimizer):
                 state = self.state.get(param, {})
                 kinds = tuple(kind for kind in self.kinds(param, group) if state.get(kind.name) is not None)
                 if kinds:
-                    self._store.initialize(param, state, kinds)
+                    self._store.initialise(param, state, kinds)
 
     def check_settings(self, group: ParamGroup) -> None:
         """Raise the error that a step with these settings would raise."""

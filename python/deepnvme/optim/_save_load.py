@@ -134,7 +134,7 @@ class _Loader:
                     state = optimizer.state[param]
                     if step is not None:
                         state["step"] = torch.tensor(step)
-                    store.initialize(param, state, self._kinds[param])
+                    store.initialise(param, state, self._kinds[param])
             store.layout.close_group()
 
     def forget(self) -> None:

@@ -67,8 +67,8 @@ class StateStore(Protocol):
     def has_kind(self, param: torch.nn.Parameter, name: str) -> bool:
         """Whether it holds that kind of state of a parameter."""
 
-    def initialize(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
-        """Take the state of these kinds from ``state``, or initialize it."""
+    def initialise(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
+        """Take the state of these kinds from ``state``, or initialise it."""
 
     def discard(self, param: torch.nn.Parameter) -> None:
         """Drop the state of a parameter."""
@@ -108,8 +108,8 @@ class MemoryStore:
     def discard(self, param: torch.nn.Parameter) -> None:
         """Do nothing: the optimizer holds the state."""
 
-    def initialize(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
-        """Initialize missing state, and convert existing state to its format."""
+    def initialise(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
+        """Initialise missing state, and convert existing state to its format."""
         for kind in kinds:
             given = state.get(kind.name)
             if given is not None:

@@ -179,14 +179,14 @@ class SteppingOptimizer(OptimizerBase):
     ) -> tuple[ParameterSlice, int]:
         state = self.state[param]
         if not state and not self._store.has(param):
-            self._initialize_count(state)
+            self._initialise_count(state)
         if param not in progress.counted:
             progress.counted[param] = self._next_count(param, state)
         count = progress.counted[param]
         if self.counts_steps:
             state["step"].fill_(count)
         kinds = self.kinds(param, group)
-        self._store.initialize(param, state, kinds)
+        self._store.initialise(param, state, kinds)
         return ParameterSlice(param, 0, param.numel(), kinds), count
 
     def _change(

@@ -82,8 +82,8 @@ class SwapStore:
         """Whether there is that kind of state of a parameter."""
         return self.has(param) and any(kind.name == name for kind in self.layout.kinds(param) or ())
 
-    def initialize(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
-        """Take over the given state, and initialize the rest. Master weights are copied from the parameter."""
+    def initialise(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
+        """Take over the given state, and initialise the rest. Master weights are copied from the parameter."""
         # Ctrl-C may come between any two calls, so state is removed only once it is stored elsewhere.
         is_new = param in self._moving or self.layout.kinds(param) != kinds
         taken = {kind.name: state[kind.name] for kind in kinds if state.get(kind.name) is not None}

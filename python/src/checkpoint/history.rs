@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use deepnvme_checkpoint::history::{self, Entry, History, Manifest, Settled};
+use deepnvme_checkpoint::history::{self, History, Manifest, ManifestEntry, Settled};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -132,7 +132,7 @@ impl PyHistory {
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
 pub(crate) fn _checkpoint_paths(py: Python<'_>, folder: PathBuf, text: &str) -> PyResult<Vec<PathBuf>> {
     let manifest = Manifest::parse(text.as_bytes()).map_err(PyValueError::new_err)?;
-    let path = |entry: &Entry| history::find_file(&folder, &entry.file, entry);
+    let path = |entry: &ManifestEntry| history::find_file(&folder, &entry.file, entry);
     Ok(py.detach(|| manifest.checkpoints.iter().map(path).collect()))
 }
 
@@ -172,7 +172,7 @@ impl NewFolder {
     }
 }
 
-fn parse_entry(entry: &str) -> PyResult<Entry> {
+fn parse_entry(entry: &str) -> PyResult<ManifestEntry> {
     // Parse a whole manifest: it refuses names that no checkpoint can have.
     let text = format!("{{\"version\": 2, \"checkpoints\": [{entry}]}}");
     let manifest = Manifest::parse(text.as_bytes()).map_err(PyValueError::new_err)?;

@@ -69,7 +69,7 @@ pub(crate) struct CheckpointReader {
 }
 
 impl CheckpointReader {
-    /// Return the format's reader.
+    /// Returns the format's reader.
     pub(crate) fn reader(&self) -> &Reader {
         &self.reader
     }
@@ -472,7 +472,7 @@ impl Drop for Loading {
     }
 }
 
-/// Report completed and total bytes to a callback.
+/// Reports completed and total bytes to a callback.
 pub(super) fn progress_callback<'a>(
     callback: Option<&'a Bound<'_, PyAny>>,
     progress: &'a Progress,

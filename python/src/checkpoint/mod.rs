@@ -29,12 +29,12 @@ pub(crate) use reflink_target::PyReflinkTarget;
 pub(crate) use save::{_crc64, _crc64_of_all, Saving};
 pub(crate) use shard::{_shard_ranges, SaveShard};
 
-/// Convert a format error to the exception that Python code expects.
+/// Converts a format error to the exception that Python code expects.
 pub(crate) fn format_error(py: Python<'_>, path: &std::path::Path, source: deepnvme_format::Error) -> PyErr {
     raise(py, &Error::Format { path: path.to_path_buf(), source })
 }
 
-/// Convert a failed save or load to the exception that Python code expects.
+/// Converts the error of a save or load to the exception that Python code expects.
 fn raise(py: Python<'_>, failure: &Error) -> PyErr {
     let class = match failure {
         Error::Io(failure) => return error::raise(py, failure),

@@ -66,12 +66,12 @@ impl NewFile {
 }
 
 impl NewFile {
-    /// Wrap a file that is written and synced.
+    /// Wraps a file that is written and synced.
     pub(super) fn of(replacement: Replacement) -> Self {
         Self { temporary: replacement.temporary().path(), inner: UntilTaken::new(replacement) }
     }
 
-    /// Take the file; `None` if it was committed or discarded.
+    /// Takes the file; `None` if it was committed or discarded.
     pub(super) fn take(&self, py: Python<'_>) -> Option<Replacement> {
         self.inner.take(py)
     }

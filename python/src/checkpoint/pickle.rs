@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use deepnvme_format::pickle::{PICKLE_BYTES_MAX, PickleWriter, TensorView};
-use deepnvme_format::state::{NAME_BYTES_MAX, State};
+use deepnvme_format::state::{NAME_BYTES_MAX, PickledState};
 use deepnvme_format::{DIMS_MAX, Dtype, Signs};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -50,7 +50,7 @@ pub(crate) fn _pickle_plain<'py>(py: Python<'py>, state: &Bound<'py, PyAny>) -> 
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
 pub(crate) fn _check_pickle(py: Python<'_>, pickle: PyBackedBytes) -> PyResult<()> {
-    let checked = py.detach(|| deepnvme_format::pickle::parse(&pickle).and_then(|graph| State::of(&graph)));
+    let checked = py.detach(|| deepnvme_format::pickle::parse(&pickle).and_then(|graph| PickledState::of(&graph)));
     let refused = |failure: deepnvme_format::Error| {
         let text = format!("the state cannot be saved so that it could be loaded: {failure}");
         error::plain(py, "InvalidArgumentError", text)
@@ -200,7 +200,7 @@ impl<'py> Pickler<'_, 'py> {
         Ok(is_saved)
     }
 
-    /// Pickle an element of a list or a tuple.
+    /// Pickles an element of a list or a tuple.
     fn element(&mut self, element: &Bound<'py, PyAny>, depth: usize) -> IsPickled {
         self.name_bytes += SHORT_NAME_BYTES;
         let is_saved = self.save(element, depth + 1)?;

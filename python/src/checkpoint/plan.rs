@@ -30,7 +30,7 @@ const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Save options, as the package's own code passes them.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct Options<'py> {
+pub(crate) struct SaveArguments<'py> {
     engine: Option<Bound<'py, PyEngine>>,
     durability: String,
     checksums: bool,
@@ -46,7 +46,7 @@ pub(crate) fn _plan_archive(
     before: Vec<(String, Bound<'_, PyAny>)>,
     storages: Vec<Bound<'_, PyAny>>,
     after: Vec<(String, Bound<'_, PyAny>)>,
-    options: Options<'_>,
+    options: SaveArguments<'_>,
 ) -> PyResult<SavePlan> {
     let _gc_pause = memory::GcPause::new(py);
     let engine = default::or_default(py, options.engine.as_ref())?;
@@ -72,7 +72,7 @@ pub(crate) fn _plan_safetensors(
     path: &Bound<'_, PyAny>,
     tensors: Vec<TensorArgument<'_>>,
     metadata: Vec<(String, String)>,
-    options: Options<'_>,
+    options: SaveArguments<'_>,
 ) -> PyResult<SavePlan> {
     let _gc_pause = memory::GcPause::new(py);
     let engine = default::or_default(py, options.engine.as_ref())?;
@@ -92,7 +92,7 @@ pub(crate) fn _plan_safetensors(
     })
 }
 
-/// Name the refused tensor in the error.
+/// Names the refused tensor in the error.
 fn named_tensor(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
     if error.is_instance_of::<PyTypeError>(py) {
         return PyTypeError::new_err(format!("{name:?}: {}", error.value(py)));
@@ -116,7 +116,7 @@ impl SavePlan {
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         engine: &Arc<Engine>,
-        options: Options<'_>,
+        options: SaveArguments<'_>,
         plan: impl FnOnce(&Target, SaveOptions) -> deepnvme_checkpoint::Result<Save>,
     ) -> PyResult<Self> {
         detached_requests::reap(py);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use deepnvme_checkpoint::write::{Save, Saved};
-use deepnvme_checkpoint::{Error, FileRange, Progress, Result};
+use deepnvme_checkpoint::{Error, NamedRange, Progress, Result};
 use deepnvme_file::{Replacement, Target};
 use deepnvme_io::Engine;
 use deepnvme_mem::sync::ignore_poison;
@@ -29,7 +29,7 @@ pub(super) enum Destination {
     Into(PathBuf, PathBuf),
 }
 
-/// Start writing a whole file.
+/// Starts writing a whole file.
 pub(super) fn start(py: Python<'_>, save: Save, engine: Arc<Engine>, destination: Destination) -> PyResult<Saving> {
     let progress = Arc::new(Progress::default());
     let state =
@@ -160,20 +160,20 @@ impl Saving {
 /// Compute the CRC-64/NVME of a byte range of a file.
 #[pyfunction]
 pub(crate) fn _crc64(py: Python<'_>, path: &Bound<'_, PyAny>, offset: u64, nbytes: u64) -> PyResult<u64> {
-    crc64(py, &[FileRange { path: crate::path::file_name(path)?, offset, bytes: nbytes }])
+    crc64(py, &[NamedRange { path: crate::path::file_name(path)?, offset, bytes: nbytes }])
 }
 
 /// Compute the CRC-64/NVME of concatenated byte ranges: path, offset and bytes of each.
 #[pyfunction]
 pub(crate) fn _crc64_of_all(py: Python<'_>, ranges: Vec<(PathBuf, u64, u64)>) -> PyResult<u64> {
-    let range = |(path, offset, bytes)| FileRange { path, offset, bytes };
+    let range = |(path, offset, bytes)| NamedRange { path, offset, bytes };
     crc64(py, &ranges.into_iter().map(range).collect::<Vec<_>>())
 }
 
-fn crc64(py: Python<'_>, ranges: &[FileRange]) -> PyResult<u64> {
+fn crc64(py: Python<'_>, ranges: &[NamedRange]) -> PyResult<u64> {
     let sum = py.detach(|| deepnvme_checkpoint::crc64_of(ranges));
     error::check(py, sum)?.ok_or_else(|| {
-        let place = |FileRange { path, offset, bytes }: &FileRange| {
+        let place = |NamedRange { path, offset, bytes }: &NamedRange| {
             let end = offset.saturating_add(*bytes);
             format!("{}: {bytes} bytes are expected before byte {end}", deepnvme_io::display::path(path))
         };

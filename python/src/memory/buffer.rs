@@ -51,7 +51,7 @@ unsafe extern "C" {
     fn PyBuffer_Release(view: *mut RawBuffer);
 }
 
-/// Describe the memory of a memory view. The memory stays exported, and in place, while the view is alive.
+/// Describes the memory of a memory view. The memory stays exported, and in place, while the view is alive.
 pub(crate) fn exported(view: &Bound<'_, PyMemoryView>) -> PyResult<Exported> {
     // SAFETY: an all-zero struct of pointers and integers is valid, and CPython starts from one.
     let mut raw: RawBuffer = unsafe { std::mem::zeroed() };
@@ -84,7 +84,7 @@ pub(crate) fn exported(view: &Bound<'_, PyMemoryView>) -> PyResult<Exported> {
     Ok(exported)
 }
 
-/// Return whether the strides are those of a contiguous array of this shape.
+/// Returns whether the strides are those of a contiguous array of this shape.
 pub(crate) fn is_row_major(shape: &[usize], stride_bytes: &[isize], item_bytes: usize) -> bool {
     let mut expected = item_bytes;
     for (count, stride) in shape.iter().zip(stride_bytes).rev() {
@@ -113,7 +113,7 @@ struct RawArray {
     descr: *mut ffi::PyObject,
 }
 
-/// Read an `__array_struct__` capsule. Its flags are ignored: numpy clears them all for structured types.
+/// Reads an `__array_struct__` capsule. Its flags are ignored: numpy clears them all for structured types.
 pub(crate) fn array_struct(capsule: &Bound<'_, PyCapsule>, readonly: bool) -> PyResult<Exported> {
     let raw = capsule.pointer_checked(None)?.cast::<RawArray>();
     // SAFETY: by numpy's protocol, an unnamed capsule from `__array_struct__` holds this struct.
@@ -143,12 +143,12 @@ pub(crate) fn array_struct(capsule: &Bound<'_, PyCapsule>, readonly: bool) -> Py
     })
 }
 
-/// Return whether an object supports the buffer protocol.
+/// Returns whether an object supports the buffer protocol.
 pub(crate) fn is_buffer(object: &Bound<'_, PyAny>) -> bool {
     object.is_instance_of::<PyBytes>() || PyMemoryView::from(object).is_ok()
 }
 
-/// Call `use_it` with the bytes of a contiguous buffer.
+/// Calls `use_it` with the bytes of a contiguous buffer.
 pub(crate) fn with_bytes<T>(object: &Bound<'_, PyAny>, use_it: impl FnOnce(&[u8]) -> PyResult<T>) -> PyResult<T> {
     if let Ok(bytes) = object.cast::<PyBytes>() {
         return use_it(bytes.as_bytes());
@@ -167,7 +167,7 @@ pub(crate) fn with_bytes<T>(object: &Bound<'_, PyAny>, use_it: impl FnOnce(&[u8]
     use_it(unsafe { std::slice::from_raw_parts(start, memory.bytes) })
 }
 
-/// Create a `bytes` object and return its memory, to be filled before any other reference exists. Clearing it first
+/// Creates a `bytes` object and returns its memory, to be filled before any other reference exists. Clearing it first
 /// would take as long as reading it from a fast disk.
 pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, RegionMut)> {
     let length = ffi::Py_ssize_t::try_from(len)?;

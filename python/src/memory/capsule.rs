@@ -10,7 +10,7 @@ use pyo3::types::PyCapsule;
 
 use super::layout::refusal;
 
-/// Return the type's C functions for describing tensors without calling Python, if it exports them.
+/// Returns the type's C functions for describing tensors without calling Python, if it exports them.
 pub(crate) fn exchange_api(class: &Bound<'_, PyAny>) -> Option<&'static ExchangeApi> {
     let capsule = class.getattr("__dlpack_c_exchange_api__").ok()?.cast_into::<PyCapsule>().ok()?;
     let pointer = capsule.pointer_checked(Some(ExchangeApi::CAPSULE_NAME)).ok()?;
@@ -18,7 +18,7 @@ pub(crate) fn exchange_api(class: &Bound<'_, PyAny>) -> Option<&'static Exchange
     unsafe { ExchangeApi::from_capsule(pointer) }
 }
 
-/// Address, size, element type and shape of a plain tensor.
+/// The address, size, element type and shape of a plain tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PlainTensor {
     pub(crate) address: usize,
@@ -27,7 +27,7 @@ pub(crate) struct PlainTensor {
     pub(crate) shape: Vec<u64>,
 }
 
-/// Describe a plain tensor: contiguous, real and in host memory. `None` for all others, which must be examined in
+/// Describes a plain tensor: contiguous, real and in host memory. `None` for all others, which must be examined in
 /// Python. The object must be of the type that exported the functions.
 pub(crate) fn try_describe(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Option<PlainTensor> {
     let pointer = ptr::NonNull::new(object.as_ptr().cast::<c_void>())?;
@@ -63,12 +63,12 @@ pub(crate) fn try_describe(api: &ExchangeApi, object: &Bound<'_, PyAny>) -> Opti
     (!data.is_null() || bytes == 0).then_some(PlainTensor { address, bytes, dtype, shape })
 }
 
-/// Return whether a capsule has this name, which states its type.
+/// Returns whether a capsule has this name, which states its type.
 pub(crate) fn has_name(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> bool {
     capsule.is_valid_checked(Some(name))
 }
 
-/// Take the DLPack tensor out of a capsule. Its deleter runs when the last region of it is dropped.
+/// Takes the DLPack tensor out of a capsule. Its deleter runs when the last region of it is dropped.
 pub(crate) fn take<M: Managed>(capsule: &Bound<'_, PyCapsule>) -> PyResult<Imported> {
     let managed = capsule.pointer_checked(Some(M::CAPSULE_NAME))?;
     // SAFETY: by DLPack's protocol, a capsule of this name holds a tensor that was not taken.
@@ -82,7 +82,7 @@ pub(crate) fn take<M: Managed>(capsule: &Bound<'_, PyCapsule>) -> PyResult<Impor
     Ok(imported)
 }
 
-/// Wrap our tensor in a capsule. The consumer takes the tensor; otherwise the capsule frees it.
+/// Wraps our tensor in a capsule. The consumer takes the tensor; otherwise the capsule frees it.
 pub(crate) fn capsule<M: Managed>(py: Python<'_>, tensor: dl::Exported<M>) -> PyResult<Bound<'_, PyCapsule>> {
     /// # Safety
     /// CPython calls it, with a capsule that `capsule` made.

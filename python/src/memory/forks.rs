@@ -26,7 +26,7 @@ unsafe extern "C" {
     fn PyGILState_Check() -> c_int;
 }
 
-/// Make forks wait from now on.
+/// Makes forks wait from now on.
 pub(crate) fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
@@ -35,7 +35,7 @@ pub(crate) fn watch() {
     });
 }
 
-/// Release an object on any thread.
+/// Releases an object on any thread.
 pub(super) fn release(object: Py<PyAny>) {
     // SAFETY: it only reads a variable of this thread.
     if unsafe { PyGILState_Check() } != 0 {

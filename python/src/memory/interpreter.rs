@@ -28,7 +28,7 @@ impl Drop for GcPause {
     }
 }
 
-/// Schedule a call on the interpreter's main thread. Any thread may call this, with or without the GIL, and it never
+/// Schedules a call on the interpreter's main thread. Any thread may call this, with or without the GIL, and it never
 /// blocks. Don't call it once the interpreter is gone.
 pub(crate) fn call_soon(function: extern "C" fn(*mut c_void) -> c_int) {
     // SAFETY: the function accepts the null pointer, and CPython allows this call on any thread. If too many calls are

@@ -44,7 +44,7 @@ pub(crate) const LEGACY_STREAM: StreamHandle = {
     unsafe { StreamHandle::from_raw(1) }
 };
 
-/// Return the handle of a `torch.cuda.Stream`.
+/// Returns the handle of a `torch.cuda.Stream`.
 pub(crate) fn stream(stream: &Bound<'_, PyAny>) -> PyResult<StreamHandle> {
     let handle = stream.getattr(intern!(stream.py(), "cuda_stream"))?.extract()?;
     // SAFETY: torch keeps its own streams until the process ends. The caller keeps external streams alive, as torch
@@ -52,7 +52,7 @@ pub(crate) fn stream(stream: &Bound<'_, PyAny>) -> PyResult<StreamHandle> {
     Ok(unsafe { StreamHandle::from_raw(handle) })
 }
 
-/// Convert a layout error to a `ValueError`.
+/// Converts a layout error to a `ValueError`.
 #[expect(clippy::needless_pass_by_value, reason = "so that `map_err` takes it by name")]
 pub(super) fn refusal(error: std::io::Error) -> PyErr {
     PyValueError::new_err(error.to_string())

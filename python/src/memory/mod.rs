@@ -29,7 +29,7 @@ pub(crate) use region::{ObjectMemory, storage_region};
 pub(crate) use resizable::{_is_held, KeepAlive};
 pub(crate) use tensor_slice::{AddressRange, Plain, TensorSlice, check_disjoint};
 
-/// Borrow the descriptor of this number, which the caller keeps open.
+/// Borrows the descriptor of this number, which the caller keeps open.
 pub(crate) fn borrow_descriptor(number: i32) -> BorrowedFd<'static> {
     assert!(number >= 0, "a file descriptor is not negative");
     // SAFETY: the kernel checks the number at each use and returns EBADF if it is not open. The engine duplicates it

@@ -19,13 +19,13 @@ pub(crate) enum ObjectMemory {
 }
 
 impl ObjectMemory {
-    /// Check a layout's strides.
+    /// Checks a layout's strides.
     pub(crate) fn checked(layout: Layout) -> PyResult<Self> {
         layout.strided.as_ref().map_or(Ok(()), Strided::check).map_err(refusal)?;
         Ok(Self::Layout(layout))
     }
 
-    /// Return the memory that a write reads.
+    /// Returns the memory that a write reads.
     pub(crate) fn into_source(self) -> PyResult<Region> {
         let layout = match self {
             Self::Imported(tensor, stream) => return Ok(tensor.into_region().map_err(refusal)?.after(stream)),
@@ -43,7 +43,7 @@ impl ObjectMemory {
         Ok(region.after(stream))
     }
 
-    /// Return the memory that a read fills.
+    /// Returns the memory that a read fills.
     pub(crate) fn into_target(self) -> PyResult<RegionMut> {
         let layout = match self {
             Self::Imported(tensor, stream) => {
@@ -67,7 +67,7 @@ impl ObjectMemory {
         Ok(target.after(stream))
     }
 
-    /// Return contiguous memory without keeping it alive.
+    /// Returns contiguous memory without keeping it alive.
     ///
     /// Code that uses the region may read addresses, but no bytes. It is only used for registrations, which the package
     /// drops before the tensor's storage dies.
@@ -82,7 +82,7 @@ impl ObjectMemory {
     }
 }
 
-/// Return the bytes of a storage, which `keep` keeps in place.
+/// Returns the bytes of a storage, which `keep` keeps in place.
 pub(crate) fn storage_region(location: Location, address: usize, bytes: usize, keep: KeepAlive) -> Region {
     let (start, owner) = (ptr::with_exposed_provenance_mut(address), Arc::new(keep));
     // SAFETY: torch stated the storage's address, and the owner is the storage, which keeps the bytes there.

@@ -57,12 +57,12 @@ struct HoldCount {
 }
 
 impl KeepAlive {
-    /// Keep an object whose memory cannot be taken from its users.
+    /// Keeps an object whose memory cannot be taken from its users.
     pub(crate) fn object(object: Py<PyAny>) -> Self {
         Self { hold: None, object: ManuallyDrop::new(object) }
     }
 
-    /// Keep a torch storage, and its size.
+    /// Keeps a torch storage, and its size.
     pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Self> {
         Ok(Self { hold: Some(StorageHold::new(storage)?), object: ManuallyDrop::new(storage.clone().unbind()) })
     }
@@ -115,7 +115,7 @@ pub(crate) fn _is_held(storage: usize) -> bool {
     held().contains_key(&storage)
 }
 
-/// Return the hook that keeps torch from moving held storages, installed with the first hold; `None` without torch.
+/// Returns the hook that keeps torch from moving held storages, installed with the first hold; `None` without torch.
 fn moving_hook(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
     static MOVING_HOOK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     if let Some(made) = MOVING_HOOK.get(py) {
@@ -147,7 +147,7 @@ fn flag_offset(py: Python<'_>) -> PyResult<Option<usize>> {
     Ok(*FLAG_OFFSET.get_or_init(|| flag_offset))
 }
 
-/// Compare storages that torch resizes with one that it does not.
+/// Compares storages that torch resizes with one that it does not.
 fn find_flag_offset(py: Python<'_>) -> PyResult<Option<usize>> {
     let Some(torch) = imported::module(py, "torch")? else { return Ok(None) };
     let is_resizable =
@@ -185,7 +185,7 @@ fn find_flag_offset(py: Python<'_>) -> PyResult<Option<usize>> {
     Ok(None)
 }
 
-/// Return the flag of a live storage. It is atomic because other threads may read it without the GIL.
+/// Returns the flag of a live storage. It is atomic because other threads may read it without the GIL.
 fn resizable_flag(storage: usize, flag_offset: usize) -> &'static AtomicU8 {
     assert!(flag_offset < SEARCHED_BYTES, "the flag lies within what was searched");
     let byte = std::ptr::with_exposed_provenance_mut::<u8>(storage + flag_offset);
@@ -194,7 +194,7 @@ fn resizable_flag(storage: usize, flag_offset: usize) -> &'static AtomicU8 {
     unsafe { AtomicU8::from_ptr(byte) }
 }
 
-/// Return the held storages of this process. Engines release memory on threads without the GIL, so a fork may find the
+/// Returns the held storages of this process. Engines release memory on threads without the GIL, so a fork may find the
 /// parent's table locked. The child creates a new table and leaks the old one.
 fn held() -> MutexGuard<'static, HashMap<usize, HoldCount>> {
     static HELD: AtomicPtr<HeldStorages> = AtomicPtr::new(std::ptr::null_mut());

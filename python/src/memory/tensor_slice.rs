@@ -34,14 +34,14 @@ pub(crate) struct AddressRange {
 }
 
 impl AddressRange {
-    /// Describe memory that will be written to.
+    /// Describes memory that will be written to.
     pub(crate) fn written(start: usize, bytes: usize) -> Self {
         Self { start, end: start + bytes, is_written: true }
     }
 }
 
 impl<T: Plain> TensorSlice<T> {
-    /// Borrow the elements of a contiguous host tensor. Its bytes are read as `T`, whatever its dtype.
+    /// Borrows the elements of a contiguous host tensor. Its bytes are read as `T`, whatever its dtype.
     pub(crate) fn new(memory: ObjectMemory, access: MemoryAccess) -> PyResult<Self> {
         let ObjectMemory::Layout(Layout { location, address, bytes, strided, keep }) = memory else {
             return Err(PyTypeError::new_err("this tensor is another library's; pass a torch tensor or a numpy array"));
@@ -66,7 +66,7 @@ impl<T: Plain> TensorSlice<T> {
         AddressRange { start: self.address, end, is_written: self.access == MemoryAccess::Write }
     }
 
-    /// Return the elements. Call [`check_disjoint`] first, with all slices of the same work.
+    /// Returns the elements. Call [`check_disjoint`] first, with all slices of the same work.
     pub(crate) fn as_slice(&self) -> &[T] {
         if self.len == 0 {
             return &[];
@@ -77,7 +77,7 @@ impl<T: Plain> TensorSlice<T> {
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), self.len) }
     }
 
-    /// Return the elements for writing. As [`TensorSlice::as_slice`]; the slice must be created with
+    /// Returns the elements for writing. As [`TensorSlice::as_slice`]; the slice must be created with
     /// [`MemoryAccess::Write`].
     pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
         assert!(self.access == MemoryAccess::Write, "this slice is for reading");
@@ -91,7 +91,7 @@ impl<T: Plain> TensorSlice<T> {
     }
 }
 
-/// Refuse arguments that overlap memory which another argument changes.
+/// Refuses arguments that overlap memory which another argument changes.
 pub(crate) fn check_disjoint(mut address_ranges: Vec<AddressRange>) -> PyResult<()> {
     address_ranges.retain(|address_range| address_range.start < address_range.end);
     address_ranges.sort_unstable_by_key(|address_range| address_range.start);

@@ -14,7 +14,7 @@ macro_rules! read {
     }};
 }
 
-/// Return the algorithm of this name. Missing settings default to torch's.
+/// Returns the algorithm of this name. Missing settings default to torch's.
 pub(super) fn algorithm(name: &str, settings: &Bound<'_, PyDict>) -> PyResult<Algorithm> {
     let mut reader = SettingsReader { settings, names_read: Vec::new() };
     let algorithm = match name {

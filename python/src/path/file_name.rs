@@ -9,7 +9,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-/// Return the file name of a `str`, `bytes` or `os.PathLike`.
+/// Returns the file name of a `str`, `bytes` or `os.PathLike`.
 pub(crate) fn file_name(argument: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
     let py = argument.py();
     let class = argument.get_type();

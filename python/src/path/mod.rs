@@ -29,7 +29,7 @@ pub(crate) enum PathArgument {
 }
 
 impl PathArgument {
-    /// Parse a path argument.
+    /// Parses a path argument.
     pub(crate) fn new(argument: &Bound<'_, PyAny>) -> PyResult<Self> {
         if argument.is_instance_of::<PyInt>() && !argument.is_instance_of::<PyBool>() {
             return descriptor(argument);
@@ -40,7 +40,7 @@ impl PathArgument {
         file_name(argument).map(Self::Path)
     }
 
-    /// Return the named file. `refusal` says why a descriptor, by its number, is none.
+    /// Returns the named file. `refusal` says why a descriptor, by its number, is none.
     pub(crate) fn named(self, refusal: impl FnOnce(i32) -> String) -> PyResult<Target> {
         match self {
             Self::Path(path) => Ok(Target::Path(path)),
@@ -49,7 +49,7 @@ impl PathArgument {
         }
     }
 
-    /// Open the file; a write creates a missing one. A descriptor is duplicated and stays the caller's.
+    /// Opens the file; a write creates a missing one. A descriptor is duplicated and stays the caller's.
     pub(crate) fn open(self, access: Access, direct: DirectMode) -> deepnvme_io::Result<Arc<TensorFile>> {
         let options = OpenOptions { access, create: access != Access::Read, direct };
         match self {

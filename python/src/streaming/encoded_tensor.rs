@@ -46,7 +46,7 @@ pub(crate) fn _packed_tensors(
     Ok(packed.into_iter().map(tuple).collect())
 }
 
-/// Return the type of this torch name.
+/// Returns the type of this torch name.
 pub(crate) fn float(name: &str) -> PyResult<Float> {
     match name {
         "bfloat16" => Ok(Float::Bf16),

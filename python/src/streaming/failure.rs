@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::error;
 
-/// Convert an error to its Python exception.
+/// Converts an error to its Python exception.
 pub(super) fn raise(py: Python<'_>, failure: &Error) -> PyErr {
     match failure {
         Error::Io(failure) => error::raise(py, failure),

@@ -258,7 +258,7 @@ pub(crate) fn _row_page_bytes(piece_bytes: usize) -> usize {
     Reserved::page_bytes_for(piece_bytes)
 }
 
-/// Return the conversions that load an encoded range into a slot.
+/// Returns the conversions that load an encoded range into a slot.
 fn conversions_of(py: Python<'_>, (argument, at, to): ConversionArgument<'_>) -> PyResult<Vec<Conversion>> {
     let EncodedRange { tensor, start, bytes } = encoded_range(py, argument)?;
     tensor.conversions(start..start + bytes, at, float(&to)?).map_err(|failure| raise(py, &failure))

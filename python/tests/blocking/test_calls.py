@@ -95,7 +95,7 @@ def test_a_call_that_waits_ends_in_time(
 
 
 def assert_left(row: str, folder: Path) -> None:
-    """What a process that has ended in the middle of a call leaves behind."""
+    """Check the files that a process leaves behind if it ends in the middle of a call."""
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {"output"}
     if row in engine.ROWS and CELLS[row, "exit"][0] == FIRST:
         assert (folder / ("aio" if row == HANDLE else "file")).stat().st_size == 8 << 20

@@ -34,7 +34,7 @@ SECONDS_MAX = 10
 
 
 def archive_pickle(folder: Path) -> Target:
-    """A pickle inside a torch archive with correct checksums."""
+    """Return a pickle inside a torch archive with correct checksums."""
     path = folder / "x.pt"
     state = {
         "a": torch.randn(4),
@@ -73,7 +73,7 @@ def archive_pickle(folder: Path) -> Target:
 
 
 def sealed(folder: Path, suffix: str) -> Target:
-    """A file of deepnvme with every byte range of its metadata changed."""
+    """Return a file of deepnvme with every byte range of its metadata changed."""
     path = folder / f"x.{suffix}"
     state = {"a": torch.randn(30), "b": torch.randint(0, 9, (2, 3)), "c": torch.empty(0)}
     deepnvme.save(state, path)
@@ -104,7 +104,7 @@ def sealed(folder: Path, suffix: str) -> Target:
 
 
 def safetensors(folder: Path) -> Target:
-    """The header of a safetensors file with checksums."""
+    """Return the header of a safetensors file with checksums."""
     path = folder / "x.safetensors"
     state = {"a": torch.randn(30), "b": torch.randint(0, 9, (2, 3)), "c": torch.empty(0)}
     deepnvme.save(state, path)
@@ -122,7 +122,7 @@ def safetensors(folder: Path) -> Target:
 
 
 def index(folder: Path) -> Target:
-    """The index of a sharded model."""
+    """Return the index of a sharded model."""
     state = {str(number): torch.randn(100) for number in range(3)}
     deepnvme.save(state, folder / "model.safetensors", max_shard_bytes=500)
     path = folder / "model.safetensors.index.json"
@@ -139,7 +139,7 @@ def index(folder: Path) -> Target:
 
 
 def history(folder: Path) -> Target:
-    """The manifest of a Checkpointer."""
+    """Return the manifest of a Checkpointer."""
     states = {step: {"a": torch.randn(30), "step": step} for step in (1, 2)}
     with deepnvme.Checkpointer(folder) as checkpointer:
         for step, state in states.items():
@@ -166,7 +166,7 @@ def history(folder: Path) -> Target:
 
 
 def stripes(folder: Path) -> Target:
-    """The list of a file in parts."""
+    """Return the list of a file in parts."""
     parts = [folder / "a.pt", folder / "b.pt"]
     state = {"a": torch.randn(3000)}
     made = deepnvme.StripeSet(parts, stripe_bytes=4096)
@@ -187,7 +187,7 @@ def stripes(folder: Path) -> Target:
 
 
 def distributed(folder: Path) -> Target:
-    """The index of a distributed checkpoint."""
+    """Return the index of a distributed checkpoint."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
     from deepnvme.integrations.dcp import DeepnvmeWriter

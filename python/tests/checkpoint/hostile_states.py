@@ -50,7 +50,7 @@ def write_mutation(path: Path, header: dict[str, Any], inner: str, data: bytes, 
 
 
 def optimizer(folder: Path) -> Target:
-    """The description of a state by ``save_state``: settings, counts, byte ranges, tensors."""
+    """Return the description of a state by ``save_state``: settings, counts, byte ranges, tensors."""
     torch.manual_seed(5)
 
     def make() -> Any:
@@ -107,7 +107,7 @@ class Layers(torch.nn.Module):
 
 
 def packed(folder: Path, form: str) -> Target:
-    """The description of the weights in a packed file."""
+    """Return the description of the weights in a packed file."""
     torch.manual_seed(6)
     torch.set_num_threads(1)
     module = Layers().eval()

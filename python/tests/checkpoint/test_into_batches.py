@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import deepnvme
 from deepnvme._checkpoint import load_into
+from deepnvme._deepnvme import _PlainTargets
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from deepnvme._deepnvme import _PlainTargets
 
 SUFFIXES = (".pt", ".safetensors")
 
@@ -59,16 +59,9 @@ def test_neighbours_in_the_file_are_read_together(tmp_path: Path, writer: str) -
 @contextmanager
 def one_by_one() -> Iterator[None]:
     """Fill each target for itself, as with a release of torch that does not describe tensors in C."""
-    own = load_into._PlainTargets
-
-    def none(_targets: dict[str, torch.Tensor]) -> _PlainTargets:
-        return own({})
-
-    load_into._PlainTargets = none  # type: ignore[assignment, misc]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load_into, "_PlainTargets", lambda _targets: _PlainTargets({}))
         yield
-    finally:
-        load_into._PlainTargets = own  # type: ignore[misc]
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.uint16)
@@ -158,13 +151,13 @@ def test_a_name_that_the_file_contains_twice_is_ambiguous(tmp_path: Path) -> Non
     deepnvme.save({"a": {"b": torch.randn(3)}, "a.b": torch.randn(3), "c": torch.randn(2)}, path)
     into = {"a.b": torch.zeros(3), "c": torch.zeros(2)}
     for way in (one_by_one, None):
-        with way() if way else pytest.MonkeyPatch.context(), pytest.raises(InvalidArgumentError, match="ambiguous"):
+        with way() if way else nullcontext(), pytest.raises(InvalidArgumentError, match="ambiguous"):
             deepnvme.load(path, into=into)
     assert not into["c"].any()
 
 
 def rewritten(source: Path, target: Path, extra: bytes) -> None:
-    """Write an archive again, with an extra field in each local header that its directory does not have."""
+    """Write an archive again, with an extra field in each header."""
     with zipfile.ZipFile(source) as read:
         records = [(info.filename, read.read(info)) for info in read.infolist()]
     with zipfile.ZipFile(target, "w") as write:
@@ -172,7 +165,6 @@ def rewritten(source: Path, target: Path, extra: bytes) -> None:
             info = zipfile.ZipInfo(name)
             info.extra = extra
             write.writestr(info, data)
-            info.extra = b""
 
 
 def test_records_that_lie_elsewhere_are_found(tmp_path: Path) -> None:

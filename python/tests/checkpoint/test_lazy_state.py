@@ -17,7 +17,7 @@ from .states import DTYPES, assert_same, everything, random
 
 
 def read_all(value: Any) -> Any:
-    """The same state with real tensors, in containers of the same types."""
+    """Return the same state with real tensors, in containers of the same types."""
     if isinstance(value, LazyTensor):
         return value.materialize()
     if type(value) in (list, tuple):

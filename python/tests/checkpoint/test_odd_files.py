@@ -56,7 +56,7 @@ def locked(folder: Path) -> None:
 
 
 def checked(folder: Path) -> None:
-    """A manifest that lists an empty file, which is no checkpoint."""
+    """Return a manifest that lists an empty file, which is no checkpoint."""
     entry = {
         "file": "step-00000001.pt", "step": 1, "nbytes": 0, "time": "", "index_offset": 0, "index_nbytes": 0,
         "torch": "", "index_crc64": "0" * 16, "deepnvme": "",

@@ -130,7 +130,7 @@ def tensor_of(rng: random.Random) -> torch.Tensor:
 
 
 def value(rng: random.Random, depth: int) -> Any:
-    """A random state, with rare and refused objects."""
+    """Return a random state, with rare and refused objects."""
     kind = rng.randrange(24 if depth else 14)
     count = rng.randrange(4)
     made: Any
@@ -169,7 +169,7 @@ def test_a_random_state_comes_back_or_is_refused(tmp_path: Path) -> None:
 
 
 def repr_of(made: Any) -> str:
-    """A value as text, with all its details."""
+    """Return a value as text, with all its details."""
     if isinstance(made, torch.Tensor):
         if made.layout is not torch.strided:
             return f"{made.layout} {made.to_dense()}"

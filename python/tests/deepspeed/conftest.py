@@ -21,7 +21,7 @@ FILE_BYTES_MAX = 2 << 20
 
 @pytest.fixture
 def random_bytes() -> Callable[[int], Any]:
-    """Makes uint8 tensors of random content, different at each call."""
+    """Return a function that makes uint8 tensors of random content, different at each call."""
     torch = pytest.importorskip("torch")
     generator = torch.Generator().manual_seed(20_240_807)
 
@@ -33,7 +33,7 @@ def random_bytes() -> Callable[[int], Any]:
 
 @pytest.fixture
 def configured() -> Callable[[Any], Any]:
-    """Makes handles with settings of their own, and checks that the getters return them."""
+    """Return a function that makes handles with other settings, and check that the getters return them."""
 
     def make(handle_class: Any) -> Any:
         handle = handle_class(
@@ -51,7 +51,7 @@ def configured() -> Callable[[Any], Any]:
 
 @pytest.fixture
 def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns every way to compile an op into an error."""
+    """Turn every way to compile an op into an error."""
     extension = pytest.importorskip("torch.utils.cpp_extension")
 
     def compile_op(*_args: object, **_keywords: object) -> None:

@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def options(folder: Path, *, read: bool, **changes: Any) -> argparse.Namespace:
-    """The arguments that `ds_io` parses, for one process and one transfer."""
+    """Return the arguments that `ds_io` parses, for one process and one transfer."""
     defaults = {
         "read": read,
         "io_size": MIB,

@@ -54,7 +54,7 @@ collect_ignore = ["test_fake_driver.py" if _IS_REAL else "test_real.py"]
 
 @pytest.fixture(params=KINDS)
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A GPU. With the fake driver, checks that nothing leaks and nothing violates the driver's rules."""
+    """Yield a GPU. With the fake driver, check that nothing leaks and nothing violates the driver's rules."""
     if request.param == "real":
         gpu = RealGpu()
         yield gpu

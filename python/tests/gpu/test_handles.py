@@ -147,7 +147,7 @@ def test_made_filled_and_freed(gpu: Any, gds: gds_handle, tmp_path: Path) -> Non
     assert tensor.shape == (12_345,)
     assert tensor.dtype == torch.bfloat16
     assert tensor.device == example.device
-    assert not gds.is_pinned(tensor), "that is about page-locked memory, as with DeepSpeed"
+    assert not gds.is_pinned(tensor), "that is about pinned memory, as with DeepSpeed"
     host = values((12_345,), torch.bfloat16)
     gds.sync_pwrite(host, tmp_path / "file")
     gds.sync_pread(tensor, tmp_path / "file")

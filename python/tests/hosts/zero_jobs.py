@@ -44,7 +44,7 @@ def job(name: str, folder: Path, zero: dict[str, Any], *, adam: dict[str, Any] |
 
 
 def offloaded(folder: Path, *, optimizer: str = "", parameters: str = "", **optimizer_settings: Any) -> dict[str, Any]:
-    """The part of the config that says where state is stored."""
+    """Return the part of the config that says where state is stored."""
     zero: dict[str, Any] = {}
     if optimizer:
         zero["offload_optimizer"] = {
@@ -95,7 +95,7 @@ def single(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def in_memory(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same without NVMe."""
+    """Return the same job without NVMe."""
     zero = offloaded(folder, optimizer="cpu")
     return [
         job("memory", folder, zero, adam=adam),
@@ -107,7 +107,7 @@ def in_memory(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def saving(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
-    """Three steps, a checkpoint, two more steps."""
+    """Return the jobs of three steps, a checkpoint and two more steps."""
     zero = offloaded(folder / "saving", optimizer="nvme", parameters="nvme")
     writer = {"checkpoint": {"writer": {"type": "fast", "decoupled": False, "io_buffer_size": 1 << 20}}}
     return [
@@ -126,7 +126,7 @@ def saving(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def loading(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
-    """The continuation, each in a new process, since DeepSpeed numbers parameters from its start."""
+    """Return the jobs that continue, each in a new process, since DeepSpeed numbers parameters from its start."""
     zero = offloaded(folder / "loading", optimizer="nvme", parameters="nvme")
     resumed: dict[str, Any] = {"adam": adam, "bf16": True, "skip": STEPS}
     jobs = [

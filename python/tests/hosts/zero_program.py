@@ -92,7 +92,7 @@ def batches(rank: int) -> Any:
         yield torch.stack([text[start : start + CONTEXT + 1] for start in starts])
 
 
-def initialize(job: dict[str, Any]) -> Any:
+def initialise(job: dict[str, Any]) -> Any:
     """Return the engine."""
     deepspeed = importlib.import_module("deepspeed")
     torch.manual_seed(SEED)
@@ -129,7 +129,7 @@ def logits(engine: Any) -> list[str]:
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Run one job."""
-    engine = initialize(job)
+    engine = initialise(job)
     steps = job["steps"] * job["config"]["gradient_accumulation_steps"]
     answer: dict[str, Any] = {"name": job["name"]}
     if "load" in job:

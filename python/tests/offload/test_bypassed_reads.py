@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import deepnvme
+from bypasses import BYPASSES, needs_refusals, scripted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,23 +36,8 @@ def made(kind: type[nn.Parameter]) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-needs_refusals = pytest.mark.skipif(
-    not hasattr(torch._C, "_set_storage_access_error_msg"),
-    reason="this torch cannot refuse access to a tensor's memory",
-)
-
-
-@torch.jit.script
-def scripted(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
-
-
-READS: dict[str, Callable[[Any], Any]] = {
-    "tensor": torch.tensor,
+READS: dict[str, Callable[[Any], Any]] = BYPASSES | {
     "Tensor": torch.Tensor,
-    "as_tensor": lambda p: torch.as_tensor(p, dtype=torch.float64),
-    "asarray": lambda p: torch.asarray(p, copy=True),
-    "as_subclass": lambda p: p.as_subclass(torch.Tensor) + 1,
     "another parameter": lambda p: torch.tensor(nn.Parameter(p.data)),
     "numpy": lambda p: np.asarray(p.detach()),
     "an array": lambda p: p.detach().numpy(),

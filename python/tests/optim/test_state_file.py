@@ -280,7 +280,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def small(tmp_path: Path) -> Any:
-    """An optimizer with the smallest state."""
+    """Return an optimizer with the smallest state."""
     param = nn.Parameter(torch.randn(9))
     param.grad = torch.randn(9)
     optimizer = optim.AdamW([param], lr=1e-3, swap_dir=tmp_path, memory="64KiB")

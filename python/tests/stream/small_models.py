@@ -84,7 +84,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def make_bfloat16(kind: str, hidden_size: int, intermediate_size: int) -> Any:
-    """Create a llama or a mixtral of three layers as it is initialized, with the weights of torch's seed."""
+    """Create a llama or a mixtral of three layers as it is initialised, with the weights of torch's seed."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     sizes: dict[str, Any] = {
         "hidden_size": hidden_size,

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import deepnvme
+from bypasses import BYPASSES, needs_refusals, scripted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,22 +20,9 @@ if TYPE_CHECKING:
 
 WIDTH = 64
 swap_tensors: Any = torch.utils.swap_tensors
-needs_refusals = pytest.mark.skipif(
-    not hasattr(torch._C, "_set_storage_access_error_msg"),
-    reason="this torch cannot refuse access to a tensor's memory",
-)
 
 
-@torch.jit.script
-def scripted(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
-
-
-READS: dict[str, Callable[[Any], Any]] = {
-    "tensor": torch.tensor,
-    "as_tensor": lambda p: torch.as_tensor(p, dtype=torch.float64),
-    "asarray": lambda p: torch.asarray(p, copy=True),
-    "as_subclass": lambda p: p.as_subclass(torch.Tensor) + 1,
+READS: dict[str, Callable[[Any], Any]] = BYPASSES | {
     "numpy": np.asarray,
     "an array": lambda p: p.detach().numpy(),
     "a list": lambda p: p.tolist(),

@@ -18,7 +18,7 @@ import deepnvme  # noqa: E402
 from deepnvme import __main__  # noqa: E402
 from deepnvme._stream import throughput  # noqa: E402
 from deepnvme._stream.cli.benchmark import default_memory  # noqa: E402
-from deepnvme._stream.cli.commands import Progress  # noqa: E402
+from deepnvme._stream.cli.commands import TokenProgress  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,7 +239,7 @@ def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch, is_terminal:
     shown = io.StringIO()
     shown.isatty = lambda: is_terminal  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", shown)
-    progress = Progress(1200)
+    progress = TokenProgress(1200)
     progress.add(700)
     progress.add(400)
     if not is_terminal:

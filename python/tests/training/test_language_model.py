@@ -94,7 +94,7 @@ def test_the_losses_of_torch(tmp_path: Path, reference: Reference, parameters_on
 
 
 def short(where: Path | None, *, parameters_on_disk: bool) -> language_model.Training:
-    """A training of bf16 parameters, in memory or in a folder."""
+    """Return a training of bf16 parameters, in memory or in a folder."""
     model = language_model.Model().bfloat16()
     options: dict[str, Any] = {} if where is None else {"swap_dir": where, "memory": STATE_MEMORY}
     optimizer = language_model.adamw(deepnvme.optim.AdamW, model, **options)

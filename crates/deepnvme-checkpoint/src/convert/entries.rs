@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::read::{Contents, Reader};
 
 /// A tensor of the source: a view of one of its extents.
-pub(super) struct Entry {
+pub(super) struct TensorEntry {
     pub(super) name: String,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
@@ -25,7 +25,7 @@ pub(super) struct Entry {
     pub(super) signs: Signs,
 }
 
-impl Entry {
+impl TensorEntry {
     pub(super) fn bytes(&self) -> u64 {
         self.shape.iter().product::<u64>() * self.dtype.bytes()
     }
@@ -50,20 +50,20 @@ pub(super) fn contiguous(shape: &[u64]) -> Vec<u64> {
 
 /// Collects the tensors, in the order of the files and their contents. If an index lists names for a file, only those.
 /// A tensor stored several times in an archive appears under each name.
-pub(super) fn of(readers: &[Arc<Reader>], listed: &[Option<Vec<String>>]) -> Vec<Entry> {
+pub(super) fn of(readers: &[Arc<Reader>], listed: &[Option<Vec<String>>]) -> Vec<TensorEntry> {
     let mut entries = Vec::new();
     for (index, (reader, names)) in readers.iter().zip(listed).enumerate() {
         let names: Option<HashSet<&str>> = names.as_ref().map(|names| names.iter().map(String::as_str).collect());
-        let is_listed = |entry: &Entry| names.as_ref().is_none_or(|names| names.contains(entry.name.as_str()));
+        let is_listed = |entry: &TensorEntry| names.as_ref().is_none_or(|names| names.contains(entry.name.as_str()));
         entries.extend(in_file(index, reader).into_iter().filter(is_listed));
     }
     entries
 }
 
-fn in_file(reader: usize, file: &Reader) -> Vec<Entry> {
+fn in_file(reader: usize, file: &Reader) -> Vec<TensorEntry> {
     match file.contents() {
         Contents::Archive { state, .. } => {
-            let entry = |tensor: &deepnvme_format::state::Tensor| Entry {
+            let entry = |tensor: &deepnvme_format::state::Tensor| TensorEntry {
                 name: tensor.name.clone(),
                 dtype: tensor.dtype,
                 shape: tensor.shape.clone(),
@@ -76,7 +76,7 @@ fn in_file(reader: usize, file: &Reader) -> Vec<Entry> {
             state.tensors.iter().map(entry).collect()
         }
         Contents::Safetensors { header } => {
-            let entry = |(extent, tensor): (usize, &deepnvme_format::safetensors::Tensor)| Entry {
+            let entry = |(extent, tensor): (usize, &deepnvme_format::safetensors::Tensor)| TensorEntry {
                 name: tensor.name.clone(),
                 dtype: tensor.dtype,
                 shape: tensor.shape.clone(),

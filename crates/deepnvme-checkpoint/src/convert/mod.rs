@@ -136,7 +136,7 @@ fn refuse_source(source: &Path, target: &Path, readers: &[Arc<Reader>]) -> Resul
     Ok(())
 }
 
-fn refuse_doubles(target: &Path, entries: &[entries::Entry]) -> Result<()> {
+fn refuse_doubles(target: &Path, entries: &[entries::TensorEntry]) -> Result<()> {
     let mut seen = HashMap::new();
     for entry in entries {
         if seen.insert(entry.name.as_str(), ()).is_some() {

@@ -11,7 +11,7 @@ use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_io::Engine;
 use deepnvme_io::mem::{Region, Strided};
 
-use super::entries::Entry;
+use super::entries::TensorEntry;
 use crate::error::{Error, Result};
 use crate::read::{Contents, Reader};
 use crate::write::{DataSource, FileBytes, FileView, Record, Save, SaveOptions, SignFlips, StorageCache, Tensor};
@@ -32,7 +32,7 @@ pub(super) fn safetensors(
     engine: &Arc<Engine>,
     path: &Path,
     readers: &[Arc<Reader>],
-    entries: Vec<Entry>,
+    entries: Vec<TensorEntry>,
     options: SaveOptions,
 ) -> Result<(Save, Vec<UnchangedRecord>)> {
     let last = Arc::new(StorageCache::default());
@@ -56,7 +56,7 @@ pub(super) fn safetensors(
             let flips = SignFlips::of(entry.dtype, entry.signs).map_err(|why| unsupported(why.into()))?;
             DataSource::View(FileView { storage, at: at as usize, layout, flips, last: Arc::clone(&last) })
         };
-        let Entry { name, dtype, shape, .. } = entry;
+        let TensorEntry { name, dtype, shape, .. } = entry;
         tensors.push(Tensor { spec: TensorSpec { name, dtype, shape }, bytes });
     }
     let save = Save::safetensors(path, tensors, metadata(readers), options)?;
@@ -87,7 +87,7 @@ pub(super) fn archive(
     engine: &Arc<Engine>,
     path: &Path,
     readers: &[Arc<Reader>],
-    entries: &[Entry],
+    entries: &[TensorEntry],
     options: SaveOptions,
 ) -> Result<(Save, Vec<UnchangedRecord>)> {
     let mut pickle = PickleWriter::default();
@@ -139,7 +139,7 @@ fn whole(engine: &Arc<Engine>, readers: &[Arc<Reader>], reader: usize, extent: u
     FileBytes { engine, file, range: extent.data_offset..extent.end() }
 }
 
-fn layout(entry: &Entry) -> std::io::Result<Strided> {
+fn layout(entry: &TensorEntry) -> std::io::Result<Strided> {
     let item_bytes = entry.dtype.bytes();
     let shape = entry.shape.iter().map(|size| *size as usize).collect();
     // The stride of a one-element dimension is unused and may be any number.

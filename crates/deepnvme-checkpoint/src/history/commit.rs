@@ -5,7 +5,7 @@ use deepnvme_io::fs;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind, start_thread};
 
-use super::manifest::Entry;
+use super::manifest::ManifestEntry;
 use super::state::{History, Known, locked};
 use super::{files, names, plan};
 use crate::error::{Error, Result};
@@ -30,7 +30,7 @@ impl History {
     ///
     /// # Errors
     /// As [`publish`](Self::publish). The file is then removed, unless the checkpoint counts or this is unknown.
-    pub fn commit(&self, mut entry: Entry, new: Option<Replacement>) -> Result<Settled> {
+    pub fn commit(&self, mut entry: ManifestEntry, new: Option<Replacement>) -> Result<Settled> {
         let mode = new.as_ref().map_or(Ok(()), Replacement::take_mode);
         if let Some(private) = new.as_ref().and_then(private_name) {
             entry.pending.insert(entry.file.clone(), private);
@@ -75,7 +75,7 @@ impl History {
             let names = here.iter().chain(taken).chain(&state.reserved);
             names.map(String::as_str).any(is_of_it) || {
                 let entries = state.manifest.checkpoints.iter().chain(&state.manifest.retired);
-                entries.flat_map(Entry::names).any(is_of_it)
+                entries.flat_map(ManifestEntry::names).any(is_of_it)
             }
         });
         state.reserved.insert(name.clone());
@@ -96,7 +96,7 @@ impl History {
     ///
     /// # Errors
     /// `Io` for errors of the folder, or `Locked`. [`is_committed`](Self::is_committed) then tells whether it counts anyway.
-    pub fn publish(&self, entry: &Entry) -> Result<()> {
+    pub fn publish(&self, entry: &ManifestEntry) -> Result<()> {
         let _turn = locked(&self.turn);
         self.ensure_durable()?;
         self.check_written(entry)?;
@@ -113,7 +113,7 @@ impl History {
     }
 
     /// Refuses a checkpoint whose file lies in another folder: the folder was renamed or replaced while it was written.
-    fn check_written(&self, entry: &Entry) -> Result<()> {
+    fn check_written(&self, entry: &ManifestEntry) -> Result<()> {
         let Some(private) = entry.pending.get(&entry.file) else { return Ok(()) };
         match fs::stat_link(&self.folder.join(private)) {
             Err(Errno::NOENT | Errno::NOTDIR) => {
@@ -198,7 +198,7 @@ impl History {
     }
 
     /// Renames a checkpoint of one file whose name was taken meanwhile.
-    fn rename(&self, entry: &Entry) -> Result<()> {
+    fn rename(&self, entry: &ManifestEntry) -> Result<()> {
         let name = self.reserve(entry.step, names::suffix_of(&entry.file), &[])?;
         let next = plan::renamed(&self.manifest(), &entry.file, &name);
         let renamed = self.write(&next);

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES};
 use deepnvme_format::set::{self, FileFingerprint};
-use deepnvme_io::fs::{self, Kind, OFlags, Stat};
+use deepnvme_io::fs::{self, FileKind, OFlags, Stat};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, Result as IoResult};
 
-use super::manifest::{Entry, Part};
+use super::manifest::{ManifestEntry, Part};
 use super::members;
 use super::names::SHARDS_LIST;
 use super::private::Stated;
@@ -37,7 +37,7 @@ pub(super) struct Removal {
 ///
 /// Checks the private name first: a file that is renamed in between would otherwise be missed under both.
 #[must_use]
-pub(super) fn is_there(folder: &Path, entry: &Entry) -> bool {
+pub(super) fn is_there(folder: &Path, entry: &ManifestEntry) -> bool {
     let private = entry.pending.get(&entry.file);
     private
         .into_iter()
@@ -50,7 +50,7 @@ pub(super) fn is_there(folder: &Path, entry: &Entry) -> bool {
 ///
 /// # Errors
 /// The error of the kernel. Returns the names that are taken by other files.
-pub(super) fn place(folder: &Path, entry: &Entry) -> IoResult<Vec<String>> {
+pub(super) fn place(folder: &Path, entry: &ManifestEntry) -> IoResult<Vec<String>> {
     let mut in_the_way = Vec::new();
     for (name, private) in &entry.pending {
         let (from, to) = (folder.join(private), folder.join(name));
@@ -67,7 +67,7 @@ pub(super) fn place(folder: &Path, entry: &Entry) -> IoResult<Vec<String>> {
 
 /// Returns whether the file with a private name is the recorded one. Once the file has its final name, its private name
 /// is free and may be taken by another file. A copy of the folder contains other files with the same content.
-fn is_pending(path: &Path, stat: &Stat, private: &str, name: &str, entry: &Entry) -> Result<bool, Errno> {
+fn is_pending(path: &Path, stat: &Stat, private: &str, name: &str, entry: &ManifestEntry) -> Result<bool, Errno> {
     match Stated::by(private, stat) {
         Stated::This | Stated::Nothing => Ok(true),
         Stated::Another => is_as_listed(path, name, entry),
@@ -78,7 +78,7 @@ fn is_pending(path: &Path, stat: &Stat, private: &str, name: &str, entry: &Entry
 ///
 /// # Errors
 /// The error of the kernel, also if a file is missing.
-pub(super) fn written_ns(folder: &Path, entry: &Entry) -> IoResult<i64> {
+pub(super) fn written_ns(folder: &Path, entry: &ManifestEntry) -> IoResult<i64> {
     let modified_ns = |path: &Path| {
         // NFS refreshes the time of a file that other machines wrote when it is opened.
         let file = fs::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY, 0);
@@ -104,14 +104,14 @@ fn is_as_written(stat: &Stat, written_ns: Option<i64>) -> bool {
 }
 
 /// Returns whether a file's content matches the manifest's record under `name`.
-pub(super) fn is_as_listed(path: &Path, name: &str, entry: &Entry) -> Result<bool, Errno> {
+pub(super) fn is_as_listed(path: &Path, name: &str, entry: &ManifestEntry) -> Result<bool, Errno> {
     let index = if entry.is_folder() { path.join(SHARDS_LIST) } else { path.to_path_buf() };
     let file = match fs::open(&index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY, 0) {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => return Ok(false),
         file => file?,
     };
     let stat = fs::stat_of(file.as_fd())?;
-    if stat.kind != Kind::File {
+    if stat.kind != FileKind::File {
         return Ok(false);
     }
     match entry.parts.iter().find(|part| part.file == name) {
@@ -129,7 +129,7 @@ fn rename_new(from: &Path, to: &Path) -> Result<(), Errno> {
         renamed => return renamed,
     }
     let stat = fs::stat_link(from)?;
-    if stat.kind == Kind::File {
+    if stat.kind == FileKind::File {
         let file = fs::open(from, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0)?;
         match fs::link(file.as_fd(), to) {
             Ok(()) => return fs::unlink(from),
@@ -151,7 +151,7 @@ fn rename_new(from: &Path, to: &Path) -> Result<(), Errno> {
 /// Removes a retired checkpoint's files from this folder, each only if it matches the manifest's record and nobody has
 /// written to it.
 #[must_use]
-pub(super) fn remove(folder: &Path, entry: &Entry) -> Removal {
+pub(super) fn remove(folder: &Path, entry: &ManifestEntry) -> Removal {
     let mut removal = Removal::default();
     let privately = |name: &str| std::iter::once(name.to_owned()).chain(entry.pending.get(name).cloned());
     if entry.is_folder() {
@@ -187,7 +187,7 @@ impl Removal {
                 Err(errno) => return Err(errno),
             };
             let stat = fs::stat_of(file.as_fd())?;
-            if stat.kind != Kind::File || !is_ours(&file, &stat)? {
+            if stat.kind != FileKind::File || !is_ours(&file, &stat)? {
                 return Ok(false);
             }
             match fs::stat_link(&path) {
@@ -205,10 +205,10 @@ impl Removal {
     }
 
     /// Removes the files that the folder's index lists, then the index, then the folder if it is empty.
-    fn remove_folder(&mut self, parent: &Path, name: &str, entry: &Entry) {
+    fn remove_folder(&mut self, parent: &Path, name: &str, entry: &ManifestEntry) {
         let folder = parent.join(name);
         match fs::stat_link(&folder) {
-            Ok(stat) if stat.kind == Kind::Folder => {}
+            Ok(stat) if stat.kind == FileKind::Folder => {}
             Ok(_) => return self.foreign.push(name.to_owned()),
             Err(Errno::NOENT | Errno::NOTDIR) => return,
             Err(errno) => return self.record(name, Err(errno)),
@@ -224,7 +224,7 @@ impl Removal {
                 Err(errno) => return Err(errno),
             };
             let stat = fs::stat_of(file.as_fd())?;
-            if stat.kind != Kind::File || stat.bytes != entry.index_nbytes || !has_index(&file, entry)? {
+            if stat.kind != FileKind::File || stat.bytes != entry.index_nbytes || !has_index(&file, entry)? {
                 return Ok(false);
             }
             listed = fs::read_small_of(&file, &index, LIST_BYTES_MAX).ok().and_then(|text| identified(&text));
@@ -263,7 +263,7 @@ impl Removal {
     }
 }
 
-fn has_index(file: &OwnedFd, entry: &Entry) -> Result<bool, Errno> {
+fn has_index(file: &OwnedFd, entry: &ManifestEntry) -> Result<bool, Errno> {
     let found = crc64(file, entry.index_offset, entry.index_nbytes)?;
     Ok(found.is_some_and(|crc64| format!("{crc64:016x}") == entry.index_crc64))
 }

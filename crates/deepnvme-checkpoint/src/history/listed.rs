@@ -7,7 +7,7 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind, fs};
 
 use super::files;
-use super::manifest::{Entry, MANIFEST, MANIFEST_BYTES_MAX, Manifest};
+use super::manifest::{MANIFEST, MANIFEST_BYTES_MAX, Manifest, ManifestEntry};
 use crate::error::{Error, Result};
 
 /// Memory per byte of a parsed manifest.
@@ -24,7 +24,7 @@ pub struct Listed {
     pub has_checksum: bool,
     /// The current checkpoints, lowest step first, each with its path: the final name, or the private name that a
     /// killed writer left.
-    pub checkpoints: Vec<(Entry, PathBuf)>,
+    pub checkpoints: Vec<(ManifestEntry, PathBuf)>,
 }
 
 /// Reads the manifest of a folder. Returns `None` if there is none.
@@ -34,7 +34,7 @@ pub struct Listed {
 pub fn listed(folder: &Path) -> Result<Option<Listed>> {
     let path = folder.join(MANIFEST);
     let Some((text, manifest)) = read(&path)? else { return Ok(None) };
-    let at = |entry: Entry| {
+    let at = |entry: ManifestEntry| {
         let path = find_file(folder, &entry.file, &entry);
         (entry, path)
     };
@@ -46,7 +46,7 @@ pub fn listed(folder: &Path) -> Result<Option<Listed>> {
 /// Finds a file of a checkpoint, under its final name or the private name that a killed writer left. Another program
 /// may have taken either name.
 #[must_use]
-pub fn find_file(folder: &Path, name: &str, entry: &Entry) -> PathBuf {
+pub fn find_file(folder: &Path, name: &str, entry: &ManifestEntry) -> PathBuf {
     let own = folder.join(name);
     let Some(private) = entry.pending.get(name).map(|private| folder.join(private)) else { return own };
     let is_there = |path: &Path| fs::stat_link(path).is_ok();
@@ -61,7 +61,7 @@ pub fn find_file(folder: &Path, name: &str, entry: &Entry) -> PathBuf {
 ///
 /// # Errors
 /// The error of the kernel, unless nothing exists at the path.
-pub fn is_as_listed(path: &Path, name: &str, entry: &Entry) -> Result<bool> {
+pub fn is_as_listed(path: &Path, name: &str, entry: &ManifestEntry) -> Result<bool> {
     let refused = |errno| IoError::os("open", errno).at_path(path);
     Ok(files::is_as_listed(path, name, entry).map_err(refused)?)
 }

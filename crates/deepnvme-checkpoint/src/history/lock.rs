@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use deepnvme_io::fs::{self, Kind, OFlags};
+use deepnvme_io::fs::{self, FileKind, OFlags};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind};
 use serde::{Deserialize, Serialize};
@@ -162,7 +162,7 @@ fn open(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<(OwnedFd, 
         Err(errno) => return Err(refused(errno)),
     };
     match fs::stat_of(file.as_fd()).map_err(refused)?.kind {
-        Kind::File => Ok(Some((file, false))),
+        FileKind::File => Ok(Some((file, false))),
         other => Err(odd(other.name())),
     }
 }

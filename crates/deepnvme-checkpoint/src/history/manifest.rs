@@ -36,7 +36,7 @@ pub struct Part {
 /// One checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub struct ManifestEntry {
     /// The file, the list of parts, or the folder.
     pub file: String,
     /// The step of the save.
@@ -66,7 +66,7 @@ pub struct Entry {
     pub pending: BTreeMap<String, String>,
 }
 
-impl Entry {
+impl ManifestEntry {
     /// Returns whether it is a folder.
     #[must_use]
     pub fn is_folder(&self) -> bool {
@@ -100,10 +100,10 @@ pub struct Manifest {
     /// The version of the format.
     pub version: u32,
     /// The current checkpoints, lowest step first.
-    pub checkpoints: Vec<Entry>,
+    pub checkpoints: Vec<ManifestEntry>,
     /// Retired checkpoints, until their removal is known to be complete.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub retired: Vec<Entry>,
+    pub retired: Vec<ManifestEntry>,
 }
 
 impl Manifest {
@@ -148,7 +148,7 @@ impl Manifest {
     #[must_use]
     pub fn text(&self) -> String {
         let blank = Self { checksum: set::BLANK.into(), ..self.clone() };
-        // Strings, numbers and lists of them always serialize, and the text contains a blank checksum.
+        // Strings, numbers and lists of them always serialise, and the text contains a blank checksum.
         let text = serde_json::to_string_pretty(&blank).unwrap_or_default() + "\n";
         set::write_checksum(&text).unwrap_or(text)
     }

@@ -1,6 +1,6 @@
 //! Transitions of the manifest: retention and retirement. Pure.
 
-use super::manifest::{Entry, Manifest};
+use super::manifest::{Manifest, ManifestEntry};
 
 /// The manifest after a new checkpoint. The new one replaces others of its step. Of the other steps, the
 /// highest `keep - 1` stay. The new one stays even if its step is lower. Removed entries become retired in the same
@@ -8,9 +8,15 @@ use super::manifest::{Entry, Manifest};
 /// `is_there` tells whether a listed checkpoint has any file left. A missing one is forgotten: if it were retired, its
 /// file would be removed when restored.
 #[must_use]
-pub(super) fn next(now: &Manifest, new: &Entry, keep: Option<usize>, is_there: impl Fn(&Entry) -> bool) -> Manifest {
+pub(super) fn next(
+    now: &Manifest,
+    new: &ManifestEntry,
+    keep: Option<usize>,
+    is_there: impl Fn(&ManifestEntry) -> bool,
+) -> Manifest {
     let there = now.checkpoints.iter().filter(|entry| is_there(entry)).cloned();
-    let (mut staying, mut retired): (Vec<Entry>, Vec<Entry>) = there.partition(|entry| entry.step != new.step);
+    let (mut staying, mut retired): (Vec<ManifestEntry>, Vec<ManifestEntry>) =
+        there.partition(|entry| entry.step != new.step);
     if let Some(keep) = keep {
         let surplus = staying.len().saturating_sub(keep.max(1) - 1);
         retired.extend(staying.drain(..surplus));

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use deepnvme_file::replace::{self, TEMPORARY_MARK};
-use deepnvme_io::fs::{self, Kind, OFlags, Stat};
+use deepnvme_io::fs::{self, FileKind, OFlags, Stat};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, Result as IoResult};
 
@@ -87,7 +87,7 @@ pub(super) fn remove_stale(folder: &Path, entries: &[OsString], listed: impl Fn(
 fn remove_unheld(path: &Path, name: &str) -> Result<(), Errno> {
     let is_stale = |stat: &Stat| {
         // Another user's folder may claim anything.
-        stat.kind == Kind::Folder && stat.user == fs::user() && states(name, stat)
+        stat.kind == FileKind::Folder && stat.user == fs::user() && states(name, stat)
     };
     if !is_stale(&fs::stat_link(path)?) {
         return Ok(());

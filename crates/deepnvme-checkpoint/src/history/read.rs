@@ -1,7 +1,7 @@
 //! Read the manifest, and find the checkpoints in it that have files.
 
 use super::files;
-use super::manifest::{Entry, Manifest};
+use super::manifest::{Manifest, ManifestEntry};
 use super::state::{History, Missing, locked};
 use crate::error::Result;
 
@@ -51,7 +51,7 @@ impl History {
     }
 
     fn note_missing(&self, listed: &Manifest, present: &Manifest) {
-        let is_missing = |entry: &&Entry| !present.checkpoints.iter().any(|there| there.file == entry.file);
+        let is_missing = |entry: &&ManifestEntry| !present.checkpoints.iter().any(|there| there.file == entry.file);
         let missing = listed.checkpoints.iter().filter(is_missing);
         locked(&self.state).missing = missing.map(|entry| (entry.step, entry.file.clone())).collect();
     }

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use deepnvme_file::{Replacement, Target};
-use deepnvme_io::fs::{self, Kind, OFlags};
+use deepnvme_io::fs::{self, FileKind, OFlags};
 use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind};
@@ -26,12 +26,12 @@ pub struct History {
     /// Held while files change, so that commits take turns. Only commits wait for it.
     pub(super) turn: Mutex<()>,
     /// Held briefly only.
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<HistoryState>,
     pub(super) lock: Mutex<Option<Lock>>,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct HistoryState {
     pub(super) manifest: Manifest,
     /// The manifest on disk, as this process last read or wrote it. `manifest` may be newer.
     pub(super) on_disk: Manifest,
@@ -65,7 +65,7 @@ impl History {
     pub fn new(folder: PathBuf, keep: Option<usize>, is_synced: bool) -> Self {
         let [reserved, doubtful] = [BTreeSet::new(), BTreeSet::new()];
         let (manifest, on_disk, missing, known) = (Manifest::empty(), Manifest::empty(), Vec::new(), Known::Read);
-        let state = State { manifest, on_disk, reserved, doubtful, missing, known };
+        let state = HistoryState { manifest, on_disk, reserved, doubtful, missing, known };
         // The process may change its folder before the next save.
         let folder = std::path::absolute(&folder).unwrap_or(folder);
         Self { folder, keep, is_synced, turn: Mutex::new(()), state: Mutex::new(state), lock: Mutex::new(None) }
@@ -133,7 +133,7 @@ impl History {
     /// Refuses a manifest that is a symbolic link: two folders would share one history but have two locks.
     pub(super) fn refuse_link(&self) -> Result<()> {
         let path = self.folder.join(MANIFEST);
-        if fs::stat_link(&path).is_ok_and(|stat| stat.kind == Kind::Link) {
+        if fs::stat_link(&path).is_ok_and(|stat| stat.kind == FileKind::Link) {
             let detail = "it is a symbolic link to the manifest of another folder: save into that folder, or remove the \
                           link";
             return Err(IoError::new(ErrorKind::InvalidInput, "save a checkpoint", detail).at_path(path).into());

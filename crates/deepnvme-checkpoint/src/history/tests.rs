@@ -16,9 +16,9 @@ fn bytes_of(save: u64) -> Vec<u8> {
     format!("checkpoint number {save} {}", "x".repeat(save as usize % 50)).into_bytes()
 }
 
-fn entry(file: &str, step: u64, bytes: &[u8]) -> Entry {
+fn entry(file: &str, step: u64, bytes: &[u8]) -> ManifestEntry {
     let crc64 = checksums_of(bytes).crc64;
-    Entry {
+    ManifestEntry {
         file: file.into(),
         step,
         nbytes: bytes.len() as u64,
@@ -39,7 +39,7 @@ fn holder() -> Holder {
 }
 
 /// Writes a file under a private name, with the entry that lists it.
-fn written(history: &History, step: u64, save: u64) -> (Entry, Replacement) {
+fn written(history: &History, step: u64, save: u64) -> (ManifestEntry, Replacement) {
     let name = history.reserve(step, ".pt", &[]).unwrap();
     let new = Replacement::new(&Target::Path(history.folder().join(&name))).unwrap();
     real::write(new.temporary().path(), bytes_of(save)).unwrap();
@@ -264,13 +264,13 @@ fn a_checkpoint_in_a_folder_that_was_renamed_does_not_count_in_another() {
 #[test]
 fn manifests_that_name_other_files_are_refused() {
     let good = entry("step-00000001.pt", 1, b"x");
-    let text = |entry: &Entry| Manifest { checkpoints: vec![entry.clone()], ..Manifest::empty() }.text();
+    let text = |entry: &ManifestEntry| Manifest { checkpoints: vec![entry.clone()], ..Manifest::empty() }.text();
     assert_eq!(Manifest::parse(text(&good).as_bytes()).unwrap().checkpoints, std::slice::from_ref(&good));
     for file in ["../step-00000001.pt", "/etc/passwd", "step-1.pt", "model.pt", "", "step-00000001.pt/x"] {
-        let bad = Entry { file: file.into(), ..good.clone() };
+        let bad = ManifestEntry { file: file.into(), ..good.clone() };
         assert!(Manifest::parse(text(&bad).as_bytes()).is_err(), "{file}");
         let private = BTreeMap::from([(good.file.clone(), file.into())]);
-        let bad = Entry { pending: private, ..good.clone() };
+        let bad = ManifestEntry { pending: private, ..good.clone() };
         assert!(Manifest::parse(text(&bad).as_bytes()).is_err(), "{file}");
     }
     for text in ["", "[]", "{}", r#"{"version": 3, "checkpoints": []}"#, r#"{"version": 2, "checkpoints": [1]}"#] {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use deepnvme_format::Error as FormatError;
-use deepnvme_format::archive::{Header, LOCAL_BYTES, Record};
+use deepnvme_format::archive::{LOCAL_BYTES, LocalHeader, Record};
 
 use crate::error::{Error, Result};
 
@@ -54,7 +54,7 @@ impl Extent {
     }
 }
 
-/// Bytes needed to recognize a header.
+/// Bytes needed to recognise a header.
 pub(super) fn header_room(extent: &Extent) -> usize {
     LOCAL_BYTES as usize + extent.record_name.len()
 }
@@ -66,8 +66,8 @@ pub(super) fn sealed_room(extent: &Extent) -> usize {
 }
 
 /// Parses the header before an extent from its first bytes. The name must match.
-pub(super) fn header_of(path: &Path, extent: &Extent, bytes: &[u8]) -> Result<Header> {
-    let header = Header::parse(bytes, extent.header_offset).map_err(|error| Error::format(path, error))?;
+pub(super) fn header_of(path: &Path, extent: &Extent, bytes: &[u8]) -> Result<LocalHeader> {
+    let header = LocalHeader::parse(bytes, extent.header_offset).map_err(|error| Error::format(path, error))?;
     header.filter(|header| header.name == extent.record_name.as_bytes()).ok_or_else(|| {
         let what = format!("the header there is not the one of {:?}, which the directory names", extent.record_name);
         Error::format(path, FormatError::Corrupt { offset: extent.header_offset, what })

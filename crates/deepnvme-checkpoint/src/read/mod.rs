@@ -14,7 +14,7 @@ use std::sync::Arc;
 use deepnvme_file::aligned_range::read_range;
 use deepnvme_format::pickle::Graph;
 use deepnvme_format::set::FileFingerprint;
-use deepnvme_format::state::State;
+use deepnvme_format::state::PickledState;
 use deepnvme_format::{Error as FormatError, safetensors};
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{Engine, ReadItem, TensorFile};
@@ -50,7 +50,7 @@ pub enum Contents {
         /// The objects.
         graph: Graph,
         /// Their tensors.
-        state: State,
+        state: PickledState,
     },
     /// A safetensors file. The extents are its tensors, in order.
     Safetensors {

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use deepnvme_file::Target;
 use deepnvme_format::archive::{
-    self, Directory, ENTRY_CRC32, HEADER_CRC32, Header, LOCAL_BYTES, PICKLE, Record, STORAGES, TAIL_BYTES_MAX,
+    self, Directory, ENTRY_CRC32, HEADER_CRC32, LOCAL_BYTES, LocalHeader, PICKLE, Record, STORAGES, TAIL_BYTES_MAX,
 };
 use deepnvme_format::checksums::{self, CHUNK_BYTES, Frame, INDEX_DIGITS, METADATA_KEY, SIDECAR};
 use deepnvme_format::pickle::{self, PICKLE_BYTES_MAX};
 use deepnvme_format::safetensors::{self, LENGTH_BYTES};
-use deepnvme_format::state::State;
+use deepnvme_format::state::PickledState;
 use deepnvme_format::{Error as FormatError, Result as FormatResult};
 use deepnvme_io::mem::RegionMut;
 use deepnvme_io::op::Errno;
@@ -167,7 +167,7 @@ impl<'a> FileEnds<'a> {
             );
         }
         let graph = pickle::parse(&self.record(pickle_record, PICKLE_BYTES_MAX)?)?;
-        let state = State::of(&graph)?;
+        let state = PickledState::of(&graph)?;
         let mut records = storages(&directory, &state)?;
         let extents = records.len();
         records.extend(others(&directory, &records));
@@ -236,7 +236,7 @@ impl<'a> FileEnds<'a> {
             return Err(damaged());
         }
         let bytes = self.bytes(index.clone())?;
-        let header = Header::parse(&bytes, index.start).ok().flatten().ok_or_else(damaged)?;
+        let header = LocalHeader::parse(&bytes, index.start).ok().flatten().ok_or_else(damaged)?;
         let header_bytes = header.header_bytes as usize;
         // The sum excludes the sidecar's CRC-32, which was compared with the text.
         let is_header = archive::local_header(&record.name, record.bytes, record.crc32, header.header_bytes)
@@ -305,7 +305,7 @@ impl<'a> FileEnds<'a> {
             offset: record.header_offset,
             what: format!("the header there is not the one of {:?}, which the directory names", record.name),
         };
-        let header = Header::parse(&bytes, record.header_offset)?.ok_or_else(lost)?;
+        let header = LocalHeader::parse(&bytes, record.header_offset)?.ok_or_else(lost)?;
         let from = header.header_bytes as usize;
         let data = bytes.get(from..from + record.bytes as usize).filter(|_| header.name == record.name.as_bytes());
         let data = data.ok_or_else(lost)?;
@@ -348,7 +348,7 @@ impl<'a> FileEnds<'a> {
 }
 
 /// The records of the storages, in the order of the state.
-fn storages(directory: &Directory, state: &State) -> FormatResult<Vec<Extent>> {
+fn storages(directory: &Directory, state: &PickledState) -> FormatResult<Vec<Extent>> {
     let extent = |storage: &deepnvme_format::state::Storage| {
         let name = format!("{STORAGES}{}", storage.key);
         let corrupt = |offset, what| Err(FormatError::Corrupt { offset, what });

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use deepnvme_format::archive::{ENTRY_CRC32, HEADER_CRC32, Plan, RecordSpec, root_of};
+use deepnvme_format::archive::{ArchivePlan, ENTRY_CRC32, HEADER_CRC32, RecordSpec, root_of};
 use deepnvme_format::checksums::{self, Frame, INDEX_DIGITS, RecordChecksums, SIDECAR};
 use deepnvme_format::{Error, Result};
 
@@ -21,7 +21,7 @@ pub struct Record {
 
 /// The plan of an archive. Its last record is the sidecar, if it has one.
 pub(super) struct ArchiveHeaders {
-    plan: Plan,
+    plan: ArchivePlan,
     /// Number of records without the sidecar.
     records: usize,
     has_checksums: bool,
@@ -41,7 +41,7 @@ impl ArchiveHeaders {
         if specs.len() > u32::MAX as usize {
             return Err(Error::Invalid("an archive has 2^32 records at the most".into()));
         }
-        Ok(Self { plan: Plan::new(&root_of(&file_name), &specs)?, records: records.len(), has_checksums })
+        Ok(Self { plan: ArchivePlan::new(&root_of(&file_name), &specs)?, records: records.len(), has_checksums })
     }
 
     pub(super) fn spans(&self) -> Spans {

@@ -8,19 +8,20 @@ const ENTRY_BYTES: usize = 40;
 
 /// The checksums of a part of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct ExchangedChecksums {
     pub(super) record: usize,
     pub(super) offset: u64,
     pub(super) part: PartChecksums,
 }
 
-pub(super) fn encode(entries: impl Iterator<Item = Entry>) -> Vec<u8> {
-    let numbers =
-        |Entry { record, offset, part }: Entry| [record as u64, offset, part.bytes, u64::from(part.crc32), part.crc64];
+pub(super) fn encode(entries: impl Iterator<Item = ExchangedChecksums>) -> Vec<u8> {
+    let numbers = |ExchangedChecksums { record, offset, part }: ExchangedChecksums| {
+        [record as u64, offset, part.bytes, u64::from(part.crc32), part.crc64]
+    };
     entries.flat_map(numbers).flat_map(u64::to_le_bytes).collect()
 }
 
-pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Entry>> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Vec<ExchangedChecksums>> {
     if !bytes.len().is_multiple_of(ENTRY_BYTES) {
         return Err(Error::Invalid(format!("the checksums of another writer have {} bytes", bytes.len())));
     }
@@ -31,7 +32,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Entry>> {
             u64::from_le_bytes(number)
         };
         let part = PartChecksums { bytes: number(2), crc32: number(3) as u32, crc64: number(4) };
-        Entry { record: number(0) as usize, offset: number(1), part }
+        ExchangedChecksums { record: number(0) as usize, offset: number(1), part }
     };
     Ok(bytes.chunks_exact(ENTRY_BYTES).map(entry).collect())
 }
@@ -43,7 +44,10 @@ mod tests {
     #[test]
     fn entries_come_back_and_torn_ones_are_refused() {
         let part = PartChecksums { bytes: 1 << 20, crc32: u32::MAX, crc64: 7 };
-        let entries = vec![Entry { record: 3, offset: 5 << 40, part }, Entry { record: 0, offset: 0, part }];
+        let entries = vec![
+            ExchangedChecksums { record: 3, offset: 5 << 40, part },
+            ExchangedChecksums { record: 0, offset: 0, part },
+        ];
         let bytes = encode(entries.iter().copied());
         assert_eq!(decode(&bytes).unwrap(), entries);
         assert!(decode(&bytes[1..]).is_err());

@@ -198,7 +198,11 @@ impl FileLayout {
     /// Encodes the checksums known so far, for the writers of the other shards.
     pub(super) fn encode_checksums(&self) -> Vec<u8> {
         let noted = |(record, source): (usize, &RecordSource)| {
-            source.noted().into_iter().map(move |(offset, part)| checksum_exchange::Entry { record, offset, part })
+            source.noted().into_iter().map(move |(offset, part)| checksum_exchange::ExchangedChecksums {
+                record,
+                offset,
+                part,
+            })
         };
         checksum_exchange::encode(self.sources.iter().enumerate().flat_map(noted))
     }
@@ -206,7 +210,9 @@ impl FileLayout {
     /// Adds the checksums of another writer.
     pub(super) fn add_checksums(&self, encoded: &[u8]) -> Result<()> {
         let refused = |error| Error::format(&self.path, error);
-        for checksum_exchange::Entry { record, offset, part } in checksum_exchange::decode(encoded).map_err(refused)? {
+        for checksum_exchange::ExchangedChecksums { record, offset, part } in
+            checksum_exchange::decode(encoded).map_err(refused)?
+        {
             let source = self
                 .sources
                 .get(record)

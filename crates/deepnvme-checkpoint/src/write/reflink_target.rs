@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use deepnvme_file::aligned_range::read_range;
 use deepnvme_file::{Replacement, Target};
 use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, chunk_count};
-use deepnvme_format::safetensors::{Plan, TensorSpec};
+use deepnvme_format::safetensors::{SafetensorsPlan, TensorSpec};
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::Region;
 use deepnvme_io::{Durability, Engine, Error as IoError, TensorFile, WriteOptions};
@@ -27,7 +27,7 @@ const STEP_BYTES: u64 = 128 << 10;
 /// A new file under a private name. It is removed unless committed.
 pub struct ReflinkTarget {
     engine: Arc<Engine>,
-    plan: Plan,
+    plan: SafetensorsPlan,
     has_checksums: bool,
     replacement: Replacement,
     file: Arc<TensorFile>,
@@ -47,8 +47,8 @@ impl ReflinkTarget {
         metadata: Vec<(String, String)>,
         has_checksums: bool,
     ) -> Result<Self> {
-        let plan =
-            Plan::in_order(tensors, metadata, has_checksums).map_err(|error| Error::format(target.path(), error))?;
+        let plan = SafetensorsPlan::in_order(tensors, metadata, has_checksums)
+            .map_err(|error| Error::format(target.path(), error))?;
         let replacement = Replacement::new(target)?;
         let refused = |errno| IoError::os("open for writing", errno).at_path(target.path());
         let file = replacement.open(engine.config().direct)?;
@@ -147,7 +147,7 @@ struct ChunkRun {
     chunks: Vec<(usize, usize, u64)>,
 }
 
-fn runs(plan: &Plan) -> Vec<ChunkRun> {
+fn runs(plan: &SafetensorsPlan) -> Vec<ChunkRun> {
     let mut runs: Vec<ChunkRun> = Vec::new();
     for (index, tensor) in plan.tensors().iter().enumerate() {
         for chunk in 0..chunk_count(tensor.bytes) {

@@ -2,7 +2,7 @@
 
 use deepnvme_format::Result;
 use deepnvme_format::checksums::RecordChecksums;
-use deepnvme_format::safetensors::{Plan, TensorSpec};
+use deepnvme_format::safetensors::{SafetensorsPlan, TensorSpec};
 
 use super::data_source::DataSource;
 use super::file_layout::HeaderRenderer;
@@ -19,7 +19,7 @@ pub struct Tensor {
 
 /// The plan of a file. Its header contains all checksums.
 pub(super) struct SafetensorsHeaders {
-    plan: Plan,
+    plan: SafetensorsPlan,
 }
 
 impl SafetensorsHeaders {
@@ -31,7 +31,7 @@ impl SafetensorsHeaders {
     ) -> Result<(Self, Vec<DataSource>)> {
         let (specs, mut sources): (Vec<TensorSpec>, Vec<Option<DataSource>>) =
             tensors.into_iter().map(|tensor| (tensor.spec, Some(tensor.bytes))).unzip();
-        let plan = Plan::new(specs, metadata, has_checksums)?;
+        let plan = SafetensorsPlan::new(specs, metadata, has_checksums)?;
         let ordered: Vec<DataSource> = plan.order().iter().filter_map(|index| sources[*index].take()).collect();
         // The plan derives sizes from type and shape. The memory must match them.
         for (planned, source) in plan.tensors().iter().zip(&ordered) {

@@ -1,7 +1,7 @@
 //! The write pipeline of a save: threads assemble pieces while the engine writes earlier ones.
 //!
-//! [`POOL_BYTES_MAX`] bounds the buffers. It is small on purpose: a slot that is written while it is still in the CPU
-//! cache saves the memory bus one trip.
+//! [`POOL_BYTES_MAX`] bounds the buffers. It is small on purpose: the device reads a slot that is still in the CPU cache
+//! without another trip over the memory bus.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,8 +21,8 @@ use crate::progress::Progress;
 use crate::sync::{Mutex, MutexGuard, OnceLock};
 use crate::work_queue::{self, THREADS_MAX};
 
-/// Writes in flight per thread. Virtual devices report completions in bulk, so as many more pieces are assembled
-/// meanwhile to keep the device busy.
+/// Writes in flight per thread. Virtual devices report completions in bulk. As many more pieces are assembled by then,
+/// so that the device stays busy.
 const IN_FLIGHT: usize = 6;
 /// Slots per thread, within [`POOL_BYTES_MAX`].
 const SLOTS_PER_THREAD: usize = 2 * IN_FLIGHT;
@@ -32,8 +32,7 @@ const SLOTS_MAX: usize = (POOL_BYTES_MAX / PIECE_BYTES) as usize;
 /// How often a thread that waits for a slot polls.
 const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Reusable memory that a save copies its data to before it reaches the disk. The copied part of a state may change
-/// while the save goes on.
+/// Reusable memory into which a save copies tensors. A copied tensor may change while the save goes on.
 #[derive(Debug, Clone)]
 pub struct Staging {
     pool: Arc<Pool>,
@@ -83,7 +82,7 @@ pub(super) struct WritePipeline {
 /// The pieces in the pipeline, oldest first.
 #[derive(Default)]
 struct PipelineState {
-    /// Submitted to the engine and not yet waited for.
+    /// Writes that the engine has accepted, until a thread waits for them.
     started: VecDeque<Transfer<Region>>,
     /// Number of writes started but not completed.
     in_flight: usize,
@@ -216,7 +215,7 @@ impl WritePipeline {
 }
 
 impl Drop for WritePipeline {
-    /// The kernel uses the slots until every write has completed.
+    /// Waits for all writes: the kernel uses the slots until then.
     fn drop(&mut self) {
         let _ = self.wait_all();
     }

@@ -6,7 +6,7 @@ use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::read::{Reader, Verify};
 use deepnvme_checkpoint::write::SaveOptions;
 use deepnvme_file::Target;
-use deepnvme_format::archive::{Plan, RecordSpec};
+use deepnvme_format::archive::{ArchivePlan, RecordSpec};
 use deepnvme_io::mem::Buffer;
 use deepnvme_testkit::guard::run_limited;
 
@@ -68,7 +68,7 @@ fn pickles() {
 fn zipped(records: &[(&str, &[u8])]) -> Vec<u8> {
     let specs: Vec<RecordSpec<'_>> =
         records.iter().map(|(name, bytes)| RecordSpec { name, bytes: bytes.len() as u64 }).collect();
-    let plan = Plan::new("a", &specs).unwrap();
+    let plan = ArchivePlan::new("a", &specs).unwrap();
     let checksums: Vec<u32> =
         records.iter().map(|(_, bytes)| deepnvme_format::checksums::checksums_of(bytes).crc32).collect();
     let mut file = Vec::new();

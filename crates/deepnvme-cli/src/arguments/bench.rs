@@ -15,7 +15,7 @@ pub(crate) enum Baseline {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  deepnvme bench read /mnt/nvme                          read a 1 GiB tensor, not cached, into page-locked memory
+  deepnvme bench read /mnt/nvme                          read a 1 GiB tensor, not cached, into pinned memory
   deepnvme bench write /mnt/nvme --size 8G --durability data --validate
   deepnvme bench read /mnt/a /mnt/b --stripe-bytes 1M    stripe one file over two disks
   deepnvme bench read /mnt/nvme --random --block-bytes 4K --queue-depth 64
@@ -27,7 +27,7 @@ end. Existing files are never touched. Sizes: 2GB is 2 x 10^9 bytes, 2GiB and 2G
 GB/s, 10^9 bytes a second.
 
 Exit status: 0 success, 1 failure, 2 usage error.")]
-pub(crate) struct BenchOptions {
+pub(crate) struct BenchArguments {
     /// Direction of the transfers
     pub(crate) direction: Direction,
     /// Folders for the files: one file in each, transferred at the same time

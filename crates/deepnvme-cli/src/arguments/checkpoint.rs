@@ -11,7 +11,7 @@ use clap::Args;
   deepnvme inspect ./my-model --json | jq '.[].tensors[] | select(.bytes > 1e8) | .name'
 
 A folder or an index.json stands for all its files. Tensors are not read, and no code of the file is run.")]
-pub(crate) struct InspectOptions {
+pub(crate) struct InspectArguments {
     /// Torch archive, safetensors file, index of several, or folder with one of these
     pub(crate) path: PathBuf,
     /// Levels of the names to list
@@ -32,7 +32,7 @@ pub(crate) struct InspectOptions {
 
 Exit status: 0 all files match their checksums, 1 a file is damaged, unverifiable or unreadable, 2 usage error.
 Archives of torch.save are verified by their CRC-32. Safetensors files of other programs have no checksums.")]
-pub(crate) struct VerifyOptions {
+pub(crate) struct VerifyArguments {
     /// Torch archives, safetensors files, indexes, model folders, and folders of a `Checkpointer`
     #[arg(required = true)]
     pub(crate) paths: Vec<PathBuf>,
@@ -50,7 +50,7 @@ pub(crate) struct VerifyOptions {
 The new file appears when it is complete, and has checksums. The source is verified while it is read. Tensors that share
 memory stay shared in a torch archive and are written separately to a safetensors file. Entries that are not tensors are
 omitted and listed.")]
-pub(crate) struct ConvertOptions {
+pub(crate) struct ConvertArguments {
     /// Torch archive, safetensors file, index of several, or folder with one of these
     pub(crate) source: PathBuf,
     /// New file: safetensors with that extension, else a torch archive

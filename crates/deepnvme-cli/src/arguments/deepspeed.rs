@@ -10,7 +10,7 @@ use deepnvme_perf::units::parse_bytes;
   deepnvme ds_io --folder /mnt/nvme --io_size 1G --read --io_parallel 4
 
 Speeds are in GB of 2^30 bytes here, as in DeepSpeed. Files are removed at the end. deepnvme bench has more options.")]
-pub(crate) struct DsIoOptions {
+pub(crate) struct DsIoArguments {
     /// Folder for all processes
     #[arg(long)]
     pub(crate) folder: Option<PathBuf>,
@@ -59,13 +59,13 @@ pub(crate) struct DsIoOptions {
     /// With --gpu: use cuFile (GPUDirect Storage) instead of bounce buffers, or fail with the reason
     #[arg(long = "use_gds")]
     pub(crate) use_gds: bool,
-    /// Use memory that is not page-locked; without effect with --gpu
+    /// Use memory that is not pinned; without effect with --gpu
     #[arg(long = "slow_bounce_buffer")]
     pub(crate) slow_bounce_buffer: bool,
     /// Accepted without effect: an option of torch_io, which is not measured here
     #[arg(long = "torch_legacy_save")]
     pub(crate) torch_legacy_save: bool,
-    /// Accepted without effect: all memory is page-locked unless --slow_bounce_buffer is set
+    /// Accepted without effect: all memory is pinned unless --slow_bounce_buffer is set
     #[arg(long = "use_accelerator_pin_memory")]
     pub(crate) use_accelerator_pin_memory: bool,
     /// Warm-up rounds
@@ -85,7 +85,7 @@ pub(crate) struct DsIoOptions {
 
 Measures every combination of the sweep, 64 by default, and writes a log file for each. deepnvme tune finds better
 settings in less time, and writes them to a file that engines read.")]
-pub(crate) struct DsTuneOptions {
+pub(crate) struct DsTuneArguments {
     /// Folders, measured at the same time
     #[arg(long = "nvme_dir", num_args = 1.., required = true, value_name = "FOLDER")]
     pub(crate) nvme_dir: Vec<PathBuf>,

@@ -14,12 +14,12 @@ mod python;
 mod tune;
 mod values;
 
-pub(crate) use self::bench::BenchOptions;
-pub(crate) use self::checkpoint::{ConvertOptions, InspectOptions, VerifyOptions};
-pub(crate) use self::deepspeed::{DsIoOptions, DsTuneOptions};
-pub(crate) use self::pack::{Dtype, PackOptions};
-use self::python::{DemoOptions, GenerateOptions, StreamBenchOptions};
-pub(crate) use self::tune::TuneOptions;
+pub(crate) use self::bench::BenchArguments;
+pub(crate) use self::checkpoint::{ConvertArguments, InspectArguments, VerifyArguments};
+pub(crate) use self::deepspeed::{DsIoArguments, DsTuneArguments};
+pub(crate) use self::pack::{Dtype, PackArguments};
+use self::python::{DemoArguments, GenerateArguments, StreamBenchArguments};
+pub(crate) use self::tune::TuneArguments;
 
 /// Move tensors between NVMe and memory at the speed of the hardware
 #[derive(Debug, Parser)]
@@ -39,32 +39,32 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Diagnose this machine and these folders, with a remedy for each problem
-    Report(ReportOptions),
+    Report(ReportArguments),
     /// Measure reading or writing, optionally against fio
-    Bench(Box<BenchOptions>),
+    Bench(Box<BenchArguments>),
     /// Find the best engine settings for a disk in a minute, and write them to a file
-    Tune(Box<TuneOptions>),
+    Tune(Box<TuneArguments>),
     /// List the tensors of a checkpoint: names, dtypes, shapes and sizes
-    Inspect(InspectOptions),
+    Inspect(InspectArguments),
     /// Verify every byte of a checkpoint by its checksums
-    Verify(VerifyOptions),
+    Verify(VerifyArguments),
     /// Convert a checkpoint to the other format, without loading the model into memory
-    Convert(ConvertOptions),
+    Convert(ConvertArguments),
     /// Save, load, generate and train beside the tools of today (needs the Python package)
-    Demo(DemoOptions),
+    Demo(DemoArguments),
     /// Generate text with a model whose weights stay on disk (needs the Python package)
-    Generate(Box<GenerateOptions>),
+    Generate(Box<GenerateArguments>),
     /// Compare the speed of streaming a model with its roofline, for several batch sizes (needs the Python package)
     #[command(name = "stream-bench")]
-    StreamBench(Box<StreamBenchOptions>),
+    StreamBench(Box<StreamBenchArguments>),
     /// Pack a model's weights layer by layer, and compress or quantise them
-    Pack(PackOptions),
+    Pack(PackArguments),
     /// Run DeepSpeed's ds_io: the same options and output lines
     #[command(name = "ds_io", alias = "ds-io")]
-    DsIo(Box<DsIoOptions>),
+    DsIo(Box<DsIoArguments>),
     /// Run DeepSpeed's ds_nvme_tune: the same options, output and log files
     #[command(name = "ds_nvme_tune", alias = "ds-nvme-tune")]
-    DsNvmeTune(Box<DsTuneOptions>),
+    DsNvmeTune(Box<DsTuneArguments>),
     /// Print shell completions
     #[command(
         after_help = "Example:\n  deepnvme completions bash > ~/.local/share/bash-completion/completions/deepnvme"
@@ -87,7 +87,7 @@ pub(crate) enum Command {
   deepnvme report --json | jq .findings
 
 A finding is broken (does not work), slow (could be faster) or a note. The line after > is its remedy.")]
-pub(crate) struct ReportOptions {
+pub(crate) struct ReportArguments {
     /// Folders for data [default: the current folder]
     pub(crate) folders: Vec<PathBuf>,
     /// Print JSON

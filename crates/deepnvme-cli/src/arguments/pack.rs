@@ -36,7 +36,7 @@ pub(crate) enum Dtype {
 The new folder has the weights and the other files of the old one; omitted files are listed. It appears when it is
 complete, and nothing is overwritten. deepnvme.stream reads it like any model. If no tensor changes its form, the weights
 are a standard model.safetensors.")]
-pub(crate) struct PackOptions {
+pub(crate) struct PackArguments {
     /// Model folder, index, or safetensors file
     pub(crate) source: PathBuf,
     /// New folder

@@ -28,7 +28,7 @@ pub(crate) enum Computed {
 
 The weights stay on disk and are streamed through the given memory. Each byte read serves the whole batch, so larger
 batches give more tokens a second.")]
-pub(crate) struct GenerateOptions {
+pub(crate) struct GenerateArguments {
     /// Hugging Face model folder: config.json, tokenizer and weights
     #[arg(long)]
     #[serde(serialize_with = "exact")]
@@ -77,7 +77,7 @@ pub(crate) struct GenerateOptions {
 
 Saves, loads, generates and trains beside torch and accelerate, in alternating rounds, and compares every result bit for
 bit. Needs torch; the other packages are named where they are missing: pip install 'deepnvme[demo]' has all of them.")]
-pub(crate) struct DemoOptions {
+pub(crate) struct DemoArguments {
     /// Folder on the disk to show; only a picture stays there
     #[arg(default_value = ".")]
     #[serde(serialize_with = "exact")]
@@ -101,7 +101,7 @@ pub(crate) struct DemoOptions {
 Makes a Llama-shaped model with random bf16 weights in the folder, and removes it at the end. The roofline is the slower of
 disk and processor, each measured alone in the same run."
 )]
-pub(crate) struct StreamBenchOptions {
+pub(crate) struct StreamBenchArguments {
     /// Folder for the model
     #[serde(serialize_with = "exact")]
     pub(crate) folder: PathBuf,
@@ -134,7 +134,7 @@ pub(crate) struct StreamBenchOptions {
     pub(crate) json: bool,
 }
 
-/// Serializes a path for Python: a string, or a list of bytes if it is not UTF-8.
+/// Serialises a path for Python: a string, or a list of bytes if it is not UTF-8.
 fn exact<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     match path.to_str() {
         Some(text) => serializer.serialize_str(text),

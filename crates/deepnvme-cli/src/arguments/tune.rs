@@ -20,7 +20,7 @@ chooses the smallest. Ctrl-C keeps the best so far. Use the settings in Python w
 deepnvme.Engine.from_file(\"deepnvme.toml\"), or with DEEPNVME_CONFIG=deepnvme.toml for the default engine.
 
 Exit status: 0 success, 1 failure, 2 usage error.")]
-pub(crate) struct TuneOptions {
+pub(crate) struct TuneArguments {
     /// Folders to tune for
     #[arg(required_unless_present = "nvme_dir")]
     pub(crate) folders: Vec<PathBuf>,

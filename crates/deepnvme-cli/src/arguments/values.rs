@@ -25,7 +25,7 @@ impl From<Direction> for measure::Direction {
 /// The kind of host memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Memory {
-    /// Page-locked and aligned, like deepnvme.pinned_empty
+    /// Pinned and aligned, like deepnvme.pinned_empty
     Pinned,
     /// Ordinary pages, aligned to 64 bytes, like torch.empty
     Plain,

@@ -2,16 +2,16 @@
 
 use deepnvme_io::Config;
 use deepnvme_perf::Result;
-use deepnvme_perf::bench::{self, Options};
-use deepnvme_perf::measure::{Order, Workload};
+use deepnvme_perf::bench::{self, BenchOptions};
+use deepnvme_perf::measure::{AccessOrder, Workload};
 
 use super::gds;
 use super::progress_bar::Bar;
 use super::session::{CommandResult, Session};
-use crate::arguments::BenchOptions;
+use crate::arguments::BenchArguments;
 use crate::show::{self, picture, plot};
 
-pub(super) fn run(options: &BenchOptions, session: &Session<'_>) -> Result<CommandResult> {
+pub(super) fn run(options: &BenchArguments, session: &Session<'_>) -> Result<CommandResult> {
     options.plot.as_deref().map_or(Ok(()), picture::check)?;
     let request = request(options)?;
     let outcome = {
@@ -25,7 +25,7 @@ pub(super) fn run(options: &BenchOptions, session: &Session<'_>) -> Result<Comma
 }
 
 /// Converts the arguments.
-fn request(options: &BenchOptions) -> Result<Options> {
+fn request(options: &BenchArguments) -> Result<BenchOptions> {
     let default = Config::default();
     let config = Config {
         backend: options.backend.into(),
@@ -42,7 +42,7 @@ fn request(options: &BenchOptions) -> Result<Options> {
         folders: options.folders.clone(),
         stripe_bytes: options.stripe_bytes,
         io_bytes: options.size,
-        order: if options.random { Order::Random } else { Order::Sequential },
+        order: if options.random { AccessOrder::Random } else { AccessOrder::Sequential },
         memory: options.memory.into(),
         gpu: options.gpu,
         buffer_bytes: options.buffer,
@@ -51,7 +51,7 @@ fn request(options: &BenchOptions) -> Result<Options> {
         validate: options.validate,
         config,
     };
-    Ok(Options {
+    Ok(BenchOptions {
         workload,
         rounds: options.loops,
         warm_up: options.warm_up,

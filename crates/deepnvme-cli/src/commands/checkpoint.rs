@@ -10,20 +10,20 @@ use deepnvme_perf::{Error, Result};
 
 use super::progress_bar::Bar;
 use super::session::{CommandResult, Session};
-use crate::arguments::{ConvertOptions, InspectOptions, VerifyOptions};
+use crate::arguments::{ConvertArguments, InspectArguments, VerifyArguments};
 use crate::inspect::{Verdict, convert, inspect, verify_all};
 use crate::show::checkpoint as text;
 
 /// Time between two progress reports.
 const UPDATE_INTERVAL: Duration = Duration::from_millis(50);
 
-pub(super) fn run_inspect(options: &InspectOptions, session: &Session<'_>) -> Result<CommandResult> {
+pub(super) fn run_inspect(options: &InspectArguments, session: &Session<'_>) -> Result<CommandResult> {
     let files = with_progress(session, Phase::Validating, "inspect", |progress| inspect(&options.path, progress))?;
     let depth = if options.all { usize::MAX } else { options.depth };
     CommandResult::new(&files, text::draw_inspections(&files, depth), options.json)
 }
 
-pub(super) fn run_verify(options: &VerifyOptions, session: &Session<'_>) -> Result<CommandResult> {
+pub(super) fn run_verify(options: &VerifyArguments, session: &Session<'_>) -> Result<CommandResult> {
     let files = with_progress(session, Phase::Validating, "verify", |progress| verify_all(&options.paths, progress))?;
     let mut result = CommandResult::new(&files, text::draw_verifications(&files), options.json)?;
     let worst_first = [Verdict::Damaged, Verdict::Unreadable, Verdict::Unverifiable];
@@ -38,7 +38,7 @@ pub(super) fn run_verify(options: &VerifyOptions, session: &Session<'_>) -> Resu
     Ok(result)
 }
 
-pub(super) fn run_convert(options: &ConvertOptions, session: &Session<'_>) -> Result<CommandResult> {
+pub(super) fn run_convert(options: &ConvertArguments, session: &Session<'_>) -> Result<CommandResult> {
     let converted = with_progress(session, Phase::Converting, "convert", |progress| {
         convert(&options.source, &options.target, progress)
     })?;

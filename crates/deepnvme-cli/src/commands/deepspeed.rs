@@ -6,11 +6,11 @@ use deepnvme_perf::measure::Direction;
 use super::gds;
 use super::progress_bar::Bar;
 use super::session::{Session, output_error, print};
-use crate::arguments::{DsIoOptions, DsTuneOptions};
+use crate::arguments::{DsIoArguments, DsTuneArguments};
 use crate::deepspeed::{io, tune};
 
-pub(super) fn run_io(arguments: DsIoOptions, session: &mut Session<'_>) -> Result<()> {
-    let options = io::Options {
+pub(super) fn run_io(arguments: DsIoArguments, session: &mut Session<'_>) -> Result<()> {
+    let options = io::DsIoOptions {
         folder: arguments.folder,
         folder_to_device_mapping: arguments.folder_to_device_mapping,
         io_size: arguments.io_size,
@@ -35,10 +35,10 @@ pub(super) fn run_io(arguments: DsIoOptions, session: &mut Session<'_>) -> Resul
     print(session, &metrics.text())
 }
 
-pub(super) fn run_tune(arguments: DsTuneOptions, session: &mut Session<'_>) -> Result<()> {
+pub(super) fn run_tune(arguments: DsTuneArguments, session: &mut Session<'_>) -> Result<()> {
     gds::refuse_gds(arguments.gds)?;
     let directions = [(Direction::Read, arguments.no_read), (Direction::Write, arguments.no_write)];
-    let options = tune::Options {
+    let options = tune::DsTuneOptions {
         nvme_dir: arguments.nvme_dir,
         sweep_config: arguments.sweep_config,
         io_size: arguments.io_size,

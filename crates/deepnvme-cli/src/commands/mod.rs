@@ -53,7 +53,7 @@ fn exit_status(done: Result<()>, session: &mut Session<'_>) -> u8 {
         Ok(()) => 0,
         Err(Error::OutputClosed) => 0,
         Err(error) => {
-            let _ = writeln!(session.stderr, "deepnvme: {}", sanitized(&error.to_string()));
+            let _ = writeln!(session.stderr, "deepnvme: {}", sanitised(&error.to_string()));
             error.exit_status()
         }
     }
@@ -120,7 +120,7 @@ fn print_parse_error(error: &clap::Error, session: &mut Session<'_>) -> u8 {
 
 /// Escapes control characters and indents further lines: an error may quote text from a file, which must not move the cursor
 /// or look like a message of ours.
-fn sanitized(text: &str) -> String {
+fn sanitised(text: &str) -> String {
     let lines: Vec<String> = text.split('\n').map(|line| display::text(line).to_string()).collect();
     lines.join("\n  ")
 }

@@ -8,24 +8,24 @@ use deepnvme_codec::quant::Code;
 use deepnvme_io::{Config, Engine};
 use deepnvme_perf::Result;
 use deepnvme_perf::measure::Phase;
-use deepnvme_stream::pack::{Estimate, Mode, Packed, Packer};
+use deepnvme_stream::pack::{EncodingMode, Estimate, Packed, Packer};
 use serde::Serialize;
 
 use super::checkpoint::with_progress;
 use super::session::{CommandResult, Session};
-use crate::arguments::{Dtype, PackOptions};
+use crate::arguments::{Dtype, PackArguments};
 use crate::inspect::failed;
 use crate::show;
 
 /// The result as JSON.
 #[derive(Serialize)]
-struct Report<'a> {
+struct PackReport<'a> {
     estimate: &'a Estimate,
     packed: Option<&'a Packed>,
     seconds: f64,
 }
 
-pub(super) fn run(options: &PackOptions, session: &mut Session<'_>) -> Result<CommandResult> {
+pub(super) fn run(options: &PackArguments, session: &mut Session<'_>) -> Result<CommandResult> {
     let began = Instant::now();
     let engine = Arc::new(Engine::new(Config::default())?);
     let request = deepnvme_stream::pack::PackOptions { mode: mode(options), disks: options.disks.clone() };
@@ -42,19 +42,19 @@ pub(super) fn run(options: &PackOptions, session: &mut Session<'_>) -> Result<Co
         Some(packed)
     };
     let seconds = began.elapsed().as_secs_f64();
-    CommandResult::new(&Report { estimate: &estimate, packed: packed.as_ref(), seconds }, text, options.json)
+    CommandResult::new(&PackReport { estimate: &estimate, packed: packed.as_ref(), seconds }, text, options.json)
 }
 
 /// Converts the arguments.
-fn mode(options: &PackOptions) -> Mode {
+fn mode(options: &PackArguments) -> EncodingMode {
     match options.dtype {
-        Dtype::Auto => Mode::Auto,
-        Dtype::Lossless => Mode::Lossless,
-        Dtype::Keep => Mode::Keep,
-        Dtype::Bf16 => Mode::Cast(Float::Bf16),
-        Dtype::Fp16 => Mode::Cast(Float::F16),
-        Dtype::Fp32 => Mode::Cast(Float::F32),
-        Dtype::Int8 => Mode::Quantised(Code::Int8, options.group as usize),
-        Dtype::Fp8 => Mode::Quantised(Code::F8E4m3, options.group as usize),
+        Dtype::Auto => EncodingMode::Auto,
+        Dtype::Lossless => EncodingMode::Lossless,
+        Dtype::Keep => EncodingMode::Keep,
+        Dtype::Bf16 => EncodingMode::Cast(Float::Bf16),
+        Dtype::Fp16 => EncodingMode::Cast(Float::F16),
+        Dtype::Fp32 => EncodingMode::Cast(Float::F32),
+        Dtype::Int8 => EncodingMode::Quantised(Code::Int8, options.group as usize),
+        Dtype::Fp8 => EncodingMode::Quantised(Code::F8E4m3, options.group as usize),
     }
 }

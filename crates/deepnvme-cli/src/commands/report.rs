@@ -6,10 +6,10 @@ use deepnvme_perf::Result;
 use deepnvme_perf::report::Report;
 
 use super::session::{CommandResult, Session};
-use crate::arguments::ReportOptions;
+use crate::arguments::ReportArguments;
 use crate::show::report as text;
 
-pub(super) fn run(options: &ReportOptions, session: &Session<'_>) -> Result<CommandResult> {
+pub(super) fn run(options: &ReportArguments, session: &Session<'_>) -> Result<CommandResult> {
     let folders = if options.folders.is_empty() { vec![PathBuf::from(".")] } else { options.folders.clone() };
     let report = Report::gather(&folders, &session.python);
     CommandResult::new(&report, text::draw(&report), options.json)

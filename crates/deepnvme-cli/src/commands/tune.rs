@@ -5,21 +5,21 @@ use std::path::{Path, PathBuf};
 use deepnvme_io::display;
 use deepnvme_io::op::Direction as IoDirection;
 use deepnvme_perf::measure::Direction;
-use deepnvme_perf::tune::{self, Choice, FolderResult, Options, Outcome, compare};
+use deepnvme_perf::tune::{self, Choice, FolderResult, TuneOptions, TuneOutcome, compare};
 use deepnvme_perf::{Error, Result};
 use deepnvme_settings::{FolderSettings, SettingsFile};
 
 use super::gds;
 use super::progress_bar::Bar;
 use super::session::{CommandResult, Session};
-use crate::arguments::TuneOptions;
+use crate::arguments::TuneArguments;
 use crate::deepspeed::tune::sweep_config;
 use crate::show::{self, heatmap, picture};
 
 /// The default file for settings, in the current folder.
 const DEFAULT_OUTPUT: &str = "deepnvme.toml";
 
-pub(super) fn run(options: &TuneOptions, session: &Session<'_>) -> Result<CommandResult> {
+pub(super) fn run(options: &TuneArguments, session: &Session<'_>) -> Result<CommandResult> {
     gds::gds_mode(options.gds, options.gpu)?;
     options.plot.as_deref().map_or(Ok(()), picture::check)?;
     let request = request(options)?;
@@ -45,10 +45,10 @@ pub(super) fn run(options: &TuneOptions, session: &Session<'_>) -> Result<Comman
 }
 
 /// Converts the arguments.
-fn request(options: &TuneOptions) -> Result<Options> {
+fn request(options: &TuneArguments) -> Result<TuneOptions> {
     let folders: Vec<PathBuf> = options.folders.iter().chain(&options.nvme_dir).cloned().collect();
     let directions = [(Direction::Read, options.no_read), (Direction::Write, options.no_write)];
-    let mut request = Options {
+    let mut request = TuneOptions {
         folders,
         budget: options.budget,
         io_bytes: options.size,
@@ -78,7 +78,7 @@ fn check_replaceable(path: &Path) -> Result<()> {
 }
 
 /// Replaces the file atomically: no engine reads half of it.
-fn write(settings: &str, outcome: &Outcome, path: &Path) -> Result<()> {
+fn write(settings: &str, outcome: &TuneOutcome, path: &Path) -> Result<()> {
     let seconds = outcome.seconds;
     let head = format!(
         "# SearchResult by deepnvme tune {} in {seconds:.0} s. Read by Engine.from_file() and DEEPNVME_CONFIG.\n\n",
@@ -92,7 +92,7 @@ fn write(settings: &str, outcome: &Outcome, path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// A folder has no absolute path.
-fn settings(outcome: &Outcome) -> Result<SettingsFile> {
+fn settings(outcome: &TuneOutcome) -> Result<SettingsFile> {
     let engine = outcome.results.last().and_then(|result| result.both.clone()).unwrap_or_default();
     let alone = outcome.results.iter().filter(|result| result.folders.len() == 1);
     let entry = |result: &FolderResult| {

@@ -9,7 +9,7 @@ use deepnvme_io::{Config, DirectMode, Durability, SubmitMode, WindowMode};
 use deepnvme_perf::bench::Launcher;
 use deepnvme_perf::bench::processes::WorkerProcesses;
 use deepnvme_perf::measure::{
-    Benchmark, Cache, Direction, Memory, Observer, Order, Phase, Runner, Sample, Workload, gpu,
+    AccessOrder, Benchmark, Cache, Direction, Memory, Observer, Phase, Runner, Sample, Workload, gpu,
 };
 use deepnvme_perf::{Error, Result};
 
@@ -20,7 +20,7 @@ pub const ENGINES: [&str; 4] = ["aio_handle", "aio_basic", "torch_io", "torch_fa
 
 /// The options, by DeepSpeed's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct DsIoOptions {
     /// One folder for all processes.
     pub folder: Option<PathBuf>,
     /// `FOLDER:DEVICE` for each process.
@@ -51,7 +51,7 @@ pub struct Options {
     pub gpu: bool,
     /// GPU memory with GPUDirect Storage.
     pub use_gds: bool,
-    /// Memory that is not page-locked.
+    /// Memory that is not pinned.
     pub slow_bounce_buffer: bool,
     /// Rounds before those that count.
     pub warmup_loops: u32,
@@ -98,7 +98,7 @@ impl Metrics {
     }
 }
 
-impl Options {
+impl DsIoOptions {
     /// Returns the errors, with DeepSpeed's messages where it has them.
     #[must_use]
     pub fn errors(&self) -> Vec<String> {
@@ -182,7 +182,7 @@ impl Options {
             folders: vec![folder],
             stripe_bytes: None,
             io_bytes: self.io_size,
-            order: Order::Sequential,
+            order: AccessOrder::Sequential,
             memory: if self.slow_bounce_buffer && gpu.is_none() { Memory::Plain } else { Memory::Pinned },
             gpu,
             buffer_bytes: None,
@@ -199,7 +199,7 @@ impl Options {
 /// # Errors
 /// `Usage` with DeepSpeed's list of errors, `Interrupted`, or a refusal of the machine.
 pub fn run(
-    options: &Options,
+    options: &DsIoOptions,
     launcher: &Launcher,
     observer: &mut dyn Observer,
     print: &mut dyn FnMut(&str) -> Result<()>,
@@ -230,7 +230,7 @@ pub fn run(
     Ok(Metrics::of(options.direction(), &samples))
 }
 
-fn rounds(options: &Options, benchmark: &mut dyn Benchmark, observer: &mut dyn Observer) -> Result<Vec<Sample>> {
+fn rounds(options: &DsIoOptions, benchmark: &mut dyn Benchmark, observer: &mut dyn Observer) -> Result<Vec<Sample>> {
     let skipped = if options.include_warmup_time { 0 } else { options.warmup_loops };
     let all: Vec<_> =
         (0..options.warmup_loops + options.loops.max(1)).map(|_| benchmark.round(observer)).collect::<Result<_>>()?;
@@ -242,8 +242,8 @@ pub(super) mod tests {
     use super::*;
     use deepnvme_perf::measure::NoObserver;
 
-    pub(crate) fn small(folder: &std::path::Path) -> Options {
-        Options {
+    pub(crate) fn small(folder: &std::path::Path) -> DsIoOptions {
+        DsIoOptions {
             folder: Some(folder.into()),
             folder_to_device_mapping: vec![],
             io_size: 1 << 20,
@@ -275,7 +275,7 @@ pub(super) mod tests {
                 printed.push_str(text);
                 Ok(())
             };
-            let options = Options { read, ..small(folder.path()) };
+            let options = DsIoOptions { read, ..small(folder.path()) };
             let metrics = run(&options, &launcher, &mut NoObserver, &mut print).unwrap();
             let name = if read { "Read" } else { "Write" };
             let lines = metrics.text();
@@ -296,20 +296,20 @@ pub(super) mod tests {
         assert_eq!(good.errors(), Vec::<String>::new());
         let mapping = vec![format!("{}:0", folder.path().display())];
         let cases = [
-            (Options { folder_to_device_mapping: mapping.clone(), ..good.clone() }, "cannot be specified together"),
-            (Options { folder: None, ..good.clone() }, "At least one of --folder"),
-            (Options { folder: Some("/no/such".into()), ..good.clone() }, "Invalid folder in --folder: /no/such "),
+            (DsIoOptions { folder_to_device_mapping: mapping.clone(), ..good.clone() }, "cannot be specified together"),
+            (DsIoOptions { folder: None, ..good.clone() }, "At least one of --folder"),
+            (DsIoOptions { folder: Some("/no/such".into()), ..good.clone() }, "Invalid folder in --folder: /no/such "),
             (
-                Options { folder: None, folder_to_device_mapping: vec!["x".into()], ..good.clone() },
+                DsIoOptions { folder: None, folder_to_device_mapping: vec!["x".into()], ..good.clone() },
                 "Missing delimiter (:)",
             ),
-            (Options { engine: "x".into(), ..good.clone() }, "Invalid engine x. Valid options = "),
-            (Options { use_gds: true, ..good.clone() }, "--gpu must be set"),
+            (DsIoOptions { engine: "x".into(), ..good.clone() }, "Invalid engine x. Valid options = "),
+            (DsIoOptions { use_gds: true, ..good.clone() }, "--gpu must be set"),
         ];
         for (options, text) in cases {
             assert!(options.errors().iter().any(|error| error.contains(text)), "{text}: {:?}", options.errors());
         }
-        let mapped = Options { folder: None, folder_to_device_mapping: mapping, ..good };
+        let mapped = DsIoOptions { folder: None, folder_to_device_mapping: mapping, ..good };
         assert_eq!((mapped.errors(), mapped.processes()), (vec![], vec![(folder.path().to_path_buf(), "0".into())]));
     }
 }

@@ -5,17 +5,19 @@ use std::path::{Path, PathBuf};
 use deepnvme_io::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
 use deepnvme_io::{display, fs};
 
-use deepnvme_perf::measure::{Benchmark, Cache, Direction, Memory, Observer, Order, Phase, Runner, Sample, Workload};
-use deepnvme_perf::tune::space::{self, Space};
+use deepnvme_perf::measure::{
+    AccessOrder, Benchmark, Cache, Direction, Memory, Observer, Phase, Runner, Sample, Workload,
+};
+use deepnvme_perf::tune::space::{self, SearchSpace};
 use deepnvme_perf::units::bytes_option;
 use deepnvme_perf::{Error, Result};
 
 use super::io::{self, Metrics};
-use crate::show::aio_block::Block;
+use crate::show::aio_block::AioBlock;
 
 /// The options, by DeepSpeed's names.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct DsTuneOptions {
     /// The folders, measured at the same time.
     pub nvme_dir: Vec<PathBuf>,
     /// JSON lists by the names of `ds_io`.
@@ -38,8 +40,8 @@ pub struct Options {
 const SWEEP_CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// DeepSpeed's default sweep.
-fn default_sweep() -> Space {
-    Space {
+fn default_sweep() -> SearchSpace {
+    SearchSpace {
         block_bytes: vec![1 << 20, 8 << 20],
         queue_depth: vec![32, 128],
         workers: vec![1, 2, 4, 8],
@@ -55,7 +57,7 @@ fn default_sweep() -> Space {
 ///
 /// # Errors
 /// `Engine` if it is not a regular file, is too large or cannot be read; `Usage` with the setting that is invalid.
-pub(crate) fn sweep_config(path: &Path, base: Space) -> Result<Space> {
+pub(crate) fn sweep_config(path: &Path, base: SearchSpace) -> Result<SearchSpace> {
     let text = fs::read_small(path, SWEEP_CONFIG_BYTES_MAX)?;
     let text =
         String::from_utf8(text).map_err(|_| Error::usage(format!("{}: it is not UTF-8", display::path(path))))?;
@@ -67,7 +69,7 @@ pub(crate) fn sweep_config(path: &Path, base: Space) -> Result<Space> {
 /// # Errors
 /// `Usage`, `Interrupted`, or a refusal of the machine. Logs that were written stay.
 pub fn run(
-    options: &Options,
+    options: &DsTuneOptions,
     observer: &mut dyn Observer,
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<String> {
@@ -107,16 +109,16 @@ pub fn run(
     let (_, config) = best.ok_or_else(|| {
         Error::usage("the sweep has no combination of settings; give each setting at least one value")
     })?;
-    Ok(format!("Best performance (GB/sec): {}\n{}", best_of.join(", "), Block::of(&config).text()))
+    Ok(format!("Best performance (GB/sec): {}\n{}", best_of.join(", "), AioBlock::of(&config).text()))
 }
 
-fn workload(options: &Options) -> Workload {
+fn workload(options: &DsTuneOptions) -> Workload {
     Workload {
         direction: options.directions.first().copied().unwrap_or(Direction::Read),
         folders: options.nvme_dir.clone(),
         stripe_bytes: None,
         io_bytes: options.io_size,
-        order: Order::Sequential,
+        order: AccessOrder::Sequential,
         memory: Memory::Pinned,
         gpu: options.gpu,
         buffer_bytes: None,
@@ -128,7 +130,7 @@ fn workload(options: &Options) -> Workload {
 }
 
 fn measure(
-    options: &Options,
+    options: &DsTuneOptions,
     runner: &mut Runner,
     direction: Direction,
     config: &Config,
@@ -141,7 +143,7 @@ fn measure(
     Ok(io::Metrics::of(direction, &samples))
 }
 
-fn log_folder(options: &Options, direction: Direction) -> Result<PathBuf> {
+fn log_folder(options: &DsTuneOptions, direction: Direction) -> Result<PathBuf> {
     let folder = options.log_dir.join(format!("_aio_bench_{}_logs", name_of(direction)));
     std::fs::create_dir_all(&folder).map_err(|error| Error::at(&folder, "create the log folder", &error))?;
     Ok(folder)
@@ -178,7 +180,7 @@ mod tests {
         let (folder, logs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let sweep = logs.path().join("sweep.json");
         std::fs::write(&sweep, r#"{"block_size": ["64K"], "queue_depth": [4, 8], "io_parallel": [1]}"#).unwrap();
-        let options = Options {
+        let options = DsTuneOptions {
             nvme_dir: vec![folder.path().into()],
             sweep_config: Some(sweep),
             io_size: 1 << 20,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use deepnvme_checkpoint::history::{self, Entry, Listed};
+use deepnvme_checkpoint::history::{self, Listed, ManifestEntry};
 use deepnvme_checkpoint::read::{self, CheckpointFile, FileList, FileSet, Reader};
 use deepnvme_checkpoint::{Progress, until_stopped};
 use deepnvme_format::set::ChecksumState;
@@ -136,7 +136,12 @@ fn verify_history(
 }
 
 /// Verifies one checkpoint of a `Checkpointer` by the manifest and by its own checksums.
-fn verify_entry(engine: &Arc<Engine>, entry: &Entry, path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
+fn verify_entry(
+    engine: &Arc<Engine>,
+    entry: &ManifestEntry,
+    path: &Path,
+    progress: &Progress,
+) -> Result<Vec<Verification>> {
     let differs = |finding: String| {
         let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", display::path(path))));
         let (verdict, coverage) = (Verdict::Damaged, Coverage::Nothing);

@@ -21,12 +21,12 @@ pub struct Aio {
 
 /// The object with the key `"aio"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Block {
+pub struct AioBlock {
     /// The settings.
     pub aio: Aio,
 }
 
-impl Block {
+impl AioBlock {
     /// Converts settings to DeepSpeed's names.
     #[must_use]
     pub fn of(config: &Config) -> Self {
@@ -66,7 +66,7 @@ mod tests {
             block_bytes: 1 << 20,
             ..Config::default()
         };
-        let block = Block::of(&config);
+        let block = AioBlock::of(&config);
         let text: serde_json::Value = serde_json::from_str(&block.text()).unwrap();
         assert_eq!(text, serde_json::to_value(block).unwrap());
         assert_eq!(text["aio"]["single_submit"], true);

@@ -4,15 +4,15 @@ use std::fmt::Write;
 
 use deepnvme_io::display;
 use deepnvme_io::{DirectMode, Durability, SubmitMode};
-use deepnvme_perf::bench::{Outcome, ToolResult};
-use deepnvme_perf::measure::{Cache, Direction, Memory, Order};
+use deepnvme_perf::bench::{BenchOutcome, ToolResult};
+use deepnvme_perf::measure::{AccessOrder, Cache, Direction, Memory};
 use deepnvme_perf::units::{bytes_text, gb};
 
 use super::memory_text;
 
 /// Draws the outcome as lines of text.
 #[must_use]
-pub fn draw(outcome: &Outcome) -> String {
+pub fn draw(outcome: &BenchOutcome) -> String {
     let mut out = format!("{}\n{}\n", workload_line(outcome), engine_line(outcome));
     for folder in &outcome.folders {
         let device = folder.device.as_ref().map_or_else(String::new, |device| format!(" on {device}"));
@@ -44,7 +44,7 @@ pub fn draw(outcome: &Outcome) -> String {
 }
 
 /// Describes the workload.
-fn workload_line(outcome: &Outcome) -> String {
+fn workload_line(outcome: &BenchOutcome) -> String {
     let workload = &outcome.workload;
     let verb = match workload.direction {
         Direction::Read => "read",
@@ -64,8 +64,8 @@ fn workload_line(outcome: &Outcome) -> String {
         let _ = write!(text, " by each of {} processes", outcome.processes);
     }
     text.push_str(match workload.order {
-        Order::Sequential => ", sequential",
-        Order::Random => ", random blocks",
+        AccessOrder::Sequential => ", sequential",
+        AccessOrder::Random => ", random blocks",
     });
     text.push_str(match (workload.direction, workload.cache) {
         (Direction::Read, Cache::Cold) => ", cold",
@@ -74,7 +74,7 @@ fn workload_line(outcome: &Outcome) -> String {
     });
     let kind = match (workload.gpu, workload.memory) {
         (Some(index), _) => memory_text(index),
-        (None, Memory::Pinned) => "page-locked memory".into(),
+        (None, Memory::Pinned) => "pinned memory".into(),
         (None, Memory::Plain) => "pageable memory".into(),
     };
     match workload.buffer_bytes {
@@ -92,7 +92,7 @@ fn workload_line(outcome: &Outcome) -> String {
 }
 
 /// Describes the engine's settings.
-fn engine_line(outcome: &Outcome) -> String {
+fn engine_line(outcome: &BenchOutcome) -> String {
     let config = &outcome.workload.config;
     let plural = if config.workers == 1 { "" } else { "s" };
     let direct = match config.direct {

@@ -10,7 +10,7 @@ use deepnvme_io::display;
 use deepnvme_perf::Result;
 use deepnvme_perf::bench::summary::median;
 use deepnvme_perf::measure::Direction;
-use deepnvme_perf::tune::{FolderResult, Outcome, Trial};
+use deepnvme_perf::tune::{FolderResult, Trial, TuneOutcome};
 use deepnvme_perf::units::bytes_option;
 
 use super::picture::{self, Drawn};
@@ -26,7 +26,7 @@ type Cells = BTreeMap<(u64, u32), f64>;
 ///
 /// # Errors
 /// `Usage` for another extension; an I/O error.
-pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
+pub fn write(outcome: &TuneOutcome, path: &Path) -> Result<()> {
     picture::write(path, "deepnvme tune", "heat map", || svg(outcome))
 }
 
@@ -36,7 +36,7 @@ struct Row {
     panels: BTreeMap<u32, Cells>,
 }
 
-fn rows(outcome: &Outcome) -> Vec<Row> {
+fn rows(outcome: &TuneOutcome) -> Vec<Row> {
     let of = |result: &FolderResult, direction| {
         let choice = if direction == Direction::Read { &result.read } else { &result.write };
         let name = if direction == Direction::Read { "read" } else { "write" };
@@ -61,7 +61,7 @@ fn panels(tried: &[Trial]) -> BTreeMap<u32, Cells> {
     panels
 }
 
-fn svg(outcome: &Outcome) -> Drawn<String> {
+fn svg(outcome: &TuneOutcome) -> Drawn<String> {
     let rows = rows(outcome);
     let columns = rows.iter().map(|row| row.panels.len()).max().unwrap_or(1).max(1);
     let size = (PANEL_WIDTH * columns as u32, (PANEL_HEIGHT + 30) * rows.len().max(1) as u32);

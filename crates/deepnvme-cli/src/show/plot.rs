@@ -6,7 +6,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use deepnvme_perf::Result;
-use deepnvme_perf::bench::Outcome;
+use deepnvme_perf::bench::BenchOutcome;
 use deepnvme_perf::bench::summary::all_latencies;
 use deepnvme_perf::measure::Sample;
 use deepnvme_perf::measure::sample::Latencies;
@@ -28,11 +28,11 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 ///
 /// # Errors
 /// `Usage` for another extension; an I/O error.
-pub fn write(outcome: &Outcome, path: &Path) -> Result<()> {
+pub fn write(outcome: &BenchOutcome, path: &Path) -> Result<()> {
     picture::write(path, "deepnvme bench", "plot", || svg(outcome))
 }
 
-fn svg(outcome: &Outcome) -> Drawn<String> {
+fn svg(outcome: &BenchOutcome) -> Drawn<String> {
     let mut picture = String::new();
     {
         let root = SVGBackend::with_string(&mut picture, (WIDTH, HEIGHT)).into_drawing_area();
@@ -48,7 +48,7 @@ fn svg(outcome: &Outcome) -> Drawn<String> {
 }
 
 /// Draws the histogram of latencies over a logarithmic axis.
-fn draw_latencies(outcome: &Outcome, area: &Area<'_>) -> Drawn<()> {
+fn draw_latencies(outcome: &BenchOutcome, area: &Area<'_>) -> Drawn<()> {
     let histograms: Vec<_> = outcome.results.iter().map(|line| bars(&all_latencies(&line.samples))).collect();
     let bar_indices = || histograms.iter().flatten().map(|(index, _)| *index);
     let (Some(first), Some(last)) = (bar_indices().min(), bar_indices().max()) else {
@@ -85,7 +85,7 @@ fn draw_latencies(outcome: &Outcome, area: &Area<'_>) -> Drawn<()> {
 }
 
 /// Draws a line per round over the seconds of the round.
-fn draw_bandwidth(outcome: &Outcome, area: &Area<'_>) -> Drawn<()> {
+fn draw_bandwidth(outcome: &BenchOutcome, area: &Area<'_>) -> Drawn<()> {
     let lines: Vec<(usize, Vec<(f64, f64)>)> = outcome
         .results
         .iter()

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use deepnvme_io::display;
 use deepnvme_io::gpu::GpuFacts;
 
-use deepnvme_perf::report::{Device, Folder, Op, Report, Severity};
+use deepnvme_perf::report::{BlockDevice, FolderReport, OpReport, Report, Severity};
 use deepnvme_perf::units::gb;
 
 /// Draws the report as lines of text.
@@ -99,7 +99,7 @@ fn packages(report: &Report) -> String {
 }
 
 /// Draws an op as `ds_report` does: installed, and compatible.
-fn op_line(op: &Op) -> String {
+fn op_line(op: &OpReport) -> String {
     let installed = if op.is_installed { "[YES]" } else { "[NO]" };
     let compatible = if op.is_compatible { "[OKAY]" } else { "[NO]" };
     let dots = |width: usize, text: &str| ".".repeat(width.saturating_sub(text.len()));
@@ -129,9 +129,9 @@ fn cpu(report: &Report) -> String {
 fn memory(report: &Report) -> String {
     let system = &report.system;
     let limit = match system.memlock_bytes {
-        _ if system.may_lock_freely => "no limit on page-locked memory".into(),
-        None => "no limit on page-locked memory".into(),
-        Some(bytes) => format!("{} KiB may be page-locked", bytes >> 10),
+        _ if system.may_lock_freely => "no limit on pinned memory".into(),
+        None => "no limit on pinned memory".into(),
+        Some(bytes) => format!("{} KiB may be pinned", bytes >> 10),
     };
     let huge = system.huge_pages.as_deref().unwrap_or("unknown");
     format!(
@@ -141,7 +141,7 @@ fn memory(report: &Report) -> String {
     )
 }
 
-fn draw_folder(folder: &Folder, has_gpu: bool, line: &mut impl FnMut(&str, &str)) {
+fn draw_folder(folder: &FolderReport, has_gpu: bool, line: &mut impl FnMut(&str, &str)) {
     if folder.error.is_some() {
         return;
     }
@@ -171,7 +171,7 @@ fn draw_folder(folder: &Folder, has_gpu: bool, line: &mut impl FnMut(&str, &str)
     }
 }
 
-fn draw_device(device: &Device, depth: usize, line: &mut impl FnMut(&str, &str)) {
+fn draw_device(device: &BlockDevice, depth: usize, line: &mut impl FnMut(&str, &str)) {
     let mut facts = vec![device.kind.clone()];
     facts.extend(device.model.clone());
     facts.extend(device.is_rotational.filter(|turns| *turns).map(|_| "rotational".into()));

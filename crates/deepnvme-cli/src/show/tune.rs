@@ -6,10 +6,10 @@ use deepnvme_io::display;
 use deepnvme_io::{BackendChoice, Config, SubmitMode, WindowMode};
 use deepnvme_perf::measure::Direction;
 use deepnvme_perf::tune::compare::{Comparison, ROUNDS};
-use deepnvme_perf::tune::{Choice, FolderResult, Outcome, Trial};
+use deepnvme_perf::tune::{Choice, FolderResult, Trial, TuneOutcome};
 use deepnvme_perf::units::bytes_text;
 
-use super::aio_block::Block;
+use super::aio_block::AioBlock;
 use super::memory_text;
 
 /// Rows of each table.
@@ -17,7 +17,7 @@ const ROWS: usize = 6;
 
 /// Draws the outcome as lines of text; `written` is the file of settings.
 #[must_use]
-pub fn draw(outcome: &Outcome, written: Option<&std::path::Path>) -> String {
+pub fn draw(outcome: &TuneOutcome, written: Option<&std::path::Path>) -> String {
     let mut out = String::new();
     for result in &outcome.results {
         draw_folders(result, outcome, &mut out);
@@ -29,7 +29,7 @@ pub fn draw(outcome: &Outcome, written: Option<&std::path::Path>) -> String {
         out.push_str("interrupted: the best so far\n");
     }
     if let Some(both) = outcome.results.last().and_then(|result| result.both.as_ref()) {
-        let _ = write!(out, "\nfor DeepSpeed's configuration:\n{}", Block::of(both).text());
+        let _ = write!(out, "\nfor DeepSpeed's configuration:\n{}", AioBlock::of(both).text());
     }
     if let Some(path) = written {
         let path = display::path(path);
@@ -42,7 +42,7 @@ pub fn draw(outcome: &Outcome, written: Option<&std::path::Path>) -> String {
     out
 }
 
-fn draw_folders(result: &FolderResult, outcome: &Outcome, out: &mut String) {
+fn draw_folders(result: &FolderResult, outcome: &TuneOutcome, out: &mut String) {
     let names: Vec<_> = result.folders.iter().map(|folder| display::path(folder).to_string()).collect();
     let memory = outcome.gpu.map_or_else(String::new, |index| format!(", {}", memory_text(index)));
     let _ = writeln!(out, "{}, {} in each trial{memory}", names.join(" + "), bytes_text(outcome.io_bytes));

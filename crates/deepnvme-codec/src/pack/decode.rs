@@ -1,7 +1,7 @@
 //! Decoding of one block.
 
 use super::elements::{assemble, sign_mantissa_bytes};
-use super::header::{Header, Layer};
+use super::header::{BlockHeader, Layer};
 use super::simd::{SimdBackend, SimdTask, WINDOW, dispatch};
 use super::{GROUP, HEADER_BYTES, LAYER_BYTES, LAYERS_MAX, PLANES_BYTES};
 use crate::{Error, Result};
@@ -11,8 +11,8 @@ const STEP: usize = 32 * GROUP;
 
 /// A block with validated sizes. Its codes are validated when it is decoded.
 #[derive(Clone, Copy, Debug)]
-pub struct Block<'a> {
-    header: Header,
+pub struct PackedBlock<'a> {
+    header: BlockHeader,
     layers: [Option<Layer>; LAYERS_MAX],
     /// The sections after the headers: signs and mantissas, bit planes of the layers, tail.
     sign_mantissa: &'a [u8],
@@ -27,15 +27,15 @@ pub struct Scratch {
     to: Vec<u8>,
 }
 
-impl<'a> Block<'a> {
+impl<'a> PackedBlock<'a> {
     /// Parses the block at the start of `bytes` and ignores the rest. The next block starts after
-    /// [`Header::encoded_bytes`].
+    /// [`BlockHeader::encoded_bytes`].
     ///
     /// # Errors
     ///
     /// [`Error::Corrupt`] if the bytes are too few or inconsistent.
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
-        let header = Header::parse(bytes)?;
+        let header = BlockHeader::parse(bytes)?;
         let Some(bytes) = bytes.get(..header.encoded_bytes) else {
             let len = bytes.len();
             return Err(Error::corrupt(
@@ -69,7 +69,7 @@ impl<'a> Block<'a> {
 
     /// Returns the header.
     #[must_use]
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &BlockHeader {
         &self.header
     }
 
@@ -79,11 +79,11 @@ impl<'a> Block<'a> {
         self.header.layers == 0
     }
 
-    /// Decodes all elements. For many blocks use [`Block::decode_with`].
+    /// Decodes all elements. For many blocks use [`PackedBlock::decode_with`].
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if the length of `out` is not [`Header::decoded_bytes`]. [`Error::Corrupt`] if codes and
+    /// [`Error::Invalid`] if the length of `out` is not [`BlockHeader::decoded_bytes`]. [`Error::Corrupt`] if codes and
     /// layers are inconsistent; `out` is unspecified then.
     pub fn decode_into(&self, out: &mut [u8]) -> Result<()> {
         self.decode_with(&mut Scratch::default(), out)
@@ -93,7 +93,7 @@ impl<'a> Block<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Block::decode_into`].
+    /// As [`PackedBlock::decode_into`].
     pub fn decode_with(&self, scratch: &mut Scratch, out: &mut [u8]) -> Result<()> {
         if out.len() != self.header.decoded_bytes() {
             let (len, bytes) = (out.len(), self.header.decoded_bytes());
@@ -109,7 +109,7 @@ impl<'a> Block<'a> {
 }
 
 struct Decode<'a> {
-    block: &'a Block<'a>,
+    block: &'a PackedBlock<'a>,
     scratch: &'a mut Scratch,
     out: &'a mut [u8],
 }
@@ -120,7 +120,7 @@ impl SimdTask for Decode<'_> {
     #[inline(always)]
     fn run<L: SimdBackend>(self, simd: L) -> Option<()> {
         let Self { block, scratch: Scratch { from, to }, out } = self;
-        let Header { float, elements, .. } = block.header;
+        let BlockHeader { float, elements, .. } = block.header;
         let mut planes = block.planes;
         let (first, deeper) = block.layers.split_first()?;
         ensure_len(from, block.tail.len() + WINDOW)[..block.tail.len()].copy_from_slice(block.tail);

@@ -1,7 +1,7 @@
 //! Encoding of one block: histogram of exponents, choice of layers, and the layers.
 
 use super::elements::{extract_exponents, extract_sign_mantissa, sign_mantissa_bytes};
-use super::header::{Header, Layer};
+use super::header::{BlockHeader, Layer};
 use super::simd::{SimdBackend, SimdTask, dispatch};
 use super::{BLOCK_ELEMENTS_MAX, GROUP, HEADER_BYTES, LAYER_BYTES, LAYERS_MAX, encoded_bytes_max};
 use crate::{Error, Float, Result};
@@ -44,11 +44,11 @@ impl SimdTask for Encode<'_> {
         let layers = choose_layers(&histogram(&symbols[..elements]), elements);
         let encoded_bytes = HEADER_BYTES + sign_mantissa_bytes(float, elements) + layers_bytes(&layers);
         if layers.is_empty() || encoded_bytes >= HEADER_BYTES + bytes.len() {
-            Header { float, layers: 0, elements, encoded_bytes: HEADER_BYTES + bytes.len() }.write(out);
+            BlockHeader { float, layers: 0, elements, encoded_bytes: HEADER_BYTES + bytes.len() }.write(out);
             out.extend_from_slice(bytes);
             return;
         }
-        Header { float, layers: layers.len(), elements, encoded_bytes }.write(out);
+        BlockHeader { float, layers: layers.len(), elements, encoded_bytes }.write(out);
         for layer in &layers {
             layer.write(out);
         }

@@ -5,14 +5,14 @@ use crate::{Error, Float, Result};
 
 /// The first [`HEADER_BYTES`] of a block. They give its encoded and decoded sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
+pub struct BlockHeader {
     pub(super) float: Float,
     pub(super) layers: usize,
     pub(super) elements: usize,
     pub(super) encoded_bytes: usize,
 }
 
-impl Header {
+impl BlockHeader {
     /// Parses a header. Ignores the bytes after it.
     ///
     /// # Errors

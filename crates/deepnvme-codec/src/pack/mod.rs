@@ -20,7 +20,7 @@
 //! let mut packed = Vec::new();
 //! pack::encode(Float::Bf16, &weights, &mut packed)?;
 //!
-//! let block = pack::Block::parse(&packed)?;
+//! let block = pack::PackedBlock::parse(&packed)?;
 //! let mut decoded = vec![0; block.header().decoded_bytes()];
 //! block.decode_into(&mut decoded)?;
 //! assert_eq!(decoded, weights);
@@ -33,9 +33,9 @@ mod encode;
 mod header;
 mod simd;
 
-pub use decode::{Block, Scratch};
+pub use decode::{PackedBlock, Scratch};
 pub use encode::encode;
-pub use header::Header;
+pub use header::BlockHeader;
 
 /// The default number of elements in a block: enough that headers do not matter, few enough that decoded elements
 /// stay in the core's cache.

@@ -22,7 +22,7 @@ pub use scheme::{Code, Scheme};
 
 use crate::cast::{Element, F32};
 use crate::half::{Bf16, F16, F32_INFINITY, F32_MAGNITUDE, Half};
-use crate::{Error, Float, Result, vectorize};
+use crate::{Error, Float, Result, vectorise};
 use codes::{E4m3, Int8, QuantCode};
 
 /// Quantises rows of `columns` elements of `source`. Writes one byte per element into `codes` and [`Scheme::scales`]
@@ -43,22 +43,22 @@ pub fn quantise(
     let sizes = (columns.max(1), scheme.group_of(columns));
     let done = match (from, scheme.code) {
         (Float::Bf16, Code::Int8) => {
-            vectorize!(quantise_groups::<Bf16, Int8, 2>(scheme.scale, sizes, source, codes, scales))
+            vectorise!(quantise_groups::<Bf16, Int8, 2>(scheme.scale, sizes, source, codes, scales))
         }
         (Float::F16, Code::Int8) => {
-            vectorize!(quantise_groups::<F16, Int8, 2>(scheme.scale, sizes, source, codes, scales))
+            vectorise!(quantise_groups::<F16, Int8, 2>(scheme.scale, sizes, source, codes, scales))
         }
         (Float::F32, Code::Int8) => {
-            vectorize!(quantise_groups::<F32, Int8, 4>(scheme.scale, sizes, source, codes, scales))
+            vectorise!(quantise_groups::<F32, Int8, 4>(scheme.scale, sizes, source, codes, scales))
         }
         (Float::Bf16, Code::F8E4m3) => {
-            vectorize!(quantise_groups::<Bf16, E4m3, 2>(scheme.scale, sizes, source, codes, scales))
+            vectorise!(quantise_groups::<Bf16, E4m3, 2>(scheme.scale, sizes, source, codes, scales))
         }
         (Float::F16, Code::F8E4m3) => {
-            vectorize!(quantise_groups::<F16, E4m3, 2>(scheme.scale, sizes, source, codes, scales))
+            vectorise!(quantise_groups::<F16, E4m3, 2>(scheme.scale, sizes, source, codes, scales))
         }
         (Float::F32, Code::F8E4m3) => {
-            vectorize!(quantise_groups::<F32, E4m3, 4>(scheme.scale, sizes, source, codes, scales))
+            vectorise!(quantise_groups::<F32, E4m3, 4>(scheme.scale, sizes, source, codes, scales))
         }
     };
     done.map_err(|row| {
@@ -86,22 +86,22 @@ pub fn dequantise(
     let sizes = (columns.max(1), scheme.group_of(columns));
     match (to, scheme.code) {
         (Float::Bf16, Code::Int8) => {
-            vectorize!(dequantise_groups::<Bf16, Int8, 2>(scheme.scale, sizes, codes, scales, target));
+            vectorise!(dequantise_groups::<Bf16, Int8, 2>(scheme.scale, sizes, codes, scales, target));
         }
         (Float::F16, Code::Int8) => {
-            vectorize!(dequantise_groups::<F16, Int8, 2>(scheme.scale, sizes, codes, scales, target));
+            vectorise!(dequantise_groups::<F16, Int8, 2>(scheme.scale, sizes, codes, scales, target));
         }
         (Float::F32, Code::Int8) => {
-            vectorize!(dequantise_groups::<F32, Int8, 4>(scheme.scale, sizes, codes, scales, target));
+            vectorise!(dequantise_groups::<F32, Int8, 4>(scheme.scale, sizes, codes, scales, target));
         }
         (Float::Bf16, Code::F8E4m3) => {
-            vectorize!(dequantise_groups::<Bf16, E4m3, 2>(scheme.scale, sizes, codes, scales, target));
+            vectorise!(dequantise_groups::<Bf16, E4m3, 2>(scheme.scale, sizes, codes, scales, target));
         }
         (Float::F16, Code::F8E4m3) => {
-            vectorize!(dequantise_groups::<F16, E4m3, 2>(scheme.scale, sizes, codes, scales, target));
+            vectorise!(dequantise_groups::<F16, E4m3, 2>(scheme.scale, sizes, codes, scales, target));
         }
         (Float::F32, Code::F8E4m3) => {
-            vectorize!(dequantise_groups::<F32, E4m3, 4>(scheme.scale, sizes, codes, scales, target));
+            vectorise!(dequantise_groups::<F32, E4m3, 4>(scheme.scale, sizes, codes, scales, target));
         }
     }
     Ok(())

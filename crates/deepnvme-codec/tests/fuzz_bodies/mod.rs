@@ -23,7 +23,7 @@ pub(crate) fn packed(bytes: &[u8]) {
 }
 
 fn decode(bytes: &[u8]) -> Option<(Float, Vec<u8>, usize)> {
-    let block = pack::Block::parse(bytes).ok()?;
+    let block = pack::PackedBlock::parse(bytes).ok()?;
     let header = *block.header();
     assert!(header.encoded_bytes() <= bytes.len());
     assert!(header.encoded_bytes() <= pack::encoded_bytes_max(header.decoded_bytes()));

@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use super::set;
 use super::temporary::{self, Proof, unlink_if};
 use crate::stripe_set::MANIFEST_SUFFIX;
-use deepnvme_io::fs::{self, FileId, Kind, OFlags};
+use deepnvme_io::fs::{self, FileId, FileKind, OFlags};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
@@ -134,7 +134,7 @@ impl Drop for PrivateFolder {
 /// Removes the new folders of this name that killed processes left. Removes the listed files, then the folder if it is
 /// empty.
 pub fn remove_stale_folders(target: &Path) {
-    for Proof { path, file, .. } in temporary::stale_of(target, Kind::Folder) {
+    for Proof { path, file, .. } in temporary::stale_of(target, FileKind::Folder) {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         match fs::open(&path.join(CONTENTS), flags, 0) {
             Ok(contents) => empty(&path, &contents),
@@ -148,7 +148,7 @@ pub fn remove_stale_folders(target: &Path) {
 /// Removes the listed files, the list and the folder.
 fn empty(folder: &Path, contents: &OwnedFd) {
     let Ok(stat) = fs::stat_of(contents.as_fd()) else { return };
-    if stat.kind != Kind::File || stat.user != fs::user() {
+    if stat.kind != FileKind::File || stat.user != fs::user() {
         return;
     }
     let list = folder.join(CONTENTS);
@@ -168,7 +168,7 @@ fn empty(folder: &Path, contents: &OwnedFd) {
         }
         temporary::remove_stale(&path);
         match fs::stat_link(&path) {
-            Ok(stat) if stat.kind == Kind::Folder => drop(fs::remove_folder(&path)),
+            Ok(stat) if stat.kind == FileKind::Folder => drop(fs::remove_folder(&path)),
             Ok(stat) => drop(unlink_if(&path, stat.identity)),
             Err(_) => {}
         }
@@ -184,7 +184,7 @@ fn empty(folder: &Path, contents: &OwnedFd) {
 /// Returns whether a folder on the way to a file has become a link, which may lead to a foreign folder.
 fn has_link(folder: &Path, name: &Path) -> bool {
     let between = name.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
-    between.into_iter().any(|above| fs::stat_link(&folder.join(above)).is_ok_and(|stat| stat.kind == Kind::Link))
+    between.into_iter().any(|above| fs::stat_link(&folder.join(above)).is_ok_and(|stat| stat.kind == FileKind::Link))
 }
 
 fn is_inside(name: &Path) -> bool {

@@ -11,7 +11,7 @@ use super::temporary::{self, EVERYBODY, Temporary};
 use crate::open::{Target, open};
 use crate::stripe_set::{RECORD_KEY, StripeSet};
 use deepnvme_io::DirectMode;
-use deepnvme_io::fs::{self, Kind};
+use deepnvme_io::fs::{self, FileKind};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 use deepnvme_io::{OpenOptions, TensorFile};
@@ -39,7 +39,9 @@ fn check_names(set: &StripeSet) -> Result<()> {
     };
     for part in set.parts() {
         match fs::stat(part) {
-            Ok(stat) if stat.kind != Kind::File => return refused(part, "a part is a regular file, and this is not"),
+            Ok(stat) if stat.kind != FileKind::File => {
+                return refused(part, "a part is a regular file, and this is not");
+            }
             Ok(_) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(Error::os("stat", errno).at_path(part)),
         }

@@ -26,14 +26,14 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use deepnvme_format::set;
-use deepnvme_io::fs::{self, FileId, Kind, OFlags, Stat};
+use deepnvme_io::fs::{self, FileId, FileKind, OFlags, Stat};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 use serde_json::Value;
 
 use self::identity::{folder_mark, mark, name_of, written_mark};
-use self::lock::lock_current;
+use self::lock::{Locked, lock_current};
 use self::owned::{Owned, clean_up, remove_listed};
 use self::record::{INTENT, Intended, Intent, Record, TOKEN_DIGITS, insert_record, not_text, recorded_path, render};
 use super::temporary::{self, EVERYBODY, Temporary};
@@ -140,8 +140,8 @@ impl SetReplacement {
         self.paths.iter().map(PathBuf::as_path)
     }
 
-    /// Commits: the index becomes this JSON object, plus the record of its own files and a checksum. The caller has synced the
-    /// members' bytes as far as required. The members' names and the index are on disk when this returns. Then the
+    /// Commits: the index becomes this JSON object, plus the record of its own files and a checksum. The caller has
+    /// synced the members' bytes as far as required. The members' names and the index are on disk when this returns. Then the
     /// members that the old index recorded as its own are removed. Returns the other files that the old index listed:
     /// they stay.
     ///
@@ -155,58 +155,78 @@ impl SetReplacement {
     pub(super) fn commit_index(mut self, mut index: Value, is_one_line: bool, most_mode: u32) -> Result<Vec<PathBuf>> {
         let folder = fs::OpenedFolder::new(fs::folder_of(&self.index))?;
         let mode = temporary::mode_of(&self.index, most_mode).map_err(|errno| self.refused(errno))?;
-        let stats = self.place(mode)?;
-        let members: Vec<_> = self
-            .paths
-            .iter()
-            .zip(&stats)
-            .map(|(path, stat)| (recorded_path(path, &self.index), written_mark(stat)))
-            .collect();
-        let identities: HashSet<FileId> = stats.iter().map(|stat| stat.identity).collect();
+        let members = self.place(mode)?;
         // Keep every list locked until the change: an unlocked one is taken for that of a killed save.
         let mut tried = Vec::new();
         for _ in 0..RACES_MAX {
             let Some(current) = lock_current(&self.index)? else { continue };
-            let old = current.as_ref().map(|file| Owned::of(&file.0, &self.index, &self.record_at));
-            let old = old.transpose()?.flatten().unwrap_or_default();
+            let old = self.owned_by(current.as_ref())?;
             let mut written = Temporary::new(&self.index)?;
-            let record = Record {
-                index: mark(&fs::stat_of(written.file()).map_err(|errno| self.refused(errno))?),
-                name: name_of(&self.index).escape_ascii().to_string(),
-                folder: folder_mark(&self.index).unwrap_or_default(),
-                token: self.token.clone(),
-                members: members.clone(),
-                replaces: old.replaced_by(&self.index),
-            };
+            let record = self.record(&written, &members, &old)?;
             insert_record(&mut index, &self.record_at, &record).map_err(|error| error.at_path(&self.index))?;
-            let text = render(&index, is_one_line).map_err(|error| not_text(&self.index, &error))?;
-            let text =
-                set::write_checksum(&text).map_err(|error| Error::invalid(error.to_string()).at_path(&self.index))?;
-            written.fill(text.as_bytes()).map_err(|error| error.at_path(&self.index))?;
-            fs::set_mode(written.file(), mode).map_err(|errno| self.refused(errno))?;
-            let renamed = match &current {
-                Some(_) => written.rename(&self.index),
-                None => written.rename_new(&self.index),
-            };
-            match renamed {
-                Err(Errno::EXIST) => {
-                    tried.push(written);
-                    continue;
-                }
-                renamed => renamed.map_err(|errno| self.refused(errno))?,
+            self.fill(&written, &index, is_one_line, mode)?;
+            if !self.rename_index(&mut written, current.as_ref())? {
+                tried.push(written);
+                continue;
             }
-            let intent = self.intent.take();
-            // Sync before removing the old members, at any durability: they may lie on other disks, which may lose less
-            // than this one.
-            if let Err(error) = folder.sync_change(&self.index) {
-                // The old index may come back after a crash, so keep the list of the new members.
-                intent.into_iter().for_each(Temporary::leave);
-                return Err(error);
-            }
-            return Ok(self.remove_old(old, &identities));
+            let identities = members.iter().map(|stat| stat.identity).collect();
+            return self.finish(&folder, old, &identities);
         }
         Err(Error::new(ErrorKind::Busy, "replace", "the index was replaced again and again meanwhile; save again")
             .at_path(&self.index))
+    }
+
+    /// Returns what the current index owns: the set that this one replaces.
+    fn owned_by(&self, current: Option<&Locked>) -> Result<Owned> {
+        let owned = current.map(|index| Owned::of(&index.0, &self.index, &self.record_at)).transpose()?;
+        Ok(owned.flatten().unwrap_or_default())
+    }
+
+    /// Returns the record for the index that is `written`: its identity, and the members that it owns.
+    fn record(&self, written: &Temporary, members: &[Stat], old: &Owned) -> Result<Record> {
+        let named = self.paths.iter().zip(members);
+        Ok(Record {
+            index: mark(&fs::stat_of(written.file()).map_err(|errno| self.refused(errno))?),
+            name: name_of(&self.index).escape_ascii().to_string(),
+            folder: folder_mark(&self.index).unwrap_or_default(),
+            token: self.token.clone(),
+            members: named.map(|(path, stat)| (recorded_path(path, &self.index), written_mark(stat))).collect(),
+            replaces: old.replaced_by(&self.index),
+        })
+    }
+
+    /// Writes the text of the index, with its checksum, and sets the permissions `mode`.
+    fn fill(&self, written: &Temporary, index: &Value, is_one_line: bool, mode: u32) -> Result<()> {
+        let text = render(index, is_one_line).map_err(|error| not_text(&self.index, &error))?;
+        let text =
+            set::write_checksum(&text).map_err(|error| Error::invalid(error.to_string()).at_path(&self.index))?;
+        written.fill(text.as_bytes()).map_err(|error| error.at_path(&self.index))?;
+        fs::set_mode(written.file(), mode).map_err(|errno| self.refused(errno))
+    }
+
+    /// Renames the new index to its name. Returns false if there was no index, and another process has created one.
+    fn rename_index(&self, written: &mut Temporary, current: Option<&Locked>) -> Result<bool> {
+        let renamed = match current {
+            Some(_) => written.rename(&self.index),
+            None => written.rename_new(&self.index),
+        };
+        match renamed {
+            Err(Errno::EXIST) => Ok(false),
+            renamed => renamed.map(|()| true).map_err(|errno| self.refused(errno)),
+        }
+    }
+
+    /// Syncs the index's name, then removes the old members. Returns the files that stay.
+    fn finish(&mut self, folder: &fs::OpenedFolder, old: Owned, new: &HashSet<FileId>) -> Result<Vec<PathBuf>> {
+        let intent = self.intent.take();
+        // Sync before removing the old members, at any durability: they may lie on other disks, which may lose less
+        // than this one.
+        if let Err(error) = folder.sync_change(&self.index) {
+            // The old index may come back after a crash, so keep the list of the new members.
+            intent.into_iter().for_each(Temporary::leave);
+            return Err(error);
+        }
+        Ok(self.remove_old(old, new))
     }
 
     /// Like [`commit`](Self::commit), with the index as text. A one-line text stays one line.
@@ -267,7 +287,7 @@ fn index_path(index: &Path) -> Result<PathBuf> {
 }
 
 fn is_link(path: &Path) -> bool {
-    fs::stat_link(path).is_ok_and(|stat| stat.kind == Kind::Link)
+    fs::stat_link(path).is_ok_and(|stat| stat.kind == FileKind::Link)
 }
 
 /// Sets the final permissions of a member. Returns its identity.
@@ -275,7 +295,7 @@ fn settle_member(path: &Path, mode: u32) -> Result<Stat> {
     let refused = |errno| Error::os("open for writing", errno).at_path(path);
     let file = fs::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0).map_err(refused)?;
     let stat = fs::stat_of(file.as_fd()).map_err(refused)?;
-    if stat.kind != Kind::File {
+    if stat.kind != FileKind::File {
         let detail = format!("somebody has put {} in its place; save again", stat.kind.name());
         return Err(Error::new(ErrorKind::Io, "replace", detail).at_path(path));
     }

@@ -11,7 +11,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::sync::thread;
-use deepnvme_io::fs::{self, FileId, Kind, OFlags, Stat};
+use deepnvme_io::fs::{self, FileId, FileKind, OFlags, Stat};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::start_thread;
@@ -259,12 +259,12 @@ impl Proof {
 }
 
 /// Finds the temporaries of a target, files or folders, that no running writer holds.
-pub(super) fn stale_of(target: &Path, kind: Kind) -> Vec<Proof> {
+pub(super) fn stale_of(target: &Path, kind: FileKind) -> Vec<Proof> {
     look_for_stale(target, kind).0
 }
 
 /// Like [`stale_of`], and returns whether the search was complete.
-fn look_for_stale(target: &Path, kind: Kind) -> (Vec<Proof>, bool) {
+fn look_for_stale(target: &Path, kind: FileKind) -> (Vec<Proof>, bool) {
     let folder = fs::folder_of(target);
     let prefix = prefix(target);
     let (user, mut found) = (fs::user(), Vec::new());
@@ -274,13 +274,13 @@ fn look_for_stale(target: &Path, kind: Kind) -> (Vec<Proof>, bool) {
         let path = folder.join(&name);
         let is_ours = |stat: &Stat| {
             // Another user's file may claim anything. A second link means that the file is in use.
-            let is_alone = kind == Kind::Folder || stat.links == 1;
+            let is_alone = kind == FileKind::Folder || stat.links == 1;
             stat.kind == kind && stat.user == user && is_alone && is_proof(&name, &prefix, stat)
         };
         if !name.as_bytes().starts_with(prefix.as_bytes()) || !fs::stat_link(&path).is_ok_and(|stat| is_ours(&stat)) {
             continue;
         }
-        let access = if kind == Kind::Folder { OFlags::DIRECTORY } else { OFlags::RDWR };
+        let access = if kind == FileKind::Folder { OFlags::DIRECTORY } else { OFlags::RDWR };
         let opened = fs::open(&path, access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY, 0);
         let opened = opened.and_then(|file| fs::stat_of(file.as_fd()).map(|stat| (file, stat)));
         let Ok((file, stat)) = opened else {
@@ -337,7 +337,7 @@ pub fn remove_stale(target: &Path) {
 
 /// Like [`remove_stale`]. Returns whether none is left.
 pub(super) fn remove_all_stale(target: &Path) -> bool {
-    let (stale, is_complete) = look_for_stale(target, Kind::File);
+    let (stale, is_complete) = look_for_stale(target, FileKind::File);
     stale.into_iter().fold(is_complete, |are_gone, proof| proof.remove() & are_gone)
 }
 
@@ -396,7 +396,7 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
         stat => stat.map_err(refused)?,
     };
     let mut target = absolute;
-    if stat.kind == Kind::Link {
+    if stat.kind == FileKind::Link {
         let opened = fs::open(&target, OFlags::PATH, 0).map_err(|errno| match errno {
             Errno::NOENT => Error::dangling(OPERATION, path),
             Errno::LOOP => refused(errno).because("the symbolic links go round in a circle; remove them"),
@@ -404,13 +404,13 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
         })?;
         stat = fs::stat_of(opened.as_fd()).map_err(refused)?;
         target = fs::resolved_path(opened.as_fd()).map_err(refused)?;
-        if stat.kind == Kind::File && !is_named(&target, stat.identity) {
+        if stat.kind == FileKind::File && !is_named(&target, stat.identity) {
             return Err(odd("the file that the symbolic link points to has no name of its own; name that file".into()));
         }
     }
     match stat.kind {
-        Kind::File => Ok(target),
-        Kind::Folder => Err(refused(Errno::ISDIR)),
+        FileKind::File => Ok(target),
+        FileKind::Folder => Err(refused(Errno::ISDIR)),
         other => Err(odd(format!("it is {}, and only regular files are replaced; name another file", other.name()))),
     }
 }

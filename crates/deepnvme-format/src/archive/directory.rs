@@ -178,17 +178,17 @@ fn data_offset(entry: &zip::CentralEntry, limit: u64) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Plan, RecordSpec};
+    use super::super::{ArchivePlan, RecordSpec};
     use super::*;
 
-    fn small() -> (Plan, Vec<u8>) {
+    fn small() -> (ArchivePlan, Vec<u8>) {
         let spec = |name, bytes| RecordSpec { name, bytes };
-        let plan = Plan::new("model", &[spec("data.pkl", 100), spec("data/0", 5), spec("data/1", 0)]).unwrap();
+        let plan = ArchivePlan::new("model", &[spec("data.pkl", 100), spec("data/0", 5), spec("data/1", 0)]).unwrap();
         let index = plan.index(&[1, 2, 3]);
         (plan, index)
     }
 
-    fn read(plan: &Plan, index: &[u8]) -> Result<Directory> {
+    fn read(plan: &ArchivePlan, index: &[u8]) -> Result<Directory> {
         let end = find_end(index, plan.index_offset())?;
         // A directory before the available bytes would be read from the file.
         let from = end.directory_offset.checked_sub(plan.index_offset()).ok_or(Error::invalid("elsewhere"))? as usize;

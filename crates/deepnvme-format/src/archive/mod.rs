@@ -12,8 +12,8 @@ mod plan;
 mod zip;
 
 pub use directory::{Directory, End, Record, TAIL_BYTES_MAX, find_end};
-pub use plan::{ENTRY_CRC32, HEADER_CRC32, Plan, RecordPlan, RecordSpec, local_header};
-pub use zip::{Header, LOCAL_BYTES};
+pub use plan::{ArchivePlan, ENTRY_CRC32, HEADER_CRC32, RecordPlan, RecordSpec, local_header};
+pub use zip::{LOCAL_BYTES, LocalHeader};
 
 /// The record of the objects.
 pub const PICKLE: &str = "data.pkl";

@@ -47,7 +47,7 @@ impl RecordPlan {
 
 /// The layout of an archive.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ArchivePlan {
     records: Vec<RecordPlan>,
     /// Bytes of the root and its slash.
     root_bytes: usize,
@@ -55,7 +55,7 @@ pub struct Plan {
     index_bytes: u64,
 }
 
-impl Plan {
+impl ArchivePlan {
     /// Lays records out in the given order, below `root`.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ fn entry(record: &RecordPlan, crc32: u32) -> Entry<'_> {
     Entry { name: &record.name, bytes: record.bytes, crc32, header_offset: record.header_offset }
 }
 
-/// Returns the header of `header_bytes` that [`Plan`] writes before a record; `None` if it writes none of that
+/// Returns the header of `header_bytes` that [`ArchivePlan`] writes before a record; `None` if it writes none of that
 /// length.
 #[must_use]
 pub fn local_header(name: &str, bytes: u64, crc32: u32, header_bytes: u64) -> Option<Vec<u8>> {
@@ -172,7 +172,7 @@ fn aligned(offset: u64, alignment: u64) -> u64 {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Directory, Header, find_end};
+    use super::super::{Directory, LocalHeader, find_end};
     use super::*;
     use crate::LARGE_BYTES;
 
@@ -190,7 +190,7 @@ mod tests {
             let names: Vec<String> = (0..specs.len()).map(|i| format!("data/{i}")).collect();
             let specs: Vec<_> =
                 specs.iter().zip(&names).map(|(bytes, name)| RecordSpec { name, bytes: *bytes }).collect();
-            let plan = Plan::new(&root, &specs).unwrap();
+            let plan = ArchivePlan::new(&root, &specs).unwrap();
             let checksums: Vec<u32> = (0..specs.len() as u32).map(|index| index * 77).collect();
             let index = plan.index(&checksums);
             prop_assert_eq!(plan.index_offset() + index.len() as u64, plan.file_bytes());
@@ -212,7 +212,7 @@ mod tests {
                 last = planned.end();
                 let header = plan.header(i, checksums[i]);
                 prop_assert_eq!(header.len() as u64, planned.data_offset - planned.header_offset);
-                let parsed = Header::parse(&header, planned.header_offset).unwrap().unwrap();
+                let parsed = LocalHeader::parse(&header, planned.header_offset).unwrap().unwrap();
                 prop_assert_eq!(parsed.header_bytes, header.len() as u64);
                 prop_assert_eq!(parsed.name, planned.name.as_bytes());
             }
@@ -222,9 +222,9 @@ mod tests {
     #[test]
     fn names_must_differ_and_end() {
         let (spec, long) = (|name, bytes| RecordSpec { name, bytes }, "a".repeat(70_000));
-        Plan::new("x", &[spec("a", 1), spec("a", 1)]).unwrap_err();
-        Plan::new("x", &[spec(&long, 1)]).unwrap_err();
-        Plan::new("x", &[spec("a", u64::MAX / 3)]).unwrap_err();
-        Plan::new("x", &[spec("a", 1 << 62), spec("b", 1 << 62)]).unwrap_err();
+        ArchivePlan::new("x", &[spec("a", 1), spec("a", 1)]).unwrap_err();
+        ArchivePlan::new("x", &[spec(&long, 1)]).unwrap_err();
+        ArchivePlan::new("x", &[spec("a", u64::MAX / 3)]).unwrap_err();
+        ArchivePlan::new("x", &[spec("a", 1 << 62), spec("b", 1 << 62)]).unwrap_err();
     }
 }

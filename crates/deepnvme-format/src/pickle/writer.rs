@@ -10,7 +10,7 @@ use crate::signs::Signs;
 pub struct PickleWriter {
     bytes: Vec<u8>,
     globals: HashMap<&'static str, u32>,
-    memoized: u32,
+    memoised: u32,
 }
 
 /// A tensor in a pickle: a view of a storage in a record of its own.
@@ -36,7 +36,7 @@ pub struct TensorView<'a> {
 
 impl Default for PickleWriter {
     fn default() -> Self {
-        Self { bytes: b"\x80\x02".to_vec(), globals: HashMap::new(), memoized: 0 }
+        Self { bytes: b"\x80\x02".to_vec(), globals: HashMap::new(), memoised: 0 }
     }
 }
 
@@ -92,14 +92,14 @@ impl PickleWriter {
 
     /// Stores the last object in the memo. Returns its index.
     pub fn put(&mut self) -> u32 {
-        let index = self.memoized;
+        let index = self.memoised;
         if let Ok(small) = u8::try_from(index) {
             self.bytes.extend([b'q', small]);
         } else {
             self.bytes.push(b'r');
             self.bytes.extend(index.to_le_bytes());
         }
-        self.memoized += 1;
+        self.memoised += 1;
         index
     }
 

@@ -14,7 +14,7 @@ mod plan;
 
 pub use header::Header;
 pub use index::Index;
-pub use plan::{PADDING_BYTES_MIN, Plan, write_header_checksum};
+pub use plan::{PADDING_BYTES_MIN, SafetensorsPlan, write_header_checksum};
 
 /// The longest header that the format allows.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;

@@ -14,7 +14,7 @@ pub const PADDING_BYTES_MIN: u64 = 8;
 
 /// The layout of a file, computed before its first byte is written.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct SafetensorsPlan {
     metadata: Vec<(String, String)>,
     tensors: Vec<Tensor>,
     order: Vec<usize>,
@@ -22,7 +22,7 @@ pub struct Plan {
     has_checksums: bool,
 }
 
-impl Plan {
+impl SafetensorsPlan {
     /// Lays tensors out, wide elements first so that all are aligned to their element size, otherwise in the given
     /// order. With `has_checksums` the metadata will contain checksums. Checksums in `metadata` belong to another file and
     /// are dropped.

@@ -19,7 +19,7 @@ proptest! {
         let specs: Vec<_> =
             specs.into_iter().map(|(name, (dtype, shape))| TensorSpec { name, dtype, shape }).collect();
         let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
-        let plan = Plan::new(specs, vec![("format".into(), "pt".into())], has_sums).unwrap();
+        let plan = SafetensorsPlan::new(specs, vec![("format".into(), "pt".into())], has_sums).unwrap();
         let chunks: Vec<_> =
             plan.tensors().iter().map(|tensor| vec![u64::MAX; chunk_count(tensor.bytes)]).collect();
         let bytes = plan.header(&chunks.iter().map(Vec::as_slice).collect::<Vec<_>>());
@@ -90,12 +90,12 @@ fn an_index_names_files_in_its_folder() {
 #[test]
 fn layouts_beyond_the_maximum_size_are_refused() {
     let spec = |name: &str, size| TensorSpec { name: name.into(), dtype: Dtype::U8, shape: vec![size] };
-    Plan::new(vec![spec("a", 1 << 61)], Vec::new(), false).unwrap();
+    SafetensorsPlan::new(vec![spec("a", 1 << 61)], Vec::new(), false).unwrap();
     // Its checksums would not fit into a header or into memory.
-    let error = Plan::new(vec![spec("a", 1 << 61)], Vec::new(), true).unwrap_err();
+    let error = SafetensorsPlan::new(vec![spec("a", 1 << 61)], Vec::new(), true).unwrap_err();
     assert!(error.to_string().contains("the header has 35184372"), "{error}");
     for specs in [vec![spec("a", u64::MAX)], (0..9).map(|index| spec(&index.to_string(), 1 << 61)).collect()] {
-        let error = Plan::new(specs, Vec::new(), false).unwrap_err();
+        let error = SafetensorsPlan::new(specs, Vec::new(), false).unwrap_err();
         assert!(error.to_string().contains("exceeds the maximum size"), "{error}");
     }
 }

@@ -17,7 +17,7 @@ pub use non_tensors::{NESTED_TENSOR, NON_TENSORS_MAX, SPARSE_TENSOR, non_tensors
 pub use paths::{DEPTH_MAX, NAME_BYTES_MAX};
 pub use storage::{Storage, storage};
 pub use tensor::Tensor;
-pub use walk::{STATE_BYTES_MAX, STEPS_MAX, State};
+pub use walk::{PickledState, STATE_BYTES_MAX, STEPS_MAX};
 
 #[cfg(test)]
 mod tests;

@@ -21,8 +21,8 @@ pub fn non_tensors(graph: &Graph) -> Vec<(String, &'static str)> {
     let mut paths = Paths::new(graph);
     let mut seen = vec![false; graph.len()];
     let mut found = Vec::new();
-    // The number of names that were built: failures cost as much.
-    let mut looked = 0;
+    // Names that were built, or were too long: both take the same time.
+    let mut tried = 0;
     let mut next = Some((graph.root(), Paths::ROOT, PathPart::Same));
     // Containers in progress, and the position in each: their elements are visited in turn.
     let mut open: Vec<(NodeId, PathId, usize)> = Vec::new();
@@ -42,15 +42,15 @@ pub fn non_tensors(graph: &Graph) -> Vec<(String, &'static str)> {
             (None, None) => return found,
         };
         match kind(graph, id) {
-            Kind::Tensor => {}
-            Kind::Other(kind) => {
-                if looked == NON_TENSORS_MAX {
+            ValueKind::Tensor => {}
+            ValueKind::Other(kind) => {
+                if tried == NON_TENSORS_MAX {
                     return found;
                 }
-                looked += 1;
+                tried += 1;
                 found.extend(paths.name(above, part).ok().map(|name| (name, kind)));
             }
-            Kind::Container => {
+            ValueKind::Container => {
                 if !std::mem::replace(&mut seen[id.index()], true)
                     && let Ok(path) = paths.below(above, part)
                 {
@@ -61,14 +61,14 @@ pub fn non_tensors(graph: &Graph) -> Vec<(String, &'static str)> {
     }
 }
 
-enum Kind {
+enum ValueKind {
     Tensor,
     Container,
     Other(&'static str),
 }
 
-fn kind(graph: &Graph, id: NodeId) -> Kind {
-    Kind::Other(match graph.node(id) {
+fn kind(graph: &Graph, id: NodeId) -> ValueKind {
+    ValueKind::Other(match graph.node(id) {
         Node::None => "None",
         Node::Bool(_) => "bool",
         Node::Int(_) | Node::LongInt(_) => "int",
@@ -79,12 +79,12 @@ fn kind(graph: &Graph, id: NodeId) -> Kind {
         Node::Set(_) | Node::FrozenSet(_) => "set",
         Node::Persistent(_) => "storage",
         Node::Object(object) if tensor::call(graph, object).is_some() || is_parameter(graph, object) => {
-            return Kind::Tensor;
+            return ValueKind::Tensor;
         }
         Node::Object(object) if graph.global(object.callable) != Some(("collections", "OrderedDict")) => {
             object_kind(graph, object)
         }
-        Node::Tuple(_) | Node::List(_) | Node::Dict(_) | Node::Object(_) => return Kind::Container,
+        Node::Tuple(_) | Node::List(_) | Node::Dict(_) | Node::Object(_) => return ValueKind::Container,
     })
 }
 

@@ -19,7 +19,7 @@ fn text(text: &str) -> Vec<u8> {
 }
 
 fn names(pickle: &[u8]) -> Result<Vec<String>> {
-    let state = State::of(&pickle::parse(pickle)?)?;
+    let state = PickledState::of(&pickle::parse(pickle)?)?;
     Ok(state.tensors.into_iter().map(|tensor| tensor.name).collect())
 }
 
@@ -106,7 +106,7 @@ fn names_of_storages_have_a_limit() {
     let long = text(&"0".repeat(1 << 20));
     let storage = |key: &[u8], device: &[u8]| {
         let parts = [b"\x80\x02(", &text("storage")[..], b"ctorch\nFloatStorage\n", key, device, b"K\x02tQ."];
-        State::of(&pickle::parse(&parts.concat()).unwrap()).map(|state| state.storages.len())
+        PickledState::of(&pickle::parse(&parts.concat()).unwrap()).map(|state| state.storages.len())
     };
     assert_eq!(storage(&text("0"), &text("cpu")), Ok(1));
     for refused in [storage(&long, &text("cpu")), storage(&text("0"), &long)] {

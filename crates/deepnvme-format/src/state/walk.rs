@@ -18,14 +18,14 @@ pub const STATE_BYTES_MAX: usize = 512 << 20;
 
 /// The contents of an archive.
 #[derive(Clone, Debug, Default)]
-pub struct State {
+pub struct PickledState {
     /// The storages, in the pickle's order.
     pub storages: Vec<Storage>,
     /// The tensors, in the order of their containers. A tensor in several places is listed for each.
     pub tensors: Vec<Tensor>,
 }
 
-impl State {
+impl PickledState {
     /// Walks a graph.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ pub(super) struct Walk<'a> {
     paths: Paths<'a>,
     todo: Vec<Step>,
     steps: usize,
-    state: State,
+    state: PickledState,
     state_bytes: usize,
     by_key: HashMap<String, usize>,
     /// Parsed persistent ids, by node.
@@ -80,7 +80,7 @@ impl<'a> Walk<'a> {
             paths: Paths::new(graph),
             todo: vec![Step { id: graph.root(), above: Paths::ROOT, part: PathPart::Same }],
             steps: 0,
-            state: State::default(),
+            state: PickledState::default(),
             state_bytes: 0,
             by_key: HashMap::new(),
             by_id: HashMap::new(),
@@ -88,7 +88,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    pub(super) fn run(mut self) -> Result<State> {
+    pub(super) fn run(mut self) -> Result<PickledState> {
         while let Some(step) = self.todo.pop() {
             let from = self.todo.len();
             self.visit(step)?;

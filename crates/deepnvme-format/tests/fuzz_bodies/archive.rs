@@ -1,6 +1,8 @@
 //! ZIP directories and the records of an archive.
 
-use deepnvme_format::archive::{Directory, End, Header, LOCAL_BYTES, PICKLE, Plan, Record, RecordSpec, find_end};
+use deepnvme_format::archive::{
+    ArchivePlan, Directory, End, LOCAL_BYTES, LocalHeader, PICKLE, Record, RecordSpec, find_end,
+};
 use deepnvme_format::checksums::SIDECAR;
 
 /// Parses a file by itself, and as the end of a much larger one.
@@ -43,7 +45,9 @@ fn check(directory: &Directory, end: End) {
 
 /// Parses a record's header, and its contents if they have a parser.
 fn read(file: &[u8], record: &Record, directory: &Directory) {
-    let Ok(Some(header)) = Header::parse(&file[record.header_offset as usize..], record.header_offset) else { return };
+    let Ok(Some(header)) = LocalHeader::parse(&file[record.header_offset as usize..], record.header_offset) else {
+        return;
+    };
     assert!(header.header_bytes >= LOCAL_BYTES + header.name.len() as u64);
     let begin = (record.header_offset + header.header_bytes) as usize;
     let Some(bytes) = file.get(begin..begin + record.bytes as usize) else { return };
@@ -62,7 +66,7 @@ fn write_again(directory: &Directory) {
         let Some(name) = record.name.strip_prefix(&prefix) else { return };
         specs.push(RecordSpec { name, bytes: record.bytes });
     }
-    let Ok(plan) = Plan::new(directory.root(), &specs) else { return };
+    let Ok(plan) = ArchivePlan::new(directory.root(), &specs) else { return };
     let crc32: Vec<u32> = directory.records().iter().map(|record| record.crc32).collect();
     let index = plan.index(&crc32);
     let end = find_end(&index, plan.index_offset()).unwrap();
@@ -73,7 +77,7 @@ fn write_again(directory: &Directory) {
     let known_of = |directory: &Directory| directory.records().iter().map(known).collect::<Vec<_>>();
     assert_eq!(known_of(&again), known_of(directory));
     for (index, (record, sum)) in again.records().iter().zip(crc32).enumerate() {
-        let header = Header::parse(&plan.header(index, sum), record.header_offset).unwrap().unwrap();
+        let header = LocalHeader::parse(&plan.header(index, sum), record.header_offset).unwrap().unwrap();
         assert_eq!(header.name, record.name.as_bytes());
         assert_eq!(record.header_offset + header.header_bytes, plan.records()[index].data_offset);
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use deepnvme_format::Dtype;
 use deepnvme_format::pickle::{self, Graph, Node, NodeId, PickleWriter, TensorView};
-use deepnvme_format::state::{NAME_BYTES_MAX, NON_TENSORS_MAX, State, Tensor, non_tensors};
+use deepnvme_format::state::{NAME_BYTES_MAX, NON_TENSORS_MAX, PickledState, Tensor, non_tensors};
 
 /// Checks a pickle.
 pub(crate) fn pickle(bytes: &[u8]) {
@@ -12,7 +12,7 @@ pub(crate) fn pickle(bytes: &[u8]) {
     check_graph(&graph, bytes.len());
     let others = non_tensors(&graph);
     assert!(others.len() <= NON_TENSORS_MAX && others.iter().all(|(name, _)| name.len() <= NAME_BYTES_MAX));
-    let Ok(state) = State::of(&graph) else { return };
+    let Ok(state) = PickledState::of(&graph) else { return };
     check_state(&state);
     write_again(&state);
 }
@@ -52,7 +52,7 @@ fn check_graph(graph: &Graph, bytes: usize) {
 }
 
 /// Checks that every tensor lies in its storage, by arithmetic that cannot overflow.
-fn check_state(state: &State) {
+fn check_state(state: &PickledState) {
     let keys: HashSet<&str> = state.storages.iter().map(|storage| storage.key.as_str()).collect();
     assert_eq!(keys.len(), state.storages.len());
     for tensor in &state.tensors {
@@ -72,7 +72,7 @@ fn check_state(state: &State) {
 }
 
 /// Writes the same tensors, each with its own storage, as a flat state.
-fn write_again(state: &State) {
+fn write_again(state: &PickledState) {
     // A storage that exceeds a signed number cannot be written.
     let can_be_written = |tensor: &&Tensor| i64::try_from(state.storages[tensor.storage].bytes).is_ok();
     let tensors: Vec<&Tensor> = state.tensors.iter().filter(can_be_written).take(100).collect();
@@ -92,7 +92,7 @@ fn write_again(state: &State) {
         });
     }
     emitter.raw(b"u");
-    let again = State::of(&pickle::parse(&emitter.finish()).unwrap()).unwrap();
+    let again = PickledState::of(&pickle::parse(&emitter.finish()).unwrap()).unwrap();
     let known = |tensor: &Tensor| -> (String, Dtype, Vec<u64>, Vec<u64>, u64) {
         (tensor.name.clone(), tensor.dtype, tensor.shape.clone(), tensor.strides.clone(), tensor.offset)
     };

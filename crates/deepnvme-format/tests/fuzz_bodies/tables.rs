@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::{Component, Path};
 
 use deepnvme_format::checksums::{self, CHUNK_BYTES, Frame, METADATA_KEY, Sidecar, chunk_count};
-use deepnvme_format::safetensors::{Header, Index, LENGTH_BYTES, Plan, Tensor, TensorSpec};
+use deepnvme_format::safetensors::{Header, Index, LENGTH_BYTES, SafetensorsPlan, Tensor, TensorSpec};
 use deepnvme_format::set::{self, ChecksumState};
 use deepnvme_format::{Dtype, Error};
 
@@ -55,7 +55,7 @@ fn write_again(header: &Header) {
     let metadata: Vec<_> = header.metadata.iter().filter(|(key, _)| key != METADATA_KEY).cloned().collect();
     let all_bytes: u128 = header.tensors.iter().map(|tensor| u128::from(tensor.bytes)).sum();
     let has_sums = all_bytes < u128::from(100 * CHUNK_BYTES);
-    let Ok(plan) = Plan::new(specs, metadata.clone(), has_sums) else { return };
+    let Ok(plan) = SafetensorsPlan::new(specs, metadata.clone(), has_sums) else { return };
     let chunks = |tensor: &Tensor| if has_sums { vec![7; chunk_count(tensor.bytes)] } else { Vec::new() };
     let chunks: Vec<Vec<u64>> = plan.tensors().iter().map(chunks).collect();
     let bytes = plan.header(&chunks.iter().map(Vec::as_slice).collect::<Vec<_>>());

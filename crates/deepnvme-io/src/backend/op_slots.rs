@@ -22,7 +22,7 @@ struct Slot {
 
 /// The memory of one op, in the kernel's form.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Memory {
+pub(super) enum OpMemory {
     /// No memory: a sync.
     None,
     /// One piece, truncated to the maximum of one call.
@@ -52,13 +52,13 @@ impl OpSlots {
     ///
     /// # Panics
     /// If it is full. The caller checks that.
-    pub(super) fn insert(&mut self, op: Op) -> (u32, Memory) {
+    pub(super) fn insert(&mut self, op: Op) -> (u32, OpMemory) {
         assert!(!self.free.is_empty(), "no slot is free; check is_full first");
         let index = self.free.pop().unwrap_or_default();
         let slot = &mut self.slots[index as usize];
         let memory = match op.pieces.as_slice() {
-            [] => Memory::None,
-            [piece] => Memory::Piece { addr: piece.addr(), len: piece.len().min(TRANSFER_BYTES_MAX) },
+            [] => OpMemory::None,
+            [piece] => OpMemory::Piece { addr: piece.addr(), len: piece.len().min(TRANSFER_BYTES_MAX) },
             pieces => {
                 slot.iovecs.clear();
                 slot.iovecs.extend(
@@ -66,7 +66,7 @@ impl OpSlots {
                         .iter()
                         .map(|piece| libc::iovec { iov_base: piece.addr() as *mut libc::c_void, iov_len: piece.len() }),
                 );
-                Memory::Pieces { iovecs: slot.iovecs.as_ptr(), count: slot.iovecs.len() }
+                OpMemory::Pieces { iovecs: slot.iovecs.as_ptr(), count: slot.iovecs.len() }
             }
         };
         slot.op = Some(op);
@@ -129,10 +129,10 @@ mod tests {
         let whole = Region::from_vec(vec![0; 100]);
         let addr = whole.addr();
         let (_, memory) = ops.insert(op(0, smallvec![whole.clone()]));
-        assert!(matches!(memory, Memory::Piece { addr: a, len: 100 } if a == addr));
+        assert!(matches!(memory, OpMemory::Piece { addr: a, len: 100 } if a == addr));
         let pieces = smallvec![whole.slice(0..10), whole.slice(60..100)];
         let (number, memory) = ops.insert(op(1, pieces));
-        let Memory::Pieces { iovecs, count: 2 } = memory else { panic!("two pieces are vectored, not {memory:?}") };
+        let OpMemory::Pieces { iovecs, count: 2 } = memory else { panic!("two pieces are vectored, not {memory:?}") };
         let slot = &ops.slots[number as usize];
         assert_eq!(iovecs, slot.iovecs.as_ptr());
         assert_eq!((slot.iovecs[1].iov_base as usize, slot.iovecs[1].iov_len), (addr + 60, 40));

@@ -231,7 +231,7 @@ impl Engine {
     }
 
     /// Reads ahead: as [`read`](Self::read), but with lower priority. The read is served once the blocks of all other
-    /// requests are in flight, or when [`Transfer::prioritize`] is called.
+    /// requests are in flight, or when [`Transfer::prioritise`] is called.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -241,7 +241,7 @@ impl Engine {
     }
 
     /// Reads ahead: as [`read_batch`](Self::read_batch), but with lower priority. The batch is served once the blocks
-    /// of all other requests are in flight, or when [`Transfer::prioritize`] is called.
+    /// of all other requests are in flight, or when [`Transfer::prioritise`] is called.
     ///
     /// # Errors
     /// As [`read`](Self::read).

@@ -9,7 +9,7 @@ use super::{Access, DirectState, OpenOptions};
 use crate::backend::gds::Gds;
 use crate::config::DirectMode;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fs::{self, Kind, OFlags, Stat};
+use crate::fs::{self, FileKind, OFlags, Stat};
 use crate::op::{Errno, RegisteredFile};
 use crate::split::{FileAlignment, IoMode};
 use crate::sync::OnceLock;
@@ -28,11 +28,11 @@ pub(crate) struct Part {
     direct: Option<(Arc<OwnedFd>, FileAlignment)>,
     /// Open through the page cache. Reopened from the direct one when an edge first needs it.
     buffered: OnceLock<Arc<OwnedFd>>,
-    required: bool,
+    requires_direct: bool,
     /// Why transfers are buffered. Set when opening or at the first refusal of a direct one.
     buffered_reason: OnceLock<String>,
     /// Its registration with cuFile, or the reason why there is none.
-    gds: OnceLock<Result<RegisteredFile, String>>,
+    cufile_registration: OnceLock<Result<RegisteredFile, String>>,
     gds_refusal: OnceLock<String>,
 }
 
@@ -120,13 +120,23 @@ impl Part {
         if mode == DirectMode::Disabled {
             let _ = buffered_reason.set(DISABLED.into());
         }
-        let required = mode == DirectMode::Required;
+        let requires_direct = mode == DirectMode::Required;
         let folder = (access != Access::Read)
             .then(|| fs::folder_of(&path))
             .map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf()));
-        let (gds, gds_refusal) = (OnceLock::new(), OnceLock::new());
+        let (cufile_registration, gds_refusal) = (OnceLock::new(), OnceLock::new());
         let (direct, buffered) = (None, OnceLock::new());
-        Self { path, folder, access, direct, buffered, required, buffered_reason, gds, gds_refusal }
+        Self {
+            path,
+            folder,
+            access,
+            direct,
+            buffered,
+            requires_direct,
+            buffered_reason,
+            cufile_registration,
+            gds_refusal,
+        }
     }
 
     pub(super) fn reopen_buffered(&self, reason: &str) -> Result<Self> {
@@ -139,9 +149,9 @@ impl Part {
             access: self.access,
             direct: None,
             buffered,
-            required: false,
+            requires_direct: false,
             buffered_reason,
-            gds: OnceLock::new(),
+            cufile_registration: OnceLock::new(),
             gds_refusal: OnceLock::new(),
         })
     }
@@ -158,7 +168,7 @@ impl Part {
 
     /// Records that direct I/O does not work on this file. Fails if direct I/O is required.
     pub(crate) fn refuse_direct(&self, reason: &str) -> Result<()> {
-        if self.required {
+        if self.requires_direct {
             let detail = format!("{reason}, and direct I/O is required; use direct=\"preferred\" or another folder");
             return Err(Error::new(ErrorKind::Unsupported, "open", detail).at_path(&self.path));
         }
@@ -171,7 +181,7 @@ impl Part {
         if let Some(reason) = self.gds_refusal.get() {
             return Err(reason.clone());
         }
-        let known = self.gds.get_or_init(|| match &self.direct {
+        let known = self.cufile_registration.get_or_init(|| match &self.direct {
             Some((file, _)) => gds.register(file),
             None => {
                 Err(format!("the file has no direct I/O ({})", self.buffered_reason.get().map_or("", String::as_str)))
@@ -182,7 +192,7 @@ impl Part {
 
     /// Returns the file's registration with cuFile, if any.
     pub(crate) fn cufile_registration(&self) -> Option<RegisteredFile> {
-        self.gds.get()?.as_ref().ok().cloned()
+        self.cufile_registration.get()?.as_ref().ok().cloned()
     }
 
     /// Records that cuFile has refused a transfer. Later ones use bounce buffers.
@@ -269,7 +279,7 @@ impl Part {
     pub(super) fn set_len(&self, bytes: u64) -> Result<()> {
         let fail = |operation, errno| Error::os(operation, errno).at_path(&self.path);
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| fail("stat", errno))?;
-        if stat.kind == Kind::BlockDevice {
+        if stat.kind == FileKind::BlockDevice {
             return Ok(());
         }
         if stat.bytes > bytes {
@@ -290,7 +300,7 @@ impl Part {
     /// writers: that is why it allocates the last byte rather than truncates.
     pub(super) fn extend(&self, bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
-        if stat.bytes >= bytes || stat.kind == Kind::BlockDevice {
+        if stat.bytes >= bytes || stat.kind == FileKind::BlockDevice {
             return Ok(());
         }
         match fs::allocate(self.any().as_fd(), bytes - 1, 1) {
@@ -305,7 +315,7 @@ impl Part {
     pub(super) fn allocate(&self, end: u64, written_bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         let start = stat.bytes.max(end.saturating_sub(written_bytes));
-        if start < end && stat.kind == Kind::File {
+        if start < end && stat.kind == FileKind::File {
             let _ = fs::allocate(self.any().as_fd(), start, end - start);
         }
         Ok(())
@@ -333,8 +343,8 @@ fn name_of(fd: BorrowedFd<'_>) -> PathBuf {
 
 fn check_type(stat: &Stat, path: &Path) -> Result<()> {
     match stat.kind {
-        Kind::File | Kind::BlockDevice => Ok(()),
-        Kind::Folder => Err(Error::os("open", Errno::ISDIR).at_path(path)),
+        FileKind::File | FileKind::BlockDevice => Ok(()),
+        FileKind::Folder => Err(Error::os("open", Errno::ISDIR).at_path(path)),
         other => {
             let detail = format!("it is {}; only regular files and block devices have offsets", other.name());
             Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(path))

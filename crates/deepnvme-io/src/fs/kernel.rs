@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::stat::{FileId, Kind, Space, Stat};
+use super::stat::{FileId, FileKind, Space, Stat};
 use crate::backend::close::close;
 use crate::op::Errno;
 
@@ -406,15 +406,15 @@ fn of_stat(found: calls::Stat) -> Stat {
     }
 }
 
-fn kind(found: FileType) -> Kind {
+fn kind(found: FileType) -> FileKind {
     match found {
-        FileType::RegularFile => Kind::File,
-        FileType::Directory => Kind::Folder,
-        FileType::Symlink => Kind::Link,
-        FileType::BlockDevice => Kind::BlockDevice,
-        FileType::CharacterDevice => Kind::CharacterDevice,
-        FileType::Fifo => Kind::Pipe,
-        FileType::Socket => Kind::Socket,
-        _ => Kind::Unknown,
+        FileType::RegularFile => FileKind::File,
+        FileType::Directory => FileKind::Folder,
+        FileType::Symlink => FileKind::Link,
+        FileType::BlockDevice => FileKind::BlockDevice,
+        FileType::CharacterDevice => FileKind::CharacterDevice,
+        FileType::Fifo => FileKind::Pipe,
+        FileType::Socket => FileKind::Socket,
+        _ => FileKind::Unknown,
     }
 }

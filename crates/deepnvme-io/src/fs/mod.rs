@@ -29,7 +29,7 @@ use kernel as world;
 use simulated as world;
 
 pub use rustix::fs::OFlags;
-pub use stat::{FileId, Kind, Space, Stat};
+pub use stat::{FileId, FileKind, Space, Stat};
 pub use system::{system_text, umask, user};
 pub use world::{
     allocate, copy_between, entries, file_system, link, link_path, lock, make_folder, open, open_flags, open_in_memory,
@@ -52,7 +52,7 @@ pub fn exists(path: &Path) -> Result<bool, Errno> {
 /// Returns whether the path leads to a folder.
 #[must_use]
 pub fn is_folder(path: &Path) -> bool {
-    stat(path).is_ok_and(|stat| stat.kind == Kind::Folder)
+    stat(path).is_ok_and(|stat| stat.kind == FileKind::Folder)
 }
 
 /// Creates a folder and its missing parents.
@@ -173,8 +173,8 @@ fn check_regular(file: &OwnedFd, path: &Path) -> Result<Stat> {
     let refused = |errno| Error::os("read", errno).at_path(path);
     let stat = stat_of(file.as_fd()).map_err(refused)?;
     match stat.kind {
-        Kind::File => Ok(stat),
-        Kind::Folder => Err(refused(Errno::ISDIR)),
+        FileKind::File => Ok(stat),
+        FileKind::Folder => Err(refused(Errno::ISDIR)),
         other => Err(odd(path, format!("it is {}, where a regular file is expected", other.name()))),
     }
 }
@@ -196,7 +196,7 @@ pub fn read_small_if_there(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>
         }
         match stat_link(path) {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
-            Ok(stat) if stat.kind == Kind::Link => return Err(Error::dangling("read", path)),
+            Ok(stat) if stat.kind == FileKind::Link => return Err(Error::dangling("read", path)),
             // It has been created since.
             Ok(_) => {}
             Err(errno) => return Err(Error::os("read", errno).at_path(path)),

@@ -2,7 +2,7 @@
 
 /// The type of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Kind {
+pub enum FileKind {
     /// A regular file.
     File,
     /// A folder.
@@ -21,7 +21,7 @@ pub enum Kind {
     Unknown,
 }
 
-impl Kind {
+impl FileKind {
     /// Returns the name with its article, for errors.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -51,7 +51,7 @@ pub struct FileId {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stat {
     /// The type.
-    pub kind: Kind,
+    pub kind: FileKind,
     /// The identity.
     pub identity: FileId,
     /// Length in bytes.

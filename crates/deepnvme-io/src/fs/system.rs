@@ -1,4 +1,4 @@
-//! System information from `/proc` and `/sys`. It is never simulated.
+//! System information from `/proc` and `/sys`. The simulation does not replace it.
 
 use std::fs;
 use std::path::Path;

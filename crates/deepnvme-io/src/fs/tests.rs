@@ -15,10 +15,10 @@ fn files_links_and_folders_are_told_apart() {
     symlink(&file, &live).unwrap();
     symlink("nowhere", &dangling).unwrap();
     let found = stat(&file).unwrap();
-    assert_eq!((found.kind, found.bytes, found.links), (Kind::File, 4, 1));
+    assert_eq!((found.kind, found.bytes, found.links), (FileKind::File, 4, 1));
     assert_eq!(stat(&live).unwrap().identity, found.identity);
-    assert_eq!(stat_link(&live).unwrap().kind, Kind::Link);
-    assert_eq!(stat(folder.path()).unwrap().kind, Kind::Folder);
+    assert_eq!(stat_link(&live).unwrap().kind, FileKind::Link);
+    assert_eq!(stat(folder.path()).unwrap().kind, FileKind::Folder);
     assert_eq!((exists(&live), exists(&dangling)), (Ok(true), Ok(false)));
     let mut names = entries(folder.path()).unwrap();
     names.sort();

@@ -112,8 +112,8 @@ impl GpuStream for CudaStream {
         converted(unsafe { self.0.copy_to_host(target, &source.into()) })
     }
 
-    fn synchronize(&self) -> Result<()> {
-        converted(self.0.synchronize())
+    fn synchronise(&self) -> Result<()> {
+        converted(self.0.synchronise())
     }
 }
 

@@ -44,19 +44,19 @@ pub(crate) trait GpuStream: Debug + Send + Sync {
     /// Copies contiguous bytes on the host to rows on the GPU, asynchronously.
     ///
     /// # Safety
-    /// Both hold until an event recorded after this is complete or the stream is synchronized. `source` is valid for
+    /// Both hold until an event recorded after this is complete or the stream is synchronised. `source` is valid for
     /// reads of the rows' bytes. The rows are memory of this GPU that nothing else reads or writes.
     unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()>;
 
     /// Copies rows on the GPU to contiguous bytes on the host, asynchronously.
     ///
     /// # Safety
-    /// Both hold until an event recorded after this is complete or the stream is synchronized. `target` is valid for
+    /// Both hold until an event recorded after this is complete or the stream is synchronised. `target` is valid for
     /// writes of the rows' bytes, and nothing else uses them. The rows are memory of this GPU that nothing writes.
     unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()>;
 
     /// Waits until all submitted work is complete. After a failure, nothing runs there any more.
-    fn synchronize(&self) -> Result<()>;
+    fn synchronise(&self) -> Result<()>;
 }
 
 /// A point in a stream. It can be recorded repeatedly.

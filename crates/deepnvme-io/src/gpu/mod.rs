@@ -2,21 +2,21 @@
 //!
 //! `device` has the traits of a GPU, and `cuda` is their one implementation. `registry` has the GPUs that an engine has
 //! opened. `copies` moves bytes between bounce buffers and GPUs. `access` is for callers that wait for their copies.
-//! `probe` lists the GPUs of a machine, and `cufile_access` combines cuFile with a backend.
+//! `probe` lists the GPUs of a machine, and `gds_access` adds cuFile to a backend.
 //!
-//! Only `registry`, `probe` and `cufile_access` know the vendor. All else uses the traits.
+//! Only `registry`, `probe` and `gds_access` know the vendor. All else uses the traits.
 
 mod access;
 pub(crate) mod copies;
 mod cuda;
-mod cufile_access;
 mod device;
+mod gds_access;
 mod probe;
 mod registry;
 
 pub(crate) use access::EngineGpus;
 pub use access::{GpuAccess, HostRegistration, StreamEvents};
 pub(crate) use copies::{AsyncCopier, CompletedCopy, GpuSlice};
-pub use cufile_access::CuFileAccess;
 pub(crate) use device::GpuEvent;
+pub use gds_access::GdsAccess;
 pub use probe::{GpuFacts, GpuProbe};

@@ -69,7 +69,7 @@ impl State {
     }
 }
 
-/// When a request is served.
+/// When a request gets its turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Priority {
     /// In turn with other requests.
@@ -177,7 +177,7 @@ impl RequestQueue {
     }
 
     /// Moves a low-priority request to the normal queue, because a caller waits for it.
-    pub(crate) fn prioritize(&self, request: &Arc<Request>) {
+    pub(crate) fn prioritise(&self, request: &Arc<Request>) {
         let mut state = lock(&self.state);
         if let Some(place) = state.read_ahead.iter().position(|other| Arc::ptr_eq(other, request)) {
             state.read_ahead.remove(place);
@@ -187,17 +187,17 @@ impl RequestQueue {
 
     /// Returns whether an idle worker exits. It exits once no work can arrive.
     pub(crate) fn try_exit(&self) -> bool {
-        let is_exit = {
+        let exits = {
             let mut state = lock(&self.state);
-            let is_exit = state.is_closed && state.is_empty() && state.inline_callers == 0;
-            state.workers_ended += usize::from(is_exit);
-            is_exit
+            let exits = state.is_closed && state.is_empty() && state.inline_callers == 0;
+            state.workers_ended += usize::from(exits);
+            exits
         };
-        if is_exit {
+        if exits {
             // Other workers may have gone to sleep since `close`, while remaining work was assigned to a woken one.
             self.wake(u64::MAX);
         }
-        is_exit
+        exits
     }
 
     /// Keeps the workers alive while the caller runs a request itself.
@@ -206,7 +206,7 @@ impl RequestQueue {
         Ok(InlineCaller { queue: self })
     }
 
-    /// Accepts a request that moves and prepares nothing. Its syncs follow, or its completion.
+    /// Accepts a request without blocks or preparation. Its syncs follow; without syncs it completes.
     pub(crate) fn push_empty(&self, request: &Arc<Request>) -> Result<()> {
         self.check_open(request, |_| ())?;
         self.blocks_done(request);
@@ -291,7 +291,7 @@ impl RequestQueue {
         }
     }
 
-    /// Reports a request whose work items have all ended.
+    /// Completes a request whose work items have all ended.
     pub(crate) fn complete(&self, request: &Request) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.requests_failed.fetch_add(u64::from(request.has_failed()), Ordering::Relaxed);

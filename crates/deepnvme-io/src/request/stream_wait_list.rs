@@ -126,7 +126,7 @@ impl Shared {
         let seconds = self.timeout.as_secs_f32();
         let detail = format!(
             "the engine was closed, and the work that a GPU's stream had been given before this request did not end within \
-             {seconds} s; synchronize the stream before you close the engine"
+             {seconds} s; synchronise the stream before you close the engine"
         );
         let error = Error::new(ErrorKind::Closed, request.plan.direction().name(), detail);
         match request.files().first() {
@@ -256,7 +256,7 @@ mod tests {
         assert!(began.elapsed() >= timeout, "it had its time");
         let error = transfer.wait().1.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed);
-        assert!(error.to_string().contains("synchronize the stream"), "{error}");
+        assert!(error.to_string().contains("synchronise the stream"), "{error}");
     }
 
     #[test]

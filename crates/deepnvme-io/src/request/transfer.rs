@@ -69,9 +69,9 @@ impl<T> Transfer<T> {
     }
 
     /// Raises a request to normal priority, because a caller is about to wait for it.
-    pub fn prioritize(&self) {
+    pub fn prioritise(&self) {
         if !self.queue.is_forked() && !self.is_done() {
-            self.queue.prioritize(&self.request);
+            self.queue.prioritise(&self.request);
         }
     }
 

@@ -24,7 +24,7 @@ pub enum Route {
     /// A bounce buffer, with a copy.
     Bounce,
     /// The caller's GPU memory, with cuFile.
-    CuFile,
+    Gds,
 }
 
 /// The part of a request that one op moves.
@@ -56,7 +56,7 @@ impl Router<'_> {
     /// I/O requires of this block, or `None` if it goes through the page cache.
     pub(super) fn choose(&self, block: &mut Block, direct: Option<FileAlignment>, has_gds: bool) {
         if has_gds && self.is_for_gds(block, direct) {
-            (block.mode, block.route) = (IoMode::Direct, Route::CuFile);
+            (block.mode, block.route) = (IoMode::Direct, Route::Gds);
         } else {
             self.choose_for_host(block, direct);
         }

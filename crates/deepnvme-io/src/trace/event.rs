@@ -8,7 +8,7 @@ use crate::split::{IoMode, Route};
 
 /// One event of an engine. Times are nanoseconds of [`now_ns`](super::now_ns).
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Event {
+pub struct TraceEvent {
     /// Start, at the earliest the start of the recording.
     pub start_ns: u64,
     /// End, as seen by the host.
@@ -90,7 +90,7 @@ pub struct Recorded {
     /// End.
     pub end_ns: u64,
     /// The events completed by then, ordered by their end. At most [`EVENTS_MAX`](super::EVENTS_MAX).
-    pub events: Vec<Event>,
+    pub events: Vec<TraceEvent>,
     /// The number of dropped events.
     pub dropped: u64,
 }
@@ -123,7 +123,7 @@ impl DataPath {
     /// Returns the path of a block.
     pub(crate) const fn of(mode: IoMode, route: Route) -> Self {
         match (mode, route) {
-            (_, Route::CuFile) => Self::Gds,
+            (_, Route::Gds) => Self::Gds,
             (IoMode::Buffered, _) => Self::Buffered,
             (IoMode::Direct, Route::Caller) => Self::Direct,
             (IoMode::Direct, Route::Bounce) => Self::Bounced,

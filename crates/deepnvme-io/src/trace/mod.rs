@@ -1,6 +1,6 @@
 //! Timelines: records the engine's work over time.
 //!
-//! [`Engine::record`](crate::Engine::record) starts a [`Recording`]. Stopping it returns all [`Event`]s in between:
+//! [`Engine::record`](crate::Engine::record) starts a [`Recording`]. Stopping it returns all [`TraceEvent`]s in between:
 //! requests, ops of each worker, and copies to or from GPUs. Programs can add [`Lane`]s for their own work.
 //! Output formats, such as files for Perfetto, are up to the caller.
 //!
@@ -12,7 +12,7 @@ mod recorder;
 mod recording;
 mod tracer;
 
-pub use event::{DataPath, Event, EventKind, Recorded};
+pub use event::{DataPath, EventKind, Recorded, TraceEvent};
 pub use recorder::EVENTS_MAX;
 pub(crate) use recorder::Recorder;
 pub use recording::{Lane, Recording};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use deepnvme_mem::CreatorProcess;
 
-use super::event::{Event, EventKind, Recorded};
+use super::event::{EventKind, Recorded, TraceEvent};
 use super::now_ns;
 use crate::sync::{Instant, Mutex, lock};
 
@@ -97,7 +97,7 @@ impl Recorder {
                 continue;
             }
             let start_ns = start_ns.clamp(recorded.start_ns, end_ns);
-            recorded.events.push(Event { start_ns, end_ns, kind: kind.clone() });
+            recorded.events.push(TraceEvent { start_ns, end_ns, kind: kind.clone() });
         }
     }
 
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     fn spans(recorded: &Recorded) -> Vec<(u64, u64, String)> {
-        let name = |event: &Event| match &event.kind {
+        let name = |event: &TraceEvent| match &event.kind {
             EventKind::Span { name, .. } => name.to_string(),
             other => unreachable!("{other:?}"),
         };

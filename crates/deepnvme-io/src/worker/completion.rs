@@ -88,7 +88,7 @@ impl<B: Backend> IoLoop<B> {
                 WorkerStats::count(&counters.retries, 1);
                 return self.submit_again(op);
             }
-            Outcome::GoBuffered(_) if entry.uses_cufile() => return self.fall_back_to_bounce(token),
+            Outcome::GoBuffered(_) if entry.uses_gds() => return self.fall_back_to_bounce(token),
             Outcome::GoBuffered(reason) => match entry.fall_back_to_buffered(op, &reason) {
                 Ok(op) => {
                     lock(&self.stats.buffered_reason).get_or_insert(reason);
@@ -97,8 +97,8 @@ impl<B: Backend> IoLoop<B> {
                 Err(error) => return self.complete_block(token, Some(error)),
             },
             Outcome::EndOfFile => Some(entry.end_of_file_error()),
-            Outcome::Fail(error) if entry.uses_cufile() => {
-                let reason = self.cufile.take_refusal();
+            Outcome::Fail(error) if entry.uses_gds() => {
+                let reason = self.gds.take_refusal();
                 Some(reason.map_or(error.clone(), |reason| error.because(reason)))
             }
             Outcome::Fail(error) => Some(error),
@@ -110,12 +110,12 @@ impl<B: Backend> IoLoop<B> {
     /// Sends a block that cuFile has refused through a bounce buffer, and later blocks of the same file.
     fn fall_back_to_bounce(&mut self, token: Token) -> Result<()> {
         let Some(entry) = self.in_flight.remove(token) else { return Ok(()) };
-        let reason = self.cufile.take_refusal().unwrap_or_else(|| "cuFile has refused a transfer".into());
+        let reason = self.gds.take_refusal().unwrap_or_else(|| "cuFile has refused a transfer".into());
         let InFlightOp { guard, task: Task::Block { block, .. }, .. } = entry else { return Ok(()) };
         let file = guard.request().file(&block);
         file.part_at(block.io.start).0.refuse_gds(&reason);
-        match self.cufile.fall_back(&reason, &self.stats) {
-            Ok(()) => self.cufile.queue_for_bounce(guard, &block, self.bounce.buffer_bytes()),
+        match self.gds.fall_back(&reason, &self.stats) {
+            Ok(()) => self.gds.queue_for_bounce(guard, &block, self.bounce.buffer_bytes()),
             Err(error) => guard.end(Err(error.at_path(file.path()).at_offset(block.io.start))),
         }
         Ok(())

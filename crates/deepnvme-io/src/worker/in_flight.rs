@@ -115,7 +115,7 @@ impl InFlightOp {
             Direction::Read => OpKind::Read,
             Direction::Write => OpKind::Write,
         };
-        let cufile = if block.route == Route::CuFile { part.cufile_registration() } else { None };
+        let cufile = if block.route == Route::Gds { part.cufile_registration() } else { None };
         Ok(Op { token: Token(0), kind, file: part.descriptor(*mode)?, offset, pieces, cufile })
     }
 
@@ -195,8 +195,8 @@ impl InFlightOp {
     }
 
     /// Returns whether cuFile moves it.
-    pub(super) fn uses_cufile(&self) -> bool {
-        matches!(&self.task, Task::Block { block, .. } if block.route == Route::CuFile)
+    pub(super) fn uses_gds(&self) -> bool {
+        matches!(&self.task, Task::Block { block, .. } if block.route == Route::Gds)
     }
 
     /// Returns whether its bytes are in a bounce buffer and must be copied to the caller's memory.

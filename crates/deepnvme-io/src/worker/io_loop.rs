@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::bounce::{BouncePool, BounceSetup};
-use super::cufile::{CuFileRoute, GdsSetup};
+use super::gds::{GdsRoute, GdsSetup};
 use super::gpu_stage::{CopiedBlock, GpuStage};
 use super::in_flight::{InFlightOp, InFlightTable};
 use super::window::Window;
@@ -31,7 +31,7 @@ pub(crate) struct IoLoop<B: Backend> {
     pub(super) gpu: GpuStage,
     pub(super) in_flight: InFlightTable,
     pub(super) bounce: BouncePool,
-    pub(super) cufile: CuFileRoute,
+    pub(super) gds: GdsRoute,
     pub(super) window: Window,
     pub(super) stats: Arc<WorkerStats>,
     pub(super) tracer: Tracer,
@@ -53,7 +53,7 @@ impl<B: Backend> IoLoop<B> {
             backend,
             gpu: GpuStage::new(gpus),
             bounce: BouncePool::new(bounce),
-            cufile: CuFileRoute::default(),
+            gds: GdsRoute::default(),
             window,
             stats,
             tracer,
@@ -61,8 +61,8 @@ impl<B: Backend> IoLoop<B> {
         }
     }
 
-    pub(super) fn with_cufile(mut self, setup: GdsSetup) -> Self {
-        self.cufile = CuFileRoute::new(setup);
+    pub(super) fn with_gds(mut self, setup: GdsSetup) -> Self {
+        self.gds = GdsRoute::new(setup);
         self
     }
 
@@ -76,20 +76,20 @@ impl<B: Backend> IoLoop<B> {
 
     /// Returns whether blocks that cuFile has refused wait for a bounce buffer.
     pub(crate) fn has_refused(&self) -> bool {
-        !self.cufile.refused.is_empty()
+        !self.gds.refused.is_empty()
     }
 
     /// Starts the blocks that cuFile has refused, through bounce buffers. Returns false if none is free for them.
     pub(crate) fn start_refused(&mut self) -> Result<bool> {
         while self.has_room()
-            && let Some((guard, block)) = self.cufile.refused.pop_front()
+            && let Some((guard, block)) = self.gds.refused.pop_front()
         {
             if let Some(guard) = self.start(guard, block.clone())? {
-                self.cufile.refused.push_front((guard, block));
+                self.gds.refused.push_front((guard, block));
                 return Ok(false);
             }
         }
-        Ok(self.cufile.refused.is_empty())
+        Ok(self.gds.refused.is_empty())
     }
 
     /// Sleeps until a copy to or from a GPU is complete.
@@ -122,12 +122,12 @@ impl<B: Backend> IoLoop<B> {
     /// Starts a block. Returns its guard if it must wait for a bounce buffer.
     pub(crate) fn start_block(&mut self, guard: WorkGuard, index: u64) -> Result<Option<WorkGuard>> {
         let block = guard.request().plan.block(index);
-        if block.route == Route::CuFile
-            && let Err(reason) = self.cufile.check(&guard, &block)
+        if block.route == Route::Gds
+            && let Err(reason) = self.gds.check(&guard, &block)
         {
-            match self.cufile.fall_back(&reason, &self.stats) {
+            match self.gds.fall_back(&reason, &self.stats) {
                 Ok(()) => {
-                    self.cufile.queue_for_bounce(guard, &block, self.bounce.buffer_bytes());
+                    self.gds.queue_for_bounce(guard, &block, self.bounce.buffer_bytes());
                     return Ok(None);
                 }
                 Err(error) => {
@@ -235,8 +235,8 @@ impl<B: Backend> IoLoop<B> {
 
     /// Fails everything in flight, after the backend failed.
     pub(crate) fn abandon(self, error: &Error) {
-        let Self { backend, gpu, mut in_flight, bounce, cufile, .. } = self;
-        cufile.refused.into_iter().for_each(|(guard, _)| guard.end(Err(error.clone())));
+        let Self { backend, gpu, mut in_flight, bounce, gds, .. } = self;
+        gds.refused.into_iter().for_each(|(guard, _)| guard.end(Err(error.clone())));
         drop(backend);
         let copied = gpu.into_blocks();
         let completed = bounce.completed_reads.into_iter().map(|completed| completed.block);

@@ -4,7 +4,7 @@
 //! from direct to buffered I/O, and copy to and from bounce buffers. `io_loop` drives the backend with the ops
 //! `in_flight`, and `completion` handles their completions. `window` limits the ops in flight, and `outcome` decides
 //! what follows a completion; both are pure. `bounce` has the bounce buffers, `gpu_stage` the copies to and from GPUs,
-//! and `cufile` the route past both. `inline` runs small transfers on the caller's own thread, by the same rules.
+//! and `gds` the route past both. `inline` runs small transfers on the caller's own thread, by the same rules.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::trace::Tracer;
 
 mod bounce;
 mod completion;
-mod cufile;
+mod gds;
 mod gpu_stage;
 mod in_flight;
 mod inline;
@@ -29,7 +29,7 @@ mod outcome;
 mod window;
 
 pub(crate) use bounce::BounceSetup;
-pub(crate) use cufile::{GdsSetup, gds_required};
+pub(crate) use gds::{GdsSetup, gds_required};
 pub use in_flight::{RETRIES_AT_ONCE, RETRY_PAUSE};
 pub(crate) use inline::InlineExecutor;
 pub use outcome::RETRIES_MAX;
@@ -67,7 +67,7 @@ impl<'a> Worker<'a> {
         };
         let accounts = (Arc::clone(&setup.stats), setup.tracer.clone());
         let io_loop = IoLoop::new(backend, window, accounts, setup.bounce, &setup.gpus);
-        let io_loop = io_loop.with_cufile(setup.gds.clone());
+        let io_loop = io_loop.with_gds(setup.gds.clone());
         Self { queue: &setup.queue, handle, io_loop, window: setup.window, waiting: None }
     }
 

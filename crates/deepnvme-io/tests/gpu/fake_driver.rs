@@ -90,7 +90,7 @@ impl Gpu {
         self.driver.peek(memory.at, memory.bytes)
     }
 
-    /// Creates a stream that does not synchronize with the default one.
+    /// Creates a stream that does not synchronise with the default one.
     pub(crate) fn stream(&self, device: u32) -> StreamHandle {
         self.enter(device as i32);
         let mut stream = 0usize;

@@ -81,8 +81,8 @@ impl Scalars {
             _ => roots.as_chunks_mut().0.iter_mut().for_each(|roots| sqrt_mode.estimate(roots)),
         }
         for at in vector_offsets::<S, N>() {
-            let below = load(simd, &roots, at) + S::f32s::splat(simd, self.eps);
-            let weight = addcdiv(simd, load(simd, weights, at), load(simd, &grads, at), below, self.rate);
+            let denominator = load(simd, &roots, at) + S::f32s::splat(simd, self.eps);
+            let weight = addcdiv(simd, load(simd, weights, at), load(simd, &grads, at), denominator, self.rate);
             store::<S, N>(weight, weights, at);
         }
     }

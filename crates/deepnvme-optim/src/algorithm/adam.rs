@@ -47,13 +47,18 @@ impl Default for Adam {
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scalars {
+    /// Factor of the weight.
     decay: f32,
+    /// Factor of the weight that is added to the gradient.
     penalty: Option<f32>,
     mean: Lerp,
+    /// Factors of the mean of squares, and of the new square.
     kept: f32,
     added: f32,
+    /// Divides the root, since means start at zero.
     correction: f32,
     eps: f32,
+    /// The negative learning rate, corrected likewise.
     rate: f32,
     amsgrad: bool,
 }
@@ -115,8 +120,8 @@ impl Scalars {
         for line in line_offsets::<N>() {
             prefetch_ahead(&streams, line);
             for at in vector_offsets_in_line::<S>(line) {
-                let (weight, new, under) = self.moments(simd, at, weights, grad, mean, square, largest);
-                store::<S, N>(self.update(simd, weight, new, under.sqrt()), weights, at);
+                let (weight, new, radicand) = self.moments(simd, at, weights, grad, mean, square, largest);
+                store::<S, N>(self.update(simd, weight, new, radicand.sqrt()), weights, at);
             }
         }
     }
@@ -138,9 +143,9 @@ impl Scalars {
         for line in line_offsets::<N>() {
             prefetch_ahead(&streams, line);
             for at in vector_offsets_in_line::<S>(line) {
-                let (weight, _, under) = self.moments(simd, at, weights, grad, mean, square, largest);
+                let (weight, _, radicand) = self.moments(simd, at, weights, grad, mean, square, largest);
                 store::<S, N>(weight, weights, at);
-                store::<S, N>(under, &mut roots, at);
+                store::<S, N>(radicand, &mut roots, at);
             }
         }
         roots.as_chunks_mut().0.iter_mut().for_each(|roots| sqrt_mode.estimate(roots));
@@ -171,20 +176,20 @@ impl Scalars {
         let new = self.mean.apply(simd, load(simd, mean, at), grad);
         store::<S, N>(new, mean, at);
         let kept = load(simd, square, at) * S::f32s::splat(simd, self.kept);
-        let mut under = addcmul(simd, kept, grad, grad, self.added);
-        store::<S, N>(under, square, at);
+        let mut radicand = addcmul(simd, kept, grad, grad, self.added);
+        store::<S, N>(radicand, square, at);
         if self.amsgrad {
-            let most = load(simd, largest, at);
+            let largest_before = load(simd, largest, at);
             // A NaN on either side propagates.
-            under = (most.simd_gt(under) | most.is_nan()).select(most, under);
-            store::<S, N>(under, largest, at);
+            radicand = (largest_before.simd_gt(radicand) | largest_before.is_nan()).select(largest_before, radicand);
+            store::<S, N>(radicand, largest, at);
         }
-        (weight, new, under)
+        (weight, new, radicand)
     }
 
     #[inline(always)]
     fn update<S: Simd>(self, simd: S, weight: S::f32s, mean: S::f32s, root: S::f32s) -> S::f32s {
-        let below = root / S::f32s::splat(simd, self.correction) + S::f32s::splat(simd, self.eps);
-        addcdiv(simd, weight, mean, below, self.rate)
+        let denominator = root / S::f32s::splat(simd, self.correction) + S::f32s::splat(simd, self.eps);
+        addcdiv(simd, weight, mean, denominator, self.rate)
     }
 }

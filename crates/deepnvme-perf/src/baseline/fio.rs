@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::{Durability, SubmitMode};
 
-use super::fio_report::{Report, parse};
+use super::fio_report::{FioReport, parse};
 use crate::error::{Error, Result};
 use crate::measure::{
-    Benchmark, Cache, Direction, Memory, Observer, Order, Phase, ProgressUpdate, Sample, ScratchFiles, Workload,
+    AccessOrder, Benchmark, Cache, Direction, Memory, Observer, Phase, ProgressUpdate, Sample, ScratchFiles, Workload,
 };
 use crate::measure::{check_room, drop_from_page_cache, load_into_page_cache};
 use crate::system_files::SystemFiles;
@@ -79,7 +79,8 @@ impl Fio {
         }
         let ring =
             u64::from(workload.config.workers) * u64::from(workload.config.queue_depth) * workload.config.block_bytes;
-        let is_cached = ring <= CACHE_BYTES && workload.buffer_bytes.is_none() && workload.order == Order::Sequential;
+        let is_cached =
+            ring <= CACHE_BYTES && workload.buffer_bytes.is_none() && workload.order == AccessOrder::Sequential;
         // Twice as much: in the engine, queued blocks need memory as well.
         let (ring_text, ring) = (bytes_text(ring), bytes_option(2 * ring));
         let text = "are reused by fio and may stay in a processor cache; deepnvme fills a whole tensor. For a fair comparison:";
@@ -98,7 +99,7 @@ impl Fio {
         self.execute(&command, observer).map(drop)
     }
 
-    fn execute(&self, arguments: &[String], observer: &mut dyn Observer) -> Result<Report> {
+    fn execute(&self, arguments: &[String], observer: &mut dyn Observer) -> Result<FioReport> {
         let failed = |text: &str| Error::failed(format!("fio {}: {text}", arguments.join(" ")));
         let mut child = Command::new("fio")
             .arg("--output-format=json")
@@ -206,10 +207,10 @@ fn filename(path: &Path) -> String {
 fn arguments(workload: &Workload, backend: BackendKind, is_direct: bool, paths: &[PathBuf]) -> Vec<String> {
     let config = &workload.config;
     let rw = match (workload.direction, workload.order) {
-        (Direction::Read, Order::Sequential) => "read",
-        (Direction::Read, Order::Random) => "randread",
-        (Direction::Write, Order::Sequential) => "write",
-        (Direction::Write, Order::Random) => "randwrite",
+        (Direction::Read, AccessOrder::Sequential) => "read",
+        (Direction::Read, AccessOrder::Random) => "randread",
+        (Direction::Write, AccessOrder::Sequential) => "write",
+        (Direction::Write, AccessOrder::Random) => "randwrite",
     };
     let workers = u64::from(config.workers);
     // Each job has whole blocks; the remainder of the file is skipped.
@@ -284,7 +285,7 @@ mod tests {
             assert!(uring.contains(part), "{part}: {uring}");
         }
         assert!(text(BackendKind::Aio).contains("--ioengine=libaio") && text(BackendKind::Threads).contains("psync"));
-        let read = Workload { direction: Direction::Read, order: Order::Random, ..workload };
+        let read = Workload { direction: Direction::Read, order: AccessOrder::Random, ..workload };
         let read = arguments(&read, BackendKind::Uring, false, &["/x".into()]).join(" ");
         assert!(read.contains("--rw=randread") && read.contains("--direct=0") && !read.contains("fsync"), "{read}");
     }

@@ -6,7 +6,7 @@ use crate::measure::{Direction, Sample};
 
 /// The parts of the report that a sample needs.
 #[derive(Deserialize)]
-pub(super) struct Report {
+pub(super) struct FioReport {
     jobs: Vec<Job>,
 }
 
@@ -37,9 +37,9 @@ struct Clat {
 }
 
 /// Parses fio's JSON. Warnings may precede it on the same stream.
-pub(super) fn parse(text: &str) -> std::result::Result<Report, String> {
+pub(super) fn parse(text: &str) -> std::result::Result<FioReport, String> {
     let start = text.find('{').ok_or("it printed no JSON")?;
-    let mut documents = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Report>();
+    let mut documents = serde_json::Deserializer::from_str(&text[start..]).into_iter::<FioReport>();
     let report =
         documents.next().ok_or("it printed no JSON")?.map_err(|error| format!("its JSON has another form: {error}"))?;
     match report.jobs.iter().find(|job| job.error != 0) {
@@ -48,7 +48,7 @@ pub(super) fn parse(text: &str) -> std::result::Result<Report, String> {
     }
 }
 
-impl Report {
+impl FioReport {
     /// Adds up the jobs.
     pub(super) fn sample(&self, direction: Direction, is_direct: bool) -> Sample {
         let side = |job: &'_ Job| match direction {

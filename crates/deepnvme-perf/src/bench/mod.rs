@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::baseline::fio::{self, Fio};
 use crate::error::{Error, Result};
 use crate::measure::{Benchmark, Memory, Observer, Phase, Runner, Sample, Workload, gpu};
-use crate::report::Folder;
+use crate::report::FolderReport;
 
 pub mod processes;
 pub mod summary;
@@ -27,7 +27,7 @@ pub const PROCESSES_MAX: u32 = 64;
 
 /// The workload, and the number of rounds.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct BenchOptions {
     /// The work of a round.
     pub workload: Workload,
     /// Rounds that count. Default of the command: 5.
@@ -42,7 +42,7 @@ pub struct Options {
 
 /// The outcome of a benchmark.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct BenchOutcome {
     /// The version of deepnvme.
     pub version: &'static str,
     /// The work of a round.
@@ -94,7 +94,7 @@ pub struct ToolResult {
 ///
 /// # Errors
 /// `Usage` for options that make no sense, `Interrupted`, or a refusal of the machine.
-pub fn run(options: &Options, launcher: &Launcher, observer: &mut dyn Observer) -> Result<Outcome> {
+pub fn run(options: &BenchOptions, launcher: &Launcher, observer: &mut dyn Observer) -> Result<BenchOutcome> {
     check(options)?;
     let gpu = options.workload.gpu.map(gpu::find).transpose()?;
     let (backend, backend_reason) = choose(&options.workload)?;
@@ -113,12 +113,12 @@ pub fn run(options: &Options, launcher: &Launcher, observer: &mut dyn Observer) 
     let (samples, fio_samples) = rounds(options, &mut engine, fio.as_mut(), observer)?;
     notes.extend(engine.staged());
     let ratio = (!fio_samples.is_empty()).then(|| summary::ratio(&samples, &fio_samples));
-    let mut results = vec![ToolResult { name: "deepnvme".into(), summary: summary::summarize(&samples), samples }];
+    let mut results = vec![ToolResult { name: "deepnvme".into(), summary: summary::summarise(&samples), samples }];
     if !fio_samples.is_empty() {
         let name = fio::version().unwrap_or_else(|| "fio".into()) + if gpu.is_some() { " (host)" } else { "" };
-        results.push(ToolResult { name, summary: summary::summarize(&fio_samples), samples: fio_samples });
+        results.push(ToolResult { name, summary: summary::summarise(&fio_samples), samples: fio_samples });
     }
-    Ok(Outcome {
+    Ok(BenchOutcome {
         version: env!("CARGO_PKG_VERSION"),
         processes: options.processes,
         backend: backend.name().into(),
@@ -133,7 +133,7 @@ pub fn run(options: &Options, launcher: &Launcher, observer: &mut dyn Observer) 
     })
 }
 
-fn check(options: &Options) -> Result<()> {
+fn check(options: &BenchOptions) -> Result<()> {
     options.workload.check()?;
     for (name, value, max) in
         [("--loops", options.rounds, ROUNDS_MAX), ("--processes", options.processes, PROCESSES_MAX)]
@@ -167,7 +167,7 @@ fn is_direct(workload: &Workload) -> bool {
 }
 
 /// The same workload for one fio process: each process of ours is one more file of fio's.
-fn for_fio(options: &Options, notes: &mut Vec<String>) -> Workload {
+fn for_fio(options: &BenchOptions, notes: &mut Vec<String>) -> Workload {
     let mut workload = options.workload.clone();
     if options.processes > 1 {
         let folders = std::mem::take(&mut workload.folders);
@@ -187,7 +187,7 @@ fn for_fio(options: &Options, notes: &mut Vec<String>) -> Workload {
 
 /// Runs the engine and the baseline in turn; they take turns at going first.
 fn rounds(
-    options: &Options,
+    options: &BenchOptions,
     engine: &mut EngineBenchmark,
     mut fio: Option<&mut Fio>,
     observer: &mut dyn Observer,
@@ -218,7 +218,7 @@ enum EngineBenchmark {
 }
 
 impl EngineBenchmark {
-    fn prepare(options: &Options, launcher: &Launcher, observer: &mut dyn Observer) -> Result<Self> {
+    fn prepare(options: &BenchOptions, launcher: &Launcher, observer: &mut dyn Observer) -> Result<Self> {
         if options.processes == 1 {
             return Ok(Self::InProcess(Box::new(Runner::prepare(options.workload.clone(), observer)?)));
         }
@@ -242,7 +242,7 @@ impl EngineBenchmark {
 
     fn note(&self) -> Option<String> {
         let Self::InProcess(runner) = self else { return None };
-        runner.unlocked_reason().map(|reason| format!("the memory is not page-locked: {reason}"))
+        runner.unlocked_reason().map(|reason| format!("the memory is not pinned: {reason}"))
     }
 
     /// Why the driver staged copies from and to a GPU; known after the first copy.
@@ -255,7 +255,7 @@ impl EngineBenchmark {
 
 impl FolderSummary {
     fn of(path: &Path) -> Self {
-        let folder = Folder::of_this_machine(path);
+        let folder = FolderReport::of_this_machine(path);
         Self {
             path: path.to_path_buf(),
             file_system: folder.file_system,

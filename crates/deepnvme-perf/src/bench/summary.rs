@@ -39,9 +39,9 @@ pub struct Ratio {
     pub max: f64,
 }
 
-/// Summarizes the rounds of one tool.
+/// Summarises the rounds of one tool.
 #[must_use]
-pub fn summarize(samples: &[Sample]) -> Summary {
+pub fn summarise(samples: &[Sample]) -> Summary {
     let speeds: Vec<_> = samples.iter().map(Sample::gb_per_s).collect();
     let costs: Vec<_> = samples.iter().map(|sample| sample.cpu_s / (sample.bytes as f64 / 1e9)).collect();
     let latencies = all_latencies(samples);
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn metrics_are_medians_and_extremes() {
-        let summary = summarize(&[sample(1.0, 5), sample(0.5, 7), sample(4.0, 900)]);
+        let summary = summarise(&[sample(1.0, 5), sample(0.5, 7), sample(4.0, 900)]);
         assert!((summary.gb_per_s - 2.0).abs() < 1e-9, "{summary:?}");
         assert!((summary.gb_per_s_min - 0.5).abs() < 1e-9 && (summary.gb_per_s_max - 4.0).abs() < 1e-9);
         assert!((summary.cpu_s_per_gb - 0.05).abs() < 1e-9);

@@ -19,7 +19,7 @@ pub mod workload;
 pub use observer::{NoObserver, Observer, Phase, ProgressUpdate};
 pub use rounds::Runner;
 pub use sample::Sample;
-pub use workload::{Cache, Direction, Memory, Order, Workload};
+pub use workload::{AccessOrder, Cache, Direction, Memory, Workload};
 
 pub(crate) use files::{ScratchFiles, check_room};
 pub(crate) use page_cache::{drop_from_page_cache, load_into_page_cache};

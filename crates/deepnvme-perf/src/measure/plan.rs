@@ -1,6 +1,6 @@
 //! Cuts a workload into requests. Pure.
 
-use super::workload::{Order, Workload};
+use super::workload::{AccessOrder, Workload};
 
 /// Most memory of a round, unless every byte is compared.
 pub(super) const BUFFER_BYTES_MAX: u64 = 4 << 30;
@@ -56,14 +56,14 @@ impl RequestPlan {
     /// Cuts a workload up. `buffer_bytes` bounds the memory, unless contents are compared: then each piece has its own slot.
     pub(super) fn of(workload: &Workload, buffer_bytes: u64) -> Self {
         match (workload.order, workload.buffer_bytes) {
-            (Order::Sequential, None) => in_parts(workload, buffer_bytes),
-            (Order::Sequential, Some(_)) | (Order::Random, _) => in_blocks(workload),
+            (AccessOrder::Sequential, None) => in_parts(workload, buffer_bytes),
+            (AccessOrder::Sequential, Some(_)) | (AccessOrder::Random, _) => in_blocks(workload),
         }
     }
 
     /// Shuffles random requests. Sequential ones keep their order.
-    pub(super) fn shuffle(&mut self, order: Order, seed: u64) {
-        if order == Order::Sequential {
+    pub(super) fn shuffle(&mut self, order: AccessOrder, seed: u64) {
+        if order == AccessOrder::Sequential {
             return;
         }
         fastrand::Rng::with_seed(seed).shuffle(&mut self.pieces);
@@ -149,7 +149,7 @@ mod tests {
     use super::super::workload::{Direction, tests::small};
     use super::*;
 
-    fn workload(order: Order, files: usize, io_bytes: u64, validate: bool) -> Workload {
+    fn workload(order: AccessOrder, files: usize, io_bytes: u64, validate: bool) -> Workload {
         let folders = ["/a", "/b", "/c"].map(Path::new);
         Workload { order, io_bytes, validate, ..small(Direction::Read, &folders[..files]) }
     }
@@ -161,7 +161,7 @@ mod tests {
             buffer in 0_u64..2_000_000, seed: u64, ring in proptest::option::of(65_536_u64..2_000_000),
         ) {
             let ring = ring.filter(|_| !validate);
-            let order = if is_random { Order::Random } else { Order::Sequential };
+            let order = if is_random { AccessOrder::Random } else { AccessOrder::Sequential };
             let workload = Workload { buffer_bytes: ring, ..workload(order, files, io_bytes, validate) };
             let mut plan = RequestPlan::of(&workload, buffer);
             plan.shuffle(order, seed);
@@ -191,9 +191,9 @@ mod tests {
 
     #[test]
     fn a_tensor_is_one_request_and_a_large_file_has_two_in_flight() {
-        let one = RequestPlan::of(&workload(Order::Sequential, 1, 1 << 30, false), BUFFER_BYTES_MAX);
+        let one = RequestPlan::of(&workload(AccessOrder::Sequential, 1, 1 << 30, false), BUFFER_BYTES_MAX);
         assert_eq!((one.pieces.len(), one.slots.len()), (1, 1));
-        let huge = RequestPlan::of(&workload(Order::Sequential, 1, 100 << 30, false), BUFFER_BYTES_MAX);
+        let huge = RequestPlan::of(&workload(AccessOrder::Sequential, 1, 100 << 30, false), BUFFER_BYTES_MAX);
         assert_eq!((huge.in_flight, huge.slots.len()), (2, 3));
         assert!(huge.buffer_bytes() <= BUFFER_BYTES_MAX && huge.pieces.len() == 76, "{}", huge.pieces.len());
     }

@@ -14,7 +14,7 @@ use super::files::{ScratchFiles, check_room};
 use super::observer::{Observer, Phase, ProgressUpdate};
 use super::plan::{BUFFER_BYTES_MAX, RequestPlan};
 use super::sample::{self, Latencies, Sample};
-use super::workload::{Cache, Direction, Order, Workload};
+use super::workload::{AccessOrder, Cache, Direction, Workload};
 use super::{Benchmark, drop_from_page_cache, load_into_page_cache};
 use super::{gpu, memory};
 use crate::error::{Error, Result};
@@ -102,7 +102,7 @@ impl Runner {
     /// # Errors
     /// A refusal of the engine. `Usage` if the workload validates or is random: its contents would be needed later.
     pub fn change(&mut self, direction: Direction, config: &Config, observer: &mut dyn Observer) -> Result<()> {
-        if self.workload.validate || self.workload.order != Order::Sequential {
+        if self.workload.validate || self.workload.order != AccessOrder::Sequential {
             return Err(Error::usage("only sequential workloads without validation can change their settings"));
         }
         self.workload.direction = direction;

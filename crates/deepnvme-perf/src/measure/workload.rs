@@ -24,7 +24,7 @@ pub enum Direction {
 /// The order of a file's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Order {
+pub enum AccessOrder {
     /// One large request, as for a tensor.
     #[default]
     Sequential,
@@ -66,7 +66,7 @@ pub struct Workload {
     /// Bytes of each file.
     pub io_bytes: u64,
     /// Default sequential.
-    pub order: Order,
+    pub order: AccessOrder,
     /// Default pinned.
     pub memory: Memory,
     /// The GPU that holds the memory instead of the host. Default none.
@@ -103,7 +103,7 @@ impl Workload {
             let (buffer, block) = (bytes_text(bytes), bytes_text(self.config.block_bytes));
             return Err(Error::usage(format!("--buffer {buffer} is less than one block of {block}")));
         }
-        if self.order == Order::Random && self.io_bytes < self.config.block_bytes {
+        if self.order == AccessOrder::Random && self.io_bytes < self.config.block_bytes {
             let (size, block) = (bytes_text(self.io_bytes), bytes_text(self.config.block_bytes));
             return Err(Error::usage(format!(
                 "--random transfers whole blocks, and --size {size} is less than one block of {block}"
@@ -148,8 +148,8 @@ impl Workload {
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         match self.order {
-            Order::Sequential => self.io_bytes,
-            Order::Random => self.io_bytes / self.config.block_bytes * self.config.block_bytes,
+            AccessOrder::Sequential => self.io_bytes,
+            AccessOrder::Random => self.io_bytes / self.config.block_bytes * self.config.block_bytes,
         }
     }
 }
@@ -182,7 +182,7 @@ pub(crate) mod tests {
             folders: folders.iter().map(|folder| folder.to_path_buf()).collect(),
             stripe_bytes: None,
             io_bytes: 3 << 20,
-            order: Order::default(),
+            order: AccessOrder::default(),
             memory: Memory::default(),
             gpu: None,
             buffer_bytes: None,
@@ -205,7 +205,7 @@ pub(crate) mod tests {
             (Workload { buffer_bytes: Some(4096), validate: false, ..good.clone() }, "less than one block"),
             (Workload { folders: vec![], ..good.clone() }, "at least one folder"),
             (Workload { io_bytes: 0, ..good.clone() }, "--size"),
-            (Workload { io_bytes: 4096, order: Order::Random, ..good.clone() }, "whole blocks"),
+            (Workload { io_bytes: 4096, order: AccessOrder::Random, ..good.clone() }, "whole blocks"),
             (Workload { memory: Memory::Plain, gpu: Some(0), ..good.clone() }, "host memory"),
             (Workload { stripe_bytes: Some(5), ..good.clone() }, "multiple of 4K"),
             (Workload { folders: vec![file.clone()], ..good.clone() }, "never touched"),
@@ -225,7 +225,7 @@ pub(crate) mod tests {
         let folders = [std::path::Path::new("/a"), std::path::Path::new("/b")];
         let plain = Workload { io_bytes: 100_000, ..small(Direction::Read, &folders) };
         assert_eq!((plain.file_count(), plain.round_bytes()), (2, 200_000));
-        let random = Workload { order: Order::Random, ..plain.clone() };
+        let random = Workload { order: AccessOrder::Random, ..plain.clone() };
         assert_eq!(random.round_bytes(), 2 * 65536);
         let striped = Workload { stripe_bytes: Some(4096), ..plain };
         assert_eq!((striped.file_count(), striped.round_bytes()), (1, 100_000));

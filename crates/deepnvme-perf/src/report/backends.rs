@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// A backend of the engine.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
-pub struct Backend {
+pub struct BackendReport {
     /// `"io_uring"`, `"aio"` or `"threads"`.
     pub name: &'static str,
     /// Whether it could be set up and read a file.
@@ -22,7 +22,7 @@ pub struct Backend {
 }
 
 /// Lists all backends, in order of preference.
-pub(super) fn of(probe: &Probe) -> Vec<Backend> {
+pub(super) fn of(probe: &Probe) -> Vec<BackendReport> {
     let mut is_taken = false;
     let kinds = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
     let mut line = |kind: BackendKind| {
@@ -34,7 +34,7 @@ pub(super) fn of(probe: &Probe) -> Vec<Backend> {
             Availability::Works { detail } => (detail, None, None),
             Availability::Missing { errno, reason, remedy } => (reason, errno, Some(remedy)),
         };
-        Some(Backend { name: kind.name(), works, is_chosen, detail, errno, remedy })
+        Some(BackendReport { name: kind.name(), works, is_chosen, detail, errno, remedy })
     };
     kinds.into_iter().filter_map(&mut line).collect()
 }

@@ -11,7 +11,7 @@ const DEPTH_MAX: usize = 8;
 
 /// A block device.
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
-pub struct Device {
+pub struct BlockDevice {
     /// Its name below `/dev`: `nvme0n1`, `vda`, `md0`.
     pub name: String,
     /// The device's own model name; `None` for virtual devices.
@@ -33,7 +33,7 @@ pub struct Device {
     /// Its PCI Express link, if it has one.
     pub pcie: Option<Pcie>,
     /// The devices of an array or a volume.
-    pub members: Vec<Device>,
+    pub members: Vec<BlockDevice>,
 }
 
 /// A PCI Express link.
@@ -51,7 +51,7 @@ pub struct Pcie {
     pub bytes_per_s: u64,
 }
 
-impl Device {
+impl BlockDevice {
     /// Finds the whole disk of a device number (`259:1`), and its members.
     pub(super) fn of_number(files: &SystemFiles, number: &str) -> Option<Self> {
         let folder = files.path(format!("/sys/dev/block/{number}")).canonicalize().ok()?;
@@ -87,12 +87,12 @@ impl Device {
     }
 }
 
-fn members(files: &SystemFiles, folder: &Path, depth: usize) -> Vec<Device> {
+fn members(files: &SystemFiles, folder: &Path, depth: usize) -> Vec<BlockDevice> {
     let slaves = folder.join("slaves");
     let member = |name: String| {
         let target = files.path(&slaves).join(name).canonicalize().ok()?;
         let whole = if target.join("partition").exists() { target.parent()?.to_path_buf() } else { target };
-        Some(Device::of_folder(files, &whole, depth))
+        Some(BlockDevice::of_folder(files, &whole, depth))
     };
     files.names(&slaves).into_iter().filter_map(member).collect()
 }
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn a_partition_is_reported_as_its_disk() {
         let (_folder, files) = machine();
-        let disk = Device::of_number(&files, "259:1").unwrap();
+        let disk = BlockDevice::of_number(&files, "259:1").unwrap();
         assert_eq!((disk.name.as_str(), disk.kind.as_str()), ("nvme0n1", "nvme"));
         assert_eq!(disk.model.as_deref(), Some("Fast SSD 3000"));
         assert_eq!((disk.scheduler.as_deref(), disk.is_rotational), (Some("none"), Some(false)));
@@ -212,13 +212,13 @@ mod tests {
         let pcie = disk.pcie.unwrap();
         assert_eq!((pcie.generation, pcie.lanes, pcie.generation_max, pcie.lanes_max), (4, 2, 4, 4));
         assert_eq!(pcie.bytes_per_s / 10_000_000, 393, "two lanes of generation 4");
-        assert_eq!(Device::of_number(&files, "1:1"), None);
+        assert_eq!(BlockDevice::of_number(&files, "1:1"), None);
     }
 
     #[test]
     fn an_array_is_reported_with_its_members() {
         let (_folder, files) = machine();
-        let array = Device::of_number(&files, "9:0").unwrap();
+        let array = BlockDevice::of_number(&files, "9:0").unwrap();
         assert_eq!((array.name.as_str(), array.kind.as_str(), array.pcie), ("md0", "raid0", None));
         let disks: Vec<_> = array.disks().iter().map(|disk| disk.name.clone()).collect();
         assert_eq!(disks, ["nvme0n1", "nvme1n1"]);

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use deepnvme_io::display;
 
-use super::backends::Backend;
-use super::{Device, Folder, System};
+use super::backends::BackendReport;
+use super::{BlockDevice, FolderReport, System};
 use crate::units::gb;
 
 /// Percentage of free space below which a folder gets a note.
@@ -41,7 +41,12 @@ impl Finding {
 }
 
 /// Judges the facts; returns the worst findings first. `pool_bytes` is the size of a default engine's pinned pool.
-pub(super) fn judge(system: &System, backends: &[Backend], folders: &[Folder], pool_bytes: u64) -> Vec<Finding> {
+pub(super) fn judge(
+    system: &System,
+    backends: &[BackendReport],
+    folders: &[FolderReport],
+    pool_bytes: u64,
+) -> Vec<Finding> {
     let mut findings = Vec::new();
     of_backends(backends, &mut findings);
     of_system(system, pool_bytes, &mut findings);
@@ -52,7 +57,7 @@ pub(super) fn judge(system: &System, backends: &[Backend], folders: &[Folder], p
     findings
 }
 
-fn of_backends(backends: &[Backend], findings: &mut Vec<Finding>) {
+fn of_backends(backends: &[BackendReport], findings: &mut Vec<Finding>) {
     if !backends.iter().any(|backend| backend.works) {
         findings.push(Finding::new(Severity::Broken, "no backend works", "see the reasons above"));
     }
@@ -69,11 +74,7 @@ fn of_system(system: &System, pool_bytes: u64, findings: &mut Vec<Finding>) {
     if let Some(limit) = system.memlock_bytes.filter(|limit| *limit < pool_bytes && !system.may_lock_freely) {
         findings.push(Finding::new(
             Severity::Slow,
-            format!(
-                "RLIMIT_MEMLOCK is {} KiB: the engine's {} KiB cannot be page-locked",
-                limit >> 10,
-                pool_bytes >> 10
-            ),
+            format!("RLIMIT_MEMLOCK is {} KiB: the engine's {} KiB cannot be pinned", limit >> 10, pool_bytes >> 10),
             "ulimit -l unlimited   (a service: LimitMEMLOCK=infinity; a container: --ulimit memlock=-1)",
         ));
     }
@@ -86,7 +87,7 @@ fn of_system(system: &System, pool_bytes: u64, findings: &mut Vec<Finding>) {
     }
 }
 
-fn of_folder(folder: &Folder, findings: &mut Vec<Finding>) {
+fn of_folder(folder: &FolderReport, findings: &mut Vec<Finding>) {
     let path = display::path(&folder.path);
     if let Some(error) = &folder.error {
         findings.push(Finding::new(Severity::Broken, error.clone(), "name a folder that exists"));
@@ -118,12 +119,12 @@ fn of_folder(folder: &Folder, findings: &mut Vec<Finding>) {
             "free some space: a full file system fragments new files",
         ));
     }
-    for disk in folder.device.iter().flat_map(Device::disks) {
+    for disk in folder.device.iter().flat_map(BlockDevice::disks) {
         of_disk(disk, findings);
     }
 }
 
-fn of_disk(disk: &Device, findings: &mut Vec<Finding>) {
+fn of_disk(disk: &BlockDevice, findings: &mut Vec<Finding>) {
     let name = &disk.name;
     if disk.is_rotational == Some(true) && disk.kind != "virtio" {
         findings.push(Finding::new(
@@ -156,38 +157,38 @@ fn of_disk(disk: &Device, findings: &mut Vec<Finding>) {
 #[cfg(test)]
 mod tests {
     use super::super::device::Pcie;
-    use super::super::folder::Direct;
+    use super::super::folder::DirectReport;
     use super::*;
 
-    fn backend(name: &'static str, works: bool, is_chosen: bool) -> Backend {
+    fn backend(name: &'static str, works: bool, is_chosen: bool) -> BackendReport {
         let remedy = (!works).then(|| "allow it".to_owned());
-        Backend { name, works, is_chosen, detail: "detail".into(), errno: None, remedy }
+        BackendReport { name, works, is_chosen, detail: "detail".into(), errno: None, remedy }
     }
 
-    fn good_folder() -> Folder {
-        Folder {
+    fn good_folder() -> FolderReport {
+        FolderReport {
             path: "/data".into(),
             is_writable: true,
             total_bytes: 100,
             free_bytes: 50,
-            direct: Some(Direct {
+            direct: Some(DirectReport {
                 works: true,
                 memory_alignment_bytes: Some(4),
                 offset_alignment_bytes: Some(512),
                 reason: None,
             }),
-            device: Some(Device {
+            device: Some(BlockDevice {
                 name: "nvme0n1".into(),
                 kind: "nvme".into(),
                 is_rotational: Some(false),
                 scheduler: Some("none".into()),
-                ..Device::default()
+                ..BlockDevice::default()
             }),
-            ..Folder::default()
+            ..FolderReport::default()
         }
     }
 
-    fn texts(folder: Folder) -> Vec<(Severity, String)> {
+    fn texts(folder: FolderReport) -> Vec<(Severity, String)> {
         let system = System { huge_pages: Some("madvise".into()), ..System::default() };
         let found = judge(&system, &[backend("io_uring", true, true)], &[folder], 1 << 20);
         found.into_iter().map(|finding| (finding.severity, finding.text + " -> " + &finding.remedy)).collect()
@@ -200,18 +201,18 @@ mod tests {
 
     #[test]
     fn each_problem_is_found_with_its_remedy() {
-        let disk = |change: &dyn Fn(&mut Device)| {
+        let disk = |change: &dyn Fn(&mut BlockDevice)| {
             let mut folder = good_folder();
             change(folder.device.as_mut().unwrap());
             folder
         };
         let link = Pcie { generation: 3, lanes: 4, generation_max: 4, lanes_max: 4, bytes_per_s: 1 };
         let cases = [
-            (Folder { error: Some("/no: missing".into()), ..good_folder() }, Severity::Broken, "/no: missing"),
-            (Folder { free_bytes: 4, ..good_folder() }, Severity::Note, "are free"),
-            (Folder { is_writable: false, ..good_folder() }, Severity::Note, "chown"),
+            (FolderReport { error: Some("/no: missing".into()), ..good_folder() }, Severity::Broken, "/no: missing"),
+            (FolderReport { free_bytes: 4, ..good_folder() }, Severity::Note, "are free"),
+            (FolderReport { is_writable: false, ..good_folder() }, Severity::Note, "chown"),
             (
-                Folder { is_writable: false, mount_options: vec!["ro".into()], ..good_folder() },
+                FolderReport { is_writable: false, mount_options: vec!["ro".into()], ..good_folder() },
                 Severity::Note,
                 "remount,rw",
             ),
@@ -224,7 +225,7 @@ mod tests {
             assert!(found.len() == 1 && found[0].0 == severity && found[0].1.contains(text), "{text}: {found:?}");
         }
         let mut buffered = good_folder();
-        buffered.direct = Some(Direct {
+        buffered.direct = Some(DirectReport {
             works: false,
             memory_alignment_bytes: None,
             offset_alignment_bytes: None,
@@ -247,7 +248,8 @@ mod tests {
     #[test]
     fn only_preferred_back_ends_are_reported_and_the_worst_finding_is_first() {
         let backends = [backend("io_uring", false, false), backend("aio", true, true), backend("threads", true, false)];
-        let found = judge(&System::default(), &backends, &[Folder { error: Some("gone".into()), ..good_folder() }], 0);
+        let found =
+            judge(&System::default(), &backends, &[FolderReport { error: Some("gone".into()), ..good_folder() }], 0);
         let texts: Vec<_> = found.iter().map(|finding| finding.text.as_str()).collect();
         assert_eq!(texts, ["gone", "io_uring does not work: detail"]);
         let later = [backend("io_uring", true, true), backend("aio", false, false), backend("threads", true, false)];

@@ -8,13 +8,13 @@ use deepnvme_io::display;
 use deepnvme_io::{Access, DirectMode, DirectState, TensorFile};
 use serde::Serialize;
 
-use super::device::Device;
+use super::device::BlockDevice;
 use super::mounts;
 use crate::system_files::SystemFiles;
 
 /// A folder for data.
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
-pub struct Folder {
+pub struct FolderReport {
     /// The path as given.
     #[serde(serialize_with = "display::serialize")]
     pub path: PathBuf,
@@ -36,18 +36,18 @@ pub struct Folder {
     /// Whether files can be made here.
     pub is_writable: bool,
     /// Support for direct I/O; `None` if no file could be made to test it.
-    pub direct: Option<Direct>,
+    pub direct: Option<DirectReport>,
     /// Support for GPUDirect Storage.
-    pub gds: Option<Gds>,
+    pub gds: Option<GdsReport>,
     /// The route between this folder and a GPU; `None` without a GPU.
     pub gpu_path: Option<GpuPath>,
     /// The disk; `None` for file systems in memory or on the network.
-    pub device: Option<Device>,
+    pub device: Option<BlockDevice>,
 }
 
 /// Support for direct I/O.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
-pub struct Direct {
+pub struct DirectReport {
     /// Whether it works.
     pub works: bool,
     /// The alignment of memory addresses.
@@ -60,7 +60,7 @@ pub struct Direct {
 
 /// The mode of cuFile for a folder.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
-pub struct Gds {
+pub struct GdsReport {
     /// `direct`, `compatibility` or `none`.
     pub mode: &'static str,
     /// Why not a better mode.
@@ -76,7 +76,7 @@ pub struct GpuPath {
     pub reason: String,
 }
 
-impl Folder {
+impl FolderReport {
     /// Examines a folder of this machine.
     #[must_use]
     pub fn of_this_machine(path: &Path) -> Self {
@@ -99,8 +99,8 @@ impl Folder {
         let mount = mounts::of(files, &real);
         let space = rustix::fs::statvfs(&real).ok();
         let number = format!("{}:{}", rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
-        let device = Device::of_number(files, &number)
-            .or_else(|| mount.as_ref().and_then(|mount| Device::of_number(files, &mount.device)))
+        let device = BlockDevice::of_number(files, &number)
+            .or_else(|| mount.as_ref().and_then(|mount| BlockDevice::of_number(files, &mount.device)))
             .or_else(|| mount.as_ref().and_then(|mount| of_source(files, &mount.source)));
         let (is_writable, direct) = try_direct(&real);
         let (file_system, source, mount_point, mount_options) = mount.map_or_else(
@@ -126,28 +126,31 @@ impl Folder {
 }
 
 /// Finds the disk by the mount's source: file systems such as Btrfs have device numbers of their own.
-fn of_source(files: &SystemFiles, source: &str) -> Option<Device> {
+fn of_source(files: &SystemFiles, source: &str) -> Option<BlockDevice> {
     let metadata = Path::new(source).starts_with("/dev").then(|| Path::new(source).metadata().ok()).flatten()?;
     let number = metadata.rdev();
-    Device::of_number(files, &format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number)))
+    BlockDevice::of_number(files, &format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number)))
 }
 
 /// Tests direct I/O with a temporary file.
-fn try_direct(folder: &Path) -> (bool, Option<Direct>) {
+fn try_direct(folder: &Path) -> (bool, Option<DirectReport>) {
     let opened = Temporary::new(&folder.join("deepnvme-report")).and_then(|private| {
         TensorFile::from_fd(private.file(), Some(folder), Access::ReadWrite, DirectMode::Preferred)
     });
     let Ok(file) = opened else { return (false, None) };
     let direct = match file.direct() {
-        DirectState::Direct { memory_alignment_bytes, offset_alignment_bytes } => Direct {
+        DirectState::Direct { memory_alignment_bytes, offset_alignment_bytes } => DirectReport {
             works: true,
             memory_alignment_bytes: Some(memory_alignment_bytes),
             offset_alignment_bytes: Some(offset_alignment_bytes),
             reason: None,
         },
-        DirectState::Buffered { reason } => {
-            Direct { works: false, memory_alignment_bytes: None, offset_alignment_bytes: None, reason: Some(reason) }
-        }
+        DirectState::Buffered { reason } => DirectReport {
+            works: false,
+            memory_alignment_bytes: None,
+            offset_alignment_bytes: None,
+            reason: Some(reason),
+        },
     };
     (true, Some(direct))
 }
@@ -161,7 +164,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("file"), "x").unwrap();
         let files = SystemFiles::of_this_machine();
-        let of = |name: &str| Folder::gather(&files, &folder.path().join(name)).error.unwrap_or_default();
+        let of = |name: &str| FolderReport::gather(&files, &folder.path().join(name)).error.unwrap_or_default();
         assert!(of("file").contains("not a folder"));
         assert!(of("missing").contains("missing"));
     }
@@ -172,7 +175,7 @@ mod tests {
         if !shared.is_dir() {
             return;
         }
-        let folder = Folder::gather(&SystemFiles::of_this_machine(), shared);
+        let folder = FolderReport::gather(&SystemFiles::of_this_machine(), shared);
         if folder.file_system == "tmpfs" && folder.is_writable {
             assert_eq!(folder.device, None);
             assert!(folder.direct.is_some_and(|direct| !direct.works && direct.reason.is_some()));

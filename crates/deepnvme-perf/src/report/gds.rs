@@ -4,10 +4,10 @@
 //! file system is XFS or ext4 with data=ordered, and it is on NVMe drives, alone or in an array. In all other cases cuFile
 //! uses its compatibility mode, through host memory.
 
-pub use super::folder::{Gds, GpuPath};
-use super::{Device, Folder, Gpu};
+pub use super::folder::{GdsReport, GpuPath};
+use super::{BlockDevice, FolderReport, GpuReport};
 
-impl Gds {
+impl GdsReport {
     fn because(mode: &'static str, reason: impl Into<String>) -> Self {
         Self { mode, reason: Some(reason.into()) }
     }
@@ -15,14 +15,14 @@ impl Gds {
 
 /// Returns the mode of cuFile for a folder.
 #[must_use]
-pub fn mode(folder: &Folder, gpu: &Gpu) -> Gds {
+pub fn mode(folder: &FolderReport, gpu: &GpuReport) -> GdsReport {
     if gpu.driver.is_none() && gpu.cuda_devices.is_empty() {
-        return Gds::because("none", "no NVIDIA driver");
+        return GdsReport::because("none", "no NVIDIA driver");
     }
     if gpu.libcufile.is_none() {
-        return Gds::because("none", "no libcufile; install the CUDA toolkit or torch's CUDA packages");
+        return GdsReport::because("none", "no libcufile; install the CUDA toolkit or torch's CUDA packages");
     }
-    let compatibility = |reason: &str| Gds::because("compatibility", reason);
+    let compatibility = |reason: &str| GdsReport::because("compatibility", reason);
     if gpu.nvidia_fs.is_none() {
         return compatibility("the kernel module nvidia-fs is not loaded; modprobe nvidia-fs");
     }
@@ -40,14 +40,14 @@ pub fn mode(folder: &Folder, gpu: &Gpu) -> Gds {
     }
     let Some(device) = &folder.device else { return compatibility("its disk is unknown") };
     match device.disks().iter().find(|disk| disk.kind != "nvme") {
-        Some(Device { name, kind, .. }) => compatibility(&format!("{name} is not an NVMe drive ({kind})")),
-        None => Gds { mode: "direct", reason: None },
+        Some(BlockDevice { name, kind, .. }) => compatibility(&format!("{name} is not an NVMe drive ({kind})")),
+        None => GdsReport { mode: "direct", reason: None },
     }
 }
 
 /// Returns the default route to a GPU for a folder with this mode.
 #[must_use]
-pub fn path(mode: &Gds, gpu: &Gpu) -> Option<GpuPath> {
+pub fn path(mode: &GdsReport, gpu: &GpuReport) -> Option<GpuPath> {
     let reason = match mode.mode {
         "direct" => "the default; with gds=\"preferred\" cuFile transfers without host memory here",
         "compatibility" => "cuFile would use host memory as well",
@@ -63,43 +63,46 @@ mod tests {
     use super::super::CudaDevice;
     use super::*;
 
-    fn folder(file_system: &str, options: &[&str], kinds: &[&str]) -> Folder {
-        let disk = |kind: &&str| Device { name: "disk0".into(), kind: (*kind).into(), ..Device::default() };
-        Folder {
+    fn folder(file_system: &str, options: &[&str], kinds: &[&str]) -> FolderReport {
+        let disk = |kind: &&str| BlockDevice { name: "disk0".into(), kind: (*kind).into(), ..BlockDevice::default() };
+        FolderReport {
             file_system: file_system.into(),
             mount_options: options.iter().map(|option| (*option).to_owned()).collect(),
             device: (!kinds.is_empty())
-                .then(|| Device { members: kinds.iter().map(disk).collect(), ..Device::default() }),
-            ..Folder::default()
+                .then(|| BlockDevice { members: kinds.iter().map(disk).collect(), ..BlockDevice::default() }),
+            ..FolderReport::default()
         }
     }
 
     #[test]
     fn the_default_route_is_the_bounce_buffer_and_has_a_reason() {
         let facts = GpuFacts { index: 0, name: "GPU".into(), memory_bytes: 1, pci_bus_id: "0000:01:00.0".into() };
-        let gpu = Gpu { cuda_devices: vec![CudaDevice { facts, numa_node: None }], ..Gpu::default() };
-        let reason = |mode| path(&Gds { mode, reason: None }, &gpu).unwrap().reason;
+        let gpu = GpuReport { cuda_devices: vec![CudaDevice { facts, numa_node: None }], ..GpuReport::default() };
+        let reason = |mode| path(&GdsReport { mode, reason: None }, &gpu).unwrap().reason;
         assert!(reason("direct").contains("gds=\"preferred\""));
         assert!(reason("compatibility").contains("host memory as well") && reason("none").contains("no cuFile"));
-        assert_eq!(path(&Gds { mode: "direct", reason: None }, &Gpu::default()), None);
-        assert_eq!(mode(&Folder::default(), &gpu).reason.as_deref().map(|why| why.contains("libcufile")), Some(true));
+        assert_eq!(path(&GdsReport { mode: "direct", reason: None }, &GpuReport::default()), None);
+        assert_eq!(
+            mode(&FolderReport::default(), &gpu).reason.as_deref().map(|why| why.contains("libcufile")),
+            Some(true)
+        );
     }
 
     #[test]
     fn each_lower_mode_has_a_reason() {
-        let full = Gpu {
+        let full = GpuReport {
             driver: Some("550".into()),
             nvidia_fs: Some("2.17".into()),
             libcufile: Some("/usr/lib/libcufile.so.0".into()),
-            ..Gpu::default()
+            ..GpuReport::default()
         };
         let good = folder("ext4", &["rw"], &["nvme", "nvme"]);
-        assert_eq!(mode(&good, &full), Gds { mode: "direct", reason: None });
+        assert_eq!(mode(&good, &full), GdsReport { mode: "direct", reason: None });
         assert_eq!(mode(&folder("xfs", &[], &["nvme"]), &full).mode, "direct");
         let cases = [
-            (good.clone(), Gpu { driver: None, ..full.clone() }, "none", "driver"),
-            (good.clone(), Gpu { libcufile: None, ..full.clone() }, "none", "libcufile"),
-            (good, Gpu { nvidia_fs: None, ..full.clone() }, "compatibility", "modprobe"),
+            (good.clone(), GpuReport { driver: None, ..full.clone() }, "none", "driver"),
+            (good.clone(), GpuReport { libcufile: None, ..full.clone() }, "none", "libcufile"),
+            (good, GpuReport { nvidia_fs: None, ..full.clone() }, "compatibility", "modprobe"),
             (folder("ext4", &["data=journal"], &["nvme"]), full.clone(), "compatibility", "data=ordered"),
             (folder("btrfs", &[], &["nvme"]), full.clone(), "compatibility", "btrfs"),
             (folder("ext4", &[], &["nvme", "virtio"]), full.clone(), "compatibility", "disk0 is not an NVMe drive"),

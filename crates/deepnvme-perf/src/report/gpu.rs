@@ -19,7 +19,7 @@ const LIBRARY_FOLDERS: [&str; 6] = [
 
 /// GPUs, drivers and libraries: from files, and from the CUDA driver.
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
-pub struct Gpu {
+pub struct GpuReport {
     /// Names of the GPUs, from `/proc`.
     pub devices: Vec<String>,
     /// Version of NVIDIA's driver.
@@ -60,7 +60,7 @@ impl CudaDevice {
     }
 }
 
-impl Gpu {
+impl GpuReport {
     /// Gathers the facts. `library_path` is `LD_LIBRARY_PATH`, `packages` the folder of NVIDIA's Python packages, `probe` the
     /// answer of the CUDA driver.
     pub(crate) fn gather(files: &SystemFiles, library_path: &str, packages: Option<&Path>, probe: GpuProbe) -> Self {
@@ -148,7 +148,7 @@ mod tests {
         };
         let devices = vec![facts(0, "0000:01:00.0"), facts(1, "0000:02:00.0")];
         let probe = GpuProbe { cuda_version: Some("12.4".into()), devices, reason: None };
-        let gpu = Gpu::gather(&SystemFiles::at(folder.path()), "/nowhere:/opt/lib", None, probe);
+        let gpu = GpuReport::gather(&SystemFiles::at(folder.path()), "/nowhere:/opt/lib", None, probe);
         assert_eq!((gpu.cuda.as_deref(), gpu.cufile.as_deref()), (Some("12.4.1"), Some("1.9.0")));
         assert_eq!(gpu.devices, ["NVIDIA H100"]);
         assert_eq!(gpu.cuda_driver.as_deref(), Some("12.4"));
@@ -157,10 +157,17 @@ mod tests {
         assert_eq!((gpu.driver.as_deref(), gpu.nvidia_fs.as_deref()), (Some("550.54.15"), Some("2.17")));
         assert_eq!(gpu.libcuda, Some("/usr/lib64/libcuda.so.1".into()));
         assert_eq!(gpu.libcufile, Some("/opt/lib/libcufile.so.0".into()));
-        assert_eq!(Gpu::gather(&SystemFiles::at(Path::new("/nowhere")), "", None, GpuProbe::default()), Gpu::default());
+        assert_eq!(
+            GpuReport::gather(&SystemFiles::at(Path::new("/nowhere")), "", None, GpuProbe::default()),
+            GpuReport::default()
+        );
         put("site/nvidia/cu13/lib/libcufile.so.0", "");
-        let packages =
-            Gpu::gather(&SystemFiles::at(folder.path()), "", Some(Path::new("/site/nvidia")), GpuProbe::default());
+        let packages = GpuReport::gather(
+            &SystemFiles::at(folder.path()),
+            "",
+            Some(Path::new("/site/nvidia")),
+            GpuProbe::default(),
+        );
         assert_eq!(packages.libcufile, Some("/site/nvidia/cu13/lib/libcufile.so.0".into()));
         assert_eq!(packages.cufile, None, "the file name has no version");
     }

@@ -24,11 +24,11 @@ mod mounts;
 pub mod packages;
 pub mod system;
 
-pub use backends::Backend;
-pub use device::Device;
+pub use backends::BackendReport;
+pub use device::BlockDevice;
 pub use findings::{Finding, Severity};
-pub use folder::{Direct, Folder, Gds, GpuPath};
-pub use gpu::{CudaDevice, Gpu};
+pub use folder::{DirectReport, FolderReport, GdsReport, GpuPath};
+pub use gpu::{CudaDevice, GpuReport};
 pub use packages::Package;
 pub use system::System;
 
@@ -40,22 +40,22 @@ pub struct Report {
     /// The machine and the limits of this process.
     pub system: System,
     /// `io_uring`, `aio` and `threads`, in order of preference.
-    pub backends: Vec<Backend>,
+    pub backends: Vec<BackendReport>,
     /// GPUs, drivers and libraries.
-    pub gpu: Gpu,
+    pub gpu: GpuReport,
     /// Python and the packages that deepnvme works with.
     pub packages: Vec<Package>,
     /// DeepSpeed's ops, and whether they work here.
-    pub ops: Vec<Op>,
+    pub ops: Vec<OpReport>,
     /// The folders.
-    pub folders: Vec<Folder>,
+    pub folders: Vec<FolderReport>,
     /// Problems and their remedies, the worst first.
     pub findings: Vec<Finding>,
 }
 
 /// An op by DeepSpeed's name, as in `ds_report`.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
-pub struct Op {
+pub struct OpReport {
     /// `async_io` or `gds`.
     pub name: &'static str,
     /// Whether it is available without compiling.
@@ -75,7 +75,7 @@ impl Report {
         let files = SystemFiles::of_this_machine();
         let system = System::gather(&files);
         let (packages, nvidia) = packages::of_interpreter(python);
-        let gpu = Gpu::gather(
+        let gpu = GpuReport::gather(
             &files,
             &std::env::var("LD_LIBRARY_PATH").unwrap_or_default(),
             nvidia.as_deref(),
@@ -83,7 +83,7 @@ impl Report {
         );
         let backends = backends::of(&Probe::run());
         let folders: Vec<_> = folders.iter().flat_map(|path| folders_of(path)).collect();
-        let mut folders: Vec<_> = folders.iter().map(|path| Folder::gather(&files, path)).collect();
+        let mut folders: Vec<_> = folders.iter().map(|path| FolderReport::gather(&files, path)).collect();
         for folder in &mut folders {
             if folder.error.is_none() {
                 let mode = gds::mode(folder, &gpu);
@@ -108,17 +108,17 @@ fn folders_of(path: &Path) -> Vec<PathBuf> {
     if folders.is_empty() { vec![path.to_path_buf()] } else { folders }
 }
 
-fn ops(backends: &[Backend], gpu: &Gpu) -> Vec<Op> {
+fn ops(backends: &[BackendReport], gpu: &GpuReport) -> Vec<OpReport> {
     let works = backends.iter().any(|backend| backend.works);
     let has_gpu = !gpu.cuda_devices.is_empty();
     vec![
-        Op {
+        OpReport {
             name: "async_io",
             is_installed: true,
             is_compatible: works,
             reason: (!works).then(|| "no backend works".into()),
         },
-        Op {
+        OpReport {
             name: "gds",
             is_installed: true,
             is_compatible: has_gpu,

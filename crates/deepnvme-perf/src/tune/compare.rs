@@ -6,7 +6,7 @@ use deepnvme_io::Config;
 use deepnvme_io::display;
 use serde::Serialize;
 
-use super::options::{Options, workload};
+use super::options::{TuneOptions, workload};
 use crate::bench::summary::{self, Ratio, Summary};
 use crate::error::Result;
 use crate::measure::{Benchmark, Direction, Observer, Phase, Runner, Sample};
@@ -47,7 +47,7 @@ pub struct FolderComparison {
 /// # Errors
 /// A refusal of the machine, or `Interrupted`.
 pub fn run(
-    options: &Options,
+    options: &TuneOptions,
     settings: &Path,
     stored_for: &dyn Fn(&Path, Direction) -> Config,
     observer: &mut dyn Observer,
@@ -61,7 +61,7 @@ pub fn run(
             let config = stored_for(&real_path, *direction);
             let (stored, default) = rounds(&mut runner, *direction, &config, observer)?;
             let ratio = summary::ratio(&stored, &default);
-            let (stored, default) = (summary::summarize(&stored), summary::summarize(&default));
+            let (stored, default) = (summary::summarise(&stored), summary::summarise(&default));
             let (folder, direction) = (folder.clone(), *direction);
             comparisons.push(FolderComparison { folder, direction, config, stored, default, ratio });
         }

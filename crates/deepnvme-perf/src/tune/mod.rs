@@ -16,16 +16,16 @@ pub mod search;
 mod search_loop;
 pub mod space;
 
-pub use options::{Options, default_space};
-pub use result::{Choice, FolderResult, GpuRoute, Outcome, Trial};
+pub use options::{TuneOptions, default_space};
+pub use result::{Choice, FolderResult, GpuRoute, Trial, TuneOutcome};
 pub use search::{Candidate, SearchResult};
-pub use space::Space;
+pub use space::SearchSpace;
 
 /// Searches. All files are removed, also on failure. An interrupted search returns the best settings so far.
 ///
 /// # Errors
 /// `Usage` for options that make no sense, a refusal of the machine, or `Interrupted` before the first result.
-pub fn run(options: &Options, observer: &mut dyn Observer) -> Result<Outcome> {
+pub fn run(options: &TuneOptions, observer: &mut dyn Observer) -> Result<TuneOutcome> {
     options.check()?;
     let space = options.space.clone().unwrap_or_else(|| default_space(options));
     space.check()?;
@@ -54,7 +54,7 @@ pub fn run(options: &Options, observer: &mut dyn Observer) -> Result<Outcome> {
     }
     let space_len = searched.len();
     let (io_bytes, seconds) = (options.io_bytes, began.elapsed().as_secs_f64());
-    Ok(Outcome {
+    Ok(TuneOutcome {
         version: env!("CARGO_PKG_VERSION"),
         space: searched,
         space_len,

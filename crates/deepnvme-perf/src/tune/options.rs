@@ -6,16 +6,16 @@ use std::time::Duration;
 use deepnvme_io::probe::Probe;
 use deepnvme_io::{BackendChoice, Config, DirectMode, Durability};
 
-use super::space::Space;
+use super::space::SearchSpace;
 use crate::error::{Error, Result};
-use crate::measure::{Cache, Direction, Memory, Order, Workload};
+use crate::measure::{AccessOrder, Cache, Direction, Memory, Workload};
 
 /// Shortest budget.
 const BUDGET_MIN: Duration = Duration::from_secs(1);
 
 /// The folders to search, and the budget.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TuneOptions {
     /// The folders: each is searched on its own, several also together.
     pub folders: Vec<PathBuf>,
     /// The time for all searches.
@@ -33,10 +33,10 @@ pub struct Options {
     /// The durability of a write.
     pub durability: Durability,
     /// The settings to choose from; `None` for those that suit the machine.
-    pub space: Option<Space>,
+    pub space: Option<SearchSpace>,
 }
 
-impl Options {
+impl TuneOptions {
     /// Checks that the options make sense.
     pub(super) fn check(&self) -> Result<()> {
         if self.budget < BUDGET_MIN {
@@ -50,13 +50,13 @@ impl Options {
 }
 
 /// Returns the workload of a trial.
-pub(super) fn workload(options: &Options, folders: Vec<PathBuf>) -> Workload {
+pub(super) fn workload(options: &TuneOptions, folders: Vec<PathBuf>) -> Workload {
     Workload {
         direction: options.directions.first().copied().unwrap_or(Direction::Read),
         folders,
         stripe_bytes: None,
         io_bytes: options.io_bytes,
-        order: Order::Sequential,
+        order: AccessOrder::Sequential,
         memory: options.memory,
         gpu: options.gpu,
         buffer_bytes: None,
@@ -67,13 +67,13 @@ pub(super) fn workload(options: &Options, folders: Vec<PathBuf>) -> Workload {
     }
 }
 
-fn gds_mode(options: &Options) -> DirectMode {
+fn gds_mode(options: &TuneOptions) -> DirectMode {
     if options.gds { DirectMode::Preferred } else { DirectMode::Disabled }
 }
 
 /// Returns the settings that suit this machine.
 #[must_use]
-pub fn default_space(options: &Options) -> Space {
+pub fn default_space(options: &TuneOptions) -> SearchSpace {
     let probe = Probe::run();
     let backends = [
         (BackendChoice::Uring, probe.uring.works()),
@@ -83,7 +83,7 @@ pub fn default_space(options: &Options) -> Space {
     // Auto stands for the first that works: with Auto, callers may still make small transfers themselves.
     let working = backends.into_iter().filter_map(|(choice, works)| works.then_some(choice)).skip(1);
     let backends = std::iter::once(BackendChoice::Auto).chain(working).collect();
-    Space::of_machine(cpus(), backends, options.memory == Memory::Plain || options.gpu.is_some())
+    SearchSpace::of_machine(cpus(), backends, options.memory == Memory::Plain || options.gpu.is_some())
 }
 
 pub(super) fn cpus() -> u32 {

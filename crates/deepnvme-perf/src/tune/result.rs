@@ -6,15 +6,15 @@ use deepnvme_io::{Config, display};
 use serde::Serialize;
 
 use super::search::{Candidate, SearchResult};
-use super::space::Space;
+use super::space::SearchSpace;
 
 /// The outcome of `tune`.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct TuneOutcome {
     /// The version of deepnvme.
     pub version: &'static str,
     /// The settings to choose from; those of the last result, if they differ.
-    pub space: Space,
+    pub space: SearchSpace,
     /// The number of settings.
     pub space_len: usize,
     /// Bytes of a trial.
@@ -79,7 +79,7 @@ pub struct Trial {
 }
 
 impl Choice {
-    /// Summarizes a search that started with the settings `start`.
+    /// Summarises a search that started with the settings `start`.
     pub(super) fn of(found: &SearchResult, start: &Config) -> Self {
         let default = found.tried.iter().find(|candidate| candidate.config == *start).map_or(0.0, Candidate::median);
         Self {

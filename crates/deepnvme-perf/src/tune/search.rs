@@ -6,7 +6,7 @@
 
 use deepnvme_io::Config;
 
-use super::space::{Space, cost};
+use super::space::{SearchSpace, cost};
 use crate::bench::summary::median;
 use crate::error::{Error, Result};
 
@@ -88,7 +88,7 @@ impl SearchResult {
 /// # Errors
 /// The error of a trial. After an interruption, the result is the best so far if there is one.
 pub fn search(
-    space: &Space,
+    space: &SearchSpace,
     start: &Config,
     spent: &dyn Fn() -> f64,
     trial: &mut dyn FnMut(&Config) -> Result<f64>,
@@ -103,7 +103,7 @@ pub fn search(
 }
 
 fn brackets(
-    space: &Space,
+    space: &SearchSpace,
     start: &Config,
     spent: &dyn Fn() -> f64,
     trial: &mut dyn FnMut(&Config) -> Result<f64>,
@@ -146,7 +146,7 @@ fn brackets(
 
 /// Climbs from the best candidates to better neighbours, until there are none.
 fn climb(
-    space: &Space,
+    space: &SearchSpace,
     mut finalists: Vec<usize>,
     spent: &dyn Fn() -> f64,
     trial: &mut dyn FnMut(&Config) -> Result<f64>,
@@ -247,8 +247,8 @@ mod tests {
 
     use super::*;
 
-    fn space() -> Space {
-        Space::of_machine(4, vec![BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads], false)
+    fn space() -> SearchSpace {
+        SearchSpace::of_machine(4, vec![BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads], false)
     }
 
     /// The true speed of a simulated disk. It is fastest with 64 MiB in flight, two workers and io_uring. Too few bytes in flight

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use deepnvme_io::{Config, DirectMode};
 
-use super::options::{Options, cpus, workload};
+use super::options::{TuneOptions, cpus, workload};
 use super::result::{Choice, FolderResult, GpuRoute};
 use super::search::{self, SearchResult};
-use super::space::{self, Space};
+use super::space::{self, SearchSpace};
 use crate::error::{Error, Result};
 use crate::measure::{Benchmark, Direction, Observer, Phase, ProgressUpdate, Runner};
 
@@ -21,18 +21,18 @@ const BOTH_FINALISTS: usize = 4;
 
 /// Searches both directions in these folders. Returns the result, and the settings that were to choose from.
 pub(super) fn search_folders(
-    options: &Options,
-    space: &Space,
+    options: &TuneOptions,
+    space: &SearchSpace,
     folders: Vec<PathBuf>,
     budget: Duration,
     observer: &mut dyn Observer,
-) -> Result<(FolderResult, Space)> {
+) -> Result<(FolderResult, SearchSpace)> {
     let mut runner = Runner::prepare(workload(options, folders.clone()), observer)?;
     let gds = options.gds.then(|| route(&runner));
     let space = match &gds {
         Some(gpu) if gpu.route == "cufile" => {
-            let given = options.space.clone().map(|space| Space { gds: DirectMode::Preferred, ..space });
-            &given.unwrap_or_else(|| Space::of_cufile(cpus()))
+            let given = options.space.clone().map(|space| SearchSpace { gds: DirectMode::Preferred, ..space });
+            &given.unwrap_or_else(|| SearchSpace::of_cufile(cpus()))
         }
         _ => space,
     };
@@ -61,7 +61,7 @@ pub(super) fn search_folders(
 }
 
 /// Returns the default settings, with the space's first backend.
-fn starting_point(space: &Space) -> Config {
+fn starting_point(space: &SearchSpace) -> Config {
     // The space's first backend is the one that Auto would choose.
     let backend = space.backend.first().copied().unwrap_or_default();
     Config { backend, gds: space.gds, ..Config::default() }

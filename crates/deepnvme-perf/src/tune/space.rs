@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 
 /// The values of every setting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Space {
+pub struct SearchSpace {
     /// Largest single transfer.
     pub block_bytes: Vec<u64>,
     /// Transfers in flight per worker.
@@ -39,7 +39,7 @@ const WINDOW: usize = 4;
 const BACKEND: usize = 5;
 const REGISTER_POOL: usize = 6;
 
-impl Space {
+impl SearchSpace {
     /// Returns the default settings to choose from, for this many processors and the backends that work here. Registering the
     /// pool matters only if transfers go through bounce buffers.
     #[must_use]
@@ -192,7 +192,7 @@ fn gcd(a: usize, b: usize) -> usize {
 ///
 /// # Errors
 /// `Usage`, with the setting that is invalid.
-pub fn from_deepspeed(text: &str, base: Space) -> Result<Space> {
+pub fn from_deepspeed(text: &str, base: SearchSpace) -> Result<SearchSpace> {
     use serde_json::Value;
     let wrong = |name: &str, value: &Value, range: &str| {
         Error::usage(format!("sweep config: {name} has the invalid value {value}; it must be {range}"))
@@ -245,8 +245,8 @@ mod tests {
 
     use super::*;
 
-    fn space() -> Space {
-        Space::of_machine(2, vec![BackendChoice::Uring, BackendChoice::Threads], true)
+    fn space() -> SearchSpace {
+        SearchSpace::of_machine(2, vec![BackendChoice::Uring, BackendChoice::Threads], true)
     }
 
     fn key(config: &Config) -> String {

@@ -25,12 +25,12 @@ pub struct MutexGuard<'a, T: ?Sized> {
 }
 
 impl<T> Mutex<T> {
-    /// Create a lock around a value.
+    /// Creates a lock around a value.
     pub const fn new(value: T) -> Self {
         Self(shuttle::sync::Mutex::new(value))
     }
 
-    /// Return the value.
+    /// Returns the value.
     ///
     /// # Errors
     /// If a holder panicked.
@@ -40,7 +40,7 @@ impl<T> Mutex<T> {
 }
 
 impl<T: ?Sized> Mutex<T> {
-    /// Wait for the lock.
+    /// Waits for the lock.
     ///
     /// # Errors
     /// If a holder panicked.
@@ -51,7 +51,7 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// Take the lock if it is free.
+    /// Takes the lock if it is free.
     ///
     /// # Errors
     /// If it is not free, or a holder panicked.
@@ -66,7 +66,7 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// Access the value through an exclusive reference, without locking.
+    /// Accesses the value through an exclusive reference, without locking.
     ///
     /// # Errors
     /// If a holder panicked.
@@ -98,7 +98,7 @@ pub struct Condvar(shuttle::sync::Condvar);
 pub struct WaitTimeoutResult(bool);
 
 impl WaitTimeoutResult {
-    /// Return whether the limit was reached.
+    /// Returns whether the limit was reached.
     #[must_use]
     pub fn timed_out(&self) -> bool {
         self.0
@@ -106,13 +106,13 @@ impl WaitTimeoutResult {
 }
 
 impl Condvar {
-    /// Create a condition variable.
+    /// Creates a condition variable.
     #[must_use]
     pub const fn new() -> Self {
         Self(shuttle::sync::Condvar::new())
     }
 
-    /// Wait for a notification.
+    /// Waits for a notification.
     ///
     /// # Errors
     /// If a holder of the lock panicked.
@@ -124,7 +124,7 @@ impl Condvar {
         }
     }
 
-    /// Wait until the condition no longer holds.
+    /// Waits until the condition no longer holds.
     ///
     /// # Errors
     /// If a holder of the lock panicked.
@@ -139,7 +139,7 @@ impl Condvar {
         Ok(guard)
     }
 
-    /// Release the lock for a part of the limit. May return spuriously, as the real one may.
+    /// Releases the lock for a part of the limit. May return spuriously, as the real one may.
     ///
     /// # Errors
     /// If a holder of the lock panicked.
@@ -158,7 +158,7 @@ impl Condvar {
         }
     }
 
-    /// Wait until the condition no longer holds or the limit is reached.
+    /// Waits until the condition no longer holds or the limit is reached.
     ///
     /// # Errors
     /// If a holder of the lock panicked.
@@ -178,12 +178,12 @@ impl Condvar {
         Ok((guard, WaitTimeoutResult(is_over)))
     }
 
-    /// Wake one waiter without a limit.
+    /// Wakes one waiter without a limit.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wake all waiters without a limit.
+    /// Wakes all waiters without a limit.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
@@ -197,18 +197,18 @@ pub struct OnceLock<T> {
 }
 
 impl<T> OnceLock<T> {
-    /// Create an empty cell.
+    /// Creates an empty cell.
     #[must_use]
     pub const fn new() -> Self {
         Self { cell: std::sync::OnceLock::new(), turn: Mutex::new(()) }
     }
 
-    /// Return the value, if it is set.
+    /// Returns the value, if it is set.
     pub fn get(&self) -> Option<&T> {
         self.cell.get()
     }
 
-    /// Set the value.
+    /// Sets the value.
     ///
     /// # Errors
     /// Returns the value if the cell is already set.
@@ -216,7 +216,7 @@ impl<T> OnceLock<T> {
         self.cell.set(value)
     }
 
-    /// Return the value. The first caller creates it, and the others wait.
+    /// Returns the value. The first caller creates it, and the others wait.
     pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
         if let Some(value) = self.cell.get() {
             return value;

@@ -25,30 +25,30 @@ shuttle::thread_local! {
     static WORLD: Cell<WorldId> = Cell::new(0);
 }
 
-/// Return the calling thread's process. Process 0 is the simulation itself.
+/// Returns the calling thread's process. Process 0 is the simulation itself.
 #[must_use]
 pub fn process() -> ProcessId {
     // While a thread exits, its locals may be gone. Its destructors then run as the simulation.
     PROCESS.try_with(Cell::get).unwrap_or(0)
 }
 
-/// Run `work` as part of a process.
+/// Runs `work` as part of a process.
 pub fn in_process<T>(process: ProcessId, work: impl FnOnce() -> T) -> T {
     with_value(&PROCESS, process, work)
 }
 
-/// Return the calling thread's machine.
+/// Returns the calling thread's machine.
 #[must_use]
 pub fn world() -> WorldId {
     WORLD.try_with(Cell::get).unwrap_or(0)
 }
 
-/// Run `work` on a machine.
+/// Runs `work` on a machine.
 pub fn in_world<T>(world: WorldId, work: impl FnOnce() -> T) -> T {
     with_value(&WORLD, world, work)
 }
 
-/// Run `work` with another value of a local.
+/// Runs `work` with another value of a local.
 fn with_value<V: 'static, T>(local: &'static LocalKey<Cell<V>>, value: V, work: impl FnOnce() -> T) -> T {
     let before = local.with(|current| current.replace(value));
     let result = work();
@@ -56,13 +56,13 @@ fn with_value<V: 'static, T>(local: &'static LocalKey<Cell<V>>, value: V, work: 
     result
 }
 
-/// Run `work` on the machine and in the process of the spawning thread.
+/// Runs `work` on the machine and in the process of the spawning thread.
 fn inheriting<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     let (world, process) = (world(), process());
     move || in_world(world, || in_process(process, work))
 }
 
-/// As `std::thread::Scope`.
+/// Works like `std::thread::Scope`.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env> {
     inner: &'scope shuttle::thread::Scope<'scope, 'env>,
@@ -70,7 +70,7 @@ pub struct Scope<'scope, 'env> {
     keeper: OnceCell<mpsc::Sender<()>>,
 }
 
-/// As `std::thread::scope`. The last thread that ends in `shuttle`'s scope wakes the opener, even from an unrelated
+/// Works like `std::thread::scope`. The last thread that ends in `shuttle`'s scope wakes the opener, even from an unrelated
 /// wait. A keeper thread is therefore always the last.
 pub fn scope<'env, T>(work: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> T) -> T {
     shuttle::thread::scope(|inner| {
@@ -80,7 +80,7 @@ pub fn scope<'env, T>(work: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> T) 
 }
 
 impl<'scope> Scope<'scope, '_> {
-    /// As `std::thread::Scope::spawn`.
+    /// Works like `std::thread::Scope::spawn`.
     pub fn spawn<F, T>(&self, work: F) -> ScopedJoinHandle<'scope, T>
     where
         F: FnOnce() -> T + Send + 'scope,
@@ -97,7 +97,7 @@ impl<'scope> Scope<'scope, '_> {
     }
 }
 
-/// As `std::thread::spawn`.
+/// Works like `std::thread::spawn`.
 pub fn spawn<F, T>(work: F) -> JoinHandle<T>
 where
     F: FnOnce() -> T + Send + 'static,
@@ -106,18 +106,18 @@ where
     shuttle::thread::spawn(inheriting(work))
 }
 
-/// Let other threads run first.
+/// Lets other threads run first.
 pub fn yield_now() {
     shuttle::thread::yield_now();
 }
 
-/// Let time pass and other threads run.
+/// Lets time pass and other threads run.
 pub fn sleep(duration: Duration) {
     time::advance(duration);
     shuttle::thread::yield_now();
 }
 
-/// Return two, on every machine.
+/// Returns two, on every machine.
 ///
 /// # Errors
 /// None.
@@ -125,33 +125,33 @@ pub fn available_parallelism() -> io::Result<NonZero<usize>> {
     Ok(NonZero::<usize>::MIN.saturating_add(1))
 }
 
-/// As `std::thread::Builder`.
+/// Works like `std::thread::Builder`.
 #[derive(Debug, Default)]
 pub struct Builder {
     name: Option<String>,
 }
 
 impl Builder {
-    /// Create a builder without a thread name.
+    /// Creates a builder without a thread name.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Set the thread's name.
+    /// Sets the thread's name.
     #[must_use]
     pub fn name(mut self, name: String) -> Self {
         self.name = Some(name);
         self
     }
 
-    /// Ignored: every simulated thread has the same stack size.
+    /// Ignores the size: every simulated thread has the same stack.
     #[must_use]
     pub fn stack_size(self, _bytes: usize) -> Self {
         self
     }
 
-    /// As `std::thread::Builder::spawn`.
+    /// Works like `std::thread::Builder::spawn`.
     ///
     /// # Errors
     /// None.
@@ -164,7 +164,7 @@ impl Builder {
         builder.spawn(inheriting(work))
     }
 
-    /// As `std::thread::Builder::spawn_scoped`.
+    /// Works like `std::thread::Builder::spawn_scoped`.
     ///
     /// # Errors
     /// None.

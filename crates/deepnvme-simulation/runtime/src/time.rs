@@ -11,12 +11,12 @@ thread_local! {
     static NOW_NS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Reset the clock for the next execution.
+/// Resets the clock for the next execution.
 pub fn reset() {
     NOW_NS.set(0);
 }
 
-/// Let time pass.
+/// Lets time pass.
 pub fn advance(duration: Duration) {
     let passed_ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     NOW_NS.set(NOW_NS.get().saturating_add(passed_ns));
@@ -27,44 +27,44 @@ pub fn advance(duration: Duration) {
 pub struct Instant(Duration);
 
 impl Instant {
-    /// Return the current time.
+    /// Returns the current time.
     #[must_use]
     pub fn now() -> Self {
         NOW_NS.set(NOW_NS.get().saturating_add(CLOCK_STEP_NS));
         Self(Duration::from_nanos(NOW_NS.get()))
     }
 
-    /// Return the time elapsed since then.
+    /// Returns the time elapsed since then.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         Self::now().saturating_duration_since(*self)
     }
 
-    /// Return the time since `earlier`, or zero if that is later.
+    /// Returns the time since `earlier`, or zero if that is later.
     #[must_use]
     pub fn duration_since(&self, earlier: Self) -> Duration {
         self.saturating_duration_since(earlier)
     }
 
-    /// Return the time since `earlier`, or zero if that is later.
+    /// Returns the time since `earlier`, or zero if that is later.
     #[must_use]
     pub fn saturating_duration_since(&self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Return the time since `earlier`; `None` if that is later.
+    /// Returns the time since `earlier`; `None` if that is later.
     #[must_use]
     pub fn checked_duration_since(&self, earlier: Self) -> Option<Duration> {
         self.0.checked_sub(earlier.0)
     }
 
-    /// Add a duration.
+    /// Adds a duration.
     #[must_use]
     pub fn checked_add(&self, duration: Duration) -> Option<Self> {
         self.0.checked_add(duration).map(Self)
     }
 
-    /// Subtract a duration.
+    /// Subtracts a duration.
     #[must_use]
     pub fn checked_sub(&self, duration: Duration) -> Option<Self> {
         self.0.checked_sub(duration).map(Self)

@@ -20,8 +20,8 @@ mod simulated {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::{Duration, Instant};
 
-    use deepnvme_simulation::run::{Report, run};
-    use deepnvme_simulation::scenario::Kind;
+    use deepnvme_simulation::run::{RunReport, run};
+    use deepnvme_simulation::scenario::ScenarioKind;
 
     const USAGE: &str =
         "simulate [--seeds N] [--first N] [--jobs N] [--only files|stripes|...] [--keep-going] [--twice]";
@@ -33,7 +33,7 @@ mod simulated {
         seeds: u64,
         first: u64,
         jobs: u64,
-        only: Option<Kind>,
+        only: Option<ScenarioKind>,
         keeps_going: bool,
         twice: bool,
     }
@@ -55,7 +55,7 @@ mod simulated {
                 "--twice" => found.twice = true,
                 "--only" => {
                     let name = arguments.next().unwrap_or_default();
-                    let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+                    let kind = ScenarioKind::ALL.into_iter().find(|kind| kind.name() == name);
                     found.only = Some(kind.ok_or_else(|| format!("no such scenario: {name}"))?);
                 }
                 _ => return Err(format!("{argument}?\n{USAGE}")),
@@ -64,7 +64,7 @@ mod simulated {
         Ok(found)
     }
 
-    /// Run the seeds. Exit status: 1 if a seed failed.
+    /// Runs the seeds. Exit status: 1 if a seed failed.
     pub(super) fn main() -> ExitCode {
         let options = match options() {
             Ok(options) => options,
@@ -125,7 +125,7 @@ mod simulated {
         if failed.load(Ordering::Relaxed) > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }
 
-    fn print_failure(seed: u64, report: &Report, only: Option<Kind>) {
+    fn print_failure(seed: u64, report: &RunReport, only: Option<ScenarioKind>) {
         println!("seed {seed} failed ({}, {} steps):", report.kind.name(), report.steps);
         for failure in &report.failures {
             println!("  {failure}");

@@ -16,7 +16,7 @@ pub(super) struct Area {
 }
 
 impl Area {
-    /// Create a range with these durable bytes.
+    /// Creates a range with these durable bytes.
     pub(super) fn new(bytes: Vec<u8>) -> Self {
         Self { certain: bytes.clone(), uncertain: BTreeMap::new(), durable: bytes, at_risk: BTreeMap::new() }
     }
@@ -25,7 +25,7 @@ impl Area {
         self.certain.len()
     }
 
-    /// Start a write of these bytes.
+    /// Starts a write of these bytes.
     pub(super) fn begin_write(&mut self, at: usize, bytes: &[u8]) {
         for (index, byte) in (at..).zip(bytes) {
             let certain = self.certain[index];
@@ -34,7 +34,7 @@ impl Area {
         }
     }
 
-    /// Finish a write of these bytes.
+    /// Finishes a write of these bytes.
     pub(super) fn finish_write(&mut self, at: usize, bytes: &[u8]) {
         for (index, byte) in (at..).zip(bytes) {
             self.certain[index] = *byte;
@@ -42,7 +42,7 @@ impl Area {
         }
     }
 
-    /// Make all finished writes durable.
+    /// Makes all finished writes durable.
     pub(super) fn sync(&mut self) {
         let Self { certain, uncertain, durable, at_risk } = self;
         at_risk.retain(|index, _| uncertain.contains_key(index));
@@ -51,7 +51,7 @@ impl Area {
         }
     }
 
-    /// Check bytes that were read while no write was in flight. Returns the error, if any. The bytes are certain from
+    /// Checks bytes that were read while no write was in flight. Returns the error, if any. The bytes are certain from
     /// now on.
     pub(super) fn check_read(&mut self, at: usize, bytes: &[u8]) -> Option<String> {
         for (index, byte) in (at..).zip(bytes) {
@@ -68,7 +68,7 @@ impl Area {
         self.uncertain.get(&index).map_or(self.certain[index] == byte, |possible| possible.contains(&byte))
     }
 
-    /// Check all bytes after all processes ended or the power was cut. Returns the error, if any.
+    /// Checks all bytes after all processes ended or the power was cut. Returns the error, if any.
     pub(super) fn check_all(&self, bytes: &[u8], after_cut: bool) -> Option<String> {
         let is_wrong = |(index, byte): &(usize, &u8)| {
             let may_be_left =
@@ -80,7 +80,7 @@ impl Area {
         Some(format!("byte {index} is {byte:#04x}; it was {certain:#04x}, and {durable:#04x} on the disk"))
     }
 
-    /// Return the bytes that readers find, where they are certain.
+    /// Returns the bytes that readers find, where they are certain.
     pub(super) fn certain(&self) -> &[u8] {
         &self.certain
     }

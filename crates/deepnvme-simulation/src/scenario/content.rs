@@ -59,7 +59,7 @@ pub(super) enum UncommittedSave {
 const RECORD: [&str; 2] = ["metadata", "deepnvme.owned"];
 
 impl UncommittedSave {
-    /// Rename it to its final name.
+    /// Renames it to its final name.
     pub(super) fn commit(self, durability: Durability) -> Result<()> {
         match self {
             Self::File(file, _) => file.commit(durability == Durability::Full)?,
@@ -103,7 +103,7 @@ pub(super) struct SaveRequest<'a> {
 }
 
 impl Content {
-    /// Write everything under a private name. A cancelled save may fail.
+    /// Writes everything under a private name. A cancelled save may fail.
     pub(super) fn write(self, request: &SaveRequest<'_>) -> Result<UncommittedSave> {
         if self == Self::Bytes {
             return write_bytes(request).map(|replacement| UncommittedSave::File(replacement, None));
@@ -137,7 +137,7 @@ impl Content {
         written
     }
 
-    /// Plan the file of these tensors.
+    /// Plans the file of these tensors.
     pub(super) fn plan(self, path: &Path, tensors: &[Vec<u8>], options: SaveOptions) -> Result<Save> {
         let region = |bytes: &Vec<u8>| payload::region_with(bytes).region().into();
         if self != Self::Archive {
@@ -153,7 +153,7 @@ impl Content {
         Save::archive(path, records, options)
     }
 
-    /// Return the memory of a version's state, with each record on its own pages.
+    /// Returns the memory of a version's state, with each record on its own pages.
     pub(super) fn state_bytes(self, seed: u64, version: Version) -> u64 {
         let records = match self {
             Self::Bytes => vec![payload::content(seed, version).len()],
@@ -164,13 +164,13 @@ impl Content {
         pages * 4096
     }
 
-    /// Return whether anything exists under this name.
+    /// Returns whether anything exists under this name.
     pub(super) fn exists(self, path: &Path) -> bool {
         let exists = |path: &Path| fs::exists(path).unwrap_or(true);
         exists(path) || (self == Self::Shards && exists(&index_of(path)))
     }
 
-    /// Read a name with all checks.
+    /// Reads a name with all checks.
     pub(super) fn read(self, engine: &Arc<Engine>, target: &Target, seed: u64) -> Result<FoundContent> {
         let target = match target {
             Target::Stripes(set) => Target::from(set.manifest_path()),
@@ -199,7 +199,7 @@ fn tensor((index, bytes): (usize, &Vec<u8>)) -> Tensor {
     Tensor { spec, bytes: payload::region_with(bytes).region().into() }
 }
 
-/// Write each shard into place, then the index, which identifies each shard's file.
+/// Writes each shard into place, then the index, which identifies each shard's file.
 fn write_shards(
     request: &SaveRequest<'_>,
     tensors: &[Vec<u8>],
@@ -235,19 +235,19 @@ fn write_shards(
     Ok(UncommittedSave::Shards(set, text))
 }
 
-/// Return whether a version is saved as one file, which replaces shards.
+/// Returns whether a version is saved as one file, which replaces shards.
 fn is_one_file(seed: u64, version: Version) -> bool {
     Rng::keyed(seed, &[0x006f_6e65, version]).chance(400)
 }
 
-/// Return the index path of a file name.
+/// Returns the index path of a file name.
 pub(super) fn index_of(file: &Path) -> PathBuf {
     let mut index = file.as_os_str().to_os_string();
     index.push(INDEX_SUFFIX);
     index.into()
 }
 
-/// Load all tensors of a name's files, and check each file against the index, if there is one.
+/// Loads all tensors of a name's files, and checks each file against the index, if there is one.
 fn load_shards(engine: &Arc<Engine>, path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     let found = find_set(path)?;
     found.check()?;
@@ -265,7 +265,7 @@ fn load_shards(engine: &Arc<Engine>, path: &Path) -> Result<Vec<(String, Vec<u8>
     Ok(all)
 }
 
-/// Return the tensors of a version; the first one contains the version. Some are empty, some span several chunks.
+/// Returns the tensors of a version; the first one contains the version. Some are empty, some span several chunks.
 pub(super) fn tensors(seed: u64, version: Version) -> Vec<Vec<u8>> {
     let mut rng = Rng::keyed(seed, &[0x7465_6e73, version]);
     let mut tensors = vec![version.to_le_bytes().to_vec()];
@@ -284,7 +284,7 @@ pub(super) fn tensors(seed: u64, version: Version) -> Vec<Vec<u8>> {
     tensors
 }
 
-/// Recognise the version of named tensors.
+/// Recognises the version of named tensors.
 pub(super) fn recognise(seed: u64, found: &[(String, Vec<u8>)]) -> FoundContent {
     let named = |index: usize| found.iter().find(|(name, _)| name.trim_start_matches("data/") == index.to_string());
     let named = |index| named(index).or_else(|| found.iter().find(|(name, _)| *name == format!("t{index}")));
@@ -303,7 +303,7 @@ pub(super) fn recognise(seed: u64, found: &[(String, Vec<u8>)]) -> FoundContent 
     }
 }
 
-/// Load all tensors of a file with checksums, then verify the whole file.
+/// Loads all tensors of a file with checksums, then verifies the whole file.
 pub(super) fn load(engine: &Arc<Engine>, reader: Reader) -> Result<Vec<(String, Vec<u8>)>> {
     let mut reader = Arc::new(reader);
     let loaded = match load_once(engine, &reader) {

@@ -11,7 +11,7 @@ use deepnvme_simulation_runtime::thread::{self, JoinHandle, ProcessId, WorldId};
 use deepnvme_testkit::rng::Rng;
 use deepnvme_testkit::scheduled_backend::ScheduledBackend;
 
-use super::kind::Kind;
+use super::kind::ScenarioKind;
 use crate::device::WorldDevice;
 use crate::world::{CrashPoints, MachineSnapshot, MemoryAllowance, Setup, World};
 
@@ -20,9 +20,9 @@ pub(super) const POOL_BYTES: u64 = 64 << 10;
 
 /// Result of an execution.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct RunReport {
     /// The scenario.
-    pub kind: Kind,
+    pub kind: ScenarioKind,
     /// Steps of the code under test.
     pub steps: u64,
     /// Hash of all steps, equal for identical executions.
@@ -44,7 +44,7 @@ const ONE_SEED_IN: u64 = 100;
 /// because executions slow down with every thread they have started.
 pub const CRASH_CHECKS_PER_RUN: u64 = 8;
 
-/// Return whether a seed checks every change.
+/// Returns whether a seed checks every change.
 #[must_use]
 pub fn checks_every_change(seed: u64) -> bool {
     Rng::keyed(seed, &[0x6576_6572]).below(ONE_SEED_IN) == 0
@@ -75,56 +75,56 @@ pub struct Context {
     crash_checks: Arc<Mutex<BTreeMap<usize, CrashCheck>>>,
     /// Memory reserved for a process's engines.
     allowances: Arc<Mutex<Vec<MemoryAllowance>>>,
-    report: Arc<Mutex<Report>>,
+    report: Arc<Mutex<RunReport>>,
 }
 
 impl Context {
-    /// Create a machine drawn from the seed.
+    /// Creates a machine drawn from the seed.
     ///
     /// # Panics
     /// If the kernel provides no memory.
     #[must_use]
-    pub fn new(seed: u64, report: &Arc<Mutex<Report>>) -> Self {
+    pub fn new(seed: u64, report: &Arc<Mutex<RunReport>>) -> Self {
         Self::with(seed, Setup::draw(&mut Rng::keyed(seed, &[0x0073_6574])), report)
     }
 
-    /// Create a machine with this setup.
+    /// Creates a machine with this setup.
     ///
     /// # Panics
     /// If the kernel provides no memory.
     #[must_use]
-    pub fn with(seed: u64, setup: Setup, report: &Arc<Mutex<Report>>) -> Self {
+    pub fn with(seed: u64, setup: Setup, report: &Arc<Mutex<RunReport>>) -> Self {
         let Ok(world) = World::new(seed, setup) else { panic!("no memory for a world") };
         let (when, crash_points, crash_checks) = (String::new(), None, Arc::default());
         Self { world, seed, when, crash_points, crash_checks, allowances: Arc::default(), report: Arc::clone(report) }
     }
 
-    /// Snapshot before every change of the machine, and check those with these numbers.
+    /// Snapshots before every change of the machine, and checks those with these numbers.
     #[must_use]
     pub fn checking_crashes_at(mut self, numbers: Range<u64>) -> Self {
         self.crash_points = Some(numbers);
         self
     }
 
-    /// Route all calls of this execution to its world.
+    /// Routes all calls of this execution to its world.
     pub fn enter(&self) {
         simulated::enter(MAIN_WORLD, Arc::new(self.world.clone()));
     }
 
-    /// Return random numbers for a purpose.
+    /// Returns random numbers for a purpose.
     #[must_use]
     pub fn rng(&self, purpose: u64) -> Rng {
         Rng::keyed(self.seed, &[0x7363_656e, purpose])
     }
 
-    /// Record a failure.
+    /// Records a failure.
     #[allow(clippy::needless_pass_by_value, reason = "callers have made the text for this")]
     pub fn fail(&self, text: String) {
         let text = format!("{}{text}", self.when);
         ignore_poison(self.report.lock()).failures.push(text);
     }
 
-    /// Draw one of `outcomes`: a power cut or a killed process after some steps, or in all others neither. Return whether
+    /// Draws one of `outcomes`: a power cut or a killed process after some steps, or in all others neither. Returns whether
     /// it is a power cut.
     pub fn draw_crash(
         &self,
@@ -143,8 +143,8 @@ impl Context {
         state.setup.power_cut_at.is_some()
     }
 
-    /// Snapshot the machine as after a crash, just before some of the following changes: `count` of them, in `chance`
-    /// of a thousand executions. If every change is checked, snapshot before each. `prepare` runs at that moment. The
+    /// Snapshots the machine as after a crash, just before some of the following changes: `count` of them, in `chance`
+    /// of a thousand executions. If every change is checked, it snapshots before each. `prepare` runs at that moment. The
     /// closure that it returns runs at the end, with a copy of the machine and whether the power was cut; twice if both
     /// crashes are tried.
     pub fn check_crashes<E>(&self, chance: u32, count: usize, prepare: impl Fn() -> E + Send + 'static)
@@ -166,7 +166,7 @@ impl Context {
         });
     }
 
-    /// Check the snapshots.
+    /// Checks the snapshots.
     fn run_crash_checks(&self) {
         let crash_checks = std::mem::take(&mut *ignore_poison(self.crash_checks.lock()));
         for CrashCheck { machine, is_cut, check } in crash_checks.into_values() {
@@ -195,7 +195,7 @@ impl Context {
         simulated::leave(CRASHED_WORLD);
     }
 
-    /// Create an engine for the calling process.
+    /// Creates an engine for the calling process.
     ///
     /// # Errors
     /// None is expected.
@@ -220,13 +220,13 @@ impl Context {
         Engine::with_backends(config, factory).map(Arc::new)
     }
 
-    /// Start a process.
+    /// Starts a process.
     pub fn process(&self, id: ProcessId, work: impl FnOnce(&Self) + Send + 'static) -> JoinHandle<()> {
         let context = Self { allowances: Arc::default(), ..self.clone() };
         thread::spawn(move || thread::in_process(id, || work(&context)))
     }
 
-    /// Wait for these processes.
+    /// Waits for these processes.
     pub fn join(&self, processes: Vec<JoinHandle<()>>) {
         for process in processes {
             if process.join().is_err() {
@@ -235,7 +235,7 @@ impl Context {
         }
     }
 
-    /// Wait for all processes, then cut and restore the power if `is_cut`. Nothing fails from now on.
+    /// Waits for all processes, then cuts and restores the power if `is_cut`. Nothing fails from now on.
     pub fn finish_running(&self, running: Vec<JoinHandle<()>>, is_cut: bool) {
         self.join(running);
         let seen = self.world.stop_picking();
@@ -250,7 +250,7 @@ impl Context {
         self.world.stop_faults();
     }
 
-    /// Write the report and check the snapshots. Checking does not change the execution.
+    /// Writes the report and checks the snapshots. Checking does not change the execution.
     pub fn finish(&self) {
         let mut violations = self.world.violations();
         match self.world.incomplete_transfers() {

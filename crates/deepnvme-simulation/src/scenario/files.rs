@@ -36,19 +36,19 @@ const DURABILITIES: [Durability; 4] = [Durability::None, Durability::Data, Durab
 const MODEL: &str = "model.bin";
 const SHARDED: &str = "model.safetensors";
 
-/// Run checkpoints with the real code that saves and loads them.
+/// Runs checkpoints with the real code that saves and loads them.
 pub(super) fn run_saves(context: &Context) {
     let mut rng = context.rng(3);
     let layout = if rng.chance(300) { FileLayout::Striped } else { FileLayout::Single };
     run(context, layout, rng.pick(&[Content::Archive, Content::Safetensors]));
 }
 
-/// Run checkpoints of several files, which an index lists.
+/// Runs checkpoints of several files, which an index lists.
 pub(super) fn run_shards(context: &Context) {
     run(context, FileLayout::Single, Content::Shards);
 }
 
-/// Run the scenario.
+/// Runs the scenario.
 pub(super) fn run(context: &Context, layout: FileLayout, content: Content) {
     let mut rng = context.rng(1);
     let folders = make_folders(context, if layout == FileLayout::Striped { rng.within(2..4) as usize } else { 1 });
@@ -107,7 +107,7 @@ pub(super) fn run(context: &Context, layout: FileLayout, content: Content) {
     check_end(context, &scenario, is_cut);
 }
 
-/// Create the initial files.
+/// Creates the initial files.
 fn create_initial_files(context: &Context, scenario: &Arc<Scenario>) {
     let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
     let first = Arc::clone(scenario);
@@ -158,7 +158,7 @@ fn striped(context: &Context, folders: &[PathBuf], rng: &mut Rng) -> Vec<Item> {
     items
 }
 
-/// Create files of users, under names like ours.
+/// Creates files of users, under names like ours.
 fn create_user_files(context: &Context, scenario: &Scenario, rng: &mut Rng) {
     let names = [
         ".model.bin.deepnvme-tmp-1-0",

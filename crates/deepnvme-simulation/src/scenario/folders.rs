@@ -6,7 +6,7 @@ use super::context::Context;
 use crate::world::folder::Folder;
 use crate::world::tree::Node;
 
-/// Create folders, each on its own disk.
+/// Creates folders, each on its own disk.
 pub(super) fn make_folders(context: &Context, count: usize) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let mut state = context.world.state();
@@ -28,8 +28,8 @@ pub(super) fn make_folders(context: &Context, count: usize) -> Vec<PathBuf> {
     folders
 }
 
-/// Without unnamed files, a new file's first name proves nothing yet. If the writer dies at that moment, or a power cut
-/// reverts the rename, the file must not be removed.
+/// Returns whether a file may be a user's, so that nothing may remove it. Without unnamed files, a new file's first name
+/// proves nothing: the writer may die at that moment, or a power cut may revert the rename.
 pub(super) fn may_be_foreign(context: &Context, path: &Path) -> bool {
     let is_new = path.file_name().is_some_and(|name| name.to_string_lossy().contains(".deepnvme-tmp-new-"));
     is_new && !context.world.state().setup.has_unnamed

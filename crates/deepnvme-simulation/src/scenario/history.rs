@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Error;
-use deepnvme_checkpoint::history::{self, Entry, History, Holder, LOCK, MANIFEST};
+use deepnvme_checkpoint::history::{self, History, Holder, LOCK, MANIFEST, ManifestEntry};
 use deepnvme_checkpoint::read::Reader;
 use deepnvme_checkpoint::write::Saved;
 use deepnvme_file::{Replacement, StripeSet, Target};
@@ -36,7 +36,7 @@ const MANIFEST_READS_MAX: u64 = 4;
 /// Maximum saves of one writer.
 const SAVES_MAX: u64 = 6;
 
-/// Run the scenario.
+/// Runs the scenario.
 pub(super) fn run(context: &Context) {
     let mut rng = context.rng(1);
     let scenario = Arc::new(make(context, &mut rng, Content::Bytes));
@@ -69,7 +69,7 @@ pub(super) fn run(context: &Context) {
     finish(context, &scenario, running, is_cut);
 }
 
-/// Create a folder with files of users.
+/// Creates a folder with files of users.
 pub(super) fn make(context: &Context, rng: &mut Rng, content: Content) -> Scenario {
     let folder = make_folder(context);
     let keep = rng.pick(&[None, Some(1), Some(2), Some(3)]);
@@ -82,7 +82,7 @@ pub(super) fn make(context: &Context, rng: &mut Rng, content: Content) -> Scenar
     scenario
 }
 
-/// Check crash states at some moments.
+/// Checks crash states at some moments.
 pub(super) fn check_crashes(context: &Context, scenario: &Arc<Scenario>) {
     let scenario = Arc::clone(scenario);
     context.check_crashes(300, 2, move || {
@@ -91,13 +91,13 @@ pub(super) fn check_crashes(context: &Context, scenario: &Arc<Scenario>) {
     });
 }
 
-/// Wait for all processes, and check the result.
+/// Waits for all processes, and checks the result.
 pub(super) fn finish(context: &Context, scenario: &Arc<Scenario>, running: Vec<thread::JoinHandle<()>>, is_cut: bool) {
     context.finish_running(running, is_cut);
     check_end(context, scenario, is_cut);
 }
 
-/// Check the state after all processes ended or the power was cut, and the next process that uses it.
+/// Checks the state after all processes ended or the power was cut, and the next process that uses it.
 fn check_end(context: &Context, scenario: &Arc<Scenario>, is_cut: bool) {
     if is_cut {
         // The power cut may have undone the edit, or the way back.
@@ -136,7 +136,7 @@ fn make_folder(context: &Context) -> PathBuf {
     path
 }
 
-/// Start a process with one history, into which one or two of its threads save.
+/// Starts a process with one history, into which one or two of its threads save.
 fn trainer(context: &Context, scenario: &Arc<Scenario>, id: u32) -> thread::JoinHandle<()> {
     let scenario = Arc::clone(scenario);
     context.process(id, move |context| {
@@ -177,7 +177,7 @@ fn report_failure(context: &Context, outcome: Result<(), Error>) {
     }
 }
 
-/// Save as a `Checkpointer` does.
+/// Saves as a `Checkpointer` does.
 fn save(
     scenario: &Scenario,
     engine: &Arc<Engine>,
@@ -218,9 +218,9 @@ fn save(
     saved
 }
 
-/// Return the manifest entry of a saved file.
-pub(super) fn entry_of(name: &str, step: u64, saved: Saved) -> Entry {
-    Entry {
+/// Returns the manifest entry of a saved file.
+pub(super) fn entry_of(name: &str, step: u64, saved: Saved) -> ManifestEntry {
+    ManifestEntry {
         nbytes: saved.bytes,
         index_offset: saved.index_offset,
         index_nbytes: saved.index_bytes,
@@ -229,11 +229,11 @@ pub(super) fn entry_of(name: &str, step: u64, saved: Saved) -> Entry {
     }
 }
 
-fn entry(name: &str, step: u64, bytes: &[u8]) -> Entry {
+fn entry(name: &str, step: u64, bytes: &[u8]) -> ManifestEntry {
     let index = bytes.len() as u64 - INDEX_BYTES;
     let mut hasher = Hasher::default();
     hasher.update(&bytes[index as usize..]);
-    Entry {
+    ManifestEntry {
         file: name.into(),
         step,
         nbytes: bytes.len() as u64,
@@ -249,7 +249,7 @@ fn entry(name: &str, step: u64, bytes: &[u8]) -> Entry {
     }
 }
 
-/// Return the newest checkpoint, as a restart finds it.
+/// Returns the newest checkpoint, as a restart finds it.
 fn newest(context: &Context, scenario: &Scenario) -> Result<Option<(u64, FoundContent)>, Error> {
     let history = History::new(scenario.folder.clone(), scenario.keep, true);
     let manifest = history.read()?;
@@ -257,8 +257,8 @@ fn newest(context: &Context, scenario: &Scenario) -> Result<Option<(u64, FoundCo
     Ok(Some((entry.step, read_checkpoint(context, scenario, entry)?)))
 }
 
-/// Read a checkpoint under its final or private name.
-fn read_checkpoint(context: &Context, scenario: &Scenario, entry: &Entry) -> Result<FoundContent, Error> {
+/// Reads a checkpoint under its final or private name.
+fn read_checkpoint(context: &Context, scenario: &Scenario, entry: &ManifestEntry) -> Result<FoundContent, Error> {
     let path_of = |name: &String| history::find_file(&scenario.folder, name, entry);
     if scenario.content == Content::Bytes {
         let bytes = fs::read_small(&path_of(&entry.file), 1 << 20)?;
@@ -283,7 +283,7 @@ fn read_checkpoint(context: &Context, scenario: &Scenario, entry: &Entry) -> Res
     Ok(content::recognise(scenario.seed, &content::load(&engine, reader)?))
 }
 
-/// Start a save while the manifest is unreadable. It may fail, but committed checkpoints stay.
+/// Starts a save while the manifest is unreadable. It may fail, but committed checkpoints stay.
 fn save_with_unreadable_manifest(context: &Context, scenario: &Arc<Scenario>) {
     let again = Arc::clone(scenario);
     let reads = context.world.state().rng().below(MANIFEST_READS_MAX);
@@ -297,7 +297,7 @@ fn save_with_unreadable_manifest(context: &Context, scenario: &Arc<Scenario>) {
     context.world.stop_faults();
 }
 
-/// Check that the newest checkpoint is complete and no committed one is missing.
+/// Checks that the newest checkpoint is complete and no committed one is missing.
 fn check(context: &Context, scenario: &Arc<Scenario>, after_cut: bool, when: &str) {
     debug_assert_eq!(thread::process(), SIMULATOR, "nothing may fail here");
     let log = lock(&scenario.log).clone();
@@ -343,7 +343,7 @@ fn check(context: &Context, scenario: &Arc<Scenario>, after_cut: bool, when: &st
     check_last(context, &log, &versions, after_cut, when);
 }
 
-/// Check that the last save without a successor counts.
+/// Checks that the last save without a successor counts.
 fn check_last(context: &Context, log: &Log, found: &[Version], after_cut: bool, when: &str) {
     for (version, save) in
         log.saves.iter().filter(|(version, save)| save.is_committed && !log.moved.contains_key(version))
@@ -359,7 +359,7 @@ fn check_last(context: &Context, log: &Log, found: &[Version], after_cut: bool, 
     }
 }
 
-/// Save once more, without faults: it succeeds, and leaves only files of ours that the manifest lists.
+/// Saves once more, without faults: it succeeds, and leaves only files of ours that the manifest lists.
 fn save_again(context: &Context, scenario: &Arc<Scenario>) {
     let again = Arc::clone(scenario);
     let process = context.process(500, move |context| {

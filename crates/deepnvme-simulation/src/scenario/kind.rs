@@ -4,7 +4,7 @@ use deepnvme_testkit::rng::Rng;
 
 /// A scenario.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum ScenarioKind {
     /// Files that several threads and processes replace.
     Files,
     /// Stripe sets that several threads and processes replace.
@@ -29,7 +29,7 @@ pub enum Kind {
     Script,
 }
 
-impl Kind {
+impl ScenarioKind {
     /// All scenarios that seeds draw.
     pub const ALL: [Self; 9] = [
         Self::Files,
@@ -43,7 +43,7 @@ impl Kind {
         Self::Transfers,
     ];
 
-    /// Return the name for the command line.
+    /// Returns the name for the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -63,11 +63,13 @@ impl Kind {
 }
 
 /// Scenarios that are drawn more often. They involve the most dependent files, and few executions reveal a bug.
-const DRAWN_MORE_OFTEN: [Kind; 4] = [Kind::Stripes, Kind::Stripes, Kind::Stripes, Kind::Packs];
+const DRAWN_MORE_OFTEN: [ScenarioKind; 4] =
+    [ScenarioKind::Stripes, ScenarioKind::Stripes, ScenarioKind::Stripes, ScenarioKind::Packs];
 
-/// Draw a seed's scenario.
+/// Draws a seed's scenario.
 #[must_use]
-pub fn draw(seed: u64) -> Kind {
-    let index = Rng::keyed(seed, &[0x006b_696e]).below((Kind::ALL.len() + DRAWN_MORE_OFTEN.len()) as u64) as usize;
-    Kind::ALL.get(index).copied().unwrap_or_else(|| DRAWN_MORE_OFTEN[index - Kind::ALL.len()])
+pub fn draw(seed: u64) -> ScenarioKind {
+    let index =
+        Rng::keyed(seed, &[0x006b_696e]).below((ScenarioKind::ALL.len() + DRAWN_MORE_OFTEN.len()) as u64) as usize;
+    ScenarioKind::ALL.get(index).copied().unwrap_or_else(|| DRAWN_MORE_OFTEN[index - ScenarioKind::ALL.len()])
 }

@@ -19,22 +19,22 @@ mod transfers;
 mod users;
 
 use content::Content;
-pub use context::{CRASH_CHECKS_PER_RUN, CRASHED_WORLD, Context, MAIN_WORLD, Report, checks_every_change};
-pub use kind::{Kind, draw};
+pub use context::{CRASH_CHECKS_PER_RUN, CRASHED_WORLD, Context, MAIN_WORLD, RunReport, checks_every_change};
+pub use kind::{ScenarioKind, draw};
 
-/// Run a scenario.
-pub fn run(kind: Kind, context: &Context) {
+/// Runs a scenario.
+pub fn run(kind: ScenarioKind, context: &Context) {
     match kind {
-        Kind::Files => files::run(context, files::FileLayout::Single, Content::Bytes),
-        Kind::Stripes => files::run(context, files::FileLayout::Striped, Content::Bytes),
-        Kind::History => history::run(context),
-        Kind::Swap => swap::run(context),
-        Kind::Saves => files::run_saves(context),
-        Kind::Shards => files::run_shards(context),
-        Kind::Ranks => ranks::run(context),
-        Kind::Packs => packs::run(context),
-        Kind::Transfers => transfers::run(context),
-        Kind::Overclaiming => files::run(context, files::FileLayout::Overclaiming, Content::Bytes),
-        Kind::Script => {}
+        ScenarioKind::Files => files::run(context, files::FileLayout::Single, Content::Bytes),
+        ScenarioKind::Stripes => files::run(context, files::FileLayout::Striped, Content::Bytes),
+        ScenarioKind::History => history::run(context),
+        ScenarioKind::Swap => swap::run(context),
+        ScenarioKind::Saves => files::run_saves(context),
+        ScenarioKind::Shards => files::run_shards(context),
+        ScenarioKind::Ranks => ranks::run(context),
+        ScenarioKind::Packs => packs::run(context),
+        ScenarioKind::Transfers => transfers::run(context),
+        ScenarioKind::Overclaiming => files::run(context, files::FileLayout::Overclaiming, Content::Bytes),
+        ScenarioKind::Script => {}
     }
 }

@@ -13,7 +13,7 @@ use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_io::{Engine, fs};
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
-use deepnvme_stream::pack::{Mode, PACKED_NAME, PLAIN_NAME, PackOptions, Packer, tensors};
+use deepnvme_stream::pack::{EncodingMode, PACKED_NAME, PLAIN_NAME, PackOptions, Packer, tensors};
 use deepnvme_testkit::rng::Rng;
 
 use super::context::Context;
@@ -32,7 +32,7 @@ const OTHER_FILES: [&str; 2] = ["config.json", "tokenizer.txt"];
 struct Scenario {
     folder: PathBuf,
     model: Arc<Vec<(String, Dtype, Vec<u8>)>>,
-    mode: Mode,
+    mode: EncodingMode,
     /// The folders that the weights are striped over.
     disks: Vec<PathBuf>,
     /// Whether a packing has reported success.
@@ -59,7 +59,7 @@ impl Scenario {
     }
 }
 
-/// Run the scenario.
+/// Runs the scenario.
 pub(super) fn run(context: &Context) {
     let mut rng = context.rng(1);
     let mut disks = make_folders(context, 3);
@@ -67,7 +67,7 @@ pub(super) fn run(context: &Context) {
     if !context.rng(5).chance(250) {
         disks.clear();
     }
-    let mode = rng.pick(&[Mode::Keep, Mode::Lossless]);
+    let mode = rng.pick(&[EncodingMode::Keep, EncodingMode::Lossless]);
     let scenario =
         Arc::new(Scenario { folder, model: Arc::new(model(&mut rng)), mode, disks, is_packed: Mutex::new(false) });
     create_model(context, &scenario);
@@ -93,7 +93,7 @@ pub(super) fn run(context: &Context) {
     check_end(context, &scenario, is_cut);
 }
 
-/// Create weights, of which some are compressible.
+/// Creates weights, of which some are compressible.
 fn model(rng: &mut Rng) -> Vec<(String, Dtype, Vec<u8>)> {
     let tensor = |(index, is_weight): (usize, bool), rng: &mut Rng| {
         let mut bytes = vec![0; 2 * rng.within(1..12_000) as usize];
@@ -107,7 +107,7 @@ fn model(rng: &mut Rng) -> Vec<(String, Dtype, Vec<u8>)> {
     (0..rng.within(1..5) as usize).map(|index| tensor((index, rng.chance(700)), rng)).collect()
 }
 
-/// Create the model.
+/// Creates the model.
 fn create_model(context: &Context, scenario: &Arc<Scenario>) {
     let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
     let first = Arc::clone(scenario);
@@ -159,7 +159,7 @@ fn packer(context: &Context, scenario: &Arc<Scenario>, id: u32, processes: u32) 
     })
 }
 
-/// Pack the model. With `switches`, cancel it after that many thread switches.
+/// Packs the model. With `switches`, cancel it after that many thread switches.
 fn pack(scenario: &Scenario, engine: &Arc<Engine>, switches: Option<u64>) -> Result<()> {
     let options = PackOptions { mode: scenario.mode, disks: scenario.disks.clone() };
     let packer = Packer::new(engine, &scenario.source(), &scenario.target(), options)?;
@@ -190,7 +190,7 @@ fn check_end(context: &Context, scenario: &Arc<Scenario>, is_cut: bool) {
     users::check_user_files(context);
 }
 
-/// Check that an existing packed model is complete.
+/// Checks that an existing packed model is complete.
 fn check(context: &Context, scenario: &Scenario, when: &str) {
     debug_assert_eq!(thread::process(), SIMULATOR, "nothing may fail here");
     if !fs::exists(&scenario.target()).unwrap_or(false) {
@@ -233,7 +233,7 @@ fn verify(context: &Context, scenario: &Scenario, target: &Path) -> Result<(), S
     Ok(())
 }
 
-/// Pack once more, without failures. That works if the folder is missing, and removes all private files.
+/// Packs once more, without failures. That works if the folder is missing, and removes all private files.
 fn save_again(context: &Context, scenario: &Arc<Scenario>) {
     if fs::exists(&scenario.target()).unwrap_or(true) {
         return;

@@ -6,7 +6,7 @@ use deepnvme_testkit::rng::Rng;
 /// Number of a content. No two saves write the same.
 pub(super) type Version = u64;
 
-/// Return the content of a version. Some are smaller than a page, some span several blocks.
+/// Returns the content of a version. Some are smaller than a page, some span several blocks.
 #[must_use]
 pub(super) fn content(seed: u64, version: Version) -> Vec<u8> {
     let mut rng = Rng::keyed(seed, &[0x7061_796c, version]);
@@ -21,7 +21,7 @@ pub(super) fn content(seed: u64, version: Version) -> Vec<u8> {
     bytes
 }
 
-/// Allocate memory whose alignment depends only on its length, so that the allocator does not matter.
+/// Allocates memory whose alignment depends only on its length, so that the allocator does not matter.
 pub(super) fn allocate(bytes: usize) -> RegionMut {
     let skipped = if bytes.is_multiple_of(3) { 64 } else { 0 };
     match Buffer::zeroed(bytes + skipped) {
@@ -30,14 +30,14 @@ pub(super) fn allocate(bytes: usize) -> RegionMut {
     }
 }
 
-/// Allocate memory with these bytes.
+/// Allocates memory with these bytes.
 pub(super) fn region_with(bytes: &[u8]) -> RegionMut {
     let memory = allocate(bytes.len());
     memory.copy_from_slice(0, bytes);
     memory
 }
 
-/// Return the version with exactly these bytes.
+/// Returns the version with exactly these bytes.
 #[must_use]
 pub(super) fn recognise(seed: u64, bytes: &[u8]) -> Option<Version> {
     let version = Version::from_le_bytes(bytes.get(..8)?.try_into().ok()?);

@@ -67,7 +67,7 @@ impl ProcessGroup {
         ignore_poison(self.state.lock())
     }
 
-    /// Let each rank do its work, and return all results in rank order.
+    /// Lets each rank do its work, and returns all results in rank order.
     pub(super) fn gather(
         &self,
         context: &Context,
@@ -107,7 +107,7 @@ impl ProcessGroup {
         self.changed.notify_all();
     }
 
-    /// Record an interruption: failures are expected from now on.
+    /// Records an interruption: failures are expected from now on.
     pub(super) fn mark_interrupted(&self) {
         self.state().is_interrupted = true;
     }

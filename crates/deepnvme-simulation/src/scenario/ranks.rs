@@ -9,7 +9,9 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use deepnvme_checkpoint::history::{Entry, HEAD_BYTES, History, Holder, Manifest, PARTS_LIST, Part, private_name};
+use deepnvme_checkpoint::history::{
+    HEAD_BYTES, History, Holder, Manifest, ManifestEntry, PARTS_LIST, Part, private_name,
+};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Saved, Shard, create};
 use deepnvme_checkpoint::{Error, Progress};
 use deepnvme_file::{Replacement, StripeSet, Target};
@@ -29,7 +31,7 @@ use super::users::{self, TakenNames};
 /// Shards and parts start on blocks.
 const PAGE_BYTES: u64 = deepnvme_io::mem::PAGE_BYTES;
 
-/// Run the scenario.
+/// Runs the scenario.
 pub(super) fn run(context: &Context) {
     let mut rng = context.rng(1);
     let scenario = Arc::new(history::make(context, &mut rng, draw_content(context)));
@@ -168,11 +170,11 @@ impl RankProcess<'_> {
                 return Err(failure);
             }
         };
-        let entry = Entry { parts, pending, ..history::entry_of(&name, step, saved) };
+        let entry = ManifestEntry { parts, pending, ..history::entry_of(&name, step, saved) };
         self.commit(&entry, saving)
     }
 
-    /// Agree on the name of a checkpoint.
+    /// Agrees on the name of a checkpoint.
     fn choose_name(&mut self, step: u64, in_parts: bool) -> Result<String, Failure> {
         let begun = self.gather(|this| {
             if !this.is_leader() {
@@ -208,7 +210,7 @@ impl RankProcess<'_> {
         }
     }
 
-    /// Rename files to their final names, and remove retired ones.
+    /// Renames files to their final names, and removes retired ones.
     fn settle(&mut self) -> Result<(), Failure> {
         let settled = self.gather(|this| {
             if !this.is_leader() {
@@ -222,7 +224,7 @@ impl RankProcess<'_> {
         Ok(())
     }
 
-    /// Plan the file, and create this rank's part of it.
+    /// Plans the file, and creates this rank's part of it.
     fn plan(
         &mut self,
         name: &str,
@@ -267,7 +269,7 @@ impl RankProcess<'_> {
         Ok(saving)
     }
 
-    /// Write and sync this rank's shard. Returns all ranks' results, private names and parts.
+    /// Writes and syncs this rank's shard. Returns all ranks' results, private names and parts.
     fn write(&mut self, saving: &mut Saving) -> Result<Written, Failure> {
         let mut shard = None;
         let begun = &mut shard;
@@ -314,7 +316,7 @@ impl RankProcess<'_> {
         save.start_shard(engine, file, range, base, Arc::<Progress>::default()).map(Some)
     }
 
-    /// Prepare the files for their final names.
+    /// Prepares the files for their final names.
     fn finish_files(&self, saving: &mut Saving) -> Result<Message, Error> {
         let mut message = Message::default();
         if let Some(new) = &saving.new {
@@ -338,8 +340,8 @@ impl RankProcess<'_> {
         Ok(message)
     }
 
-    /// Publish the checkpoint.
-    fn commit(&mut self, entry: &Entry, saving: Saving) -> Result<(), Failure> {
+    /// Publishes the checkpoint.
+    fn commit(&mut self, entry: &ManifestEntry, saving: Saving) -> Result<(), Failure> {
         let mut failed = None;
         let refused = &mut failed;
         let published = self.gather(|this| {
@@ -372,7 +374,7 @@ impl RankProcess<'_> {
     }
 }
 
-/// Split the file evenly into blocks for the ranks. There may be fewer shards than ranks.
+/// Splits the file evenly into blocks for the ranks. There may be fewer shards than ranks.
 fn shard_ranges(bytes: u64, ranks: usize) -> Vec<Range<u64>> {
     let shard_bytes = bytes.div_ceil(PAGE_BYTES).div_ceil(ranks as u64).max(1) * PAGE_BYTES;
     (0..ranks as u64)

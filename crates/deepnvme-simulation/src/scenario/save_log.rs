@@ -1,4 +1,4 @@
-//! Track the versions that a name may show after all requests and answers. Pure.
+//! The versions that may be under a name, given the starts and ends of its saves. Pure.
 
 use deepnvme_io::Durability;
 
@@ -21,13 +21,13 @@ struct Save {
 }
 
 impl SaveLog {
-    /// Record the start of a save.
+    /// Records the start of a save.
     pub(super) fn begin(&mut self, version: Version, durability: Durability) {
         self.clock += 1;
         self.saves.push(Save { version, durability, began: self.clock, ended: None, succeeded: false });
     }
 
-    /// Record the end of a save.
+    /// Records the end of a save.
     pub(super) fn end(&mut self, version: Version, succeeded: bool) {
         self.clock += 1;
         if let Some(save) = self.saves.iter_mut().find(|save| save.version == version) {
@@ -35,16 +35,16 @@ impl SaveLog {
         }
     }
 
-    /// Check a version, or a missing file, under the name. Returns the error, if any. With `after_cut`, only durable
+    /// Checks a version, or a missing file, under the name. Returns the error, if any. With `after_cut`, only durable
     /// saves count.
     #[must_use]
     pub(super) fn check(&self, found: Option<Version>, after_cut: bool) -> Option<String> {
         let counts = |save: &&Save| save.succeeded && (!after_cut || save.durability == Durability::Full);
         let Some(found) = found else {
-            let made = self.saves.iter().find(counts)?;
+            let saved = self.saves.iter().find(counts)?;
             return Some(format!(
                 "nothing is there, though version {} was saved ({:?})",
-                made.version, made.durability
+                saved.version, saved.durability
             ));
         };
         let Some(save) = self.saves.iter().find(|save| save.version == found) else {
@@ -55,7 +55,7 @@ impl SaveLog {
         Some(format!("version {found} is there, though {} was saved after it ({:?})", newer.version, newer.durability))
     }
 
-    /// Return whether any save was not durable: after a power cut it may leave any content.
+    /// Returns whether any save was not durable: after a power cut it may leave any content.
     #[must_use]
     pub(super) fn has_non_durable(&self) -> bool {
         self.saves.iter().any(|save| save.durability == Durability::None)

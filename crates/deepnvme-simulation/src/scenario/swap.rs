@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use deepnvme_simulation_runtime::thread;
-use deepnvme_swap::{Error, Options, Swapper};
+use deepnvme_swap::{Error, Swapper, SwapperOptions};
 use deepnvme_testkit::rng::Rng;
 
 use super::context::Context;
@@ -26,7 +26,7 @@ struct Scenario {
     has_checksums: bool,
 }
 
-/// Run the scenario.
+/// Runs the scenario.
 pub(super) fn run(context: &Context) {
     let mut rng = context.rng(1);
     let folders = make_folders(context, rng.within(1..3) as usize);
@@ -55,7 +55,7 @@ pub(super) fn run(context: &Context) {
     check_end(context, &scenario);
 }
 
-/// Check that the next swapper removes all files of ended processes, and leaves none of its own.
+/// Checks that the next swapper removes all files of ended processes, and leaves none of its own.
 fn check_end(context: &Context, scenario: &Arc<Scenario>) {
     let next = swapper(context, scenario, 500);
     context.join(vec![next]);
@@ -118,7 +118,7 @@ impl User<'_> {
         Ok(())
     }
 
-    /// Create an item and drop it without a commit, as a failed block does. No item may remain.
+    /// Creates an item and drops it without a commit, as a failed block does. No item may remain.
     fn abandon_create(&mut self, key: &str) -> Result<Option<u64>, Error> {
         let mut garbage = vec![0; self.rng.within(1..9000) as usize];
         self.rng.fill(&mut garbage);
@@ -151,7 +151,7 @@ impl User<'_> {
     }
 }
 
-/// Flush all items, and announce some, again and again beside the users.
+/// Flushes all items and announces some, repeatedly, while users run.
 fn flush_often(swapper: &Swapper, mut rng: Rng) -> Result<(), Error> {
     for _ in 0..rng.below(16) {
         (0..rng.below(30)).for_each(|_| thread::yield_now());
@@ -169,12 +169,12 @@ fn use_swapper(context: &Context, scenario: &Scenario, id: u32, rng: &mut Rng) -
     // Includes the memory of an item that a thread stores or has borrowed.
     let _allowance = context.world.allow_memory(MEMORY_BYTES as u64 + threads * ITEM_BYTES_MAX);
     let engine = context.engine(u64::from(id))?;
-    let options = Options {
+    let options = SwapperOptions {
         folders: scenario.folders.clone(),
         is_named: scenario.is_named,
         has_checksums: scenario.has_checksums,
         stripe_bytes: 4096,
-        ..Options::new(scenario.folders[0].clone(), MEMORY_BYTES)
+        ..SwapperOptions::new(scenario.folders[0].clone(), MEMORY_BYTES)
     };
     let swapper = &Swapper::new(engine, &options)?;
     let outcomes = thread::scope(|scope| {

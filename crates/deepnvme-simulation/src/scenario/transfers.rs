@@ -1,4 +1,4 @@
-//! Several threads send requests to the engine, and cancel, prioritize, drop and fail them at any point. Each ends
+//! Several threads send requests to the engine, and cancel, prioritise, drop and fail them at any point. Each ends
 //! once, its memory is returned, and no byte changes afterwards.
 
 use std::ops::Range;
@@ -24,7 +24,7 @@ use super::folders::make_folders;
 use super::{payload, users};
 
 const FILE: &str = "tensors.bin";
-/// Areas in the file, and so the maximum of threads.
+/// Areas in the file. Each belongs to one thread.
 const AREAS: usize = 4;
 
 struct Scenario {
@@ -57,7 +57,7 @@ impl Scenario {
         deepnvme_file::open(&target, OpenOptions { access, create: false, direct: DirectMode::Preferred })
     }
 
-    /// Open the file through the caller's own descriptor in append mode.
+    /// Opens the file through the caller's own descriptor in append mode.
     fn open_appending(&self) -> Result<Arc<TensorFile>> {
         let Target::Path(path) = &self.target else { return self.open(Access::ReadWrite) };
         let own = fs::open(path, OFlags::RDWR | OFlags::APPEND, 0);
@@ -66,7 +66,7 @@ impl Scenario {
     }
 }
 
-/// Run the scenario.
+/// Runs the scenario.
 pub(super) fn run(context: &Context) {
     let mut rng = context.rng(1);
     let folders = make_folders(context, rng.within(1..3) as usize);
@@ -105,7 +105,7 @@ fn make(folders: &[PathBuf], rng: &mut Rng) -> Scenario {
     Scenario { target, folders: folders.to_vec(), starts, areas }
 }
 
-/// Create the initial file.
+/// Creates the initial file.
 fn create_initial_file(context: &Context, scenario: &Arc<Scenario>) {
     let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
     let first = Arc::clone(scenario);
@@ -122,7 +122,7 @@ fn create_initial_file(context: &Context, scenario: &Arc<Scenario>) {
             replacement.commit(true)
         });
         if let Err(error) = written {
-            context.fail(format!("a file cannot be made: {error}"));
+            context.fail(format!("the initial file cannot be written: {error}"));
         }
     });
     context.join(vec![process]);
@@ -130,7 +130,7 @@ fn create_initial_file(context: &Context, scenario: &Arc<Scenario>) {
     context.world.state().setup.failing_per_mille = failing;
 }
 
-/// Start a process with one engine, and a thread per area.
+/// Starts a process with one engine, and a thread per area.
 fn submitter(context: &Context, scenario: &Arc<Scenario>, id: u32, processes: u32) -> thread::JoinHandle<()> {
     let scenario = Arc::clone(scenario);
     context.process(id, move |context| {
@@ -202,7 +202,7 @@ impl Submitter<'_> {
         }
     }
 
-    /// Draw a range of the area.
+    /// Draws a range of the area.
     fn draw_range(&mut self) -> (usize, usize) {
         let len = self.scenario.area(self.area).len();
         let at = self.rng.below(len as u64) as usize;
@@ -254,7 +254,7 @@ impl Submitter<'_> {
         }
     }
 
-    /// Draw one piece or several separate ones.
+    /// Draws one piece or several separate ones.
     fn draw_pieces(&mut self, len: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let cut = if len > 2 && self.rng.chance(400) { 1 + self.rng.below(len as u64 - 1) as usize } else { len };
         [0..cut, cut..len].into_iter().filter(|piece| !piece.is_empty())
@@ -308,7 +308,7 @@ impl Submitter<'_> {
         }
     }
 
-    /// End a request in one of many ways. Returns the memory, the result, and whether it was cancelled.
+    /// Ends a request in one of many ways. Returns the memory, the result, and whether it was cancelled.
     fn end<T: deepnvme_io::TransferMemory>(
         &mut self,
         pending: Transfer<T>,
@@ -317,7 +317,7 @@ impl Submitter<'_> {
         let mut was_cancelled = false;
         if ending < 4 {
             (0..self.rng.below(60)).for_each(|_| thread::yield_now());
-            pending.prioritize();
+            pending.prioritise();
             was_cancelled = pending.cancel();
             if ending == 0 {
                 // A second time: nothing is left to cancel.
@@ -370,11 +370,11 @@ impl Submitter<'_> {
         }
     }
 
-    /// Check that nothing writes to the memory of ended requests.
+    /// Checks that nothing writes to the memory of ended requests.
     fn check_kept(&self) {
         for (memory, then) in &self.kept {
             if bytes_of(memory) != *then {
-                self.context.fail("memory has changed after its request was over".into());
+                self.context.fail("memory changed after its request had ended".into());
             }
         }
     }
@@ -386,7 +386,7 @@ fn bytes_of(memory: &RegionMut) -> Vec<u8> {
     bytes
 }
 
-/// Check that all areas contain allowed bytes.
+/// Checks that all areas contain allowed bytes.
 fn check(context: &Context, scenario: &Scenario, after_cut: bool) {
     let read = || -> Result<Vec<u8>> {
         let (engine, file) = (context.engine(97)?, scenario.open(Access::Read)?);

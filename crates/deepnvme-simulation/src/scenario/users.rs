@@ -16,7 +16,7 @@ use crate::world::tree::Node;
 /// Content of every user's file.
 const CONTENT: &[u8] = b"precious";
 
-/// Create a user's file if the name is free, and sync it with the folder.
+/// Creates a user's file if the name is free, and syncs it with the folder.
 pub(super) fn create_user_file(context: &Context, path: &Path) {
     create_file(context, path, true);
 }
@@ -54,7 +54,7 @@ pub(super) enum TakenNames {
     Final,
 }
 
-/// Start a user that watches these folders, and creates files under the names that come and go there.
+/// Starts a user that watches these folders, and creates files under the names that come and go there.
 pub(super) fn start_name_taker(context: &Context, folders: Vec<PathBuf>, taken: TakenNames) -> JoinHandle<()> {
     context.process(FIRST_USER, move |context| {
         let mut rng = context.rng(0x6d69);
@@ -89,20 +89,20 @@ pub(super) fn start_name_taker(context: &Context, folders: Vec<PathBuf>, taken: 
     })
 }
 
-/// Return the name that a checkpoint's private file will get.
+/// Returns the name that a checkpoint's private file will get.
 fn final_name(private: &Path) -> Option<String> {
     let stated = private.file_name()?.to_str()?.strip_prefix('.')?;
     let (name, _) = stated.split_once(TEMPORARY_MARK)?;
     is_checkpoint(name).then(|| name.to_owned())
 }
 
-/// Return whether a name looks like one of our private ones.
+/// Returns whether a name looks like one of our private ones.
 pub(super) fn is_private(name: &OsString) -> bool {
     let bytes = name.as_bytes();
     [&b"deepnvme"[..], b".part-", b".tmp"].iter().any(|mark| bytes.windows(mark.len()).any(|part| part == *mark))
 }
 
-/// List all files in the folder that do not belong to users.
+/// Lists all files in the folder that do not belong to users.
 #[must_use]
 pub(super) fn own_files_in(context: &Context, folder: &Path) -> Vec<PathBuf> {
     let state = context.world.state();
@@ -113,7 +113,7 @@ pub(super) fn own_files_in(context: &Context, folder: &Path) -> Vec<PathBuf> {
     ours.map(|(path, _)| path).collect()
 }
 
-/// Check all users' files. Returns the names of wrong ones, with the error.
+/// Checks all users' files. Returns the names of wrong ones, with the error.
 pub(super) fn check_user_files(context: &Context) {
     let state = context.world.state();
     let mut wrong = Vec::new();

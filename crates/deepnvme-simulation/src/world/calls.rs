@@ -5,14 +5,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use deepnvme_io::fs::simulated::{At, Calls};
-use deepnvme_io::fs::{FileId, Kind, OFlags, Space, Stat};
+use deepnvme_io::fs::{FileId, FileKind, OFlags, Space, Stat};
 use deepnvme_simulation_runtime::thread;
 use rustix::fs::{FlockOperation, Mode, fcntl_getfl, fcntl_setfl, flock, ftruncate};
 use rustix::io::{Errno, pread, pwrite};
 
 use super::folder::Inode;
 use super::machine::World;
-use super::state::{Promise, SYNC_OF_NAMES, State};
+use super::state::{Promise, SYNC_OF_NAMES, WorldState};
 use super::tree::{Metadata, Node};
 
 /// Magic number of ext4.
@@ -336,8 +336,8 @@ impl World {
     }
 }
 
-impl State {
-    /// Open a descriptor of the file with its own open file description.
+impl WorldState {
+    /// Opens a descriptor of the file with its own open file description.
     fn descriptor(&self, inode: Inode, flags: OFlags) -> Result<OwnedFd, Errno> {
         let kept = OFlags::WRONLY | OFlags::RDWR | OFlags::PATH | OFlags::APPEND;
         let memory = self.tree.memory(inode)?;
@@ -345,7 +345,7 @@ impl State {
         rustix::fs::open(path, (flags & kept) | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// Make durable the changes that a sync promised when it began.
+    /// Makes durable the changes that a sync promised when it began.
     pub(crate) fn sync(&mut self, (inode, promised, last): &Promise) -> Result<(), Errno> {
         let changes_names = self.tree.folder(*inode).is_ok_and(|folder| folder.unsynced() > 0);
         if changes_names || !promised.is_empty() {
@@ -366,10 +366,10 @@ impl State {
     fn describe(&self, inode: Inode) -> Result<Stat, Errno> {
         let Metadata { node, mode, born_ns, modified_ns, links, disk, .. } = &**self.tree.entry(inode)?;
         let kind = match node {
-            Node::File(_) => Kind::File,
-            Node::Folder(_) => Kind::Folder,
-            Node::Link(_) => Kind::Link,
-            Node::Pipe => Kind::Pipe,
+            Node::File(_) => FileKind::File,
+            Node::Folder(_) => FileKind::Folder,
+            Node::Link(_) => FileKind::Link,
+            Node::Pipe => FileKind::Pipe,
         };
         let direct = if self.setup.has_direct { (512, 512) } else { (0, 0) };
         Ok(Stat {
@@ -387,7 +387,7 @@ impl State {
 }
 
 /// Gives an inode another name.
-fn link(state: &mut State, inode: Inode, path: &Path) -> Result<(), Errno> {
+fn link(state: &mut WorldState, inode: Inode, path: &Path) -> Result<(), Errno> {
     let place = state.tree.find(path, false)?;
     if place.inode.is_some() {
         return Err(Errno::EXIST);

@@ -76,7 +76,7 @@ impl CrashPointPicker {
         Self { points, keys, points_seen: 0, rng, seed, on_snapshot: Box::new(on_snapshot) }
     }
 
-    /// Decide whether to take a snapshot now. Returns its slot.
+    /// Decides whether to take a snapshot now. Returns its slot.
     pub(super) fn slot(&mut self, kind: CrashPointKind) -> Option<usize> {
         let key = (0..kind as u32).map(|_| self.rng.next_u64()).max()?;
         let (slot, lowest) = self.keys.iter_mut().enumerate().min_by_key(|(_, key)| **key)?;

@@ -43,22 +43,23 @@ pub struct Metadata {
     pub at: Option<(Inode, OsString)>,
 }
 
-/// A file, folder, link or pipe, with its memory.
+/// A file, folder, link or pipe: its metadata, and its bytes.
 #[derive(Debug)]
-pub struct Entry {
+pub struct InodeEntry {
     pub(super) metadata: Metadata,
+    /// A memfd with its present bytes.
     pub(super) memory: OwnedFd,
     /// Copy of its bytes since their last change.
     pub(super) copied: Option<Arc<Vec<u8>>>,
 }
 
-impl Entry {
+impl InodeEntry {
     pub(super) fn new(metadata: Metadata, memory: OwnedFd) -> Self {
         Self { metadata, memory, copied: None }
     }
 }
 
-impl Deref for Entry {
+impl Deref for InodeEntry {
     type Target = Metadata;
 
     fn deref(&self) -> &Metadata {
@@ -66,7 +67,7 @@ impl Deref for Entry {
     }
 }
 
-impl DerefMut for Entry {
+impl DerefMut for InodeEntry {
     fn deref_mut(&mut self) -> &mut Metadata {
         &mut self.metadata
     }

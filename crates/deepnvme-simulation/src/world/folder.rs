@@ -27,25 +27,25 @@ struct Change {
 }
 
 impl Folder {
-    /// Return the current names.
+    /// Returns the current names.
     #[must_use]
     pub fn names(&self) -> &Names {
         &self.names
     }
 
-    /// Return the current file of a name.
+    /// Returns the current file of a name.
     #[must_use]
     pub fn get(&self, name: &OsStr) -> Option<Inode> {
         self.names.get(name).copied()
     }
 
-    /// Change names atomically. A power cut reverts all of the change or nothing.
+    /// Changes names atomically. A power cut reverts all of the change or nothing.
     pub fn change(&mut self, id: ChangeId, updates: Vec<(OsString, Option<Inode>)>) {
         apply(&mut self.names, &updates);
         self.changes.push(Change { id, updates });
     }
 
-    /// Make durable the changes up to that one.
+    /// Makes durable the changes up to that one.
     pub fn sync(&mut self, last: ChangeId) {
         let (safe, at_risk): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.changes).into_iter().partition(|change| change.id <= last);
@@ -55,13 +55,13 @@ impl Folder {
         }
     }
 
-    /// Return the number of changes that a power cut now could lose.
+    /// Returns the number of changes that a power cut now could lose.
     #[must_use]
     pub fn unsynced(&self) -> usize {
         self.changes.len()
     }
 
-    /// Apply a power cut. `keeps` decides about each change that is not durable. A change that follows a lost one of
+    /// Applies a power cut. `keeps` decides about each change that is not durable. A change that follows a lost one of
     /// the same name is also lost.
     pub fn crash(&mut self, mut keeps: impl FnMut(ChangeId) -> bool) {
         let mut lost: BTreeSet<OsString> = BTreeSet::new();
@@ -76,7 +76,7 @@ impl Folder {
         self.names = self.durable.clone();
     }
 
-    /// Remove the names of deleted files.
+    /// Removes the names of deleted files.
     pub fn retain(&mut self, exists: impl Fn(Inode) -> bool) {
         self.names.retain(|_, inode| exists(*inode));
         self.durable = self.names.clone();

@@ -35,36 +35,36 @@ enum ChangeKind {
 }
 
 impl Journal {
-    /// Create the journal of a file with this durable content.
+    /// Creates the journal of a file with this durable content.
     #[must_use]
     pub fn of(durable: Vec<u8>) -> Self {
         Self { durable: Arc::new(durable), changes: Vec::new() }
     }
 
-    /// Record a write.
+    /// Records a write.
     pub fn wrote(&mut self, id: ChangeId, offset: usize, bytes: Vec<u8>, is_reported: bool) {
         self.changes.push(Change { id, kind: ChangeKind::Write { offset, bytes: bytes.into() }, is_reported });
     }
 
-    /// Record a resize.
+    /// Records a resize.
     pub fn resized(&mut self, id: ChangeId, bytes: usize) {
         self.changes.push(Change { id, kind: ChangeKind::Resize { bytes }, is_reported: true });
     }
 
-    /// Record that the writer knows that the change is done.
+    /// Records that the writer knows that the change is done.
     pub fn report(&mut self, id: ChangeId) {
         if let Some(change) = self.changes.iter_mut().find(|change| change.id == id) {
             change.is_reported = true;
         }
     }
 
-    /// Return the changes that a sync starting now promises: those whose writers know that they are done.
+    /// Returns the changes that a sync starting now promises: those whose writers know that they are done.
     #[must_use]
     pub fn promised(&self) -> Vec<ChangeId> {
         self.changes.iter().filter(|change| change.is_reported).map(|change| change.id).collect()
     }
 
-    /// Make these changes durable.
+    /// Makes these changes durable.
     pub fn sync(&mut self, promised: &[ChangeId]) {
         let (safe, at_risk): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.changes).into_iter().partition(|change| promised.contains(&change.id));
@@ -74,13 +74,13 @@ impl Journal {
         }
     }
 
-    /// Return the number of changes that a power cut now could lose.
+    /// Returns the number of changes that a power cut now could lose.
     #[must_use]
     pub fn unsynced(&self) -> usize {
         self.changes.len()
     }
 
-    /// Draw a content that a power cut could leave. Each change that is not durable is kept, lost or torn. `keep` of a
+    /// Draws a content that a power cut could leave. Each change that is not durable is kept, lost or torn. `keep` of a
     /// thousand are kept whole.
     #[must_use]
     pub fn crash_image(&self, rng: &mut Rng, keep: u32) -> Vec<u8> {
@@ -97,7 +97,7 @@ impl Journal {
 }
 
 impl ChangeKind {
-    /// Copy the kept sectors into the image, which grows as needed.
+    /// Copies the kept sectors into the image, which grows as needed.
     fn apply(&self, image: &mut Vec<u8>, mut keep: impl FnMut(usize) -> bool) {
         let (offset, bytes) = match self {
             Self::Write { offset, bytes } => (*offset, bytes),

@@ -20,12 +20,12 @@ impl Drop for MemoryAllowance {
 }
 
 impl World {
-    /// Bound memory to the current use, plus each [`allow_memory`](Self::allow_memory).
+    /// Bounds memory to the current use, plus each [`allow_memory`](Self::allow_memory).
     pub fn bound_memory(&self) {
         self.state().memory_bound = Some(memory::mapped_bytes());
     }
 
-    /// Allow `bytes` more for the following work.
+    /// Allows `bytes` more for the following work.
     #[must_use]
     pub fn allow_memory(&self, bytes: u64) -> MemoryAllowance {
         if let Some(bound) = &mut self.state().memory_bound {
@@ -34,7 +34,7 @@ impl World {
         MemoryAllowance { world: self.clone(), bytes }
     }
 
-    /// Stop checking memory.
+    /// Stops checking memory.
     pub fn unbound_memory(&self) {
         self.state().memory_bound = None;
     }

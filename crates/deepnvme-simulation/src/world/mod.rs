@@ -35,4 +35,4 @@ pub use setup::{FaultTrigger, Setup};
 #[cfg(simulated)]
 pub(crate) use state::Promise;
 #[cfg(simulated)]
-pub use state::{FIRST_USER, SIMULATOR, State};
+pub use state::{FIRST_USER, SIMULATOR, WorldState};

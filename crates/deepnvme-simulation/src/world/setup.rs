@@ -52,7 +52,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Draw a setup from the seed.
+    /// Draws a setup from the seed.
     #[must_use]
     pub fn draw(rng: &mut Rng) -> Self {
         Self {

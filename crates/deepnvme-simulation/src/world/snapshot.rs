@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::folder::Inode;
 use super::journal::ChangeId;
-use super::tree::{Entry, Metadata, Node, Tree, memory_of, new_memory, write_whole};
+use super::tree::{InodeEntry, Metadata, Node, Tree, memory_of, new_memory, write_whole};
 
 /// Bytes of a file.
 type Content = Arc<Vec<u8>>;
@@ -24,7 +24,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Create disks with the snapshot's contents.
+    /// Creates disks with the snapshot's contents.
     ///
     /// # Errors
     /// If the kernel provides no memory.
@@ -36,7 +36,7 @@ impl Snapshot {
             if let Some(content) = content {
                 write_whole(memory.as_fd(), content)?;
             }
-            entries.insert(*inode, Entry::new(metadata.clone(), memory));
+            entries.insert(*inode, InodeEntry::new(metadata.clone(), memory));
         }
         let Self { roots, next_inode, last_change, now_ns, .. } = self;
         let (roots, next_inode, last_change, now_ns) = (roots.clone(), *next_inode, *last_change, *now_ns);
@@ -45,7 +45,7 @@ impl Snapshot {
 }
 
 impl Tree {
-    /// Take a snapshot of the disks.
+    /// Takes a snapshot of the disks.
     ///
     /// # Errors
     /// If the kernel refuses to read.

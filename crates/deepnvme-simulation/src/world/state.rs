@@ -24,7 +24,7 @@ pub const FIRST_USER: ProcessId = 1000;
 
 /// The world's locked state. The lock is never held across a thread switch.
 #[derive(Debug)]
-pub struct State {
+pub struct WorldState {
     /// The files.
     pub tree: Tree,
     /// Parameters of the world.
@@ -93,14 +93,14 @@ pub(crate) struct InFlightOps {
 }
 
 impl InFlightOps {
-    /// Record an accepted op. Returns its number.
+    /// Records an accepted op. Returns its number.
     pub(crate) fn add(&mut self) -> u64 {
         self.last += 1;
         self.numbers.insert(self.last);
         self.last
     }
 
-    /// Record a completed op. Returns whether it was in flight.
+    /// Records a completed op. Returns whether it was in flight.
     pub(crate) fn remove(&mut self, number: u64) -> bool {
         self.numbers.remove(&number)
     }
@@ -116,7 +116,7 @@ impl Write for Fnv1a {
     }
 }
 
-impl State {
+impl WorldState {
     pub(super) fn new(seed: u64, setup: Setup, tree: Tree) -> Self {
         Self {
             tree,
@@ -209,7 +209,7 @@ impl State {
         }
     }
 
-    /// Show the machine to the watcher.
+    /// Shows the machine to the watcher.
     fn take_snapshot(&mut self, slot: usize) {
         let Some(mut picker) = self.picker.take() else { return };
         match self.tree.snapshot() {
@@ -225,7 +225,7 @@ impl State {
         self.picker = Some(picker);
     }
 
-    /// Check the memory in use. Reports an excess once.
+    /// Checks the memory in use. Reports an excess once.
     fn check_memory(&mut self) {
         let held = memory::mapped_bytes();
         if let Some(bound) = self.memory_bound.take_if(|bound| held > *bound) {
@@ -233,7 +233,7 @@ impl State {
         }
     }
 
-    /// Record an event, for comparison and display.
+    /// Records an event, for comparison and display.
     pub(crate) fn note(&mut self, what: &str, detail: &dyn std::fmt::Debug) {
         let process = thread::process();
         let mut hash = Fnv1a(self.trace);
@@ -250,7 +250,7 @@ impl State {
         eprintln!("{line}");
     }
 
-    /// Record a rename or removal. Planned faults may move to a few steps after it.
+    /// Records a rename or removal. Planned faults may move to a few steps after it.
     pub(crate) fn renamed(&mut self) {
         if !self.is_tested() {
             return;
@@ -281,7 +281,7 @@ impl State {
         self.setup.killed = None;
     }
 
-    /// Return whether the seed makes this call fail.
+    /// Returns whether the seed makes this call fail.
     pub(crate) fn fails(&mut self) -> bool {
         if !self.is_tested() {
             return false;
@@ -291,7 +291,7 @@ impl State {
         is_refused || (self.setup.failing_per_mille > 0 && self.rng.chance(self.setup.failing_per_mille))
     }
 
-    /// Return whether the caller cannot read this file, now and from now on.
+    /// Returns whether the caller cannot read this file, now and from now on.
     pub(crate) fn is_unreadable(&mut self, inode: Inode) -> bool {
         if !self.is_tested() {
             return false;
@@ -307,17 +307,17 @@ impl State {
         }
     }
 
-    /// Return the world's own random numbers.
+    /// Returns the world's own random numbers.
     pub(crate) fn rng(&mut self) -> &mut Rng {
         &mut self.rng
     }
 
-    /// Return whether the caller is code under test.
+    /// Returns whether the caller is code under test.
     pub(crate) fn is_tested(&self) -> bool {
         (1..FIRST_USER).contains(&thread::process())
     }
 
-    /// Record a violation if the code under test touches a foreign file.
+    /// Records a violation if the code under test touches a foreign file.
     pub(crate) fn check_ownership(&mut self, inode: Option<Inode>, action: &str, may_replace: Option<&Path>) {
         let Some(inode) = inode else { return };
         let is_foreign = self.tree.entry(inode).is_ok_and(|entry| entry.is_foreign);
@@ -332,7 +332,7 @@ impl State {
         }
     }
 
-    /// Record bytes written to a file.
+    /// Records bytes written to a file.
     pub(crate) fn wrote(
         &mut self,
         inode: Inode,
@@ -347,7 +347,7 @@ impl State {
         Ok(id)
     }
 
-    /// Return the promise of a sync of this descriptor that starts now.
+    /// Returns the promise of a sync of this descriptor that starts now.
     pub(crate) fn promise(&mut self, file: BorrowedFd<'_>) -> Result<Promise, Errno> {
         let inode = self.tree.inode_of(file)?;
         let promised = match &self.tree.entry(inode)?.node {

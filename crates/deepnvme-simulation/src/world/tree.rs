@@ -11,7 +11,7 @@ use deepnvme_testkit::rng::Rng;
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::io::{Errno, pread, pwrite};
 
-pub use super::entry::{Entry, Metadata, Node};
+pub use super::entry::{InodeEntry, Metadata, Node};
 use super::folder::{Folder, Inode};
 use super::journal::{ChangeId, Journal};
 
@@ -43,7 +43,7 @@ pub enum NameLosses {
 }
 
 impl Losses {
-    /// Draw losses from the seed.
+    /// Draws losses from the seed.
     #[must_use]
     pub fn draw(rng: &mut Rng) -> Self {
         let names = rng.pick(&[
@@ -72,7 +72,7 @@ pub struct ResolvedPath {
 /// All disks.
 #[derive(Debug)]
 pub struct Tree {
-    pub(super) entries: BTreeMap<Inode, Entry>,
+    pub(super) entries: BTreeMap<Inode, InodeEntry>,
     pub(super) by_memory: HashMap<u64, Inode>,
     pub(super) roots: Vec<Inode>,
     pub(super) next_inode: Inode,
@@ -84,7 +84,7 @@ pub struct Tree {
 pub const ROOT: Inode = 1;
 
 impl Tree {
-    /// Create empty disks under `/d0`, `/d1` and so on.
+    /// Creates empty disks under `/d0`, `/d1` and so on.
     ///
     /// # Errors
     /// If the kernel provides no memory.
@@ -106,7 +106,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Create a file without a name.
+    /// Creates a file without a name.
     ///
     /// # Errors
     /// If the kernel provides no memory.
@@ -115,46 +115,46 @@ impl Tree {
         self.by_memory.insert(memory_of(memory.as_fd())?, self.next_inode);
         let now = self.tick();
         let metadata = Metadata { node, disk, mode, born_ns: now, modified_ns: now, links: 0, is_foreign, at: None };
-        self.entries.insert(self.next_inode, Entry::new(metadata, memory));
+        self.entries.insert(self.next_inode, InodeEntry::new(metadata, memory));
         self.next_inode += 1;
         Ok(self.next_inode - 1)
     }
 
-    /// Return the time. Each call advances it.
+    /// Returns the time. Each call advances it.
     pub fn tick(&mut self) -> u64 {
         self.now_ns += 1000;
         self.now_ns
     }
 
-    /// Return a number for the next change.
+    /// Returns a number for the next change.
     pub fn next_change(&mut self) -> ChangeId {
         self.last_change += 1;
         self.last_change
     }
 
-    /// Return the number of the last change.
+    /// Returns the number of the last change.
     #[must_use]
     pub fn last_change(&self) -> ChangeId {
         self.last_change
     }
 
-    /// Return the entry of this number.
+    /// Returns the entry of this number.
     ///
     /// # Errors
     /// `BADF` if it is not of this world.
-    pub fn entry(&self, inode: Inode) -> Result<&Entry, Errno> {
+    pub fn entry(&self, inode: Inode) -> Result<&InodeEntry, Errno> {
         self.entries.get(&inode).ok_or(Errno::BADF)
     }
 
-    /// Return the entry of this number for changes.
+    /// Returns the entry of this number for changes.
     ///
     /// # Errors
     /// As [`entry`](Self::entry).
-    pub fn entry_mut(&mut self, inode: Inode) -> Result<&mut Entry, Errno> {
+    pub fn entry_mut(&mut self, inode: Inode) -> Result<&mut InodeEntry, Errno> {
         self.entries.get_mut(&inode).ok_or(Errno::BADF)
     }
 
-    /// Return the file of a descriptor.
+    /// Returns the file of a descriptor.
     ///
     /// # Errors
     /// `BADF` if it is not of this world.
@@ -162,7 +162,7 @@ impl Tree {
         self.by_memory.get(&memory_of(file)?).copied().ok_or(Errno::BADF)
     }
 
-    /// Return the memory behind a file.
+    /// Returns the memory behind a file.
     ///
     /// # Errors
     /// As [`entry`](Self::entry).
@@ -170,7 +170,7 @@ impl Tree {
         Ok(self.entry(inode)?.memory.as_fd())
     }
 
-    /// Return a folder.
+    /// Returns a folder.
     ///
     /// # Errors
     /// `NOTDIR` for anything else.
@@ -182,7 +182,7 @@ impl Tree {
         if let Node::Folder(folder) = &mut self.entry_mut(inode)?.node { Ok(folder) } else { Err(Errno::NOTDIR) }
     }
 
-    /// Resolve a path. A link at its end is followed if `follows`; the name itself may be free.
+    /// Resolves a path. A link at its end is followed if `follows`; the name itself may be free.
     ///
     /// # Errors
     /// `NOENT`, `NOTDIR` or `LOOP` if the folder does not exist.
@@ -250,7 +250,7 @@ impl Tree {
         ResolvedPath { folder, name, inode: Some(inode) }
     }
 
-    /// Return the folders from the root down to this one.
+    /// Returns the folders from the root down to this one.
     fn ancestors(&self, inode: Inode) -> Vec<Inode> {
         let mut path_down = vec![inode];
         let mut here = inode;
@@ -264,7 +264,7 @@ impl Tree {
         path_down
     }
 
-    /// Return the path of a named entry.
+    /// Returns the path of a named entry.
     #[must_use]
     pub fn path_of(&self, inode: Inode) -> Option<PathBuf> {
         if inode == ROOT {
@@ -274,7 +274,7 @@ impl Tree {
         Some(self.path_of(*folder)?.join(name))
     }
 
-    /// Change a folder's names atomically.
+    /// Changes a folder's names atomically.
     pub fn set_names(&mut self, folder: Inode, updates: Vec<(OsString, Option<Inode>)>) {
         for (name, after) in &updates {
             let before = self.folder(folder).ok().and_then(|folder| folder.get(name));
@@ -295,7 +295,7 @@ impl Tree {
         }
     }
 
-    /// Return the journal of a file.
+    /// Returns the journal of a file.
     ///
     /// # Errors
     /// `INVAL` for anything else.
@@ -303,7 +303,7 @@ impl Tree {
         if let Node::File(journal) = &mut self.entry_mut(inode)?.node { Ok(journal) } else { Err(Errno::INVAL) }
     }
 
-    /// Record that a file's bytes have changed.
+    /// Records that a file's bytes have changed.
     ///
     /// # Errors
     /// As [`entry`](Self::entry).
@@ -314,7 +314,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Make durable the changes that a sync promised when it began.
+    /// Makes durable the changes that a sync promised when it began.
     ///
     /// # Errors
     /// As [`entry`](Self::entry).
@@ -327,7 +327,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Return all bytes of a file.
+    /// Returns all bytes of a file.
     ///
     /// # Errors
     /// As [`entry`](Self::entry).
@@ -345,7 +345,7 @@ impl Tree {
         Ok(bytes)
     }
 
-    /// Cut the power.
+    /// Cuts the power.
     ///
     /// # Errors
     /// If the kernel provides no memory.
@@ -390,7 +390,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Recount the names of all entries, and remove unnamed ones.
+    /// Recounts the names of all entries, and removes unnamed ones.
     fn drop_unreachable(&mut self) {
         let mut open = vec![ROOT];
         while let Some(folder) = open.pop() {
@@ -415,7 +415,7 @@ impl Tree {
         }
     }
 
-    /// List all paths and their entries, folders before their contents.
+    /// Lists all paths and their entries, folders before their contents.
     #[must_use]
     pub fn walk(&self) -> Vec<(PathBuf, Inode)> {
         let mut found = Vec::new();
@@ -433,7 +433,7 @@ impl Tree {
         found
     }
 
-    /// Return the entry's disk.
+    /// Returns the entry's disk.
     #[must_use]
     pub fn disk_of(&self, inode: Inode) -> usize {
         self.entries.get(&inode).map_or(0, |entry| entry.disk)
@@ -448,17 +448,17 @@ pub(super) fn write_whole(memory: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Er
     Ok(())
 }
 
-/// Create memory for one file.
+/// Creates memory for one file.
 pub(super) fn new_memory() -> Result<OwnedFd, Errno> {
     memfd_create("simulated", MemfdFlags::CLOEXEC)
 }
 
-/// Return the identity of the memory behind a descriptor.
+/// Returns the identity of the memory behind a descriptor.
 pub(super) fn memory_of(file: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(fstat(file)?.st_ino)
 }
 
-/// Convert a name to text for display.
+/// Converts a name to text for display.
 #[must_use]
 pub fn display_name(name: &OsStr) -> String {
     name.to_string_lossy().into_owned()

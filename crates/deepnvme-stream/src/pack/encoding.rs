@@ -19,7 +19,7 @@ pub(super) const SCALES: Float = Float::Bf16;
 
 /// The encoding of the weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Mode {
+pub enum EncodingMode {
     /// Pack losslessly if that is measured to save time; otherwise keep.
     #[default]
     Auto,

@@ -10,7 +10,7 @@ use deepnvme_io::mem::{Buffer, Region};
 use deepnvme_io::{Durability, Engine, Error as IoError, ErrorKind, WriteOptions, fs};
 use serde::Serialize;
 
-use super::encoding::{Encoding, Mode, float};
+use super::encoding::{Encoding, EncodingMode, float};
 use super::model::{Model, SourceTensor};
 use super::sample::Sample;
 use super::write;
@@ -78,7 +78,7 @@ pub(super) struct Speeds {
 }
 
 /// The encoding of each tensor, and the estimate.
-pub(super) struct Plan {
+pub(super) struct EncodingPlan {
     pub(super) encodings: Vec<Encoding>,
     pub(super) estimate: Estimate,
 }
@@ -167,11 +167,11 @@ fn finish(reads: &mut VecDeque<deepnvme_io::Transfer<deepnvme_io::mem::RegionMut
 }
 
 /// Chooses the encoding of each tensor.
-pub(super) fn plan(engine: &Engine, model: &Model, mode: Mode, speeds: &Speeds) -> Result<Plan> {
+pub(super) fn plan(engine: &Engine, model: &Model, mode: EncodingMode, speeds: &Speeds) -> Result<EncodingPlan> {
     let wanted: Vec<Encoding> = model.tensors.iter().map(|tensor| wanted(tensor, mode)).collect();
     let sample = Sample::take(engine, model, &wanted, speeds.threads)?;
     let decode = sample.decoded_bytes_s();
-    let is_fast = mode != Mode::Auto || decode.is_some_and(|decode| is_hidden(decode, speeds.disk));
+    let is_fast = mode != EncodingMode::Auto || decode.is_some_and(|decode| is_hidden(decode, speeds.disk));
     let mut estimate = Estimate {
         forms: BTreeMap::new(),
         bytes: 0,
@@ -213,7 +213,7 @@ pub(super) fn plan(engine: &Engine, model: &Model, mode: Mode, speeds: &Speeds) 
     let file_ranges: usize = layers.iter().map(|group| model.file_ranges(&order.tensors[(*group).clone()])).sum();
     estimate.layers = layers.len();
     estimate.file_ranges = file_ranges as f64 / layers.len().max(1) as f64;
-    Ok(Plan { encodings, estimate })
+    Ok(EncodingPlan { encodings, estimate })
 }
 
 /// Whether decoding fits into the time that computing leaves, and still saves time.
@@ -222,15 +222,15 @@ fn is_hidden(decode_bytes_s: f64, disk_bytes_s: f64) -> bool {
 }
 
 /// The encoding that the mode requests, before any measurement.
-fn wanted(tensor: &SourceTensor, mode: Mode) -> Encoding {
+fn wanted(tensor: &SourceTensor, mode: EncodingMode) -> Encoding {
     let Some(float) = float(tensor.dtype) else { return Encoding::Keep };
     let is_large = tensor.bytes >= ENCODED_BYTES_MIN;
     match mode {
-        Mode::Auto | Mode::Lossless if is_large => Encoding::pack(float, &tensor.shape),
-        Mode::Quantised(code, group) if is_large => {
+        EncodingMode::Auto | EncodingMode::Lossless if is_large => Encoding::pack(float, &tensor.shape),
+        EncodingMode::Quantised(code, group) if is_large => {
             Encoding::quantise(code, group, float, &tensor.shape).unwrap_or(Encoding::Keep)
         }
-        Mode::Cast(to) if to != float => Encoding::Cast { from: float, to },
+        EncodingMode::Cast(to) if to != float => Encoding::Cast { from: float, to },
         _ => Encoding::Keep,
     }
 }

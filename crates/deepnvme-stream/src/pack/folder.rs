@@ -10,12 +10,12 @@ use deepnvme_checkpoint::read::INDEX_SUFFIX;
 use deepnvme_file::replace::PrivateFolder;
 use deepnvme_file::stripe_set::{MANIFEST_SUFFIX, STRIPE_BYTES_DEFAULT};
 use deepnvme_file::{Replacement, StripeSet, Target};
-use deepnvme_io::fs::{self, FileId, Kind, OFlags};
+use deepnvme_io::fs::{self, FileId, FileKind, OFlags};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind};
 use serde::Serialize;
 
-use super::encoding::{Mode, dtype};
+use super::encoding::{EncodingMode, dtype};
 use super::model::Model;
 
 /// The size limit for other files of a model.
@@ -51,7 +51,7 @@ pub(super) struct NewFolder {
 impl NewFolder {
     /// Refuses a target that exists, or that is a link: the new folder could not get its name.
     pub(super) fn check(target: &Path) -> Result<()> {
-        if fs::stat_link(target).is_ok_and(|stat| stat.kind == Kind::Link) {
+        if fs::stat_link(target).is_ok_and(|stat| stat.kind == FileKind::Link) {
             let text = "it is a symbolic link; name the folder that it leads to, or a new one";
             return Err(IoError::new(ErrorKind::InvalidInput, "pack", text).at_path(target).into());
         }
@@ -112,7 +112,12 @@ impl NewFolder {
 
     /// Copies files other than weights: configurations, tokenizers, licences. Returns the number of copies, and the
     /// files left out.
-    pub(super) fn copy_others(&mut self, source: &Path, model: &Model, mode: Mode) -> Result<(usize, Vec<LeftOut>)> {
+    pub(super) fn copy_others(
+        &mut self,
+        source: &Path,
+        model: &Model,
+        mode: EncodingMode,
+    ) -> Result<(usize, Vec<LeftOut>)> {
         copy_others(source, &mut self.folder, model, mode)
     }
 }
@@ -150,7 +155,12 @@ enum FolderOutcome {
     LeftOut(&'static str),
 }
 
-fn copy_others(source: &Path, target: &mut PrivateFolder, model: &Model, mode: Mode) -> Result<(usize, Vec<LeftOut>)> {
+fn copy_others(
+    source: &Path,
+    target: &mut PrivateFolder,
+    model: &Model,
+    mode: EncodingMode,
+) -> Result<(usize, Vec<LeftOut>)> {
     let (mut copied, mut left_out) = (0, Vec::new());
     let packed: HashSet<FileId> = model.identities()?;
     let mut folders = vec![(source.to_path_buf(), PathBuf::new(), 0)];
@@ -187,7 +197,7 @@ fn outcome_of(path: &Path, depth: usize, packed: &HashSet<FileId>) -> Result<Fol
     if name.starts_with(b".") {
         return Ok(FolderOutcome::LeftOut("it is hidden"));
     }
-    let is_link = fs::stat_link(path)?.kind == Kind::Link;
+    let is_link = fs::stat_link(path)?.kind == FileKind::Link;
     // Links to files are followed: downloaded models often consist of links.
     let stat = match fs::stat(path) {
         Err(Errno::NOENT | Errno::LOOP) if is_link => return Ok(FolderOutcome::LeftOut("it is a dangling link")),
@@ -195,16 +205,20 @@ fn outcome_of(path: &Path, depth: usize, packed: &HashSet<FileId>) -> Result<Fol
     };
     let mode = stat.mode & 0o777;
     Ok(match stat.kind {
-        Kind::Folder if is_link => FolderOutcome::LeftOut("it is a link to a folder"),
-        Kind::Folder if depth >= DEPTH_MAX => FolderOutcome::LeftOut("it is nested too deeply"),
-        Kind::Folder => FolderOutcome::Folder { mode },
-        Kind::File if packed.contains(&stat.identity) => FolderOutcome::Packed,
-        Kind::File if name.ends_with(INDEX_SUFFIX.as_bytes()) || name.ends_with(MANIFEST_SUFFIX.as_bytes()) => {
-            if depth == 0 { FolderOutcome::Packed } else { FolderOutcome::LeftOut("it lists other weights") }
+        FileKind::Folder if is_link => FolderOutcome::LeftOut("it is a link to a folder"),
+        FileKind::Folder if depth >= DEPTH_MAX => FolderOutcome::LeftOut("it is nested too deeply"),
+        FileKind::Folder => FolderOutcome::Folder { mode },
+        FileKind::File if packed.contains(&stat.identity) => FolderOutcome::Packed,
+        FileKind::File if name.ends_with(INDEX_SUFFIX.as_bytes()) || name.ends_with(MANIFEST_SUFFIX.as_bytes()) => {
+            if depth == 0 {
+                FolderOutcome::Packed
+            } else {
+                FolderOutcome::LeftOut("it lists other weights")
+            }
         }
-        Kind::File if is_weight(path) => FolderOutcome::LeftOut("it contains other weights"),
-        Kind::File if stat.bytes > OTHER_BYTES_MAX => FolderOutcome::LeftOut("it exceeds 256 MiB"),
-        Kind::File => FolderOutcome::Copy { mode },
+        FileKind::File if is_weight(path) => FolderOutcome::LeftOut("it contains other weights"),
+        FileKind::File if stat.bytes > OTHER_BYTES_MAX => FolderOutcome::LeftOut("it exceeds 256 MiB"),
+        FileKind::File => FolderOutcome::Copy { mode },
         _ => FolderOutcome::LeftOut("it is not a regular file"),
     })
 }
@@ -213,10 +227,10 @@ fn is_weight(path: &Path) -> bool {
     path.extension().is_some_and(|suffix| WEIGHTS.iter().any(|weights| suffix.eq_ignore_ascii_case(weights)))
 }
 
-fn copy(from: &Path, to: &Path, permissions: u32, mode: Mode, is_config: bool) -> Result<()> {
+fn copy(from: &Path, to: &Path, permissions: u32, mode: EncodingMode, is_config: bool) -> Result<()> {
     let bytes = fs::read_small(from, OTHER_BYTES_MAX)?;
     let cast = match mode {
-        Mode::Cast(float) if is_config => retyped(&bytes, dtype(float).torch_name()),
+        EncodingMode::Cast(float) if is_config => retyped(&bytes, dtype(float).torch_name()),
         _ => None,
     };
     let written = fs::open(to, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, permissions).and_then(|file| {

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepnvme_checkpoint::{Progress, Result};
-use deepnvme_io::fs::{self, Kind};
+use deepnvme_io::fs::{self, FileKind};
 use deepnvme_io::{Engine, Error as IoError};
 use serde::Serialize;
 
@@ -33,7 +33,7 @@ mod sample;
 mod write;
 
 pub use container::{METADATA_KEY, PackedTensor, tensors};
-pub use encoding::Mode;
+pub use encoding::EncodingMode;
 pub use estimate::{Estimate, FormTotals};
 pub use folder::LeftOut;
 
@@ -49,7 +49,7 @@ pub const PLAIN_NAME: &str = "model.safetensors";
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PackOptions {
     /// The encoding of the weights.
-    pub mode: Mode,
+    pub mode: EncodingMode,
     /// Folders to stripe the weights over, one for each disk. If empty, the weights lie in the new folder.
     pub disks: Vec<PathBuf>,
 }
@@ -75,7 +75,7 @@ pub struct Packed {
 pub struct Packer {
     engine: Arc<Engine>,
     model: Model,
-    plan: estimate::Plan,
+    plan: estimate::EncodingPlan,
     /// The model's folder, if it was given as one.
     folder: Option<PathBuf>,
     target: PathBuf,
@@ -95,7 +95,7 @@ impl Packer {
         let model = Model::open(engine, source)?;
         let speeds = estimate::speeds(engine, &model, target, &options.disks)?;
         let plan = estimate::plan(engine, &model, options.mode, &speeds)?;
-        let folder = (kind == Kind::Folder).then(|| source.to_path_buf());
+        let folder = (kind == FileKind::Folder).then(|| source.to_path_buf());
         Ok(Self { engine: Arc::clone(engine), model, plan, folder, target: target.to_path_buf(), options })
     }
 

@@ -15,7 +15,7 @@ pub(super) struct TensorKey<'a> {
 
 /// The tensors in their new order, in groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Order {
+pub(super) struct TensorOrder {
     pub(super) tensors: Vec<usize>,
     /// Ranges of `tensors`. Each begins at a page boundary if the format allows it.
     pub(super) groups: Vec<Range<usize>>,
@@ -23,7 +23,7 @@ pub(super) struct Order {
     are_layers: Vec<bool>,
 }
 
-impl Order {
+impl TensorOrder {
     /// The groups that are layers.
     pub(super) fn layers(&self) -> impl Iterator<Item = &Range<usize>> {
         self.groups.iter().zip(&self.are_layers).filter(|(_, is_layer)| **is_layer).map(|(group, _)| group)
@@ -49,7 +49,7 @@ pub(super) fn layer(name: &str) -> Option<(&str, u64, &str)> {
 
 /// Sorts layers by number, and in each layer plain tensors first, then the experts one by one. Tensors outside layers
 /// come first if they fill whole pages, so that the next group begins at one; otherwise last.
-pub(super) fn order(keys: &[TensorKey<'_>]) -> Order {
+pub(super) fn order(keys: &[TensorKey<'_>]) -> TensorOrder {
     let key = |index: &usize| {
         let key = &keys[*index];
         let (wide, place) = (Reverse(key.item_bytes), *index);
@@ -67,7 +67,7 @@ pub(super) fn order(keys: &[TensorKey<'_>]) -> Order {
         let (rank, stem, number, ..) = key(index);
         (rank, stem, number)
     };
-    let mut order = Order::default();
+    let mut order = TensorOrder::default();
     let mut at = 0;
     for chunk in tensors.chunk_by(|one, other| group(one) == group(other)) {
         order.are_layers.push(group(&chunk[0]).0 == 1);

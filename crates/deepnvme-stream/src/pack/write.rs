@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::container::{self, TensorRecord};
 use super::encoding::{Encoding, dtype};
 use super::model::{ChunkRead, Model, SourceTensor, refused};
-use super::order::{Order, TensorKey, order};
+use super::order::{TensorKey, TensorOrder, order};
 
 use crate::sync::{AtomicUsize, thread};
 use deepnvme_io::start_thread;
@@ -29,7 +29,7 @@ const READS_AHEAD: usize = 2;
 const THREADS_MAX: usize = 16;
 
 /// The order of a model's tensors in the new file.
-pub(super) fn layout(model: &Model, encodings: &[Encoding]) -> Order {
+pub(super) fn layout(model: &Model, encodings: &[Encoding]) -> TensorOrder {
     let pairs = model.tensors.iter().zip(encodings);
     let keys = pairs.map(|(SourceTensor { name, bytes, dtype, .. }, encoding)| TensorKey {
         name,
@@ -64,7 +64,7 @@ pub(super) struct Job<'a> {
 /// Writes all tensors to the new file. Returns its length.
 pub(super) fn write(job: &Job<'_>, new: Replacement) -> Result<u64> {
     let Job { engine, model, encodings, target, progress } = *job;
-    let Order { tensors, groups, .. } = layout(model, encodings);
+    let TensorOrder { tensors, groups, .. } = layout(model, encodings);
     let header_bytes = LENGTH_BYTES + header_bytes_max(model, encodings, &tensors) + PADDING_BYTES_MIN;
     let data_offset = header_bytes.next_multiple_of(PAGE_BYTES);
     if data_offset - LENGTH_BYTES > HEADER_BYTES_MAX {

@@ -1,6 +1,7 @@
 //! Slots for items: free memory, or memory whose items are needed later than the new one.
 
-use super::state::{Residency, State};
+use super::item::ItemState;
+use super::state::Residency;
 use crate::slot_allocator::ItemId;
 
 /// How an item can get a slot.
@@ -26,10 +27,10 @@ impl Residency {
         let next_use_of_victim = |other: ItemId, is_clean_only: bool| {
             let item = self.items.get(&other)?;
             let is_evictable = match item.state {
-                State::Clean { .. } => true,
-                State::Dirty { .. } => !is_clean_only && !item.write_failed,
-                State::Writing { .. } => !is_clean_only,
-                State::Absent | State::Reserved { .. } | State::Reading { .. } => false,
+                ItemState::Clean { .. } => true,
+                ItemState::Dirty { .. } => !is_clean_only && !item.write_failed,
+                ItemState::Writing { .. } => !is_clean_only,
+                ItemState::Absent | ItemState::Reserved { .. } | ItemState::Reading { .. } => false,
             };
             let next_use = self.next_use(other);
             (is_evictable && item.is_idle() && needed.is_none_or(|needed| next_use > needed)).then_some(next_use)
@@ -44,15 +45,15 @@ impl Residency {
         let Some(range) = self.slots.find_victims(len, |other| next_use_of_victim(other, false)) else {
             return EvictionPlan::NoVictims;
         };
-        let is_dirty = |other: &ItemId| matches!(self.items[other].state, State::Dirty { .. });
+        let is_dirty = |other: &ItemId| matches!(self.items[other].state, ItemState::Dirty { .. });
         let dirty = range.victims.iter().copied().find(is_dirty);
         dirty.map_or(EvictionPlan::AfterWritesInFlight, EvictionPlan::AfterWriteBack)
     }
 
     fn evict(&mut self, id: ItemId) {
         let Some(item) = self.items.get_mut(&id) else { return };
-        if let State::Clean { slot } = item.state {
-            item.state = State::Absent;
+        if let ItemState::Clean { slot } = item.state {
+            item.state = ItemState::Absent;
             // An evicted prefetch is not repeated; the item is read again when it is borrowed.
             item.prefetch_rank = None;
             self.slots.release(slot);

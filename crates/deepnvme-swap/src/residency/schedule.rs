@@ -5,7 +5,8 @@
 use std::collections::BTreeSet;
 
 use super::eviction::EvictionPlan;
-use super::state::{Action, Residency, State};
+use super::item::ItemState;
+use super::state::{Action, Residency};
 use crate::slot_allocator::ItemId;
 
 /// Upcoming items that are considered for prefetching.
@@ -30,7 +31,7 @@ impl Residency {
             let id = self.waiters[index];
             let Some(item) = self.items.get(&id) else { continue };
             let is_read = item.on_disk && item.borrow_waiters > 0;
-            if item.state != State::Absent
+            if item.state != ItemState::Absent
                 || item.has_writer
                 || item.read_failed
                 || !(is_read || item.create_waiters > 0)
@@ -49,7 +50,7 @@ impl Residency {
     /// Prefetches and early write-back, unless a waiter still lacks a slot.
     fn next_early(&mut self) -> Option<Action> {
         let lacks_slot =
-            |id: &ItemId| self.items.get(id).is_some_and(|item| item.state == State::Absent && !item.read_failed);
+            |id: &ItemId| self.items.get(id).is_some_and(|item| item.state == ItemState::Absent && !item.read_failed);
         if self.waiters.iter().any(lacks_slot) {
             return None;
         }
@@ -85,7 +86,7 @@ impl Residency {
                 }
             }
             window.insert(id);
-            if missing.is_none() && item.state == State::Absent && item.on_disk && !item.read_failed {
+            if missing.is_none() && item.state == ItemState::Absent && item.on_disk && !item.read_failed {
                 missing = Some(id);
             }
         }
@@ -99,9 +100,9 @@ impl Residency {
         for id in self.slots.owners() {
             let Some(item) = self.items.get(&id) else { continue };
             match item.state {
-                State::Writing { changed: false, .. } => headroom += item.slot_bytes,
-                State::Clean { .. } if item.is_idle() && !window.contains(&id) => headroom += item.slot_bytes,
-                State::Dirty { .. } if item.is_idle() && !item.write_failed && !window.contains(&id) => {
+                ItemState::Writing { changed: false, .. } => headroom += item.slot_bytes,
+                ItemState::Clean { .. } if item.is_idle() && !window.contains(&id) => headroom += item.slot_bytes,
+                ItemState::Dirty { .. } if item.is_idle() && !item.write_failed && !window.contains(&id) => {
                     latest = latest.max(Some((self.next_use(id), id)));
                 }
                 _ => {}
@@ -117,19 +118,19 @@ impl Residency {
         let Some(item) = self.items.get_mut(&id) else { return Action::SlotReserved };
         self.slots.occupy(slot, item.slot_bytes, id);
         if !is_read {
-            item.state = State::Reserved { slot };
+            item.state = ItemState::Reserved { slot };
             return Action::SlotReserved;
         }
         self.in_flight += 1;
-        item.state = State::Reading { slot };
+        item.state = ItemState::Reading { slot };
         Action::Read { id, slot }
     }
 
     fn start_write(&mut self, id: ItemId) -> Option<Action> {
         let item = self.items.get_mut(&id)?;
-        let State::Dirty { slot } = item.state else { return None };
+        let ItemState::Dirty { slot } = item.state else { return None };
         self.in_flight += 1;
-        item.state = State::Writing { slot, changed: false };
+        item.state = ItemState::Writing { slot, changed: false };
         Some(Action::Write { id, slot })
     }
 }

@@ -3,71 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
+use super::item::{BorrowMode, Item, ItemState};
 use crate::next_use::NextUseQueue;
 use crate::slot_allocator::{ItemId, SlotAllocator};
 
 /// The owner of slots whose memory was lost to an engine error.
 const LOST: ItemId = ItemId::MAX;
-
-/// How an item is borrowed.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum BorrowMode {
-    /// Read it in memory.
-    Shared,
-    /// Change it in memory.
-    Exclusive,
-    /// Write new bytes into its memory, whatever is there.
-    Create,
-    /// Read it on disk, where it does not change meanwhile.
-    DiskShared,
-    /// Change it on disk, or delete it.
-    DiskExclusive,
-}
-
-impl BorrowMode {
-    pub(crate) fn is_exclusive(self) -> bool {
-        matches!(self, Self::Exclusive | Self::Create | Self::DiskExclusive)
-    }
-
-    pub(crate) fn needs_memory(self) -> bool {
-        matches!(self, Self::Shared | Self::Exclusive | Self::Create)
-    }
-}
-
-/// Where an item's bytes are. `slot` is the offset of its slot in the arena.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
-    Absent,
-    Reserved { slot: usize },
-    Reading { slot: usize },
-    Clean { slot: usize },
-    Dirty { slot: usize },
-    Writing { slot: usize, changed: bool },
-}
-
-/// An item, as far as decisions need it.
-#[derive(Clone, Debug)]
-pub(crate) struct Item {
-    pub(super) key: Arc<str>,
-    pub(super) slot_bytes: usize,
-    pub(super) state: State,
-    /// Whether the disk has the bytes, or had the last complete ones.
-    pub(super) on_disk: bool,
-    pub(super) readers: u32,
-    pub(super) has_writer: bool,
-    /// Threads that wait for the item's bytes.
-    pub(super) borrow_waiters: u32,
-    /// Threads that wait for a slot to write new bytes into.
-    pub(super) create_waiters: u32,
-    pub(super) prefetch_rank: Option<u64>,
-    /// The clock at the last borrow in memory.
-    pub(super) last_use: u64,
-    pub(super) write_failed: bool,
-    pub(super) read_failed: bool,
-    pub(super) is_deleted: bool,
-    /// How many flushes of the item have succeeded.
-    flushes_ended: u64,
-}
 
 /// A flush of an item that has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -174,7 +115,7 @@ impl Residency {
         let item = Item {
             key: Arc::clone(key),
             slot_bytes,
-            state: State::Absent,
+            state: ItemState::Absent,
             on_disk,
             readers: 0,
             has_writer: false,
@@ -239,34 +180,34 @@ impl Residency {
         }
         // Threads that keep changing an item must not keep a flush from writing it.
         if matches!(mode, BorrowMode::Exclusive | BorrowMode::Create)
-            && matches!(item.state, State::Dirty { .. } | State::Writing { .. })
+            && matches!(item.state, ItemState::Dirty { .. } | ItemState::Writing { .. })
             && self.flushing.contains(&id)
         {
             return BorrowResult::IoPending;
         }
         let slot = match (mode, item.state) {
-            (BorrowMode::DiskExclusive, State::Reading { .. } | State::Writing { .. }) => {
+            (BorrowMode::DiskExclusive, ItemState::Reading { .. } | ItemState::Writing { .. }) => {
                 return BorrowResult::IoPending;
             }
             // Another thread is creating the item.
-            (BorrowMode::DiskShared | BorrowMode::DiskExclusive, State::Absent | State::Reserved { .. })
+            (BorrowMode::DiskShared | BorrowMode::DiskExclusive, ItemState::Absent | ItemState::Reserved { .. })
                 if !item.on_disk =>
             {
                 return BorrowResult::IoPending;
             }
             (BorrowMode::DiskShared | BorrowMode::DiskExclusive, state) => state.slot(),
-            (BorrowMode::Create, State::Reserved { slot }) => Some(slot),
-            (_, State::Reserved { .. } | State::Reading { .. }) => return BorrowResult::IoPending,
-            (BorrowMode::Shared | BorrowMode::Exclusive, State::Absent) if !item.on_disk => {
+            (BorrowMode::Create, ItemState::Reserved { slot }) => Some(slot),
+            (_, ItemState::Reserved { .. } | ItemState::Reading { .. }) => return BorrowResult::IoPending,
+            (BorrowMode::Shared | BorrowMode::Exclusive, ItemState::Absent) if !item.on_disk => {
                 return BorrowResult::IoPending;
             }
-            (_, State::Absent) => return BorrowResult::NeedsSlot,
-            (_, State::Clean { slot } | State::Dirty { slot } | State::Writing { slot, .. }) => Some(slot),
+            (_, ItemState::Absent) => return BorrowResult::NeedsSlot,
+            (_, ItemState::Clean { slot } | ItemState::Dirty { slot } | ItemState::Writing { slot, .. }) => Some(slot),
         };
         if mode == BorrowMode::Create
-            && let State::Reserved { slot } | State::Clean { slot } = item.state
+            && let ItemState::Reserved { slot } | ItemState::Clean { slot } = item.state
         {
-            item.state = State::Dirty { slot };
+            item.state = ItemState::Dirty { slot };
         }
         if mode.is_exclusive() {
             item.has_writer = true;
@@ -293,8 +234,8 @@ impl Residency {
         }
         if is_dirty {
             item.state = match item.state {
-                State::Clean { slot } => State::Dirty { slot },
-                State::Writing { slot, .. } => State::Writing { slot, changed: true },
+                ItemState::Clean { slot } => ItemState::Dirty { slot },
+                ItemState::Writing { slot, .. } => ItemState::Writing { slot, changed: true },
                 other => other,
             };
         }
@@ -307,7 +248,7 @@ impl Residency {
         let Some(item) = self.items.get_mut(&id) else { return };
         item.on_disk = true;
         if let Some(slot) = item.state.slot() {
-            item.state = State::Absent;
+            item.state = ItemState::Absent;
             self.slots.release(slot);
         }
     }
@@ -330,8 +271,8 @@ impl Residency {
             self.waiters.remove(index);
         }
         // A slot that no thread creates an item in is freed.
-        if let (State::Reserved { slot }, 0) = (item.state, item.create_waiters) {
-            item.state = State::Absent;
+        if let (ItemState::Reserved { slot }, 0) = (item.state, item.create_waiters) {
+            item.state = ItemState::Absent;
             self.slots.release(slot);
         }
         self.end_flush(id);
@@ -407,7 +348,7 @@ impl Residency {
 
     /// Whether a waiter for a slot can go on: it has one, or will find an error.
     pub(crate) fn is_wait_over(&self, id: ItemId) -> bool {
-        self.items.get(&id).is_none_or(|item| item.state != State::Absent || item.read_failed || item.is_deleted)
+        self.items.get(&id).is_none_or(|item| item.state != ItemState::Absent || item.read_failed || item.is_deleted)
     }
 
     /// Whether an item is borrowed exclusively.
@@ -417,8 +358,10 @@ impl Residency {
 
     pub(crate) fn residence(&self, id: ItemId) -> Residence {
         match self.items.get(&id).map(|item| (item.state, item.on_disk)) {
-            Some((State::Absent, true)) => Residence::Disk,
-            Some((State::Clean { .. } | State::Dirty { .. } | State::Writing { .. }, _)) => Residence::Memory,
+            Some((ItemState::Absent, true)) => Residence::Disk,
+            Some((ItemState::Clean { .. } | ItemState::Dirty { .. } | ItemState::Writing { .. }, _)) => {
+                Residence::Memory
+            }
             _ => Residence::Neither,
         }
     }
@@ -426,12 +369,12 @@ impl Residency {
     /// Records the end of a read. `is_memory_back` is false if a failed read lost the slot's memory.
     pub(crate) fn read_completed(&mut self, id: ItemId, is_good: bool, is_memory_back: bool) {
         let Some(item) = self.items.get_mut(&id) else { return };
-        let State::Reading { slot } = item.state else { return };
+        let ItemState::Reading { slot } = item.state else { return };
         self.in_flight -= 1;
         if is_good {
-            item.state = State::Clean { slot };
+            item.state = ItemState::Clean { slot };
         } else {
-            (item.state, item.read_failed, item.prefetch_rank) = (State::Absent, true, None);
+            (item.state, item.read_failed, item.prefetch_rank) = (ItemState::Absent, true, None);
             self.slots.release(slot);
             if !is_memory_back {
                 self.slots.occupy(slot, item.slot_bytes, LOST);
@@ -443,12 +386,12 @@ impl Residency {
     /// Records the end of a write.
     pub(crate) fn write_completed(&mut self, id: ItemId, is_good: bool) {
         let Some(item) = self.items.get_mut(&id) else { return };
-        let State::Writing { slot, changed } = item.state else { return };
+        let ItemState::Writing { slot, changed } = item.state else { return };
         self.in_flight -= 1;
         (item.state, item.write_failed) = match (is_good, changed) {
-            (true, false) => (State::Clean { slot }, false),
-            (true, true) => (State::Dirty { slot }, false),
-            (false, _) => (State::Dirty { slot }, true),
+            (true, false) => (ItemState::Clean { slot }, false),
+            (true, true) => (ItemState::Dirty { slot }, false),
+            (false, _) => (ItemState::Dirty { slot }, true),
         };
         item.on_disk |= is_good;
         // A flush tries once. A good write ends it, unless the item was changed meanwhile or is being changed.
@@ -457,42 +400,5 @@ impl Residency {
         }
         self.end_flush(id);
         self.reap(id);
-    }
-}
-
-impl State {
-    pub(super) fn slot(self) -> Option<usize> {
-        match self {
-            Self::Absent => None,
-            Self::Reserved { slot }
-            | Self::Reading { slot }
-            | Self::Clean { slot }
-            | Self::Dirty { slot }
-            | Self::Writing { slot, .. } => Some(slot),
-        }
-    }
-}
-
-impl Item {
-    /// Whether no thread holds the item or waits for it.
-    pub(super) fn is_idle(&self) -> bool {
-        !self.has_writer && self.readers == 0 && self.borrow_waiters == 0 && self.create_waiters == 0
-    }
-
-    pub(super) fn is_in_flight(&self) -> bool {
-        matches!(self.state, State::Reading { .. } | State::Writing { .. })
-    }
-
-    pub(super) fn is_writable(&self) -> bool {
-        matches!(self.state, State::Dirty { .. }) && !self.has_writer
-    }
-
-    /// Whether memory has bytes that the disk lacks, or may come to have some.
-    pub(super) fn needs_flush(&self) -> bool {
-        self.has_writer || matches!(self.state, State::Dirty { .. } | State::Writing { .. } | State::Reserved { .. })
-    }
-
-    fn waiters_mut(&mut self, mode: BorrowMode) -> &mut u32 {
-        if mode == BorrowMode::Create { &mut self.create_waiters } else { &mut self.borrow_waiters }
     }
 }

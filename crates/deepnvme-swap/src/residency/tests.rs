@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::state::State;
+use super::item::ItemState;
 use super::*;
 use crate::next_use::NextUseQueue;
 use crate::slot_allocator::ItemId;
@@ -108,11 +108,11 @@ impl World {
             if let Some(slot) = item.state.slot() {
                 borrowed.push((slot, slot + item.slot_bytes, *id));
             }
-            if item.state == State::Absent && item.on_disk {
+            if item.state == ItemState::Absent && item.on_disk {
                 assert_eq!(self.disk.get(id), Some(&Some(self.last[id])), "{id} was evicted unwritten");
             }
             let reads_and_writes = self.in_flight.iter().filter(|(action, _)| id_of(*action) == *id).count();
-            let is_busy = matches!(item.state, State::Reading { .. } | State::Writing { .. });
+            let is_busy = matches!(item.state, ItemState::Reading { .. } | ItemState::Writing { .. });
             assert_eq!(reads_and_writes, usize::from(is_busy));
         }
         borrowed.sort_unstable();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::{BackendFactory, Config, Engine};
-use deepnvme_swap::{Borrowed, Options, Swapper};
+use deepnvme_swap::{Borrowed, Swapper, SwapperOptions};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 
 pub(crate) const KIB: usize = 1 << 10;
@@ -59,9 +59,9 @@ pub(crate) struct World {
     pub(crate) folder: tempfile::TempDir,
 }
 
-pub(crate) fn world(engine: Arc<Engine>, memory_bytes: usize, adjust: impl FnOnce(&mut Options)) -> World {
+pub(crate) fn world(engine: Arc<Engine>, memory_bytes: usize, adjust: impl FnOnce(&mut SwapperOptions)) -> World {
     let folder = tempfile::tempdir().unwrap();
-    let mut options = Options::new(folder.path(), memory_bytes);
+    let mut options = SwapperOptions::new(folder.path(), memory_bytes);
     adjust(&mut options);
     World { swapper: Arc::new(Swapper::new(engine, &options).unwrap()), folder }
 }

@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::abi::{Code, Device, Handle, NOT_INITIALIZED, NOT_PERMITTED, Outcome, SUCCESS, UNKNOWN};
-use crate::state::{self, Guard};
+use crate::state::{self, DriverGuard};
 
 thread_local! {
     static CONTEXTS: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
@@ -26,7 +26,7 @@ pub(crate) enum Needs {
 }
 
 /// Runs the body of a driver function with the lock and the current device (-1 if it needs no context).
-pub(crate) fn driver(symbol: &str, needs: Needs, body: impl FnOnce(Guard, Device) -> Outcome) -> Code {
+pub(crate) fn driver(symbol: &str, needs: Needs, body: impl FnOnce(DriverGuard, Device) -> Outcome) -> Code {
     let run = || enter(symbol, needs).and_then(|(state, device)| body(state, device));
     match without_panic(run) {
         Some(Ok(())) => SUCCESS,
@@ -36,7 +36,7 @@ pub(crate) fn driver(symbol: &str, needs: Needs, body: impl FnOnce(Guard, Device
 }
 
 /// Runs the entry checks.
-pub(crate) fn enter(symbol: &str, needs: Needs) -> Outcome<(Guard, Device)> {
+pub(crate) fn enter(symbol: &str, needs: Needs) -> Outcome<(DriverGuard, Device)> {
     if state::is_forked() {
         return Err(NOT_INITIALIZED);
     }

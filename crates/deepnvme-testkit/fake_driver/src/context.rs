@@ -2,9 +2,9 @@
 
 use crate::abi::{CONTEXT_IS_DESTROYED, Device, Handle, INVALID_CONTEXT, Outcome};
 use crate::race_detector::Point;
-use crate::state::{Guard, State, notify, wait_until};
+use crate::state::{DriverGuard, DriverState, notify, wait_until};
 
-impl State {
+impl DriverState {
     /// `cuDevicePrimaryCtxRetain`.
     pub(crate) fn retain(&mut self, device: Device) -> Outcome<Handle> {
         let fresh = self.handle();
@@ -47,7 +47,7 @@ impl State {
 }
 
 /// `cuDevicePrimaryCtxRelease`. The last release waits for the device and destroys the context's objects.
-pub(crate) fn release(mut state: Guard, device: Device) -> Outcome {
+pub(crate) fn release(mut state: DriverGuard, device: Device) -> Outcome {
     let primary = state.device(device)?;
     if primary.retained == 0 {
         return Err(INVALID_CONTEXT);
@@ -70,7 +70,7 @@ pub(crate) fn release(mut state: Guard, device: Device) -> Outcome {
 }
 
 /// Waits for all streams of a device.
-pub(crate) fn synchronise(state: Guard, device: Device) -> Guard {
+pub(crate) fn synchronise(state: DriverGuard, device: Device) -> DriverGuard {
     let (ends, clock) = state.streams.ends(device, |_| true);
     let mut state = wait_until(state, |state| ends.iter().all(|end| state.streams.reached(*end)));
     state.order.observe(&clock);

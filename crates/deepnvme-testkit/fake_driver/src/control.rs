@@ -22,7 +22,7 @@ use crate::call_log::CallLog;
 use crate::calls::without_panic;
 use crate::kernels;
 use crate::mapped_range::Side;
-use crate::state::{State, is_forked, lock};
+use crate::state::{DriverState, is_forked, lock};
 
 macro_rules! control_calls {
     ($($(#[$note:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $answer:ty $body:block)*) => {$(
@@ -100,31 +100,31 @@ control_calls! {
     }
 }
 
-fn with<T>(otherwise: T, body: impl FnOnce(&mut State) -> T) -> T {
+fn with<T>(otherwise: T, body: impl FnOnce(&mut DriverState) -> T) -> T {
     let answer = if is_forked() { None } else { without_panic(|| body(&mut lock())) };
     answer.unwrap_or(otherwise)
 }
 
-fn with_text<T>(text: &In<c_char>, otherwise: T, body: impl FnOnce(&mut State, &str) -> T) -> T {
+fn with_text<T>(text: &In<c_char>, otherwise: T, body: impl FnOnce(&mut DriverState, &str) -> T) -> T {
     let Ok(text) = text.text() else { return otherwise };
     with(otherwise, |state| body(state, &text))
 }
 
-fn at_once(body: impl FnOnce(&State) -> Outcome) -> Code {
+fn at_once(body: impl FnOnce(&DriverState) -> Outcome) -> Code {
     if is_forked() {
         return NOT_INITIALIZED;
     }
     without_panic(|| body(&lock())).map_or(UNKNOWN, |outcome| outcome.err().unwrap_or(SUCCESS))
 }
 
-fn move_bytes(state: &State, from: Side, to: Side, bytes: usize) -> Outcome {
+fn move_bytes(state: &DriverState, from: Side, to: Side, bytes: usize) -> Outcome {
     let shape = Shape::line(bytes);
     let (from, to) = (state.locate(from, shape, false)?, state.locate(to, shape, true)?);
     from.range.copy_to(&to.range);
     Ok(())
 }
 
-fn live(state: &State, kind: &str) -> i64 {
+fn live(state: &DriverState, kind: &str) -> i64 {
     let registered = || state.host.ranges().filter(|range| range.is_registration());
     let count = match kind {
         "contexts" => state.contexts.len(),

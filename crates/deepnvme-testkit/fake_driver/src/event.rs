@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crate::abi::{Device, Handle, INVALID_HANDLE, NOT_READY, Outcome};
-use crate::queue::{Delay, Op};
+use crate::queue::{Delay, StreamOp};
 use crate::race_detector::{Clock, Point};
-use crate::state::{Guard, State, lock, wait_until};
+use crate::state::{DriverGuard, DriverState, lock, wait_until};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const DISABLE_TIMING: u32 = 2;
@@ -55,7 +55,7 @@ impl Events {
     }
 }
 
-impl State {
+impl DriverState {
     /// `cuEventCreate`.
     pub(crate) fn create_event(&mut self, device: Device, flags: u32) -> Handle {
         let handle = self.handle();
@@ -71,7 +71,7 @@ impl State {
         }
         let point = self.next_point(stream)?;
         let work = Box::new(move |_: &Clock| reached(handle, point));
-        self.enqueue(stream, Op { label: "cuEventRecord", uses: Vec::new(), delay: Delay::Random, work })?;
+        self.enqueue(stream, StreamOp { label: "cuEventRecord", uses: Vec::new(), delay: Delay::Random, work })?;
         let clock = self.streams.get_mut(stream)?.clock.clone();
         if let Some(event) = self.events.0.get_mut(&handle) {
             event.record = Some(Record { point, clock, time: None });
@@ -82,7 +82,7 @@ impl State {
     /// `cuStreamWaitEvent`: ops queued from now on wait for the latest record.
     pub(crate) fn wait_for_event(&mut self, handle: Handle, stream: Handle) -> Outcome {
         let Some(record) = self.events.get(handle)?.record.clone() else { return Ok(()) };
-        let op = Op { label: "cuStreamWaitEvent", uses: Vec::new(), delay: Delay::None, work: Box::new(|_| ()) };
+        let op = StreamOp { label: "cuStreamWaitEvent", uses: Vec::new(), delay: Delay::None, work: Box::new(|_| ()) };
         self.enqueue_after(stream, op, &[record.point], &record.clock).map(drop)
     }
 
@@ -114,7 +114,7 @@ impl State {
 }
 
 /// `cuEventSynchronize`.
-pub(crate) fn synchronise(state: Guard, handle: Handle) -> Outcome {
+pub(crate) fn synchronise(state: DriverGuard, handle: Handle) -> Outcome {
     let Some(record) = state.events.get(handle)?.record.clone() else { return Ok(()) };
     let mut state = wait_until(state, |state| state.streams.reached(record.point));
     state.order.observe(&record.clock);

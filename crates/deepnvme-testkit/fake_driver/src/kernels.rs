@@ -6,9 +6,9 @@ use crate::abi::{Code, Device, Handle, Outcome};
 use crate::access::Shape;
 use crate::calls::{Needs, driver};
 use crate::mapped_range::Side;
-use crate::queue::{Delay, Op};
+use crate::queue::{Delay, StreamOp};
 use crate::race_detector::Clock;
-use crate::state::Guard;
+use crate::state::DriverGuard;
 
 /// `fake_driver_fill_kernel`: fills memory with [`crate::pattern`] after the delay.
 pub(crate) fn fill(stream: Handle, to: u64, bytes: usize, seed: u64, delay_us: u64) -> Code {
@@ -20,7 +20,7 @@ pub(crate) fn fill(stream: Handle, to: u64, bytes: usize, seed: u64, delay_us: u
             state,
             (device, stream),
             delay_us,
-            Op { label: "fake_driver_fill_kernel", uses, delay: Delay::None, work },
+            StreamOp { label: "fake_driver_fill_kernel", uses, delay: Delay::None, work },
         )
     })
 }
@@ -38,13 +38,13 @@ pub(crate) fn copy(stream: Handle, to: u64, from: u64, bytes: usize, delay_us: u
             state,
             (device, stream),
             delay_us,
-            Op { label: "fake_driver_copy_kernel", uses, delay: Delay::None, work },
+            StreamOp { label: "fake_driver_copy_kernel", uses, delay: Delay::None, work },
         )
     })
 }
 
-fn queue(mut state: Guard, (device, stream): (Device, Handle), delay_us: u64, op: Op) -> Outcome {
+fn queue(mut state: DriverGuard, (device, stream): (Device, Handle), delay_us: u64, op: StreamOp) -> Outcome {
     let id = state.stream_for_work(stream, device)?;
     let delay = Delay::Exactly(Duration::from_micros(delay_us));
-    state.enqueue(id, Op { delay, ..op }).map(drop)
+    state.enqueue(id, StreamOp { delay, ..op }).map(drop)
 }

@@ -6,7 +6,7 @@ use crate::abi::{INVALID_VALUE, Outcome};
 use crate::access::{Access, Shape};
 use crate::host::{HostAccess, Keep};
 use crate::memory::fill_pattern;
-use crate::state::State;
+use crate::state::DriverState;
 
 /// One side of a copy, as passed by the caller.
 #[derive(Clone, Copy, Debug)]
@@ -26,14 +26,14 @@ pub(crate) struct MappedRange {
     _keep: Option<Keep>,
 }
 
-/// The result of [`State::locate`].
+/// The result of [`DriverState::locate`].
 pub(crate) struct Located {
     pub(crate) range: MappedRange,
     pub(crate) used: Access,
     pub(crate) pageable: bool,
 }
 
-impl State {
+impl DriverState {
     /// Resolves one side of a copy inside one allocation.
     pub(crate) fn locate(&self, side: Side, shape: Shape, writes: bool) -> Outcome<Located> {
         let extent = shape.extent().ok_or(INVALID_VALUE)?;

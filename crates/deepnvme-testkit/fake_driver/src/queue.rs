@@ -10,9 +10,9 @@ use std::time::Duration;
 use crate::abi::{Handle, Outcome};
 use crate::access::Access;
 use crate::calls::without_panic;
-use crate::race_detector::{Clock, Entry, Point};
-use crate::state::{Guard, State, lock, notify, wait_until};
-use crate::stream::{Kind, Stream};
+use crate::race_detector::{Clock, Point, TrackedOp};
+use crate::state::{DriverGuard, DriverState, lock, notify, wait_until};
+use crate::stream::{Stream, StreamKind};
 
 /// The work of an op, called without the lock with the clock of completed work.
 pub(crate) type Work = Box<dyn FnOnce(&Clock) + Send>;
@@ -27,7 +27,7 @@ pub(crate) enum Delay {
 }
 
 /// An op to be queued.
-pub(crate) struct Op {
+pub(crate) struct StreamOp {
     /// The function that queued it.
     pub(crate) label: &'static str,
     pub(crate) uses: Vec<Access>,
@@ -36,7 +36,7 @@ pub(crate) struct Op {
 }
 
 /// A queued op.
-pub(crate) struct Queued {
+pub(crate) struct QueuedOp {
     seq: u64,
     after: Vec<Point>,
     clock: Clock,
@@ -44,19 +44,19 @@ pub(crate) struct Queued {
     work: Work,
 }
 
-impl State {
+impl DriverState {
     /// Returns the point of a stream's next op.
     pub(crate) fn next_point(&mut self, id: Handle) -> Outcome<Point> {
         Ok(Point { stream: id, seq: self.streams.get_mut(id)?.submitted + 1 })
     }
 
     /// Queues an op. Returns its point.
-    pub(crate) fn enqueue(&mut self, id: Handle, op: Op) -> Outcome<Point> {
+    pub(crate) fn enqueue(&mut self, id: Handle, op: StreamOp) -> Outcome<Point> {
         self.enqueue_after(id, op, &[], &Clock::default())
     }
 
     /// Queues an op that also waits for points of other streams, and for their predecessors.
-    pub(crate) fn enqueue_after(&mut self, id: Handle, op: Op, extra: &[Point], known: &Clock) -> Outcome<Point> {
+    pub(crate) fn enqueue_after(&mut self, id: Handle, op: StreamOp, extra: &[Point], known: &Clock) -> Outcome<Point> {
         let point = self.next_point(id)?;
         let (mut after, implied) = self.implied(id)?;
         after.extend_from_slice(extra);
@@ -72,8 +72,8 @@ impl State {
             Delay::Exactly(delay) => delay,
         };
         let clock = stream.clock.clone();
-        stream.queue.push_back(Queued { seq: point.seq, after, clock: clock.clone(), delay, work: op.work });
-        let found = self.order.begin(Entry { point, label: op.label, uses: op.uses, clock, over: false });
+        stream.queue.push_back(QueuedOp { seq: point.seq, after, clock: clock.clone(), delay, work: op.work });
+        let found = self.order.begin(TrackedOp { point, label: op.label, uses: op.uses, clock, over: false });
         self.violations(found);
         notify();
         Ok(point)
@@ -83,15 +83,17 @@ impl State {
     fn implied(&mut self, id: Handle) -> Outcome<(Vec<Point>, Clock)> {
         let Stream { device, kind, blocking, .. } = *self.streams.get_mut(id)?;
         Ok(match (kind, blocking) {
-            (Kind::Legacy, _) => self.streams.ends(device, |other| other.blocking && other.kind != Kind::Legacy),
-            (_, true) => self.streams.ends(device, |other| other.kind == Kind::Legacy),
+            (StreamKind::Legacy, _) => {
+                self.streams.ends(device, |other| other.blocking && other.kind != StreamKind::Legacy)
+            }
+            (_, true) => self.streams.ends(device, |other| other.kind == StreamKind::Legacy),
             (_, false) => (Vec::new(), Clock::default()),
         })
     }
 }
 
 /// Waits until all current ops of a stream are complete, and marks them as observed.
-pub(crate) fn synchronise(mut state: Guard, id: Handle) -> Guard {
+pub(crate) fn synchronise(mut state: DriverGuard, id: Handle) -> DriverGuard {
     let Some(stream) = state.streams.get(id) else { return state };
     let (end, clock) = (Point { stream: id, seq: stream.submitted }, stream.clock.clone());
     state = wait_until(state, |state| state.streams.reached(end));
@@ -119,8 +121,8 @@ pub(crate) fn work_off(id: Handle) {
 }
 
 /// Waits for the next op to run; `None` when a destroyed stream has run all of its ops.
-fn next(id: Handle) -> Option<Queued> {
-    let ready = |state: &State| {
+fn next(id: Handle) -> Option<QueuedOp> {
+    let ready = |state: &DriverState| {
         let Some(stream) = state.streams.get(id) else { return true };
         stream.queue.front().map_or(stream.ended, |op| op.after.iter().all(|point| state.streams.reached(*point)))
     };

@@ -49,7 +49,7 @@ impl Clock {
 
 /// An op in the list.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct TrackedOp {
     pub(crate) point: Point,
     pub(crate) label: &'static str,
     pub(crate) uses: Vec<Access>,
@@ -60,13 +60,13 @@ pub(crate) struct Entry {
 /// The unobserved ops.
 #[derive(Debug, Default)]
 pub(crate) struct RaceDetector {
-    entries: Vec<Entry>,
+    entries: Vec<TrackedOp>,
     observed: Clock,
 }
 
 impl RaceDetector {
     /// Adds an op. Returns its violations.
-    pub(crate) fn begin(&mut self, entry: Entry) -> Vec<String> {
+    pub(crate) fn begin(&mut self, entry: TrackedOp) -> Vec<String> {
         if entry.uses.is_empty() {
             return Vec::new();
         }
@@ -116,7 +116,7 @@ impl RaceDetector {
     }
 
     /// Returns unobserved ops on bytes of the range.
-    pub(crate) fn users(&self, start: u64, bytes: usize) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn users(&self, start: u64, bytes: usize) -> impl Iterator<Item = &TrackedOp> {
         let range = Access::line(start, bytes, true);
         self.entries.iter().filter(move |entry| entry.uses.iter().any(|used| used.overlaps(&range)))
     }
@@ -128,7 +128,7 @@ impl RaceDetector {
     }
 }
 
-fn race(earlier: &Entry, later: &Entry) -> Option<String> {
+fn race(earlier: &TrackedOp, later: &TrackedOp) -> Option<String> {
     if earlier.point.stream == later.point.stream
         || later.clock.covers(earlier.point)
         || earlier.clock.covers(later.point)
@@ -153,12 +153,12 @@ fn race(earlier: &Entry, later: &Entry) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn entry(stream: Handle, seq: u64, start: u64, writes: bool, after: &[Point]) -> Entry {
+    fn entry(stream: Handle, seq: u64, start: u64, writes: bool, after: &[Point]) -> TrackedOp {
         let point = Point { stream, seq };
         let mut clock = Clock::default();
         after.iter().for_each(|point| clock.reach(*point));
         clock.reach(point);
-        Entry { point, label: "op", uses: vec![Access::line(start, 10, writes)], clock, over: false }
+        TrackedOp { point, label: "op", uses: vec![Access::line(start, 10, writes)], clock, over: false }
     }
 
     #[test]

@@ -4,10 +4,10 @@
 
 use crate::abi::{INVALID_VALUE, Outcome};
 use crate::race_detector::Point;
-use crate::state::{Guard, wait_until};
+use crate::state::{DriverGuard, wait_until};
 
 /// Releases a range: records pending accesses, waits for them, and removes them.
-pub(crate) fn release_range(mut state: Guard, action: &str, start: u64, bytes: usize) -> Guard {
+pub(crate) fn release_range(mut state: DriverGuard, action: &str, start: u64, bytes: usize) -> DriverGuard {
     let users: Vec<(Point, String)> = state
         .order
         .users(start, bytes)
@@ -19,7 +19,7 @@ pub(crate) fn release_range(mut state: Guard, action: &str, start: u64, bytes: u
         })
         .collect();
     state.violations(users.iter().map(|(_, text)| text.clone()).collect());
-    let over = |state: &crate::state::State, point: Point| {
+    let over = |state: &crate::state::DriverState, point: Point| {
         !state.order.users(start, bytes).any(|entry| entry.point == point && !entry.over)
     };
     state = wait_until(state, |state| users.iter().all(|(point, _)| over(state, *point)));
@@ -28,7 +28,7 @@ pub(crate) fn release_range(mut state: Guard, action: &str, start: u64, bytes: u
 }
 
 /// `cuMemFree`.
-pub(crate) fn free(mut state: Guard, base: u64) -> Outcome {
+pub(crate) fn free(mut state: DriverGuard, base: u64) -> Outcome {
     let bytes = state.memory.at(base).ok_or(INVALID_VALUE)?.bytes;
     if state.cufile.buffers_in(base, bytes) {
         state.call_log.violation(format!("lifetime: cuMemFree of {base:#x}, which is registered with cuFile"));
@@ -39,7 +39,7 @@ pub(crate) fn free(mut state: Guard, base: u64) -> Outcome {
 }
 
 /// `cuMemHostUnregister`.
-pub(crate) fn unregister(mut state: Guard, start: usize) -> Outcome {
+pub(crate) fn unregister(mut state: DriverGuard, start: usize) -> Outcome {
     let bytes = state.host.registration(start)?.bytes;
     state = release_range(state, "cuMemHostUnregister", start as u64, bytes);
     state.host.remove(start);
@@ -47,7 +47,7 @@ pub(crate) fn unregister(mut state: Guard, start: usize) -> Outcome {
 }
 
 /// `cuMemFreeHost`.
-pub(crate) fn free_host(mut state: Guard, start: usize) -> Outcome {
+pub(crate) fn free_host(mut state: DriverGuard, start: usize) -> Outcome {
     let bytes = state.host.allocation(start)?.bytes;
     state = release_range(state, "cuMemFreeHost", start as u64, bytes);
     state.host.remove(start);

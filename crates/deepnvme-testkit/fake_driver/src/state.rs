@@ -19,10 +19,10 @@ use crate::rng::Rng;
 use crate::stream::Streams;
 
 /// The locked state.
-pub(crate) type Guard = MutexGuard<'static, State>;
+pub(crate) type DriverGuard = MutexGuard<'static, DriverState>;
 
 /// All state.
-pub(crate) struct State {
+pub(crate) struct DriverState {
     pub(crate) config: Config,
     pub(crate) initialised: bool,
     pub(crate) call_log: CallLog,
@@ -45,7 +45,7 @@ pub(crate) struct Primary {
     pub(crate) context: Option<Handle>,
 }
 
-static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| Mutex::new(State::new(Config::from_environment())));
+static STATE: LazyLock<Mutex<DriverState>> = LazyLock::new(|| Mutex::new(DriverState::new(Config::from_environment())));
 static CHANGED: Condvar = Condvar::new();
 /// The process that called `cuInit`, or 0. A forked child has none of its threads.
 static OWNER: AtomicU32 = AtomicU32::new(0);
@@ -57,7 +57,7 @@ pub(crate) fn is_forked() -> bool {
 }
 
 /// Locks the state.
-pub(crate) fn lock() -> Guard {
+pub(crate) fn lock() -> DriverGuard {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn notify() {
 }
 
 /// Waits without the lock until the state satisfies the condition.
-pub(crate) fn wait_until(mut state: Guard, mut wanted: impl FnMut(&State) -> bool) -> Guard {
+pub(crate) fn wait_until(mut state: DriverGuard, mut wanted: impl FnMut(&DriverState) -> bool) -> DriverGuard {
     while !wanted(&state) {
         state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
@@ -75,7 +75,11 @@ pub(crate) fn wait_until(mut state: Guard, mut wanted: impl FnMut(&State) -> boo
 }
 
 /// Waits as [`wait_until`], at most until `end`.
-pub(crate) fn wait_until_or(mut state: Guard, end: Instant, mut wanted: impl FnMut(&State) -> bool) -> Guard {
+pub(crate) fn wait_until_or(
+    mut state: DriverGuard,
+    end: Instant,
+    mut wanted: impl FnMut(&DriverState) -> bool,
+) -> DriverGuard {
     while !wanted(&state) {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -86,7 +90,7 @@ pub(crate) fn wait_until_or(mut state: Guard, end: Instant, mut wanted: impl FnM
     state
 }
 
-impl State {
+impl DriverState {
     fn new(config: Config) -> Self {
         stay_loaded();
         Self {

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::thread;
 
 use crate::abi::{Device, Handle, INVALID_HANDLE, OUT_OF_MEMORY, Outcome};
-use crate::queue::{Queued, work_off};
+use crate::queue::{QueuedOp, work_off};
 use crate::race_detector::{Clock, Point};
 use crate::rng::Rng;
-use crate::state::State;
+use crate::state::DriverState;
 
 /// `CU_STREAM_LEGACY`; the null handle means the same.
 pub(crate) const LEGACY: Handle = 1;
@@ -19,7 +19,7 @@ pub(crate) const PER_THREAD: Handle = 2;
 
 /// The kind of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum StreamKind {
     Created,
     Legacy,
     PerThread,
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
 /// A stream, from its creation until its last op is complete.
 pub(crate) struct Stream {
     pub(crate) device: Device,
-    pub(crate) kind: Kind,
+    pub(crate) kind: StreamKind,
     /// Whether it synchronises with the legacy default stream.
     pub(crate) blocking: bool,
     /// Destroyed: the handle is invalid, but queued ops still run.
@@ -38,7 +38,7 @@ pub(crate) struct Stream {
     pub(crate) submitted: u64,
     pub(crate) completed: u64,
     pub(crate) clock: Clock,
-    pub(crate) queue: VecDeque<Queued>,
+    pub(crate) queue: VecDeque<QueuedOp>,
     pub(crate) rng: Rng,
 }
 
@@ -55,7 +55,7 @@ impl Streams {
         self.all.get(&id)
     }
 
-    /// Returns a stream by the number from [`State::stream`].
+    /// Returns a stream by the number from [`DriverState::stream`].
     pub(crate) fn get_mut(&mut self, id: Handle) -> Outcome<&mut Stream> {
         self.all.get_mut(&id).ok_or(INVALID_HANDLE)
     }
@@ -87,14 +87,14 @@ impl Streams {
 
     /// Returns the number of those that match.
     pub(crate) fn created_with(&self, wanted: impl Fn(&Stream) -> bool) -> usize {
-        let created = self.all.values().filter(|stream| stream.kind == Kind::Created && !stream.ended);
+        let created = self.all.values().filter(|stream| stream.kind == StreamKind::Created && !stream.ended);
         created.filter(|stream| wanted(stream)).count()
     }
 
     /// Destroys the default streams of a device.
     pub(crate) fn end_all(&mut self, device: Device) -> usize {
         let created = self.all.values().filter(|stream| stream.device == device && !stream.ended);
-        let left = created.filter(|stream| stream.kind == Kind::Created).count();
+        let left = created.filter(|stream| stream.kind == StreamKind::Created).count();
         self.all.values_mut().filter(|stream| stream.device == device).for_each(|stream| stream.ended = true);
         self.defaults.retain(|(of, _), _| *of != device);
         left
@@ -108,9 +108,9 @@ impl Stream {
     }
 }
 
-impl State {
+impl DriverState {
     /// Creates a stream and its thread.
-    pub(crate) fn create_stream(&mut self, device: Device, kind: Kind, blocking: bool) -> Outcome<Handle> {
+    pub(crate) fn create_stream(&mut self, device: Device, kind: StreamKind, blocking: bool) -> Outcome<Handle> {
         let id = self.handle();
         let stream = Stream {
             device,
@@ -139,14 +139,14 @@ impl State {
             0 | LEGACY => (device, None),
             PER_THREAD => (device, Some(thread::current().id())),
             _ => {
-                let live = |stream: &Stream| stream.kind == Kind::Created && !stream.ended;
+                let live = |stream: &Stream| stream.kind == StreamKind::Created && !stream.ended;
                 return self.streams.get(handle).filter(|stream| live(stream)).map(|_| handle).ok_or(INVALID_HANDLE);
             }
         };
         if let Some(id) = self.streams.defaults.get(&key) {
             return Ok(*id);
         }
-        let kind = if key.1.is_some() { Kind::PerThread } else { Kind::Legacy };
+        let kind = if key.1.is_some() { StreamKind::PerThread } else { StreamKind::Legacy };
         let id = self.create_stream(device, kind, true)?;
         self.streams.defaults.insert(key, id);
         Ok(id)

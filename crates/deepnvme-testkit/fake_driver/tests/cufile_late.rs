@@ -87,7 +87,7 @@ fn batches_are_canceled_and_waited_for_no_longer_than_asked() {
     let parameters: Vec<IoParams> = (0..64).map(|cookie| IoParams { base: memory, ..entry(cookie) }).collect();
     assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 64, parameters.as_ptr(), 0), ok());
     (fake_driver.cuFileBatchIODestroy)(batch);
-    assert!(fake_driver.violations().contains("entries not over"), "{}", fake_driver.violations());
+    assert!(fake_driver.violations().contains("unfinished entries"), "{}", fake_driver.violations());
 }
 
 #[test]

@@ -167,7 +167,7 @@ def _world_size() -> int:
 
 
 def _free_name(item: WriteItem, taken: Collection[str]) -> str:
-    """Name an item in its rank's file. Its tensor's name and place, unless another tensor is called like that."""
+    """Return a name for an item in its rank's file: its tensor's name and offset, and ``@`` until it is free."""
     index = item.index
     name = index.fqn
     if index.offset is not None and any(index.offset):

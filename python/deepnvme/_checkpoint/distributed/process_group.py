@@ -39,7 +39,7 @@ class RankGroup:
     """The ranks of a process group, or a single process. All ranks make one at the same time.
 
     Args:
-        process_group: the ranks. Default: all, or this process alone if ``torch.distributed`` is not initialized.
+        process_group: the ranks. Default: all, or this process alone if ``torch.distributed`` is not initialised.
     """
 
     def __init__(self, process_group: ProcessGroup | None) -> None:
@@ -48,7 +48,7 @@ class RankGroup:
         self._shared_error: BaseException | None = None
         self._left_because: str | None = None
         self._is_whole_world = True
-        if process_group is not None or _is_initialized():
+        if process_group is not None or _is_initialised():
             self._join(process_group)
         self.hosts: list[str] = self.all_gather(socket.gethostname())
 
@@ -223,7 +223,7 @@ class RankGroup:
         raise PeerError(why) from error
 
 
-def _is_initialized() -> bool:
-    # Importing torch.distributed takes long. If nobody imported it, it is not initialized.
+def _is_initialised() -> bool:
+    # Importing torch.distributed takes long. If nobody imported it, it is not initialised.
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available() and bool(dist.is_initialized())

@@ -1,7 +1,7 @@
 """One checkpoint that several processes write: byte ranges of one file, or one part file each.
 
 ```text
-all        serialize the state, compare, plan                        (state)
+all        serialise the state, compare, plan                        (state)
 leader     makes the file; with parts, each writer makes its own
 writers    write their range, except what needs checksums of others
 all        exchange checksums
@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deepnvme._checkpoint.distributed.state import SerializedState, raise_different, serialize
+from deepnvme._checkpoint.distributed.state import SerialisedState, raise_different, serialise
 from deepnvme._checkpoint.history import HEAD_BYTES, PARTS_LIST, Part
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.tensor_names import has_dtensors
@@ -48,18 +48,18 @@ def agree_on_state(  # noqa: PLR0917
     suffix: str,
     writers: Writers,
     ready: Callable[[], None],
-) -> tuple[SerializedState | None, Path]:
-    """Serialize the state once the previous save is over, and check that all ranks save the same.
+) -> tuple[SerialisedState | None, Path]:
+    """Serialise the state once the previous save is over, and check that all ranks save the same.
 
     Returns the state, or ``None`` if it is sharded, and the path of the checkpoint.
     """
-    state: SerializedState | None = None
+    state: SerialisedState | None = None
 
     def read_state() -> tuple[int, str, tuple[str, str, list[str]]]:
         nonlocal state
         ready()
         if not has_dtensors(obj):
-            state = serialize(obj, suffix == ".pt")
+            state = serialise(obj, suffix == ".pt")
         return step, "sharded" if state is None else state.digest, history.prepare_shared(step)
 
     wanted = group.run_on_all(read_state)
@@ -81,7 +81,7 @@ def agree_on_state(  # noqa: PLR0917
 
 
 def start(
-    group: RankGroup, path: Path, state: SerializedState, writers: Writers, options: Callable[[], SaveOptions]
+    group: RankGroup, path: Path, state: SerialisedState, writers: Writers, options: Callable[[], SaveOptions]
 ) -> SharedSave:
     """Plan a file and create it, before any byte is written."""
     state.take_from_leader(group)
@@ -132,7 +132,7 @@ class SharedSave:
         self._shard: _SaveShard | None = None
         self._is_stopped = False
 
-    def make(self, state: SerializedState, options: SaveOptions) -> tuple[int, str]:
+    def make(self, state: SerialisedState, options: SaveOptions) -> tuple[int, str]:
         """Plan the file, and create this rank's files. Returns the plan's fingerprint and the private file name."""
         self._options = options
         plan = self._plan = state.plan(self.path.with_name(self._file_name), self._options)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def start(group: RankGroup, path: Path, state: object, options: Callable[[], SaveOptions]) -> ShardedSave:
-    """Create the folder, before anything is written."""
+    """Start a save: create its folder, before anything is written."""
     saving = ShardedSave(group, path)
     name = group.run_on_all(lambda: saving.make(state, options()))[0]
     saving.temporary = path.with_name(name)
@@ -178,7 +178,7 @@ def _with_all(group: RankGroup, work: Callable[[], object]) -> None:
 
     try:
         with warnings.catch_warnings():
-            # torch warns that a single process is a single process.
+            # torch warns if there is only one process.
             warnings.filterwarnings("ignore", message=".*single process")
             work()
     except CheckpointException as error:

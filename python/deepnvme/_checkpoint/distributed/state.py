@@ -1,4 +1,4 @@
-"""The serialized state of one rank: whether all ranks have the same, and which values the leader provides.
+"""The serialised state of one rank: whether all ranks have the same, and which values the leader provides.
 
 Each rank writes a byte range of the file out of its own memory, so names and sizes must agree. They are compared. The
 leader provides values that commonly differ: non-tensor values, which are in its pickle, and small tensors such as
@@ -34,7 +34,7 @@ _Description = tuple[str, str]
 
 
 @dataclass
-class SerializedState:
+class SerialisedState:
     """A state taken apart, from which a file is planned."""
 
     descriptions: list[_Description]
@@ -94,17 +94,17 @@ class SerializedState:
         return plan_archive(self.pickle, self.storages, path, options)
 
 
-def serialize(obj: object, is_archive: bool) -> SerializedState:
+def serialise(obj: object, is_archive: bool) -> SerialisedState:
     """Take a state apart."""
     if not is_archive:
         tensors = describe_tensors(obj)
-        return SerializedState([(name, f"{dtype} {shape}") for name, dtype, shape, _ in tensors], tensors=tensors)
+        return SerialisedState([(name, f"{dtype} {shape}") for name, dtype, shape, _ in tensors], tensors=tensors)
     pickle, storages = pickle_with_storages(obj, warns=True)
     descriptions, is_all = _descriptions(obj, storages)
     if not is_all:
         # Tensors inside objects have no name. If the pickles are equal, so is the order of storages.
         descriptions.append(("objects outside of dicts and lists", hashlib.sha256(pickle).hexdigest()[:16]))
-    return SerializedState(descriptions, pickle, list(storages))
+    return SerialisedState(descriptions, pickle, list(storages))
 
 
 def _descriptions(obj: object, storages: list[torch.UntypedStorage]) -> tuple[list[_Description], bool]:
@@ -127,7 +127,7 @@ def _storage_key(storage: torch.UntypedStorage) -> tuple[str, int, int]:
     return str(storage.device), storage.data_ptr(), storage.nbytes()
 
 
-def raise_different(group: RankGroup, what: str, state: SerializedState) -> NoReturn:
+def raise_different(group: RankGroup, what: str, state: SerialisedState) -> NoReturn:
     """Raise on all ranks that the states differ, and say where."""
     leaders = group.broadcast(state.descriptions)
     own = next((pair for pair in zip_longest(leaders, state.descriptions) if pair[0] != pair[1]), None)

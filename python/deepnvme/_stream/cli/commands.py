@@ -83,7 +83,7 @@ def _generate(options: dict[str, Any]) -> int:
     sampling = {"do_sample": False}
     if options["temperature"] > 0:
         sampling = {"do_sample": True, "temperature": options["temperature"]}
-    progress = Progress(len(prompts) * options["max_new_tokens"])
+    progress = TokenProgress(len(prompts) * options["max_new_tokens"])
     limits = {"batch": options["batch"], "max_new_tokens": options["max_new_tokens"]}
     began = time.perf_counter()
     with model.streaming.trace(options["trace"]) if options["trace"] else nullcontext():
@@ -125,7 +125,7 @@ def _quiet(transformers: Any) -> None:
     transformers.logging.disable_progress_bar()
 
 
-class Progress:
+class TokenProgress:
     """A progress line on standard error, if that is a terminal."""
 
     def __init__(self, total: int) -> None:

@@ -38,7 +38,7 @@ class LayerStreamer:
         units: the pieces of each unit (path, offset, bytes), in order of use.
         memory: bytes for units in memory, without the rounding to whole pages.
         prefetch_layers: units to read ahead. Default: 2, if the memory allows it.
-        device: device of the memory. Default: the host, page-locked up to its limits.
+        device: device of the memory. Default: the host, pinned up to its limits.
 
     Raises:
         ValueError: the largest unit does not fit into the memory.

@@ -24,7 +24,7 @@ const TENSORS: [(&str, &str); 3] = [
     ("torch._utils", "_rebuild_parameter"),
 ];
 
-/// Return whether no object reads tensor bytes while it is built.
+/// Returns whether no object reads tensor bytes while it is built.
 pub(in crate::checkpoint) fn is_plain(graph: &Graph) -> bool {
     graph.nodes().iter().all(|node| match node {
         Node::Object(object) => {

@@ -29,7 +29,7 @@ const LONG_INT_STEPS: u64 = 64;
 
 /// The kind of Python table.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TableKind {
     Dict,
     Set,
 }
@@ -55,19 +55,19 @@ impl HashCosts {
     #[pyo3(name = "charge")]
     fn charge_all(&self, keys: &Bound<'_, PyAny>, is_set: bool) -> PyResult<()> {
         let keys = keys.try_iter()?.collect::<PyResult<Vec<_>>>()?;
-        self.charge(keys.iter(), if is_set { Kind::Set } else { Kind::Dict })
+        self.charge(keys.iter(), if is_set { TableKind::Set } else { TableKind::Dict })
     }
 }
 
 impl HashCosts {
-    /// Count the cost of a table with these keys.
+    /// Counts the cost of a table with these keys.
     ///
     /// # Errors
     /// `UnsafeFileError` beyond the limit, any exception from hashing a key, or any exception from a signal.
     pub(super) fn charge<'a, 'py: 'a>(
         &self,
         keys: impl ExactSizeIterator<Item = &'a Bound<'py, PyAny>>,
-        kind: Kind,
+        kind: TableKind,
     ) -> PyResult<()> {
         let count = keys.len();
         let mut table = Table::new(kind, self);
@@ -97,7 +97,7 @@ impl HashCosts {
         if before / STEPS_PER_CHECK != after / STEPS_PER_CHECK { py.check_signals() } else { Ok(()) }
     }
 
-    /// Return this file's limit. Honest keys take steps in proportion to the bytes that describe them.
+    /// Returns this file's limit. Honest keys take steps in proportion to the bytes that describe them.
     fn steps_max(&self, py: Python<'_>) -> PyResult<u64> {
         if let Some(steps_max) = self.steps_max.get() {
             return Ok(*steps_max);
@@ -107,7 +107,7 @@ impl HashCosts {
     }
 }
 
-/// Return the steps to hash a key or compare it: one for each object visited, up to a limit.
+/// Returns the steps to hash a key or to compare it: one for each object visited, up to a limit.
 fn weight(key: &Bound<'_, PyAny>, steps_max: u64) -> u64 {
     let mut sum = 1;
     if let Ok(tuple) = key.cast::<PyTuple>() {
@@ -127,7 +127,7 @@ fn weight(key: &Bound<'_, PyAny>, steps_max: u64) -> u64 {
 
 /// A table that probes as CPython does (`Objects/dictobject.c`, `Objects/setobject.c`).
 struct Table<'t, 'a, 'py> {
-    kind: Kind,
+    kind: TableKind,
     costs: &'t HashCosts,
     /// Hash, key and weight, in insertion order.
     keys: Vec<(u64, &'a Bound<'py, PyAny>, u64)>,
@@ -143,7 +143,7 @@ const SLOTS_MIN: usize = 8;
 const LARGE_SET: usize = 50_000;
 
 impl<'t, 'a, 'py> Table<'t, 'a, 'py> {
-    fn new(kind: Kind, costs: &'t HashCosts) -> Self {
+    fn new(kind: TableKind, costs: &'t HashCosts) -> Self {
         Self { kind, costs, keys: Vec::new(), slots: Vec::new() }
     }
 
@@ -157,8 +157,8 @@ impl<'t, 'a, 'py> Table<'t, 'a, 'py> {
         self.slots[slot] = self.keys.len() as u32;
         let (used, slots) = (self.keys.len(), self.slots.len());
         let (is_full, wanted) = match self.kind {
-            Kind::Dict => (used >= slots * 2 / 3, used * 3),
-            Kind::Set => (used * 5 >= (slots - 1) * 3, used * if used > LARGE_SET { 2 } else { 4 } + 1),
+            TableKind::Dict => (used >= slots * 2 / 3, used * 3),
+            TableKind::Set => (used * 5 >= (slots - 1) * 3, used * if used > LARGE_SET { 2 } else { 4 } + 1),
         };
         if is_full { self.grow(wanted) } else { Ok(()) }
     }
@@ -174,13 +174,13 @@ impl<'t, 'a, 'py> Table<'t, 'a, 'py> {
         Ok(())
     }
 
-    /// Find the free slot for a hash; `None` if the key is present.
+    /// Finds the free slot for a hash; `None` if the key is present.
     fn find(&self, hash: u64, key: Option<(&Bound<'py, PyAny>, u64)>) -> PyResult<Option<usize>> {
         let mask = self.slots.len() - 1;
         let (mut perturb, mut at) = (hash, hash as usize & mask);
         let mut steps = 0;
         loop {
-            let more = if self.kind == Kind::Set && at + LINEAR_PROBES <= mask { LINEAR_PROBES } else { 0 };
+            let more = if self.kind == TableKind::Set && at + LINEAR_PROBES <= mask { LINEAR_PROBES } else { 0 };
             for slot in at..=at + more {
                 let number = self.slots[slot];
                 if number == 0 {

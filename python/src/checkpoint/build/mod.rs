@@ -7,13 +7,13 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use deepnvme_format::pickle::{Graph, Make, Node, NodeId, Object};
-use deepnvme_format::state::{DEPTH_MAX, State, storage};
+use deepnvme_format::state::{DEPTH_MAX, PickledState, storage};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple};
 
 use callables::PLAIN;
-use hashing::Kind;
+use hashing::TableKind;
 use selection::{NameScope, Selection};
 
 use crate::error;
@@ -32,11 +32,11 @@ const OBJECTS_PER_CHECK: u32 = 1 << 12;
 /// Maximum arguments of a parameter: tensor, flag, hooks, state.
 const PARAMETER_ARGUMENTS_MAX: usize = 4;
 
-/// Build the root object.
+/// Builds the root object.
 pub(super) fn build<'py>(
     py: Python<'py>,
     graph: &Graph,
-    state: &State,
+    state: &PickledState,
     factory: &Bound<'py, PyAny>,
     storages: &Bound<'py, PyList>,
     wanted: Option<&[String]>,
@@ -98,7 +98,7 @@ impl<'py> Builder<'_, 'py> {
         Ok(self.built[id.index()].get_or_insert(built).clone())
     }
 
-    /// Let Python check for Ctrl-C, and other threads run, every `OBJECTS_PER_CHECK` objects.
+    /// Lets Python check for Ctrl-C, and other threads run, every `OBJECTS_PER_CHECK` objects.
     fn check_signals(&mut self) -> PyResult<()> {
         self.steps_since_check = self.steps_since_check.wrapping_add(1);
         if !self.steps_since_check.is_multiple_of(OBJECTS_PER_CHECK) {
@@ -135,7 +135,7 @@ impl<'py> Builder<'_, 'py> {
             Node::Tuple(elements) => PyTuple::new(py, self.elements(elements, scope)?)?.into_any(),
             Node::FrozenSet(elements) => {
                 let elements = self.elements(elements, scope)?;
-                self.costs.charge(elements.iter(), Kind::Set)?;
+                self.costs.charge(elements.iter(), TableKind::Set)?;
                 PyFrozenSet::new(py, elements)?.into_any()
             }
             Node::List(elements) => {
@@ -151,7 +151,7 @@ impl<'py> Builder<'_, 'py> {
                 let set = PySet::empty(py)?;
                 self.built[id.index()] = Some(set.clone().into_any());
                 let elements = self.elements(elements, scope)?;
-                self.costs.charge(elements.iter(), Kind::Set)?;
+                self.costs.charge(elements.iter(), TableKind::Set)?;
                 for element in elements {
                     set.add(element)?;
                 }
@@ -195,7 +195,7 @@ impl<'py> Builder<'_, 'py> {
                 values.push(self.build(*value, scope)?);
             }
         }
-        self.costs.charge(keys.iter(), Kind::Dict)?;
+        self.costs.charge(keys.iter(), TableKind::Dict)?;
         for (key, value) in keys.into_iter().zip(values) {
             self.check_signals()?;
             set(key, value)?;
@@ -203,7 +203,7 @@ impl<'py> Builder<'_, 'py> {
         Ok(())
     }
 
-    /// Return the scope of a part; `None` if the part is omitted.
+    /// Returns the scope of a part; `None` if the part is omitted.
     fn child<'n>(&self, scope: NameScope, id: NodeId, part: impl FnOnce() -> Cow<'n, str>) -> Option<NameScope> {
         let Some(selection) = &self.selection else { return Some(scope) };
         let node = self.graph.node(id);
@@ -266,7 +266,7 @@ impl<'py> Builder<'_, 'py> {
         matches!(self.graph.node(id), Node::Persistent(_))
     }
 
-    /// Build an argument of a call. The call needs a storage itself; other arguments are objects of the state.
+    /// Builds an argument of a call. The call needs a storage itself; other arguments are objects of the state.
     fn argument(&mut self, id: NodeId, scope: NameScope) -> PyResult<Bound<'py, PyAny>> {
         match self.graph.node(id) {
             Node::Persistent(key) => self.storage(*key, intern!(self.py, "storage")),
@@ -274,7 +274,7 @@ impl<'py> Builder<'_, 'py> {
         }
     }
 
-    /// Add the items, elements and state that an object receives after construction.
+    /// Adds the items, elements and state that an object receives after construction.
     fn finish(&mut self, built: Bound<'py, PyAny>, object: &Object, scope: NameScope) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
         let refuse = |what: &str| {
@@ -298,7 +298,7 @@ impl<'py> Builder<'_, 'py> {
             };
             let elements = self.elements(&object.elements, scope)?;
             if built.is_instance_of::<PySet>() {
-                self.costs.charge(elements.iter(), Kind::Set)?;
+                self.costs.charge(elements.iter(), TableKind::Set)?;
             }
             for element in elements {
                 self.check_signals()?;
@@ -312,7 +312,7 @@ impl<'py> Builder<'_, 'py> {
         Ok(built)
     }
 
-    /// Build an ordinary tensor of a typed storage. This is the fast path for the most common object.
+    /// Builds an ordinary tensor of a typed storage. This is the fast path for the most common object.
     fn tensor(&mut self, object: &Object) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (py, graph) = (self.py, self.graph);
         let Some(&[persistent, offset, shape, strides, requires_grad, ..]) = graph.tuple(object.arguments) else {
@@ -346,7 +346,7 @@ impl<'py> Builder<'_, 'py> {
         self.factory.call_method1(method, (storage, dtype))
     }
 
-    /// Return the storage of a persistent id and the name of its element type.
+    /// Returns the storage of a persistent id and the name of its element type.
     fn untyped(&self, key: NodeId) -> PyResult<(Bound<'py, PyAny>, &'static str)> {
         let corrupt = |text: String| error::plain(self.py, "CorruptFileError", text);
         let described = storage(self.graph, key).map_err(|error| corrupt(error.to_string()))?;

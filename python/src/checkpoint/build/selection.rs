@@ -6,7 +6,7 @@
 use std::cmp::Ordering;
 
 use deepnvme_format::pickle::{Graph, Node, NodeId, Object};
-use deepnvme_format::state::State;
+use deepnvme_format::state::PickledState;
 
 use super::callables::PLAIN;
 
@@ -34,7 +34,7 @@ struct NameRange {
 }
 
 impl<'a> Selection<'a> {
-    pub(super) fn new(graph: &Graph, state: &'a State, wanted: &'a [String]) -> Self {
+    pub(super) fn new(graph: &Graph, state: &'a PickledState, wanted: &'a [String]) -> Self {
         Self {
             not_plain: find_not_plain(graph),
             tensors: sorted(state.tensors.iter().map(|tensor| tensor.name.as_bytes()).collect()),
@@ -47,7 +47,7 @@ impl<'a> Selection<'a> {
         NameScope { tensors: whole(&self.tensors), wanted: whole(&self.wanted), bytes: 0 }
     }
 
-    /// Return the scope one step below. Name parts are joined by dots, and empty leading parts are dropped.
+    /// Returns the scope one step below. Name parts are joined by dots, and empty leading parts are dropped.
     pub(super) fn child(&self, scope: NameScope, part: &str) -> NameScope {
         if scope.bytes == 0 && part.is_empty() {
             return scope;
@@ -60,12 +60,12 @@ impl<'a> Selection<'a> {
         }
     }
 
-    /// Return whether the scope contains tensors, but no wanted ones.
+    /// Returns whether the scope contains tensors, but no wanted ones.
     pub(super) fn excludes(&self, scope: NameScope) -> bool {
         !scope.tensors.is_empty() && scope.wanted.is_empty()
     }
 
-    /// Return whether a value contains no wanted tensors and is not plain. Such values are never built.
+    /// Returns whether a value contains no wanted tensors and is not plain. Such values are never built.
     pub(super) fn excludes_value(&self, scope: NameScope, id: NodeId) -> bool {
         scope.wanted.is_empty() && self.not_plain[id.index()]
     }
@@ -100,7 +100,7 @@ impl Step<'_> {
         NameRange { begin: range.begin + begin, end: range.begin + end }
     }
 
-    /// Compare a name with the names that take this step: before, among, or after them.
+    /// Compares a name with the names that take this step: before, among, or after them.
     fn side(&self, name: &[u8]) -> Ordering {
         let mut rest = &name[self.from..];
         if self.has_dot {
@@ -119,7 +119,7 @@ impl Step<'_> {
     }
 }
 
-/// Find the nodes that lead to a storage, a call that is not plain, or a class.
+/// Finds the nodes that lead to a storage, a call that is not plain, or a class.
 fn find_not_plain(graph: &Graph) -> Vec<bool> {
     // The referrers of each node: count them first, then turn the counts into offsets of one array.
     let mut begins = vec![0u32; graph.len() + 1];
@@ -164,7 +164,7 @@ fn sorted(mut names: Vec<&[u8]>) -> Vec<&[u8]> {
     names
 }
 
-/// Sort dots first, so that the names below a name follow it directly.
+/// Sorts dots first, so that the names below a name follow it directly.
 fn in_order(left: &[u8], right: &[u8]) -> Ordering {
     let rank = |byte: &u8| if *byte == b'.' { 0 } else { u16::from(*byte) + 1 };
     left.iter().map(rank).cmp(right.iter().map(rank))

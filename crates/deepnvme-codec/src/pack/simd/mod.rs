@@ -37,7 +37,7 @@ pub(super) fn dispatch<T: SimdTask>(task: T) -> T::Output {
             );
         }
     }
-    crate::vectorize!(task.run(Portable))
+    crate::vectorise!(task.run(Portable))
 }
 
 #[cfg(test)]

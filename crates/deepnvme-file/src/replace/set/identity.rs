@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use deepnvme_io::fs::{self, Kind, Stat};
+use deepnvme_io::fs::{self, FileKind, Stat};
 
 /// The identity of a file, as records state it. Omits the device number, which changes when disks are remounted.
 pub(super) fn mark(stat: &Stat) -> String {
@@ -17,7 +17,7 @@ pub(super) fn written_mark(stat: &Stat) -> String {
 /// Whether a record means this file.
 pub(super) fn is_marked(stat: &Stat, stated: &str) -> bool {
     let rest = stated.strip_prefix(&mark(stat));
-    stat.kind == Kind::File && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    stat.kind == FileKind::File && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
 /// Whether nobody has written to the file since its record. The time may be older than the record's: disks keep it with

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use deepnvme_format::set::ChecksumState;
-use deepnvme_io::fs::{self, FileId, Kind, OFlags, Stat};
+use deepnvme_io::fs::{self, FileId, FileKind, OFlags, Stat};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 use serde::Deserialize;
@@ -103,7 +103,7 @@ pub(super) struct Removal {
 /// as replaced.
 pub(super) fn clean_up(index: &Path, record_at: &[String]) {
     // Lock the lists before reading the index: a member listed by them can no longer come into use.
-    let lists = temporary::stale_of(index, Kind::File);
+    let lists = temporary::stale_of(index, FileKind::File);
     let current = fs::open(index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0);
     let owned = match &current {
         Ok(current) => Owned::of(current, index, record_at).ok().flatten(),

@@ -11,7 +11,7 @@ use super::owned::{Owned, clean_up, sync_folders_of};
 use super::record::{Record, insert_record, intended_members, read};
 use super::{RACES_MAX, index_path, is_link};
 use crate::replace::temporary::{self, Temporary, unlink_if};
-use deepnvme_io::fs::{self, Kind, OFlags};
+use deepnvme_io::fs::{self, FileKind, OFlags};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 
@@ -82,7 +82,7 @@ pub(in crate::replace) fn remove_stripes(manifest: &Path) -> bool {
     let record_at = [crate::stripe_set::RECORD_KEY.to_owned()];
     clean_up(manifest, &record_at);
     remove_owned(manifest, &record_at);
-    let lists = temporary::stale_of(manifest, Kind::File);
+    let lists = temporary::stale_of(manifest, FileKind::File);
     let says_nothing = |list: &temporary::Proof| {
         let said = read(&list.file, &list.path);
         said.is_ok_and(|said| said.is_none_or(|list| intended_members(&list.value, &record_at, manifest).is_empty()))

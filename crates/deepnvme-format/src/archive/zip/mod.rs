@@ -3,7 +3,7 @@
 mod read;
 mod write;
 
-pub use read::Header;
+pub use read::LocalHeader;
 pub(super) use read::{CentralEntry, Words, read_central, read_end};
 pub(super) use write::{END_ALL_BYTES, Entry, end, local, put_central};
 

@@ -126,14 +126,14 @@ pub(in crate::archive) fn read_central(words: &mut Words<'_>) -> Result<CentralE
 
 /// A raw local header.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct LocalHeader {
     /// Name of the record.
     pub name: Vec<u8>,
     /// Bytes of the header. The record's data follows.
     pub header_bytes: u64,
 }
 
-impl Header {
+impl LocalHeader {
     /// Parses the header at the start of `bytes`, which are at `offset` in the file. Returns `None` if they are too
     /// few.
     ///

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::request::{block_of, set_up_error, sync_inline};
-use self::sys::{Context, ControlBlock, Event};
+use self::sys::{Context, ControlBlock, IoEvent};
 use self::waker::{WAKE_DATA, Waker};
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
 use super::op_slots::OpSlots;
@@ -38,7 +38,7 @@ pub struct AioBackend {
     collected: VecDeque<ControlBlock>,
     /// Ops that ended without an event: refused by `io_submit`, or done in the call.
     ended: Vec<Completion>,
-    events: Vec<Event>,
+    events: Vec<IoEvent>,
     depth: u32,
     submit: SubmitMode,
     waker: Waker,
@@ -62,7 +62,7 @@ impl AioBackend {
             ops: OpSlots::new(depth),
             collected: VecDeque::new(),
             ended: Vec::new(),
-            events: vec![Event::default(); depth as usize + 1],
+            events: vec![IoEvent::default(); depth as usize + 1],
             depth,
             submit: setup.submit,
             waker: Waker::new()?,

@@ -3,17 +3,17 @@
 use std::os::fd::AsRawFd;
 
 use super::sys::{Command, ControlBlock};
-use crate::backend::op_slots::Memory;
+use crate::backend::op_slots::OpMemory;
 use crate::error::Error;
 use crate::op::{Errno, Op, OpKind};
 
 /// Encodes `op`, whose memory is `memory`, for the kernel.
-pub(super) fn block_of(op: &Op, memory: Memory) -> ControlBlock {
+pub(super) fn block_of(op: &Op, memory: OpMemory) -> ControlBlock {
     let fd = op.file.as_raw_fd();
     let (addr, len, is_vectored) = match memory {
-        Memory::None => (0, 0, false),
-        Memory::Piece { addr, len } => (addr, len, false),
-        Memory::Pieces { iovecs, count } => (iovecs as usize, count, true),
+        OpMemory::None => (0, 0, false),
+        OpMemory::Piece { addr, len } => (addr, len, false),
+        OpMemory::Pieces { iovecs, count } => (iovecs as usize, count, true),
     };
     let command = match (op.kind, is_vectored) {
         (OpKind::Read, false) => Command::Read,

@@ -44,7 +44,7 @@ pub(super) struct ControlBlock {
 /// `struct io_event`: one completion.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Event {
+pub(super) struct IoEvent {
     /// The data of the control block.
     pub(super) data: u64,
     object: u64,
@@ -53,7 +53,7 @@ pub(super) struct Event {
     result2: i64,
 }
 
-const _: () = assert!(mem::size_of::<ControlBlock>() == 64 && mem::size_of::<Event>() == 32);
+const _: () = assert!(mem::size_of::<ControlBlock>() == 64 && mem::size_of::<IoEvent>() == 32);
 
 impl ControlBlock {
     /// Creates a transfer between `fd` at `offset` and `bytes` bytes (or that many iovecs) at `buffer`.
@@ -113,7 +113,7 @@ impl Context {
     pub(super) fn events(
         &self,
         min: usize,
-        events: &mut [Event],
+        events: &mut [IoEvent],
         timeout: Option<libc::timespec>,
     ) -> Result<usize, Errno> {
         let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
@@ -133,7 +133,7 @@ impl Context {
 
     /// `io_cancel`: cancels a submitted block. Its event still arrives.
     pub(super) fn cancel(&self, block: &mut ControlBlock) -> Result<(), Errno> {
-        let mut event = Event::default();
+        let mut event = IoEvent::default();
         // SAFETY: both structures are valid for the call. The kernel only reads the block to find its op.
         checked(unsafe { libc::syscall(libc::SYS_io_cancel, self.0, ptr::from_mut(block), &raw mut event) })?;
         Ok(())

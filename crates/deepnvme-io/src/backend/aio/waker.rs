@@ -1,7 +1,7 @@
 //! The poll of the waker's eventfd. It is always in the queue, and does not count as an op.
 #![allow(unsafe_code)]
 
-use super::sys::{Context, ControlBlock, Event};
+use super::sys::{Context, ControlBlock, IoEvent};
 use crate::backend::eventfd::ReceivedWakes;
 use crate::error::Result;
 use crate::op::Errno;
@@ -49,7 +49,7 @@ impl Waker {
     }
 
     /// Records an event of the poll.
-    pub(super) fn complete_poll(&mut self, event: &Event) {
+    pub(super) fn complete_poll(&mut self, event: &IoEvent) {
         self.armed = false;
         self.supported = event.result >= 0;
         self.check();

@@ -9,11 +9,11 @@ use io_uring::types::{Fd, Fixed, FsyncFlags};
 
 use super::buffers::BufferTable;
 use super::files::FileRef;
-use crate::backend::op_slots::Memory;
+use crate::backend::op_slots::OpMemory;
 use crate::op::{Op, OpKind};
 
 /// Encodes `op`, with its `memory`, and with its file as in `file_ref`.
-pub(super) fn of(op: &Op, memory: Memory, file_ref: FileRef, buffers: &BufferTable) -> Entry {
+pub(super) fn of(op: &Op, memory: OpMemory, file_ref: FileRef, buffers: &BufferTable) -> Entry {
     // `io_uring` has two types for the two kinds of file reference, and its trait over them is sealed.
     macro_rules! with_file {
         ($file:ident => $entry:expr) => {
@@ -30,11 +30,11 @@ pub(super) fn of(op: &Op, memory: Memory, file_ref: FileRef, buffers: &BufferTab
         };
     }
     let (addr, len) = match memory {
-        Memory::None => (0, 0),
-        Memory::Piece { addr, len } => (addr, len as u32),
-        Memory::Pieces { iovecs, count } => (iovecs as usize, count as u32),
+        OpMemory::None => (0, 0),
+        OpMemory::Piece { addr, len } => (addr, len as u32),
+        OpMemory::Pieces { iovecs, count } => (iovecs as usize, count as u32),
     };
-    let is_vectored = matches!(memory, Memory::Pieces { .. });
+    let is_vectored = matches!(memory, OpMemory::Pieces { .. });
     let fixed = if is_vectored { None } else { buffers.find(addr, len as usize) };
     let to = ptr::with_exposed_provenance_mut::<u8>(addr);
     let from = ptr::with_exposed_provenance::<u8>(addr);

@@ -18,7 +18,7 @@ use deepnvme_mem::Region;
 
 use self::buffers::BufferTable;
 use self::files::{FileRef, FileTable};
-use self::ring::{Mode, Ring};
+use self::ring::{Ring, RingMode};
 use self::waker::{WAKE_DATA, Waker};
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
 use super::op_slots::OpSlots;
@@ -46,10 +46,10 @@ impl UringBackend {
     /// # Errors
     /// The error of `io_uring_setup`: not in this kernel, forbidden, or no memory.
     pub fn open(setup: &BackendSetup) -> Result<Self> {
-        Self::open_in(setup, &Mode::ALL)
+        Self::open_in(setup, &RingMode::ALL)
     }
 
-    fn open_in(setup: &BackendSetup, modes: &[Mode]) -> Result<Self> {
+    fn open_in(setup: &BackendSetup, modes: &[RingMode]) -> Result<Self> {
         let depth = setup.queue_depth.clamp(1, DEPTH_MAX);
         let ring = Ring::open(depth + 1, modes)?;
         let files = FileTable::new(&ring.submitter());

@@ -16,7 +16,7 @@ const STALL_PAUSE: Duration = Duration::from_millis(1);
 
 /// One way to set up a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Mode {
+pub(super) enum RingMode {
     /// Linux 6.1: completions run only when this thread asks, without interrupting it.
     DeferTaskrun,
     /// Linux 5.19: completions do not interrupt this thread while it runs.
@@ -25,8 +25,8 @@ pub(super) enum Mode {
     Plain,
 }
 
-impl Mode {
-    /// Best first.
+impl RingMode {
+    /// All modes, the best first.
     pub(super) const ALL: [Self; 3] = [Self::DeferTaskrun, Self::CoopTaskrun, Self::Plain];
 
     pub(super) const fn flags(self) -> &'static str {
@@ -53,7 +53,7 @@ impl Mode {
 /// An open ring.
 pub(super) struct Ring {
     inner: IoUring,
-    mode: Mode,
+    mode: RingMode,
     /// Consecutive refusals while nothing was in flight.
     stalls: u32,
     /// Whether the kernel has ever accepted an entry.
@@ -62,7 +62,7 @@ pub(super) struct Ring {
 
 impl Ring {
     /// Opens a ring of at least `entries` submissions in the first of `modes` that this kernel supports.
-    pub(super) fn open(entries: u32, modes: &[Mode]) -> Result<Self> {
+    pub(super) fn open(entries: u32, modes: &[RingMode]) -> Result<Self> {
         let mut refusal = Errno::INVAL;
         for &mode in modes {
             match mode.build(entries) {
@@ -167,7 +167,7 @@ impl Ring {
     }
 
     fn enter_once(&self, to_submit: usize, wait: bool) -> Result<usize, Errno> {
-        // GETEVENTS also makes the kernel run deferred completions and flush overflown ones.
+        // GETEVENTS also makes the kernel run deferred completions and flush those that overflowed the queue.
         let flags = EnterFlags::GETEVENTS.bits();
         // SAFETY: the argument pointer is null (no signal mask). The queue's entries are valid by `push`.
         let result =

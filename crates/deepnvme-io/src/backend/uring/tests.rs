@@ -47,7 +47,7 @@ fn read_all(backend: &mut UringBackend, file: &Arc<OwnedFd>) -> Vec<u8> {
 
 #[test]
 fn every_mode_moves_bytes_and_can_be_woken() {
-    for mode in Mode::ALL {
+    for mode in RingMode::ALL {
         for submit in [SubmitMode::Batch, SubmitMode::Single] {
             let setup = BackendSetup { queue_depth: 8, submit, worker_index: 0 };
             let mut backend = match UringBackend::open_in(&setup, &[mode]) {
@@ -73,7 +73,7 @@ fn every_mode_moves_bytes_and_can_be_woken() {
 
 #[test]
 fn looking_shows_what_has_completed_in_every_mode() {
-    for mode in Mode::ALL {
+    for mode in RingMode::ALL {
         let setup = BackendSetup { queue_depth: 8, submit: SubmitMode::Batch, worker_index: 0 };
         let Ok(mut backend) = UringBackend::open_in(&setup, &[mode]) else { continue };
         let (file, _) = file_of_blocks();
@@ -92,9 +92,9 @@ fn looking_shows_what_has_completed_in_every_mode() {
 
 #[test]
 fn a_ring_that_no_mode_can_make_is_an_error() {
-    if let Err(error) = Ring::open(8, &Mode::ALL) {
+    if let Err(error) = Ring::open(8, &RingMode::ALL) {
         return eprintln!("SKIPPED: {error}");
     }
     let too_many_entries = 1 << 20;
-    assert_eq!(Ring::open(too_many_entries, &Mode::ALL).err().unwrap().errno(), Some(libc::EINVAL));
+    assert_eq!(Ring::open(too_many_entries, &RingMode::ALL).err().unwrap().errno(), Some(libc::EINVAL));
 }

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::gpu::device::{Gpu, GpuEvent, GpuStream};
 use crate::op::Direction;
 
-/// Copies from and to one GPU and waits for the end.
+/// Copies from and to one GPU, and waits until the copies are done.
 #[derive(Debug)]
 pub(crate) struct BlockingCopier {
     gpu: Arc<dyn Gpu>,
@@ -29,8 +29,8 @@ impl BlockingCopier {
         self.gpu.index()
     }
 
-    /// Copies slices to host memory for a write, or from it for a read, and waits for the end. The host memory belongs
-    /// to this call alone.
+    /// Copies slices to host memory for a write, or from it for a read, and waits until all are done. Nothing else uses
+    /// the host memory meanwhile.
     pub(crate) fn copy(&self, direction: Direction, host: &Region, slices: &[GpuSlice]) -> Result<()> {
         let mut outcome = Ok(());
         for slice in slices {
@@ -39,10 +39,10 @@ impl BlockingCopier {
                 outcome = unsafe { launch(&*self.stream, direction, host, slice) };
             }
         }
-        let over = self.event.record(self.stream.raw()).and_then(|()| self.event.wait());
-        if over.is_err() {
-            let _ = self.stream.synchronize();
+        let waited = self.event.record(self.stream.raw()).and_then(|()| self.event.wait());
+        if waited.is_err() {
+            let _ = self.stream.synchronise();
         }
-        outcome.and(over)
+        outcome.and(waited)
     }
 }

@@ -199,7 +199,7 @@ impl CopyQueue {
     fn end(&mut self, number: u64) {
         if self.in_flight.iter().any(|copy| copy.number == number) {
             // If the stream cannot even be waited for, its context is dead and nothing runs there any more.
-            let _ = self.stream.synchronize();
+            let _ = self.stream.synchronise();
             self.in_flight.retain(|copy| copy.number != number);
         }
     }
@@ -210,7 +210,7 @@ impl CopyQueue {
             Ok(true) => Ok(()),
             Err(error) => {
                 // As in `end`.
-                let _ = self.stream.synchronize();
+                let _ = self.stream.synchronise();
                 Err(error)
             }
         };
@@ -225,7 +225,7 @@ impl CopyQueue {
 impl Drop for AsyncCopier {
     fn drop(&mut self) {
         for queue in &mut self.queues {
-            if !queue.in_flight.is_empty() && queue.stream.synchronize().is_err() {
+            if !queue.in_flight.is_empty() && queue.stream.synchronise().is_err() {
                 // The GPU may still access the memory, so it is leaked rather than reused.
                 std::mem::forget(std::mem::take(&mut queue.in_flight));
             }

@@ -110,7 +110,7 @@ impl GpuStream for Slow {
         self.give(target.expose_provenance(), source.address, source)
     }
 
-    fn synchronize(&self) -> Result<()> {
+    fn synchronise(&self) -> Result<()> {
         self.make_all();
         Ok(())
     }

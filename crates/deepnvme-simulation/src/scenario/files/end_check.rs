@@ -19,7 +19,7 @@ use crate::world::SIMULATOR;
 /// Reads of an index that succeed before one fails.
 const READS_MAX: u64 = 8;
 
-/// Check the state; after a power cut, less may remain.
+/// Checks the state; after a power cut, less may remain.
 pub(super) fn check_end(context: &Context, scenario: &Arc<Scenario>, is_cut: bool) {
     check(context, scenario, is_cut, "afterwards");
     start_unfinished_saves(context, scenario);
@@ -28,7 +28,7 @@ pub(super) fn check_end(context: &Context, scenario: &Arc<Scenario>, is_cut: boo
     users::check_user_files(context);
 }
 
-/// Check every name.
+/// Checks every name.
 fn check(context: &Context, scenario: &Arc<Scenario>, after_cut: bool, when: &str) {
     debug_assert_eq!(thread::process(), SIMULATOR, "nothing may fail here");
     let Ok(engine) = context.engine(97) else { return };
@@ -79,7 +79,7 @@ fn start_unfinished_saves(context: &Context, scenario: &Arc<Scenario>) {
     context.world.stop_faults();
 }
 
-/// Save each name once more, without faults: it succeeds, and leaves no other file of ours.
+/// Saves each name once more, without faults: it succeeds, and leaves no other file of ours.
 fn save_again(context: &Context, scenario: &Arc<Scenario>) {
     let again = Arc::clone(scenario);
     let process = context.process(500, move |context| {

@@ -51,7 +51,7 @@ impl Item {
 }
 
 impl Scenario {
-    /// Copy the state so far.
+    /// Copies the state so far.
     pub(super) fn copy(&self) -> Self {
         Self {
             steps_max: self.steps_max,
@@ -66,17 +66,17 @@ impl Scenario {
         }
     }
 
-    /// Return the memory bound of saving a version, including the state itself.
+    /// Returns the memory bound of saving a version, including the state itself.
     pub(super) fn memory_bound(&self, version: Version) -> u64 {
         POOL_BYTES_MAX + self.content.state_bytes(self.seed, version)
     }
 
-    /// Return a reader's memory bound, in addition to the engine's bounce memory. It includes the state once.
+    /// Returns a reader's memory bound, in addition to the engine's bounce memory. It includes the state once.
     pub(super) fn reading_bound(&self) -> u64 {
         STATE_BYTES_MAX + READING_BYTES
     }
 
-    /// Return the memory that a process's saves share, if they do.
+    /// Returns the memory that a process's saves share, if they do.
     pub(super) fn staging(&self, context: &Context, process: u32) -> Option<Staging> {
         let mut rng = context.rng(7000 + u64::from(process));
         if self.content == Content::Bytes || rng.chance(500) {
@@ -86,7 +86,7 @@ impl Scenario {
     }
 }
 
-/// Report a save that failed without an injected failure.
+/// Reports a save that failed without an injected failure.
 pub(super) fn report_failure(context: &Context, outcome: Result<()>) {
     let Err(error) = outcome else { return };
     let is_excused = context.world.is_dead(thread::process()) || context.world.state().setup.failing_per_mille > 0;
@@ -111,7 +111,7 @@ impl Default for SaveChoice {
     }
 }
 
-/// Replace the file.
+/// Replaces the file.
 pub(super) fn save(
     context: &Context,
     scenario: &Scenario,
@@ -150,12 +150,12 @@ pub(super) fn lock(log: &Mutex<SaveLog>) -> MutexGuard<'_, SaveLog> {
     ignore_poison(log.lock())
 }
 
-/// Return whether an error reports a cancellation.
+/// Returns whether an error reports a cancellation.
 fn is_cancellation(error: &Error) -> bool {
     matches!(error, Error::Interrupted) || matches!(error, Error::Io(error) if error.kind() == ErrorKind::Cancelled)
 }
 
-/// Read a name.
+/// Reads a name.
 pub(super) fn read(scenario: &Scenario, engine: &Arc<Engine>, target: &Target) -> Result<FoundContent> {
     let mut attempts = 0;
     loop {

@@ -14,7 +14,7 @@ use crate::scenario::context::Context;
 use crate::scenario::payload;
 use crate::world::FIRST_USER;
 
-/// Read the manifest now and then: it is whole at any moment.
+/// Reads the manifest now and then: it is whole at any moment.
 pub(super) fn reader(context: &Context, scenario: &Arc<Scenario>) -> thread::JoinHandle<()> {
     let scenario = Arc::clone(scenario);
     context.process(FIRST_USER + 1, move |context| {
@@ -38,7 +38,7 @@ pub(super) fn reader(context: &Context, scenario: &Arc<Scenario>) -> thread::Joi
     })
 }
 
-/// Inject bad sectors into the manifest, temporarily.
+/// Injects bad sectors into the manifest, temporarily.
 pub(super) fn bad_sector_injector(context: &Context, scenario: &Arc<Scenario>) -> thread::JoinHandle<()> {
     let scenario = Arc::clone(scenario);
     context.process(FIRST_USER + 2, move |context| {
@@ -52,7 +52,7 @@ pub(super) fn bad_sector_injector(context: &Context, scenario: &Arc<Scenario>) -
     })
 }
 
-/// Move checkpoints out of the folder, and back after a while: a disk that was not mounted, or a user's archive. Some
+/// Moves checkpoints out of the folder, and back after a while: a disk that was not mounted, or a user's archive. Some
 /// are edited in place meanwhile.
 pub(super) fn checkpoint_mover(context: &Context, scenario: &Arc<Scenario>) -> thread::JoinHandle<()> {
     let scenario = Arc::clone(scenario);
@@ -94,7 +94,7 @@ pub(super) fn checkpoint_mover(context: &Context, scenario: &Arc<Scenario>) -> t
     })
 }
 
-/// Overwrite the first byte. The size, the index and the identity stay.
+/// Overwrites the first byte. The size, the index and the identity stay.
 fn edit(path: &Path) -> Result<(), Errno> {
     let file = fs::open(path, OFlags::WRONLY, 0)?;
     fs::write_all(file.as_fd(), b"?")

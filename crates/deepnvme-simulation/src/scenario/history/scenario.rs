@@ -41,14 +41,14 @@ pub(super) struct Save {
 }
 
 impl Scenario {
-    /// Copy the state so far.
+    /// Copies the state so far.
     pub(super) fn copy(&self) -> Self {
         let Self { content, folder, seed, keep, log } = self;
         let log = Mutex::new(lock(log).clone());
         Self { content: *content, folder: folder.clone(), seed: *seed, keep: *keep, log }
     }
 
-    /// Record the start of a save. With several ranks, the first one counts.
+    /// Records the start of a save. With several ranks, the first one counts.
     pub(in crate::scenario) fn begin_save(&self, version: Version, step: u64, durability: Durability) {
         let mut log = lock(&self.log);
         log.clock += 1;
@@ -57,7 +57,7 @@ impl Scenario {
         log.saves.entry(version).or_insert(Save { step, began, ended: None, is_committed: false, durability });
     }
 
-    /// Record the end of a save. With several ranks, it counts if any rank saw it commit.
+    /// Records the end of a save. With several ranks, it counts if any rank saw it commit.
     pub(in crate::scenario) fn end_save(&self, version: Version, is_committed: bool) {
         let mut log = lock(&self.log);
         log.clock += 1;

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use crate::abi::{Code, Handle, SUCCESS};
 use crate::calls::{Needs, enter, without_panic};
-use crate::state::{Guard, is_forked};
+use crate::state::{DriverGuard, is_forked};
 
 pub(super) const DRIVER_NOT_INITIALIZED: i32 = 5001;
 pub(super) const CUDA_DRIVER_ERROR: i32 = 5011;
@@ -109,7 +109,7 @@ pub(super) struct IoEvent {
 }
 
 /// Runs a body after the entry checks. An injected code is returned unchanged.
-pub(super) fn behind_gate<T>(symbol: &str, body: impl FnOnce(Guard) -> FileOutcome<T>) -> FileOutcome<T> {
+pub(super) fn behind_gate<T>(symbol: &str, body: impl FnOnce(DriverGuard) -> FileOutcome<T>) -> FileOutcome<T> {
     if is_forked() {
         return Err(DRIVER_NOT_INITIALIZED);
     }

@@ -1,4 +1,4 @@
-//! Batches: entries that a thread of the batch's own works off late and in any order.
+//! Batches. Each has a thread, which performs the entries late and in any order.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::cufile::session::opened;
 use crate::cufile::transfer::{Request, Transfer, Way};
 use crate::race_detector::Point;
 use crate::rng::Rng;
-use crate::state::{Guard, State, lock, notify, wait_until, wait_until_or};
+use crate::state::{DriverGuard, DriverState, lock, notify, wait_until, wait_until_or};
 
 /// `CUFILE_CANCELED`, `CUFILE_COMPLETE` and `CUFILE_FAILED`.
 const CANCELED: i32 = 8;
@@ -21,14 +21,14 @@ const MODE: i32 = 1;
 /// A batch.
 pub(crate) struct Batch {
     capacity: usize,
-    waiting: Vec<Entry>,
+    waiting: Vec<BatchEntry>,
     /// Number of entries in progress: none or one.
     running: usize,
-    over: Vec<(IoEvent, Point)>,
+    completed: Vec<(IoEvent, Point)>,
     rng: Rng,
 }
 
-struct Entry {
+struct BatchEntry {
     cookie: usize,
     point: Point,
     transfer: Transfer,
@@ -36,7 +36,7 @@ struct Entry {
 
 impl Batch {
     fn outstanding(&self) -> usize {
-        self.waiting.len() + self.running + self.over.len()
+        self.waiting.len() + self.running + self.completed.len()
     }
 }
 
@@ -48,9 +48,9 @@ cufile_calls! {
         }
         let handle = state.handle();
         let (capacity, rng) = (capacity as usize, state.rng(handle));
-        let batch = Batch { capacity, waiting: Vec::new(), running: 0, over: Vec::new(), rng };
+        let batch = Batch { capacity, waiting: Vec::new(), running: 0, completed: Vec::new(), rng };
         state.cufile.batches.insert(handle, batch);
-        let spawned = thread::Builder::new().name("fake_driver batch".to_owned()).spawn(move || work_off(handle));
+        let spawned = thread::Builder::new().name("fake_driver batch".to_owned()).spawn(move || perform_entries(handle));
         if spawned.is_err() {
             state.cufile.batches.remove(&handle);
             return Err(INTERNAL_ERROR);
@@ -69,10 +69,10 @@ cufile_calls! {
 
     fn cuFileBatchIOCancel(handle: Handle) |mut state| {
         let batch = state.batch(handle)?;
-        for Entry { cookie, point, .. } in std::mem::take(&mut batch.waiting) {
-            batch.over.push((IoEvent { cookie, status: CANCELED, result: 0 }, point));
+        for BatchEntry { cookie, point, .. } in std::mem::take(&mut batch.waiting) {
+            batch.completed.push((IoEvent { cookie, status: CANCELED, result: 0 }, point));
         }
-        let canceled: Vec<Point> = batch.over.iter().map(|(_, point)| *point).collect();
+        let canceled: Vec<Point> = batch.completed.iter().map(|(_, point)| *point).collect();
         canceled.into_iter().for_each(|point| state.order.end(point));
         notify();
         Ok(())
@@ -92,12 +92,15 @@ extern "C" fn cuFileBatchIODestroy(handle: Handle) {
         };
         let left = batch.waiting.len() + batch.running;
         if left > 0 {
-            state.call_log.violation(format!("lifetime: batch {handle:#x} was destroyed with {left} entries not over"));
+            state
+                .call_log
+                .violation(format!("lifetime: batch {handle:#x} was destroyed with {left} unfinished entries"));
         }
-        let idle = |state: &State| state.cufile.batches.get(&handle).is_none_or(|batch| batch.running == 0);
+        let idle = |state: &DriverState| state.cufile.batches.get(&handle).is_none_or(|batch| batch.running == 0);
         let mut state = wait_until(state, idle);
         if let Some(batch) = state.cufile.batches.remove(&handle) {
-            let points = batch.waiting.iter().map(|entry| entry.point).chain(batch.over.iter().map(|over| over.1));
+            let points =
+                batch.waiting.iter().map(|entry| entry.point).chain(batch.completed.iter().map(|entry| entry.1));
             points.for_each(|point| state.order.forget(point));
         }
         notify();
@@ -105,8 +108,8 @@ extern "C" fn cuFileBatchIODestroy(handle: Handle) {
     });
 }
 
-/// All entries are checked before any is accepted, so a refused call has no effect.
-fn submit(mut state: Guard, handle: Handle, count: usize, parameters: &In<IoParams>, flags: u32) -> FileOutcome {
+/// Submits entries. All are checked before any is accepted, so a refused call has no effect.
+fn submit(mut state: DriverGuard, handle: Handle, count: usize, parameters: &In<IoParams>, flags: u32) -> FileOutcome {
     let batch = state.batch(handle)?;
     if count == 0 || flags != 0 || parameters.is_null() {
         return Err(INVALID_VALUE);
@@ -131,14 +134,15 @@ fn submit(mut state: Guard, handle: Handle, count: usize, parameters: &In<IoPara
     }
     for (cookie, transfer) in checked {
         let point = state.begin_transfer("cuFileBatchIOSubmit", transfer.used);
-        state.batch(handle)?.waiting.push(Entry { cookie, point, transfer });
+        state.batch(handle)?.waiting.push(BatchEntry { cookie, point, transfer });
     }
     notify();
     Ok(())
 }
 
+/// Waits for at least `least` completed entries, and reports as many as `count` has room for.
 fn status(
-    mut state: Guard,
+    mut state: DriverGuard,
     handle: Handle,
     least: usize,
     (count, events): (Out<u32>, Out<IoEvent>),
@@ -146,21 +150,22 @@ fn status(
 ) -> FileOutcome {
     let outstanding = state.batch(handle)?.outstanding();
     let room = count.get().map_err(|_| INVALID_VALUE)? as usize;
-    // More than there can ever be would be waited for in vain.
+    // A wait for more entries than the batch contains would never end.
     if events.is_null() || room == 0 || least > room || least > outstanding {
         return Err(INVALID_VALUE);
     }
-    // As some releases of the real one: an answer at once, of nothing, though it was to wait.
+    // Some releases of cuFile return at once without an entry, although they should wait.
     if state.call_log.call("cuFileBatchIOGetStatus@silent").is_some() {
         return count.put(0).map_err(|_| INVALID_VALUE);
     }
-    let enough = |state: &State| state.cufile.batches.get(&handle).is_none_or(|batch| batch.over.len() >= least);
+    let enough =
+        |state: &DriverState| state.cufile.batches.get(&handle).is_none_or(|batch| batch.completed.len() >= least);
     state = match timeout.get() {
         Ok(time) => wait_until_or(state, Instant::now() + duration(time)?, enough),
         Err(_) => wait_until(state, enough),
     };
     let batch = state.batch(handle)?;
-    let reported: Vec<_> = batch.over.drain(..room.min(batch.over.len())).collect();
+    let reported: Vec<_> = batch.completed.drain(..room.min(batch.completed.len())).collect();
     for (index, (event, point)) in reported.iter().enumerate() {
         state.order.forget(*point);
         events.put_at(index, *event)?;
@@ -175,14 +180,15 @@ fn duration(time: libc::timespec) -> FileOutcome<Duration> {
     Ok(Duration::new(seconds.min(1 << 30), nanoseconds.ok_or(INVALID_VALUE)?))
 }
 
-/// The thread of a batch, until the batch is gone.
-fn work_off(handle: Handle) {
+/// Performs the entries of a batch until it is destroyed. Runs on the thread of the batch.
+fn perform_entries(handle: Handle) {
     loop {
-        let ready = |state: &State| state.cufile.batches.get(&handle).is_none_or(|batch| !batch.waiting.is_empty());
+        let ready =
+            |state: &DriverState| state.cufile.batches.get(&handle).is_none_or(|batch| !batch.waiting.is_empty());
         let mut state = wait_until(lock(), ready);
         let Some(batch) = state.cufile.batches.get_mut(&handle) else { return };
         let picked = batch.rng.below(batch.waiting.len() as u64) as usize;
-        let Entry { cookie, point, transfer } = batch.waiting.swap_remove(picked);
+        let BatchEntry { cookie, point, transfer } = batch.waiting.swap_remove(picked);
         batch.running = 1;
         let fault = state.call_log.call("cuFileBatchIO@entry");
         let slow = state.call_log.call("cuFileBatchIO@slow");
@@ -194,13 +200,13 @@ fn work_off(handle: Handle) {
         state.order.end(point);
         if let Some(batch) = state.cufile.batches.get_mut(&handle) {
             batch.running = 0;
-            batch.over.push((IoEvent { cookie, status, result }, point));
+            batch.completed.push((IoEvent { cookie, status, result }, point));
         }
         notify();
     }
 }
 
-impl State {
+impl DriverState {
     fn batch(&mut self, handle: Handle) -> FileOutcome<&mut Batch> {
         self.cufile.batches.get_mut(&handle).ok_or(INVALID_VALUE)
     }

@@ -11,9 +11,9 @@ use crate::cufile::abi::{FileOutcome, HANDLE_NOT_REGISTERED, INVALID_VALUE, cufi
 use crate::cufile::registered::{File, device_of};
 use crate::cufile::session::opened;
 use crate::cufile::transfer::{Request, Way};
-use crate::queue::{Delay, Op};
+use crate::queue::{Delay, StreamOp};
 use crate::race_detector::{Clock, Point};
-use crate::state::{Guard, lock};
+use crate::state::{DriverGuard, lock};
 use crate::stream::Streams;
 
 /// Flags of `cuFileStreamRegister`.
@@ -78,7 +78,7 @@ cufile_calls! {
 type Pointers = (Out<usize>, Out<i64>, Out<i64>, Out<isize>);
 
 fn queue(
-    mut state: Guard,
+    mut state: DriverGuard,
     label: &'static str,
     (way, handle, base): (Way, Handle, u64),
     (bytes, file_offset, memory_offset, done): Pointers,
@@ -108,7 +108,7 @@ fn queue(
     let uses = if device_of(&state, expected.start, 1).is_ok() { vec![expected] } else { Vec::new() };
     let point = state.next_point(id)?;
     let work = Box::new(move |_: &Clock| queued.run(label, point, flags & ALIGNED != 0));
-    state.enqueue(id, Op { label, uses, delay: Delay::Random, work })?;
+    state.enqueue(id, StreamOp { label, uses, delay: Delay::Random, work })?;
     Ok(())
 }
 
@@ -165,7 +165,7 @@ impl<T: Copy> Parameter<T> {
 
 impl Streams {
     /// How many streams are registered with cuFile.
-    pub(super) fn with_cufile(&self) -> usize {
+    pub(super) fn with_gds(&self) -> usize {
         self.created_with(|stream| stream.cufile.is_some())
     }
 }

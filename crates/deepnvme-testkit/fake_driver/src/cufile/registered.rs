@@ -11,7 +11,7 @@ use crate::cufile::abi::{
     HANDLE_ALREADY_REGISTERED, INVALID_FILE_TYPE, INVALID_VALUE, MEMORY_ALREADY_REGISTERED, cufile_calls,
 };
 use crate::cufile::session::opened;
-use crate::state::State;
+use crate::state::DriverState;
 
 /// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
 const DESCRIPTOR: i32 = 1;
@@ -93,7 +93,7 @@ extern "C" fn cuFileHandleDeregister(handle: Handle) {
 }
 
 /// Returns the device of a range in one allocation; `None` for host memory that devices can access.
-pub(super) fn device_of(state: &State, start: u64, bytes: usize) -> FileOutcome<Option<Device>> {
+pub(super) fn device_of(state: &DriverState, start: u64, bytes: usize) -> FileOutcome<Option<Device>> {
     let fits = |found: bool| if found { Ok(()) } else { Err(CUDA_POINTER_RANGE_ERROR) };
     if let Some(found) = state.memory.around(start) {
         return fits(state.memory.holding(start, bytes as u64).is_ok()).map(|()| Some(found.device));

@@ -2,7 +2,7 @@
 
 use crate::abi::Out;
 use crate::cufile::abi::{DRIVER_NOT_INITIALIZED, DriverProperties, FileOutcome, INVALID_VALUE, cufile_calls};
-use crate::state::{Guard, State, is_forked, lock};
+use crate::state::{DriverGuard, DriverState, is_forked, lock};
 
 /// 1000 times the major version and 10 times the minor one.
 const VERSION: i32 = 15000;
@@ -65,12 +65,12 @@ extern "C" fn cuFileUseCount() -> std::ffi::c_long {
 }
 
 /// Checks that the driver is open.
-pub(super) fn opened(state: &State) -> FileOutcome {
+pub(super) fn opened(state: &DriverState) -> FileOutcome {
     if state.cufile.opened > 0 { Ok(()) } else { Err(DRIVER_NOT_INITIALIZED) }
 }
 
 /// The last close removes remaining registrations, as the library does, and records them.
-fn close(mut state: Guard) -> FileOutcome {
+fn close(mut state: DriverGuard) -> FileOutcome {
     opened(&state)?;
     state.cufile.opened -= 1;
     if state.cufile.opened > 0 {
@@ -81,7 +81,7 @@ fn close(mut state: Guard) -> FileOutcome {
         (cufile.handles.len(), "files"),
         (cufile.buffers.len(), "buffers"),
         (cufile.batches.len(), "batches"),
-        (state.streams.with_cufile(), "streams"),
+        (state.streams.with_gds(), "streams"),
     ];
     for (count, what) in left.into_iter().filter(|(count, _)| *count > 0) {
         state.call_log.violation(format!("lifetime: cuFile was closed with {count} {what} left"));
@@ -90,7 +90,7 @@ fn close(mut state: Guard) -> FileOutcome {
 }
 
 /// Changes a property. Once the driver is open, the header says, nothing happens.
-fn set(state: &mut State, kb: usize, change: impl FnOnce(&mut DriverProperties, u32)) -> FileOutcome {
+fn set(state: &mut DriverState, kb: usize, change: impl FnOnce(&mut DriverProperties, u32)) -> FileOutcome {
     let kb = u32::try_from(kb).ok().filter(|kb| *kb > 0 && kb % 4 == 0).ok_or(INVALID_VALUE)?;
     if state.cufile.opened == 0 {
         change(&mut state.cufile.properties, kb);

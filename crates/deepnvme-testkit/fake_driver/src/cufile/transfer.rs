@@ -14,9 +14,9 @@ use crate::cufile::registered::{File, device_of};
 use crate::cufile::session::opened;
 use crate::mapped_range::{MappedRange, Side};
 use crate::memory::page_bytes;
-use crate::race_detector::{Clock, Entry, Point};
+use crate::race_detector::{Clock, Point, TrackedOp};
 use crate::rng::Rng;
-use crate::state::{State, lock};
+use crate::state::{DriverState, lock};
 
 /// Alignment that direct I/O requires of offsets, sizes and addresses.
 const ALIGNMENT: u64 = 4096;
@@ -74,7 +74,7 @@ impl Request {
     }
 }
 
-impl State {
+impl DriverState {
     /// Checks a request on the calling thread.
     pub(super) fn transfer(&mut self, request: Request) -> FileOutcome<Transfer> {
         let current = self.current().map_err(|_| INVALID_CONTEXT_ERROR)?;
@@ -117,7 +117,7 @@ impl State {
     /// Adds a synchronous transfer to the race detector.
     pub(super) fn begin_transfer(&mut self, label: &'static str, used: Access) -> Point {
         let point = Point { stream: self.handle(), seq: 1 };
-        let entry = Entry { point, label, uses: vec![used], clock: Clock::default(), over: false };
+        let entry = TrackedOp { point, label, uses: vec![used], clock: Clock::default(), over: false };
         let found = self.order.begin(entry);
         self.violations(found);
         point

@@ -7,9 +7,9 @@ use crate::abi::{Device, Handle, Outcome};
 use crate::access::Shape;
 use crate::calls::driver_calls;
 use crate::mapped_range::{Located, Side};
-use crate::queue::{Delay, Op, synchronise};
+use crate::queue::{Delay, StreamOp, synchronise};
 use crate::race_detector::Clock;
-use crate::state::Guard;
+use crate::state::DriverGuard;
 use crate::stream::LEGACY;
 
 driver_calls! {
@@ -47,7 +47,7 @@ pub(super) type Sides = (Side, Side);
 /// Where a copy is queued: the current device, the stream, and whether the call waits.
 pub(super) type Where = (Device, Handle, bool);
 
-fn line(mut state: Guard, label: &'static str, (from, to): Sides, bytes: usize, at: Where) -> Outcome {
+fn line(mut state: DriverGuard, label: &'static str, (from, to): Sides, bytes: usize, at: Where) -> Outcome {
     if bytes == 0 {
         return state.stream_for_work(at.1, at.0).map(drop);
     }
@@ -57,7 +57,7 @@ fn line(mut state: Guard, label: &'static str, (from, to): Sides, bytes: usize, 
 }
 
 /// Queues a copy between ends that were found; waits for it where it has to be over before the call returns.
-pub(super) fn copy(mut state: Guard, label: &'static str, from: Located, to: Located, at: Where) -> Outcome {
+pub(super) fn copy(mut state: DriverGuard, label: &'static str, from: Located, to: Located, at: Where) -> Outcome {
     let (device, stream, waits) = at;
     let id = state.stream_for_work(stream, device)?;
     let pageable = from.pageable || to.pageable;
@@ -67,7 +67,7 @@ pub(super) fn copy(mut state: Guard, label: &'static str, from: Located, to: Loc
     let uses = vec![from.used, to.used];
     let (from, to) = (from.range, to.range);
     let work = Box::new(move |_: &Clock| from.copy_to(&to));
-    state.enqueue(id, Op { label, uses, delay: Delay::Random, work })?;
+    state.enqueue(id, StreamOp { label, uses, delay: Delay::Random, work })?;
     if waits || pageable {
         drop(synchronise(state, id));
     }
@@ -75,7 +75,7 @@ pub(super) fn copy(mut state: Guard, label: &'static str, from: Located, to: Loc
 }
 
 /// Queues a fill. Like a driver, it does not wait for it, not even in the function that has no stream.
-fn fill(mut state: Guard, label: &'static str, to: (u64, usize), byte: u8, at: (Device, Handle)) -> Outcome {
+fn fill(mut state: DriverGuard, label: &'static str, to: (u64, usize), byte: u8, at: (Device, Handle)) -> Outcome {
     let id = state.stream_for_work(at.1, at.0)?;
     if to.1 == 0 {
         return Ok(());
@@ -83,5 +83,5 @@ fn fill(mut state: Guard, label: &'static str, to: (u64, usize), byte: u8, at: (
     let to = state.locate(Side::Device(to.0), Shape::line(to.1), true)?;
     let (uses, range) = (vec![to.used], to.range);
     let work = Box::new(move |_: &Clock| range.fill(byte));
-    state.enqueue(id, Op { label, uses, delay: Delay::Random, work }).map(drop)
+    state.enqueue(id, StreamOp { label, uses, delay: Delay::Random, work }).map(drop)
 }

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use crate::abi::{Device, INVALID_DEVICE, INVALID_VALUE, Out, Outcome};
 use crate::calls::driver_calls;
-use crate::state::State;
+use crate::state::DriverState;
 
 /// `CUDA_VERSION` of the driver that this stands in for.
 const DRIVER_VERSION: i32 = 13000;
@@ -80,7 +80,7 @@ fn put_text(name: Out<c_char>, room: i32, text: &str, cut: bool) -> Outcome {
     Ok(())
 }
 
-fn uuid_of(state: &mut State, device: Device) -> Outcome<[u8; 16]> {
+fn uuid_of(state: &mut DriverState, device: Device) -> Outcome<[u8; 16]> {
     state.device(device)?;
     Ok([0x5a, 0x1d, 0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, device as u8])
 }

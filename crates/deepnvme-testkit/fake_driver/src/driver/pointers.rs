@@ -2,7 +2,7 @@
 
 use crate::abi::{Device, Handle, INVALID_VALUE, In, Out, Outcome};
 use crate::calls::driver_calls;
-use crate::state::State;
+use crate::state::DriverState;
 
 /// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
 const HOST: u32 = 1;
@@ -39,7 +39,7 @@ driver_calls! {
     }
 }
 
-fn describe(state: &State, address: u64) -> Option<Described> {
+fn describe(state: &DriverState, address: u64) -> Option<Described> {
     if let Some(found) = state.memory.around(address) {
         let (device, start, bytes) = (found.device, found.base, found.bytes);
         return Some(Described {

@@ -4,10 +4,10 @@ use std::ffi::c_void;
 
 use crate::abi::{Handle, HostFn, INVALID_HANDLE, INVALID_VALUE, NOT_READY, Out};
 use crate::calls::{as_host_function, driver_calls};
-use crate::queue::{Delay, Op, synchronise};
+use crate::queue::{Delay, StreamOp, synchronise};
 use crate::race_detector::Clock;
 use crate::state::lock;
-use crate::stream::Kind;
+use crate::stream::StreamKind;
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -17,20 +17,20 @@ driver_calls! {
         if out.is_null() || flags > NON_BLOCKING {
             return Err(INVALID_VALUE);
         }
-        out.put(state.create_stream(device, Kind::Created, flags != NON_BLOCKING)?)
+        out.put(state.create_stream(device, StreamKind::Created, flags != NON_BLOCKING)?)
     }
 
     fn cuStreamCreateWithPriority(out: Out<Handle>, flags: u32, _priority: i32) needs Context |mut state, device| {
         if out.is_null() || flags > NON_BLOCKING {
             return Err(INVALID_VALUE);
         }
-        out.put(state.create_stream(device, Kind::Created, flags != NON_BLOCKING)?)
+        out.put(state.create_stream(device, StreamKind::Created, flags != NON_BLOCKING)?)
     }
 
     fn cuStreamDestroy_v2(stream: Handle) needs Context |mut state, device| {
         let id = state.stream(stream, device)?;
         let stream = state.streams.get_mut(id)?;
-        if stream.kind != Kind::Created {
+        if stream.kind != StreamKind::Created {
             return Err(INVALID_HANDLE);
         }
         stream.ended = true;
@@ -83,6 +83,6 @@ driver_calls! {
             // until its turn comes.
             as_host_function(|| unsafe { function(std::ptr::with_exposed_provenance_mut(data)) });
         });
-        state.enqueue(id, Op { label: "cuLaunchHostFunc", uses: Vec::new(), delay: Delay::Random, work }).map(drop)
+        state.enqueue(id, StreamOp { label: "cuLaunchHostFunc", uses: Vec::new(), delay: Delay::Random, work }).map(drop)
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct GdsSetup {
 
 /// The use of cuFile by a worker.
 #[derive(Default)]
-pub(super) struct CuFileRoute {
+pub(super) struct GdsRoute {
     /// `None` if cuFile is disabled.
     setup: Option<GdsSetup>,
     /// Blocks that cuFile has refused. They wait for a bounce buffer.
@@ -34,7 +34,7 @@ pub(crate) fn gds_required(reason: &str) -> Error {
     Error::new(ErrorKind::Unsupported, "use GPU memory", detail)
 }
 
-impl CuFileRoute {
+impl GdsRoute {
     pub(super) fn new(setup: GdsSetup) -> Self {
         Self { setup: (setup.mode != DirectMode::Disabled).then_some(setup), refused: VecDeque::new() }
     }

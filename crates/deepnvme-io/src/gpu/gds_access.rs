@@ -1,4 +1,4 @@
-//! cuFile with a backend, without an engine, for programs that drive backends directly and for contract tests.
+//! A backend with GPUDirect Storage, without an engine: for programs that drive backends directly and for contract tests.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use crate::backend::gds::{Gds, GdsBackend};
 use crate::backend::{Backend, BackendSetup};
 use crate::op::RegisteredFile;
 
-/// cuFile access for some backends.
+/// GPUDirect Storage for some backends.
 #[derive(Debug)]
-pub struct CuFileAccess(Arc<Gds>);
+pub struct GdsAccess(Arc<Gds>);
 
-impl CuFileAccess {
+impl GdsAccess {
     /// Creates an access without opening cuFile.
     #[must_use]
     pub fn new() -> Self {
@@ -35,7 +35,7 @@ impl CuFileAccess {
     }
 }
 
-impl Default for CuFileAccess {
+impl Default for GdsAccess {
     fn default() -> Self {
         Self::new()
     }
