@@ -39,7 +39,8 @@ def report(*folders: _Path) -> CommandResult:
     """Diagnose this machine and these folders, with a remedy for each problem.
 
     Args:
-        folders: folders for data, or manifests of stripe sets; default the current folder. No file stays behind.
+        folders: folders for data, or manifests of stripe sets; default the current folder. A folder that does not exist
+            is a finding. No file stays behind.
 
     Returns:
         A dict with ``system``, ``backends``, ``gpu``, ``packages``, ``ops``, ``folders`` and ``findings`` (each with
@@ -47,7 +48,6 @@ def report(*folders: _Path) -> CommandResult:
 
     Raises:
         TypeError: a folder is not a path.
-        deepnvme.Error: a folder does not exist.
 
     Example:
         >>> report = deepnvme.report(".")

@@ -250,8 +250,8 @@ class Engine:
                 overlap.
             path: as for ``read``. A missing file is created; its folder must exist.
             offset: position in the file, in bytes; ``None`` (default) writes the whole file.
-            durability: guarantee after a power cut, once this returns: ``"none"`` (default) nothing, ``"data"`` the
-                bytes and the size, ``"full"`` also the file's name in its folder.
+            durability: data that survives a power cut once this returns: ``"none"`` (default) none, ``"data"`` the bytes
+                and the size, ``"full"`` also the file's name in its folder.
 
         Returns:
             The number of bytes written, which is ``tensor.nbytes``.
@@ -514,7 +514,8 @@ class Trace:
         - ``disk_busy_s``: time with a transfer in flight;
         - ``copies``, ``bytes_copied``, ``copies_busy_s``, and ``copies_hidden``: the share of copy time that overlaps
           transfers (``None`` without copies);
-        - ``lanes``: ``name``, ``spans``, ``busy_s`` and ``beside_disk`` of each added lane;
+        - ``lanes``: for each added lane ``name``, ``spans`` (their number), ``busy_s``, and ``beside_disk`` (the share of
+          ``busy_s`` with a transfer in flight);
         - ``events``, and ``dropped`` ones.
 
         Raises:
@@ -1114,8 +1115,8 @@ def write(tensor: _Tensor, path: _Path, offset: int | None = None, *, durability
             overlap.
         path: as for ``read``. A missing file is created; its folder must exist.
         offset: position in the file, in bytes; ``None`` (default) writes the whole file.
-        durability: guarantee after a power cut, once this returns: ``"none"`` (default) nothing, ``"data"`` the
-            bytes and the size, ``"full"`` also the file's name in its folder.
+        durability: data that survives a power cut once this returns: ``"none"`` (default) none, ``"data"`` the bytes
+            and the size, ``"full"`` also the file's name in its folder.
 
     Returns:
         The number of bytes written, which is ``tensor.nbytes``.

@@ -87,7 +87,7 @@ class InvalidArgumentError(Error, ValueError):
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """The kernel cannot provide the memory."""
+    """The machine or the kernel cannot provide the memory."""
 
 
 class UnsupportedError(Error):

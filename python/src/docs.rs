@@ -44,8 +44,8 @@ Args:
         overlap.
     path: as for ``read``. A missing file is created; its folder must exist.
     offset: position in the file, in bytes; ``None`` (default) writes the whole file.
-    durability: guarantee after a power cut, once this returns: ``"none"`` (default) nothing, ``"data"`` the
-        bytes and the size, ``"full"`` also the file's name in its folder.
+    durability: data that survives a power cut once this returns: ``"none"`` (default) none, ``"data"`` the bytes
+        and the size, ``"full"`` also the file's name in its folder.
 
 Returns:
     The number of bytes written, which is ``tensor.nbytes``.

@@ -108,7 +108,8 @@ impl Trace {
     /// - ``disk_busy_s``: time with a transfer in flight;
     /// - ``copies``, ``bytes_copied``, ``copies_busy_s``, and ``copies_hidden``: the share of copy time that overlaps
     ///   transfers (``None`` without copies);
-    /// - ``lanes``: ``name``, ``spans``, ``busy_s`` and ``beside_disk`` of each added lane;
+    /// - ``lanes``: for each added lane ``name``, ``spans`` (their number), ``busy_s``, and ``beside_disk`` (the share of
+    ///   ``busy_s`` with a transfer in flight);
     /// - ``events``, and ``dropped`` ones.
     ///
     /// Raises:

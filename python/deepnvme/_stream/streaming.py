@@ -199,7 +199,9 @@ class Streaming:
         return self.steps.stats()
 
     def best_batch(self, prompt_tokens: int, new_tokens: int, memory: str | int | None = None) -> int:
-        """Find the largest batch whose KV cache and activations fit. Larger batches use each byte read more often.
+        """Find the largest batch whose KV cache and activations fit. The model must be one of transformers.
+
+        Larger batches use each byte read more often.
 
         Args:
             prompt_tokens: tokens of the longest prompt.
@@ -208,7 +210,7 @@ class Streaming:
                 device.
 
         Returns:
-            The batch size in sequences, at least 1. The model must be one of transformers.
+            The batch size in sequences, at least 1.
         """
         return throughput.best_batch(
             self._open_model(),

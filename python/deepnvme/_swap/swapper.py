@@ -104,7 +104,7 @@ class Swapper:
 
     @property
     def pinning_error(self) -> str | None:
-        """Why the memory is not pinned, with a remedy; ``None`` if it is.
+        """The reason for which the memory is not pinned, with a remedy; ``None`` if it is.
 
         The swapper works with unlocked memory too. The usual reason is ``RLIMIT_MEMLOCK``.
         """

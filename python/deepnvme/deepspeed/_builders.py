@@ -35,7 +35,7 @@ class _Builder:
 
 @public_in("deepnvme.deepspeed")
 class AsyncIOBuilder(_Builder):
-    """Loads `aio_handle`, `aio_read`, `aio_write` and `deepspeed_memcpy`. `verbose` is ignored.
+    """A builder that loads `aio_handle`, `aio_read`, `aio_write` and `deepspeed_memcpy`. `verbose` is ignored.
 
     Example:
         >>> from deepnvme.deepspeed import AsyncIOBuilder
@@ -49,7 +49,7 @@ class AsyncIOBuilder(_Builder):
 
 @public_in("deepnvme.deepspeed")
 class PinMemoryBuilder(_Builder):
-    """Loads `pin_handle`. `verbose` is ignored.
+    """A builder that loads `pin_handle`. `verbose` is ignored.
 
     Example:
         >>> from deepnvme.deepspeed import PinMemoryBuilder
@@ -63,7 +63,7 @@ class PinMemoryBuilder(_Builder):
 
 @public_in("deepnvme.deepspeed")
 class UtilsBuilder(_Builder):
-    """Loads `cast_to_byte_tensor`. `verbose` is ignored.
+    """A builder that loads `cast_to_byte_tensor`. `verbose` is ignored.
 
     Example:
         >>> from deepnvme.deepspeed import UtilsBuilder
@@ -77,7 +77,7 @@ class UtilsBuilder(_Builder):
 
 @public_in("deepnvme.deepspeed")
 class GDSBuilder(_Builder):
-    """Loads `gds_handle`, which also works without a GPU, for CPU tensors. `verbose` is ignored.
+    """A builder that loads `gds_handle`, which also works without a GPU, for CPU tensors. `verbose` is ignored.
 
     Example:
         >>> from deepnvme.deepspeed import GDSBuilder

@@ -210,7 +210,10 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         return 0
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
-        """Return a new 1-D pinned CPU tensor with the dtype of the example (the keyword is DeepSpeed's)."""
+        """Return a new 1-D pinned CPU tensor of zeros, with `num_elem` elements and the dtype of the example.
+
+        The misspelt keyword is DeepSpeed's.
+        """
         return _pinned_tensors.new(num_elem, example_tenosr)
 
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
@@ -273,7 +276,7 @@ def aio_read(  # noqa: PLR0917 - the order is DeepSpeed's
         validate: whether to compare the file with the tensor afterwards.
 
     Returns:
-        0, as DeepSpeed's does.
+        0, as in DeepSpeed.
 
     Raises:
         FileNotFoundError, PermissionError: as from `open`.
@@ -312,7 +315,7 @@ def aio_write(  # noqa: PLR0917 - the order is DeepSpeed's
         validate: whether to compare the file with the tensor afterwards.
 
     Returns:
-        0, as DeepSpeed's does.
+        0, as in DeepSpeed.
 
     Raises:
         FileNotFoundError, PermissionError: as from `open`.
@@ -337,7 +340,7 @@ def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor, /) -> int:
         src: the tensor to copy, of the same dtype and number of elements.
 
     Returns:
-        0, as DeepSpeed's does.
+        0, as in DeepSpeed.
 
     Raises:
         TypeError: an argument is not a tensor.

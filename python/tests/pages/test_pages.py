@@ -1,4 +1,4 @@
-"""Each fenced block of the README and of the pages in `docs/` runs, or its page says why not: see `blocks`."""
+"""Each fenced block of both READMEs and of the pages in `docs/` runs, or its page says why not: see `blocks`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from .blocks import ELSEWHERE, SHELL, PageError, Session, commands, is_elsewhere
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[3]
-PATHS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
+READMES = (ROOT / "README.md", ROOT / "python/README.md")
+PATHS = [path for path in (*READMES, *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
 PAGES = {str(path.relative_to(ROOT)): read_page(path) for path in PATHS}
 PROCESSES = [(name, process) for name, page in PAGES.items() for process in page.processes()]
 # A block more is skipped: raise this only if its reason stands in the page.
