@@ -10,7 +10,7 @@ import torch
 from torch import _utils
 
 from deepnvme._checkpoint.file_entries import tensor_entries
-from deepnvme._checkpoint.load_buffer import LoadBuffers
+from deepnvme._checkpoint.read_ahead import ReadAhead
 from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, errors_with_path
 from deepnvme._checkpoint.size_limits import SizeLimits
 from deepnvme._utils.tensors import without_memory
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
-    from deepnvme._deepnvme import _CheckpointReader
 
 # Attribute of tensors that `torch.nn.Parameter` made of other classes. `isinstance` looks for it.
 _IS_PARAMETER = "_is_param"
@@ -147,8 +146,8 @@ def _real(value: Any) -> Any:
 class _LazyStorage:
     """A storage of the file, not read yet. Tensors that share it share its memory, and free it together."""
 
-    def __init__(self, request: LoadRequest, reader: _CheckpointReader, index: int) -> None:
-        self._wanted = (request, reader, index)
+    def __init__(self, source: ReadAhead, index: int) -> None:
+        self._source, self._index = source, index
         self._lock = threading.Lock()
         self._storage: torch.UntypedStorage | None = None
 
@@ -156,10 +155,7 @@ class _LazyStorage:
         """Return the storage, and read it the first time."""
         with self._lock:
             if self._storage is None:
-                request, reader, index = self._wanted
-                buffers = LoadBuffers(reader, [index], request.device, pin_memory=request.pin_memory)
-                buffers.finish(request.verify, None)
-                self._storage = buffers.storage(index, request.device)
+                self._storage = self._source.read(self._index)
             return self._storage
 
 
@@ -256,10 +252,11 @@ def _load_file(request: LoadRequest, file: SourceFile) -> Any:
     reader = request.open(file, exact=True)
     tensors = tensor_entries(reader)
     chosen = request.select([entry.name for entry in tensors], names)
-    stored = [_LazyStorage(request, reader, index) for index in range(reader.storage_count)]
+    wanted = set(chosen)
+    source = ReadAhead(request, reader, (entry.storage for entry in tensors if entry.name in wanted))
+    stored = [_LazyStorage(source, index) for index in range(reader.storage_count)]
     unpickler = LazyUnpickler(path, SizeLimits(path, reader), request.device)
     if reader.format == "safetensors":
-        wanted = set(chosen)
         return {
             entry.name: unpickler.tensor(
                 stored[entry.storage], entry.dtype, entry.offset, tuple(entry.shape), tuple(entry.strides), False

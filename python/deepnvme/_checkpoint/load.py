@@ -66,7 +66,8 @@ def load(
             before any tensor changes. If the read fails, tensors may be partly filled.
         cast: allow other dtypes in ``into`` than in the file. Default False.
         lazy: return tensors that are read on first use. Objects other than tensors and parameters (sparse, quantised,
-            with attributes) are read at once. Default False.
+            with attributes) are read at once. Small tensors that are used in the order of the file are read ahead, at
+            most 32 MiB. Default False.
         pin_memory: load into pinned memory, like that of ``pinned_empty``, for tensors that go on to a GPU or to
             another file. It counts against ``RLIMIT_MEMLOCK``; memory beyond the limit is not locked. Default False.
         verify: how much to compare with the checksums of the file. ``"full"``: every byte, including names, dtypes

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepnvme.errors import InvalidArgumentError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -60,6 +62,12 @@ def best_batch(model: Any, prompt_tokens: int, new_tokens: int, memory: int | No
     Returns:
         The batch size in sequences, at least 1.
     """
+    if not hasattr(model, "config") or not hasattr(model, "device"):
+        msg = (
+            f"best_batch reads a configuration of transformers, and this model is a {type(model).__name__}; choose the "
+            "batch yourself"
+        )
+        raise InvalidArgumentError(msg)
     if memory is None:
         memory = _free_bytes(model.device) // 2
     each = sequence_memory(model.config, model.dtype, prompt_tokens, new_tokens)

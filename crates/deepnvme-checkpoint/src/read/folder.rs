@@ -13,6 +13,7 @@ use deepnvme_io::{Engine, Error as IoError, ErrorKind, fs};
 
 use super::Reader;
 use crate::error::{Error, Result};
+use crate::history::MANIFEST;
 
 /// Suffix of an index's name.
 pub const INDEX_SUFFIX: &str = ".index.json";
@@ -318,6 +319,11 @@ fn in_folder(folder: &Path) -> Result<Found> {
             return Ok(found);
         }
     }
-    let text = format!("the folder has none of {}, nor an index of one; name a file in it", IN_FOLDER.join(", "));
+    // The folder of a `Checkpointer`, which keeps several checkpoints.
+    let remedy = match fs::exists(&folder.join(MANIFEST)) {
+        Ok(true) => "restore one with deepnvme.Checkpointer(folder).restore(), or name a file in it",
+        _ => "name a file in it",
+    };
+    let text = format!("the folder has none of {}, nor an index of one; {remedy}", IN_FOLDER.join(", "));
     Err(IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into())
 }

@@ -56,7 +56,7 @@ impl<'a> Node<'a> {
                 _ => {
                     let label = format!("{blank}{name}");
                     let (tensors, bytes) = (node.tensors, bytes_text(node.bytes));
-                    let _ = writeln!(out, "{label:<44} {tensors} tensors, {bytes}");
+                    let _ = writeln!(out, "{label:<44} {}, {bytes}", tensors_text(tensors));
                     if depth > 1 {
                         node.draw(indent + 1, depth - 1, out);
                     }
@@ -77,8 +77,8 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
             (false, false) => "without checksums of its own",
         };
         let kind = if file.format == "torch" { "torch archive" } else { "safetensors" };
-        let (count, bytes) = (file.tensors.len(), bytes_text(file.file_bytes));
-        let _ = writeln!(out, "{}: {kind}, {bytes}, {count} tensors, {sums}", display::path(&file.path));
+        let (tensors, bytes) = (tensors_text(file.tensors.len()), bytes_text(file.file_bytes));
+        let _ = writeln!(out, "{}: {kind}, {bytes}, {tensors}, {sums}", display::path(&file.path));
         for (key, value) in &file.metadata {
             let _ = writeln!(out, "  {}: {}", display::text(key), display::text(value));
         }
@@ -93,7 +93,7 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
         let (tensors, bytes) = files
             .iter()
             .fold((0, 0), |(tensors, bytes), file| (tensors + file.tensors.len(), bytes + file.tensor_bytes));
-        let _ = writeln!(out, "total: {} files, {tensors} tensors, {}", files.len(), bytes_text(bytes));
+        let _ = writeln!(out, "total: {} files, {}, {}", files.len(), tensors_text(tensors), bytes_text(bytes));
     }
     out
 }
@@ -125,13 +125,20 @@ pub fn draw_verifications(files: &[Verification]) -> String {
 /// Omitted names that are shown.
 const OMITTED_SHOWN_MAX: usize = 10;
 
+/// Bytes of a conversion from which on its speed is shown.
+const SPEED_BYTES_MIN: u64 = 16 << 20;
+
 /// Draws the result of a conversion, with the omitted entries.
 #[must_use]
 pub fn draw_conversion(converted: &Conversion) -> String {
     let Conversion { target, file_bytes, tensors, left_out, seconds, .. } = converted;
-    let speed = gb(*file_bytes) / seconds.max(1e-9);
-    let bytes = bytes_text(*file_bytes);
-    let mut out = format!("{}: {tensors} tensors, {bytes}, {speed:.2} GB/s\n", display::path(target));
+    let (tensors, bytes) = (tensors_text(*tensors), bytes_text(*file_bytes));
+    let mut out = format!("{}: {tensors}, {bytes}", display::path(target));
+    // The time of a small file is that of opening it.
+    if *file_bytes >= SPEED_BYTES_MIN {
+        let _ = write!(out, ", {:.2} GB/s", gb(*file_bytes) / seconds.max(1e-9));
+    }
+    out.push('\n');
     for (name, kind) in left_out.iter().take(OMITTED_SHOWN_MAX) {
         let _ = writeln!(out, "omitted, not a tensor: {} ({kind})", display::text(name));
     }
@@ -139,4 +146,9 @@ pub fn draw_conversion(converted: &Conversion) -> String {
         let _ = writeln!(out, "and {} more; --json lists all", left_out.len() - OMITTED_SHOWN_MAX);
     }
     out
+}
+
+/// Names a number of tensors.
+fn tensors_text(count: usize) -> String {
+    if count == 1 { "1 tensor".into() } else { format!("{count} tensors") }
 }

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Characters of a file of prompts.
 _PROMPTS_MAX = 64 << 20
+# Names that tokenizers have, by pattern.
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
 _PATHS = ("model", "prompt_file", "folder", "trace")
 
 
@@ -44,8 +46,11 @@ def report_errors(command: Callable[[dict[str, Any]], int], options: str) -> int
 
 def _lines_of(path: str) -> list[str]:
     # A pipe is fine. One that never ends is not.
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 (it may be a number of a pipe: /dev/fd/63)
-        text = file.read(_PROMPTS_MAX + 1)
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 (it may be a number of a pipe: /dev/fd/63)
+            text = file.read(_PROMPTS_MAX + 1)
+    except OSError as error:
+        raise ValueError(f"--prompt-file {path}: {error.strerror}; name a text file of one prompt per line") from error
     if len(text) > _PROMPTS_MAX:
         raise ValueError(f"{path} has more than {_PROMPTS_MAX >> 20} million characters; split it")
     return text.splitlines()
@@ -63,6 +68,16 @@ def _refused(text: str, status: int) -> int:
     return status
 
 
+def _tokenizer(transformers: Any, folder: Path) -> Any:
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, ImportError) as error:
+        if any(path for name in _TOKENIZER_FILES for path in folder.glob(name)):
+            raise
+        msg = f"{folder} has no tokenizer; copy the model's tokenizer.json and tokenizer_config.json into it"
+        raise ValueError(msg) from error
+
+
 def _generate(options: dict[str, Any]) -> int:
     import transformers  # noqa: PLC0415
 
@@ -77,7 +92,7 @@ def _generate(options: dict[str, Any]) -> int:
         raise ValueError(f"--device is {options['device']}; use cpu, cuda, or cuda:1")
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json; --model must be a Hugging Face model folder")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = _tokenizer(transformers, folder)
     model = stream(folder, memory=options["memory"], device=options["device"], dtype=options["dtype"])
     transformers.set_seed(options["seed"])
     sampling = {"do_sample": False}
