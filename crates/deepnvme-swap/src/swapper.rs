@@ -84,7 +84,7 @@ impl Swapper {
             let same =
                 found.filter(|id| self.scheduler.store().get(*id).is_some_and(|stored| can_reuse(stored, bytes)));
             if let Some(id) = same {
-                match self.borrow_item(key, id, bytes, BorrowMode::Create, is_cancelled) {
+                match self.borrow_item(key, id, BorrowMode::Create, is_cancelled) {
                     Err(Error::NotFound { .. }) => continue,
                     other => return other,
                 }
@@ -92,7 +92,7 @@ impl Swapper {
             let extents = self.allocate(key, bytes, is_cancelled)?;
             let stored = StoredItem::new((key, ""), bytes, 0, DiskLocation::Swap(extents));
             let id = self.replace_item(key, slot_bytes, stored, false, is_cancelled)?;
-            let taken = self.borrow_item(key, id, bytes, BorrowMode::Create, is_cancelled);
+            let taken = self.borrow_item(key, id, BorrowMode::Create, is_cancelled);
             if taken.is_err() {
                 self.scheduler.items.delete(id);
                 self.scheduler.run_or_wake();
@@ -208,9 +208,9 @@ impl Swapper {
     /// thread has borrowed one of them exclusively.
     pub fn flush(&self, keys: Option<&[&str]>, is_cancelled: CancelCheck<'_>) -> Result<()> {
         self.check_process()?;
-        let ids: Vec<(ItemId, String)> = match keys {
-            Some(keys) => keys.iter().map(|key| Ok((self.find(key)?, (*key).to_owned()))).collect::<Result<_>>()?,
-            None => self.scheduler.items.lock().residency.keys().map(|(key, id)| (id, key.to_string())).collect(),
+        let ids: Vec<(ItemId, Arc<str>)> = match keys {
+            Some(keys) => keys.iter().map(|key| Ok((self.find(key)?, Arc::from(*key)))).collect::<Result<_>>()?,
+            None => self.scheduler.items.lock().residency.keys().map(|(key, id)| (id, Arc::clone(key))).collect(),
         };
         self.flush_ids(&ids, is_cancelled)
     }
