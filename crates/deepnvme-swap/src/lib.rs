@@ -47,6 +47,7 @@
 
 mod borrowed;
 mod checksums;
+mod completions;
 mod deadlock;
 mod disk_space;
 mod error;
