@@ -103,7 +103,10 @@ impl IoScheduler {
     /// Completes finished transfers and starts planned ones, until there is nothing to do.
     pub(crate) fn run_planned_io(&self) {
         loop {
+            // Completed transfers first, so that the plan has the memory that they leave.
             let done = self.take_completed();
+            let mut has_changed = !done.is_empty();
+            done.into_iter().for_each(|transfer| self.complete_or_fail(transfer));
             let (actions, reaped) = {
                 let mut table = self.items.lock();
                 let actions = table.take_planned();
@@ -111,16 +114,21 @@ impl IoScheduler {
                 table.stats.resident_bytes_peak = table.stats.resident_bytes_peak.max(resident);
                 (actions, table.take_reaped())
             };
-            if done.is_empty() && actions.is_empty() && reaped.is_empty() {
+            if !has_changed && actions.is_empty() && reaped.is_empty() {
                 return;
             }
-            done.into_iter().for_each(|transfer| self.complete_or_fail(transfer));
-            actions.into_iter().for_each(|action| self.start_or_fail(action));
+            for action in actions {
+                has_changed |= !self.start_or_fail(action);
+            }
             if !reaped.is_empty() {
+                has_changed = true;
                 self.disk.remove(&reaped);
                 self.items.lock().space_freed(reaped.len());
             }
-            self.items.notify();
+            // A transfer that has started ends no wait.
+            if has_changed {
+                self.items.notify();
+            }
         }
     }
 
@@ -133,16 +141,17 @@ impl IoScheduler {
         completed.into_iter().filter_map(|id| in_flight.remove(&id)).collect()
     }
 
-    /// Starts a transfer. A panic becomes the error of the item's waiters, since no other thread would complete the
-    /// transfer.
-    fn start_or_fail(&self, action: Action) {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.start(action))) {
+    /// Starts a transfer. Returns whether it is in flight now. A panic becomes the error of the item's waiters, since no
+    /// other thread would complete the transfer.
+    fn start_or_fail(&self, action: Action) -> bool {
+        catch_unwind(AssertUnwindSafe(|| self.start(action))).unwrap_or_else(|panic| {
             match action {
                 Action::Read { id, .. } => self.items.lock().read_completed(id, Err(panic_error(&*panic)), true),
                 Action::Write { id, .. } => self.items.lock().write_completed(id, Err(panic_error(&*panic))),
                 Action::SlotReserved => {}
             }
-        }
+            false
+        })
     }
 
     /// Completes a transfer; a panic is handled as in [`start_or_fail`](Self::start_or_fail).
@@ -157,16 +166,16 @@ impl IoScheduler {
         }
     }
 
-    fn start(&self, action: Action) {
+    fn start(&self, action: Action) -> bool {
         let (id, slot, is_read) = match action {
             Action::Read { id, slot } => (id, slot, true),
             Action::Write { id, slot } => (id, slot, false),
-            Action::SlotReserved => return,
+            Action::SlotReserved => return false,
         };
         let (stored, segments) = {
             let store = self.store();
             // An item is removed only when no transfer of it is in flight.
-            let Some(stored) = store.get(id).cloned() else { return };
+            let Some(stored) = store.get(id).cloned() else { return false };
             let segments = store.segments(&stored, 0..stored.bytes, true);
             (stored, segments)
         };
@@ -190,10 +199,14 @@ impl IoScheduler {
             self.engine.write_batch(items, WriteOptions::default()).map(PendingIo::Write)
         };
         match result {
-            Ok(pending) => self.track(SlotTransfer { id, slot, stored, pending }),
+            Ok(pending) => {
+                self.track(SlotTransfer { id, slot, stored, pending });
+                return true;
+            }
             Err(error) if is_read => self.items.lock().read_completed(id, Err(error.into()), true),
             Err(error) => self.items.lock().write_completed(id, Err(error.into())),
         }
+        false
     }
 
     fn track(&self, transfer: SlotTransfer) {
