@@ -155,3 +155,102 @@ fn collect(spans: impl Iterator<Item = Span>, enough: usize) -> (Vec<Span>, usiz
 fn is_better<R: Ord>((rank, bytes, ..): Window<R>, (other_rank, other_bytes, ..): Window<R>) -> bool {
     rank > other_rank || (rank == other_rank && bytes < other_bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// An arena with these slots: the gap before each, its bytes, and its next use.
+    fn arena(len: usize, parts: &[(usize, usize, Option<u64>)]) -> SlotAllocator {
+        let (mut slots, mut at) = (SlotAllocator::new(len), 0);
+        for (id, (gap, bytes, _)) in parts.iter().enumerate() {
+            slots.occupy(at + gap, *bytes, id as ItemId);
+            at += gap + bytes;
+        }
+        slots
+    }
+
+    /// Finds a range, and counts the steps.
+    fn find(
+        slots: &SlotAllocator,
+        parts: &[(usize, usize, Option<u64>)],
+        len: usize,
+        steps_max: usize,
+    ) -> (Option<VictimRange>, usize) {
+        let rank_of = |id: ItemId| parts[id as usize].2;
+        let mut latest: Vec<(u64, usize, usize)> =
+            slots.spans_from(0).filter_map(|span| Some((rank_of(span.owner?)?, span.start, span.len))).collect();
+        latest.sort_unstable_by(|one, other| other.cmp(one));
+        let single = latest.iter().find(|(_, _, bytes)| *bytes >= len).map(|(rank, start, _)| (*rank, *start));
+        let mut search = VictimSearch { slots, len, rank_of: &rank_of, steps_max, steps: 0 };
+        let found = search.find(latest.into_iter().map(|(rank, start, _)| (rank, start)), single);
+        (found, search.steps)
+    }
+
+    #[test]
+    fn the_items_used_last_are_evicted() {
+        let parts = [(0, 10, Some(3)), (0, 10, Some(9)), (0, 10, None), (0, 10, Some(5))];
+        let slots = arena(40, &parts);
+        let range = |len| find(&slots, &parts, len, usize::MAX).0;
+        assert_eq!(range(10), Some(VictimRange { start: 10, victims: vec![1] }));
+        assert_eq!(range(20), Some(VictimRange { start: 0, victims: vec![0, 1] }));
+        assert_eq!(range(21), None, "a borrowed item is between");
+    }
+
+    #[test]
+    fn a_search_that_is_cut_short_takes_a_single_item_or_the_best_neighbours() {
+        // Small items that are used late, each next to one that is used soon.
+        let mut parts: Vec<(usize, usize, Option<u64>)> = Vec::new();
+        for index in 0..100 {
+            parts.extend([(0, 1, Some(1000 - index)), (0, 1, Some(index))]);
+        }
+        let slots = arena(200, &parts);
+        let (whole, steps) = find(&slots, &parts, 2, usize::MAX);
+        assert_eq!(whole, Some(VictimRange { start: 198, victims: vec![198, 199] }));
+        assert!(steps > 200, "{steps}");
+        let (short, steps) = find(&slots, &parts, 2, STEPS_MAX);
+        assert_eq!(short.map(|range| range.victims), Some(vec![10, 11]), "the latest of those around the first ones");
+        assert!(steps < 80, "{steps}");
+        parts.push((0, 2, Some(50)));
+        let slots = arena(202, &parts);
+        assert_eq!(find(&slots, &parts, 2, STEPS_MAX).0.map(|range| range.victims), Some(vec![200]));
+    }
+
+    proptest! {
+        /// Brute force finds no better range. A search that is cut short finds one that is free or can be evicted.
+        #[test]
+        fn no_better_range_exists(
+            parts in prop::collection::vec((0_usize..4, 1_usize..6, prop::option::of(0_u64..6)), 0..12),
+            rest in 0_usize..4,
+            len in 1_usize..20,
+        ) {
+            let total = parts.iter().map(|part| part.0 + part.1).sum::<usize>() + rest;
+            let slots = arena(total, &parts);
+            if slots.find_gap(len).is_some() {
+                return Ok(());
+            }
+            let mut owner = vec![None; total];
+            for span in slots.spans_from(0) {
+                owner[span.start..span.start + span.len].fill(span.owner);
+            }
+            let score = |start: usize| {
+                let inside: Vec<ItemId> = owner[start..start + len].iter().flatten().copied().collect();
+                inside.iter().map(|id| parts[*id as usize].2).min().flatten().map(|worst| (worst, inside))
+            };
+            let best = (0..(total + 1).saturating_sub(len)).filter_map(score).map(|(worst, _)| worst).max();
+            let (found, _) = find(&slots, &parts, len, usize::MAX);
+            prop_assert_eq!(found.is_some(), best.is_some());
+            if let Some(VictimRange { start, victims }) = found {
+                let (worst, inside) = score(start).unwrap();
+                prop_assert_eq!(Some(worst), best);
+                prop_assert!(inside.iter().all(|id| victims.contains(id)));
+            }
+            if let (Some(VictimRange { start, victims }), _) = find(&slots, &parts, len, 1) {
+                let (_, inside) = score(start).unwrap();
+                prop_assert!(inside.iter().all(|id| victims.contains(id)));
+            }
+        }
+    }
+}

@@ -14,22 +14,54 @@ pub(super) const SLOT_BYTES: usize = 4;
 
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    Add { key: usize, bytes: usize },
-    Borrow { key: usize, mode: usize },
-    Release { which: usize, is_dirty: bool },
-    Wait { key: usize, is_create: bool },
-    CancelWait { which: usize },
-    Delete { key: usize },
-    Prefetch { key: usize },
-    Flush { key: usize },
-    End { which: usize, is_good: bool },
-    Schedule { keys: Vec<usize>, repeats: bool },
+    Add {
+        key: usize,
+        bytes: usize,
+    },
+    Borrow {
+        key: usize,
+        mode: usize,
+    },
+    /// Waits for an item, borrows it and returns it.
+    Use {
+        key: usize,
+        is_dirty: bool,
+    },
+    Release {
+        which: usize,
+        is_dirty: bool,
+    },
+    Wait {
+        key: usize,
+        is_create: bool,
+    },
+    CancelWait {
+        which: usize,
+    },
+    Delete {
+        key: usize,
+    },
+    Prefetch {
+        key: usize,
+    },
+    Flush {
+        key: usize,
+    },
+    End {
+        which: usize,
+        is_good: bool,
+    },
+    Schedule {
+        keys: Vec<usize>,
+        repeats: bool,
+    },
 }
 
 pub(super) fn step() -> impl Strategy<Value = Step> {
     let key = 0_usize..7;
     prop_oneof![
         2 => (key.clone(), 1_usize..5).prop_map(|(key, bytes)| Step::Add { key, bytes }),
+        8 => (key.clone(), any::<bool>()).prop_map(|(key, is_dirty)| Step::Use { key, is_dirty }),
         5 => (key.clone(), 0_usize..5).prop_map(|(key, mode)| Step::Borrow { key, mode }),
         5 => (any::<usize>(), any::<bool>()).prop_map(|(which, is_dirty)| Step::Release { which, is_dirty }),
         4 => (key.clone(), any::<bool>()).prop_map(|(key, is_create)| Step::Wait { key, is_create }),
@@ -278,6 +310,11 @@ impl World {
                     self.borrow(id, MODES[mode]);
                 }
             }
+            Step::Use { key, is_dirty } => {
+                if let Some(id) = self.id(key) {
+                    self.use_one(id, is_dirty);
+                }
+            }
             Step::Release { which, is_dirty } => self.release(which, is_dirty),
             Step::Wait { key, is_create } => {
                 if let Some(id) = self.id(key) {
@@ -310,6 +347,20 @@ impl World {
         }
         self.pump();
         self.check_flushes();
+    }
+
+    /// Waits for an item while all I/O completes, borrows it and returns it.
+    fn use_one(&mut self, id: ItemId, is_dirty: bool) {
+        self.residency.enqueue_waiter(id, BorrowMode::Exclusive);
+        self.pump();
+        self.complete_all();
+        let held = self.held.len();
+        self.borrow(id, BorrowMode::Exclusive);
+        self.residency.cancel_waiter(id, BorrowMode::Exclusive);
+        self.pump();
+        if self.held.len() > held {
+            self.release(held, is_dirty);
+        }
     }
 
     pub(super) fn complete_all(&mut self) {
