@@ -10,11 +10,11 @@ use crate::next_use::NextUseQueue;
 use crate::slot_allocator::ItemId;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
     fn borrows_find_the_latest_bytes(
-        steps in prop::collection::vec(step(), 1..120),
+        steps in prop::collection::vec(step(), 1..160),
         slots in 4_usize..14,
         prefetch in 0_usize..10,
         headroom in 0_usize..10,

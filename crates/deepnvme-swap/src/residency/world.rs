@@ -61,16 +61,16 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
     let key = 0_usize..7;
     prop_oneof![
         2 => (key.clone(), 1_usize..5).prop_map(|(key, bytes)| Step::Add { key, bytes }),
-        8 => (key.clone(), any::<bool>()).prop_map(|(key, is_dirty)| Step::Use { key, is_dirty }),
+        16 => (key.clone(), any::<bool>()).prop_map(|(key, is_dirty)| Step::Use { key, is_dirty }),
         5 => (key.clone(), 0_usize..5).prop_map(|(key, mode)| Step::Borrow { key, mode }),
         5 => (any::<usize>(), any::<bool>()).prop_map(|(which, is_dirty)| Step::Release { which, is_dirty }),
         4 => (key.clone(), any::<bool>()).prop_map(|(key, is_create)| Step::Wait { key, is_create }),
         3 => any::<usize>().prop_map(|which| Step::CancelWait { which }),
         1 => key.clone().prop_map(|key| Step::Delete { key }),
-        1 => key.clone().prop_map(|key| Step::Prefetch { key }),
+        2 => key.clone().prop_map(|key| Step::Prefetch { key }),
         1 => key.clone().prop_map(|key| Step::Flush { key }),
         6 => (any::<usize>(), 0..10).prop_map(|(which, luck)| Step::End { which, is_good: luck > 1 }),
-        1 => (prop::collection::vec(key, 0..9), any::<bool>()).prop_map(|(keys, repeats)| Step::Schedule { keys, repeats }),
+        3 => (prop::collection::vec(key, 0..16), any::<bool>()).prop_map(|(keys, repeats)| Step::Schedule { keys, repeats }),
     ]
 }
 
@@ -135,9 +135,9 @@ impl World {
         if self.residency.search_steps_max == usize::MAX {
             assert_eq!(found, expected);
         } else {
-            // A search that is cut short finds a slot as well, perhaps a worse one.
-            let is_nothing = found == Expected::Nothing;
-            assert!(!is_nothing || expected == Expected::Nothing || self.has_writes_in_flight(), "{expected:?}");
+            // For a waiter, a search that is cut short finds a slot as well, perhaps a worse one. A prefetch may fail.
+            let may_fail = self.residency.index.lacking.is_empty() || self.has_writes_in_flight();
+            assert!(found != Expected::Nothing || expected == Expected::Nothing || may_fail, "{expected:?}");
         }
         let is_reserved = |item: &item::Item| matches!(item.state, State::Reserved { .. });
         self.reserved = self.resident().filter(|id| is_reserved(&self.residency.items[id])).collect();
@@ -349,14 +349,16 @@ impl World {
         self.check_flushes();
     }
 
-    /// Waits for an item while all I/O completes, borrows it and returns it.
+    /// Waits for an item while all I/O completes, borrows it and returns it. Creates it if nobody has.
     fn use_one(&mut self, id: ItemId, is_dirty: bool) {
-        self.residency.enqueue_waiter(id, BorrowMode::Exclusive);
+        let is_new = self.residency.residence(id) == Residence::Neither;
+        let mode = if is_new { BorrowMode::Create } else { BorrowMode::Exclusive };
+        self.residency.enqueue_waiter(id, mode);
         self.pump();
         self.complete_all();
         let held = self.held.len();
-        self.borrow(id, BorrowMode::Exclusive);
-        self.residency.cancel_waiter(id, BorrowMode::Exclusive);
+        self.borrow(id, mode);
+        self.residency.cancel_waiter(id, mode);
         self.pump();
         if self.held.len() > held {
             self.release(held, is_dirty);
