@@ -308,6 +308,23 @@ fn a_pending_can_be_watched_through_an_eventfd() {
 }
 
 #[test]
+fn a_pending_calls_its_watchers_once() {
+    let engine = engine(BackendChoice::Auto);
+    let folder = folder();
+    let file = open(&folder.path().join("file"), Access::Write, DirectMode::Preferred);
+    let pending = engine.write(&file, 0, Region::from_vec(random(100_000, 1)), WHOLE).unwrap();
+    let (called, calls) = std::sync::mpsc::channel();
+    for name in ["before", "after"] {
+        let called = called.clone();
+        pending.on_done(move || called.send(name).unwrap());
+        assert_eq!(calls.recv_timeout(Duration::from_secs(30)), Ok(name), "before and after it is done");
+        assert!(pending.is_done());
+    }
+    drop((called, engine));
+    assert!(calls.recv().is_err(), "no watcher is called again");
+}
+
+#[test]
 fn a_small_transfer_that_is_waited_for_is_made_by_its_caller() {
     for (choice, by_caller) in
         [(BackendChoice::Auto, true), (BackendChoice::Threads, true), (BackendChoice::Aio, false)]

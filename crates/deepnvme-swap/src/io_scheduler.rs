@@ -4,28 +4,24 @@
 //! transfer. Each transfer is started once and completed once. No I/O or hashing happens under the lock.
 
 use std::any::Any;
-use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use deepnvme_io::mem::{Arena, CreatorProcess, Region, RegionMut};
-use deepnvme_io::{Engine, Error as IoError, ReadItem, Transfer, WriteItem, WriteOptions};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use deepnvme_io::{Engine, ReadItem, Transfer, WriteItem, WriteOptions};
 
 use crate::checksums;
+use crate::completions::Completions;
 use crate::disk_space::DiskSpace;
 use crate::error::{Error, Result};
+use crate::id_map::IdMap;
 use crate::item_table::ItemTable;
 use crate::residency::Action;
 use crate::slot_allocator::ItemId;
 use crate::store::{Segment, Store, StoredItem};
 use crate::sync::outer::{Mutex, MutexGuard};
-use crate::sync::wait_for_wake;
-
-/// How often transfers in flight are polled, in case a signal was not delivered.
-const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// The state that all handles of a swapper share.
 #[derive(Debug)]
@@ -36,8 +32,8 @@ pub(crate) struct IoScheduler {
     pub(crate) has_checksums: bool,
     pub(crate) creator: CreatorProcess,
     disk: DiskSpace,
-    in_flight: Mutex<Vec<SlotTransfer>>,
-    wake: OwnedFd,
+    in_flight: Mutex<IdMap<SlotTransfer>>,
+    completions: Arc<Completions>,
     is_shut_down: AtomicBool,
 }
 
@@ -57,13 +53,6 @@ enum PendingIo {
 }
 
 impl PendingIo {
-    fn is_done(&self) -> bool {
-        match self {
-            Self::Read(pending) => pending.is_done(),
-            Self::Write(pending) => pending.is_done(),
-        }
-    }
-
     fn cancel(&self) {
         match self {
             Self::Read(pending) => pending.cancel(),
@@ -80,8 +69,6 @@ impl IoScheduler {
         disk: DiskSpace,
         has_checksums: bool,
     ) -> Result<Self> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let wake = wake.map_err(|errno| IoError::os("make an eventfd", errno))?;
         let (in_flight, is_shut_down) = (Mutex::default(), AtomicBool::new(false));
         Ok(Self {
             items,
@@ -91,7 +78,7 @@ impl IoScheduler {
             creator: CreatorProcess::current(),
             disk,
             in_flight,
-            wake,
+            completions: Arc::new(Completions::new()?),
             is_shut_down,
         })
     }
@@ -104,24 +91,22 @@ impl IoScheduler {
         &self.disk
     }
 
-    fn in_flight(&self) -> MutexGuard<'_, Vec<SlotTransfer>> {
+    fn in_flight(&self) -> MutexGuard<'_, IdMap<SlotTransfer>> {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts I/O after a change. With checksums, the swapper's own thread does so, since it hashes.
     pub(crate) fn run_or_wake(&self) {
-        if self.has_checksums { self.wake() } else { self.run_planned_io() }
-    }
-
-    fn wake(&self) {
-        // A failed write means that the counter is full, which wakes the thread as well.
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        if self.has_checksums { self.completions.wake() } else { self.run_planned_io() }
     }
 
     /// Completes finished transfers and starts planned ones, until there is nothing to do.
     pub(crate) fn run_planned_io(&self) {
         loop {
+            // Completed transfers first, so that the plan has the memory that they leave.
             let done = self.take_completed();
+            let mut has_changed = !done.is_empty();
+            done.into_iter().for_each(|transfer| self.complete_or_fail(transfer));
             let (actions, reaped) = {
                 let mut table = self.items.lock();
                 let actions = table.take_planned();
@@ -129,36 +114,44 @@ impl IoScheduler {
                 table.stats.resident_bytes_peak = table.stats.resident_bytes_peak.max(resident);
                 (actions, table.take_reaped())
             };
-            if done.is_empty() && actions.is_empty() && reaped.is_empty() {
+            if !has_changed && actions.is_empty() && reaped.is_empty() {
                 return;
             }
-            done.into_iter().for_each(|transfer| self.complete_or_fail(transfer));
-            actions.into_iter().for_each(|action| self.start_or_fail(action));
+            for action in actions {
+                has_changed |= !self.start_or_fail(action);
+            }
             if !reaped.is_empty() {
+                has_changed = true;
                 self.disk.remove(&reaped);
                 self.items.lock().space_freed(reaped.len());
             }
-            self.items.notify();
+            // A transfer that has started ends no wait.
+            if has_changed {
+                self.items.notify();
+            }
         }
     }
 
     fn take_completed(&self) -> Vec<SlotTransfer> {
+        let completed = self.completions.take();
+        if completed.is_empty() {
+            return Vec::new();
+        }
         let mut in_flight = self.in_flight();
-        let (done, rest) = std::mem::take(&mut *in_flight).into_iter().partition(|transfer| transfer.pending.is_done());
-        *in_flight = rest;
-        done
+        completed.into_iter().filter_map(|id| in_flight.remove(&id)).collect()
     }
 
-    /// Starts a transfer. A panic becomes the error of the item's waiters, since no other thread would complete the
-    /// transfer.
-    fn start_or_fail(&self, action: Action) {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.start(action))) {
+    /// Starts a transfer. Returns whether it is in flight now. A panic becomes the error of the item's waiters, since no
+    /// other thread would complete the transfer.
+    fn start_or_fail(&self, action: Action) -> bool {
+        catch_unwind(AssertUnwindSafe(|| self.start(action))).unwrap_or_else(|panic| {
             match action {
                 Action::Read { id, .. } => self.items.lock().read_completed(id, Err(panic_error(&*panic)), true),
                 Action::Write { id, .. } => self.items.lock().write_completed(id, Err(panic_error(&*panic))),
                 Action::SlotReserved => {}
             }
-        }
+            false
+        })
     }
 
     /// Completes a transfer; a panic is handled as in [`start_or_fail`](Self::start_or_fail).
@@ -173,16 +166,16 @@ impl IoScheduler {
         }
     }
 
-    fn start(&self, action: Action) {
+    fn start(&self, action: Action) -> bool {
         let (id, slot, is_read) = match action {
             Action::Read { id, slot } => (id, slot, true),
             Action::Write { id, slot } => (id, slot, false),
-            Action::SlotReserved => return,
+            Action::SlotReserved => return false,
         };
         let (stored, segments) = {
             let store = self.store();
             // An item is removed only when no transfer of it is in flight.
-            let Some(stored) = store.get(id).cloned() else { return };
+            let Some(stored) = store.get(id).cloned() else { return false };
             let segments = store.segments(&stored, 0..stored.bytes, true);
             (stored, segments)
         };
@@ -206,23 +199,26 @@ impl IoScheduler {
             self.engine.write_batch(items, WriteOptions::default()).map(PendingIo::Write)
         };
         match result {
-            Ok(pending) => self.track(SlotTransfer { id, slot, stored, pending }),
+            Ok(pending) => {
+                self.track(SlotTransfer { id, slot, stored, pending });
+                return true;
+            }
             Err(error) if is_read => self.items.lock().read_completed(id, Err(error.into()), true),
             Err(error) => self.items.lock().write_completed(id, Err(error.into())),
         }
+        false
     }
 
     fn track(&self, transfer: SlotTransfer) {
-        // Without a spare descriptor, the swapper's thread finds the completion by polling.
-        if let Ok(wake) = self.wake.try_clone() {
-            match &transfer.pending {
-                PendingIo::Read(pending) => pending.notify(wake),
-                PendingIo::Write(pending) => pending.notify(wake),
-            }
+        let (id, completions) = (transfer.id, Arc::clone(&self.completions));
+        let watcher = move || completions.push(id);
+        // It is in the map before it can complete for anybody else.
+        let mut in_flight = self.in_flight();
+        match &transfer.pending {
+            PendingIo::Read(pending) => pending.on_done(watcher),
+            PendingIo::Write(pending) => pending.on_done(watcher),
         }
-        self.in_flight().push(transfer);
-        // The transfer may have completed before it was in the list.
-        self.wake();
+        in_flight.insert(id, transfer);
     }
 
     /// Records a transfer that has completed.
@@ -261,10 +257,7 @@ impl IoScheduler {
     /// The loop of the swapper's own thread.
     pub(crate) fn run(&self) {
         loop {
-            let limit = (!self.in_flight().is_empty()).then_some(&POLL_INTERVAL);
-            wait_for_wake(&self.wake, limit);
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&self.wake, &mut count);
+            self.completions.wait();
             if self.is_shut_down.load(Ordering::Acquire) {
                 return;
             }
@@ -282,7 +275,7 @@ impl IoScheduler {
         self.items.lock().is_closed = true;
         self.items.notify();
         self.is_shut_down.store(true, Ordering::Release);
-        self.wake();
+        self.completions.wake();
     }
 
     /// Waits for transfers that the disk has started, and cancels the others.
@@ -292,8 +285,8 @@ impl IoScheduler {
             if in_flight.is_empty() {
                 return;
             }
-            in_flight.iter().for_each(|transfer| transfer.pending.cancel());
-            in_flight.into_iter().for_each(|transfer| self.complete_or_fail(transfer));
+            in_flight.values().for_each(|transfer| transfer.pending.cancel());
+            in_flight.into_values().for_each(|transfer| self.complete_or_fail(transfer));
         }
     }
 }

@@ -38,13 +38,13 @@ impl Swapper {
     pub(crate) fn borrow_key(&self, key: &str, mode: BorrowMode, is_cancelled: CancelCheck<'_>) -> Result<Borrowed> {
         loop {
             let id = self.find(key)?;
-            let Some(stored) = self.scheduler.store().get(id).cloned() else { continue };
             if mode.is_exclusive()
-                && let DiskLocation::Attached { file, .. } = &stored.location
+                && let Some(StoredItem { location: DiskLocation::Attached { file, .. }, .. }) =
+                    self.scheduler.store().get(id)
             {
                 return Err(Error::ReadOnly { key: key.into(), path: file.path().to_path_buf() });
             }
-            match self.borrow_item(key, id, stored.bytes, mode, is_cancelled) {
+            match self.borrow_item(key, id, mode, is_cancelled) {
                 // The item was replaced during the wait.
                 Err(Error::NotFound { .. }) => {}
                 Ok(borrowed) => return Ok(borrowed),
@@ -57,26 +57,26 @@ impl Swapper {
         &self,
         key: &str,
         id: ItemId,
-        bytes: usize,
         mode: BorrowMode,
         is_cancelled: CancelCheck<'_>,
     ) -> Result<Borrowed> {
         let (scheduler, thread) = (&self.scheduler, current_thread());
-        let padding = scheduler.store().get(id).map_or(0, |stored| stored.padding);
         let taken = scheduler.items.borrow(id, mode, thread, &|| scheduler.run_or_wake(), is_cancelled);
         let slot = taken.map_err(|error| explain(key, error, "borrow"))?;
         // This use may start the next prefetch.
         scheduler.run_or_wake();
+        // A borrowed item stays in the store.
+        let (bytes, padding) = scheduler.store().get(id).map_or((0, 0), |stored| (stored.bytes, stored.padding));
         let slot = slot.filter(|_| mode.needs_memory());
         Ok(Borrowed::new(scheduler, id, (slot.map(|slot| slot + padding), bytes), mode, thread))
     }
 
-    pub(crate) fn flush_ids(&self, ids: &[(ItemId, String)], is_cancelled: CancelCheck<'_>) -> Result<()> {
+    pub(crate) fn flush_ids(&self, ids: &[(ItemId, Arc<str>)], is_cancelled: CancelCheck<'_>) -> Result<()> {
         let (scheduler, thread) = (&self.scheduler, current_thread());
         let flushed =
             scheduler.items.flush(ids.iter().map(|(id, _)| *id), thread, &|| scheduler.run_or_wake(), is_cancelled);
         flushed.map_err(|(failed, error)| {
-            let key = ids.iter().find(|(id, _)| Some(*id) == failed).map(|(_, key)| key.as_str());
+            let key = ids.iter().find(|(id, _)| Some(*id) == failed).map(|(_, key)| &**key);
             explain(key.unwrap_or_default(), error, "flush")
         })
     }
@@ -108,7 +108,7 @@ impl Swapper {
                     Some(old) => old,
                 }
             };
-            match self.borrow_item(key, old, 0, BorrowMode::DiskExclusive, is_cancelled) {
+            match self.borrow_item(key, old, BorrowMode::DiskExclusive, is_cancelled) {
                 Ok(borrowed) => {
                     let mut table = self.scheduler.items.lock();
                     table.residency.delete(old);

@@ -1,6 +1,6 @@
 //! The items under one lock: threads borrow them here, wait here, and return them here.
 //!
-//! One condition variable wakes all waiters after any change. A waiter may look late, so it waits only for states that last
+//! One condition variable wakes all waiters after any change, if there are any. A waiter may look late, so it waits only for states that last
 //! or that it will be woken for again. `loom_tests` checks the interleavings.
 
 use std::collections::HashMap;
@@ -32,6 +32,8 @@ pub(crate) struct TableState<E> {
     /// The swapper's thread has panicked.
     pub(crate) is_broken: bool,
     detector: DeadlockDetector,
+    /// Threads that wait for a change.
+    waiting: usize,
     /// Deleted items whose disk space is being freed.
     items_being_freed: usize,
     /// Actions that were planned and not started yet.
@@ -62,6 +64,7 @@ impl<E: Clone> ItemTable<E> {
             is_closed: false,
             is_broken: false,
             detector: DeadlockDetector::default(),
+            waiting: 0,
             items_being_freed: 0,
             planned: Vec::new(),
             failures: 0,
@@ -77,7 +80,16 @@ impl<E: Clone> ItemTable<E> {
 
     /// Wakes all waiters.
     pub(crate) fn notify(&self) {
-        self.changed.notify_all();
+        self.notify_after(self.lock());
+    }
+
+    /// Wakes all waiters after a change under this lock. Threads that come to wait later see the change.
+    fn notify_after(&self, table: MutexGuard<'_, TableState<E>>) {
+        let has_waiters = table.waiting > 0;
+        drop(table);
+        if has_waiters {
+            self.changed.notify_all();
+        }
     }
 
     /// Waits until the item is borrowed; the caller has to release it. `run_io` starts planned I/O, and `is_cancelled`
@@ -112,8 +124,7 @@ impl<E: Clone> ItemTable<E> {
             }
             // A transfer may have just completed, so there may be work to start before a deadlock is certain.
             if table.plan() {
-                drop(table);
-                self.changed.notify_all();
+                self.notify_after(table);
                 run_io();
                 table = self.lock();
                 continue;
@@ -143,12 +154,12 @@ impl<E: Clone> ItemTable<E> {
             }
         };
         table.detector.stop_waiting(thread);
+        table.count_borrow(mode, borrowed.is_ok(), waited.map(|since| since.elapsed()));
         if is_queued {
             table.residency.cancel_waiter(id, mode);
             // A slot that was reserved for this waiter is free for others.
-            self.changed.notify_all();
+            self.notify_after(table);
         }
-        table.count_borrow(mode, borrowed.is_ok(), waited.map(|since| since.elapsed()));
         borrowed
     }
 
@@ -157,8 +168,7 @@ impl<E: Clone> ItemTable<E> {
         let mut table = self.lock();
         table.detector.release(id, thread);
         table.residency.release(id, mode, is_dirty);
-        drop(table);
-        self.changed.notify_all();
+        self.notify_after(table);
     }
 
     /// Waits until these items are on disk, each as it was at the call or newer. An error names the item that it is about.
@@ -179,17 +189,21 @@ impl<E: Clone> ItemTable<E> {
         }
         run_io();
         let flushed = self.wait_while(thread, Some(failures_before), run_io, is_cancelled, |table| {
-            left.retain(|flush| !table.residency.is_flush_over(*flush));
-            let held = left.iter().find(|flush| table.residency.has_writer(flush.id));
-            held.map(|flush| WaitingFor::Item(flush.id)).or(left.first().map(|flush| WaitingFor::Io(flush.id)))
+            // One after the other, since a flush that is over stays so.
+            while left.last().is_some_and(|flush| table.residency.is_flush_over(*flush)) {
+                left.pop();
+            }
+            let id = left.last()?.id;
+            Some(if table.residency.has_writer(id) { WaitingFor::Item(id) } else { WaitingFor::Io(id) })
         });
-        flushed.map_err(|error| (left.first().map(|flush| flush.id), error))
+        flushed.map_err(|error| (left.last().map(|flush| flush.id), error))
     }
 
     /// Deletes an item, at once or when its last borrow ends.
     pub(crate) fn delete(&self, id: ItemId) {
-        self.lock().residency.delete(id);
-        self.changed.notify_all();
+        let mut table = self.lock();
+        table.residency.delete(id);
+        self.notify_after(table);
     }
 
     /// Waits while `waiting_for` names a reason. With `failures_before`, the failure of a later write ends the wait.
@@ -235,10 +249,13 @@ impl<E: Clone> ItemTable<E> {
     /// Waits for a change, but not for long. Returns whether the wait was cancelled, which is asked without the lock.
     fn wait_for_change<'a>(
         &'a self,
-        table: MutexGuard<'a, TableState<E>>,
+        mut table: MutexGuard<'a, TableState<E>>,
         is_cancelled: &mut dyn FnMut() -> bool,
     ) -> (MutexGuard<'a, TableState<E>>, bool) {
-        drop(wait(&self.changed, table, CANCEL_CHECK_INTERVAL));
+        table.waiting += 1;
+        let mut table = wait(&self.changed, table, CANCEL_CHECK_INTERVAL);
+        table.waiting -= 1;
+        drop(table);
         let stop = is_cancelled();
         (self.lock(), stop)
     }

@@ -4,14 +4,14 @@
 //! read. Optimizer states, gradients and parameters all use this engine.
 //!
 //! Pure decisions: `residency` decides which items are in memory and which I/O comes next, with `next_use` (when an
-//! item is used next), `slot_allocator` (where in memory), `extent_allocator` (where on disk) and `deadlock` (whether a
-//! wait can end).
+//! item is used next), `slot_allocator` (where in memory, with a `gap_index`), `extent_allocator` (where on disk) and
+//! `deadlock` (whether a wait can end). `id_map` is a fast map by item.
 //!
-//! I/O: `item_table` is where threads borrow and wait, and `io_scheduler` does the planned I/O. `store` records the place
-//! of each item on disk, `disk_space` allocates and resizes, `swap_files` creates and deletes files, `checksums`
+//! I/O: `item_table` is where threads borrow and wait, and `io_scheduler` does the planned I/O, which ends in
+//! `completions`. `store` knows the place of each item on disk, `disk_space` allocates and resizes, `swap_files` creates and deletes files, `checksums`
 //! detects damage.
 //!
-//! API: `swapper` with its `options`, `borrowed`, `partial_io` and `export`, all built on `item_access`.
+//! API: `swapper` with its `options`, `borrowed`, `partial_io` and `export`, all made of `item_access`.
 //! ```
 //! use std::sync::Arc;
 //!
@@ -47,11 +47,14 @@
 
 mod borrowed;
 mod checksums;
+mod completions;
 mod deadlock;
 mod disk_space;
 mod error;
 mod export;
 mod extent_allocator;
+mod gap_index;
+mod id_map;
 mod io_scheduler;
 mod item_access;
 mod item_table;

@@ -1,16 +1,18 @@
 //! Slots of the arena, which contain items of different sizes: pure.
 //!
-//! Borrowed items cannot move; all others can be evicted. So the allocator searches not only free memory, but every
-//! range between borrowed items, and takes the range whose items are used last. This gives a guarantee: a slot of `n`
-//! bytes is found as soon as there are `n` bytes between two neighbouring borrowed items. With `k` of those, of `L`
-//! bytes together, in an arena of `M`, that is certain for every `n` up to `(M - L) / (k + 1)`. If all slots have one
-//! size, it is certain while that much memory is left.
+//! Some slots are pinned: their items cannot be evicted now, and borrowed ones cannot move. All others can be evicted. So
+//! a new slot may lie anywhere between two pinned ones, and `residency` takes a range whose items are used late. This
+//! gives a guarantee: a slot of `n` bytes is found as soon as there are `n` bytes between two neighbouring pinned slots.
+//! With `k` of those, of `L` bytes together, in an arena of `M`, that is certain for every `n` up to
+//! `(M - L) / (k + 1)`. If all slots have one size, it is certain while that much memory is left.
 //!
 //! Large items go to the front of the arena and small ones to the back, so that small borrowed items do not split the
 //! room for large ones.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Range;
+
+use crate::gap_index::GapIndex;
 
 /// Identifies an item; never reused.
 pub(crate) type ItemId = u64;
@@ -24,28 +26,24 @@ pub(crate) struct SlotAllocator {
     len: usize,
     /// The length and the owner of each slot, by its start.
     taken: BTreeMap<usize, (usize, ItemId)>,
+    /// Free memory.
+    free: GapIndex,
+    /// Memory between pinned slots.
+    unpinned: GapIndex,
     used: usize,
 }
 
-/// A range that is long enough, and the items to evict from it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct VictimRange {
+/// A free range, or a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Span {
     pub(crate) start: usize,
-    pub(crate) victims: Vec<ItemId>,
-}
-
-/// A free range, or a slot that can be evicted.
-#[derive(Clone, Copy)]
-struct Span {
-    start: usize,
-    len: usize,
-    /// The item, and when it is used next.
-    owner: Option<(ItemId, u64)>,
+    pub(crate) len: usize,
+    pub(crate) owner: Option<ItemId>,
 }
 
 impl SlotAllocator {
     pub(crate) fn new(len: usize) -> Self {
-        Self { len, taken: BTreeMap::new(), used: 0 }
+        Self { len, taken: BTreeMap::new(), free: GapIndex::new(len), unpinned: GapIndex::new(len), used: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -57,114 +55,92 @@ impl SlotAllocator {
         self.len - self.used
     }
 
-    /// The owners of all slots.
-    pub(crate) fn owners(&self) -> impl Iterator<Item = ItemId> {
-        self.taken.values().map(|(_, id)| *id)
-    }
-
+    /// Gives free memory to an item. Its slot is not pinned.
     pub(crate) fn occupy(&mut self, start: usize, len: usize, id: ItemId) {
         let before = self.taken.insert(start, (len, id));
         debug_assert!(before.is_none() && start + len <= self.len, "{start} has an owner: {before:?}");
+        self.free.occupy(start..start + len);
         self.used += len;
     }
 
+    /// Frees a slot, which is not pinned.
     pub(crate) fn release(&mut self, start: usize) {
         let left = self.taken.remove(&start);
         debug_assert!(left.is_some(), "no slot begins at {start}");
-        self.used -= left.map_or(0, |(len, _)| len);
+        let Some((len, _)) = left else { return };
+        self.free.release(start..start + len);
+        self.used -= len;
+    }
+
+    pub(crate) fn pin(&mut self, slot: Range<usize>) {
+        self.unpinned.occupy(slot);
+    }
+
+    pub(crate) fn unpin(&mut self, slot: Range<usize>) {
+        self.unpinned.release(slot);
     }
 
     /// Finds the smallest gap that is large enough.
     pub(crate) fn find_gap(&self, len: usize) -> Option<usize> {
-        if len > self.free_bytes() {
-            return None;
-        }
-        let mut best: Option<Range<usize>> = None;
-        let mut at = 0;
-        let ends = self.taken.iter().map(|(start, (len, _))| (*start, start + len)).chain([(self.len, self.len)]);
-        for (start, end) in ends {
-            let (gap, is_enough) = (at..start, start - at >= len);
-            // Of equal gaps, large items take the first and small ones the last.
-            let is_better = |best: &Range<usize>| match gap.len().cmp(&best.len()) {
-                std::cmp::Ordering::Equal => !self.is_large(len),
-                order => order.is_lt(),
-            };
-            if is_enough && best.as_ref().is_none_or(is_better) {
-                best = Some(gap);
-            }
-            at = end;
-        }
-        best.map(|gap| self.place_in(&gap, len))
+        // Of equal gaps, large items take the first and small ones the last.
+        let gap = self.free.smallest(len, !self.is_large(len))?;
+        Some(self.place_in(&gap, len))
     }
 
-    /// Finds the range whose items are used last. `next_use_of` is `None` for items that cannot be evicted. A range
-    /// counts as its item that is used soonest.
-    pub(crate) fn find_victims(
-        &self,
-        len: usize,
-        mut next_use_of: impl FnMut(ItemId) -> Option<u64>,
-    ) -> Option<VictimRange> {
-        let mut best: Option<(u64, usize, VictimRange)> = None;
-        // A sliding window of spans, and a monotonic queue of their next uses: its front is the soonest.
-        let (mut spans, mut soonest): (VecDeque<Span>, VecDeque<(usize, u64)>) = (VecDeque::new(), VecDeque::new());
-        let mut bytes = 0;
-        let mut consider = |span: Option<Span>| {
-            let Some(span) = span else {
-                (bytes, _) = (0, (spans.clear(), soonest.clear()));
-                return;
-            };
-            spans.push_back(span);
-            bytes += span.len;
-            if let Some((_, next_use)) = span.owner {
-                while soonest.back().is_some_and(|(_, other)| *other >= next_use) {
-                    soonest.pop_back();
-                }
-                soonest.push_back((span.start, next_use));
-            }
-            while let Some(first) = spans.front().copied().filter(|first| bytes - first.len >= len) {
-                spans.pop_front();
-                bytes -= first.len;
-                if soonest.front().is_some_and(|(start, _)| *start == first.start) {
-                    soonest.pop_front();
-                }
-            }
-            if bytes < len {
-                return;
-            }
-            let score = soonest.front().map_or(u64::MAX, |(_, next_use)| *next_use);
-            let is_better = |(other, cost, _): &(u64, usize, VictimRange)| (score, *cost) > (*other, bytes);
-            if best.as_ref().is_none_or(is_better) {
-                let victims = spans.iter().filter_map(|span| span.owner.map(|(id, _)| id)).collect();
-                let start = spans.front().map_or(0, |first| first.start);
-                let start = self.place_in(&(start..start + bytes), len);
-                best = Some((score, bytes, VictimRange { start, victims }));
-            }
-        };
-        let mut at = 0;
-        for (start, (owned, id)) in &self.taken {
-            if *start > at {
-                consider(Some(Span { start: at, len: start - at, owner: None }));
-            }
-            consider(next_use_of(*id).map(|next_use| Span {
-                start: *start,
-                len: *owned,
-                owner: Some((*id, next_use)),
-            }));
-            at = start + owned;
-        }
-        if self.len > at {
-            consider(Some(Span { start: at, len: self.len - at, owner: None }));
-        }
-        best.map(|(_, _, range)| range)
+    /// Finds the smallest range without a pinned slot that is long enough.
+    pub(crate) fn find_unpinned(&self, len: usize) -> Option<Range<usize>> {
+        self.unpinned.smallest(len, !self.is_large(len))
     }
 
-    fn is_large(&self, len: usize) -> bool {
+    /// The slot that begins at `start`.
+    pub(crate) fn slot_at(&self, start: usize) -> Option<Span> {
+        self.taken.get(&start).map(|(len, id)| Span { start, len: *len, owner: Some(*id) })
+    }
+
+    /// The spans from `start` on, where a slot or a gap begins.
+    pub(crate) fn spans_from(&self, start: usize) -> impl Iterator<Item = Span> {
+        let (mut at, mut slots) = (start, self.taken.range(start..).peekable());
+        std::iter::from_fn(move || {
+            let next = slots.peek().map_or(self.len, |(start, _)| **start);
+            let span = if next > at {
+                Span { start: at, len: next - at, owner: None }
+            } else {
+                let (start, (len, id)) = slots.next()?;
+                Span { start: *start, len: *len, owner: Some(*id) }
+            };
+            at = span.start + span.len;
+            Some(span)
+        })
+    }
+
+    /// The spans before `end`, where a slot or a gap ends, from the last to the first.
+    pub(crate) fn spans_before(&self, end: usize) -> impl Iterator<Item = Span> {
+        let (mut at, mut slots) = (end, self.taken.range(..end).rev().peekable());
+        std::iter::from_fn(move || {
+            let last_end = slots.peek().map_or(0, |(start, (len, _))| **start + len);
+            let span = if last_end < at {
+                Span { start: last_end, len: at - last_end, owner: None }
+            } else {
+                let (start, (len, id)) = slots.next()?;
+                Span { start: *start, len: *len, owner: Some(*id) }
+            };
+            at = span.start;
+            Some(span)
+        })
+    }
+
+    pub(crate) fn is_large(&self, len: usize) -> bool {
         len >= self.len / LARGE_FRACTION
     }
 
     /// Where in a range a slot goes.
-    fn place_in(&self, span: &Range<usize>, len: usize) -> usize {
-        if self.is_large(len) { span.start } else { span.end - len }
+    pub(crate) fn place_in(&self, range: &Range<usize>, len: usize) -> usize {
+        if self.is_large(len) { range.start } else { range.end - len }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn gaps(&self) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
+        (self.free.iter().collect(), self.unpinned.iter().collect())
     }
 }
 
@@ -174,75 +150,52 @@ mod tests {
 
     use super::*;
 
-    /// An arena with these slots: the gap before each, its bytes, and its next use.
-    fn arena(len: usize, parts: &[(usize, usize, Option<u64>)]) -> (SlotAllocator, Vec<Option<u64>>) {
+    /// An arena with these slots: the gap before each and its bytes.
+    fn arena(len: usize, parts: &[(usize, usize)]) -> SlotAllocator {
         let (mut slots, mut at) = (SlotAllocator::new(len), 0);
-        for (id, (gap, bytes, _)) in parts.iter().enumerate() {
+        for (id, (gap, bytes)) in parts.iter().enumerate() {
             slots.occupy(at + gap, *bytes, id as ItemId);
             at += gap + bytes;
         }
-        (slots, parts.iter().map(|part| part.2).collect())
+        slots
     }
 
     #[test]
     fn slots_come_from_the_smallest_gap() {
-        let (slots, _) = arena(160, &[(20, 10, None), (10, 20, None), (10, 40, None)]);
+        let slots = arena(160, &[(20, 10), (10, 20), (10, 40)]);
         assert_eq!(slots.find_gap(10), Some(30), "large: the first of two");
         assert_eq!(slots.find_gap(5), Some(65), "small: the end of the last");
         assert_eq!((slots.find_gap(51), slots.free_bytes()), (None, 90));
     }
 
     #[test]
-    fn the_items_used_last_are_evicted() {
-        let (slots, next_use) = arena(40, &[(0, 10, Some(3)), (0, 10, Some(9)), (0, 10, None), (0, 10, Some(5))]);
-        let range = |len| slots.find_victims(len, |id| next_use[id as usize]);
-        assert_eq!(range(10), Some(VictimRange { start: 10, victims: vec![1] }));
-        assert_eq!(range(20), Some(VictimRange { start: 0, victims: vec![0, 1] }));
-        assert_eq!(range(21), None, "a borrowed item is between");
+    fn spans_cover_the_arena_in_both_directions() {
+        let slots = arena(20, &[(2, 3), (0, 5), (4, 1)]);
+        let forwards: Vec<Span> = slots.spans_from(0).collect();
+        let places: Vec<_> = forwards.iter().map(|span| (span.start, span.len, span.owner)).collect();
+        assert_eq!(
+            places,
+            [(0, 2, None), (2, 3, Some(0)), (5, 5, Some(1)), (10, 4, None), (14, 1, Some(2)), (15, 5, None)]
+        );
+        let mut backwards: Vec<Span> = slots.spans_before(20).collect();
+        backwards.reverse();
+        assert_eq!(forwards, backwards);
+        assert_eq!(slots.spans_from(5).next(), slots.slot_at(5));
     }
 
     proptest! {
-        /// Brute force finds no better range.
-        #[test]
-        fn no_better_range_exists(
-            parts in prop::collection::vec((0_usize..4, 1_usize..6, prop::option::of(0_u64..6)), 0..12),
-            rest in 0_usize..4,
-            len in 1_usize..20,
-        ) {
-            let total = parts.iter().map(|part| part.0 + part.1).sum::<usize>() + rest;
-            let (slots, next_use) = arena(total, &parts);
-            let mut owner = vec![None; total];
-            for (start, (bytes, id)) in &slots.taken {
-                owner[*start..start + bytes].fill(Some(*id));
-            }
-            let score = |start: usize| {
-                let inside: Vec<ItemId> = owner[start..start + len].iter().flatten().copied().collect();
-                let worst = inside.iter().map(|id| next_use[*id as usize]).min().unwrap_or(Some(u64::MAX));
-                worst.map(|worst| (worst, inside))
-            };
-            let best = (0..(total + 1).saturating_sub(len)).filter_map(score).map(|(worst, _)| worst).max();
-            let found = slots.find_victims(len, |id| next_use[id as usize]);
-            prop_assert_eq!(found.is_some(), best.is_some());
-            if let Some(VictimRange { start, victims }) = found {
-                let (worst, mut inside) = score(start).unwrap();
-                inside.dedup();
-                prop_assert_eq!(Some(worst), best);
-                prop_assert!(inside.iter().all(|id| victims.contains(id)));
-                prop_assert_eq!(slots.find_gap(len).is_some(), worst == u64::MAX);
-            }
-            if let Some(start) = slots.find_gap(len) {
-                prop_assert!(owner[start..start + len].iter().all(Option::is_none));
-            }
-        }
-
         /// The module's guarantee for the largest slot that is certain to be found.
         #[test]
         fn the_guarantee_holds(stay in prop::collection::vec((0_usize..40, 1_usize..10), 0..6), rest in 0_usize..40) {
-            let parts: Vec<_> = stay.iter().map(|(gap, bytes)| (*gap, *bytes, None)).collect();
-            let total = parts.iter().map(|part| part.0 + part.1).sum::<usize>() + rest;
-            let (slots, _) = arena(total, &parts);
-            let certain = slots.free_bytes() / (parts.len() + 1);
-            prop_assert!(certain == 0 || slots.find_victims(certain, |_| None).is_some());
+            let total = stay.iter().map(|part| part.0 + part.1).sum::<usize>() + rest;
+            let mut slots = arena(total, &stay);
+            let mut at = 0;
+            for (gap, bytes) in &stay {
+                slots.pin(at + gap..at + gap + bytes);
+                at += gap + bytes;
+            }
+            let certain = slots.free_bytes() / (stay.len() + 1);
+            prop_assert!(certain == 0 || slots.find_unpinned(certain).is_some());
         }
 
         /// Equal slots fill the arena, in any order of allocation.
@@ -256,7 +209,7 @@ mod tests {
                     let gone = held.swap_remove(index.index(8));
                     slots.release(gone);
                 }
-                let start = slots.find_victims(7, |_| None).map(|range| range.start).unwrap();
+                let start = slots.find_gap(7).unwrap();
                 slots.occupy(start, 7, step as ItemId);
                 held.push(start);
             }

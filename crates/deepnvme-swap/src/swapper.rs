@@ -19,10 +19,10 @@ use crate::store::{DiskLocation, StoredItem};
 use crate::swap_files::SwapFiles;
 use crate::sync::outer::thread::{self, JoinHandle};
 
-/// Maximum of the default prefetch budget, and of the default headroom. A large memory would prefetch far more than the
-/// disk needs to stay busy.
+/// Default limit for prefetch budget and headroom; without it, large memories would prefetch far more than a disk
+/// needs.
 const BUDGET_BYTES_MAX: usize = 1 << 30;
-/// Default fraction of memory for each of the two: three eighths.
+/// The fraction of memory that each of the two may take by default: three eighths.
 const BUDGET_FRACTION: (usize, usize) = (3, 8);
 /// Bytes per copy into a slot.
 const COPY_BYTES: usize = 1 << 20;
@@ -84,7 +84,7 @@ impl Swapper {
             let same =
                 found.filter(|id| self.scheduler.store().get(*id).is_some_and(|stored| can_reuse(stored, bytes)));
             if let Some(id) = same {
-                match self.borrow_item(key, id, bytes, BorrowMode::Create, is_cancelled) {
+                match self.borrow_item(key, id, BorrowMode::Create, is_cancelled) {
                     Err(Error::NotFound { .. }) => continue,
                     other => return other,
                 }
@@ -92,12 +92,12 @@ impl Swapper {
             let extents = self.allocate(key, bytes, is_cancelled)?;
             let stored = StoredItem::new((key, ""), bytes, 0, DiskLocation::Swap(extents));
             let id = self.replace_item(key, slot_bytes, stored, false, is_cancelled)?;
-            let borrowed = self.borrow_item(key, id, bytes, BorrowMode::Create, is_cancelled);
-            if borrowed.is_err() {
+            let taken = self.borrow_item(key, id, BorrowMode::Create, is_cancelled);
+            if taken.is_err() {
                 self.scheduler.items.delete(id);
                 self.scheduler.run_or_wake();
             }
-            return borrowed;
+            return taken;
         }
     }
 
@@ -208,9 +208,9 @@ impl Swapper {
     /// thread has borrowed one of them exclusively.
     pub fn flush(&self, keys: Option<&[&str]>, is_cancelled: CancelCheck<'_>) -> Result<()> {
         self.check_process()?;
-        let ids: Vec<(ItemId, String)> = match keys {
-            Some(keys) => keys.iter().map(|key| Ok((self.find(key)?, (*key).to_owned()))).collect::<Result<_>>()?,
-            None => self.scheduler.items.lock().residency.keys().map(|(key, id)| (id, key.to_string())).collect(),
+        let ids: Vec<(ItemId, Arc<str>)> = match keys {
+            Some(keys) => keys.iter().map(|key| Ok((self.find(key)?, Arc::from(*key)))).collect::<Result<_>>()?,
+            None => self.scheduler.items.lock().residency.keys().map(|(key, id)| (id, Arc::clone(key))).collect(),
         };
         self.flush_ids(&ids, is_cancelled)
     }

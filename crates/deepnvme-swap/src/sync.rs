@@ -9,7 +9,9 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+#[cfg(simulated)]
+use rustix::event::Timespec;
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::deadlock::ThreadNumber;
 
@@ -54,23 +56,19 @@ pub(crate) fn current_thread() -> ThreadNumber {
     usize::from(outer::thread::current().id()) as ThreadNumber
 }
 
-/// Waits for a write to the eventfd, at most this long. An interrupted wait ends early.
-pub(crate) fn wait_for_wake(wake: &OwnedFd, at_most: Option<&Timespec>) {
+/// Waits for a write to the eventfd. An interrupted wait ends early.
+pub(crate) fn wait_for_wake(wake: &OwnedFd) {
     let mut wake = [PollFd::new(wake, PollFlags::IN)];
     #[cfg(not(simulated))]
-    let _ = poll(&mut wake, at_most);
+    let _ = poll(&mut wake, None);
     #[cfg(simulated)]
-    for _ in 0..at_most.map_or(u32::MAX, |_| POLLS) {
+    loop {
         outer::thread::yield_now();
         if poll(&mut wake, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
             return;
         }
     }
 }
-
-/// Polls of the eventfd for a wait with a time limit.
-#[cfg(simulated)]
-const POLLS: u32 = 8;
 
 /// Unwraps a guard, even of a poisoned lock.
 pub(crate) fn recover<G>(locked: std::sync::LockResult<G>) -> G {

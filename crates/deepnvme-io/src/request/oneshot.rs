@@ -14,31 +14,37 @@ pub struct Oneshot<T> {
     is_set: Condvar,
 }
 
-#[derive(Debug)]
 struct State<T> {
     value: Option<T>,
-    notify: Vec<OwnedFd>,
+    /// Called once when the value is set.
+    watchers: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl<T: std::fmt::Debug> std::fmt::Debug for State<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("value", &self.value).field("watchers", &self.watchers.len()).finish()
+    }
 }
 
 impl<T: Clone> Oneshot<T> {
     /// Creates an empty oneshot.
     #[must_use]
     pub fn new() -> Self {
-        Self { state: Mutex::new(State { value: None, notify: Vec::new() }), is_set: Condvar::new() }
+        Self { state: Mutex::new(State { value: None, watchers: Vec::new() }), is_set: Condvar::new() }
     }
 
     /// Sets the value and wakes all waiters. Only the first call has an effect.
     pub fn set(&self, value: T) {
-        let notify = {
+        let watchers = {
             let mut state = lock(&self.state);
             if state.value.is_some() {
                 return;
             }
             state.value = Some(value);
-            std::mem::take(&mut state.notify)
+            std::mem::take(&mut state.watchers)
         };
         self.is_set.notify_all();
-        notify.iter().for_each(signal);
+        watchers.into_iter().for_each(|watcher| watcher());
     }
 
     /// Returns the value, if it is set.
@@ -75,13 +81,21 @@ impl<T: Clone> Oneshot<T> {
 
     /// Writes to this eventfd once, when the value is set (immediately, if it is).
     pub fn notify(&self, eventfd: OwnedFd) {
+        // A full counter already signals the reader, and no caller could receive other errors.
+        self.on_set(move || {
+            let _ = rustix::io::write(&eventfd, &1u64.to_ne_bytes());
+        });
+    }
+
+    /// Calls `watcher` once, when the value is set (immediately, if it is). It runs on the thread that sets the value.
+    pub fn on_set(&self, watcher: impl FnOnce() + Send + 'static) {
         let mut state = lock(&self.state);
         if state.value.is_none() {
-            state.notify.push(eventfd);
+            state.watchers.push(Box::new(watcher));
             return;
         }
         drop(state);
-        signal(&eventfd);
+        watcher();
     }
 }
 
@@ -89,9 +103,4 @@ impl<T: Clone> Default for Oneshot<T> {
     fn default() -> Self {
         Self::new()
     }
-}
-
-/// A full counter already signals the reader, and no caller could receive other errors.
-fn signal(eventfd: &OwnedFd) {
-    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }

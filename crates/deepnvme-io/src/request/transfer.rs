@@ -79,6 +79,12 @@ impl<T> Transfer<T> {
     pub fn notify(&self, eventfd: OwnedFd) {
         self.request.result.notify(eventfd);
     }
+
+    /// Calls `watcher` once, when the request is done (immediately, if it is). It runs on a thread of the engine, so it
+    /// must return at once, without calling the engine and without a panic.
+    pub fn on_done(&self, watcher: impl FnOnce() + Send + 'static) {
+        self.request.result.on_set(watcher);
+    }
 }
 
 impl<T: TransferMemory> Transfer<T> {

@@ -1,9 +1,15 @@
 //! The items, and how each borrow, read and write changes their state.
+//!
+//! Each change of an item ends with `refile`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::index::Index;
 use super::item::{BorrowMode, Item, ItemState};
+use super::victims::STEPS_MAX;
+use super::window::ReadAheadWindow;
+use crate::id_map::IdMap;
 use crate::next_use::NextUseQueue;
 use crate::slot_allocator::{ItemId, SlotAllocator};
 
@@ -67,42 +73,48 @@ pub(crate) struct Budgets {
 /// The state of all items and of the arena.
 #[derive(Debug)]
 pub(crate) struct Residency {
-    pub(super) items: BTreeMap<ItemId, Item>,
+    pub(super) items: IdMap<Item>,
     pub(super) keys: HashMap<Arc<str>, ItemId>,
     pub(super) slots: SlotAllocator,
     pub(super) budgets: Budgets,
     pub(super) next_uses: NextUseQueue,
-    pub(super) prefetches: VecDeque<ItemId>,
-    next_prefetch_rank: u64,
-    /// Items that need a slot, in order of arrival.
-    pub(super) waiters: VecDeque<ItemId>,
-    /// Items that a flush has requested and that are not on disk yet. Until then, no borrow may change them again.
-    pub(super) flushing: BTreeSet<ItemId>,
+    pub(super) index: Index,
+    pub(super) window: ReadAheadWindow,
+    /// Items to write next, the last one first, for a slot that was planned.
+    pub(super) write_backs: Vec<ItemId>,
     /// Deleted items whose disk space can be freed.
     reaped: Vec<ItemId>,
     next_id: ItemId,
+    /// The place in the queue of the next thread that needs a slot.
+    next_ticket: u64,
     pub(super) clock: u64,
     pub(super) in_flight: usize,
     pub(crate) evictions: u64,
+    /// Items, waiters and spans of memory that were looked at: what all decisions have cost.
+    pub(super) steps: u64,
+    /// Spans that a search for victims looks at before it settles for less.
+    pub(super) search_steps_max: usize,
 }
 
 impl Residency {
     pub(crate) fn new(arena_bytes: usize, budgets: Budgets) -> Self {
         Self {
-            items: BTreeMap::new(),
+            items: IdMap::default(),
             keys: HashMap::new(),
             slots: SlotAllocator::new(arena_bytes),
             budgets,
             next_uses: NextUseQueue::default(),
-            prefetches: VecDeque::new(),
-            next_prefetch_rank: 0,
-            waiters: VecDeque::new(),
-            flushing: BTreeSet::new(),
+            index: Index::default(),
+            window: ReadAheadWindow::default(),
+            write_backs: Vec::new(),
             reaped: Vec::new(),
             next_id: 0,
+            next_ticket: 0,
             clock: 0,
             in_flight: 0,
             evictions: 0,
+            steps: 0,
+            search_steps_max: STEPS_MAX,
         }
     }
 
@@ -112,23 +124,13 @@ impl Residency {
         self.next_id += 1;
         let before = self.keys.insert(Arc::clone(key), id);
         debug_assert!(before.is_none(), "{key} exists already");
-        let item = Item {
-            key: Arc::clone(key),
-            slot_bytes,
-            state: ItemState::Absent,
-            on_disk,
-            readers: 0,
-            has_writer: false,
-            borrow_waiters: 0,
-            create_waiters: 0,
-            prefetch_rank: None,
-            last_use: self.clock,
-            write_failed: false,
-            read_failed: false,
-            is_deleted: false,
-            flushes_ended: 0,
-        };
-        self.items.insert(id, item);
+        // No two items have the same last use, so that their order is certain.
+        self.clock += 1;
+        self.items.insert(id, Item::new(key, slot_bytes, on_disk, self.clock));
+        if let Some(entry) = self.next_uses.find(key) {
+            self.attach_entry(id, entry);
+        }
+        self.refile(id);
         id
     }
 
@@ -156,20 +158,19 @@ impl Residency {
 
     /// Sets the order in which items will be used from now on.
     pub(crate) fn schedule(&mut self, order: NextUseQueue) {
-        self.next_uses = order;
-    }
-
-    /// Requests that an item is read before it is borrowed.
-    pub(crate) fn prefetch(&mut self, id: ItemId) {
-        let rank = self.next_prefetch_rank;
-        if let Some(item) = self.items.get_mut(&id).filter(|item| !item.is_deleted) {
-            item.read_failed = false;
-            if item.prefetch_rank.is_none() {
-                self.next_prefetch_rank += 1;
-                item.prefetch_rank = Some(rank);
-                self.prefetches.push_back(id);
+        self.window.clear_uses();
+        let before: Vec<ItemId> = self.next_uses.items().collect();
+        for id in before {
+            if let Some(item) = self.items.get_mut(&id) {
+                (item.entry, item.uses_ahead) = (None, 0);
             }
         }
+        self.next_uses = order;
+        let item_of = |(entry, key): (usize, &Arc<str>)| self.keys.get(key).map(|id| (entry, *id));
+        let scheduled: Vec<(usize, ItemId)> = self.next_uses.keys().filter_map(item_of).collect();
+        scheduled.into_iter().for_each(|(entry, id)| self.attach_entry(id, entry));
+        let all: Vec<ItemId> = self.items.keys().copied().collect();
+        all.into_iter().for_each(|id| self.refile(id));
     }
 
     /// Borrows an item, if that is possible now.
@@ -181,7 +182,7 @@ impl Residency {
         // Threads that keep changing an item must not keep a flush from writing it.
         if matches!(mode, BorrowMode::Exclusive | BorrowMode::Create)
             && matches!(item.state, ItemState::Dirty { .. } | ItemState::Writing { .. })
-            && self.flushing.contains(&id)
+            && item.is_flushing
         {
             return BorrowResult::IoPending;
         }
@@ -216,9 +217,11 @@ impl Residency {
         }
         if mode.needs_memory() {
             self.clock += 1;
-            (item.last_use, item.prefetch_rank) = (self.clock, None);
-            self.next_uses.record_use(&item.key);
+            item.last_use = self.clock;
+            self.end_prefetch(id);
+            self.record_use(id);
         }
+        self.refile(id);
         BorrowResult::Borrowed(slot)
     }
 
@@ -239,8 +242,7 @@ impl Residency {
                 other => other,
             };
         }
-        self.end_flush(id);
-        self.reap(id);
+        self.settle(id);
     }
 
     /// Drops the copy in memory: the item was changed on disk.
@@ -251,46 +253,51 @@ impl Residency {
             item.state = ItemState::Absent;
             self.slots.release(slot);
         }
+        self.refile(id);
     }
 
     /// Queues a thread that needs a slot, to read the item or to create it.
     pub(crate) fn enqueue_waiter(&mut self, id: ItemId, mode: BorrowMode) {
         // Each new waiter has failed transfers tried again once.
-        self.items.values_mut().for_each(|item| item.write_failed = false);
+        while let Some(failed) = self.index.write_failed.first().copied() {
+            if let Some(item) = self.items.get_mut(&failed) {
+                item.write_failed = false;
+            }
+            self.refile(failed);
+        }
         let Some(item) = self.items.get_mut(&id) else { return };
         item.read_failed = false;
         *item.waiters_mut(mode) += 1;
-        self.waiters.push_back(id);
+        item.tickets.push_back(self.next_ticket);
+        self.next_ticket += 1;
+        self.refile(id);
     }
 
     /// Removes a waiter from the queue.
     pub(crate) fn cancel_waiter(&mut self, id: ItemId, mode: BorrowMode) {
         let Some(item) = self.items.get_mut(&id) else { return };
         *item.waiters_mut(mode) -= 1;
-        if let Some(index) = self.waiters.iter().position(|other| *other == id) {
-            self.waiters.remove(index);
-        }
+        item.tickets.pop_front();
         // A slot that no thread creates an item in is freed.
         if let (ItemState::Reserved { slot }, 0) = (item.state, item.create_waiters) {
             item.state = ItemState::Absent;
             self.slots.release(slot);
         }
-        self.end_flush(id);
-        self.reap(id);
+        self.settle(id);
     }
 
     /// Frees the key at once; the item is removed when its last borrow ends.
     pub(crate) fn delete(&mut self, id: ItemId) {
         let Some(item) = self.items.get_mut(&id).filter(|item| !item.is_deleted) else { return };
-        item.is_deleted = true;
+        (item.is_deleted, item.is_flushing) = (true, false);
         self.keys.remove(&item.key);
-        self.flushing.remove(&id);
-        self.reap(id);
+        self.detach_entry(id);
+        self.settle(id);
     }
 
     /// Whether deleted items will be removed as soon as their reads and writes complete.
     pub(crate) fn is_reaping(&self) -> bool {
-        self.items.values().any(|item| item.is_deleted && item.is_idle() && item.is_in_flight())
+        self.index.reaping > 0
     }
 
     /// Whether items were removed since the last [`take_reaped`](Self::take_reaped).
@@ -312,17 +319,19 @@ impl Residency {
         if let Some(slot) = item.state.slot() {
             self.slots.release(slot);
         }
+        self.end_prefetch(id);
+        self.unfile(id);
         self.items.remove(&id);
-        self.prefetches.retain(|other| *other != id);
         self.reaped.push(id);
     }
 
     /// Requests that an item is written back, unless the disk has its bytes.
     pub(crate) fn flush(&mut self, id: ItemId) -> Option<PendingFlush> {
         let item = self.items.get_mut(&id).filter(|item| !item.is_deleted && item.needs_flush())?;
-        item.write_failed = false;
-        self.flushing.insert(id);
-        Some(PendingFlush { id, ended_before: item.flushes_ended })
+        (item.write_failed, item.is_flushing) = (false, true);
+        let ended_before = item.flushes_ended;
+        self.refile(id);
+        Some(PendingFlush { id, ended_before })
     }
 
     /// Whether the disk has what the item was when its flush began. This stays true, whatever changes afterwards: a thread
@@ -336,14 +345,16 @@ impl Residency {
         self.items.get(&id).is_some_and(Item::needs_flush)
     }
 
-    /// Ends the flush of an item that has no more to write. Follows each transition that may end the need for it.
-    fn end_flush(&mut self, id: ItemId) {
+    /// Follows each transition of an item: ends its flush if it has no more to write, and removes it if it is deleted.
+    fn settle(&mut self, id: ItemId) {
         if let Some(item) = self.items.get_mut(&id)
             && !item.needs_flush()
-            && self.flushing.remove(&id)
+            && std::mem::take(&mut item.is_flushing)
         {
             item.flushes_ended += 1;
         }
+        self.refile(id);
+        self.reap(id);
     }
 
     /// Whether a waiter for a slot can go on: it has one, or will find an error.
@@ -371,14 +382,18 @@ impl Residency {
         let Some(item) = self.items.get_mut(&id) else { return };
         let ItemState::Reading { slot } = item.state else { return };
         self.in_flight -= 1;
+        let len = item.slot_bytes;
         if is_good {
             item.state = ItemState::Clean { slot };
         } else {
-            (item.state, item.read_failed, item.prefetch_rank) = (ItemState::Absent, true, None);
+            (item.state, item.read_failed) = (ItemState::Absent, true);
             self.slots.release(slot);
-            if !is_memory_back {
-                self.slots.occupy(slot, item.slot_bytes, LOST);
-            }
+            self.end_prefetch(id);
+        }
+        self.refile(id);
+        if !is_good && !is_memory_back {
+            self.slots.occupy(slot, len, LOST);
+            self.slots.pin(slot..slot + len);
         }
         self.reap(id);
     }
@@ -395,10 +410,7 @@ impl Residency {
         };
         item.on_disk |= is_good;
         // A flush tries once. A good write ends it, unless the item was changed meanwhile or is being changed.
-        if !is_good {
-            self.flushing.remove(&id);
-        }
-        self.end_flush(id);
-        self.reap(id);
+        item.is_flushing &= is_good;
+        self.settle(id);
     }
 }

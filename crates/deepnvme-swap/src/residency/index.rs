@@ -1,0 +1,136 @@
+//! Sets and sums over all items, so that no decision has to look at each of them.
+//!
+//! [`Filing`] says how an item counts. It follows from the item alone. After each change of an item, `refile` replaces its
+//! old filing by the new one.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::victim_set::VictimSet;
+use crate::next_use::{NextUse, UseOrder};
+use crate::slot_allocator::ItemId;
+
+/// How an item counts in the index. The default does not count at all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Filing {
+    /// Its key in the sorted sets; only of items that are in one.
+    pub(super) next_use: Option<NextUse>,
+    pub(super) is_clean: bool,
+    pub(super) is_evictable: bool,
+    pub(super) is_write_back: bool,
+    pub(super) is_missing: bool,
+    pub(super) is_flush: bool,
+    pub(super) write_failed: bool,
+    pub(super) is_reaping: bool,
+    /// Its place in the queue if a waiter for it lacks a slot.
+    pub(super) ticket: Option<u64>,
+    /// Its slot, if that is pinned.
+    pub(super) pin: Option<(usize, usize)>,
+    pub(super) spare_bytes: usize,
+    /// Its bytes if the prefetch budget counts them.
+    pub(super) window_bytes: usize,
+    pub(super) slot_bytes: usize,
+}
+
+impl Filing {
+    pub(super) fn pin(&self) -> Option<Range<usize>> {
+        self.pin.map(|(start, len)| start..start + len)
+    }
+}
+
+/// What the decisions need to know of all items together.
+#[derive(PartialEq, Eq, Debug, Default)]
+pub(super) struct Index {
+    /// Items that can be evicted at once.
+    pub(super) clean: VictimSet,
+    /// Those, and items that can be evicted once they are written.
+    pub(super) evictable: VictimSet,
+    /// Items for early write-back.
+    pub(super) write_back: UseOrder,
+    /// Items of the read-ahead window that are on disk only.
+    pub(super) missing: UseOrder,
+    /// Items that a flush has requested and that can be written now.
+    pub(super) flushes: BTreeSet<ItemId>,
+    pub(super) write_failed: BTreeSet<ItemId>,
+    /// Items that waiters lack a slot for, in order of arrival.
+    pub(super) lacking: BTreeSet<(u64, ItemId)>,
+    /// Deleted items that will be removed as soon as their reads and writes complete.
+    pub(super) reaping: usize,
+    /// Bytes of items that can be evicted at once and are not needed soon, or that will be on disk soon.
+    pub(super) spare_bytes: usize,
+    /// Bytes and number of the scheduled items in the read-ahead window.
+    pub(super) window_bytes: usize,
+    pub(super) window_items: usize,
+}
+
+impl Index {
+    /// The index of these items, from nothing.
+    #[cfg(test)]
+    pub(super) fn of<'a>(filings: impl Iterator<Item = (ItemId, &'a Filing)>) -> Self {
+        let mut index = Self::default();
+        filings.for_each(|(id, filing)| index.insert(id, filing));
+        index
+    }
+
+    pub(super) fn remove(&mut self, id: ItemId, filing: &Filing) {
+        if let Some(next_use) = filing.next_use {
+            let item = (id, filing.slot_bytes);
+            if filing.is_clean {
+                self.clean.remove(next_use, item);
+            }
+            if filing.is_evictable {
+                self.evictable.remove(next_use, item);
+            }
+            if filing.is_write_back {
+                self.write_back.remove(next_use, id);
+            }
+            if filing.is_missing {
+                self.missing.remove(next_use, id);
+            }
+        }
+        if filing.is_flush {
+            self.flushes.remove(&id);
+        }
+        if filing.write_failed {
+            self.write_failed.remove(&id);
+        }
+        if let Some(ticket) = filing.ticket {
+            self.lacking.remove(&(ticket, id));
+        }
+        self.reaping -= usize::from(filing.is_reaping);
+        self.spare_bytes -= filing.spare_bytes;
+        self.window_bytes -= filing.window_bytes;
+        self.window_items -= usize::from(filing.window_bytes > 0);
+    }
+
+    pub(super) fn insert(&mut self, id: ItemId, filing: &Filing) {
+        if let Some(next_use) = filing.next_use {
+            let item = (id, filing.slot_bytes);
+            if filing.is_clean {
+                self.clean.insert(next_use, item);
+            }
+            if filing.is_evictable {
+                self.evictable.insert(next_use, item);
+            }
+            if filing.is_write_back {
+                self.write_back.insert(next_use, id);
+            }
+            if filing.is_missing {
+                self.missing.insert(next_use, id);
+            }
+        }
+        if filing.is_flush {
+            self.flushes.insert(id);
+        }
+        if filing.write_failed {
+            self.write_failed.insert(id);
+        }
+        if let Some(ticket) = filing.ticket {
+            self.lacking.insert((ticket, id));
+        }
+        self.reaping += usize::from(filing.is_reaping);
+        self.spare_bytes += filing.spare_bytes;
+        self.window_bytes += filing.window_bytes;
+        self.window_items += usize::from(filing.window_bytes > 0);
+    }
+}
