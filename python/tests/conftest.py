@@ -20,6 +20,12 @@ import pytest
 # processors from whatever else is running, and tests then last many times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+if sys.dont_write_bytecode and sys.prefix != sys.base_prefix:
+    # The installers write none, and torch and transformers are thousands of files: compiling them is half of an import.
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(sys.prefix) / "pycache")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 import deepnvme
 from hang_watch import pytest_configure, pytest_runtest_protocol, pytest_unconfigure
 

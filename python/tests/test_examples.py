@@ -28,11 +28,9 @@ def test_runs(name: str, tmp_path: Path) -> None:
     temporary, current = tmp_path / "temporary", tmp_path / "current"
     temporary.mkdir()
     current.mkdir()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {
+    environment = os.environ | {
         "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),  # torch makes it, with and without a use for it
-        # torch and transformers are thousands of files, which each script need not compile again.
-        "PYTHONPYCACHEPREFIX": str(Path(sys.prefix) / "pycache"),
     }  # fmt: skip
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(

@@ -224,10 +224,8 @@ def run_process(page: Page, name: str, folder: Path) -> None:
 
 def _environments(ranks: int) -> Iterator[dict[str, str]]:
     """Yield the environment of each process."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {
+    environment = os.environ | {
         "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
-        # torch, transformers and DeepSpeed are thousands of files, which each process need not compile again.
-        "PYTHONPYCACHEPREFIX": str(Path(sys.prefix) / "pycache"),
     }  # fmt: skip
     if not ranks:
         yield environment
