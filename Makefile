@@ -10,15 +10,15 @@ DOCS := .venv-docs
 STAMPS := $(VENV)/stamps
 
 # The extension is built for this interpreter, and never links libpython.
-check test: export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
-check test: export PYO3_BUILD_EXTENSION_MODULE := 1
+check check-rust test: export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+check check-rust test: export PYO3_BUILD_EXTENSION_MODULE := 1
 
 RUST := $(shell find crates python -name '*.rs' -o -name Cargo.toml) Cargo.toml $(wildcard Cargo.lock)
 PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name py.typed)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu-bundle check docs fmt deny fuzz bench wheel release-check clean
+.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu-bundle check check-rust check-python docs fmt deny fuzz bench venv wheel release-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,10 +57,16 @@ test-gpu: ## the tests that need an NVIDIA GPU, on this machine
 gpu-bundle: $(STAMPS)/wheel ## the same tests and the wheel as target/gpu-bundle, for a machine that has a GPU: its run.sh runs them
 	@$(BIN)/python scripts/gpu_bundle.py
 
-check: setup ## format, lints, types, references, layers and import cycles, prose, lock files, and licences where cargo-deny is installed
+check: check-rust check-python ## format, lints, types, references, layers and import cycles, prose, lock files, and licences where cargo-deny is installed
+
+check-rust: venv
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
+	@scripts/deny.sh
+
+check-python: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy python/deepnvme python/tests scripts examples
@@ -70,8 +76,6 @@ check: setup ## format, lints, types, references, layers and import cycles, pros
 	$(BIN)/python scripts/tidy.py
 	$(BIN)/python scripts/import_cycles.py
 	$(BIN)/python scripts/prose.py
-	@cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
-	@scripts/deny.sh
 
 docs: $(DOCS)/stamp ## the documentation as pages in site/, with MkDocs, which is installed into .venv-docs for that
 	$(DOCS)/bin/python scripts/pictures.py
@@ -93,6 +97,7 @@ bench: ## compare with fio, DeepSpeed, Python and numpy (a project of its own: s
 release-check: ## the steps of a release on this machine, without publishing (STEPS="wheel symbols"; TAG=v0.1.0; each says done, skipped or failed)
 	@$(PYTHON) scripts/release_check.py $(if $(TAG),--tag $(TAG)) $(STEPS)
 
+venv: $(STAMPS)/venv
 wheel: $(STAMPS)/wheel ## build the release wheel into target/wheels and install it in .venv
 setup: $(STAMPS)/dev $(STAMPS)/wheel ## make .venv with everything the tests need
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -20,8 +21,17 @@ import pytest
 # processors from whatever else is running, and tests then last many times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+if sys.dont_write_bytecode and sys.prefix != sys.base_prefix:
+    # The installers write none, and torch and transformers are thousands of files: compiling them is half of an import.
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(sys.prefix) / "pycache")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 import deepnvme
 from hang_watch import pytest_configure, pytest_runtest_protocol, pytest_unconfigure
+
+if TYPE_CHECKING:
+    from forked_python import ForkedPython
 
 __all__ = ["pytest_configure", "pytest_runtest_protocol", "pytest_unconfigure"]
 
@@ -188,11 +198,21 @@ def python(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
 
     def run(program: str, *, status: int = 0, options: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, *options, "-c", textwrap.dedent(program)]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=CHILD_S, check=False)
         assert ended.returncode == status, f"status {ended.returncode}\n{ended.stdout}\n{ended.stderr}"
         return ended
 
     return run
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator["ForkedPython"]:
+    """Run scripts in forks of a process that has imported torch and transformers."""
+    from forked_python import ForkedPython
+
+    made = ForkedPython("torch.distributed.checkpoint.state_dict", "transformers.models.llama.modeling_llama")
+    yield made
+    made.close()
 
 
 class Points:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import resource
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 pytest.importorskip("torch")
+
+if TYPE_CHECKING:
+    from forked_python import ForkedPython
 
 FOLDER = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
@@ -19,31 +20,30 @@ WALK_THROUGHS = {"larger_than_memory.py"}
 LINES_MAX = 60
 # Of the processors: other programs share them with the tests, so the clock on the wall says little.
 SECONDS_MAX, WALK_THROUGH_SECONDS_MAX = 30, 60
+LIMIT_S = 200
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_runs(name: str, tmp_path: Path) -> None:
+def test_runs(name: str, tmp_path: Path, forked: ForkedPython) -> None:
     if "import transformers" in (FOLDER / name).read_text():
         pytest.importorskip("transformers")
     temporary, current = tmp_path / "temporary", tmp_path / "current"
     temporary.mkdir()
     current.mkdir()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {
+    environment = os.environ | {
         "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),  # torch makes it, with and without a use for it
-        # torch and transformers are thousands of files, which each script need not compile again.
-        "PYTHONPYCACHEPREFIX": str(Path(sys.prefix) / "pycache"),
     }  # fmt: skip
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, FOLDER / name], cwd=current, env=environment, capture_output=True, text=True, check=False
+    stdout, stderr = tmp_path / "stdout", tmp_path / "stderr"
+    process = forked.start(
+        FOLDER / name, folder=current, environment=environment, stdout=stdout, stderr=stderr, seconds=LIMIT_S
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.splitlines()) >= 4, done.stdout
-    assert not re.search(r"equal.*False|same.*False|\bnan\b", done.stdout), done.stdout
+    status, seconds = forked.wait(process)
+    assert status == 0, stderr.read_text()[-3000:]
+    printed = stdout.read_text()
+    assert len(printed.splitlines()) >= 4, printed
+    assert not re.search(r"equal.*False|same.*False|\bnan\b", printed), printed
     assert not [*temporary.iterdir(), *current.iterdir()], "it leaves files behind"
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert seconds < (WALK_THROUGH_SECONDS_MAX if name in WALK_THROUGHS else SECONDS_MAX)
 
 

@@ -55,11 +55,9 @@ def train(
     (folder / "text").write_text(TEXT)
     errand = json.dumps({"op": op, "answers": str(folder / "answers"), "text": str(folder / "text"), "jobs": jobs})
     environment = {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+        **os.environ,
         "DS_ACCELERATOR": "cpu",
         "TORCH_EXTENSIONS_DIR": str(OPS),
-        # torch and DeepSpeed are thousands of files, which these processes need not compile again.
-        "PYTHONPYCACHEPREFIX": str(Path(sys.prefix) / "pycache"),
         "PATH": path_with_ninja(),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),

@@ -22,10 +22,14 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forked_python import ForkedPython
 
 SHELL = ("bash", "sh", "console")
 LANGUAGES = ("python", "json", "toml", *SHELL)
@@ -206,28 +210,50 @@ def run_here(page: Page) -> None:
         session.run(block, page.path)
 
 
-def run_process(page: Page, name: str, folder: Path) -> None:
-    """Run blocks in processes of their own, and wait for them."""
+def run_process(page: Page, name: str, folder: Path, forked: ForkedPython) -> None:
+    """Run blocks in processes of their own, and wait for them. Those of DeepSpeed replace parts of it at its import."""
+    script, arguments = Path(__file__), (str(page.path), name)
     for _ in range(2 if name in page.is_twice else 1):
-        command = [sys.executable, __file__, str(page.path), name]
-        pipes: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         environments = [*_environments(page.ranks.get(name, 0))]
-        started = [subprocess.Popen(command, cwd=folder, env=each, **pipes) for each in environments]
-        try:
-            outputs = [process.communicate(timeout=SECONDS_MAX)[0] for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-        assert not any(process.returncode for process in started), "\n".join(output[-3000:] for output in outputs)
+        if "deepspeed" in page.needs.get(name, []):
+            _run_new(script, arguments, folder, environments)
+        else:
+            _run_forked(script, arguments, folder, environments, forked)
+
+
+def _run_forked(
+    script: Path, arguments: tuple[str, ...], folder: Path, environments: list[dict[str, str]], forked: ForkedPython
+) -> None:
+    with tempfile.TemporaryDirectory() as outside:
+        outputs = [Path(outside, str(rank)) for rank in range(len(environments))]
+        processes = [
+            forked.start(
+                script, *arguments, folder=folder, environment=each, stdout=output, stderr=output, seconds=SECONDS_MAX
+            )
+            for each, output in zip(environments, outputs, strict=True)
+        ]
+        statuses = [forked.wait(process)[0] for process in processes]
+        printed = [output.read_text()[-3000:] for output in outputs]
+    assert not any(statuses), "\n".join([str(statuses), *printed])
+
+
+def _run_new(script: Path, arguments: tuple[str, ...], folder: Path, environments: list[dict[str, str]]) -> None:
+    command: list[str | Path] = [sys.executable, script, *arguments]
+    pipes: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    started = [subprocess.Popen(command, cwd=folder, env=each, **pipes) for each in environments]
+    try:
+        outputs = [process.communicate(timeout=SECONDS_MAX)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert not any(process.returncode for process in started), "\n".join(output[-3000:] for output in outputs)
 
 
 def _environments(ranks: int) -> Iterator[dict[str, str]]:
     """Yield the environment of each process."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {
+    environment = os.environ | {
         "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
-        # torch, transformers and DeepSpeed are thousands of files, which each process need not compile again.
-        "PYTHONPYCACHEPREFIX": str(Path(sys.prefix) / "pycache"),
     }  # fmt: skip
     if not ranks:
         yield environment

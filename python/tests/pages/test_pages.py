@@ -10,12 +10,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import deepnvme
 
 from .blocks import ELSEWHERE, SHELL, PageError, Session, commands, is_elsewhere, read_page, run_here, run_process
+
+if TYPE_CHECKING:
+    from forked_python import ForkedPython
 
 torch = pytest.importorskip("torch")
 
@@ -33,14 +37,16 @@ ROWS = re.compile(r"^\| [^|]+ \| `(deepnvme\.[^`]+)`", re.MULTILINE)
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "process"), PROCESSES, ids=[":".join(each).rstrip(":") for each in PROCESSES])
-def test_blocks_run(name: str, process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run(
+    name: str, process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: ForkedPython
+) -> None:
     page = PAGES[name]
     for needed in page.needs.get(process, []):
         if shutil.which(needed) is None and importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed")
     monkeypatch.chdir(tmp_path)
     if process:
-        run_process(page, process, tmp_path)
+        run_process(page, process, tmp_path, forked)
     else:
         run_here(page)
     gc.collect()
@@ -149,7 +155,7 @@ assert printed().endswith("a line\\nshown\\n"), printed()
 """
 
 
-def test_a_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: ForkedPython) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "page.md"
     path.write_text(PAGE)
@@ -157,7 +163,7 @@ def test_a_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_here(page)
     assert page.processes() == ["", "other"]
     assert page.needs == {"other": ["json"]}
-    run_process(page, "other", tmp_path)
+    run_process(page, "other", tmp_path, forked)
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["xx", "xx"]
 
 
