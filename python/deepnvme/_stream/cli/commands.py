@@ -50,7 +50,8 @@ def _lines_of(path: str) -> list[str]:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 (it may be a number of a pipe: /dev/fd/63)
             text = file.read(_PROMPTS_MAX + 1)
     except OSError as error:
-        raise ValueError(f"--prompt-file {path}: {error.strerror}; name a text file of one prompt per line") from error
+        text = f"--prompt-file {path}: {error.strerror}; name a text file of one prompt per line"
+        raise type(error)(text) from error
     if len(text) > _PROMPTS_MAX:
         raise ValueError(f"{path} has more than {_PROMPTS_MAX >> 20} million characters; split it")
     return text.splitlines()
