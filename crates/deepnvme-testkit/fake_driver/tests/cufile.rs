@@ -126,6 +126,14 @@ fn faults_of_transfers_are_errors_of_the_system_or_of_cufile() {
 #[test]
 fn what_is_registered_must_stay() {
     let Setting { fake_driver, file, handle, _folder } = setting();
+    // A descriptor with free numbers below it: once it is closed, files of other tests do not get its number.
+    let below: Vec<File> = (0..64).map(|_| file.try_clone().unwrap()).collect();
+    let file = file.try_clone().unwrap();
+    drop(below);
+    (fake_driver.cuFileHandleDeregister)(handle);
+    let mut handle = 0;
+    let description = Description { kind: 1, fd: file.as_raw_fd().into(), operations: 0 };
+    assert_eq!((fake_driver.cuFileHandleRegister)(&mut handle, &description), ok());
     let memory = fake_driver.alloc(MIB);
     assert_eq!((fake_driver.cuFileBufRegister)(memory, MIB, 0), ok());
     assert_eq!((fake_driver.cuMemFree_v2)(memory), 0);
