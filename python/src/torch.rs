@@ -88,9 +88,10 @@ fn describe_plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<L
     if plain_of(object, torch)?.is_none() {
         return Ok(None);
     }
-    let keep = storage(object)?;
+    let (storage, keep) = held_storage(object)?;
     // Read again: only the held storage is sure to stay.
     let Some(PlainTensor { address, bytes, .. }) = plain_of(object, torch)? else { return Ok(None) };
+    check_inside(&storage, address, bytes)?;
     Ok(Some(Layout { location: Location::HOST, address, bytes, strided: None, keep }))
 }
 
@@ -136,8 +137,27 @@ pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(Lo
 }
 
 /// Keeps a tensor's storage alive. The tensor alone does not: `tensor.data = other` and `set_()` free its storage.
-fn storage(tensor: &Bound<'_, PyAny>) -> PyResult<KeepAlive> {
-    KeepAlive::storage(&tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?)
+fn held_storage<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, KeepAlive)> {
+    let storage = tensor.call_method0(intern!(tensor.py(), "untyped_storage"))?;
+    let keep = KeepAlive::storage(&storage)?;
+    Ok((storage, keep))
+}
+
+/// Refuses bytes that a held storage does not have: it was resized, and its tensors keep their shapes.
+fn check_inside(storage: &Bound<'_, PyAny>, address: usize, bytes: usize) -> PyResult<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let py = storage.py();
+    let start: usize = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let room: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
+    if address.checked_sub(start).is_some_and(|before| before.saturating_add(bytes) <= room) {
+        return Ok(());
+    }
+    Err(PyValueError::new_err(format!(
+        "this tensor's storage has {room} bytes, which is less than its shape takes: it was resized; resize it back with \
+         untyped_storage().resize_(), or pass another tensor"
+    )))
 }
 
 fn is_true(tensor: &Bound<'_, PyAny>, name: &Bound<'_, pyo3::types::PyString>) -> PyResult<bool> {
@@ -237,7 +257,7 @@ fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<Layout> {
         return Err(no_memory(tensor, &error.to_string())?);
     }
     // Hold the storage before reading anything that a resize would change.
-    let keep = storage(tensor)?;
+    let (storage, keep) = held_storage(tensor)?;
     let bytes: usize = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
     let address = match tensor.call_method0(intern!(py, "data_ptr")) {
         Ok(address) => address.extract::<usize>()?,
@@ -248,7 +268,18 @@ fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<Layout> {
     }
     let contiguous = tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?;
     let strided = if contiguous { None } else { Some(strides(tensor)?) };
+    check_inside(&storage, address, strided.as_ref().map_or(bytes, span_bytes))?;
     Ok(Layout { location: location(tensor)?, address, bytes, strided, keep })
+}
+
+/// Returns the bytes from the first to the last element.
+fn span_bytes(strided: &Strided) -> usize {
+    if strided.shape.contains(&0) {
+        return 0;
+    }
+    let steps = strided.shape.iter().zip(&strided.stride_bytes);
+    let last = steps.map(|(extent, stride)| (extent - 1).saturating_mul(stride.unsigned_abs()));
+    last.fold(strided.item_bytes, usize::saturating_add)
 }
 
 fn strides(tensor: &Bound<'_, PyAny>) -> PyResult<Strided> {

@@ -282,3 +282,27 @@ def test_autograd_notices_that_a_tensor_was_read_into(values: Callable[..., Any]
         assert x._version > before, name
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+CALLS: dict[str, Callable[[Any, Path], object]] = {
+    "read": lambda tensor, folder: deepnvme.read(tensor, folder / "file"),
+    "write": lambda tensor, folder: deepnvme.write(tensor, folder / "other"),
+    "save": lambda tensor, folder: deepnvme.save({"a": tensor}, folder / "other.pt"),
+    "save safetensors": lambda tensor, folder: deepnvme.save({"a": tensor}, folder / "other.safetensors"),
+    "load": lambda tensor, folder: deepnvme.load(folder / "state.pt", into={"a": tensor}),
+    "put": lambda tensor, folder: deepnvme.Swapper(folder, memory="8MB").put("a", tensor),
+}
+
+
+@pytest.mark.parametrize("room", [4, 1200, 1_199_500])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_storage_that_is_smaller_than_its_tensor_is_refused(tmp_path: Path, call: str, room: int) -> None:
+    (tmp_path / "file").write_bytes(bytes(1_200_000))
+    deepnvme.save({"a": torch.randn(300_000)}, tmp_path / "state.pt")
+    whole = torch.zeros(300_000)
+    for tensor in (whole, torch.zeros(600, 500)[:, :400]):
+        tensor.untyped_storage().resize_(room)
+        if tensor.shape == (600, 400) and call in ("load", "put"):
+            continue
+        with pytest.raises(ValueError, match="storage"):
+            CALLS[call](tensor, tmp_path)

@@ -120,6 +120,7 @@ def _plan(
                 buffer = (storages[stored.storage].offset, target.nbytes, [(stored.storage, 0)])
                 plan.direct.append((buffer, target.detach()))
             else:
+                _check_writable(f"{request.name}: {name}", target)
                 plan.copied.append((name, target, stored))
     if missing:
         shown = ", ".join(sorted(missing)[:5])
@@ -181,6 +182,12 @@ def _check(what: str, target: torch.Tensor, dtype: torch.dtype, shape: list[int]
     if target.dtype != dtype and not cast:
         msg = f"{what} is {dtype} in the file, and {target.dtype} in into; cast=True converts it"
         raise TypeError(msg)
+
+
+def _check_writable(what: str, target: torch.Tensor) -> None:
+    if target.is_inference() and not torch.is_inference_mode_enabled():
+        msg = f"{what} is an inference tensor of another dtype or layout than in the file; fill it within"
+        raise InvalidArgumentError(f"{msg} torch.inference_mode(), or a clone of it")
 
 
 def _is_direct(target: torch.Tensor, stored: _Stored, storage_bytes: int) -> bool:

@@ -20,6 +20,7 @@ from deepnvme._checkpoint.safe_unpickler import advice_to_allow, loadable_global
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.public import warn_caller
+from deepnvme._utils.tensors import storage_shortage
 from deepnvme.errors import InvalidArgumentError
 
 # Objects that a warning names.
@@ -96,6 +97,8 @@ class Pickler(pickle.Pickler):
                 _check_has_storage(obj)
             self._note(obj)
             return NotImplemented
+        if (shortage := storage_shortage(obj)) is not None:
+            raise _RefusedError(obj, shortage)
         persistent, is_first_type = self._refer(obj.untyped_storage(), obj.dtype)
         view = (obj.storage_offset(), tuple(obj.shape), obj.stride(), obj.requires_grad, _NoHooks())
         # torch omits the types of this function.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ class ReadAhead:
     def __init__(self, request: LoadRequest, reader: _CheckpointReader, wanted: Iterable[int]) -> None:
         self._request, self._reader = request, reader
         self._wanted = [*wanted]
+        self._process = os.getpid()
         self._lock = threading.Lock()
         # Made at the first read: most lazy states are read in part, and many never.
         self._order: list[int] = []
@@ -49,6 +51,9 @@ class ReadAhead:
 
     def read(self, index: int) -> torch.UntypedStorage:
         """Read a storage."""
+        if os.getpid() != self._process:
+            # A forked child. What the parent reads ahead does not arrive here, and its locks may be held for ever.
+            return self._read_alone(index)
         with self._lock:
             if not self._positions:
                 self._sort()
@@ -63,6 +68,9 @@ class ReadAhead:
             if len(window.indices) == 1:
                 raise
         # The window's error may be that of a neighbour.
+        return self._read_alone(index)
+
+    def _read_alone(self, index: int) -> torch.UntypedStorage:
         alone = self._window([index]).storage(index)
         assert alone is not None
         return alone

@@ -11,6 +11,7 @@ import torch
 from deepnvme._deepnvme import _BorrowScope
 from deepnvme._utils.arguments import whole
 from deepnvme._utils.public import public
+from deepnvme._utils.tensors import storage_shortage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,6 +95,8 @@ def check_tensor(tensor: object) -> None:
         )
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         raise TypeError("the tensor is not one block of memory; swap tensor.to_dense(), or the tensors inside it")
+    if tensor.device.type == "cpu" and (shortage := storage_shortage(tensor)) is not None:
+        raise ValueError(f"the tensor cannot be swapped: {shortage}")
 
 
 def label_of(dtype: torch.dtype, shape: torch.Size) -> str:

@@ -115,6 +115,18 @@ def checked_dtype(dtype: object, name: str = "dtype") -> torch.dtype:
     raise TypeError(msg)
 
 
+def storage_shortage(tensor: torch.Tensor) -> str | None:
+    """Name what a strided tensor lacks whose storage was resized below its shape. ``None`` if it has all bytes."""
+    if tensor.numel() == 0:
+        return None
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    needed = (tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps) + 1) * tensor.dtype.itemsize
+    room = tensor.untyped_storage().nbytes()
+    if room >= needed:
+        return None
+    return f"its storage has {room} bytes, and its shape takes {needed}: resize the storage, or pass another tensor"
+
+
 def engine_reaches(device: torch.device) -> bool:
     """Whether the engine transfers to and from this device itself: CPU and CUDA devices."""
     import torch  # noqa: PLC0415

@@ -312,6 +312,13 @@ impl<'py> Pickler<'_, 'py> {
         let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
         let nbytes: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
         let data_ptr: usize = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let offset: u64 = tensor.call_method0(intern!(py, "storage_offset"))?.extract()?;
+        let shape: Vec<u64> = tensor.getattr(intern!(py, "shape"))?.extract()?;
+        let strides: Vec<u64> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
+        // A storage that was resized: Python names the tensor.
+        if end_element(offset, &shape, &strides).saturating_mul(dtype.bytes()) > nbytes {
+            return Ok(false);
+        }
         let next = self.storages.len();
         // Empty storages have no address to identify them.
         let (key, known) =
@@ -326,9 +333,9 @@ impl<'py> Pickler<'_, 'py> {
             key,
             dtype,
             storage_elements: nbytes / dtype.bytes(),
-            offset: tensor.call_method0(intern!(py, "storage_offset"))?.extract()?,
-            shape: &tensor.getattr(intern!(py, "shape"))?.extract::<Vec<u64>>()?,
-            strides: &tensor.call_method0(intern!(py, "stride"))?.extract::<Vec<u64>>()?,
+            offset,
+            shape: &shape,
+            strides: &strides,
             requires_grad: truth(intern!(py, "requires_grad"))?,
             signs: Signs::default(),
         });
@@ -344,4 +351,13 @@ impl<'py> Pickler<'_, 'py> {
 
 fn has_hooks(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     tensor.getattr(intern!(tensor.py(), "_backward_hooks"))?.is_truthy()
+}
+
+/// Returns the number of elements of a storage up to the last one of a tensor; 0 if it has none.
+fn end_element(offset: u64, shape: &[u64], strides: &[u64]) -> u64 {
+    if shape.contains(&0) {
+        return 0;
+    }
+    let steps = shape.iter().zip(strides).map(|(extent, stride)| (extent - 1).saturating_mul(*stride));
+    steps.fold(offset.saturating_add(1), u64::saturating_add)
 }

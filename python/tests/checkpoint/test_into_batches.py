@@ -193,3 +193,27 @@ def test_a_damaged_header_before_a_plain_target_is_found(tmp_path: Path, verify:
     with pytest.raises((CorruptFileError, deepnvme.errors.ChecksumError)) as caught:
         deepnvme.load(path, into=into, verify=verify)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("verify", ["auto", "full", "off"])
+@pytest.mark.parametrize("writer", [torch.save, deepnvme.save])
+def test_a_record_fills_several_tensors(tmp_path: Path, writer: Any, verify: Any) -> None:
+    tied = torch.randn(400_000)
+    writer({"embed": tied, "head": tied, "other": torch.randn(5)}, tmp_path / "tied.pt")
+    into = {"embed": torch.zeros(400_000), "head": torch.zeros(400_000), "other": torch.zeros(5)}
+    deepnvme.load(tmp_path / "tied.pt", into=into, verify=verify)
+    assert same(into["embed"], tied)
+    assert same(into["head"], tied)
+
+
+def test_an_inference_tensor_that_a_copy_would_fill_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    deepnvme.save({"a": torch.randn(400), "b": torch.randn(400)}, tmp_path / "state.pt")
+    with torch.inference_mode():
+        into = {"a": torch.zeros(400), "b": torch.zeros(400, dtype=torch.float64)}
+    with pytest.raises(InvalidArgumentError, match="b is an inference tensor"):
+        deepnvme.load(tmp_path / "state.pt", into=into, cast=True)
+    assert not into["a"].any()
+    with torch.inference_mode():
+        deepnvme.load(tmp_path / "state.pt", into=into, cast=True)
+    assert into["a"].any()
+    assert into["b"].any()

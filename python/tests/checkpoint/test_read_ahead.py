@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from safetensors import safe_open
 
 import deepnvme
 from deepnvme._checkpoint.read_ahead import WINDOW_BYTES_MAX
-from deepnvme.errors import ChecksumError
+from deepnvme.errors import ChecksumError, ClosedError
 
 COUNT = 400
 SUFFIXES = (".pt", ".safetensors")
@@ -107,4 +109,28 @@ def test_a_damaged_neighbour_is_an_error_of_its_own_only(
                 with pytest.raises(ChecksumError, match=bad if path.suffix != ".pt" else "data/"):
                     lazy[name] + 0
         elif name != bad:
+            assert torch.equal(lazy[name] + 0, state[name])
+
+
+def test_a_forked_child_waits_for_nothing_that_the_parent_reads_ahead(
+    path: Path, state: dict[str, torch.Tensor]
+) -> None:
+    # One operation at a time, so that the windows are in flight when the process forks.
+    with deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096) as engine:
+        lazy = deepnvme.load(path, lazy=True, engine=engine, verify="off")
+        names = in_file_order(path, state)
+        for name in names[:4]:
+            assert torch.equal(lazy[name] + 0, state[name])
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            status = 1
+            try:
+                lazy[names[4]] + 0
+            except ClosedError:
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        for name in names[4:]:
             assert torch.equal(lazy[name] + 0, state[name])

@@ -167,6 +167,7 @@ impl Loading {
         for pending in overlapping.filter_map(|part| self.requests[part.request].pending.as_ref()) {
             while !pending.wait_timeout(POLL_INTERVAL) {
                 progress.check()?;
+                pending.check_process()?;
             }
             if let Some(Err(error)) = pending.result() {
                 return Err(error.into());
@@ -181,7 +182,7 @@ impl Loading {
         for request in &mut self.requests {
             let Some(pending) = request.pending.take() else { continue };
             while outcome.is_ok() && !pending.wait_timeout(POLL_INTERVAL) {
-                outcome = progress.check();
+                outcome = progress.check().and_then(|()| Ok(pending.check_process()?));
             }
             if outcome.is_err() {
                 pending.cancel();

@@ -168,9 +168,15 @@ impl<'a> Comparison<'a> {
     /// Compares records that have a single checksum.
     pub(super) fn finish(&self) -> Result<()> {
         for (extent, parts) in self.reader.records.iter().zip(&self.parts) {
-            let parts = std::mem::take(&mut *ignore_poison(parts.lock()));
+            let mut parts = std::mem::take(&mut *ignore_poison(parts.lock()));
             if parts.is_empty() {
                 continue;
+            }
+            // A record that fills several tensors is compared in each.
+            parts.sort_unstable_by_key(|(start, part)| (*start, part.bytes, part.crc32, part.crc64));
+            parts.dedup();
+            if parts.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+                return Err(self.reader.mismatch(extent, 0, extent.bytes, CRC32));
             }
             let checksums =
                 RecordChecksums::from_parts(parts).map_err(|error| Error::format(self.reader.path(), error))?;

@@ -48,7 +48,16 @@ impl<T> Transfer<T> {
         self.request.result.get()
     }
 
-    /// Waits up to `timeout`. Returns whether the request is done.
+    /// Checks that this is not a forked child, where nothing completes the request.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn check_process(&self) -> Result<()> {
+        self.queue.check_process()
+    }
+
+    /// Waits up to `timeout`. Returns whether the request is done. In a forked child it returns at once: see
+    /// [`check_process`](Self::check_process).
     #[must_use]
     pub fn wait_timeout(&self, timeout: Duration) -> bool {
         if self.queue.is_forked() {
