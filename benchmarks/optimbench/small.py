@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import random
 import sys
 import tempfile
 import time
@@ -35,24 +34,25 @@ class Samples:
 
 def parameters(count: int, dtype: torch.dtype) -> list[torch.nn.Parameter]:
     """Make parameters of random lengths, with gradients."""
-    lengths, values = random.Random(1), torch.Generator().manual_seed(1)
+    values = torch.Generator().manual_seed(1)
+    lowest, highest = _ELEMENTS
     made = []
-    for _ in range(count):
-        length = lengths.randint(*_ELEMENTS)
+    for length in torch.randint(lowest, highest + 1, (count,), generator=values).tolist():
         param = torch.nn.Parameter(torch.randn(length, generator=values).to(dtype))
         param.grad = torch.randn(length, generator=values).to(dtype)
         made.append(param)
     return made
 
 
-def tools(scratch: str, memory: str) -> dict[str, Make]:
+def tools(scratch: str, memory: str, threads: int) -> dict[str, Make]:
     """Return what makes each optimizer."""
     from deepnvme import optim  # noqa: PLC0415
 
-    disk: dict[str, Any] = {"swap_dir": scratch, "memory": memory}
+    ours: dict[str, Any] = {"threads": threads}
+    disk: dict[str, Any] = {**ours, "swap_dir": scratch, "memory": memory}
     return {
-        "deepnvme": optim.AdamW,
-        "deepnvme, fused": lambda params: optim.AdamW(params, fused=True),
+        "deepnvme": lambda params: optim.AdamW(params, **ours),
+        "deepnvme, fused": lambda params: optim.AdamW(params, **ours, fused=True),
         "deepnvme, state on disk": lambda params: optim.AdamW(params, **disk),
         "deepnvme, state on disk, checksums": lambda params: optim.AdamW(params, **disk, checksums=True),
         "torch, foreach": lambda params: torch.optim.AdamW(params, foreach=True),
@@ -126,7 +126,7 @@ def main() -> int:
     arguments.scratch.mkdir(parents=True, exist_ok=True)
     loads, rows = [os.getloadavg()[0]], []
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
-        makers = tools(folder, arguments.memory)
+        makers = tools(folder, arguments.memory, arguments.threads)
         if arguments.only:
             makers = {name: makers[name] for name in arguments.only.split(";")}
         for count in map(int, arguments.counts.split(",")):

@@ -1485,8 +1485,6 @@ class StepPlan:
         """Set where the state of a group is. A batch has placements ``(member, begin, end, offsets)``: elements of a member,
         and the first byte of each kind of their state in the memory of the batch.
         """
-    def gather(self, state: dict[torch.Tensor, Any]) -> StepGradients:
-        """Note all gradients of the parameters, for one step. ``state`` is the optimizer's."""
 
 @final
 class StepGradients:
@@ -1495,6 +1493,7 @@ class StepGradients:
     They stay alive until ``release``. Then only weak references are left, for ``is_same``.
     """
 
+    def __new__(cls, plan: StepPlan, state: dict[torch.Tensor, Any]) -> Self: ...
     @property
     def odd(self) -> list[list[int]]:
         """Members of each group with gradients that only general code understands."""

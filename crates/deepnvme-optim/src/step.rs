@@ -79,7 +79,7 @@ struct Batches<'c, 'a> {
     open_elements: usize,
 }
 
-/// Buffers of a thread. What is in them does not matter.
+/// Buffers of a thread. Their contents do not matter.
 struct Scratch {
     noise: [u32; TILE],
     grads: [f32; TILE],

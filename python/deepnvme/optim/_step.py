@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from deepnvme._deepnvme import StepGradients
 from deepnvme._utils.tensors import without_gradients
 from deepnvme.errors import ClosedError, Error, UnsupportedError
 from deepnvme.optim._formats import FP32
@@ -65,7 +66,7 @@ class SteppingOptimizer(OptimizerBase):
                 self._run_step(self._current_progress(gathered), gathered)
                 is_done = True
         finally:
-            # What is left of the step, or a traceback, must not keep gradients alive.
+            # Neither an unfinished step nor a traceback may keep gradients alive.
             if not is_done:
                 gathered.noted.release()
         return loss
@@ -273,7 +274,7 @@ class SteppingOptimizer(OptimizerBase):
             self._store.generation,
             make,
         )
-        noted = plan.native.gather(self.state)
+        noted = StepGradients(plan.native, self.state)
         try:
             odd = [
                 {member: self._gradient(some[member]) for member in members}

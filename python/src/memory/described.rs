@@ -89,8 +89,8 @@ impl Described<'_> {
     /// Write a tensor of one element. Nothing happens if it has others.
     pub(crate) fn write_scalar<T: Plain>(&self, value: T) {
         if let Some(address) = self.scalar::<T>() {
-            // SAFETY: as in `read_scalar`. No Rust reference to this memory exists: slices of kernels exist only while
-            // the kernel runs.
+            // SAFETY: torch has just stated the address, which is aligned, and no Python code has run since, so the
+            // memory is still there. The GIL is held, and no kernel of this thread runs: no Rust reference to it exists.
             unsafe { address.write(value) };
         }
     }

@@ -1,18 +1,16 @@
 //! `deepnvme._deepnvme.Kernel`: optimizer steps over CPU tensors, without the GIL.
 //!
 //! `settings` parses an algorithm's settings, and `tensors` turns tensors into slices. For steps of many parameters,
-//! `plan` knows the parameters, `step_gradients` their gradients in one step, and `parts` finds the memory of all.
+//! `plan` knows the parameters, `step_gradients` their gradients in one step, `parts` finds the memory of all, and
+//! `step_record` has what is done.
 
 mod parts;
 mod plan;
 mod settings;
 mod step_gradients;
+mod step_record;
 mod tensors;
 
-use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard};
-
-use deepnvme_mem::sync::ignore_poison;
 use deepnvme_optim::{
     Error, Kernel, Rounding, Sign, SqrtMode, StepOptions, ThreadPool, accumulate, decode_moment, encode_moment,
     gradient_norm,
@@ -26,6 +24,7 @@ use crate::{tensor_memory, torch};
 use parts::Parts;
 pub(crate) use plan::PyStepPlan;
 pub(crate) use step_gradients::PyStepGradients;
+pub(crate) use step_record::PyStepRecord;
 use tensors::{Floats, Moment, PartArgument, PartTensors};
 
 /// Run optimizer steps on threads, for :class:`deepnvme.optim.AdamW` and the others.
@@ -128,7 +127,7 @@ impl PyKernel {
     /// Steps are counted in the state. Members whose state is not initialized, or does not fit, are left as they are.
     /// Returns them. ``record`` receives everything else as soon as it is changed and counted. No Python signal is
     /// handled between the two. What it contains is not changed again.
-    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    #[expect(clippy::too_many_arguments, clippy::needless_pass_by_value, reason = "Python hands them over by name")]
     #[pyo3(signature = (
         gradients, group, algorithm, settings, *, unscale, clip, stochastic, seed, record, batch=None
     ))]
@@ -160,7 +159,9 @@ impl PyKernel {
             for (tensors, count) in tensors.iter_mut().zip(&counts) {
                 // There are few of them.
                 let at = lists.iter().position(|(options, _)| options.step == count.step).unwrap_or_else(|| {
-                    lists.push((options(count.step), Vec::new()));
+                    // Usually all have the same count.
+                    let capacity = if lists.is_empty() { counts.len() } else { 0 };
+                    lists.push((options(count.step), Vec::with_capacity(capacity)));
                     lists.len() - 1
                 });
                 lists[at].1.push(tensors.part());
@@ -241,72 +242,6 @@ impl PyKernel {
 
 /// A gradient with its group and member.
 type PlacedGradient<'py> = (usize, usize, Bound<'py, PyAny>);
-
-/// The parts that a step has changed, by the position of their first element, and the parameters that it has counted.
-#[pyclass(frozen, name = "StepRecord", module = "deepnvme._deepnvme")]
-#[derive(Default)]
-pub(crate) struct PyStepRecord {
-    changed: Mutex<HashSet<u64>>,
-    counts: Mutex<HashMap<u64, u64>>,
-}
-
-impl PyStepRecord {
-    fn changed(&self) -> MutexGuard<'_, HashSet<u64>> {
-        ignore_poison(self.changed.lock())
-    }
-
-    fn counts(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
-        ignore_poison(self.counts.lock())
-    }
-
-    fn has_changed(&self, first_index: u64) -> bool {
-        self.changed().contains(&first_index)
-    }
-
-    fn count(&self, number: u64) -> Option<u64> {
-        self.counts().get(&number).copied()
-    }
-
-    fn add_counted(&self, counts: impl Iterator<Item = (u64, u64)>) {
-        self.counts().extend(counts);
-    }
-
-    fn add(&self, first_indices: impl Iterator<Item = u64>) {
-        self.changed().extend(first_indices);
-    }
-}
-
-#[pymethods]
-impl PyStepRecord {
-    #[new]
-    fn new() -> Self {
-        Self::default()
-    }
-
-    fn __contains__(&self, first_index: u64) -> bool {
-        self.has_changed(first_index)
-    }
-
-    /// Return the step count of a parameter, by its number; None if this step is not counted yet.
-    fn count_of(&self, number: u64) -> Option<u64> {
-        self.count(number)
-    }
-
-    /// Note the step count of a parameter.
-    fn note_count(&self, number: u64, count: u64) {
-        self.counts().insert(number, count);
-    }
-
-    /// Whether nothing was changed or counted yet.
-    #[getter]
-    fn is_empty(&self) -> bool {
-        self.changed().is_empty() && self.counts().is_empty()
-    }
-
-    fn __len__(&self) -> usize {
-        self.changed().len()
-    }
-}
 
 fn sign(squares: bool) -> Sign {
     if squares { Sign::Unsigned } else { Sign::Signed }

@@ -26,6 +26,7 @@ pub(super) struct Parts {
 pub(super) struct Count {
     /// The number of the parameter.
     pub(super) number: u64,
+    pub(super) member: usize,
     pub(super) step: u64,
     /// The tensor that has the count, if there is one.
     pub(super) counter: Option<Py<PyAny>>,
@@ -52,6 +53,8 @@ impl Parts {
 pub(super) struct Candidate {
     pub(super) member: usize,
     pub(super) number: u64,
+    /// The number of this step, if it is counted already.
+    pub(super) counted: Option<u64>,
     pub(super) first_index: u64,
     pub(super) prepared: Prepared,
     pub(super) param: Py<PyAny>,

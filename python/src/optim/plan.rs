@@ -9,14 +9,12 @@ use std::sync::{Mutex, MutexGuard};
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_optim::Float;
 use pyo3::exceptions::PyValueError;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::PyString;
 
-use super::step_gradients::{Noted, PyStepGradients};
 use super::tensors::float;
-use crate::memory::{Described, GcPause};
-use crate::torch::{self, PlainClasses};
+use crate::memory::Described;
+use crate::torch;
 
 /// The format of moments.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -141,57 +139,12 @@ impl PyStepPlan {
             group.batches = batches;
         }
     }
-
-    /// Note all gradients of the parameters, for one step. ``state`` is the optimizer's.
-    fn gather(slf: &Bound<'_, Self>, state: &Bound<'_, PyDict>) -> PyResult<PyStepGradients> {
-        let py = slf.py();
-        let classes = torch::plain_classes(py)?;
-        let params: Vec<Vec<Py<PyAny>>> = {
-            let groups = slf.get().groups();
-            groups.iter().map(|group| group.members.iter().map(|one| one.param.clone_ref(py)).collect()).collect()
-        };
-        let _no_collection = GcPause::new(py);
-        let (mut noted, mut odd) = (Vec::new(), Vec::new());
-        for params in params {
-            let (mut plain, mut others) = (Vec::new(), Vec::new());
-            for (member, param) in params.into_iter().enumerate() {
-                let param = param.into_bound(py);
-                let grad = param.getattr(intern!(py, "grad"))?;
-                if grad.is_none() {
-                    continue;
-                }
-                if is_plain(classes.as_ref(), &param, &grad)? {
-                    plain.push(Noted::new(member, grad)?);
-                } else {
-                    others.push(member);
-                }
-            }
-            noted.push(plain);
-            odd.push(others);
-        }
-        PyStepGradients::new(slf.clone().unbind(), noted, odd, state)
-    }
 }
 
 impl PyStepPlan {
     pub(super) fn groups(&self) -> MutexGuard<'_, Vec<GroupPlan>> {
         ignore_poison(self.groups.lock())
     }
-}
-
-/// Whether the step needs no other memory for a gradient.
-fn is_plain(classes: Option<&PlainClasses<'_>>, param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let Some(classes) = classes else { return Ok(false) };
-    let (Some(own), Some(new)) = (classes.describe(param), classes.describe(grad)) else { return Ok(false) };
-    if own.elements == 0 || float(&own).is_none() || own.dtype != new.dtype || !own.has_order_of(&new) {
-        return Ok(false);
-    }
-    if !own.is_dense() {
-        return Ok(false);
-    }
-    // Lazy negation: the imaginary part of a lazy conjugate. Those of several elements have gaps.
-    let is_neg = |tensor: &Bound<'_, PyAny>| tensor.call_method0(intern!(tensor.py(), "is_neg"))?.is_truthy();
-    Ok(own.elements > 1 || !(is_neg(param)? || is_neg(grad)?))
 }
 
 impl Prepared {

@@ -1,5 +1,6 @@
 //! The gradients of a step, and the memory of everything that it changes with them.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::{Mutex, MutexGuard};
 
@@ -10,13 +11,15 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyWeakrefMethods, PyWeakrefReference};
 
-use super::PyStepRecord;
 use super::parts::{Candidate, Count, Finder, Parts};
 use super::plan::{Member, Placement, Prepared, PyStepPlan};
+use super::step_record::PyStepRecord;
 use super::tensors::{Floats, float};
 use crate::memory::{GcPause, MemoryAccess, StorageHolds};
 use crate::torch::{self, PlainClasses};
 
+/// Members that are looked at together, so that what torch knows about their tensors stays in the processor's cache.
+const AT_ONCE: usize = 256;
 /// The name of fp32 copies of shorter weights in an optimizer's state.
 const MASTER: &str = "master";
 /// The name of step counts there.
@@ -40,7 +43,7 @@ pub(crate) struct PyStepGradients {
 }
 
 /// A gradient.
-pub(super) struct Noted {
+struct Noted {
     member: usize,
     grad: Reference,
     version: u64,
@@ -53,6 +56,42 @@ enum Reference {
 
 #[pymethods]
 impl PyStepGradients {
+    /// Note the gradients of all parameters of a plan. ``state`` is the optimizer's.
+    #[new]
+    fn new(plan: &Bound<'_, PyStepPlan>, state: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let py = plan.py();
+        let classes = torch::plain_classes(py)?;
+        let params: Vec<Vec<Py<PyAny>>> = {
+            let groups = plan.get().groups();
+            groups.iter().map(|group| group.members.iter().map(|one| one.param.clone_ref(py)).collect()).collect()
+        };
+        let _no_collection = GcPause::new(py);
+        let (mut noted, mut odd) = (Vec::new(), Vec::new());
+        for params in params {
+            let (mut plain, mut others) = (Vec::with_capacity(params.len()), Vec::new());
+            for (member, param) in params.into_iter().enumerate() {
+                let param = param.into_bound(py);
+                let grad = param.getattr(intern!(py, "grad"))?;
+                if grad.is_none() {
+                    continue;
+                }
+                if is_plain(classes.as_ref(), &param, &grad)? {
+                    let version = grad.getattr(intern!(py, "_version"))?.extract()?;
+                    plain.push(Noted { member, grad: Reference::Strong(grad.unbind()), version });
+                } else {
+                    others.push(member);
+                }
+            }
+            noted.push(plain);
+            odd.push(others);
+        }
+        let counts = noted.iter().map(Vec::len).collect();
+        let plan = plan.clone().unbind();
+        let gradients = Self { plan, odd, counts, state: Mutex::default(), noted: noted.into() };
+        gradients.refresh(py, state)?;
+        Ok(gradients)
+    }
+
     /// List the members of a group whose gradients were noted, but whose state is not known to be initialized.
     fn stale(&self, py: Python<'_>, group: usize) -> PyResult<Vec<usize>> {
         let Some(classes) = torch::plain_classes(py)? else { return Ok(Vec::new()) };
@@ -161,26 +200,7 @@ impl PyStepGradients {
     }
 }
 
-impl Noted {
-    pub(super) fn new(member: usize, grad: Bound<'_, PyAny>) -> PyResult<Self> {
-        let version = grad.getattr(intern!(grad.py(), "_version"))?.extract()?;
-        Ok(Self { member, grad: Reference::Strong(grad.unbind()), version })
-    }
-}
-
 impl PyStepGradients {
-    pub(super) fn new(
-        plan: Py<PyStepPlan>,
-        noted: Vec<Vec<Noted>>,
-        odd: Vec<Vec<usize>>,
-        state: &Bound<'_, PyDict>,
-    ) -> PyResult<Self> {
-        let counts = noted.iter().map(Vec::len).collect();
-        let gradients = Self { plan, odd, counts, state: Mutex::default(), noted: noted.into() };
-        gradients.refresh(state.py(), state)?;
-        Ok(gradients)
-    }
-
     fn noted(&self) -> MutexGuard<'_, Vec<Vec<Noted>>> {
         ignore_poison(self.noted.lock())
     }
@@ -222,59 +242,85 @@ impl PyStepGradients {
         let Some(classes) = torch::plain_classes(py)? else { return Ok(parts) };
         // A collection could run code that changes tensors.
         let _no_collection = GcPause::new(py);
-        let memory = batch.and_then(|(_, memory)| memory);
-        let mut objects: Vec<Bound<'_, PyAny>> = memory.into_iter().cloned().collect();
-        let candidates =
-            self.candidates(py, group, record, &classes, batch.map(|(batch, _)| batch), &mut objects, &mut parts)?;
-        let held = Arc::new(StorageHolds::new(py, &objects)?);
-        let finder = Finder { classes: &classes, held: &held, format: self.plan.get().format };
-        let memory = match memory {
-            Some(memory) => Some(
-                classes
-                    .describe(memory)
-                    .and_then(|memory| memory.slice::<u8>(&held, MemoryAccess::Write))
-                    .ok_or_else(|| PyValueError::new_err("the memory of a batch must be a contiguous uint8 tensor"))?,
-            ),
+        let format = self.plan.get().format;
+        let memory = match batch.and_then(|(_, memory)| memory) {
+            Some(memory) => {
+                let held = Arc::new(StorageHolds::new(py, std::slice::from_ref(memory))?);
+                let found = classes.describe(memory).and_then(|found| found.slice::<u8>(&held, MemoryAccess::Write));
+                let refused = || PyValueError::new_err("the memory of a batch must be a contiguous uint8 tensor");
+                Some(found.ok_or_else(refused)?)
+            }
             None => None,
         };
-        parts.tensors.reserve(candidates.len());
-        for candidate in candidates {
-            let found = finder.part(&candidate, &objects[candidate.tensors.clone()], memory.as_ref());
-            let Some(tensors) = found else {
-                parts.stale.push(candidate.member);
-                continue;
-            };
-            // As `int(tensor.item()) + 1` in Python.
-            let next = candidate.counter.as_ref().map(|(_, steps)| steps + 1);
-            let step = record.count(candidate.number).or(candidate.prepared.count).or(next).unwrap_or(1);
-            parts.tensors.push(tensors);
-            let counter = candidate.counter.map(|(counter, _)| counter);
-            parts.counts.push(Count { number: candidate.number, step, counter });
-            parts.params.push(candidate.param);
+        let batch = batch.map(|(batch, _)| batch);
+        let count = self.count(group, batch);
+        parts.tensors.reserve(count);
+        parts.counts.reserve(count);
+        parts.params.reserve(count);
+        for begin in (0..count).step_by(AT_ONCE) {
+            let mut objects = Vec::with_capacity(5 * AT_ONCE);
+            let range = begin..count.min(begin + AT_ONCE);
+            let candidates = self.candidates(py, group, batch, range, record, &classes, &mut objects, &mut parts)?;
+            let held = Arc::new(StorageHolds::new(py, &objects)?);
+            let finder = Finder { classes: &classes, held: &held, format };
+            for candidate in candidates {
+                let found = finder.part(&candidate, &objects[candidate.tensors.clone()], memory.as_ref());
+                let Some(tensors) = found else {
+                    parts.stale.push(candidate.member);
+                    continue;
+                };
+                // As `int(tensor.item()) + 1` in Python.
+                let next = candidate.counter.as_ref().map(|(_, steps)| steps + 1);
+                let step = candidate.counted.or(candidate.prepared.count).or(next).unwrap_or(1);
+                parts.tensors.push(tensors);
+                let counter = candidate.counter.map(|(counter, _)| counter);
+                parts.counts.push(Count { number: candidate.number, member: candidate.member, step, counter });
+                parts.params.push(candidate.param);
+            }
+        }
+        // One counter of several parameters counts each of them, one after the other.
+        let counters =
+            parts.counts.iter().filter_map(|one| Some((one.counter.as_ref()?.as_ptr() as usize, one.number)));
+        if are_shared(counters.collect()) {
+            parts.stale.extend(parts.counts.drain(..).map(|one| one.member));
+            parts.tensors.clear();
+            parts.params.clear();
         }
         Ok(parts)
     }
 
-    /// List the parts, and add their tensors to `objects`. Members that do not fit go to `parts.stale`.
+    /// Return the number of parts of a group, or of one batch of it.
+    fn count(&self, group: usize, batch: Option<usize>) -> usize {
+        let (groups, noted) = (self.plan.get().groups(), self.noted());
+        match batch {
+            None => noted.get(group).map_or(0, Vec::len),
+            Some(batch) => groups.get(group).and_then(|group| group.batches.get(batch)).map_or(0, Vec::len),
+        }
+    }
+
+    /// List some of the parts, and add their tensors to `objects`. Members that do not fit go to `parts.stale`.
+    #[expect(clippy::too_many_arguments, reason = "one call")]
     fn candidates<'py>(
         &self,
         py: Python<'py>,
         group: usize,
+        batch: Option<usize>,
+        range: Range<usize>,
         record: &PyStepRecord,
         classes: &PlainClasses<'_>,
-        batch: Option<usize>,
         objects: &mut Vec<Bound<'py, PyAny>>,
         parts: &mut Parts,
     ) -> PyResult<Vec<Candidate>> {
         let plan = self.plan.get();
         let (groups, noted, state) = (plan.groups(), self.noted(), self.state());
         let (Some(group), Some(noted)) = (groups.get(group), noted.get(group)) else { return Ok(Vec::new()) };
-        let mut candidates = Vec::new();
+        let is_new = record.is_empty();
+        let mut candidates = Vec::with_capacity(range.len());
         let mut add = |one: &Noted, placement: Option<&Placement>| -> PyResult<()> {
             let member = &group.members[one.member];
             let begin = placement.map_or(0, |placement| placement.begin);
             let Reference::Strong(grad) = &one.grad else { return Ok(()) };
-            if record.has_changed(member.first_index + begin as u64) {
+            if !is_new && record.has_changed(member.first_index + begin as u64) {
                 return Ok(());
             }
             let at = objects.len();
@@ -293,6 +339,7 @@ impl PyStepGradients {
             candidates.push(Candidate {
                 member: one.member,
                 number: member.number,
+                counted: if is_new { None } else { record.count(member.number) },
                 first_index: member.first_index,
                 prepared,
                 param: member.param.clone_ref(py),
@@ -306,23 +353,33 @@ impl PyStepGradients {
             Ok(())
         };
         match batch {
-            None => noted.iter().try_for_each(|one| add(one, None))?,
+            None => noted.get(range).into_iter().flatten().try_for_each(|one| add(one, None))?,
             Some(batch) => {
-                for placement in group.batches.get(batch).into_iter().flatten() {
+                let placements = group.batches.get(batch).and_then(|batch| batch.get(range));
+                for placement in placements.into_iter().flatten() {
                     if let Some(one) = find(noted, placement.member) {
                         add(one, Some(placement))?;
                     }
                 }
             }
         }
-        // One counter of several parameters counts each of them, one after the other.
-        let counters =
-            candidates.iter().filter_map(|one| Some((one.counter.as_ref()?.0.as_ptr() as usize, one.number)));
-        if are_shared(counters.collect()) {
-            parts.stale.extend(candidates.drain(..).map(|one| one.member));
-        }
         Ok(candidates)
     }
+}
+
+/// Whether the step needs no other memory for a gradient.
+fn is_plain(classes: Option<&PlainClasses<'_>>, param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let Some(classes) = classes else { return Ok(false) };
+    let (Some(own), Some(new)) = (classes.describe(param), classes.describe(grad)) else { return Ok(false) };
+    if own.elements == 0 || float(&own).is_none() || own.dtype != new.dtype || !own.has_order_of(&new) {
+        return Ok(false);
+    }
+    if !own.is_dense() {
+        return Ok(false);
+    }
+    // Lazy negation: the imaginary part of a lazy conjugate. Those of several elements have gaps.
+    let is_neg = |tensor: &Bound<'_, PyAny>| tensor.call_method0(intern!(tensor.py(), "is_neg"))?.is_truthy();
+    Ok(own.elements > 1 || !(is_neg(param)? || is_neg(grad)?))
 }
 
 /// The state of a parameter that a step needs.
@@ -369,6 +426,10 @@ fn are_shared(mut counters: Vec<(usize, u64)>) -> bool {
 }
 
 fn find(noted: &[Noted], member: usize) -> Option<&Noted> {
+    // Usually all members have gradients.
+    if let Some(one) = noted.get(member).filter(|one| one.member == member) {
+        return Some(one);
+    }
     noted.binary_search_by_key(&member, |one| one.member).ok().map(|at| &noted[at])
 }
 
