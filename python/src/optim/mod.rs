@@ -2,7 +2,7 @@
 //!
 //! `settings` parses an algorithm's settings, and `tensors` turns tensors into slices. For steps of many parameters,
 //! `plan` knows the parameters, `step_gradients` their gradients in one step, `parts` finds the memory of all, and
-//! `step_record` has what is done.
+//! `step_record` has the progress.
 
 mod parts;
 mod plan;

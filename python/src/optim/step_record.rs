@@ -1,4 +1,4 @@
-//! What is done of a step.
+//! The progress of a step: changed parts and counted parameters.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
