@@ -1467,11 +1467,72 @@ _Part: TypeAlias = tuple[torch.Tensor, torch.Tensor, Sequence[_Moment], torch.Te
 
 @final
 class StepRecord:
-    """The parts that a step has changed, by the position of their first element."""
+    """The parts that a step has changed, by the position of their first element, and the parameters that it has counted."""
 
     def __new__(cls) -> Self: ...
     def __contains__(self, first_index: int, /) -> bool: ...
     def __len__(self) -> int: ...
+    def count_of(self, number: int) -> int | None:
+        """Return the step count of a parameter, by its number; None if this step is not counted yet."""
+    def note_count(self, number: int, count: int) -> None:
+        """Note the step count of a parameter."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was changed or counted yet."""
+
+@final
+class StepPlan:
+    """Remember the parameters of all param groups, and where their state is.
+
+    ``groups`` has their parameters, ``places`` the number of each one and the position of its first element, ``names`` the
+    moments of each group in the kernel's order, each followed by its scales if it has some. ``moments`` is their format. The state is in the optimizer's own ``state``, or
+    in memory that is passed to ``Kernel.update``.
+    """
+
+    def __new__(
+        cls,
+        groups: Sequence[Sequence[torch.Tensor]],
+        places: Sequence[Sequence[tuple[int, int]]],
+        names: Sequence[Sequence[str]],
+        *,
+        moments: str,
+        in_memory: bool,
+    ) -> Self: ...
+    def is_of(self, groups: Sequence[Sequence[torch.Tensor]]) -> bool:
+        """Whether the plan is of these parameters in this order."""
+    def prepare(self, group: int, members: Sequence[int], counts: Sequence[int | None]) -> None:
+        """Note that the state of members of a group is initialised. ``counts`` has the number of the next step of each, or
+        None if its state counts steps.
+        """
+    def set_batches(self, group: int, batches: Sequence[Sequence[tuple[int, int, int, Sequence[int]]]]) -> None:
+        """Set where the state of a group is. A batch has placements ``(member, begin, end, offsets)``: elements of a member,
+        and the first byte of each kind of their state in the memory of the batch.
+        """
+
+@final
+class StepGradients:
+    """The gradients of one step, except the "odd" ones.
+
+    They stay alive until ``release``. Then only weak references are left, for ``is_same``.
+    """
+
+    def __new__(cls, plan: StepPlan, state: dict[torch.Tensor, Any]) -> Self: ...
+    @property
+    def odd(self) -> list[list[int]]:
+        """Members of each group with gradients that only general code understands."""
+    @property
+    def counts(self) -> list[int]:
+        """The number of the others in each group."""
+    def stale(self, group: int) -> list[int]:
+        """List the members of a group whose gradients were noted, but whose state is not known to be initialised."""
+    def is_due(self, group: int, batch: int, record: StepRecord) -> bool:
+        """Whether a batch has elements that this step is yet to change."""
+    def refresh(self, state: dict[torch.Tensor, Any]) -> None:
+        """Look up the state of all parameters again."""
+    def is_same(self) -> bool:
+        """Whether all gradients that still exist are the ones that were noted, and unchanged."""
+    def release(self) -> None:
+        """Stop keeping gradients alive."""
 
 @final
 class Kernel:
@@ -1514,6 +1575,26 @@ class Kernel:
         first element, for stochastic rounding. ``record`` receives the positions of all parts as soon as they are
         changed. No Python signal is handled between the two.
         """
+    def update(
+        self,
+        gradients: StepGradients,
+        group: int,
+        algorithm: str,
+        settings: dict[str, float],
+        *,
+        unscale: float,
+        clip: float,
+        stochastic: bool,
+        seed: int,
+        record: StepRecord,
+        batch: tuple[int, torch.Tensor | None] | None = None,
+    ) -> list[int]:
+        """Run one step for all gradients of a param group, or for those in one batch, whose state is in ``memory``.
+
+        Steps are counted in the state. Members whose state is not initialised, or does not fit, are left as they are.
+        Returns them. ``record`` receives everything else as soon as it is changed and counted. No Python signal is
+        handled between the two. What it contains is not changed again.
+        """
     @staticmethod
     def unpack(moment: _Moment, out: torch.Tensor, squares: bool) -> None:
         """Decode a moment into an fp32 tensor. Pass ``squares`` for a second moment, which is unsigned."""
@@ -1522,5 +1603,11 @@ class Kernel:
         """Encode an fp32 tensor as a moment, rounding to nearest. A tensor from ``unpack`` is encoded exactly."""
     def accumulate(self, sum: torch.Tensor, new: torch.Tensor) -> None:
         """Add ``new`` to ``sum`` in fp32, rounded to the type of ``sum``."""
+    def measure_all(
+        self, gradients: StepGradients, others: Sequence[tuple[int, int, torch.Tensor]], unscale: float
+    ) -> tuple[float, bool]:
+        """As ``measure``, for all gradients of a step: those that were gathered, and ``others``, which are
+        ``(group, member, gradient)``.
+        """
     def measure(self, grads: Sequence[torch.Tensor], *, unscale: float = 1.0) -> tuple[float, bool]:
         """Sum the squares of all elements, each multiplied by ``unscale``. Returns the sum, and whether all are finite."""

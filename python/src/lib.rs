@@ -70,7 +70,7 @@ mod _deepnvme {
             default_engine, probe, read, read_batch, span, start_read, start_read_batch, start_write,
             start_write_batch, stats, trace, write, write_batch,
         },
-        optim::{PyKernel, PyStepRecord},
+        optim::{PyKernel, PyStepGradients, PyStepPlan, PyStepRecord},
         path::StripeSet,
         pinned::_pinned_capsule,
         probe::{BackendProbe, Probe},

@@ -9,7 +9,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyType};
 
 use crate::imported::module;
-use crate::memory::{self, KeepAlive, Layout, Location, MemoryAccess, PlainTensor};
+use crate::memory::{self, Described, KeepAlive, Layout, Location, MemoryAccess, PlainTensor};
 
 /// The torch objects by which tensors are recognised.
 struct Torch {
@@ -63,6 +63,49 @@ pub(crate) fn mark_modified(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
         Ok(_) => Ok(()),
         // Older releases of torch take one tensor at a time.
         Err(_) => tensors.iter().try_for_each(|tensor| increment.call1(py, (tensor,)).map(drop)),
+    }
+}
+
+/// Tells autograd that these tensors were changed in place, without running Python code: no signal is handled meanwhile.
+pub(crate) fn increment_versions(py: Python<'_>, tensors: &[Bound<'_, PyAny>]) -> PyResult<()> {
+    let Some(module) = module(py, "torch._C")? else { return Ok(()) };
+    let Ok(increment) = module.getattr(intern!(py, "_increment_version")) else { return Ok(()) };
+    if tensors.is_empty() || increment.call1((PyList::new(py, tensors)?,)).is_ok() {
+        return Ok(());
+    }
+    // Tensors made in inference mode have no version. Older releases of torch take one tensor at a time.
+    for tensor in tensors {
+        drop(increment.call1((tensor,)).or_else(|_| increment.call1(((tensor,),))));
+    }
+    Ok(())
+}
+
+/// Returns the C functions that describe tensors, and the two classes that they take: torch's own, without subclasses.
+/// `None` before torch 2.10.
+pub(crate) fn plain_classes(py: Python<'_>) -> PyResult<Option<PlainClasses<'_>>> {
+    let Some(torch) = imported(py)? else { return Ok(None) };
+    Ok(torch.exchange.map(|exchange| PlainClasses {
+        exchange,
+        classes: [torch.tensor.bind(py).as_any().clone(), torch.parameter.bind(py).clone()],
+    }))
+}
+
+/// torch's own classes of tensors.
+pub(crate) struct PlainClasses<'py> {
+    exchange: &'static ExchangeApi,
+    classes: [Bound<'py, PyAny>; 2],
+}
+
+impl PlainClasses<'_> {
+    /// Returns whether an object is of one of them. Subclasses may redefine the attributes.
+    pub(crate) fn contain(&self, object: &Bound<'_, PyAny>) -> bool {
+        let class = object.get_type();
+        self.classes.iter().any(|own| class.is(own))
+    }
+
+    /// Describes a CPU tensor of these classes. `None` for anything else.
+    pub(crate) fn describe<'a>(&self, object: &'a Bound<'_, PyAny>) -> Option<Described<'a>> {
+        if self.contain(object) { memory::describe(self.exchange, object) } else { None }
     }
 }
 

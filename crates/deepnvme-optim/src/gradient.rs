@@ -5,7 +5,7 @@ use fearless_simd::{Level, dispatch};
 use crate::error::{Error, Result};
 use crate::float_slice::{FloatSlice, FloatSliceMut};
 use crate::thread_pool::ThreadPool;
-use crate::{CHUNK, TILE};
+use crate::{BATCH, CHUNK, TILE};
 
 /// Independent partial sums, to use the whole width of the processor.
 const LANES: usize = 16;
@@ -92,18 +92,31 @@ pub fn gradient_norm_with_level(
     unscale: f32,
     grads: &[FloatSlice<'_>],
 ) -> GradientNorm {
-    let mut chunks = Vec::new();
+    let (mut batches, mut open, mut elements) = (Vec::new(), Vec::new(), 0);
     for grad in grads {
         let mut rest = *grad;
-        while rest.len() > CHUNK {
-            let (head, tail) = rest.split_at(CHUNK);
-            chunks.push(head);
+        loop {
+            let (head, tail) = rest.split_at(rest.len().min(CHUNK));
+            if elements > 0 && elements + head.len() > BATCH {
+                batches.push(std::mem::take(&mut open));
+                elements = 0;
+            }
+            elements += head.len();
+            open.push(head);
             rest = tail;
+            if rest.is_empty() {
+                break;
+            }
         }
-        chunks.push(rest);
     }
-    let sums = pool.map(chunks, |chunk| dispatch!(level, _ => squares(unscale, chunk)));
-    let squares: f64 = sums.into_iter().sum();
+    batches.push(open);
+    let sums = pool.map(batches, |batch| {
+        let squares = batch.into_iter().map(|chunk| dispatch!(level, _ => squares(unscale, chunk)));
+        squares.collect::<Vec<f64>>()
+    });
+    // In the order of the chunks.
+    let sums = sums.into_iter().flatten();
+    let squares: f64 = sums.sum();
     GradientNorm { squares, is_finite: squares.is_finite() }
 }
 

@@ -73,3 +73,5 @@ pub const BLOCK: usize = 128;
 const TILE: usize = BLOCK;
 /// Elements that a thread takes at once: enough to amortise the lock, few enough that all threads finish together.
 const CHUNK: usize = 512 * BLOCK;
+/// Elements of small chunks that a thread takes at once.
+const BATCH: usize = CHUNK / 4;

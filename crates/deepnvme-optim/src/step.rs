@@ -1,9 +1,9 @@
 //! One step over memory: each element is read once and written once.
 //!
-//! A [`ParameterSlice`] is divided into chunks, which threads take from a list. A chunk of fp32 only is updated in place,
-//! any other in tiles that stay in the L1 cache: gradients, weights and moments are converted to fp32, gradients are
-//! unscaled and clipped, the algorithm updates the tile, and the results are rounded and stored, optionally with a copy of
-//! the weights in another type.
+//! A [`ParameterSlice`] is divided into chunks. Threads take batches of chunks from a list, so that they share elements
+//! evenly, however small the parameters are. A chunk of fp32 only is updated in place, any other in tiles that stay in the
+//! L1 cache: gradients, weights and moments are converted to fp32, gradients are unscaled and clipped, the algorithm
+//! updates the tile, and the results are rounded and stored, optionally with a copy of the weights in another type.
 
 use fearless_simd::{Level, Simd, dispatch};
 
@@ -14,7 +14,7 @@ use crate::moment::{MomentMut, Sign};
 use crate::random::{Noise, NoiseStream};
 use crate::sqrt::SqrtMode;
 use crate::thread_pool::ThreadPool;
-use crate::{BLOCK, CHUNK, TILE};
+use crate::{BATCH, BLOCK, CHUNK, TILE};
 
 /// Elements that are processed at once if nothing is converted. A loop over a [`TILE`] is fully unrolled, so each of
 /// its loads advances by half a KiB, which the hardware prefetcher does not follow.
@@ -68,6 +68,27 @@ pub struct Kernel {
     level: Level,
 }
 
+/// A chunk, and the context of its step.
+type Chunk<'c, 'a> = (&'c StepContext, ParameterSlice<'a>);
+
+/// Chunks in batches of about as many elements.
+#[derive(Default)]
+struct Batches<'c, 'a> {
+    full: Vec<Vec<Chunk<'c, 'a>>>,
+    open: Vec<Chunk<'c, 'a>>,
+    open_elements: usize,
+}
+
+/// Buffers of a thread. Their contents do not matter.
+struct Scratch {
+    noise: [u32; TILE],
+    grads: [f32; TILE],
+    weights: [f32; TILE],
+    moments: [[f32; TILE]; MOMENTS_MAX],
+    /// In place of moments that the algorithm does not have.
+    unused: [[f32; WIDE_TILE]; MOMENTS_MAX],
+}
+
 /// The values of a step that all chunks share.
 struct StepContext {
     scalars: Scalars,
@@ -113,11 +134,37 @@ impl Kernel {
     ///
     /// [`Error::Invalid`] if slices do not fit each other or the algorithm. Then nothing was changed.
     pub fn step(&self, pool: &ThreadPool, step: &StepOptions, parts: Vec<ParameterSlice<'_>>) -> Result<()> {
-        if step.step == 0 {
-            return Err(Error::invalid("step is 0; the first one is 1"));
+        self.step_all(pool, vec![(*step, parts)])
+    }
+
+    /// As [`Kernel::step`], for several lists of slices with options of their own. The threads share all of them.
+    ///
+    /// # Errors
+    ///
+    /// As [`Kernel::step`].
+    pub fn step_all(&self, pool: &ThreadPool, lists: Vec<(StepOptions, Vec<ParameterSlice<'_>>)>) -> Result<()> {
+        for (step, parts) in &lists {
+            if step.step == 0 {
+                return Err(Error::invalid("step is 0; the first one is 1"));
+            }
+            parts.iter().enumerate().try_for_each(|(index, part)| self.check(index, part))?;
         }
-        parts.iter().enumerate().try_for_each(|(index, part)| self.check(index, part))?;
-        let context = StepContext {
+        let contexts: Vec<StepContext> = lists.iter().map(|(step, _)| self.context(step)).collect();
+        let mut batches = Batches::default();
+        for ((_, parts), context) in lists.into_iter().zip(&contexts) {
+            parts.into_iter().for_each(|part| part.cut(|chunk| batches.push(context, chunk)));
+        }
+        pool.for_each(batches.finish(), |batch| {
+            let mut scratch = Scratch::default();
+            for (context, mut chunk) in batch {
+                dispatch!(self.level, simd => context.run(simd, &mut chunk, &mut scratch));
+            }
+        });
+        Ok(())
+    }
+
+    fn context(&self, step: &StepOptions) -> StepContext {
+        StepContext {
             scalars: self.algorithm.at(step.step),
             signs: self.algorithm.moments(),
             sqrt_mode: self.sqrt_mode,
@@ -126,11 +173,7 @@ impl Kernel {
             clip: if self.algorithm.maximize() { -step.clip } else { step.clip },
             rounding: step.rounding,
             noise: Noise::new(step.seed, step.step),
-        };
-        let mut chunks = Vec::new();
-        parts.into_iter().for_each(|part| part.cut(&mut chunks));
-        pool.for_each(chunks, |mut chunk| dispatch!(self.level, simd => context.run(simd, &mut chunk)));
-        Ok(())
+        }
     }
 
     fn check(&self, index: usize, part: &ParameterSlice<'_>) -> Result<()> {
@@ -155,17 +198,46 @@ impl Kernel {
     }
 }
 
+impl<'c, 'a> Batches<'c, 'a> {
+    fn push(&mut self, context: &'c StepContext, chunk: ParameterSlice<'a>) {
+        let elements = chunk.weights.len();
+        if self.open_elements > 0 && self.open_elements + elements > BATCH {
+            self.full.push(std::mem::take(&mut self.open));
+            self.open_elements = 0;
+        }
+        self.open_elements += elements;
+        self.open.push((context, chunk));
+    }
+
+    fn finish(mut self) -> Vec<Vec<Chunk<'c, 'a>>> {
+        self.full.push(self.open);
+        self.full
+    }
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self {
+            noise: [0; TILE],
+            grads: [0.0; TILE],
+            weights: [0.0; TILE],
+            moments: [[0.0; TILE]; MOMENTS_MAX],
+            unused: [[0.0; WIDE_TILE]; MOMENTS_MAX],
+        }
+    }
+}
+
 impl<'a> ParameterSlice<'a> {
-    /// Splits into chunks.
-    fn cut(self, chunks: &mut Vec<ParameterSlice<'a>>) {
+    /// Splits into chunks, and passes each on.
+    fn cut(self, mut each: impl FnMut(ParameterSlice<'a>)) {
         let mut rest = self;
         while rest.weights.len() > CHUNK {
             let (head, tail) = rest.split_at(CHUNK);
-            chunks.push(head);
+            each(head);
             rest = tail;
         }
         if !rest.weights.is_empty() {
-            chunks.push(rest);
+            each(rest);
         }
     }
 
@@ -197,8 +269,8 @@ impl StepContext {
         weights: &mut [f32],
         grad: &[f32],
         moments: &mut [MomentMut<'_>],
+        unused: &mut [[f32; WIDE_TILE]; MOMENTS_MAX],
     ) -> usize {
-        let mut unused = [[0.0; WIDE_TILE]; MOMENTS_MAX];
         let mut left = moments.iter_mut().map(|moment| match moment {
             MomentMut::F32(values) => values.as_chunks_mut().0,
             _ => &mut [],
@@ -208,7 +280,7 @@ impl StepContext {
         let (weights, grads) = (weights.as_chunks_mut().0, grad.as_chunks().0);
         let wide_tiles = weights.len();
         for (index, (weights, raw)) in weights.iter_mut().zip(grads).enumerate() {
-            let [one, two, three] = &mut unused;
+            let [one, two, three] = &mut *unused;
             let moments = [
                 first.get_mut(index).unwrap_or(one),
                 second.get_mut(index).unwrap_or(two),
@@ -221,25 +293,23 @@ impl StepContext {
     }
 
     #[inline(always)]
-    fn run<S: Simd>(&self, simd: S, part: &mut ParameterSlice<'_>) {
+    fn run<S: Simd>(&self, simd: S, part: &mut ParameterSlice<'_>, scratch: &mut Scratch) {
         let ParameterSlice { index, weights, grad, moments, out } = part;
-        let mut noise = [0; TILE];
-        let (mut grads, mut weights_buffer) = ([0.0; TILE], [0.0; TILE]);
-        let mut buffers = [[0.0; TILE]; MOMENTS_MAX];
+        let Scratch { noise, grads, weights: weights_buffer, moments: buffers, unused } = scratch;
         let is_noisy = moments.iter().any(MomentMut::is_rounded);
         let begin = match (&mut *weights, &*grad, &*out) {
             (FloatSliceMut::F32(weights), FloatSlice::F32(grad), None) if !is_noisy => {
-                self.run_wide_tiles(simd, weights, grad, moments)
+                self.run_wide_tiles(simd, weights, grad, moments, unused)
             }
             _ => 0,
         };
         for at in (begin..weights.len()).step_by(TILE) {
-            let grad = Grad { raw: grad.tile(at, &mut grads), unscale: self.unscale, clip: self.clip };
+            let grad = Grad { raw: grad.tile(at, grads), unscale: self.unscale, clip: self.clip };
             let is_ragged = weights.len() - at < TILE;
             let place = *index + at as u64;
             {
-                let weights = weights.tile(at, &mut weights_buffer);
-                let [first, second, third] = &mut buffers;
+                let weights = weights.tile(at, weights_buffer);
+                let [first, second, third] = &mut *buffers;
                 let mut left = moments.iter_mut().zip(self.signs);
                 let mut next = |buffer| match left.next() {
                     Some((moment, sign)) => moment.tile(*sign, at, buffer),
@@ -248,20 +318,20 @@ impl StepContext {
                 let tiles = [next(first), next(second), next(third)];
                 self.scalars.tile(simd, self.sqrt_mode, weights, grad, tiles);
                 if let Some(out) = out {
-                    let noise = weight_noise(self.rounding, self.noise, place, &mut noise);
+                    let noise = weight_noise(self.rounding, self.noise, place, noise);
                     out.store(at, weights, noise);
                 }
             }
             if is_ragged || !matches!(weights, FloatSliceMut::F32(_)) {
-                let noise = weight_noise(self.rounding, self.noise, place, &mut noise);
-                weights.store(at, &weights_buffer, noise);
+                let noise = weight_noise(self.rounding, self.noise, place, noise);
+                weights.store(at, weights_buffer, noise);
             }
             if is_noisy {
-                self.noise.fill(NoiseStream::Moments, place, &mut noise);
+                self.noise.fill(NoiseStream::Moments, place, noise);
             }
-            for ((moment, sign), buffer) in moments.iter_mut().zip(self.signs).zip(&buffers) {
+            for ((moment, sign), buffer) in moments.iter_mut().zip(self.signs).zip(&*buffers) {
                 if is_ragged || moment.is_rounded() {
-                    moment.store(*sign, at, buffer, &noise);
+                    moment.store(*sign, at, buffer, noise);
                 }
             }
         }

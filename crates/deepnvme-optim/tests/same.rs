@@ -5,7 +5,8 @@ mod common;
 
 use common::{State, Vector, algorithms, kernel, levels, thread_pool, values};
 use deepnvme_optim::{
-    BLOCK, Float, FloatSlice, Rounding, SqrtMode, StepOptions, accumulate_with_level, gradient_norm_with_level,
+    BLOCK, Float, FloatSlice, Rounding, SqrtMode, StepOptions, accumulate_with_level, gradient_norm,
+    gradient_norm_with_level,
 };
 use proptest::prelude::*;
 
@@ -100,6 +101,55 @@ fn with_any_number_of_threads() {
             assert_eq!(with(threads), expected, "{threads} threads, seed {seed}");
         }
     }
+}
+
+/// Many small parameters in one call, some with another step count.
+#[test]
+fn together_as_one_by_one() {
+    let mut random = fastrand::Rng::with_seed(5);
+    for (index, algorithm) in algorithms().into_iter().enumerate() {
+        let lengths: Vec<usize> = (0..60).map(|_| random.usize(1..3000)).collect();
+        let mut together: Vec<State> = lengths
+            .iter()
+            .map(|length| {
+                let weights = Vector::new(Float::F32, &values(&mut random, *length, false));
+                State::new(&algorithm, weights, index % 3, None)
+            })
+            .collect();
+        let mut apart = together.clone();
+        let grads: Vec<Vector> =
+            lengths.iter().map(|length| Vector::new(Float::F32, &values(&mut random, *length, false))).collect();
+        let kernel = kernel(algorithm, SqrtMode::Exact);
+        let options = [3, 7].map(|step| StepOptions { step, seed: 4, ..StepOptions::default() });
+        for (place, (state, grad)) in apart.iter_mut().zip(&grads).enumerate() {
+            state.step(&kernel, &thread_pool(1), &options[place % 2], grad);
+        }
+        let mut lists = options.map(|options| (options, Vec::new()));
+        for (place, (state, grad)) in together.iter_mut().zip(&grads).enumerate() {
+            lists[place % 2].1.push(state.part(grad));
+        }
+        kernel.step_all(&thread_pool(3), lists.into()).unwrap();
+        for (one, other) in together.iter().zip(&apart) {
+            assert_eq!(one.bits(), other.bits());
+        }
+    }
+}
+
+/// The sum is that of each gradient's own sum, in order.
+#[test]
+fn the_norm_of_many_small_gradients() {
+    let mut random = fastrand::Rng::with_seed(6);
+    let grads: Vec<Vector> = (0..300)
+        .map(|_| {
+            let length = random.usize(0..900);
+            Vector::new(Float::F32, &values(&mut random, length, false))
+        })
+        .collect();
+    let norm = |threads, grads: &[FloatSlice<'_>]| gradient_norm(&thread_pool(threads), 1.0, grads).squares;
+    let each: f64 = grads.iter().map(|grad| norm(1, &[grad.read()])).sum();
+    let all: Vec<FloatSlice<'_>> = grads.iter().map(Vector::read).collect();
+    assert_eq!(norm(1, &all).to_bits(), each.to_bits());
+    assert_eq!(norm(3, &all).to_bits(), each.to_bits());
 }
 
 #[test]

@@ -11,6 +11,7 @@ from deepnvme._deepnvme import Kernel
 from deepnvme._utils.arguments import WHOLE_MAX, whole
 from deepnvme.optim._formats import FORMATS, FP32, StateKind
 from deepnvme.optim._gradients import SwappedGradient
+from deepnvme.optim._plan import StepPlans
 from deepnvme.optim._progress import StepProgress
 from deepnvme.optim._state_store import MASTER, MemoryStore, StateStore
 
@@ -90,7 +91,10 @@ class OptimizerBase(torch.optim.Optimizer):
         self._format = FORMATS[options["moments"]]
         # Index of each parameter's first element among all. Seeds the rounding noise.
         self._first_indices: dict[torch.nn.Parameter, int] = {}
+        # Number and first index of each parameter.
+        self._places: dict[torch.nn.Parameter, tuple[int, int]] = {}
         self._assign_indices()
+        self._plans = StepPlans()
         # The step that has begun and not ended.
         self._progress: StepProgress | None = None
         # Whether several calls of `step` form one step.
@@ -171,6 +175,7 @@ class OptimizerBase(torch.optim.Optimizer):
             for param in group["params"]:
                 if param not in self._first_indices:
                     self._first_indices[param] = place
+                    self._places[param] = len(self._places), place
                     place += param.numel()
 
     def _watch(self, store: SwapStore) -> None:

@@ -12,6 +12,8 @@ from deepnvme.errors import StepStoppedError
 if TYPE_CHECKING:
     import torch
 
+    from deepnvme._deepnvme import StepGradients
+
 
 # Setting of a param group that counts its steps. It is saved with the others.
 ROUNDS = "rounds"
@@ -30,17 +32,21 @@ class StepProgress:
         self._counts = counts
         # Param groups that have begun the step, with their step counts.
         self._rounds: dict[int, int] = {}
-        # Indices of the first elements of what has changed.
+        # Indices of the first elements of what has changed, and the steps of parameters that were counted.
         self.record = StepRecord()
-        # Parameters whose steps were counted, with their counts.
-        self.counted: dict[torch.nn.Parameter, int] = {}
-        # ``None`` for a used gradient.
+        # Gradients that the extension has noted, in each call.
+        self._noted: list[StepGradients] = []
+        # The other gradients. ``None`` for a used one.
         self._grads: dict[torch.nn.Parameter, tuple[TensorWeakRef, int] | None] = {}
 
     def begin(self, index: int, group: dict[str, Any]) -> None:
         """Count the step in the group's settings, once, if nothing else counts it."""
         if self._counts:
             group[ROUNDS] = self._rounds.setdefault(index, group.get(ROUNDS, 0) + 1)
+
+    def note_gradients(self, noted: StepGradients) -> None:
+        """Remember the gradients of a call."""
+        self._noted.append(noted)
 
     def note_gradient(self, param: torch.nn.Parameter) -> None:
         """Remember the gradient that changes a parameter."""
@@ -54,7 +60,7 @@ class StepProgress:
     @property
     def is_untouched(self) -> bool:
         """Whether nothing was changed or counted yet."""
-        return not (self._rounds or self.counted or len(self.record))
+        return not self._rounds and self.record.is_empty
 
     def is_same(self) -> bool:
         """Whether all existing gradients are the ones the step began with."""
@@ -63,7 +69,7 @@ class StepProgress:
             # A gradient that is gone was used as far as needed: it changes nothing again.
             if grad is not None and (seen is None or seen[0]() is not grad or grad._version != seen[1]):  # noqa: SLF001
                 return False
-        return True
+        return all(noted.is_same() for noted in self._noted)
 
     def stopped(self, error: OSError) -> StepStoppedError:
         """Make the error that states the progress and the remedy."""

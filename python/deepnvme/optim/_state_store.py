@@ -20,7 +20,7 @@ import torch
 
 from deepnvme._modules.placeholder import ON_DISK_STRIDE
 from deepnvme._utils.strides import is_dense, row_major
-from deepnvme.optim._formats import BLOCK, StateData, StateKind, decode, encode
+from deepnvme.optim._formats import BLOCK, StateData, StateFormat, StateKind, decode, encode
 
 if TYPE_CHECKING:
     from deepnvme._swap import SwapStats
@@ -58,6 +58,9 @@ class LeasedState:
 class StateStore(Protocol):
     """Leases state to a step."""
 
+    # Changes when state on disk gets other places.
+    generation: int
+
     def check_open(self) -> None:
         """Raise ``ClosedError`` if the state is gone."""
 
@@ -88,6 +91,8 @@ class StateStore(Protocol):
 
 class MemoryStore:
     """State in the optimizer's own ``state``, as in torch."""
+
+    generation = 0
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -159,6 +164,11 @@ class MemoryStore:
 def _state_data(state: dict[str, Any], kind: StateKind) -> StateData:
     elements = flat(state[kind.name])
     return (elements, state[kind.name + _SCALES]) if kind.format.has_scales else elements
+
+
+def scales_of(name: str, kept: StateFormat) -> tuple[str, ...]:
+    """Return the names of a moment in the optimizer's ``state``: its own, and that of its scales if it has some."""
+    return (name, name + _SCALES) if kept.has_scales else (name,)
 
 
 def without_scales(state: dict[str, Any]) -> dict[str, Any]:

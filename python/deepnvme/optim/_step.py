@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from deepnvme._deepnvme import StepGradients
 from deepnvme._utils.tensors import without_gradients
 from deepnvme.errors import ClosedError, Error, UnsupportedError
 from deepnvme.optim._formats import FP32
 from deepnvme.optim._gradients import SwappedGradient, in_order
 from deepnvme.optim._optimizer import SHORT, OptimizerBase, ParamGroup
+from deepnvme.optim._plan import Gathered, native_plan
 from deepnvme.optim._progress import ROUNDS, StepProgress
-from deepnvme.optim._state_store import MASTER, ParameterSlice, flat
+from deepnvme.optim._state_store import MASTER, MemoryStore, ParameterSlice, flat
+
+if TYPE_CHECKING:
+    from deepnvme._deepnvme import StepPlan as NativePlan
+    from deepnvme.optim._swap_store import SwapStore
 
 
 class SteppingOptimizer(OptimizerBase):
@@ -51,13 +57,24 @@ class SteppingOptimizer(OptimizerBase):
         found = getattr(self, "found_inf", None)
         if found is not None and found.item():
             return loss
-        if self._is_split and self._progress is not None:
-            self._resume_step(self._progress)
-            return loss
-        progress = self._current_progress()
+        gathered = self._gather()
         is_done = False
         try:
-            self._resume_step(progress)
+            if self._is_split and self._progress is not None:
+                self._resume_step(self._progress, gathered)
+            else:
+                self._run_step(self._current_progress(gathered), gathered)
+                is_done = True
+        finally:
+            # Neither an unfinished step nor a traceback may keep gradients alive.
+            if not is_done:
+                gathered.noted.release()
+        return loss
+
+    def _run_step(self, progress: StepProgress, gathered: Gathered) -> None:
+        is_done = False
+        try:
+            self._resume_step(progress, gathered)
             is_done = True
         except (UnsupportedError, ClosedError):
             # Not a disk error: a gradient is gone or partial, or the state is gone. Retrying does not help.
@@ -68,14 +85,13 @@ class SteppingOptimizer(OptimizerBase):
         finally:
             if is_done or progress.is_untouched:
                 self._progress = None
-        return loss
 
-    def _current_progress(self) -> StepProgress:
+    def _current_progress(self, gathered: Gathered | None = None) -> StepProgress:
         """Return the unfinished step if its gradients still exist; otherwise begin one."""
         progress = self._progress
         if progress is None or not progress.is_same():
             # The norm of all gradients, even if parameters are updated in several calls.
-            clip = 1.0 if self._max_norm is None else self._clip(self._max_norm)
+            clip = 1.0 if self._max_norm is None else self._clip(self._max_norm, gathered or self._gather())
             is_noisy = self._stochastic or self._format is not FP32
             progress = self._progress = StepProgress(clip, counts=is_noisy and not self.counts_steps)
         return progress
@@ -93,32 +109,125 @@ class SteppingOptimizer(OptimizerBase):
         if is_done or self._progress is None or self._progress.is_untouched:
             self._progress = None
 
-    def _resume_step(self, progress: StepProgress) -> None:
+    def _resume_step(self, progress: StepProgress, gathered: Gathered) -> None:
         """Do the rest of a step."""
         unscale = self._unscale()
-        grads = self._gradients()
         # Another thread's `close` takes the gradients away. Without them the step would seem to be done.
         self._store.check_open()
+        progress.note_gradients(gathered.noted)
         for index, group in enumerate(self.param_groups):
             progress.begin(index, group)
-            # Parameters with the same step count and factor share one call of the kernel.
-            alike: dict[tuple[int, float], list[ParameterSlice]] = {}
-            for param in group["params"]:
-                if param in grads:
-                    progress.note_gradient(param)
-                    piece, step = self._prepare(param, group, progress)
-                    # An empty parameter counts steps, but has no state.
-                    if piece.count:
-                        alike.setdefault((step, _factor(grads[param])), []).append(piece)
-            for (step, factor), pieces in alike.items():
-                self._change(group, grads, pieces, progress, step=step, unscale=unscale, clip=progress.clip * factor)
+            if gathered.noted.counts[index] or gathered.odd[index]:
+                self._change_group(index, group, gathered, progress, unscale)
         gradients = getattr(self._store, "gradients", None)
-        for param, grad in grads.items():
-            if isinstance(grad, SwappedGradient) and gradients is not None:
-                # If this stops, the remaining gradients are the ones that were noted, and are dropped next time.
-                param.grad = None
-                progress.gradient_used(param)
-                gradients.drop([param])
+        if gradients is None:
+            return
+        for group, odd in zip(self.param_groups, gathered.odd, strict=True):
+            for member, grad in odd.items():
+                if isinstance(grad, SwappedGradient):
+                    param = group["params"][member]
+                    # If this stops, the remaining gradients are the ones that were noted, and are dropped next time.
+                    param.grad = None
+                    progress.gradient_used(param)
+                    gradients.drop([param])
+
+    def _change_group(
+        self, index: int, group: ParamGroup, gathered: Gathered, progress: StepProgress, unscale: float
+    ) -> None:
+        algorithm, settings = self._algorithm(group)
+        noted, store = gathered.noted, self._store
+
+        def update(batch: tuple[int, torch.Tensor | None] | None = None) -> list[int]:
+            return self._kernel.update(
+                noted,
+                index,
+                algorithm,
+                settings,
+                unscale=unscale,
+                clip=progress.clip,
+                stochastic=self._stochastic,
+                seed=self._noise_seed(group),
+                record=progress.record,
+                batch=batch,
+            )
+
+        left: list[int] = []
+        if noted.counts[index] and isinstance(store, MemoryStore):
+            left = update()
+            if left:
+                self._prepare_members(index, group, left, gathered, progress)
+                left = update()
+        elif noted.counts[index]:
+            left = self._change_on_disk(index, group, gathered, progress, update)
+        odd = dict(gathered.odd[index])
+        # State that fits only after a copy, in each step.
+        odd.update((member, self._gradient(group["params"][member])) for member in left if member not in odd)
+        if odd:
+            self._change_odd(group, odd, progress, unscale)
+
+    def _change_on_disk(
+        self,
+        index: int,
+        group: ParamGroup,
+        gathered: Gathered,
+        progress: StepProgress,
+        update: Callable[[tuple[int, torch.Tensor | None]], list[int]],
+    ) -> list[int]:
+        """Change what the plan knows, batch by batch. Return the members that it does not know."""
+        plan, noted, store = gathered.plan, gathered.noted, cast("SwapStore", self._store)
+        left: dict[int, None] = {}
+        stale = noted.stale(index)
+        if stale:
+            self._prepare_members(index, group, stale, gathered, progress)
+            left = dict.fromkeys(noted.stale(index))
+            groups, placements = store.batches_of(group["params"], sorted(plan.prepared[index]))
+            plan.native.set_batches(index, placements)
+            plan.batches[index] = groups
+            plan.generation = store.generation
+        for number, (state_group, first) in enumerate(plan.batches[index]):
+            if not noted.is_due(index, number, progress.record):
+                continue
+            if state_group is None or first is None:
+                left.update(dict.fromkeys(update((number, None))))
+                continue
+            with store.lease_memory(state_group, first) as (memory, _):
+                left.update(dict.fromkeys(update((number, memory))))
+        return list(left)
+
+    def _prepare_members(
+        self, index: int, group: ParamGroup, members: list[int], gathered: Gathered, progress: StepProgress
+    ) -> None:
+        """Initialise the state of members of a param group, so that the plan finds it."""
+        params = group["params"]
+        for member in members:
+            self._prepare(params[member], group, progress)
+        counts = [
+            None if self.counts_steps else self._next_count(params[member], self.state[params[member]])
+            for member in members
+        ]
+        gathered.plan.native.prepare(index, members, counts)
+        gathered.plan.prepared[index].update(members)
+        gathered.noted.refresh(self.state)
+
+    def _change_odd(
+        self, group: ParamGroup, grads: dict[int, torch.Tensor], progress: StepProgress, unscale: float
+    ) -> None:
+        """Change parameters that no plan knows."""
+        # Parameters with the same step count and factor share one call of the kernel.
+        alike: dict[tuple[int, float], list[ParameterSlice]] = {}
+        by_param = {group["params"][member]: grad for member, grad in sorted(grads.items())}
+        for param, grad in by_param.items():
+            progress.note_gradient(param)
+            piece, step = self._prepare(param, group, progress)
+            # An empty parameter counts steps, but has no state.
+            if piece.count:
+                alike.setdefault((step, _factor(grad)), []).append(piece)
+        for (step, factor), pieces in alike.items():
+            self._change(group, by_param, pieces, progress, step=step, unscale=unscale, clip=progress.clip * factor)
+
+    def _noise_seed(self, group: ParamGroup) -> int:
+        # Different noise in each step, also without step counts, and reproducible after a restart.
+        return int(self._seed << 32 | group.get(ROUNDS, 0)) & (1 << 64) - 1
 
     def _gradient(self, param: torch.nn.Parameter) -> torch.Tensor:
         """Return the gradient, flat, in the memory order of the parameter; a gradient on disk as it is."""
@@ -144,25 +253,50 @@ class SteppingOptimizer(OptimizerBase):
             raise ValueError(msg)
         return in_order(grad, param)
 
-    def _gradients(self) -> dict[torch.nn.Parameter, torch.Tensor]:
-        params = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
+    def _gather(self) -> Gathered:
+        """Collect the gradients of all parameters. Nothing is changed before all of them are known to be usable."""
+        params = [group["params"] for group in self.param_groups]
+        moments = [self._moments(group) for group in self.param_groups]
+        kinds = [
+            (names, group.get("initial_accumulator_value"))
+            for names, group in zip(moments, self.param_groups, strict=True)
+        ]
+
+        def make() -> NativePlan:
+            # Others may have replaced parameters.
+            self._assign_indices()
+            is_in_memory = isinstance(self._store, MemoryStore)
+            return native_plan(params, self._places, moments, self._format, in_memory=is_in_memory)
+
+        plan = self._plans.current(
+            params,
+            kinds,
+            self._store.generation,
+            make,
+        )
+        noted = StepGradients(plan.native, self.state)
         try:
-            return {param: self._gradient(param) for param in params}
+            odd = [
+                {member: self._gradient(some[member]) for member in members}
+                for some, members in zip(params, noted.odd, strict=True)
+            ]
         except (AssertionError, UnsupportedError):
             # Another thread's `close` takes the gradients away.
             self._store.check_open()
             raise
+        return Gathered(plan, noted, odd)
 
     def _unscale(self) -> float:
         scale = getattr(self, "grad_scale", None)
         return 1.0 if scale is None else float(scale.double().reciprocal().float())
 
-    def _clip(self, max_norm: float) -> float:
-        grads, unscale = self._gradients().values(), self._unscale()
-        squares, _ = self._kernel.measure(
-            [one for one in grads if not isinstance(one, SwappedGradient)], unscale=unscale
+    def _clip(self, max_norm: float, gathered: Gathered) -> float:
+        unscale = self._unscale()
+        others = [(index, member, one) for index, odd in enumerate(gathered.odd) for member, one in odd.items()]
+        squares, _ = self._kernel.measure_all(
+            gathered.noted, [other for other in others if not isinstance(other[2], SwappedGradient)], unscale=unscale
         )
-        squares += sum(one.squares() for one in grads if isinstance(one, SwappedGradient)) * unscale**2
+        squares += sum(one.squares() for _, _, one in others if isinstance(one, SwappedGradient)) * unscale**2
         norm = math.sqrt(squares)
         if self._error_if_nonfinite and not math.isfinite(norm):
             msg = (
@@ -180,9 +314,11 @@ class SteppingOptimizer(OptimizerBase):
         state = self.state[param]
         if not state and not self._store.has(param):
             self._initialise_count(state)
-        if param not in progress.counted:
-            progress.counted[param] = self._next_count(param, state)
-        count = progress.counted[param]
+        number, _ = self._places[param]
+        count = progress.record.count_of(number)
+        if count is None:
+            count = self._next_count(param, state)
+            progress.record.note_count(number, count)
         if self.counts_steps:
             state["step"].fill_(count)
         kinds = self.kinds(param, group)
@@ -227,8 +363,7 @@ class SteppingOptimizer(OptimizerBase):
                     unscale=unscale,
                     clip=clip,
                     stochastic=self._stochastic,
-                    # Different noise in each step, also without step counts, and reproducible after a restart.
-                    seed=(self._seed << 32 | group.get(ROUNDS, 0)) & (1 << 64) - 1,
+                    seed=self._noise_seed(group),
                     record=progress.record,
                 )
 

@@ -50,6 +50,8 @@ class SwapStore:
     ) -> None:
         nbytes = parse_bytes(memory)
         self._is_closed = False
+        # Changes when state gets other places.
+        self.generation = 0
         self.swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums)
         group_bytes = min(int(nbytes * _GROUP_MEMORY_FRACTION), _GROUP_BYTES_MAX)
         self.layout = StateLayout(group_bytes, with_gradients=kernel is not None)
@@ -89,6 +91,7 @@ class SwapStore:
         taken = {kind.name: state[kind.name] for kind in kinds if state.get(kind.name) is not None}
         if not is_new and not taken and param in self._with_state:
             return
+        self.generation += 1
         given = {name: flat(with_strides_of(param, tensor)) for name, tensor in taken.items()}
         if is_new:
             given = {**self._move(param, kinds), **given}
@@ -124,6 +127,7 @@ class SwapStore:
 
     def discard(self, param: torch.nn.Parameter) -> None:
         """Drop the state of a parameter. Its place is kept."""
+        self.generation += 1
         self._with_state.discard(param)
         for _, placement in self.layout.locations(param):
             placement.initial_values = None
@@ -160,28 +164,63 @@ class SwapStore:
         if batch[0] not in locations:
             yield [LeasedState({}) for _ in batch]
             return
-        self._return()
         group = locations[batch[0]][0]
         placements = {placement.piece: placement for placement in group.placements}
         mine = [placements[piece] for piece in batch]
+        with_grads = [placement for placement in mine if placement.grad is not None]
+        with self.lease_memory(group, batch[0], with_grads=bool(with_grads)) as (state, grads):
+            yield [
+                LeasedState(placement.state(state), placement.gradient(grads) if placement.grad else None)
+                for placement in mine
+            ]
+        if self.gradients is not None:
+            self.gradients.mark_used(group, with_grads)
+
+    @contextmanager
+    def lease_memory(
+        self, group: StateGroup, first: ParameterSlice, *, with_grads: bool = False
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Lease the memory of a group's state, and of its gradients on disk if asked.
+
+        ``first`` is the first slice that is used, and stands for the batch.
+        """
+        self._return()
         self.prepare(group)
-        self._record_lease(batch[0])
+        self._record_lease(first)
         with ExitStack() as borrowed:
             state = grads = torch.empty(0, dtype=torch.uint8)
             if group.nbytes:
                 self._record_use(group.key)
                 state = borrowed.enter_context(self._track(self.swapper.borrow(group.key)))
-            with_grads = [placement for placement in mine if placement.grad is not None]
             if with_grads:
                 self._record_use(group.grad_key)
                 grads = borrowed.enter_context(self._track(self.swapper.borrow(group.grad_key, shared=True)))
-            yield [
-                LeasedState(placement.state(state), placement.gradient(grads) if placement.grad else None)
-                for placement in mine
-            ]
+            yield state, grads
         self._borrowed.clear()
-        if self.gradients is not None:
-            self.gradients.mark_used(group, with_grads)
+
+    def batches_of(
+        self, params: Sequence[torch.nn.Parameter], members: Sequence[int]
+    ) -> tuple[list[tuple[StateGroup | None, ParameterSlice | None]], list[list[tuple[int, int, int, list[int]]]]]:
+        """Return the batches of some parameters: their groups with the first slice, and their placements.
+
+        A placement is ``(member, begin, end, offsets)``. The last batch may be of parameters without state.
+        """
+        found: dict[StateGroup | None, list[tuple[int, int, int, list[int]]]] = {}
+        firsts: dict[StateGroup | None, ParameterSlice | None] = {}
+        bare = []
+        # Without repetitions.
+        by_param = {params[member]: member for member in reversed(members)}
+        for param, member in reversed(by_param.items()):
+            locations = self.layout.locations(param)
+            for group, placement in locations:
+                piece, offsets = placement.piece, [begin for _, begin, _ in placement.extents()]
+                firsts.setdefault(group, piece)
+                found.setdefault(group, []).append((member, piece.begin, piece.end, offsets))
+            if not locations:
+                bare.append((member, 0, param.numel(), list[int]()))
+        if bare:
+            found[None], firsts[None] = bare, None
+        return list(firsts.items()), list(found.values())
 
     def close(self) -> None:
         """Close the store. The state and the gradients on disk are gone."""

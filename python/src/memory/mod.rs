@@ -7,12 +7,14 @@
 //! holds the GIL, and no fork happens in between (`forks`).
 //!
 //! `layout` describes an object's bytes, and `region` makes regions of it. `buffer` contains the buffer protocol and numpy's
-//! array struct, `capsule` DLPack, `interpreter` calls to CPython, and `tensor_slice` slices for kernels.
+//! array struct, `capsule` DLPack, `interpreter` calls to CPython, `tensor_slice` slices for kernels, and `described`
+//! slices of many tensors at once.
 
 use std::os::fd::BorrowedFd;
 
 mod buffer;
 mod capsule;
+mod described;
 mod forks;
 mod interpreter;
 mod layout;
@@ -22,11 +24,12 @@ mod tensor_slice;
 
 pub(crate) use buffer::{Exported, array_struct, exported, is_buffer, new_bytes, with_bytes};
 pub(crate) use capsule::{PlainTensor, capsule, exchange_api, has_name, take, try_describe};
+pub(crate) use described::{Described, describe};
 pub(crate) use forks::watch as watch_forks;
 pub(crate) use interpreter::{GcPause, call_soon};
 pub(crate) use layout::{LEGACY_STREAM, Layout, Location, MemoryAccess, stream};
 pub(crate) use region::{ObjectMemory, storage_region};
-pub(crate) use resizable::{_is_held, KeepAlive};
+pub(crate) use resizable::{_is_held, KeepAlive, StorageHolds};
 pub(crate) use tensor_slice::{AddressRange, Plain, TensorSlice, check_disjoint};
 
 /// Borrows the descriptor of this number, which the caller keeps open.

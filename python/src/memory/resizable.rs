@@ -7,6 +7,7 @@
 //! it.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -16,7 +17,6 @@ use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyDict;
 
 use super::forks;
 use crate::imported;
@@ -44,11 +44,42 @@ struct StorageHold {
     storage: usize,
 }
 
+/// The storages of many tensors, held together. Any thread may drop it.
+pub(crate) struct StorageHolds {
+    holds: Vec<usize>,
+    objects: Vec<Py<PyAny>>,
+    /// Start and end of each storage, by start. The end is the largest of those up to there.
+    ranges: Vec<(usize, usize)>,
+}
+
 /// Held storages by address, with hold counts. Every holder keeps its storage alive, so that no other storage reuses
 /// the address.
 struct HeldStorages {
     pid: u32,
-    by_storage: Mutex<HashMap<usize, HoldCount>>,
+    by_storage: Mutex<HoldCounts>,
+}
+
+#[derive(Default)]
+struct HoldCounts(HashMap<usize, HoldCount, BuildHasherDefault<AddressHasher>>);
+
+/// Spreads addresses. A step of an optimizer holds and releases tens of thousands of storages.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
+    }
+
+    fn write_usize(&mut self, address: usize) {
+        // The upper half decides, so it is folded into the lower one.
+        let product = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = product ^ product >> 32;
+    }
 }
 
 /// Hold count of a storage, and whether torch resizes it otherwise.
@@ -69,53 +100,123 @@ impl KeepAlive {
     }
 }
 
+impl StorageHolds {
+    /// Hold the storages of torch tensors, as [`KeepAlive::storage`] does, for a fraction of the time.
+    pub(crate) fn new(py: Python<'_>, tensors: &[Bound<'_, PyAny>]) -> PyResult<Self> {
+        let flag_offset = flag_offset(py)?;
+        let moving_hook = match moving_hook(py)? {
+            Some(hook) if hook.bind(py).len()? > 0 => Some(hook),
+            _ => None,
+        };
+        let (mut keys, mut objects) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(tensors.len()));
+        for tensor in tensors {
+            let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
+            let key = storage.getattr(intern!(py, "_cdata"))?;
+            check_not_moving(py, moving_hook, &key)?;
+            keys.push(key.extract()?);
+            objects.push(storage);
+        }
+        // No Python code runs while the table is locked: what it drops may need the table.
+        let mut held = held();
+        keys.iter().for_each(|storage| held.hold(*storage, flag_offset));
+        drop(held);
+        let mut holds = Self { holds: keys, objects: Vec::with_capacity(objects.len()), ranges: Vec::new() };
+        // Read once they are held: their sizes stay.
+        let mut ranges = Vec::with_capacity(objects.len());
+        for storage in objects {
+            let start: usize = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
+            let bytes: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
+            ranges.push((start, start.saturating_add(bytes)));
+            holds.objects.push(storage.unbind());
+        }
+        ranges.sort_unstable();
+        let mut end = 0;
+        for range in &mut ranges {
+            end = end.max(range.1);
+            range.1 = end;
+        }
+        holds.ranges = ranges;
+        Ok(holds)
+    }
+
+    /// Returns whether a storage has all of these bytes. One that was resized keeps the shapes of its tensors.
+    pub(super) fn contain(&self, address: usize, bytes: usize) -> bool {
+        let after = self.ranges.partition_point(|(start, _)| *start <= address);
+        let Some(before) = after.checked_sub(1) else { return false };
+        self.ranges[before].1.checked_sub(address).is_some_and(|room| room >= bytes)
+    }
+}
+
+impl Drop for StorageHolds {
+    fn drop(&mut self) {
+        {
+            let mut held = held();
+            self.holds.iter().for_each(|storage| held.release(*storage));
+        }
+        self.objects.drain(..).for_each(forks::release);
+    }
+}
+
 impl StorageHold {
     fn new(storage: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = storage.py();
         let flag_offset = flag_offset(py)?;
         let key = storage.getattr(intern!(py, "_cdata"))?;
-        // Usually nothing is moving. For ten thousand tensors, the call takes longer than their bytes.
-        if let Some(moving_hook) = moving_hook(py)?
-            && moving_hook.bind(py).cast::<PyDict>().map_or(true, |table| !table.is_empty())
-            && moving_hook.call_method1(py, intern!(py, "is_moving"), (&key,))?.extract(py)?
-        {
-            return Err(PyRuntimeError::new_err(
-                "this tensor is being moved to shared memory by another thread; wait for that first",
-            ));
-        }
+        check_not_moving(py, moving_hook(py)?, &key)?;
         let storage: usize = key.extract()?;
-        let mut held = held();
-        if let Some(held) = held.get_mut(&storage) {
-            held.count += 1;
-        } else {
-            let is_resizable = flag_offset
-                .is_some_and(|flag_offset| resizable_flag(storage, flag_offset).swap(0, Ordering::Relaxed) != 0);
-            held.insert(storage, HoldCount { count: 1, is_resizable });
-        }
+        held().hold(storage, flag_offset);
         Ok(Self { storage })
     }
 }
 
 impl Drop for StorageHold {
     fn drop(&mut self) {
-        let mut held = held();
+        held().release(self.storage);
+    }
+}
+
+/// Refuse a storage that another thread is moving to shared memory.
+fn check_not_moving(py: Python<'_>, moving_hook: Option<&Py<PyAny>>, key: &Bound<'_, PyAny>) -> PyResult<()> {
+    let Some(moving_hook) = moving_hook else { return Ok(()) };
+    if moving_hook.call_method1(py, intern!(py, "is_moving"), (key,))?.extract(py)? {
+        return Err(PyRuntimeError::new_err(
+            "this tensor is being moved to shared memory by another thread; wait for that first",
+        ));
+    }
+    Ok(())
+}
+
+impl HoldCounts {
+    /// Count a hold. The first one makes the storage fixed.
+    fn hold(&mut self, storage: usize, flag_offset: Option<usize>) {
+        if let Some(entry) = self.0.get_mut(&storage) {
+            entry.count += 1;
+            return;
+        }
+        let is_resizable =
+            flag_offset.is_some_and(|flag_offset| resizable_flag(storage, flag_offset).swap(0, Ordering::Relaxed) != 0);
+        self.0.insert(storage, HoldCount { count: 1, is_resizable });
+    }
+
+    /// End a hold. The storage is alive.
+    fn release(&mut self, storage: usize) {
         // In a forked child nothing is held: the parent's transfers do not end there.
-        let Some(entry) = held.get_mut(&self.storage) else { return };
+        let Some(entry) = self.0.get_mut(&storage) else { return };
         entry.count -= 1;
         if entry.count > 0 {
             return;
         }
         if let (true, Some(flag_offset)) = (entry.is_resizable, FLAG_OFFSET.get().copied().flatten()) {
-            resizable_flag(self.storage, flag_offset).store(1, Ordering::Relaxed);
+            resizable_flag(storage, flag_offset).store(1, Ordering::Relaxed);
         }
-        held.remove(&self.storage);
+        self.0.remove(&storage);
     }
 }
 
 /// Return whether transfers use the torch storage at this address.
 #[pyfunction]
 pub(crate) fn _is_held(storage: usize) -> bool {
-    held().contains_key(&storage)
+    held().0.contains_key(&storage)
 }
 
 /// Returns the hook that keeps torch from moving held storages, installed with the first hold; `None` without torch.
@@ -199,7 +300,7 @@ fn resizable_flag(storage: usize, flag_offset: usize) -> &'static AtomicU8 {
 
 /// Returns the held storages of this process. Engines release memory on threads without the GIL, so a fork may find the
 /// parent's table locked. The child creates a new table and leaks the old one.
-fn held() -> MutexGuard<'static, HashMap<usize, HoldCount>> {
+fn held() -> MutexGuard<'static, HoldCounts> {
     static HELD: AtomicPtr<HeldStorages> = AtomicPtr::new(std::ptr::null_mut());
     let pid = std::process::id();
     loop {

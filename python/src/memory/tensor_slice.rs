@@ -1,6 +1,8 @@
 //! Contiguous host memory as slices, for kernels that compute in place.
 
+use std::any::Any;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use deepnvme_mem::Device;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -8,7 +10,6 @@ use pyo3::prelude::*;
 
 use super::layout::{Layout, MemoryAccess};
 use super::region::ObjectMemory;
-use super::resizable::KeepAlive;
 
 /// Types for which every bit pattern is valid.
 pub(crate) trait Plain: Copy + Send + Sync + 'static {}
@@ -22,7 +23,7 @@ pub(crate) struct TensorSlice<T> {
     address: usize,
     len: usize,
     access: MemoryAccess,
-    _keep: KeepAlive,
+    keep: Arc<dyn Any + Send + Sync>,
     elements: PhantomData<T>,
 }
 
@@ -58,7 +59,40 @@ impl<T: Plain> TensorSlice<T> {
                 "{bytes} bytes at address {address:#x} are not whole, aligned elements of {wanted} bytes; pass tensor.clone()"
             )));
         }
-        Ok(Self { address, len: bytes / size_of::<T>(), access, _keep: keep, elements: PhantomData })
+        Ok(Self { address, len: bytes / size_of::<T>(), access, keep: Arc::new(keep), elements: PhantomData })
+    }
+
+    /// Borrow elements at an address. `None` if it is not aligned.
+    ///
+    /// For this folder only: `keep` keeps that memory in place.
+    pub(super) fn kept(
+        address: usize,
+        len: usize,
+        access: MemoryAccess,
+        keep: Arc<dyn Any + Send + Sync>,
+    ) -> Option<Self> {
+        let is_aligned = len == 0 || address.is_multiple_of(align_of::<T>());
+        is_aligned.then_some(Self { address, len, access, keep, elements: PhantomData })
+    }
+
+    /// Return the number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Borrow the elements from `begin` to `end` as well. Call [`check_disjoint`] with what is used. `None` if there
+    /// are fewer.
+    pub(crate) fn part(&self, begin: usize, end: usize) -> Option<Self> {
+        let is_inside = begin <= end && end <= self.len;
+        let address = self.address + begin * size_of::<T>();
+        if is_inside { Self::kept(address, end - begin, self.access, Arc::clone(&self.keep)) } else { None }
+    }
+
+    /// Borrow `len` elements of another type from a byte on. `None` if they are not inside, or not aligned.
+    pub(crate) fn cast_part<U: Plain>(&self, byte: usize, len: usize) -> Option<TensorSlice<U>> {
+        let end = len.checked_mul(size_of::<U>())?.checked_add(byte)?;
+        let is_inside = end <= self.len * size_of::<T>();
+        if is_inside { TensorSlice::kept(self.address + byte, len, self.access, Arc::clone(&self.keep)) } else { None }
     }
 
     pub(crate) fn address_range(&self) -> AddressRange {

@@ -1,14 +1,16 @@
 //! `deepnvme._deepnvme.Kernel`: optimizer steps over CPU tensors, without the GIL.
 //!
-//! `settings` parses an algorithm's settings, and `tensors` turns tensors into slices.
+//! `settings` parses an algorithm's settings, and `tensors` turns tensors into slices. For steps of many parameters,
+//! `plan` knows the parameters, `step_gradients` their gradients in one step, `parts` finds the memory of all, and
+//! `step_record` has the progress.
 
+mod parts;
+mod plan;
 mod settings;
+mod step_gradients;
+mod step_record;
 mod tensors;
 
-use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard};
-
-use deepnvme_mem::sync::ignore_poison;
 use deepnvme_optim::{
     Error, Kernel, Rounding, Sign, SqrtMode, StepOptions, ThreadPool, accumulate, decode_moment, encode_moment,
     gradient_norm,
@@ -18,7 +20,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::memory::{MemoryAccess, check_disjoint};
-use crate::tensor_memory;
+use crate::{tensor_memory, torch};
+use parts::Parts;
+pub(crate) use plan::PyStepPlan;
+pub(crate) use step_gradients::PyStepGradients;
+pub(crate) use step_record::PyStepRecord;
 use tensors::{Floats, Moment, PartArgument, PartTensors};
 
 /// Run optimizer steps on threads, for :class:`deepnvme.optim.AdamW` and the others.
@@ -95,6 +101,8 @@ impl PyKernel {
         record: Option<&Bound<'_, PyStepRecord>>,
     ) -> PyResult<()> {
         let first_indices: Vec<u64> = parts.iter().map(|part| part.4).collect();
+        let changed: Vec<Bound<'_, PyAny>> =
+            parts.iter().flat_map(|part| [Some(part.0.clone()), part.3.clone()]).flatten().collect();
         let record = record.map(Bound::get);
         let kernel = Kernel::new(settings::algorithm(algorithm, settings)?, self.sqrt_mode).map_err(raise)?;
         let mut tensors = parts.into_iter().map(PartTensors::new).collect::<PyResult<Vec<_>>>()?;
@@ -110,7 +118,67 @@ impl PyKernel {
             }
             Ok(())
         })
-        .map_err(raise)
+        .map_err(raise)?;
+        torch::increment_versions(py, &changed)
+    }
+
+    /// Run one step for all gradients of a param group, or for those in one batch, whose state is in ``memory``.
+    ///
+    /// Steps are counted in the state. Members whose state is not initialised, or does not fit, are left as they are.
+    /// Returns them. ``record`` receives everything else as soon as it is changed and counted. No Python signal is
+    /// handled between the two. What it contains is not changed again.
+    #[expect(clippy::too_many_arguments, clippy::needless_pass_by_value, reason = "Python hands them over by name")]
+    #[pyo3(signature = (
+        gradients, group, algorithm, settings, *, unscale, clip, stochastic, seed, record, batch=None
+    ))]
+    fn update(
+        &self,
+        py: Python<'_>,
+        gradients: &Bound<'_, PyStepGradients>,
+        group: usize,
+        algorithm: &str,
+        settings: &Bound<'_, PyDict>,
+        unscale: f32,
+        clip: f32,
+        stochastic: bool,
+        seed: u64,
+        record: &Bound<'_, PyStepRecord>,
+        batch: Option<(usize, Option<Bound<'_, PyAny>>)>,
+    ) -> PyResult<Vec<usize>> {
+        let kernel = Kernel::new(settings::algorithm(algorithm, settings)?, self.sqrt_mode).map_err(raise)?;
+        let record = record.get();
+        let batch = batch.as_ref().map(|(batch, memory)| (*batch, memory.as_ref()));
+        let parts = gradients.get().parts(py, group, record, batch)?;
+        let changed = parts.params(py);
+        let Parts { mut tensors, counts, stale, .. } = parts;
+        check_disjoint(tensors.iter().flat_map(PartTensors::address_ranges).collect())?;
+        let rounding = if stochastic { Rounding::Stochastic } else { Rounding::Nearest };
+        let options = |step| StepOptions { step, unscale, clip, rounding, seed };
+        py.detach(|| {
+            let mut lists: Vec<(StepOptions, Vec<_>)> = Vec::new();
+            for (tensors, count) in tensors.iter_mut().zip(&counts) {
+                // There are few of them.
+                let at = lists.iter().position(|(options, _)| options.step == count.step).unwrap_or_else(|| {
+                    // Usually all have the same count.
+                    let capacity = if lists.is_empty() { counts.len() } else { 0 };
+                    lists.push((options(count.step), Vec::with_capacity(capacity)));
+                    lists.len() - 1
+                });
+                lists[at].1.push(tensors.part());
+            }
+            kernel.step_all(&self.pool, lists)?;
+            record.add_counted(counts.iter().map(|count| (count.number, count.step)));
+            record.add(tensors.iter().map(|part| part.index));
+            Ok(())
+        })
+        .map_err(raise)?;
+        // First: new objects of Python would start a collection, which would visit all storages.
+        drop(tensors);
+        if let Some(classes) = torch::plain_classes(py)? {
+            counts.iter().for_each(|count| count.write(&classes, py));
+        }
+        torch::increment_versions(py, &changed)?;
+        Ok(stale)
     }
 
     /// Decode a moment into an fp32 tensor. Pass ``squares`` for a second moment, which is unsigned.
@@ -147,40 +215,33 @@ impl PyKernel {
         });
         Ok((measured.squares, measured.is_finite))
     }
-}
 
-/// The parts that a step has changed, by the position of their first element.
-#[pyclass(frozen, name = "StepRecord", module = "deepnvme._deepnvme")]
-#[derive(Default)]
-pub(crate) struct PyStepRecord {
-    changed: Mutex<HashSet<u64>>,
-}
-
-impl PyStepRecord {
-    fn changed(&self) -> MutexGuard<'_, HashSet<u64>> {
-        ignore_poison(self.changed.lock())
-    }
-
-    fn add(&self, first_indices: impl Iterator<Item = u64>) {
-        self.changed().extend(first_indices);
-    }
-}
-
-#[pymethods]
-impl PyStepRecord {
-    #[new]
-    fn new() -> Self {
-        Self::default()
-    }
-
-    fn __contains__(&self, first_index: u64) -> bool {
-        self.changed().contains(&first_index)
-    }
-
-    fn __len__(&self) -> usize {
-        self.changed().len()
+    /// As ``measure``, for all gradients of a step: those that were gathered, and ``others``, which are
+    /// ``(group, member, gradient)``.
+    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+    fn measure_all(
+        &self,
+        py: Python<'_>,
+        gradients: &Bound<'_, PyStepGradients>,
+        others: Vec<PlacedGradient<'_>>,
+        unscale: f32,
+    ) -> PyResult<(f64, bool)> {
+        let mut grads = gradients.get().grads(py)?;
+        for (group, member, grad) in &others {
+            grads.push(((*group, *member), Floats::new(grad, MemoryAccess::Read)?));
+        }
+        // The order of additions is that of the parameters.
+        grads.sort_by_key(|(place, _)| *place);
+        let measured = py.detach(|| {
+            let grads: Vec<_> = grads.iter().map(|(_, grad)| grad.numbers()).collect();
+            gradient_norm(&self.pool, unscale, &grads)
+        });
+        Ok((measured.squares, measured.is_finite))
     }
 }
+
+/// A gradient with its group and member.
+type PlacedGradient<'py> = (usize, usize, Bound<'py, PyAny>);
 
 fn sign(squares: bool) -> Sign {
     if squares { Sign::Unsigned } else { Sign::Signed }

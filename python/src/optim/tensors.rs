@@ -1,11 +1,14 @@
 //! Float tensors as slices.
 
-use deepnvme_optim::{FloatSlice, FloatSliceMut, MomentMut, ParameterSlice};
+use std::sync::Arc;
+
+use deepnvme_mem::dlpack::DLDataType;
+use deepnvme_optim::{Float, FloatSlice, FloatSliceMut, MomentMut, ParameterSlice};
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::memory::{AddressRange, MemoryAccess, TensorSlice};
+use crate::memory::{AddressRange, Described, MemoryAccess, StorageHolds, TensorSlice};
 use crate::tensor_memory;
 
 /// Weights, gradient, moments, copy of the weights, position of the first element.
@@ -28,6 +31,24 @@ impl Floats {
             other => {
                 Err(PyTypeError::new_err(format!("tensors must be torch.float32, bfloat16 or float16, not {other}")))
             }
+        }
+    }
+
+    /// Borrow the elements of a tensor whose storage is held. `None` if it is not a dense one of floats.
+    pub(super) fn held(tensor: &Described<'_>, held: &Arc<StorageHolds>, access: MemoryAccess) -> Option<Self> {
+        match float(tensor)? {
+            Float::F32 => tensor.slice(held, access).map(Self::F32),
+            Float::Bf16 => tensor.slice(held, access).map(Self::Bf16),
+            Float::F16 => tensor.slice(held, access).map(Self::F16),
+        }
+    }
+
+    /// Borrow the elements from `begin` to `end` as well.
+    pub(super) fn part(&self, begin: usize, end: usize) -> Option<Self> {
+        match self {
+            Self::F32(slice) => slice.part(begin, end).map(Self::F32),
+            Self::Bf16(slice) => slice.part(begin, end).map(Self::Bf16),
+            Self::F16(slice) => slice.part(begin, end).map(Self::F16),
         }
     }
 
@@ -104,11 +125,11 @@ impl Moment {
 
 /// The tensors of a part.
 pub(super) struct PartTensors {
-    weights: Floats,
-    grad: Floats,
-    moments: Vec<Moment>,
-    out: Option<Floats>,
-    index: u64,
+    pub(super) weights: Floats,
+    pub(super) grad: Floats,
+    pub(super) moments: Vec<Moment>,
+    pub(super) out: Option<Floats>,
+    pub(super) index: u64,
 }
 
 impl PartTensors {
@@ -125,8 +146,8 @@ impl PartTensors {
     /// The number of weights.
     pub(super) fn len(&self) -> usize {
         match &self.weights {
-            Floats::F32(slice) => slice.as_slice().len(),
-            Floats::Bf16(slice) | Floats::F16(slice) => slice.as_slice().len(),
+            Floats::F32(slice) => slice.len(),
+            Floats::Bf16(slice) | Floats::F16(slice) => slice.len(),
         }
     }
 
@@ -145,6 +166,17 @@ impl PartTensors {
             moments: self.moments.iter_mut().map(Moment::moment).collect(),
             out: self.out.as_mut().map(Floats::numbers_mut),
         }
+    }
+}
+
+/// Return the float type of a tensor; `None` for others.
+pub(super) fn float(tensor: &Described<'_>) -> Option<Float> {
+    let DLDataType { code, bits, lanes } = tensor.dtype;
+    match (code, bits, lanes) {
+        (DLDataType::FLOAT, 32, 1) => Some(Float::F32),
+        (DLDataType::FLOAT, 16, 1) => Some(Float::F16),
+        (DLDataType::BFLOAT, 16, 1) => Some(Float::Bf16),
+        _ => None,
     }
 }
 

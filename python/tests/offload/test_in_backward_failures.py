@@ -128,8 +128,9 @@ def test_a_disk_that_fails_for_a_moment(
         optim.AdamW(twin.parameters(), lr=1e-2, swap_dir=tmp_path, memory=1 << 20),
     ]
     offloading.attach(optimizers[1], in_backward=True)
-    failing = Failing(optimizers[1]._store.lease, begin, count)
-    monkeypatch.setattr(optimizers[1]._store, "lease", failing)
+    store: Any = optimizers[1]._store
+    failing = Failing(store.lease_memory, begin, count)
+    monkeypatch.setattr(store, "lease_memory", failing)
     stopped = 0
     for words in batches(4):
         losses = []

@@ -85,12 +85,14 @@ def interrupt(
     for step in range(3):
         backward(net, step)
         if step == which:
+            before = copy.deepcopy(net)
             try:
                 with interrupted(point) as points:
                     optimizer.step()
             except KeyboardInterrupt:
-                # Even while the traceback refers to everything in progress.
-                optimizer.step()
+                # Even while the traceback refers to everything in progress. The last points are behind the step's end.
+                if optimizer._progress is not None or same(net, before):
+                    optimizer.step()
             count = points.count
         else:
             optimizer.step()

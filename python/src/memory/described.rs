@@ -1,0 +1,108 @@
+//! Shape, strides, dtype and address of torch tensors with one C call each, for work on thousands of them.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use deepnvme_mem::dlpack::{DLDataType, DLDevice, ExchangeApi};
+use pyo3::prelude::*;
+
+use super::layout::MemoryAccess;
+use super::resizable::StorageHolds;
+use super::tensor_slice::{Plain, TensorSlice};
+
+/// A CPU tensor, until Python code runs: that may change it.
+pub(crate) struct Described<'a> {
+    /// The type of the elements.
+    pub(crate) dtype: DLDataType,
+    /// The number of elements.
+    pub(crate) elements: usize,
+    address: usize,
+    shape: &'a [i64],
+    strides: &'a [i64],
+}
+
+/// Describe a CPU tensor. `None` for all others. The object must be of the type that exported the functions.
+pub(crate) fn describe<'a>(api: &ExchangeApi, object: &'a Bound<'_, PyAny>) -> Option<Described<'a>> {
+    let pointer = ptr::NonNull::new(object.as_ptr().cast::<c_void>())?;
+    // SAFETY: `object` is a live reference, and holding it means to hold the GIL. Its type exported `api`: the callers
+    // let only torch's own two classes pass.
+    let Some(tensor) = (unsafe { api.describe(pointer) }) else {
+        drop(PyErr::take(object.py()));
+        return None;
+    };
+    let dims = usize::try_from(tensor.ndim).ok()?;
+    let extents = |start: *const i64| -> Option<&'a [i64]> {
+        if dims == 0 {
+            return Some(&[]);
+        }
+        // SAFETY: both contain `ndim` entries of the tensor, which do not change until Python code runs.
+        (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, dims) })
+    };
+    let (shape, strides) = (extents(tensor.shape)?, extents(tensor.strides)?);
+    let elements = shape.iter().try_fold(1_usize, |count, size| count.checked_mul(usize::try_from(*size).ok()?))?;
+    if tensor.device.device_type != DLDevice::CPU || (tensor.data.is_null() && elements > 0) {
+        return None;
+    }
+    let address = tensor.data.expose_provenance().checked_add(usize::try_from(tensor.byte_offset).ok()?)?;
+    Some(Described { dtype: tensor.dtype, elements, address, shape, strides })
+}
+
+impl Described<'_> {
+    /// Whether the elements lie in one piece, in any order of dimensions.
+    pub(crate) fn is_dense(&self) -> bool {
+        let mut dims: Vec<(i64, i64)> =
+            self.strides.iter().copied().zip(self.shape.iter().copied()).filter(|(_, size)| *size != 1).collect();
+        // Usually they are in this order.
+        dims.reverse();
+        if !dims.is_sorted() {
+            dims.sort_unstable();
+        }
+        let mut expected = 1;
+        dims.into_iter().all(|(stride, size)| {
+            let is_next = stride == expected;
+            expected = expected.saturating_mul(size);
+            is_next
+        })
+    }
+
+    /// Whether both have the same shape and memory order.
+    pub(crate) fn has_order_of(&self, other: &Self) -> bool {
+        let mut strides = self.strides.iter().zip(other.strides).zip(self.shape);
+        self.shape == other.shape && strides.all(|((one, other), size)| *size == 1 || one == other)
+    }
+
+    /// Return the address of the one element, if there is one and it is a number of this type.
+    fn scalar<T: Plain>(&self) -> Option<*mut T> {
+        let fits = self.elements == 1 && self.dtype.item_bytes() == Some(size_of::<T>());
+        (fits && self.address.is_multiple_of(align_of::<T>()))
+            .then(|| ptr::with_exposed_provenance_mut::<T>(self.address))
+    }
+
+    /// Read a tensor of one element. `None` if it has others.
+    pub(crate) fn read_scalar<T: Plain>(&self) -> Option<T> {
+        // SAFETY: torch has just stated the address, which is aligned, and any bits are valid. No Python code has run
+        // since, so the memory is still there.
+        self.scalar::<T>().map(|address| unsafe { address.read() })
+    }
+
+    /// Write a tensor of one element. Nothing happens if it has others.
+    pub(crate) fn write_scalar<T: Plain>(&self, value: T) {
+        if let Some(address) = self.scalar::<T>() {
+            // SAFETY: torch has just stated the address, which is aligned, and no Python code has run since, so the
+            // memory is still there. The GIL is held, and no kernel of this thread runs: no Rust reference to it exists.
+            unsafe { address.write(value) };
+        }
+    }
+
+    /// Borrow the elements of a dense tensor whose storage is held. `None` if its dtype has another size, or they are
+    /// not aligned.
+    pub(crate) fn slice<T: Plain>(&self, held: &Arc<StorageHolds>, access: MemoryAccess) -> Option<TensorSlice<T>> {
+        let bytes = self.elements.checked_mul(size_of::<T>())?;
+        let is_inside = self.elements == 0 || held.contain(self.address, bytes);
+        if self.dtype.item_bytes() != Some(size_of::<T>()) || !self.is_dense() || !is_inside {
+            return None;
+        }
+        TensorSlice::kept(self.address, self.elements, access, Arc::<StorageHolds>::clone(held))
+    }
+}

@@ -1,0 +1,177 @@
+//! The parts of a step: weights, gradients and state as slices, from tensors whose storages are held.
+
+use std::sync::Arc;
+
+use deepnvme_mem::dlpack::DLDataType;
+use deepnvme_optim::{BLOCK, Float};
+use pyo3::prelude::*;
+
+use super::plan::{MomentFormat, Prepared};
+use super::tensors::{Floats, Moment, PartTensors, float};
+use crate::memory::{Described, MemoryAccess, StorageHolds, TensorSlice};
+use crate::torch::PlainClasses;
+
+/// Parts of a step, and what counts them.
+pub(super) struct Parts {
+    pub(super) tensors: Vec<PartTensors>,
+    /// For each part: the number of its step, and the counter that takes it.
+    pub(super) counts: Vec<Count>,
+    /// Parameters that change.
+    pub(super) params: Vec<Py<PyAny>>,
+    /// Members that do not fit.
+    pub(super) stale: Vec<usize>,
+}
+
+/// The step count of a parameter.
+pub(super) struct Count {
+    /// The number of the parameter.
+    pub(super) number: u64,
+    pub(super) member: usize,
+    pub(super) step: u64,
+    /// The tensor that has the count, if there is one.
+    pub(super) counter: Option<Py<PyAny>>,
+}
+
+impl Count {
+    /// Count the step, in the parameter's own state.
+    pub(super) fn write(&self, classes: &PlainClasses<'_>, py: Python<'_>) {
+        let Some(counter) = &self.counter else { return };
+        if let Some(counter) = classes.describe(counter.bind(py)).filter(|counter| float(counter) == Some(Float::F32)) {
+            counter.write_scalar(self.step as f32);
+        }
+    }
+}
+
+impl Parts {
+    /// The parameters that change.
+    pub(super) fn params<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        self.params.iter().map(|param| param.bind(py).clone()).collect()
+    }
+}
+
+/// A part before its memory is known, and the places of its tensors in a list.
+pub(super) struct Candidate {
+    pub(super) member: usize,
+    pub(super) number: u64,
+    /// The number of this step, if it is counted already.
+    pub(super) counted: Option<u64>,
+    pub(super) first_index: u64,
+    pub(super) prepared: Prepared,
+    pub(super) param: Py<PyAny>,
+    pub(super) begin: usize,
+    pub(super) end: usize,
+    pub(super) offsets: Vec<usize>,
+    pub(super) is_whole: bool,
+    /// The tensor that counts its steps, and the steps so far.
+    pub(super) counter: Option<(Py<PyAny>, u64)>,
+    /// Weights, gradient and state.
+    pub(super) tensors: std::ops::Range<usize>,
+}
+
+/// Finds the memory of tensors whose storages are held.
+pub(super) struct Finder<'a, 'py> {
+    pub(super) classes: &'a PlainClasses<'py>,
+    pub(super) held: &'a Arc<StorageHolds>,
+    pub(super) format: MomentFormat,
+}
+
+impl Finder<'_, '_> {
+    /// Return the part, and the counter if there is one. `None` if a tensor does not fit.
+    pub(super) fn part(
+        &self,
+        candidate: &Candidate,
+        tensors: &[Bound<'_, PyAny>],
+        memory: Option<&TensorSlice<u8>>,
+    ) -> Option<PartTensors> {
+        let Candidate { prepared, begin, end, .. } = candidate;
+        let (own, new) = (self.classes.describe(tensors.first()?)?, self.classes.describe(tensors.get(1)?)?);
+        if !prepared.fits(&own) || own.dtype != new.dtype || !own.has_order_of(&new) {
+            return None;
+        }
+        let mut weights = Floats::held(&own, self.held, MemoryAccess::Write)?;
+        let mut grad = Floats::held(&new, self.held, MemoryAccess::Read)?;
+        if !candidate.is_whole {
+            (weights, grad) = (weights.part(*begin, *end)?, grad.part(*begin, *end)?);
+        }
+        let rest = tensors.iter().skip(2);
+        let has_master = prepared.float != Float::F32;
+        let (moments, master) = if candidate.is_whole {
+            self.state_of(&own, rest, has_master)?
+        } else {
+            self.state_in(memory, &candidate.offsets, end - begin, has_master)?
+        };
+        let index = candidate.first_index + *begin as u64;
+        Some(match master {
+            None => PartTensors { weights, grad, moments, out: None, index },
+            Some(master) => PartTensors { weights: master, grad, moments, out: Some(weights), index },
+        })
+    }
+
+    /// Find the moments, and the master weights if there are some, among tensors.
+    fn state_of<'a, 'py: 'a>(
+        &self,
+        own: &Described<'_>,
+        mut tensors: impl ExactSizeIterator<Item = &'a Bound<'py, PyAny>>,
+        has_master: bool,
+    ) -> Option<(Vec<Moment>, Option<Floats>)> {
+        let mut moments = Vec::with_capacity(tensors.len());
+        while tensors.len() > usize::from(has_master) {
+            let moment = self.classes.describe(tensors.next()?)?;
+            let scales = if self.format == MomentFormat::Q8 { Some(tensors.next()?) } else { None };
+            moments.push(self.moment(own, &moment, scales)?);
+        }
+        let Some(master) = tensors.next() else { return Some((moments, None)) };
+        let master = self.classes.describe(master)?;
+        let fits = float(&master) == Some(Float::F32) && own.has_order_of(&master);
+        let master = Floats::held(&master, self.held, MemoryAccess::Write).filter(|_| fits)?;
+        Some((moments, Some(master)))
+    }
+
+    /// Find them in the memory of a batch.
+    fn state_in(
+        &self,
+        memory: Option<&TensorSlice<u8>>,
+        offsets: &[usize],
+        count: usize,
+        has_master: bool,
+    ) -> Option<(Vec<Moment>, Option<Floats>)> {
+        let Some(memory) = memory else { return (offsets.is_empty() && !has_master).then(|| (Vec::new(), None)) };
+        let (moments, master) = offsets.split_at(offsets.len().checked_sub(usize::from(has_master))?);
+        let moments = moments.iter().map(|offset| self.moment_at(memory, *offset, count)).collect::<Option<_>>()?;
+        match master.first() {
+            Some(offset) => Some((moments, Some(Floats::F32(memory.cast_part(*offset, count)?)))),
+            None => Some((moments, None)),
+        }
+    }
+
+    fn moment(&self, own: &Described<'_>, moment: &Described<'_>, scales: Option<&Bound<'_, PyAny>>) -> Option<Moment> {
+        if !own.has_order_of(moment) {
+            return None;
+        }
+        let (held, write) = (self.held, MemoryAccess::Write);
+        match (self.format, float(moment), scales) {
+            (MomentFormat::F32, Some(Float::F32), _) => moment.slice(held, write).map(Moment::F32),
+            (MomentFormat::Bf16, Some(Float::Bf16), _) => moment.slice(held, write).map(Moment::Bf16),
+            (MomentFormat::Q8, _, Some(scales)) if moment.dtype == DLDataType::U8 => {
+                let scales = self.classes.describe(scales)?;
+                let fits = float(&scales) == Some(Float::F32) && scales.elements == own.elements.div_ceil(BLOCK);
+                let scales = scales.slice(held, write).filter(|_| fits)?;
+                Some(Moment::Q8(moment.slice(held, write)?, scales))
+            }
+            _ => None,
+        }
+    }
+
+    /// Find a moment in the memory of its batch. `StateFormat` in Python defines where scales are.
+    fn moment_at(&self, memory: &TensorSlice<u8>, offset: usize, count: usize) -> Option<Moment> {
+        match self.format {
+            MomentFormat::F32 => memory.cast_part(offset, count).map(Moment::F32),
+            MomentFormat::Bf16 => memory.cast_part(offset, count).map(Moment::Bf16),
+            MomentFormat::Q8 => {
+                let scales = offset.checked_add(count.checked_next_multiple_of(4)?)?;
+                let scales = memory.cast_part(scales, count.div_ceil(BLOCK))?;
+                Some(Moment::Q8(memory.cast_part(offset, count)?, scales))
+            }
+        }
+    }
+}
