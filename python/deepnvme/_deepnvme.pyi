@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, final, type_check_only
 
 import torch
-from typing_extensions import Buffer, Self
+from typing_extensions import Buffer, Self, disjoint_base
 
 __all__ = [
     "BackendProbe",
@@ -13,6 +13,8 @@ __all__ = [
     "Probe",
     "Progress",
     "Stats",
+    "StepGradients",
+    "StepPlan",
     "StepRecord",
     "StripeSet",
     "Trace",
@@ -886,7 +888,7 @@ class _CheckpointReader:
     def load_buffers(self, wanted: list[int]) -> list[_LoadBuffer]: ...
     def start(self, buffers: Sequence[tuple[_LoadBuffer, _Tensor]]) -> _Loading: ...
     def direct_reads(
-        self, targets: _PlainTargets, missing: set[str], names: list[str] | None = None
+        self, targets: _PlainTargets, missing: set[str], names: list[str] | None
     ) -> tuple[_DirectReads, list[int]]: ...
     def start_direct(self, reads: _DirectReads) -> _Loading: ...
     def build(self, factory: object, storages: list[Any], wanted: list[str] | None) -> Any: ...
@@ -1432,6 +1434,7 @@ class _Swapper:
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
+@disjoint_base
 class _BorrowScope:
     def __new__(cls, *arguments: Any, **options: Any) -> Self: ...
     _held: _Borrowed | None
