@@ -133,8 +133,8 @@ fn describe_plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<L
     }
     let (storage, keep) = held_storage(object)?;
     // Read again: only the held storage is sure to stay.
-    let Some(PlainTensor { address, bytes, .. }) = plain_of(object, torch)? else { return Ok(None) };
-    check_inside(&storage, address, bytes)?;
+    let Some(PlainTensor { address, bytes, dtype, .. }) = plain_of(object, torch)? else { return Ok(None) };
+    check_inside(object, &storage, dtype.item_bytes().unwrap_or(1), bytes)?;
     Ok(Some(Layout { location: Location::HOST, address, bytes, strided: None, keep }))
 }
 
@@ -187,14 +187,19 @@ fn held_storage<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>,
 }
 
 /// Refuses bytes that a held storage does not have: it was resized, and its tensors keep their shapes.
-fn check_inside(storage: &Bound<'_, PyAny>, address: usize, bytes: usize) -> PyResult<()> {
+fn check_inside(
+    tensor: &Bound<'_, PyAny>,
+    storage: &Bound<'_, PyAny>,
+    item_bytes: usize,
+    bytes: usize,
+) -> PyResult<()> {
     if bytes == 0 {
         return Ok(());
     }
     let py = storage.py();
-    let start: usize = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let before: usize = tensor.call_method0(intern!(py, "storage_offset"))?.extract()?;
     let room: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
-    if address.checked_sub(start).is_some_and(|before| before.saturating_add(bytes) <= room) {
+    if before.saturating_mul(item_bytes).saturating_add(bytes) <= room {
         return Ok(());
     }
     Err(PyValueError::new_err(format!(
@@ -311,7 +316,8 @@ fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<Layout> {
     }
     let contiguous = tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?;
     let strided = if contiguous { None } else { Some(strides(tensor)?) };
-    check_inside(&storage, address, strided.as_ref().map_or(bytes, span_bytes))?;
+    let item_bytes: usize = tensor.call_method0(intern!(py, "element_size"))?.extract()?;
+    check_inside(tensor, &storage, item_bytes, strided.as_ref().map_or(bytes, span_bytes))?;
     Ok(Layout { location: location(tensor)?, address, bytes, strided, keep })
 }
 
