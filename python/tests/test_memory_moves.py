@@ -60,6 +60,9 @@ MEANWHILE = """
                         storage.resize_(0)
                     except RuntimeError:
                         refused.append(True)
+                    else:
+                        # The transfer has ended since the question.
+                        storage.resize_(nbytes)
 
         thread = threading.Thread(target=shrink, daemon=True)
         thread.start()
