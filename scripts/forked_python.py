@@ -70,7 +70,7 @@ def run():
     except BaseException:
         traceback.print_exc()
         status = 1
-    # What an interpreter does at its end, except that it would take all modules apart: a second or two.
+    # As an interpreter ends, but without taking all modules apart, which takes one or two seconds.
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -69,7 +69,7 @@ class Mark(Bounce):
 
 
 class ThenCopy(Bounce):
-    """The whole tensor in pinned memory first, and one copy: what a pipeline is there to beat."""
+    """Reads the whole tensor into pinned memory, then copies it once. A pipeline has to be faster."""
 
     name = THEN_COPY
     group: Group = "baseline"

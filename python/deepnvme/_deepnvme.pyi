@@ -1596,7 +1596,7 @@ class Kernel:
 
         Steps are counted in the state. Members whose state is not initialised, or does not fit, are left as they are.
         Returns them. ``record`` receives everything else as soon as it is changed and counted. No Python signal is
-        handled between the two. What it contains is not changed again.
+        handled between the two. Members in the record are not changed again.
         """
     @staticmethod
     def unpack(moment: _Moment, out: torch.Tensor, squares: bool) -> None:

@@ -150,7 +150,7 @@ fn plain_of(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<PlainTe
     if !class.is(&torch.tensor) && !class.is(&torch.parameter) {
         return Ok(None);
     }
-    let Some(described) = memory::try_describe(exchange, object) else { return Ok(None) };
+    let Some(described) = memory::describe(exchange, object).and_then(|found| found.plain()) else { return Ok(None) };
     // Lazy negation: the imaginary part of a lazy conjugate is a real tensor with the wrong sign.
     Ok((!object.call_method0(intern!(py, "is_neg"))?.is_truthy()?).then_some(described))
 }

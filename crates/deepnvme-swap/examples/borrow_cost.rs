@@ -91,7 +91,7 @@ fn measure(engine: &Arc<Engine>, (items, is_mixed, is_on_disk): (usize, bool, bo
     );
 }
 
-/// The processor time of so many reads and writes of a page without a swapper.
+/// Returns the processor time of these numbers of reads and writes of one page each, without a swapper.
 fn engine_alone(engine: &Engine, folder: &std::path::Path, (reads, writes): (u64, u64)) -> CpuTime {
     const PAGES: usize = 4096;
     let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Preferred };

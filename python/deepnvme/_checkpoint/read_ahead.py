@@ -29,8 +29,8 @@ class ReadAhead:
     """Reads the storages of a file, each once. Threads may share it.
 
     One that is used out of order is read alone. Once three are used in the order of the file, those behind them are
-    read in the same request, and the next request starts when the first of them is used. So at most two windows are
-    read that nobody has asked for. Their errors are reported when they are used.
+    read in the same request, and the next request starts when the first of them is used. What is read and not used yet
+    takes at most two windows: older ones are given up. Errors are reported when their storage is used.
     """
 
     def __init__(self, request: LoadRequest, reader: _CheckpointReader, wanted: Iterable[int]) -> None:
@@ -44,6 +44,8 @@ class ReadAhead:
         self._sizes: list[int] = []
         self._started: set[int] = set()
         self._ahead: dict[int, _Window] = {}
+        # Those that have storages in `_ahead`, the oldest first.
+        self._windows: list[_Window] = []
         self._next = -1
         # How many were used in order, one after the other.
         self._in_order = 0
@@ -52,7 +54,7 @@ class ReadAhead:
     def read(self, index: int) -> torch.UntypedStorage:
         """Read a storage."""
         if os.getpid() != self._process:
-            # A forked child. What the parent reads ahead does not arrive here, and its locks may be held for ever.
+            # In a forked child, no read of the parent arrives, and nobody releases a lock that was held at the fork.
             return self._read_alone(index)
         with self._lock:
             if not self._positions:
@@ -90,7 +92,7 @@ class ReadAhead:
         is_ahead = self._in_order >= _IN_ORDER_MIN
         self._window_bytes = min(max(self._window_bytes * 2, _WINDOW_BYTES_MIN), WINDOW_BYTES_MAX) if is_ahead else 0
         window = self._start(position)
-        self._ahead.update(dict.fromkeys(window.indices[1:], window))
+        self._keep(window, window.indices[1:])
         return window
 
     def _start_next(self) -> None:
@@ -103,7 +105,23 @@ class ReadAhead:
                 # Nobody has asked for it: those who do get the error.
                 self._window_bytes = 0
                 return
-            self._ahead.update(dict.fromkeys(window.indices, window))
+            self._keep(window, window.indices)
+
+    def _keep(self, window: _Window, indices: list[int]) -> None:
+        """Keep a window for the uses to come. Give up the oldest ones that are too much then."""
+        self._windows = [
+            kept for kept in self._windows if any(self._ahead.get(index) is kept for index in kept.indices)
+        ]
+        if not indices:
+            return
+        self._windows.append(window)
+        self._ahead.update(dict.fromkeys(indices, window))
+        while len(self._windows) > 1 and sum(kept.nbytes for kept in self._windows) > 2 * WINDOW_BYTES_MAX:
+            oldest = self._windows.pop(0)
+            for index in oldest.indices:
+                if self._ahead.get(index) is oldest:
+                    del self._ahead[index]
+                    self._started.discard(index)
 
     def _start(self, position: int) -> _Window:
         indices, nbytes = [self._order[position]], self._sizes[position]
@@ -114,21 +132,21 @@ class ReadAhead:
             position += 1
         self._next = position
         self._started.update(indices)
-        return self._window(indices)
+        return self._window(indices, nbytes)
 
     def _fits(self, position: int, nbytes: int) -> bool:
         return nbytes + self._sizes[position] <= self._window_bytes and self._order[position] not in self._started
 
-    def _window(self, indices: list[int]) -> _Window:
+    def _window(self, indices: list[int], nbytes: int = 0) -> _Window:
         buffers = LoadBuffers(self._reader, indices, self._request.device, pin_memory=self._request.pin_memory)
-        return _Window(indices, buffers, self._request)
+        return _Window(indices, nbytes, buffers, self._request)
 
 
 class _Window:
     """Storages that are read together."""
 
-    def __init__(self, indices: list[int], buffers: LoadBuffers, request: LoadRequest) -> None:
-        self.indices = indices
+    def __init__(self, indices: list[int], nbytes: int, buffers: LoadBuffers, request: LoadRequest) -> None:
+        self.indices, self.nbytes = indices, nbytes
         self.is_used = False
         self._buffers, self._request = buffers, request
         self._lock = threading.Lock()

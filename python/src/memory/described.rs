@@ -22,7 +22,16 @@ pub(crate) struct Described<'a> {
     strides: &'a [i64],
 }
 
-/// Describe a CPU tensor. `None` for all others. The object must be of the type that exported the functions.
+/// A contiguous tensor of real numbers in host memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct PlainTensor {
+    pub(crate) address: usize,
+    pub(crate) bytes: usize,
+    pub(crate) dtype: DLDataType,
+    pub(crate) shape: Vec<u64>,
+}
+
+/// Describes a CPU tensor. `None` for all others. The object must be of the type that exported the functions.
 pub(crate) fn describe<'a>(api: &ExchangeApi, object: &'a Bound<'_, PyAny>) -> Option<Described<'a>> {
     let pointer = ptr::NonNull::new(object.as_ptr().cast::<c_void>())?;
     // SAFETY: `object` is a live reference, and holding it means to hold the GIL. Its type exported `api`: the callers
@@ -49,7 +58,23 @@ pub(crate) fn describe<'a>(api: &ExchangeApi, object: &'a Bound<'_, PyAny>) -> O
 }
 
 impl Described<'_> {
-    /// Whether the elements lie in one piece, in any order of dimensions.
+    /// Returns what a plain tensor is; `None` for complex and strided ones.
+    pub(crate) fn plain(&self) -> Option<PlainTensor> {
+        let mut expected = 1_i64;
+        let is_row_major = self.strides.iter().zip(self.shape).rev().all(|(stride, size)| {
+            let fits = *size <= 1 || *stride == expected;
+            expected = expected.saturating_mul(*size);
+            fits
+        });
+        if !is_row_major || self.dtype.code == DLDataType::COMPLEX {
+            return None;
+        }
+        let bytes = self.elements.checked_mul(self.dtype.item_bytes()?)?;
+        let shape = self.shape.iter().map(|size| *size as u64).collect();
+        Some(PlainTensor { address: self.address, bytes, dtype: self.dtype, shape })
+    }
+
+    /// Returns whether the elements lie in one piece, in any order of dimensions.
     pub(crate) fn is_dense(&self) -> bool {
         let mut dims: Vec<(i64, i64)> =
             self.strides.iter().copied().zip(self.shape.iter().copied()).filter(|(_, size)| *size != 1).collect();
@@ -66,27 +91,27 @@ impl Described<'_> {
         })
     }
 
-    /// Whether both have the same shape and memory order.
+    /// Returns whether both have the same shape and memory order.
     pub(crate) fn has_order_of(&self, other: &Self) -> bool {
         let mut strides = self.strides.iter().zip(other.strides).zip(self.shape);
         self.shape == other.shape && strides.all(|((one, other), size)| *size == 1 || one == other)
     }
 
-    /// Return the address of the one element, if there is one and it is a number of this type.
+    /// Returns the address of the one element, if there is one and it is a number of this type.
     fn scalar<T: Plain>(&self) -> Option<*mut T> {
         let fits = self.elements == 1 && self.dtype.item_bytes() == Some(size_of::<T>());
         (fits && self.address.is_multiple_of(align_of::<T>()))
             .then(|| ptr::with_exposed_provenance_mut::<T>(self.address))
     }
 
-    /// Read a tensor of one element. `None` if it has others.
+    /// Reads a tensor of one element. `None` if it has others.
     pub(crate) fn read_scalar<T: Plain>(&self) -> Option<T> {
         // SAFETY: torch has just stated the address, which is aligned, and any bits are valid. No Python code has run
         // since, so the memory is still there.
         self.scalar::<T>().map(|address| unsafe { address.read() })
     }
 
-    /// Write a tensor of one element. Nothing happens if it has others.
+    /// Writes a tensor of one element. Nothing happens if it has others.
     pub(crate) fn write_scalar<T: Plain>(&self, value: T) {
         if let Some(address) = self.scalar::<T>() {
             // SAFETY: torch has just stated the address, which is aligned, and no Python code has run since, so the
@@ -95,7 +120,7 @@ impl Described<'_> {
         }
     }
 
-    /// Borrow the elements of a dense tensor whose storage is held. `None` if its dtype has another size, or they are
+    /// Borrows the elements of a dense tensor whose storage is held. `None` if its dtype has another size, or they are
     /// not aligned.
     pub(crate) fn slice<T: Plain>(&self, held: &Arc<StorageHolds>, access: MemoryAccess) -> Option<TensorSlice<T>> {
         let bytes = self.elements.checked_mul(size_of::<T>())?;

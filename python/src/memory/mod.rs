@@ -23,8 +23,8 @@ mod resizable;
 mod tensor_slice;
 
 pub(crate) use buffer::{Exported, array_struct, exported, is_buffer, new_bytes, with_bytes};
-pub(crate) use capsule::{PlainTensor, capsule, exchange_api, has_name, take, try_describe};
-pub(crate) use described::{Described, describe};
+pub(crate) use capsule::{capsule, exchange_api, has_name, take};
+pub(crate) use described::{Described, PlainTensor, describe};
 pub(crate) use forks::watch as watch_forks;
 pub(crate) use interpreter::{GcPause, call_soon};
 pub(crate) use layout::{LEGACY_STREAM, Layout, Location, MemoryAccess, stream};

@@ -126,7 +126,7 @@ impl PyKernel {
     ///
     /// Steps are counted in the state. Members whose state is not initialised, or does not fit, are left as they are.
     /// Returns them. ``record`` receives everything else as soon as it is changed and counted. No Python signal is
-    /// handled between the two. What it contains is not changed again.
+    /// handled between the two. Members in the record are not changed again.
     #[expect(clippy::too_many_arguments, clippy::needless_pass_by_value, reason = "Python hands them over by name")]
     #[pyo3(signature = (
         gradients, group, algorithm, settings, *, unscale, clip, stochastic, seed, record, batch=None

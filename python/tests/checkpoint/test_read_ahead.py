@@ -14,7 +14,8 @@ import torch
 from safetensors import safe_open
 
 import deepnvme
-from deepnvme._checkpoint.read_ahead import WINDOW_BYTES_MAX
+from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
+from deepnvme._checkpoint.read_ahead import WINDOW_BYTES_MAX, ReadAhead
 from deepnvme.errors import ChecksumError, ClosedError
 
 COUNT = 400
@@ -80,6 +81,23 @@ def test_at_most_two_windows_are_read_that_nobody_uses(tmp_path: Path) -> None:
             used = sum(tensor.nbytes for tensor in [*state.values()][:count])
             assert engine.stats().bytes_read - before <= used + 2 * WINDOW_BYTES_MAX + (1 << 20)
             del lazy[name]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_read_ahead_and_left_is_given_up(tmp_path: Path, seed: int) -> None:
+    state = {f"t{i:03}": torch.randn(1 << 18) for i in range(160)}
+    deepnvme.save(state, tmp_path / "state.pt", durability="none")
+    request = LoadRequest(tmp_path / "state.pt", torch.device("cpu"), None, "off", None, None)
+    reader = request.open(SourceFile(tmp_path / "state.pt"), exact=True)
+    source = ReadAhead(request, reader, range(reader.storage_count))
+    values, choose = [*state.values()], random.Random(seed)
+    for _ in range(20):
+        start, length = choose.randrange(150), choose.randrange(1, 10)
+        for index in range(start, min(start + length, len(values))):
+            found = torch.empty(0).set_(source.read(index))
+            assert torch.equal(found, values[index])
+            kept = {id(window): window.nbytes for window in source._ahead.values()}
+            assert sum(kept.values()) <= 2 * WINDOW_BYTES_MAX
 
 
 def test_threads_read_each_tensor_once(path: Path, state: dict[str, torch.Tensor]) -> None:

@@ -20,7 +20,7 @@ enum Order {
     Unexpected,
 }
 
-/// What a run has cost.
+/// The cost of a run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cost {
     steps: u64,

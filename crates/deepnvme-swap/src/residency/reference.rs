@@ -13,7 +13,7 @@ const SCHEDULED: u64 = 1 << 40;
 const UNSCHEDULED: u64 = 1 << 60;
 const OVER: u64 = 1 << 62;
 
-/// What the next action has to be.
+/// The action that the policy requires next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Expected {
     Nothing,

@@ -90,7 +90,7 @@ pub(crate) struct Residency {
     pub(super) clock: u64,
     pub(super) in_flight: usize,
     pub(crate) evictions: u64,
-    /// Items, waiters and spans of memory that were looked at: what all decisions have cost.
+    /// Items, waiters and spans of memory that all decisions have examined.
     pub(super) steps: u64,
     /// Spans that a search for victims looks at before it settles for less.
     pub(super) search_steps_max: usize,

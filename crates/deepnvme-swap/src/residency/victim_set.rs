@@ -37,8 +37,8 @@ impl VictimSet {
         self.all.latest_first(queue)
     }
 
-    /// The item that is used last of those with at least so many bytes. In the class of `bytes` itself, only the last
-    /// ones are tried.
+    /// Returns the item with the latest next use among those of at least `bytes`. Of the class that contains `bytes`, only
+    /// the latest items are examined.
     pub(super) fn latest_of(
         &self,
         queue: &NextUseQueue,

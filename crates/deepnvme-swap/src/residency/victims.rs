@@ -138,7 +138,7 @@ impl<R: Ord + Copy> VictimSearch<'_, R> {
     }
 }
 
-/// The first spans that have so many bytes, or all, and their bytes.
+/// Takes spans until they have `enough` bytes together, or all of them. Returns the spans and their bytes.
 fn collect(spans: impl Iterator<Item = Span>, enough: usize) -> (Vec<Span>, usize) {
     let (mut found, mut bytes) = (Vec::new(), 0);
     let mut spans = spans;
