@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -259,75 +258,6 @@ def test_a_parameter_on_disk_is_still_a_parameter(tmp_path: Path) -> None:
     assert type(weight) is nn.Parameter
 
 
-def renamed(_module: nn.Module, state: dict[str, Any], _prefix: str, _metadata: Any) -> None:
-    for name in [*state]:
-        state["model." + name] = state.pop(name)
-
-
-def doubled(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    for name in [*state]:
-        if name.startswith(prefix):
-            state[name] = state[name] * 2
-
-
-@pytest.mark.parametrize("hook", [renamed, doubled])
-@pytest.mark.parametrize("of", ["model", "layer"])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_hooks_of_state_dicts_see_values(tmp_path: Path, hook: Callable[..., None], of: str, when: str) -> None:
-    model, expected = linears(), linears()
-    pairs = [(one, one.layers[1]) for one in (expected, model)]
-    hooked_modules: list[Any] = [expected, model] if of == "model" else [pairs[0][1], pairs[1][1]]
-    hooked_modules[0].register_state_dict_post_hook(hook)
-    if when == "before":
-        hooked_modules[1].register_state_dict_post_hook(hook)
-    deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
-    if when == "after":
-        hooked_modules[1].register_state_dict_post_hook(hook)
-    for one, other in ((model, expected), (pairs[1][1], pairs[0][1])):
-        state, wanted = one.state_dict(), other.state_dict()
-        assert [*state] == [*wanted]
-        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
-    model.offloading.close()  # type: ignore[operator, union-attr]
-
-
-def test_a_state_dict_of_tied_parameters_shares_their_copies(tmp_path: Path) -> None:
-    model = linears()
-    tie(model)
-    deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
-    first, second = model.state_dict(), model.state_dict()
-    assert first["layers.0.weight"].data_ptr() == first["layers.3.weight"].data_ptr()
-    assert first["layers.0.weight"].data_ptr() != second["layers.0.weight"].data_ptr()
-    model.offloading.close()  # type: ignore[operator, union-attr]
-
-
-@pytest.mark.parametrize("when", ["inside", "outside", "mixed"])
-def test_a_penalty_on_gathered_parameters(tmp_path: Path, when: str) -> None:
-    expected, model, x = linears(), linears(), torch.randn(3, WIDTH)
-    deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
-
-    def penalty(layer: nn.Module) -> torch.Tensor:
-        weight = layer.get_parameter("weight")
-        return (weight.square().sum() + (weight @ weight.T).abs().mean() + weight[0].exp().sum()) * 1e-3
-
-    loss = expected(x).square().mean() if when == "mixed" else torch.zeros(())
-    for layer in expected.layers:
-        loss = loss + penalty(layer)
-    loss.backward()
-    offloading: Any = model.offloading
-    loss = model(x).square().mean() if when == "mixed" else torch.zeros(())
-    for layer in model.layers:
-        with offloading.gathered([*layer.parameters()]):
-            one = penalty(layer)
-            if when == "inside":
-                one.backward()  # type: ignore[no-untyped-call]
-        loss = loss + one
-    if when != "inside":
-        loss.backward()
-    for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
-        assert other.grad is None or torch.allclose(parameter.grad, other.grad)  # type: ignore[arg-type]
-    offloading.close()
-
-
 @pytest.mark.parametrize("shared", ["child", "layer", "parameter"])
 def test_what_is_on_disk_already_is_refused(tmp_path: Path, shared: str) -> None:
     one, other, x = linears(), linears(), torch.randn(3, WIDTH)
@@ -350,32 +280,6 @@ def test_what_is_on_disk_already_is_refused(tmp_path: Path, shared: str) -> None
         assert torch.equal(left, right)
 
 
-def test_load_hooks_see_the_whole_state(tmp_path: Path) -> None:
-    model, expected = linears(), linears()
-
-    def rename(_module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        for name in [*state]:
-            if name.startswith(prefix + "old"):
-                state[prefix + "layers" + name.removeprefix(prefix + "old")] = state.pop(name)
-
-    def double(_module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        if prefix + "weight" in state:
-            state[prefix + "weight"] = state[prefix + "weight"] * 2
-
-    torch.manual_seed(5)
-    state = {"old" + name.removeprefix("layers"): torch.randn_like(one) for name, one in expected.state_dict().items()}
-    for one in (model, expected):
-        untyped: Any = one
-        untyped.register_load_state_dict_pre_hook(rename)
-        untyped.layers[1].register_load_state_dict_pre_hook(double)
-    expected.load_state_dict(state)
-    offloading = deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
-    offloading.load_state_dict(state)
-    offloading.close()
-    for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
-        assert torch.equal(parameter, other)
-
-
 @pytest.mark.parametrize("memory", ["150kB", "5MB"])
 def test_double_backward(tmp_path: Path, memory: str) -> None:
     def gradients(model: nn.Module) -> list[torch.Tensor]:
@@ -391,56 +295,6 @@ def test_double_backward(tmp_path: Path, memory: str) -> None:
     for one, other in zip(gradients(model), expected, strict=True):
         assert torch.equal(one, other)
     model.offloading.close()
-
-
-ASSIGNMENTS: dict[str, Callable[[nn.Parameter], Any]] = {
-    "data": lambda weight: setattr(weight, "data", torch.full((WIDTH, WIDTH), 0.5)),
-    "its own data": lambda weight: setattr(weight, "data", weight.data.clamp(-0.01, 0.01)),
-    "set_": lambda weight: weight.data.set_(torch.full((WIDTH, WIDTH), 0.5)),  # type: ignore[call-overload]
-    "in place": lambda weight: weight.data.clamp_(-0.01, 0.01),
-    "numpy": lambda weight: weight.detach().numpy().fill(0.5),
-}
-
-
-@pytest.mark.parametrize("change", ASSIGNMENTS)
-@pytest.mark.parametrize("write", [True, False])
-def test_changes_within_gathered_that_torch_does_not_count(tmp_path: Path, change: str, write: bool) -> None:
-    model = linears()
-    offloading = deepnvme.offload_parameters(model, memory="60kB", swap_dir=tmp_path)
-    weight = model.get_parameter("layers.1.weight")
-    before = model.state_dict()["layers.1.weight"]
-    refused = pytest.raises(RuntimeError, match=r"layers\.\d\..*write=True")
-    with (
-        torch.no_grad(),
-        nullcontext() if write or change == "set_" else refused,
-        offloading.gathered([weight], write=write),
-    ):
-        ASSIGNMENTS[change](weight)
-        inside = weight.detach().clone()
-    for _ in range(2):
-        model(torch.ones(1, WIDTH))
-    after = model.state_dict()["layers.1.weight"]
-    assert torch.equal(after, inside) or not write
-    assert write or change != "data" or torch.equal(after, before)
-    offloading.close()
-
-
-@pytest.mark.parametrize("kind", ["weight_norm", "new parameter"])
-def test_parameters_made_of_gathered_ones_keep_their_values(tmp_path: Path, kind: str) -> None:
-    model = linears()
-    offloading = deepnvme.offload_parameters(model, memory="60kB", swap_dir=tmp_path)
-    layer: Any = model.layers[1]
-    with offloading.gathered([*layer.parameters()], write=True):
-        if kind == "weight_norm":
-            torch.nn.utils.parametrizations.weight_norm(layer)
-        else:
-            layer.weight = nn.Parameter(layer.weight.data[:])
-        inside = {name: value.detach().clone() for name, value in layer.named_parameters()}
-    for _ in range(3):
-        model(torch.ones(1, WIDTH)).sum().backward()
-    assert all(torch.equal(layer.state_dict()[name], value) for name, value in inside.items())
-    offloading.close()
-    assert all(torch.equal(layer.state_dict()[name], value) for name, value in inside.items())
 
 
 @dataclasses.dataclass
@@ -487,16 +341,3 @@ def test_views_in_a_data_class(tmp_path: Path, where: str) -> None:
         streamed: Any = deepnvme.stream(model, weights=tmp_path / "m.safetensors", memory="100kB")
         with torch.no_grad():
             assert torch.equal(streamed(x), expected(x))
-
-
-def test_a_state_that_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
-    model = linears()
-    offloading = deepnvme.offload_parameters(model, memory="100kB", swap_dir=tmp_path)
-    before = model.state_dict()
-    for wrong in (torch.ones(WIDTH, device="meta"), "text"):
-        state: dict[str, Any] = {name: value * 2 for name, value in before.items()} | {"layers.3.bias": wrong}
-        with pytest.raises((RuntimeError, TypeError), match=r"layers\.3\.bias is"):
-            offloading.load_state_dict(state)
-    after = model.state_dict()
-    assert all(torch.equal(after[name], value) for name, value in before.items())
-    offloading.close()
