@@ -91,7 +91,7 @@ impl Request {
             // Strided targets may lie between the elements of each other.
             if target.is_contiguous() && !target.is_empty() {
                 let bytes = target.len();
-                target.region().visit_rows(0, bytes, |at, _, _, _| written.push(AddressRange::written(at, bytes)));
+                target.region().visit_rows(0, bytes, |rows| written.push(AddressRange::written(rows.address, bytes)));
             }
             Ok(target)
         })?;

@@ -21,6 +21,11 @@ pub(crate) struct Copy2d {
 }
 
 impl Copy2d {
+    /// Creates a copy of one run.
+    pub(crate) fn single(run_bytes: usize) -> Self {
+        Self { run_bytes, columns: 1, column_stride: 0, rows: 1, row_stride: 0 }
+    }
+
     /// Returns the bytes of all runs.
     pub(crate) fn flat_bytes(&self) -> usize {
         self.rows * self.columns * self.run_bytes
@@ -74,7 +79,7 @@ impl Copy2d {
 /// # Safety
 /// `len` bytes are valid for reads on the source side and for writes on the other.
 #[inline]
-pub(crate) unsafe fn copy_bytes<const GATHER: bool>(strided: *mut u8, flat: *mut u8, len: usize) {
+unsafe fn copy_bytes<const GATHER: bool>(strided: *mut u8, flat: *mut u8, len: usize) {
     let (source, target) = if GATHER { (strided, flat) } else { (flat, strided) };
     // SAFETY: `len` bytes are valid on both sides, as the caller of `copy_bytes` ensures. Both sides may belong to one
     // arena, so `copy_nonoverlapping` is not allowed.

@@ -8,7 +8,7 @@
 //!   [`LockState`] is the outcome.
 //! - [`Region`] and [`RegionMut`]: an address, a length, a [`Device`] and an [`Owner`] that keeps the memory alive. They
 //!   never return a reference to bytes, since the kernel, a GPU or Python may change them at any time.
-//! - [`Strided`]: the layout of a strided tensor.
+//! - [`Strided`]: the layout of a strided tensor. [`Rows`] are the pieces of memory that it leads to.
 //! - [`Reserved`]: a reserved address range, of which few pages have memory.
 //! - [`Arena`]: one piece of memory that its owner divides freely.
 //! - [`Pool`] and [`Slot`]: an arena divided into equal slots that return themselves when dropped.
@@ -48,6 +48,7 @@ mod prefetch;
 mod region;
 mod region_mut;
 mod reserved;
+mod rows;
 mod runs;
 #[cfg(simulated)]
 pub mod simulated;
@@ -67,5 +68,6 @@ pub use prefetch::prefetch;
 pub use region::Region;
 pub use region_mut::RegionMut;
 pub use reserved::Reserved;
+pub use rows::Rows;
 pub use span::Owner;
 pub use strided::{DIMS_MAX, Strided};

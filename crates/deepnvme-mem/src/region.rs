@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::{Device, StreamHandle};
+use crate::rows::Rows;
 use crate::span::{MemorySpan, Owner};
 use crate::strided::Strided;
 
@@ -89,12 +90,11 @@ impl Region {
         self.span.stream()
     }
 
-    /// Calls `visit(address, row_bytes, rows, pitch)` for each run of equal rows in the logical bytes from `from` on,
-    /// in order.
+    /// Calls `visit` for each run of equal rows in the logical bytes from `from` on, in order.
     ///
     /// # Panics
     /// If the range is out of bounds.
-    pub fn visit_rows(&self, from: usize, len: usize, visit: impl FnMut(usize, usize, usize, isize)) {
+    pub fn visit_rows(&self, from: usize, len: usize, visit: impl FnMut(Rows)) {
         self.span.visit_rows(from, len, visit);
     }
 

@@ -4,7 +4,7 @@
 //! the few dimensions around them. A copy of any flat range is then a partial run, whole runs by rows, and a partial
 //! run. It needs one entry per dimension, none per element.
 
-use crate::copy_2d::{Copy2d, copy_bytes};
+use crate::copy_2d::Copy2d;
 use crate::multi_index::{Dim, MultiIndex};
 use crate::strided::Strided;
 
@@ -71,50 +71,32 @@ impl Runs {
     /// Every element and `len` bytes of `flat` are valid for reads on the source side and for writes on the other.
     unsafe fn copy<const GATHER: bool>(&self, start: *mut u8, at: usize, flat: *mut u8, len: usize) {
         assert!(at <= self.total_bytes && len <= self.total_bytes - at, "a copy stays inside the tensor");
+        let mut flat = flat;
+        // SAFETY: the copies lie in the range, which the assertion bounds, of a tensor whose elements are valid, as the
+        // caller of `copy` ensures. Their flat bytes are the `len` bytes of `flat`, in order.
+        self.for_each_copy(at, len, |offset_bytes, copy| unsafe {
+            copy.copy::<GATHER>(start.offset(offset_bytes), flat);
+            flat = flat.add(copy.flat_bytes());
+        });
+    }
+
+    /// Calls `visit(offset, copy)` for the flat bytes from `at` on, in order: the rest of a run, whole runs, and the
+    /// start of a run. The offset counts from the first element.
+    pub(crate) fn for_each_copy(&self, at: usize, len: usize, mut visit: impl FnMut(isize, Copy2d)) {
         if len == 0 {
             return;
         }
-        let (mut flat, mut left) = (flat, len);
-        let (mut run, within) = (at / self.run_bytes, at % self.run_bytes);
-        // SAFETY: runs below `total_bytes / run_bytes` lie in the tensor, whose elements are valid, as the caller of
-        // `copy` ensures. `flat` advances by the bytes subtracted from `left`, so that it stays inside its `len` bytes.
-        unsafe {
-            if within > 0 {
-                let piece = left.min(self.run_bytes - within);
-                copy_bytes::<GATHER>(start.offset(self.offset_bytes(run)).add(within), flat, piece);
-                (flat, left, run) = (flat.add(piece), left - piece, run + 1);
-            }
-            let whole_runs = left / self.run_bytes;
-            self.for_each_copy(run, whole_runs, |offset_bytes, copy| {
-                copy.copy::<GATHER>(start.offset(offset_bytes), flat);
-                flat = flat.add(copy.flat_bytes());
-            });
-            left -= whole_runs * self.run_bytes;
-            if left > 0 {
-                copy_bytes::<GATHER>(start.offset(self.offset_bytes(run + whole_runs)), flat, left);
-            }
-        }
-    }
-
-    /// Calls `visit(offset, row_bytes, rows, pitch)` for each run of equal rows in the flat bytes from `at` on, in
-    /// order. The offset counts from the first element.
-    pub(crate) fn visit_rows(&self, at: usize, len: usize, mut visit: impl FnMut(isize, usize, usize, isize)) {
         let (mut run, within, mut left) = (at / self.run_bytes, at % self.run_bytes, len);
         if within > 0 {
             let piece = left.min(self.run_bytes - within);
-            visit(self.offset_bytes(run) + within as isize, piece, 1, 0);
+            visit(self.offset_bytes(run) + within as isize, Copy2d::single(piece));
             (run, left) = (run + 1, left - piece);
         }
         let whole_runs = left / self.run_bytes;
-        self.for_each_copy(run, whole_runs, |offset_bytes, copy| {
-            for row in 0..copy.rows as isize {
-                let start = offset_bytes + row * copy.row_stride;
-                visit(start, copy.run_bytes, copy.columns, copy.column_stride);
-            }
-        });
+        self.for_each_whole_copy(run, whole_runs, &mut visit);
         left -= whole_runs * self.run_bytes;
         if left > 0 {
-            visit(self.offset_bytes(run + whole_runs), left, 1, 0);
+            visit(self.offset_bytes(run + whole_runs), Copy2d::single(left));
         }
     }
 
@@ -131,8 +113,8 @@ impl Runs {
 
     /// Calls `visit(offset, copy)` for `runs` runs from `first` on. A 2-D copy has one row, which may be part of the
     /// innermost dimension, or as many whole rows as possible before an outer dimension advances.
-    fn for_each_copy(&self, first: usize, runs: usize, mut visit: impl FnMut(isize, Copy2d)) {
-        let mut copy = Copy2d { run_bytes: self.run_bytes, columns: runs, column_stride: 0, rows: 1, row_stride: 0 };
+    fn for_each_whole_copy(&self, first: usize, runs: usize, mut visit: impl FnMut(isize, Copy2d)) {
+        let mut copy = Copy2d::single(self.run_bytes);
         let Some((inner, outer)) = self.dims.split_last() else {
             // Without outer dimensions there is one run, copied whole or not at all.
             if runs > 0 {

@@ -7,8 +7,10 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use crate::copy_2d::Copy2d;
 use crate::device::{Device, StreamHandle};
 use crate::non_temporal;
+use crate::rows::Rows;
 use crate::runs::Runs;
 use crate::strided::Strided;
 
@@ -57,17 +59,20 @@ impl MemorySpan {
         self.stream
     }
 
-    /// Calls `visit(address, row_bytes, rows, pitch)` for each run of equal rows in the logical bytes from `from` on,
-    /// in order.
-    pub(crate) fn visit_rows(&self, from: usize, len: usize, mut visit: impl FnMut(usize, usize, usize, isize)) {
+    /// Calls `visit` for each run of equal rows in the logical bytes from `from` on, in order.
+    pub(crate) fn visit_rows(&self, from: usize, len: usize, mut visit: impl FnMut(Rows)) {
         let inside = from.checked_add(len).is_some_and(|end| end <= self.len);
         assert!(inside, "{len} bytes at {from} are outside a region of {} bytes", self.len);
-        let address = self.addr();
+        let start = self.addr();
         match &self.runs {
             _ if len == 0 => {}
-            None => visit(address.wrapping_add(from), len, 1, 0),
-            Some(runs) => runs.visit_rows(from, len, |offset, bytes, count, pitch| {
-                visit(address.wrapping_add_signed(offset), bytes, count, pitch);
+            None => visit(Rows { address: start.wrapping_add(from), bytes: len, count: 1, pitch: 0 }),
+            Some(runs) => runs.for_each_copy(from, len, |offset_bytes, copy| {
+                let Copy2d { run_bytes: bytes, columns: count, column_stride: pitch, .. } = copy;
+                for row in 0..copy.rows as isize {
+                    let address = start.wrapping_add_signed(offset_bytes + row * copy.row_stride);
+                    visit(Rows { address, bytes, count, pitch });
+                }
             }),
         }
     }

@@ -5,9 +5,9 @@ use std::any::Any;
 use std::sync::Arc;
 
 use deepnvme_cuda as cuda;
-use deepnvme_mem::{Device, Region, RegionMut, StreamHandle};
+use deepnvme_mem::{Device, Region, RegionMut, Rows, StreamHandle};
 
-use super::device::{Gpu, GpuEvent, GpuStream, Registration, Rows};
+use super::device::{Gpu, GpuEvent, GpuStream, Registration};
 use crate::error::{Error, ErrorKind, Result};
 
 /// A GPU of the CUDA driver.
@@ -102,14 +102,14 @@ impl GpuStream for CudaStream {
     unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()> {
         // SAFETY: `source` and the rows of `target` stay valid until a later event is complete, as the caller of
         // `copy_to_gpu` ensures.
-        converted(unsafe { self.0.copy_to_device(&target.into(), source) })
+        converted(unsafe { self.0.copy_to_device(&driver_rows(target), source) })
     }
 
     // SAFETY: the requirements of the trait are those of the driver's stream, to which this passes its arguments.
     unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()> {
         // SAFETY: `target` and the rows of `source` stay valid until a later event is complete, as the caller of
         // `copy_to_host` ensures.
-        converted(unsafe { self.0.copy_to_host(target, &source.into()) })
+        converted(unsafe { self.0.copy_to_host(target, &driver_rows(source)) })
     }
 
     fn synchronise(&self) -> Result<()> {
@@ -131,10 +131,9 @@ impl GpuEvent for CudaEvent {
     }
 }
 
-impl From<Rows> for cuda::Rows {
-    fn from(Rows { address, bytes, count, pitch }: Rows) -> Self {
-        Self { address, bytes, count, pitch }
-    }
+/// Converts rows to the driver's, whose crate does not know those of memory.
+fn driver_rows(Rows { address, bytes, count, pitch }: Rows) -> cuda::Rows {
+    cuda::Rows { address, bytes, count, pitch }
 }
 
 /// Converts a driver's result to the engine's.

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::fmt::Debug;
 
-use deepnvme_mem::{Region, RegionMut, StreamHandle};
+use deepnvme_mem::{Region, RegionMut, Rows, StreamHandle};
 
 use crate::error::Result;
 
@@ -73,23 +73,3 @@ pub(crate) trait GpuEvent: Debug + Send + Sync {
 
 /// Host memory registered with a driver until this is dropped. It keeps the memory alive.
 pub(crate) trait Registration: Debug + Send + Sync {}
-
-/// Equally long and equally spaced pieces of GPU memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Rows {
-    /// Address of the first row.
-    pub(crate) address: usize,
-    /// Bytes per row.
-    pub(crate) bytes: usize,
-    /// Number of rows.
-    pub(crate) count: usize,
-    /// Distance between the starts of adjacent rows. Meaningless with one row.
-    pub(crate) pitch: isize,
-}
-
-impl Rows {
-    /// Returns the bytes of all rows.
-    pub(crate) const fn total_bytes(&self) -> usize {
-        self.bytes * self.count
-    }
-}

@@ -97,10 +97,10 @@ fn strided_tensors() {
         assert!(seen == fresh, "read: {layout:?}");
         // Bytes between the elements are unchanged.
         let mut marks = vec![false; host.len()];
-        memory.strided(at, layout.clone()).visit_rows(0, seen.len(), |address, bytes, count, pitch| {
-            for row in 0..count as isize {
-                let start = (address as isize + row * pitch) as usize - memory.region().addr();
-                marks[start..start + bytes].fill(true);
+        memory.strided(at, layout.clone()).visit_rows(0, seen.len(), |rows| {
+            for address in rows.addresses() {
+                let start = address - memory.region().addr();
+                marks[start..start + rows.bytes].fill(true);
             }
         });
         assert_eq!(marks.iter().filter(|mark| **mark).count(), seen.len(), "each byte once: {layout:?}");

@@ -20,10 +20,10 @@ fn check_gather(model: &Model, from: usize, len: usize) {
 fn check_rows(model: &Model, from: usize, len: usize) {
     let (tensor, whole) = model.region();
     let mut positions = Vec::new();
-    tensor.region().visit_rows(from, len, |address, bytes, count, pitch| {
-        for row in 0..count as isize {
-            let start = address.wrapping_add_signed(row * pitch) - whole.addr();
-            positions.extend(start..start + bytes);
+    tensor.region().visit_rows(from, len, |rows| {
+        for address in rows.addresses() {
+            let start = address - whole.addr();
+            positions.extend(start..start + rows.bytes);
         }
     });
     assert_eq!(positions, model.positions[from..from + len], "{:?}, {len} bytes from {from}", model.layout);

@@ -4,7 +4,7 @@
 use deepnvme_mem::Region;
 
 use crate::error::Result;
-use crate::gpu::device::{GpuStream, Rows};
+use crate::gpu::device::GpuStream;
 use crate::op::Direction;
 
 /// A part of a bounce buffer that belongs to GPU memory.
@@ -33,8 +33,7 @@ pub(super) unsafe fn launch(
     assert!(at.checked_add(*len).is_some_and(|end| end <= host.len()), "a slice lies in its bounce buffer");
     let mut start = std::ptr::with_exposed_provenance_mut::<u8>(host.addr() + at);
     let mut outcome = Ok(());
-    memory.visit_rows(*from, *len, |address, bytes, count, pitch| {
-        let rows = Rows { address, bytes, count, pitch };
+    memory.visit_rows(*from, *len, |rows| {
         if outcome.is_ok() {
             // SAFETY: the assertion bounds the host memory, and `visit_rows` gives rows of the GPU's region. Both ends
             // stay alive until a later event is complete, and nothing else changes the source or uses the target, as

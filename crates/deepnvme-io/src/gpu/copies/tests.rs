@@ -2,13 +2,12 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use deepnvme_mem::{RegionMut, StreamHandle};
+use deepnvme_mem::{RegionMut, Rows, StreamHandle};
 use deepnvme_testkit::data::random_bytes;
 
 use super::*;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::EngineGpus;
-use crate::gpu::device::Rows;
 use crate::gpu::registry::GpuRegistry;
 use crate::sync::{Mutex, lock};
 use crate::trace::{Recorder, Tracer};
