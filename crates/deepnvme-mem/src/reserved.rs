@@ -25,7 +25,7 @@ use crate::{Alignment, Device, RegionMut};
 #[derive(Clone, Debug)]
 pub struct Reserved {
     mapping: Arc<Mapping>,
-    len: usize,
+    bytes: usize,
     page_bytes: usize,
 }
 
@@ -33,20 +33,20 @@ pub struct Reserved {
 const HUGE_PAGES_MIN: usize = 8;
 
 impl Reserved {
-    /// Reserves `len` bytes of addresses. If chunks (`chunk_bytes`) are smaller than 16 MiB, small pages are
+    /// Reserves addresses for `bytes` bytes. If chunks (`chunk_bytes`) are smaller than 16 MiB, small pages are
     /// requested, so that a chunk costs little more than its size.
     ///
     /// # Errors
     /// `ENOMEM` if the address space has no such range.
     ///
     /// # Panics
-    /// If `len` is zero.
-    pub fn new(len: usize, chunk_bytes: usize) -> io::Result<Self> {
+    /// If `bytes` is zero.
+    pub fn new(bytes: usize, chunk_bytes: usize) -> io::Result<Self> {
         let page_bytes = Self::page_bytes_for(chunk_bytes);
-        let mapping = Mapping::reserve(len, page_bytes)?;
+        let mapping = Mapping::reserve(bytes, page_bytes)?;
         // A hint: the other page size works as well.
         let _ = mapping.advise_pages(page_bytes > rustix::param::page_size());
-        Ok(Self { mapping: Arc::new(mapping), len, page_bytes })
+        Ok(Self { mapping: Arc::new(mapping), bytes, page_bytes })
     }
 
     /// Returns the page size, counted from the first byte on: writing one byte may allocate a page.
@@ -64,14 +64,8 @@ impl Reserved {
 
     /// Returns the number of bytes.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Never true: a range has at least one byte.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Returns a part of the range, to write to.
@@ -95,13 +89,13 @@ impl Reserved {
     pub fn discard(&self, range: Range<usize>) {
         self.assert_inside(&range);
         // The rest of the last page is unused.
-        let end = if range.end == self.len { self.mapping.mapped_bytes() } else { range.end };
+        let end = if range.end == self.bytes { self.mapping.mapped_bytes() } else { range.end };
         self.mapping.discard(range.start..end);
     }
 
     fn assert_inside(&self, range: &Range<usize>) {
-        let is_inside = range.start <= range.end && range.end <= self.len;
-        assert!(is_inside, "{range:?} is outside a range of {} bytes", self.len);
+        let is_inside = range.start <= range.end && range.end <= self.bytes;
+        assert!(is_inside, "{range:?} is outside a range of {} bytes", self.bytes);
     }
 }
 

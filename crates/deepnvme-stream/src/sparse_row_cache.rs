@@ -118,7 +118,7 @@ impl SparseRowCache {
         for (index, tensor) in tensors.iter().enumerate() {
             let end = tensor.at.checked_add(tensor.bytes);
             let is_whole = tensor.row_bytes > 0 && tensor.bytes.div_ceil(tensor.row_bytes) == tensor.rows;
-            let fits = is_whole && end.is_some_and(|end| end <= memory.len());
+            let fits = is_whole && end.is_some_and(|end| end <= memory.bytes());
             let has_locations = match &tensor.locations {
                 RowLocations::Contiguous { source, .. } => *source < sources.len(),
                 RowLocations::Encoded { ranges, to } => {
@@ -184,7 +184,7 @@ impl SparseRowCache {
         }
         free.sort_unstable();
         for run in free.chunk_by(|one, next| one + 1 == *next) {
-            let end = ((run[0] + run.len()) * page_bytes).min(self.memory.len());
+            let end = ((run[0] + run.len()) * page_bytes).min(self.memory.bytes());
             self.memory.discard(run[0] * page_bytes..end);
         }
     }

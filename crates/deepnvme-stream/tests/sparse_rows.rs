@@ -107,7 +107,7 @@ impl World {
     fn resident_bytes(&self) -> usize {
         // A line of smaps may cover neighbouring memory as well.
         let pages = self.memory.region_mut(0..1).addr() / 4096
-            ..(self.memory.region_mut(0..1).addr() + self.memory.len()) / 4096;
+            ..(self.memory.region_mut(0..1).addr() + self.memory.bytes()) / 4096;
         let mut entries = vec![0; pages.len() * 8];
         let file = std::fs::File::open("/proc/self/pagemap").unwrap();
         file.read_exact_at(&mut entries, pages.start as u64 * 8).unwrap();

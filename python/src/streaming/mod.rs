@@ -214,8 +214,8 @@ impl PySparseRowCache {
 
     /// Export the whole memory as a DLPack capsule. Rows that were never fetched read as zeros.
     fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
-        let whole = self.memory.region_mut(0..self.memory.len());
-        let tensor = dlpack::export::<DLManagedTensor>(whole, &[self.memory.len()], DLDataType::U8)?;
+        let whole = self.memory.region_mut(0..self.memory.bytes());
+        let tensor = dlpack::export::<DLManagedTensor>(whole, &[self.memory.bytes()], DLDataType::U8)?;
         memory::capsule(py, tensor)
     }
 
