@@ -113,6 +113,19 @@ fn a_stripe_set_takes_no_names_of_something_else() {
     save(&engine, &target, b"bytes").unwrap();
 }
 
+/// Saves each of these to the target, on threads of their own that start together.
+fn save_at_once(engine: &Arc<Engine>, target: &Target, contents: &[Vec<u8>]) {
+    let barrier = Barrier::new(contents.len());
+    std::thread::scope(|savers| {
+        for bytes in contents {
+            savers.spawn(|| {
+                barrier.wait();
+                save(engine, target, bytes).unwrap();
+            });
+        }
+    });
+}
+
 #[test]
 fn many_who_replace_one_stripe_set_at_once_leave_one_that_is_whole() {
     let engine = engine();
@@ -134,16 +147,7 @@ fn many_who_replace_one_stripe_set_at_once_leave_one_that_is_whole() {
             reads
         });
         for round in 0..40 {
-            let barrier = Barrier::new(3);
-            std::thread::scope(|savers| {
-                for saver in 0..3 {
-                    let (engine, target, barrier) = (&engine, &target, &barrier);
-                    savers.spawn(move || {
-                        barrier.wait();
-                        save(engine, target, &[round * 3 + saver; 50_000]).unwrap();
-                    });
-                }
-            });
+            save_at_once(&engine, &target, &[0, 1, 2].map(|saver| vec![round * 3 + saver; 50_000]));
         }
         is_over.store(true, Ordering::SeqCst);
         assert!(reader.join().unwrap() > 0);
@@ -157,16 +161,7 @@ fn many_who_replace_one_file_at_once_all_succeed() {
     let folder = tempfile::tempdir().unwrap();
     let target = Target::from(folder.path().join("file"));
     for _ in 0..500 {
-        let barrier = Barrier::new(4);
-        std::thread::scope(|savers| {
-            for saver in 0..4 {
-                let (engine, target, barrier) = (&engine, &target, &barrier);
-                savers.spawn(move || {
-                    barrier.wait();
-                    save(engine, target, &[saver; 100]).unwrap();
-                });
-            }
-        });
+        save_at_once(&engine, &target, &[0, 1, 2, 3].map(|saver| vec![saver; 100]));
     }
     assert_eq!(files(folder.path()).len(), 1);
 }

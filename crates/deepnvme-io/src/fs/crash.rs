@@ -18,6 +18,16 @@ pub fn after<T>(steps: usize, work: impl FnOnce() -> T) -> (T, Vec<String>) {
     (result, STEPS.with_borrow_mut(std::mem::take))
 }
 
+/// Calls `run` with every number of steps to stop after, from zero on, until it returns true: the work was over before
+/// the stop. Returns that number.
+pub fn at_each_step(mut run: impl FnMut(usize) -> bool) -> usize {
+    let mut steps = 0;
+    while !run(steps) {
+        steps += 1;
+    }
+    steps
+}
+
 /// Announces one change.
 pub(super) fn step(what: &str, path: impl FnOnce() -> std::path::PathBuf) -> Result<(), Errno> {
     match STEPS_LEFT.get() {

@@ -31,8 +31,7 @@ fn a_folder_appears_as_a_whole() {
 #[test]
 fn an_empty_folder_stays_until_the_new_one_is_in_its_place_and_passes_its_permissions_on() {
     use std::os::unix::fs::PermissionsExt;
-    let mut steps = 0;
-    loop {
+    crash::at_each_step(|steps| {
         let above = tempfile::tempdir().unwrap();
         let target = above.path().join("model");
         std::fs::create_dir(&target).unwrap();
@@ -40,17 +39,13 @@ fn an_empty_folder_stays_until_the_new_one_is_in_its_place_and_passes_its_permis
         let (made, log) = crash::after(steps, || make(&target));
         let mode = std::fs::metadata(&target).unwrap_or_else(|error| panic!("after {log:?}: {error}")).permissions();
         assert_eq!(mode.mode() & 0o7777, 0o750, "after {log:?}");
-        if made.is_ok() && log.len() < steps {
-            break;
-        }
-        steps += 1;
-    }
+        made.is_ok() && log.len() < steps
+    });
 }
 
 #[test]
 fn a_process_that_stops_at_any_step_leaves_nothing_that_the_next_one_does_not_remove() {
-    let mut steps = 0;
-    loop {
+    let steps = crash::at_each_step(|steps| {
         let above = tempfile::tempdir().unwrap();
         let target = above.path().join("model");
         let (made, log) = crash::after(steps, || make(&target));
@@ -62,11 +57,8 @@ fn a_process_that_stops_at_any_step_leaves_nothing_that_the_next_one_does_not_re
             let left: Vec<_> = names(above.path()).into_iter().filter(|name| !name.contains("-new-")).collect();
             assert_eq!(left, ["model"], "after {log:?}");
         }
-        if made.is_ok() && log.len() < steps {
-            break;
-        }
-        steps += 1;
-    }
+        made.is_ok() && log.len() < steps
+    });
     assert!(steps > 10);
 }
 

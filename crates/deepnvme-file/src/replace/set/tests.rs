@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Map;
+use tempfile::TempDir;
 
 use super::*;
 use deepnvme_io::fs::crash;
@@ -53,10 +54,28 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     entries.map(|path| (path.clone(), std::fs::read(&path).unwrap())).collect()
 }
 
-#[test]
-fn a_set_is_replaced_and_nothing_else_is_left() {
+/// Returns a folder, and the path of an index in it.
+fn empty_folder() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let index = folder.path().join("index.json");
+    (folder, index)
+}
+
+/// Returns a folder with one set, and the path of its index.
+fn saved_set(text: &str) -> (TempDir, PathBuf) {
+    let (folder, index) = empty_folder();
+    save(&index, text).unwrap();
+    (folder, index)
+}
+
+/// Returns the other files of the index's folder.
+fn members(index: &Path) -> Vec<PathBuf> {
+    files(index.parent().unwrap()).into_keys().filter(|path| path != index).collect()
+}
+
+#[test]
+fn a_set_is_replaced_and_nothing_else_is_left() {
+    let (folder, index) = empty_folder();
     for text in ["one", "two", "three"] {
         save(&index, text).unwrap();
         assert_eq!(load(&index), text);
@@ -69,11 +88,9 @@ fn a_set_is_replaced_and_nothing_else_is_left() {
 #[test]
 fn a_process_that_stops_at_any_step_leaves_one_whole_set_and_the_next_save_clears_up() {
     for has_old in [true, false] {
-        let mut steps = 0;
         let mut texts = Vec::new();
-        loop {
-            let folder = tempfile::tempdir().unwrap();
-            let index = folder.path().join("index.json");
+        let steps = crash::at_each_step(|steps| {
+            let (folder, index) = empty_folder();
             if has_old {
                 save(&index, "old").unwrap();
             }
@@ -93,11 +110,8 @@ fn a_process_that_stops_at_any_step_leaves_one_whole_set_and_the_next_save_clear
             assert_eq!(load(&index), "next");
             let left: Vec<_> = files(folder.path()).into_keys().collect();
             assert_eq!(left.len(), 3, "after {log:?}: {left:?}");
-            if saved.is_ok() && log.len() < steps {
-                break;
-            }
-            steps += 1;
-        }
+            saved.is_ok() && log.len() < steps
+        });
         assert!(steps > 15, "{steps}");
         assert_eq!(texts.last().unwrap(), "new");
         assert!(!has_old || texts[0] == "old");
@@ -106,10 +120,8 @@ fn a_process_that_stops_at_any_step_leaves_one_whole_set_and_the_next_save_clear
 
 #[test]
 fn old_members_go_only_when_the_new_index_is_on_the_disk() {
-    let folder = tempfile::tempdir().unwrap();
-    let index = folder.path().join("index.json");
-    save(&index, "old").unwrap();
-    let old: Vec<PathBuf> = files(folder.path()).into_keys().filter(|path| *path != index).collect();
+    let (folder, index) = saved_set("old");
+    let old = members(&index);
     let (saved, log) = crash::after(usize::MAX, || save(&index, "new"));
     saved.unwrap();
     let at = |what: String| log.iter().position(|step| *step == what).unwrap_or_else(|| panic!("{what}: {log:?}"));
@@ -125,8 +137,7 @@ fn old_members_go_only_when_the_new_index_is_on_the_disk() {
 
 #[test]
 fn saves_that_commit_together_leave_one_set_and_no_rest() {
-    let folder = tempfile::tempdir().unwrap();
-    let index = folder.path().join("index.json");
+    let (folder, index) = empty_folder();
     for round in 0..30 {
         std::thread::scope(|scope| {
             for saver in 0..4 {
@@ -141,9 +152,7 @@ fn saves_that_commit_together_leave_one_set_and_no_rest() {
 
 #[test]
 fn an_index_owns_nothing_that_it_did_not_make() {
-    let folder = tempfile::tempdir().unwrap();
-    let index = folder.path().join("index.json");
-    save(&index, "first").unwrap();
+    let (folder, index) = saved_set("first");
     // A copy lists the same members, and a foreign index may list any file.
     let copy = folder.path().join("copy.json");
     std::fs::copy(&index, &copy).unwrap();
@@ -163,9 +172,7 @@ fn an_index_owns_nothing_that_it_did_not_make() {
 
 #[test]
 fn a_damaged_index_loses_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let index = folder.path().join("index.json");
-    save(&index, "first").unwrap();
+    let (folder, index) = saved_set("first");
     let mut text = std::fs::read(&index).unwrap();
     text.truncate(text.len() / 2);
     std::fs::write(&index, &text).unwrap();
@@ -179,8 +186,7 @@ fn a_damaged_index_loses_nothing() {
 
 #[test]
 fn an_intent_that_somebody_planted_removes_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let index = folder.path().join("index.json");
+    let (folder, index) = empty_folder();
     let precious = folder.path().join(format!("one-{}.bin", "a".repeat(32)));
     std::fs::write(&precious, "precious").unwrap();
     let stated = |path: &PathBuf| mark(&fs::stat(path).unwrap());
@@ -207,12 +213,9 @@ fn an_intent_that_somebody_planted_removes_nothing() {
 
 #[test]
 fn a_name_that_a_failed_save_gave_back_is_its_next_owners() {
-    let mut steps = 0;
     let mut kept = 0;
-    loop {
-        let folder = tempfile::tempdir().unwrap();
-        let index = folder.path().join("index.json");
-        save(&index, "old").unwrap();
+    crash::at_each_step(|steps| {
+        let (folder, index) = saved_set("old");
         let mut names: Vec<PathBuf> = Vec::new();
         let (_, log) = crash::after(steps, || {
             let new = begin(&index)?;
@@ -231,11 +234,8 @@ fn a_name_that_a_failed_save_gave_back_is_its_next_owners() {
             assert_eq!(std::fs::read_to_string(path).ok().as_deref(), Some("mine"), "after {log:?}");
         }
         assert_eq!(files(folder.path()).len(), 3 + mine.len(), "after {log:?}");
-        if log.len() < steps {
-            break;
-        }
-        steps += 1;
-    }
+        log.len() < steps
+    });
     assert!(kept > 0, "no list outlived its members");
 }
 
@@ -264,8 +264,7 @@ fn a_set_whose_folder_was_renamed_still_owns_its_members() {
 
 #[test]
 fn an_index_of_one_line_stays_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let index = folder.path().join("index.json");
+    let (_folder, index) = empty_folder();
     let written = |text: &str| {
         begin(&index).unwrap().commit_text(text).unwrap();
         std::fs::read_to_string(&index).unwrap()
@@ -300,8 +299,7 @@ fn a_set_whose_folder_was_moved_is_still_its_own() {
 
 #[test]
 fn what_an_index_lists_and_does_not_own_stays_and_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let index = folder.path().join("index.json");
+    let (folder, index) = empty_folder();
     let precious = folder.path().join("precious.bin");
     std::fs::write(&precious, "precious").unwrap();
     std::fs::write(&index, r#"{"weight_map": {"a": "precious.bin"}}"#).unwrap();
@@ -315,11 +313,8 @@ fn what_an_index_lists_and_does_not_own_stays_and_is_named() {
 
 #[test]
 fn a_set_is_retired_whole_wherever_that_stops() {
-    let mut steps = 0;
-    loop {
-        let folder = tempfile::tempdir().unwrap();
-        let index = folder.path().join("index.json");
-        save(&index, "old").unwrap();
+    let steps = crash::at_each_step(|steps| {
+        let (folder, index) = saved_set("old");
         let precious = folder.path().join(format!("one-{}.bin", "a".repeat(32)));
         std::fs::write(&precious, "precious").unwrap();
         let (retired, log) = crash::after(steps, || retire_set(&index, &RECORD));
@@ -333,18 +328,14 @@ fn a_set_is_retired_whole_wherever_that_stops() {
         assert!([removed, Retired::Absent].contains(&retire_set(&index, &RECORD).unwrap()), "after {log:?}");
         let left: Vec<_> = files(folder.path()).into_keys().collect();
         assert_eq!(left, [precious], "after {log:?}");
-        if is_over {
-            break;
-        }
-        steps += 1;
-    }
+        is_over
+    });
     assert!(steps > 5, "{steps}");
 }
 
 #[test]
 fn sets_that_are_retired_and_replaced_at_once_are_whole_or_gone() {
-    let folder = tempfile::tempdir().unwrap();
-    let index = folder.path().join("index.json");
+    let (folder, index) = empty_folder();
     for round in 0..30 {
         std::thread::scope(|scope| {
             for saver in 0..2 {

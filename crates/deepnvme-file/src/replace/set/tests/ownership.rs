@@ -4,6 +4,21 @@ use std::time::Duration;
 
 use super::*;
 
+/// Returns a folder, and the path of an index in a folder below it.
+fn folder_below() -> (TempDir, PathBuf) {
+    let above = tempfile::tempdir().unwrap();
+    let folder = above.path().join("model");
+    std::fs::create_dir(&folder).unwrap();
+    (above, folder.join("index.json"))
+}
+
+/// Edits the metadata of an index in place, so that it stays the recorded one.
+fn edit(index: &Path, change: impl FnOnce(&mut Value)) {
+    let mut value: Value = serde_json::from_slice(&std::fs::read(index).unwrap()).unwrap();
+    change(&mut value["metadata"]);
+    std::fs::write(index, value.to_string()).unwrap();
+}
+
 #[test]
 fn an_index_under_another_name_owns_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -31,10 +46,8 @@ fn an_index_under_another_name_owns_nothing() {
 
 #[test]
 fn a_member_that_somebody_has_written_to_stays() {
-    let folder = tempfile::tempdir().unwrap();
-    let index = folder.path().join("index.json");
-    save(&index, "old").unwrap();
-    let members: Vec<PathBuf> = files(folder.path()).into_keys().filter(|path| *path != index).collect();
+    let (folder, index) = saved_set("old");
+    let members = members(&index);
     // As long as before, in place, and later than the clock of files has ticked.
     std::thread::sleep(Duration::from_millis(20));
     std::fs::write(&members[0], "his").unwrap();
@@ -53,8 +66,7 @@ fn a_member_that_somebody_has_written_to_stays() {
 
 #[test]
 fn members_have_private_names_until_they_are_whole() {
-    let folder = tempfile::tempdir().unwrap();
-    let index = folder.path().join("index.json");
+    let (folder, index) = empty_folder();
     let new = begin(&index).unwrap();
     fill(&new, "new");
     let is_private = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with('.');
@@ -66,21 +78,14 @@ fn members_have_private_names_until_they_are_whole() {
 
 #[test]
 fn a_record_that_leads_out_of_the_folder_owns_nothing_there() {
-    let above = tempfile::tempdir().unwrap();
-    let folder = above.path().join("model");
-    std::fs::create_dir(&folder).unwrap();
-    let index = folder.join("index.json");
+    let (above, index) = folder_below();
     for name in ["thesis.txt".to_owned(), format!("one-{}.bin", "a".repeat(32))] {
         let theirs = above.path().join(&name);
         std::fs::write(&theirs, "theirs").unwrap();
         let stated = written_mark(&fs::stat(&theirs).unwrap());
         for (key, path) in [("replaces", format!("../{name}")), ("members", format!("../{name}"))] {
             save(&index, "old").unwrap();
-            let mut value: Value = serde_json::from_slice(&std::fs::read(&index).unwrap()).unwrap();
-            let forged = serde_json::json!([[path, stated]]);
-            value["metadata"]["files"][key] = forged;
-            // In place, so that the index stays the recorded one.
-            std::fs::write(&index, value.to_string()).unwrap();
+            edit(&index, |metadata| metadata["files"][key] = serde_json::json!([[path, stated]]));
             save(&index, "new").unwrap();
             assert_eq!(std::fs::read_to_string(&theirs).unwrap(), "theirs", "{key}");
         }
@@ -88,33 +93,27 @@ fn a_record_that_leads_out_of_the_folder_owns_nothing_there() {
     let plain = above.path().join("thesis.txt");
     let stated = written_mark(&fs::stat(&plain).unwrap());
     save(&index, "old").unwrap();
-    let mut value: Value = serde_json::from_slice(&std::fs::read(&index).unwrap()).unwrap();
-    value["metadata"]["files"]["replaces"] = serde_json::json!([[plain, stated]]);
-    std::fs::write(&index, value.to_string()).unwrap();
+    edit(&index, |metadata| metadata["files"]["replaces"] = serde_json::json!([[plain, stated]]));
     save(&index, "new").unwrap();
     assert!(plain.exists());
 }
 
 #[test]
 fn an_index_that_does_not_match_its_checksum_owns_nothing() {
-    let above = tempfile::tempdir().unwrap();
-    let folder = above.path().join("model");
-    std::fs::create_dir(&folder).unwrap();
-    let index = folder.join("index.json");
+    let (above, index) = folder_below();
     // Its name has the form of a member's.
     let theirs = above.path().join(format!("one-{}.bin", "a".repeat(32)));
     std::fs::write(&theirs, "theirs").unwrap();
     let stated = written_mark(&fs::stat(&theirs).unwrap());
     for has_checksum in [true, false] {
         save(&index, "old").unwrap();
-        let members: Vec<PathBuf> = files(&folder).into_keys().filter(|path| *path != index).collect();
-        let mut value: Value = serde_json::from_slice(&std::fs::read(&index).unwrap()).unwrap();
-        value["metadata"]["files"]["replaces"] = serde_json::json!([[theirs, stated]]);
-        if !has_checksum {
-            value["metadata"].as_object_mut().unwrap().remove(set::CHECKSUM_KEY);
-        }
-        // In place, so that the index stays the recorded one.
-        std::fs::write(&index, value.to_string()).unwrap();
+        let members = members(&index);
+        edit(&index, |metadata| {
+            metadata["files"]["replaces"] = serde_json::json!([[theirs, stated]]);
+            if !has_checksum {
+                metadata.as_object_mut().unwrap().remove(set::CHECKSUM_KEY);
+            }
+        });
         save(&index, "new").unwrap();
         assert_eq!(load(&index), "new");
         assert!(theirs.exists() && members.iter().all(|member| member.exists()), "{has_checksum}");
