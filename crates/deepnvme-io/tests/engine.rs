@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use deepnvme_io::{
     Access, BackendChoice, Config, DirectMode, DirectState, Durability, Engine, ErrorKind, OpenOptions, ReadItem,
-    SubmitMode, TensorFile, WriteExtent, WriteItem, WriteOptions,
+    SubmitMode, TensorFile, Transfer, WriteExtent, WriteItem, WriteOptions,
 };
 use deepnvme_mem::{Region, RegionMut};
 use deepnvme_testkit::data::read_back;
@@ -290,13 +290,19 @@ fn a_cancelled_request_ends_as_cancelled_and_its_memory_comes_home() {
     done.wait().1.unwrap();
 }
 
-#[test]
-fn a_pending_can_be_watched_through_an_eventfd() {
-    use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+/// Starts to write a new file.
+fn started_write() -> (Engine, tempfile::TempDir, Transfer<Region>) {
     let engine = engine(BackendChoice::Auto);
     let folder = folder();
     let file = open(&folder.path().join("file"), Access::Write, DirectMode::Preferred);
     let pending = engine.write(&file, 0, Region::from_vec(random(100_000, 1)), WHOLE).unwrap();
+    (engine, folder, pending)
+}
+
+#[test]
+fn a_pending_can_be_watched_through_an_eventfd() {
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+    let (_engine, _folder, pending) = started_write();
     for _ in 0..2 {
         let mine = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         pending.notify(mine.try_clone().unwrap());
@@ -309,10 +315,7 @@ fn a_pending_can_be_watched_through_an_eventfd() {
 
 #[test]
 fn a_pending_calls_its_watchers_once() {
-    let engine = engine(BackendChoice::Auto);
-    let folder = folder();
-    let file = open(&folder.path().join("file"), Access::Write, DirectMode::Preferred);
-    let pending = engine.write(&file, 0, Region::from_vec(random(100_000, 1)), WHOLE).unwrap();
+    let (engine, _folder, pending) = started_write();
     let (called, calls) = std::sync::mpsc::channel();
     for name in ["before", "after"] {
         let called = called.clone();

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::storm::{storm_of_reads, storm_of_writes};
+use common::storm::Storm;
 use common::{MakeBackend, decorated, hidden_faults, open, simulated_by};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::{Config, DirectMode, Durability, Engine, ErrorKind, SubmitMode, WriteExtent, WriteOptions};
@@ -68,8 +68,8 @@ fn run_seed(seed: u64) -> Option<bool> {
     let file = TestFile::holding(&random_bytes(seed, rng.within(200_000..600_000) as usize));
     let mode = if seed.is_multiple_of(3) { DirectMode::Disabled } else { DirectMode::Preferred };
     let target = open(&file.path, mode).expect("the test file");
-    let mut failures = storm_of_writes(seed, &engine, &file, &target, &mut rng);
-    failures += storm_of_reads(seed, &engine, &file, &target, &mut rng);
+    let storm = Storm { seed, engine: &engine, file: &file, opened: &target };
+    let failures = storm.write(&mut rng) + storm.read(&mut rng);
     let counts = faults.counts();
     let what = format!("seed {seed}: {failures} requests failed, and these faults were injected: {counts:?}");
     assert_eq!(failures > 0, counts.fatal() > 0, "{what}");

@@ -79,10 +79,13 @@ fn engine_round_trip(backend: BackendChoice) -> BackendKind {
     engine.backend_kind()
 }
 
-/// Returns the reason and remedy of a feature that must not work.
-fn refusal(availability: &Availability) -> (Option<i32>, &str, &str) {
+/// Checks that a feature does not work, because its calls fail with `wanted`, and that it says why and what to do.
+fn assert_refused(availability: &Availability, wanted: i32, why: &str, what_to_do: &str) {
     match availability {
-        Availability::Missing { errno, reason, remedy } => (*errno, reason, remedy),
+        Availability::Missing { errno, reason, remedy } => {
+            assert_eq!(*errno, Some(wanted));
+            assert!(reason.contains(why) && remedy.contains(what_to_do), "{reason}; {remedy}");
+        }
         Availability::Works { detail } => {
             panic!("it works, although its calls are forbidden: {detail}")
         }
@@ -138,9 +141,7 @@ fn falls_back_to_aio_where_a_filter_forbids_io_uring() {
         libc::EPERM,
         || {
             let probe = Probe::run();
-            let (errno, reason, remedy) = refusal(&probe.uring);
-            assert_eq!(errno, Some(libc::EPERM));
-            assert!(reason.contains("seccomp") && remedy.contains("io_uring_setup"), "{reason}; {remedy}");
+            assert_refused(&probe.uring, libc::EPERM, "seccomp", "io_uring_setup");
             assert!(probe.aio.works() && probe.threads.works(), "{probe:?}");
             assert_eq!(engine_round_trip(BackendChoice::Auto), BackendKind::Aio);
             let error = Engine::new(Config { backend: BackendChoice::Uring, ..Config::default() }).unwrap_err();
@@ -156,9 +157,7 @@ fn falls_back_to_threads_where_the_kernel_has_neither() {
     behind_filter("falls_back_to_threads_where_the_kernel_has_neither", &calls, libc::ENOSYS, || {
         let probe = Probe::run();
         for missing in [&probe.uring, &probe.aio] {
-            let (errno, reason, remedy) = refusal(missing);
-            assert_eq!(errno, Some(libc::ENOSYS));
-            assert!(reason.contains("does not have it") && remedy.contains("use Linux"), "{reason}; {remedy}");
+            assert_refused(missing, libc::ENOSYS, "does not have it", "use Linux");
         }
         assert_eq!(engine_round_trip(BackendChoice::Auto), BackendKind::Threads);
         assert!(Engine::new(Config { backend: BackendChoice::Aio, ..Config::default() }).is_err());
@@ -185,10 +184,7 @@ fn falls_back_where_a_ring_can_be_made_but_not_entered() {
         &[libc::SYS_io_uring_enter],
         libc::EPERM,
         || {
-            let probe = Probe::run();
-            let (errno, reason, _) = refusal(&probe.uring);
-            assert_eq!(errno, Some(libc::EPERM));
-            assert!(reason.contains("io_uring_enter"), "{reason}");
+            assert_refused(&Probe::run().uring, libc::EPERM, "io_uring_enter", "");
             assert_eq!(engine_round_trip(BackendChoice::Auto), BackendKind::Aio);
         },
     );
