@@ -91,6 +91,7 @@ impl SqrtMode {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
+    use std::ops::{Add, Mul, Sub};
 
     use fearless_simd::prelude::*;
     use fearless_simd::{f32x4, f32x8, kernel};
@@ -115,36 +116,36 @@ mod x86 {
 
     kernel! {
         pub(super) fn two_step_256(token: Avx2, values: &mut [f32; TILE]) {
-            let half = _mm256_set1_ps(0.5);
+            let half = f32x8::splat(token, 0.5);
             for eight in values.as_chunks_mut::<8>().0 {
-                let value: __m256 = f32x8::from_slice(token, eight).into();
-                let estimate = _mm256_rsqrt_ps(value);
-                let (root, halved) = (_mm256_mul_ps(value, estimate), _mm256_mul_ps(estimate, half));
-                let error = _mm256_sub_ps(half, _mm256_mul_ps(root, halved));
-                let root = _mm256_add_ps(_mm256_mul_ps(root, error), root);
-                let halved = _mm256_add_ps(_mm256_mul_ps(halved, error), halved);
-                let rest = _mm256_sub_ps(value, _mm256_mul_ps(root, root));
-                let root: f32x8<_> = _mm256_add_ps(_mm256_mul_ps(rest, halved), root).simd_into(token);
-                root.store_slice(eight);
+                let value = f32x8::from_slice(token, eight);
+                let estimate = _mm256_rsqrt_ps(value.into()).simd_into(token);
+                two_steps(value, estimate, half).store_slice(eight);
             }
         }
     }
 
     kernel! {
         pub(super) fn two_step_128(token: Sse2, values: &mut [f32; TILE]) {
-            let half = _mm_set1_ps(0.5);
+            let half = f32x4::splat(token, 0.5);
             for four in values.as_chunks_mut::<4>().0 {
-                let value: __m128 = f32x4::from_slice(token, four).into();
-                let estimate = _mm_rsqrt_ps(value);
-                let (root, halved) = (_mm_mul_ps(value, estimate), _mm_mul_ps(estimate, half));
-                let error = _mm_sub_ps(half, _mm_mul_ps(root, halved));
-                let root = _mm_add_ps(_mm_mul_ps(root, error), root);
-                let halved = _mm_add_ps(_mm_mul_ps(halved, error), halved);
-                let rest = _mm_sub_ps(value, _mm_mul_ps(root, root));
-                let root: f32x4<_> = _mm_add_ps(_mm_mul_ps(rest, halved), root).simd_into(token);
-                root.store_slice(four);
+                let value = f32x4::from_slice(token, four);
+                let estimate = _mm_rsqrt_ps(value.into()).simd_into(token);
+                two_steps(value, estimate, half).store_slice(four);
             }
         }
+    }
+
+    /// Refines the estimates of reciprocal roots. Each operation is rounded.
+    #[inline(always)]
+    fn two_steps<V>(value: V, estimate: V, half: V) -> V
+    where
+        V: Copy + Add<Output = V> + Sub<Output = V> + Mul<Output = V>,
+    {
+        let (root, halved) = (value * estimate, estimate * half);
+        let error = half - root * halved;
+        let (root, halved) = (root * error + root, halved * error + halved);
+        (value - root * root) * halved + root
     }
 
     #[cfg(test)]
