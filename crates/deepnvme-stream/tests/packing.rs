@@ -44,23 +44,18 @@ impl Model {
     fn new(engine: &Arc<Engine>, seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut model = Self { folder: tempfile::tempdir().unwrap(), tensors: HashMap::new() };
-        let float = |float| match float {
-            Float::Bf16 => Dtype::Bf16,
-            Float::F16 => Dtype::F16,
-            Float::F32 => Dtype::F32,
-        };
         let mut shards = [Vec::new(), Vec::new()];
-        for (name, kind, shape) in [
-            ("model.embed.weight", Float::Bf16, vec![700, 200]),
-            ("model.layers.0.mlp.weight", Float::Bf16, vec![300, 333]),
-            ("model.layers.10.mlp.weight", Float::F32, vec![400, 333]),
-            ("model.layers.2.mlp.weight", Float::F16, vec![random.u64(200..700), 333]),
-            ("model.layers.2.norm.weight", Float::F16, vec![333]),
-            ("model.layers.0.norm.weight", Float::Bf16, vec![333]),
+        for (name, dtype, shape) in [
+            ("model.embed.weight", Dtype::Bf16, vec![700, 200]),
+            ("model.layers.0.mlp.weight", Dtype::Bf16, vec![300, 333]),
+            ("model.layers.10.mlp.weight", Dtype::F32, vec![400, 333]),
+            ("model.layers.2.mlp.weight", Dtype::F16, vec![random.u64(200..700), 333]),
+            ("model.layers.2.norm.weight", Dtype::F16, vec![333]),
+            ("model.layers.0.norm.weight", Dtype::Bf16, vec![333]),
         ] {
             let count = shape.iter().product::<u64>() as usize;
-            let bytes = weights(kind, count, &mut random);
-            model.tensors.insert(name.into(), (float(kind), shape, bytes));
+            let bytes = weights(float_of(dtype).unwrap(), count, &mut random);
+            model.tensors.insert(name.into(), (dtype, shape, bytes));
         }
         let counts: Vec<u8> = (0..8000).map(|_| random.u8(..)).collect();
         model.tensors.insert("model.counts".into(), (Dtype::I64, vec![1000], counts));
@@ -108,11 +103,23 @@ fn set_up(seed: u64) -> (Arc<Engine>, Model, tempfile::TempDir) {
     (engine, model, tempfile::tempdir().unwrap())
 }
 
+/// Saves one tensor, `h.0.weight`, as a model.
+fn save_tensor(engine: &Arc<Engine>, path: &Path, shape: &[u64], bytes: Vec<u8>, options: SaveOptions) {
+    let spec = TensorSpec { name: "h.0.weight".into(), dtype: Dtype::F32, shape: shape.to_vec() };
+    let tensors = vec![Tensor { spec, bytes: Region::from_vec(bytes).into() }];
+    let save = Save::safetensors(path, tensors, Vec::new(), options).unwrap();
+    save.run(Arc::clone(engine), &Target::from(path), Arc::default()).unwrap();
+}
+
 /// Creates folders for stripes.
 fn disks(folder: &Path) -> [PathBuf; 2] {
     let disks = [folder.join("a"), folder.join("b")];
     disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
     disks
+}
+
+fn open_packer(engine: &Arc<Engine>, source: &Path, target: &Path, mode: EncodingMode) -> Result<Packer, Error> {
+    Packer::new(engine, source, target, PackOptions { mode, disks: Vec::new() })
 }
 
 fn run(
@@ -134,7 +141,7 @@ fn unpacked(engine: &Arc<Engine>, target: &Target) -> HashMap<String, (Dtype, Ve
     let Contents::Safetensors { header } = reader.contents() else { panic!("it is a safetensors file") };
     let mut found = HashMap::new();
     for tensor in &header.tensors {
-        let bytes = RegionBytes::read(engine, &reader, tensor);
+        let bytes = bytes_of(engine, &reader, tensor);
         found.insert(tensor.name.clone(), (tensor.dtype, tensor.shape.clone(), bytes, false));
     }
     for packed in tensors(header, 0).unwrap() {
@@ -161,18 +168,15 @@ fn unpacked(engine: &Arc<Engine>, target: &Target) -> HashMap<String, (Dtype, Ve
     found
 }
 
-struct RegionBytes;
-
-impl RegionBytes {
-    fn read(engine: &Arc<Engine>, reader: &Reader, tensor: &safetensors::Tensor) -> Vec<u8> {
-        let target = Buffer::zeroed((tensor.bytes as usize).max(1)).unwrap().into_region();
-        let memory = target.region();
-        let (target, _rest) = target.split_at(tensor.bytes as usize);
-        engine.read(reader.file(), tensor.offset, target).unwrap().wait().1.unwrap();
-        let mut bytes = vec![0; tensor.bytes as usize];
-        memory.copy_to_slice(0, &mut bytes);
-        bytes
-    }
+/// Reads the bytes of a tensor.
+fn bytes_of(engine: &Arc<Engine>, reader: &Reader, tensor: &safetensors::Tensor) -> Vec<u8> {
+    let target = Buffer::zeroed((tensor.bytes as usize).max(1)).unwrap().into_region();
+    let memory = target.region();
+    let (target, _rest) = target.split_at(tensor.bytes as usize);
+    engine.read(reader.file(), tensor.offset, target).unwrap().wait().1.unwrap();
+    let mut bytes = vec![0; tensor.bytes as usize];
+    memory.copy_to_slice(0, &mut bytes);
+    bytes
 }
 
 /// A tensor after quantising and dequantising.
@@ -327,16 +331,13 @@ fn existing_folders_are_left_alone_whatever_their_names() {
 fn a_source_that_changes_after_it_was_opened_is_not_packed() {
     let folder = tempfile::tempdir().unwrap();
     let (engine, source) = (engine(None), folder.path().join("model.safetensors"));
-    let spec = TensorSpec { name: "w".into(), dtype: Dtype::F32, shape: vec![1 << 18] };
     let bytes = weights(Float::F32, 1 << 18, &mut fastrand::Rng::with_seed(4));
     // Without checksums nothing else notices.
     let options = SaveOptions { has_checksums: false, ..SaveOptions::default() };
-    let tensors = vec![Tensor { spec, bytes: Region::from_vec(bytes).into() }];
-    let save = Save::safetensors(&source, tensors, Vec::new(), options).unwrap();
-    save.run(Arc::clone(&engine), &Target::from(&source), Arc::default()).unwrap();
+    save_tensor(&engine, &source, &[1 << 18], bytes, options);
     for mode in [EncodingMode::Keep, EncodingMode::Lossless, EncodingMode::Quantised(Code::Int8, 64)] {
         let target = folder.path().join("packed");
-        let packer = Packer::new(&engine, &source, &target, PackOptions { mode, disks: Vec::new() }).unwrap();
+        let packer = open_packer(&engine, &source, &target, mode).unwrap();
         let file = fs::File::options().write(true).open(&source).unwrap();
         file.write_all_at(&[1, 2, 3, 4], 500_000).unwrap();
         drop(file);
@@ -350,20 +351,16 @@ fn a_source_that_changes_after_it_was_opened_is_not_packed() {
 fn a_model_of_empty_tensors_is_packed() {
     let folder = tempfile::tempdir().unwrap();
     let (engine, source) = (engine(None), folder.path().join("model.safetensors"));
-    let spec = TensorSpec { name: "w".into(), dtype: Dtype::F32, shape: vec![0, 7] };
-    let tensors = vec![Tensor { spec, bytes: Region::from_vec(Vec::new()).into() }];
-    let save = Save::safetensors(&source, tensors, Vec::new(), SaveOptions::default()).unwrap();
-    save.run(Arc::clone(&engine), &Target::from(&source), Arc::default()).unwrap();
+    save_tensor(&engine, &source, &[0, 7], Vec::new(), SaveOptions::default());
     for (number, mode) in
         [EncodingMode::Auto, EncodingMode::Keep, EncodingMode::Lossless, EncodingMode::Quantised(Code::Int8, 64)]
             .into_iter()
             .enumerate()
     {
         let target = folder.path().join(format!("packed-{number}"));
-        let options = PackOptions { mode, disks: Vec::new() };
-        let packed = Packer::new(&engine, &source, &target, options).unwrap().run(&Progress::default()).unwrap();
+        let packed = open_packer(&engine, &source, &target, mode).unwrap().run(&Progress::default()).unwrap();
         let all = unpacked(&engine, &Target::from(&packed.file));
-        assert_eq!(all["w"], (Dtype::F32, vec![0, 7], Vec::new(), false));
+        assert_eq!(all["h.0.weight"], (Dtype::F32, vec![0, 7], Vec::new(), false));
     }
 }
 
@@ -437,8 +434,7 @@ fn files_left_out_are_reported() {
 fn a_folder_that_goes_away_is_an_error() {
     let (engine, model, out) = set_up(7);
     let target = out.path().join("packed");
-    let options = PackOptions { mode: EncodingMode::Keep, ..PackOptions::default() };
-    let packer = Packer::new(&engine, model.path(), &target, options).unwrap();
+    let packer = open_packer(&engine, model.path(), &target, EncodingMode::Keep).unwrap();
     let (here, there) = (model.path().to_path_buf(), out.path().join("moved"));
     fs::rename(&here, &there).unwrap();
     let gone = packer.run(&Progress::default()).unwrap_err();
@@ -475,15 +471,14 @@ fn damaged_packed_and_cancelled_models_are_refused() {
     let target = out.path().join("packed");
     let stopped = Progress::default();
     stopped.stop();
-    let options = PackOptions { mode: EncodingMode::Keep, ..PackOptions::default() };
-    let packer = Packer::new(&engine, model.path(), &target, options).unwrap();
+    let packer = open_packer(&engine, model.path(), &target, EncodingMode::Keep).unwrap();
     assert!(packer.estimate().bytes > 0 && packer.estimate().file_ranges >= 1.0 && packer.estimate().layers == 3);
     assert!(matches!(packer.run(&stopped), Err(Error::Interrupted)));
     assert!(!target.exists());
 
     run(&engine, &model, &target, EncodingMode::Lossless, &[]).unwrap();
-    let options = PackOptions { mode: EncodingMode::Keep, ..PackOptions::default() };
-    let again = Packer::new(&engine, &target.join(PACKED_NAME), &out.path().join("again"), options).err().unwrap();
+    let again = open_packer(&engine, &target.join(PACKED_NAME), &out.path().join("again"), EncodingMode::Keep);
+    let again = again.err().unwrap();
     assert!(again.to_string().contains("packed already"), "{again}");
 
     let shard = model.path().join("model-0.safetensors");
@@ -502,12 +497,9 @@ fn an_unencodable_weight_is_an_error_with_its_name() {
     let path = folder.path().join("model.safetensors");
     let mut bytes = weights(Float::F32, 200 * 200, &mut fastrand::Rng::with_seed(1));
     bytes[80_000..80_004].copy_from_slice(&f32::INFINITY.to_le_bytes());
-    let spec = TensorSpec { name: "h.0.weight".into(), dtype: Dtype::F32, shape: vec![200, 200] };
-    let tensors = vec![Tensor { spec, bytes: Region::from_vec(bytes).into() }];
-    let save = Save::safetensors(&path, tensors, Vec::new(), SaveOptions::default()).unwrap();
-    save.run(Arc::clone(&engine), &Target::from(&path), Arc::default()).unwrap();
-    let options = PackOptions { mode: EncodingMode::Quantised(Code::Int8, 64), ..PackOptions::default() };
-    let packer = Packer::new(&engine, &path, &folder.path().join("new"), options).unwrap();
+    save_tensor(&engine, &path, &[200, 200], bytes, SaveOptions::default());
+    let packer =
+        open_packer(&engine, &path, &folder.path().join("new"), EncodingMode::Quantised(Code::Int8, 64)).unwrap();
     let refused = packer.run(&Progress::default()).unwrap_err().to_string();
     assert!(refused.contains("h.0.weight") && refused.contains("infinite"), "{refused}");
     assert!(!folder.path().join("new").exists());
