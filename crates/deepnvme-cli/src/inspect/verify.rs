@@ -92,80 +92,137 @@ pub fn verify_all(paths: &[PathBuf], progress: &Progress) -> Result<Vec<Verifica
 /// # Errors
 /// `Interrupted`, or the file does not exist.
 pub fn verify(path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
-    let engine = Arc::new(Engine::new(Config::default())?);
+    let verifier = Verifier { engine: Arc::new(Engine::new(Config::default())?), progress };
     match history::listed(path) {
-        Ok(Some(listed)) => verify_history(&engine, path, &listed, progress),
+        Ok(Some(listed)) => verifier.verify_history(path, &listed),
         // Other programs put files of this name next to a model.
         Err(error @ deepnvme_checkpoint::Error::Manifest { .. }) if find_files(path).is_err() => {
             Ok(vec![of_list(&path.join(history::MANIFEST), 0, &error)])
         }
         // A file, a folder without a manifest, or a folder whose verification will report the error.
-        Ok(None) | Err(_) => verify_path(&engine, path, progress),
+        Ok(None) | Err(_) => verifier.verify_path(path),
     }
 }
 
-fn verify_history(
-    engine: &Arc<Engine>,
-    folder: &Path,
-    listed: &Listed,
-    progress: &Progress,
-) -> Result<Vec<Verification>> {
-    let mut found = Vec::with_capacity(listed.checkpoints.len() + 1);
-    if listed.has_checksum {
-        found.push(compared(&listed.path, Instant::now(), Ok((listed.bytes, Coverage::File)))?);
-    }
-    for (entry, path) in &listed.checkpoints {
-        let files = verify_entry(engine, entry, path, progress);
-        let is_sound = files.as_ref().is_ok_and(|files| files.iter().all(|file| file.verdict == Verdict::Sound));
-        if is_sound {
-            found.extend(files?);
-            continue;
-        }
-        // It may have been renamed or removed since the manifest was read.
-        let now = history::listed(folder).map_err(failed)?;
-        let now = now.and_then(|now| now.checkpoints.into_iter().find(|(other, _)| other.file == entry.file));
-        match now {
-            Some((now, at)) if (&now, &at) != (entry, path) => {
-                found.extend(verify_entry(engine, &now, &at, progress)?);
-            }
-            Some(_) => found.extend(files?),
-            None => {}
-        }
-    }
-    Ok(found)
+/// Verifies with one engine, until it is stopped.
+struct Verifier<'a> {
+    engine: Arc<Engine>,
+    progress: &'a Progress,
 }
 
-/// Verifies one checkpoint of a `Checkpointer` by the manifest and by its own checksums.
-fn verify_entry(
-    engine: &Arc<Engine>,
-    entry: &ManifestEntry,
-    path: &Path,
-    progress: &Progress,
-) -> Result<Vec<Verification>> {
-    let differs = |finding: String| {
-        let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", display::path(path))));
-        let (verdict, coverage) = (Verdict::Damaged, Coverage::Nothing);
-        Ok(vec![Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }])
-    };
-    if !deepnvme_io::fs::exists(path).unwrap_or(true) {
-        return differs(format!("{} lists it, but it is missing", history::MANIFEST));
-    }
-    let checked = verify_path(engine, path, progress);
-    match &checked {
-        Err(Error::Engine(error)) if error.kind() == ErrorKind::NotFound => {
-            differs(format!("some of its files are missing: {error}"))
+impl Verifier<'_> {
+    fn verify_history(&self, folder: &Path, listed: &Listed) -> Result<Vec<Verification>> {
+        let mut found = Vec::with_capacity(listed.checkpoints.len() + 1);
+        if listed.has_checksum {
+            found.push(compared(&listed.path, Instant::now(), Ok((listed.bytes, Coverage::File)))?);
         }
-        Err(Error::Engine(error)) if is_no_file(error) => {
-            differs(format!("{} lists it, but it is not a checkpoint: {error}", history::MANIFEST))
-        }
-        Ok(files) if files.iter().all(|file| file.verdict != Verdict::Damaged) => {
-            if history::is_as_listed(path, &entry.file, entry).map_err(failed)? {
-                checked
-            } else {
-                differs(format!("{} lists another checkpoint of that name", history::MANIFEST))
+        for (entry, path) in &listed.checkpoints {
+            let files = self.verify_entry(entry, path);
+            let is_sound = files.as_ref().is_ok_and(|files| files.iter().all(|file| file.verdict == Verdict::Sound));
+            if is_sound {
+                found.extend(files?);
+                continue;
+            }
+            // It may have been renamed or removed since the manifest was read.
+            let now = history::listed(folder).map_err(failed)?;
+            let now = now.and_then(|now| now.checkpoints.into_iter().find(|(other, _)| other.file == entry.file));
+            match now {
+                Some((now, at)) if (&now, &at) != (entry, path) => {
+                    found.extend(self.verify_entry(&now, &at)?);
+                }
+                Some(_) => found.extend(files?),
+                None => {}
             }
         }
-        _ => checked,
+        Ok(found)
+    }
+
+    /// Verifies one checkpoint of a `Checkpointer` by the manifest and by its own checksums.
+    fn verify_entry(&self, entry: &ManifestEntry, path: &Path) -> Result<Vec<Verification>> {
+        let differs = |finding: String| {
+            let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", display::path(path))));
+            let (verdict, coverage) = (Verdict::Damaged, Coverage::Nothing);
+            Ok(vec![Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }])
+        };
+        if !deepnvme_io::fs::exists(path).unwrap_or(true) {
+            return differs(format!("{} lists it, but it is missing", history::MANIFEST));
+        }
+        let checked = self.verify_path(path);
+        match &checked {
+            Err(Error::Engine(error)) if error.kind() == ErrorKind::NotFound => {
+                differs(format!("some of its files are missing: {error}"))
+            }
+            Err(Error::Engine(error)) if is_no_file(error) => {
+                differs(format!("{} lists it, but it is not a checkpoint: {error}", history::MANIFEST))
+            }
+            Ok(files) if files.iter().all(|file| file.verdict != Verdict::Damaged) => {
+                if history::is_as_listed(path, &entry.file, entry).map_err(failed)? {
+                    checked
+                } else {
+                    differs(format!("{} lists another checkpoint of that name", history::MANIFEST))
+                }
+            }
+            _ => checked,
+        }
+    }
+
+    /// Verifies a file, or the files of a folder, an index or a list of parts.
+    fn verify_path(&self, path: &Path) -> Result<Vec<Verification>> {
+        let mut set = find_files(path);
+        for _ in 1..REPLACEMENTS_MAX {
+            let found = self.verify_set(path, set.clone());
+            let is_as_listed = match &found {
+                Err(Error::Engine(error)) => error.kind() != ErrorKind::NotFound,
+                Err(_) => true,
+                Ok(found) => found.iter().all(|file| file.verdict == Verdict::Sound),
+            };
+            // A missing or different file may belong to a set that was replaced after its list was read.
+            let now = if is_as_listed { return found } else { find_files(path) };
+            if now.as_ref().ok() == set.as_ref().ok() {
+                return found;
+            }
+            set = now;
+        }
+        self.verify_set(path, set)
+    }
+
+    fn verify_set(&self, path: &Path, set: deepnvme_checkpoint::Result<FileSet>) -> Result<Vec<Verification>> {
+        let set = match set {
+            Ok(set) => set,
+            // An invalid list is a finding about the list.
+            Err(error @ deepnvme_checkpoint::Error::Format { .. }) => return Ok(vec![of_list(path, 0, &error)]),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut found = Vec::with_capacity(set.files.len() + 1);
+        if let Some(FileList { path, bytes, state }) = &set.list {
+            match (state, set.check()) {
+                (ChecksumState::Missing, _) => found.push(without_checksum(path)),
+                (_, Ok(())) => found.push(compared(path, Instant::now(), Ok((*bytes, Coverage::File)))?),
+                // Its files are unknown.
+                (_, Err(error)) => return Ok(vec![of_list(path, *bytes, &error)]),
+            }
+        }
+        for file in set.files {
+            found.push(self.verify_file(&file)?);
+        }
+        Ok(found)
+    }
+
+    fn verify_file(&self, file: &CheckpointFile) -> Result<Verification> {
+        let began = Instant::now();
+        let verified = self.opened(file).and_then(|mut reader| {
+            file.compare(&self.engine, &reader)?;
+            let bytes = reader.verify_all(&self.engine, self.progress)?;
+            let coverage = if reader.coverage() == read::Coverage::File { Coverage::File } else { Coverage::Data };
+            Ok((bytes, coverage))
+        });
+        compared(&file.path, began, verified)
+    }
+
+    /// Opens a file, interruptibly: reading the names of millions of tensors takes time.
+    fn opened(&self, file: &CheckpointFile) -> deepnvme_checkpoint::Result<Reader> {
+        let (engine, target) = (Arc::clone(&self.engine), file.target()?);
+        until_stopped(self.progress, move || Reader::open(&engine, &target))
     }
 }
 
@@ -173,53 +230,6 @@ fn verify_entry(
 fn is_no_file(error: &deepnvme_io::Error) -> bool {
     let errno = error.errno().map(Errno::from_raw_os_error);
     error.kind() == ErrorKind::InvalidInput || matches!(errno, Some(Errno::LOOP | Errno::NXIO))
-}
-
-/// Verifies a file, or the files of a folder, an index or a list of parts.
-fn verify_path(engine: &Arc<Engine>, path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
-    let mut set = find_files(path);
-    for _ in 1..REPLACEMENTS_MAX {
-        let found = verify_set(engine, path, set.clone(), progress);
-        let is_as_listed = match &found {
-            Err(Error::Engine(error)) => error.kind() != ErrorKind::NotFound,
-            Err(_) => true,
-            Ok(found) => found.iter().all(|file| file.verdict == Verdict::Sound),
-        };
-        // A missing or different file may belong to a set that was replaced after its list was read.
-        let now = if is_as_listed { return found } else { find_files(path) };
-        if now.as_ref().ok() == set.as_ref().ok() {
-            return found;
-        }
-        set = now;
-    }
-    verify_set(engine, path, set, progress)
-}
-
-fn verify_set(
-    engine: &Arc<Engine>,
-    path: &Path,
-    set: deepnvme_checkpoint::Result<FileSet>,
-    progress: &Progress,
-) -> Result<Vec<Verification>> {
-    let set = match set {
-        Ok(set) => set,
-        // An invalid list is a finding about the list.
-        Err(error @ deepnvme_checkpoint::Error::Format { .. }) => return Ok(vec![of_list(path, 0, &error)]),
-        Err(error) => return Err(failed(error)),
-    };
-    let mut found = Vec::with_capacity(set.files.len() + 1);
-    if let Some(FileList { path, bytes, state }) = &set.list {
-        match (state, set.check()) {
-            (ChecksumState::Missing, _) => found.push(without_checksum(path)),
-            (_, Ok(())) => found.push(compared(path, Instant::now(), Ok((*bytes, Coverage::File)))?),
-            // Its files are unknown.
-            (_, Err(error)) => return Ok(vec![of_list(path, *bytes, &error)]),
-        }
-    }
-    for file in set.files {
-        found.push(verify_file(engine, &file, progress)?);
-    }
-    Ok(found)
 }
 
 /// Reports the damage of a list of files.
@@ -236,23 +246,6 @@ fn without_checksum(path: &Path) -> Verification {
     let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", display::path(path))));
     let (verdict, coverage) = (Verdict::Unverifiable, Coverage::Nothing);
     Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }
-}
-
-fn verify_file(engine: &Arc<Engine>, file: &CheckpointFile, progress: &Progress) -> Result<Verification> {
-    let began = Instant::now();
-    let verified = opened(engine, file, progress).and_then(|mut reader| {
-        file.compare(engine, &reader)?;
-        let bytes = reader.verify_all(engine, progress)?;
-        let coverage = if reader.coverage() == read::Coverage::File { Coverage::File } else { Coverage::Data };
-        Ok((bytes, coverage))
-    });
-    compared(&file.path, began, verified)
-}
-
-/// Opens a file, interruptibly: reading the names of millions of tensors takes time.
-fn opened(engine: &Arc<Engine>, file: &CheckpointFile, progress: &Progress) -> deepnvme_checkpoint::Result<Reader> {
-    let (engine, target) = (Arc::clone(engine), file.target()?);
-    until_stopped(progress, move || Reader::open(&engine, &target))
 }
 
 fn compared(
