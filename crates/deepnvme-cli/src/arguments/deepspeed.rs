@@ -5,75 +5,25 @@ use std::path::PathBuf;
 use clap::Args;
 use deepnvme_perf::units::parse_bytes;
 
+use crate::deepspeed::io::DsIoOptions;
+
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   deepnvme ds_io --folder /mnt/nvme --io_size 1G --read --io_parallel 4
 
 Speeds are in GB of 2^30 bytes here, as in DeepSpeed. Files are removed at the end. deepnvme bench has more options.")]
 pub(crate) struct DsIoArguments {
-    /// Folder for all processes
-    #[arg(long)]
-    pub(crate) folder: Option<PathBuf>,
-    /// Folder and device for each process
-    #[arg(long = "folder_to_device_mapping", num_args = 1.., value_name = "FOLDER:DEVICE")]
-    pub(crate) folder_to_device_mapping: Vec<String>,
-    /// Bytes per process
-    #[arg(long = "io_size", value_parser = parse_bytes)]
-    pub(crate) io_size: u64,
+    #[command(flatten)]
+    pub(crate) options: DsIoOptions,
     /// Accepted without effect: the buffer of torch_fastio, which is not measured here
     #[arg(long = "fast_io_size", value_parser = parse_bytes, default_value = "64M")]
     pub(crate) fast_io_size: u64,
-    /// Read instead of write
-    #[arg(long)]
-    pub(crate) read: bool,
-    /// Processes, with --folder
-    #[arg(long = "multi_process", default_value_t = 1)]
-    pub(crate) multi_process: u32,
-    /// Bytes of a request
-    #[arg(long = "block_size", value_parser = parse_bytes, default_value = "1M")]
-    pub(crate) block_size: u64,
-    /// Requests in flight
-    #[arg(long = "queue_depth", default_value_t = 32)]
-    pub(crate) queue_depth: u32,
-    /// Submit each request with its own system call
-    #[arg(long = "single_submit")]
-    pub(crate) single_submit: bool,
-    /// Submit requests in batches
-    #[arg(long = "sequential_requests")]
-    pub(crate) sequential_requests: bool,
-    /// Compare every byte
-    #[arg(long)]
-    pub(crate) validate: bool,
-    /// aio_handle or aio_basic; both select this engine
-    #[arg(long, default_value = "aio_handle")]
-    pub(crate) engine: String,
-    /// Rounds
-    #[arg(long, default_value_t = 3)]
-    pub(crate) loops: u32,
-    /// Workers [default: 1]
-    #[arg(long = "io_parallel")]
-    pub(crate) io_parallel: Option<u32>,
-    /// Use GPU memory: the GPU of the process's number with --folder, else the device of the mapping
-    #[arg(long)]
-    pub(crate) gpu: bool,
-    /// With --gpu: use cuFile (GPUDirect Storage) instead of bounce buffers, or fail with the reason
-    #[arg(long = "use_gds")]
-    pub(crate) use_gds: bool,
-    /// Use memory that is not pinned; without effect with --gpu
-    #[arg(long = "slow_bounce_buffer")]
-    pub(crate) slow_bounce_buffer: bool,
     /// Accepted without effect: an option of torch_io, which is not measured here
     #[arg(long = "torch_legacy_save")]
     pub(crate) torch_legacy_save: bool,
     /// Accepted without effect: all memory is pinned unless --slow_bounce_buffer is set
     #[arg(long = "use_accelerator_pin_memory")]
     pub(crate) use_accelerator_pin_memory: bool,
-    /// Warm-up rounds
-    #[arg(long = "warmup_loops", default_value_t = 1)]
-    pub(crate) warmup_loops: u32,
-    /// Include the warm-up in the result
-    #[arg(long = "include_warmup_time")]
-    pub(crate) include_warmup_time: bool,
     /// Accepted without effect: files are always laid out before the measurement
     #[arg(long = "different_file_each_iteration")]
     pub(crate) different_file_each_iteration: bool,

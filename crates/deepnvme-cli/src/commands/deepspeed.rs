@@ -10,26 +10,7 @@ use crate::arguments::{DsIoArguments, DsTuneArguments};
 use crate::deepspeed::{io, tune};
 
 pub(super) fn run_io(arguments: DsIoArguments, session: &mut Session<'_>) -> Result<()> {
-    let options = io::DsIoOptions {
-        folder: arguments.folder,
-        folder_to_device_mapping: arguments.folder_to_device_mapping,
-        io_size: arguments.io_size,
-        read: arguments.read,
-        multi_process: arguments.multi_process,
-        block_size: arguments.block_size,
-        queue_depth: arguments.queue_depth,
-        single_submit: arguments.single_submit,
-        sequential_requests: arguments.sequential_requests,
-        validate: arguments.validate,
-        engine: arguments.engine,
-        loops: arguments.loops,
-        io_parallel: arguments.io_parallel,
-        gpu: arguments.gpu,
-        use_gds: arguments.use_gds,
-        slow_bounce_buffer: arguments.slow_bounce_buffer,
-        warmup_loops: arguments.warmup_loops,
-        include_warmup_time: arguments.include_warmup_time,
-    };
+    let DsIoArguments { options, .. } = arguments;
     let launcher = session.launcher.clone();
     let metrics = with_progress(session, |bar, print| io::run(&options, &launcher, bar, print))?;
     print(session, &metrics.text())

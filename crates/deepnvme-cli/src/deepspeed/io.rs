@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
+use clap::Args;
 use deepnvme_io::display;
 use deepnvme_io::{Config, DirectMode, Durability, SubmitMode, WindowMode};
 
@@ -11,6 +12,7 @@ use deepnvme_perf::bench::processes::WorkerProcesses;
 use deepnvme_perf::measure::{
     AccessOrder, Benchmark, Cache, Direction, Memory, Observer, Phase, Runner, Sample, Workload, gpu,
 };
+use deepnvme_perf::units::parse_bytes;
 use deepnvme_perf::{Error, Result};
 
 use super::GIB;
@@ -19,43 +21,61 @@ use super::GIB;
 pub const ENGINES: [&str; 4] = ["aio_handle", "aio_basic", "torch_io", "torch_fastio"];
 
 /// The options, by DeepSpeed's names.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct DsIoOptions {
-    /// One folder for all processes.
+    /// Folder for all processes.
+    #[arg(long)]
     pub folder: Option<PathBuf>,
-    /// `FOLDER:DEVICE` for each process.
+    /// Folder and device for each process.
+    #[arg(long = "folder_to_device_mapping", num_args = 1.., value_name = "FOLDER:DEVICE")]
     pub folder_to_device_mapping: Vec<String>,
-    /// Bytes of each process.
+    /// Bytes per process.
+    #[arg(long = "io_size", value_parser = parse_bytes)]
     pub io_size: u64,
     /// Read instead of write.
+    #[arg(long)]
     pub read: bool,
-    /// Processes, with `folder`.
+    /// Processes, with --folder.
+    #[arg(long = "multi_process", default_value_t = 1)]
     pub multi_process: u32,
     /// Bytes of a request.
+    #[arg(long = "block_size", value_parser = parse_bytes, default_value = "1M")]
     pub block_size: u64,
     /// Requests in flight.
+    #[arg(long = "queue_depth", default_value_t = 32)]
     pub queue_depth: u32,
-    /// One request per system call.
+    /// Submit each request with its own system call.
+    #[arg(long = "single_submit")]
     pub single_submit: bool,
-    /// Requests in batches.
+    /// Submit requests in batches.
+    #[arg(long = "sequential_requests")]
     pub sequential_requests: bool,
-    /// Compare contents.
+    /// Compare every byte.
+    #[arg(long)]
     pub validate: bool,
-    /// One of [`ENGINES`].
+    /// aio_handle or aio_basic; both select this engine.
+    #[arg(long, default_value = "aio_handle")]
     pub engine: String,
     /// Rounds.
+    #[arg(long, default_value_t = 3)]
     pub loops: u32,
-    /// Workers; 1 by default.
+    /// Workers [default: 1]
+    #[arg(long = "io_parallel")]
     pub io_parallel: Option<u32>,
-    /// GPU memory.
+    /// Use GPU memory: the GPU of the process's number with --folder, else the device of the mapping.
+    #[arg(long)]
     pub gpu: bool,
-    /// GPU memory with GPUDirect Storage.
+    /// With --gpu: use cuFile (GPUDirect Storage) instead of bounce buffers, or fail with the reason.
+    #[arg(long = "use_gds")]
     pub use_gds: bool,
-    /// Memory that is not pinned.
+    /// Use memory that is not pinned; without effect with --gpu.
+    #[arg(long = "slow_bounce_buffer")]
     pub slow_bounce_buffer: bool,
-    /// Rounds before those that count.
+    /// Warm-up rounds.
+    #[arg(long = "warmup_loops", default_value_t = 1)]
     pub warmup_loops: u32,
-    /// Whether warm-up rounds count.
+    /// Include the warm-up in the result.
+    #[arg(long = "include_warmup_time")]
     pub include_warmup_time: bool,
 }
 
