@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._deepnvme import StripeSet, _Streamer, span
+from deepnvme._deepnvme import _Streamer, span
 from deepnvme._stream.memory_budget import slot_offsets
 from deepnvme._stream.parameter_binding import ParameterBinding, refuse_backward, view_weight, without_views
 from deepnvme._stream.scheduler import FairScheduler
 from deepnvme._utils.tensors import pinned_empty
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
-    from deepnvme._deepnvme import Engine
     from deepnvme._modules.partition import LayerGroup
     from deepnvme._stream.call_gate import CallGate
     from deepnvme._stream.changed_buffers import ChangedBuffers
     from deepnvme._stream.planner import Slots
-    from deepnvme._stream.weight_origin import Origin
+    from deepnvme._stream.weight_origin import WeightFiles
 
 
 # A longer call has waited for its weights.
@@ -37,11 +36,9 @@ class LayerCache:
 
     Args:
         groups: layer groups in execution order.
-        origin_of: the origin of each weight, by name.
-        sources: the files.
+        files: their files.
         slots: the slot of each group.
         device: device of the slots.
-        engine: the engine that reads the files.
         gate: counts the calls of the modules.
         changed: the buffers that the modules have changed.
     """
@@ -49,16 +46,14 @@ class LayerCache:
     def __init__(  # noqa: PLR0917
         self,
         groups: Sequence[LayerGroup],
-        origin_of: Mapping[str, Origin],
-        sources: Sequence[str | StripeSet],
+        files: WeightFiles,
         slots: Slots,
         device: torch.device,
-        engine: Engine | None,
         gate: CallGate,
         changed: ChangedBuffers,
     ) -> None:
         self.groups = list(groups)
-        self._origins = [[origin_of[weight.name] for weight in group.weights] for group in groups]
+        self._origins = [[files.origin_of[weight.name] for weight in group.weights] for group in groups]
         self._layouts = slots.layouts
         self._class_of = slots.class_of
         # The slot of each group while nothing is loaded.
@@ -75,7 +70,7 @@ class LayerCache:
         conversions = [[*layout.conversions] for layout in self._layouts]
         classes = [(each.slots, each.prefetch, each.slot_bytes, each.shares_memory) for each in self.classes]
         self._streamer = _Streamer(
-            list(sources), reads, classes, self._memory, engine, conversions, slots.compressed_bytes_max
+            list(files.sources), reads, classes, self._memory, files.engine, conversions, slots.compressed_bytes_max
         )
         self._stream_of: Callable[[], torch.cuda.Stream | None] = (
             (lambda: None) if on_host else lambda: torch.cuda.current_stream(device)
@@ -87,7 +82,7 @@ class LayerCache:
         self._bindings = [ParameterBinding(group.weights, device, gate, changed) for group in groups]
         self._scheduler = FairScheduler(gate.check)
         # For timelines; does nothing unless one is recorded.
-        self._span = engine.span if engine is not None else span
+        self._span = span if files.engine is None else files.engine.span
         for index, group in enumerate(groups):
             gate.wrap(group.module, self._wrapper_of(index, group.name, self._bindings[index]))
         for index, group in enumerate(groups):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deepnvme._deepnvme import StripeSet, _Streamer
+from deepnvme._deepnvme import _Streamer
 from deepnvme._modules.bound_parameter import BoundParameter
 from deepnvme._stream.memory_budget import PAGE_BYTES
 from deepnvme._stream.parameter_binding import get_weight, set_weight, view_weight
@@ -15,10 +15,9 @@ from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, conversions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from deepnvme._deepnvme import Engine
     from deepnvme._modules.partition import Weight
     from deepnvme._stream.changed_buffers import ChangedBuffers
-    from deepnvme._stream.weight_origin import Origin
+    from deepnvme._stream.weight_origin import Origin, WeightFiles
 
 
 def place_resident(weights: Sequence[Weight], origin_of: Mapping[str, Origin]) -> tuple[dict[Origin, int], int]:
@@ -37,27 +36,18 @@ def place_resident(weights: Sequence[Weight], origin_of: Mapping[str, Origin]) -
     return places, at
 
 
-def load_resident(  # noqa: PLR0917
-    weights: Sequence[Weight],
-    origin_of: Mapping[str, Origin],
-    sources: Sequence[str | StripeSet],
-    device: torch.device,
-    engine: Engine | None,
-    changed: ChangedBuffers,
-) -> None:
+def load_resident(weights: Sequence[Weight], files: WeightFiles, device: torch.device, changed: ChangedBuffers) -> None:
     """Read weights once and bind them to their modules.
 
     Args:
         weights: the weights.
-        origin_of: the origin of each, by name.
-        sources: the files.
+        files: their files.
         device: their device.
-        engine: the engine that reads the files.
         changed: learns what the modules had before.
     """
     if not weights:
         return
-    places, nbytes = place_resident(weights, origin_of)
+    places, nbytes = place_resident(weights, files.origin_of)
     memory = torch.empty(max(-(-nbytes // PAGE_BYTES), 1) * PAGE_BYTES, dtype=torch.uint8, device=device)
     reads, converted = [], []
     for origin, place in places.items():
@@ -69,7 +59,8 @@ def load_resident(  # noqa: PLR0917
             reads.append((byte_range.source, byte_range.offset, byte_range.nbytes, start))
             start += byte_range.nbytes
     # All of them are one group that is loaded once.
-    streamer = _Streamer(list(sources), [(0, reads)], [(1, 0, memory.nbytes, False)], memory, engine, [converted])
+    classes = [(1, 0, memory.nbytes, False)]
+    streamer = _Streamer(list(files.sources), [(0, reads)], classes, memory, files.engine, [converted])
     streamer.acquire(0)
     streamer.close()
     known: dict[int, torch.Tensor] = {}
@@ -77,7 +68,7 @@ def load_resident(  # noqa: PLR0917
         # A parameter that two modules share stays shared.
         original = get_weight(weight)
         if id(original) not in known:
-            origin = origin_of[weight.name]
+            origin = files.origin_of[weight.name]
             known[id(original)] = view_weight(memory, places[origin], origin, original, BoundParameter)
             changed.watch(original, known[id(original)])
         set_weight(weight, known[id(original)])

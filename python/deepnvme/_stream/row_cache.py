@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from deepnvme._deepnvme import StripeSet, _row_page_bytes, _SparseRowCache
+from deepnvme._deepnvme import _row_page_bytes, _SparseRowCache
 from deepnvme._stream.memory_budget import PAGE_BYTES
 from deepnvme._stream.parameter_binding import ParameterBinding, get_weight, refuse_backward, view_weight, without_views
 from deepnvme._stream.scheduler import FairScheduler
 from deepnvme._stream.weight_origin import FLOATS, encoded_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from deepnvme._deepnvme import Engine
     from deepnvme._modules.partition import RowLookup
     from deepnvme._stream.call_gate import CallGate
     from deepnvme._stream.changed_buffers import ChangedBuffers
-    from deepnvme._stream.weight_origin import ByteRange, EncodedRange, Origin
+    from deepnvme._stream.weight_origin import ByteRange, EncodedRange, Origin, WeightFiles
 
     # Offset of contiguous rows; or the ranges of each row; or encoded ranges and their target dtype.
     _RowLocations: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[EncodedRange], str]
@@ -40,37 +39,33 @@ class RowCache:
 
     Args:
         lookups: the modules.
-        origin_of: the origin of each weight, by name.
-        sources: the files.
+        files: the files of their weights.
         memory: bytes for rows and experts.
-        engine: the engine that reads the files.
         gate: counts the calls of the modules.
         changed: the buffers that the modules have changed.
     """
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         lookups: Sequence[RowLookup],
-        origin_of: Mapping[str, Origin],
-        sources: Sequence[str | StripeSet],
+        files: WeightFiles,
         memory: int,
-        engine: Engine | None,
         gate: CallGate,
         changed: ChangedBuffers,
     ) -> None:
         self.memory = memory
+        self._origin_of = files.origin_of
         self._lookups = list(lookups)
-        self._origin_of = origin_of
         # For each module: number of its first item, and rows per item.
         self._firsts: list[tuple[int, int]] = []
         self._page_bytes = page_bytes(
-            [[origin_of[weight.name] for weight in lookup.weights] for lookup in self._lookups]
+            [[files.origin_of[weight.name] for weight in lookup.weights] for lookup in self._lookups]
         )
         tensors: list[tuple[int, int, int, int, int, _RowLocations]] = []
         places: list[list[tuple[int, Origin]]] = []
         at, items = 0, 0
         for lookup in self._lookups:
-            origins = [origin_of[weight.name] for weight in lookup.weights]
+            origins = [files.origin_of[weight.name] for weight in lookup.weights]
             rows = _rows_per_item(origins)
             count = -(-origins[0].shape[0] // rows)
             self._firsts.append((items, rows))
@@ -82,7 +77,7 @@ class RowCache:
                 places[-1].append((at, origin))
                 at += origin.memory_nbytes
             items += count
-        self._cache = _SparseRowCache(list(sources), tensors, at, memory, engine)
+        self._cache = _SparseRowCache(list(files.sources), tensors, at, memory, files.engine)
         self._scheduler = FairScheduler(gate.check)
         self._memory = torch.utils.dlpack.from_dlpack(self._cache.capsule())
         self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu"), gate, changed) for lookup in lookups]

@@ -23,6 +23,7 @@ from deepnvme._stream.planner import Plan, PlanInput, find_sufficient_memory
 from deepnvme._stream.resident_weights import load_resident
 from deepnvme._stream.row_cache import RowCache
 from deepnvme._stream.stats import StepRecorder
+from deepnvme._stream.weight_origin import WeightFiles
 from deepnvme._stream.weight_provenance import find_origins, named_tensors, replace_traced
 from deepnvme._utils.arguments import check_choice, check_engine, parse_bytes, whole
 from deepnvme._utils.public import public
@@ -99,15 +100,12 @@ class Streaming:
         self._originals = [(weight, get_weight(weight)) for weight in found.weights()]
         self._load_hooks = refuse_loading(weight for weight, _ in self._originals)
         try:
-            load_resident(found.resident, origin_of, sources, device, engine, self._changed)
+            files = WeightFiles(origin_of, sources, engine)
+            load_resident(found.resident, files, device, self._changed)
             if found.lookups:
-                self.row_cache = RowCache(
-                    found.lookups, origin_of, sources, planned.row_cache_bytes, engine, self._gate, self._changed
-                )
+                self.row_cache = RowCache(found.lookups, files, planned.row_cache_bytes, self._gate, self._changed)
             if found.groups:
-                self.layer_cache = LayerCache(
-                    found.groups, origin_of, sources, planned.slots, device, engine, self._gate, self._changed
-                )
+                self.layer_cache = LayerCache(found.groups, files, planned.slots, device, self._gate, self._changed)
             self.steps = StepRecorder(self.counters)
             self._wrap(model, found)
         except BaseException:

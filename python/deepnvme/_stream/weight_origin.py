@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from deepnvme._deepnvme import _EncodedTensor
+    from deepnvme._deepnvme import Engine, StripeSet, _EncodedTensor
 
     # An encoded tensor, first byte, byte count; or source, offset, byte count, and the dtype in the file.
     EncodedRange: TypeAlias = tuple[_EncodedTensor, int, int] | tuple[int, int, int, str]
@@ -102,6 +102,17 @@ class Origin:
                 taken.append(replace(byte_range, offset=byte_range.offset + begin, nbytes=end - begin))
             start -= byte_range.nbytes
         return tuple(taken)
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """The files of a model's weights."""
+
+    # The origin of each weight, by name.
+    origin_of: Mapping[str, Origin]
+    sources: Sequence[str | StripeSet]
+    # The engine that reads them; ``None`` means the default engine.
+    engine: Engine | None
 
 
 def merge_adjacent(ranges: Sequence[ByteRange]) -> tuple[ByteRange, ...]:
