@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -19,6 +19,21 @@ from deepnvme._deepnvme import Engine, Transfer, _pin_device
 from . import _engine_pool
 from ._arguments import Name
 from ._byte_ranges import ByteRanges
+
+
+class Request(NamedTuple):
+    """One transfer to make, and the check to run when it is done."""
+
+    kind: Literal["read", "write"]
+    tensor: torch.Tensor
+    target: Name | int
+    offset: int
+    check: Callable[[], None] | None = None
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it writes to the file."""
+        return self.kind == "write"
 
 
 class Operation:
@@ -74,37 +89,24 @@ class Operations:
         self._unclaimed = [Batch()]
         self._claimed: list[Batch] = []
 
-    def start(
-        self,
-        kind: Literal["read", "write"],
-        tensor: torch.Tensor,
-        target: Name | int,
-        offset: int,
-        check: Callable[[], None] | None = None,
-    ) -> None:
+    def start(self, request: Request) -> None:
         """Submit one transfer. Invalid arguments raise here, and nothing is queued."""
-        operation, end = self._submit(kind, tensor, target, offset, check)
+        operation, end = self._submit(request)
         with self._lock:
             batch = self._unclaimed[-1]
             batch.operations.append(operation)
-            batch.ranges.add(target, offset, end, writes=kind == "write")
+            batch.ranges.add(request.target, request.offset, end, writes=request.is_write)
 
-    def run(
-        self,
-        kind: Literal["read", "write"],
-        tensor: torch.Tensor,
-        target: Name | int,
-        offset: int,
-        check: Callable[[], None] | None = None,
-    ) -> None:
+    def run(self, request: Request) -> None:
         """Run one transfer, whatever else is pending, and raise its error."""
         engine = self._borrowed_engine()
-        self._await_overlapping(target, offset, offset + tensor.nbytes, writes=kind == "write")
+        end = request.offset + request.tensor.nbytes
+        self._await_overlapping(request.target, request.offset, end, writes=request.is_write)
         # A small blocking transfer runs on this thread, which is faster than `start` and `wait`.
-        transfer = engine.write if kind == "write" else engine.read
-        transfer(tensor, target, offset)
-        if check is not None:
-            check()
+        transfer = engine.write if request.is_write else engine.read
+        transfer(request.tensor, request.target, request.offset)
+        if request.check is not None:
+            request.check()
 
     @property
     def is_idle(self) -> bool:
@@ -156,21 +158,15 @@ class Operations:
                     self._unclaimed = mine + self._unclaimed
         return sum(len(batch.operations) for batch in mine), failure
 
-    def _submit(
-        self,
-        kind: Literal["read", "write"],
-        tensor: torch.Tensor,
-        target: Name | int,
-        offset: int,
-        check: Callable[[], None] | None,
-    ) -> tuple[Operation, int]:
+    def _submit(self, request: Request) -> tuple[Operation, int]:
         engine = self._borrowed_engine()
-        end = offset + tensor.nbytes
-        self._await_overlapping(target, offset, end, writes=kind == "write")
+        target, offset = request.target, request.offset
+        end = offset + request.tensor.nbytes
+        self._await_overlapping(target, offset, end, writes=request.is_write)
         # A detached alias keeps this memory alive even if the caller reassigns `tensor.data`.
-        memory = tensor.detach()
-        submit = engine.start_write if kind == "write" else engine.start_read
-        return Operation(submit(memory, target, offset), target, check), end
+        memory = request.tensor.detach()
+        submit = engine.start_write if request.is_write else engine.start_read
+        return Operation(submit(memory, target, offset), target, request.check), end
 
     def pin(self, tensor: torch.Tensor) -> object:
         """Register contiguous GPU memory with cuFile until the result is dropped. Does not keep the tensor alive."""

@@ -7,16 +7,15 @@ Where DeepSpeed returns -1, prints or ends the process, these raise `FileNotFoun
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Literal, NoReturn, TypeAlias
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 
 from . import _arguments, _pinned_tensors, _validation
-from ._arguments import FileName, Name
+from ._arguments import FileName
 from ._engine_pool import EngineSettings
-from ._operations import Operations
+from ._operations import Operations, Request
 
 # The unit of `get_alignment()`. Callers compute buffer sizes with it; the engine itself needs no alignment.
 ALIGNMENT_BYTES = 512
@@ -123,12 +122,12 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
 
     def read(self, buffer: torch.Tensor, filename: FileName, validate: bool, file_offset: int = 0) -> int:
         """Fill `buffer` from the file at byte `file_offset`; returns 0. Does not wait for pending operations."""
-        self._operations.run(*_checked("read", buffer, filename, validate, file_offset))
+        self._operations.run(_checked("read", buffer, filename, validate, file_offset))
         return 0
 
     def write(self, buffer: torch.Tensor, filename: FileName, validate: bool, file_offset: int = 0) -> int:
         """Write `buffer` to the file at byte `file_offset`; returns 0. Does not wait for pending operations."""
-        self._operations.run(*_checked("write", buffer, filename, validate, file_offset))
+        self._operations.run(_checked("write", buffer, filename, validate, file_offset))
         return 0
 
     def pread(
@@ -206,7 +205,7 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         target = filename if fd is _MISSING else fd
         file = _arguments.descriptor(target) if isinstance(target, int) else _arguments.filename(target)
         tensor = _arguments.tensor(buffer, "buffer")
-        self._operations.start("write", tensor, file, _arguments.natural(file_offset, "file_offset"))
+        self._operations.start(Request("write", tensor, file, _arguments.natural(file_offset, "file_offset")))
         return 0
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
@@ -246,11 +245,11 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         *,
         run_async: bool,
     ) -> int:
-        transfer = _checked(kind, buffer, filename, validate, file_offset)
+        request = _checked(kind, buffer, filename, validate, file_offset)
         if not run_async and self._operations.is_idle:
-            self._operations.run(*transfer)
+            self._operations.run(request)
             return 1
-        self._operations.start(*transfer)
+        self._operations.start(request)
         return 0 if run_async else self._operations.wait()
 
 
@@ -363,17 +362,14 @@ def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor, /) -> int:
     return 0
 
 
-_Transfer: TypeAlias = tuple[Literal["read", "write"], torch.Tensor, Name, int, Callable[[], None] | None]
-
-
 def _checked(
     kind: Literal["read", "write"], buffer: torch.Tensor, filename: FileName, validate: bool, file_offset: int
-) -> _Transfer:
+) -> Request:
     tensor = _arguments.tensor(buffer, "buffer")
     name = _arguments.filename(filename)
     offset = _arguments.natural(file_offset, "file_offset")
     check = partial(_validation.compare, tensor, name, offset) if _arguments.flag(validate, "validate") else None
-    return kind, tensor, name, offset, check
+    return Request(kind, tensor, name, offset, check)
 
 
 def _async_flag(method: str, positional: bool, keywords: dict[str, bool]) -> bool:
