@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import deepnvme
-
-from gpubench.tool import Group, Loader, Place, needs_torch_cuda
+from gpubench.tool import Loader, OwnEngine, Place, needs_torch_cuda
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,24 +15,14 @@ OURS = 'deepnvme.load(device="cuda")'
 OURS_GDS = 'deepnvme.load(device="cuda"), cuFile'
 
 
-class Deepnvme(Loader):
+class Deepnvme(OwnEngine, Loader):
     """``deepnvme.load`` as it comes."""
 
     name = OURS
-    group: Group = "deepnvme"
-    options: ClassVar[dict[str, str]] = {}
-
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        self.engine = deepnvme.Engine(**self.options)
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """See the base."""
         return self.place.gpu.load(str(path), self.engine)
-
-    def close(self) -> None:
-        """See the base."""
-        self.engine.close()
 
 
 class DeepnvmeGds(Deepnvme):

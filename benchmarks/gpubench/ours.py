@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import deepnvme
-
-from gpubench.tool import Group, Place, Tool, Where
+from gpubench.tool import Group, OwnEngine, Place, Tool, Where
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,16 +19,10 @@ MARK = "deepnvme, pinned host memory"
 THEN_COPY = "deepnvme to pinned, then copy_"
 
 
-class Bounce(Tool):
+class Bounce(OwnEngine, Tool):
     """``Engine.read`` and ``Engine.write`` of a tensor on the GPU, with all settings at their defaults."""
 
     name = BOUNCE
-    group: Group = "deepnvme"
-    options: ClassVar[dict[str, str]] = {}
-
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        self.engine = deepnvme.Engine(**self.options)
 
     def settings(self) -> str:
         """See the base."""
@@ -47,10 +39,6 @@ class Bounce(Tool):
     def write(self, source: torch.Tensor, path: Path) -> Action:
         """See the base."""
         return lambda: self.engine.write(source, path, durability="full")
-
-    def close(self) -> None:
-        """See the base."""
-        self.engine.close()
 
 
 class Gds(Bounce):

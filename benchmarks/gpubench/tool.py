@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+import deepnvme
 
 from storagebench.tools.base import NotOffered, fsync_path
 
@@ -32,12 +34,11 @@ class Place:
     nbytes: int
 
 
-class Tool:
-    """One way to move a tensor between a file and a GPU. What it returns is timed."""
+class ToolBase:
+    """The parts that tools of all kinds share."""
 
     name = ""
     group: Group = "baseline"
-    where: Where = "gpu"
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -45,6 +46,30 @@ class Tool:
     def settings(self) -> str:
         """Return the settings in use, for the record."""
         return ""
+
+    def close(self) -> None:
+        """Release threads, handles and memory."""
+
+
+class OwnEngine(ToolBase):
+    """A tool with an engine of deepnvme of its own."""
+
+    group: Group = "deepnvme"
+    options: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.engine = deepnvme.Engine(**self.options)
+
+    def close(self) -> None:
+        """See the base."""
+        self.engine.close()
+
+
+class Tool(ToolBase):
+    """One way to move a tensor between a file and a GPU. What it returns is timed."""
+
+    where: Where = "gpu"
 
     def prepare_read(self, target: Any, path: Path) -> None:
         """Choose settings by trial, or raise `NotOffered`; not timed."""
@@ -60,22 +85,9 @@ class Tool:
         """Write the tensor to a new file, and bring it to the disk."""
         raise NotOffered(f"{self.name} only reads")
 
-    def close(self) -> None:
-        """Release threads, handles and memory."""
 
-
-class Loader:
+class Loader(ToolBase):
     """One way to load a safetensors file into tensors on a GPU."""
-
-    name = ""
-    group: Group = "baseline"
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-
-    def settings(self) -> str:
-        """Return the settings in use, for the record."""
-        return ""
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """Return all tensors by name."""
@@ -83,9 +95,6 @@ class Loader:
 
     def let_go(self) -> None:
         """Release memory of the last load other than its tensors; not timed."""
-
-    def close(self) -> None:
-        """Release threads and handles."""
 
 
 def made(
