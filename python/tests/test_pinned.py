@@ -177,21 +177,18 @@ def test_missing_torch_is_reported(python: Callable[..., Any]) -> None:
     python("""
         import sys
         sys.modules["torch"] = None
-        import deepnvme
+        import deepnvme, pytest
         for call in (lambda: deepnvme.pinned_empty(5), lambda: deepnvme.as_bytes(b"")):
-            try:
+            with pytest.raises(ImportError, match="pip install torch") as raised:
                 call()
-            except ImportError as error:
-                assert "pip install torch" in str(error) and error.name == "torch"
-            else:
-                raise SystemExit("no error")
+            assert raised.value.name == "torch"
     """)
 
 
 def test_a_torch_that_cannot_be_imported_says_so_itself(python: Callable[..., Any]) -> None:
     python("""
     import sys
-    import deepnvme
+    import deepnvme, pytest
 
     class Broken:
         def find_spec(self, name, path=None, target=None):
@@ -200,10 +197,6 @@ def test_a_torch_that_cannot_be_imported_says_so_itself(python: Callable[..., An
 
     sys.meta_path.insert(0, Broken())
     for call in (lambda: deepnvme.load("x.pt"), lambda: deepnvme.pinned_empty(4)):
-        try:
+        with pytest.raises(ImportError, match="libtorch.so"):
             call()
-        except ImportError as error:
-            assert "libtorch.so" in str(error), error
-        else:
-            raise SystemExit("nothing was raised")
     """)

@@ -185,18 +185,12 @@ def test_stream_explains_names_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_stream_finds_a_model_in_the_cache_of_the_hub(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=64,
-    )
+    pytest.importorskip("transformers")
+    from small_llama import small_llama
+
     cached = tmp_path / "models--org--name"
     commit = "0" * 40
-    transformers.LlamaForCausalLM(config).save_pretrained(cached / "snapshots" / commit)
+    small_llama(vocab_size=64).save_pretrained(cached / "snapshots" / commit)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(commit)
     model = deepnvme.stream("org/name", memory="8MB", cache_dir=tmp_path)

@@ -5,6 +5,10 @@ SMALL = "state = {'a': torch.arange(1 << 20, dtype=torch.float32)}\n"
 CHECKPOINTER = "checkpointer = deepnvme.Checkpointer('run', durability='none')\n"
 ASYNC = "checkpointer = deepnvme.Checkpointer('run', async_=True, durability='none')\n"
 CLOSED_DURING_SAVE = "soon(checkpointer.close, busy())\nassert returns(lambda: checkpointer.save(1, state))\n"
+CLOSED_IN_CHILD = """
+checkpointer.save(1, state)
+in_child(lambda: raises(errors.ClosedError, lambda: checkpointer.save(2, state)))
+"""
 SAVING = ASYNC + "moves = busy()\ncheckpointer.save(1, state)\n"
 
 SAVE, LOAD = "`save`", "`load`"
@@ -120,13 +124,7 @@ assert [entry.step for entry in checkpointer.checkpoints] == [1, 3]
     ),
     (CK_SAVE, "fork"): (
         CLOSED,
-        SMALL
-        + CHECKPOINTER
-        + """
-checkpointer.save(1, state)
-in_child(lambda: raises(errors.ClosedError, lambda: checkpointer.save(2, state)))
-assert checkpointer.save(3, state)
-""",
+        SMALL + CHECKPOINTER + CLOSED_IN_CHILD + "assert checkpointer.save(3, state)",
     ),
     (CK_SAVE, "exit"): (
         "the process ends; the checkpoint is whole or absent",
@@ -159,13 +157,7 @@ assert [entry.step for entry in checkpointer.checkpoints] == [3]
     ),
     (CK_ASYNC, "fork"): (
         CLOSED,
-        SMALL
-        + ASYNC
-        + """
-checkpointer.save(1, state)
-in_child(lambda: raises(errors.ClosedError, lambda: checkpointer.save(2, state)))
-checkpointer.close()
-""",
+        SMALL + ASYNC + CLOSED_IN_CHILD + "checkpointer.close()",
     ),
     (CK_ASYNC, "exit"): (
         "the process ends; the checkpoint is whole or absent",

@@ -19,6 +19,7 @@ from deepnvme import __main__  # noqa: E402
 from deepnvme._stream import throughput  # noqa: E402
 from deepnvme._stream.cli.benchmark import default_memory  # noqa: E402
 from deepnvme._stream.cli.commands import TokenProgress  # noqa: E402
+from small_llama import small_llama  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,17 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     tokenizer.save_pretrained(path)
     torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    model = small_llama(vocab_size=len(vocabulary), num_key_value_heads=2, bos_token_id=1, eos_token_id=2)
+    model.save_pretrained(path)
     return path
 
 

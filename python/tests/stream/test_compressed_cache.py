@@ -107,10 +107,9 @@ def test_weights_that_are_computed_with_as_they_are_have_none(folder: Path) -> N
 
 
 def test_a_wider_file_than_memory_has_none(tmp_path: Path) -> None:
-    config = transformers.LlamaConfig(
-        hidden_size=128, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4, vocab_size=1000
-    )
-    transformers.LlamaForCausalLM(config).float().save_pretrained(tmp_path)
+    from small_llama import small_llama
+
+    small_llama(vocab_size=1000).float().save_pretrained(tmp_path)
     model = deepnvme.stream(tmp_path, memory="1MB", dtype=torch.bfloat16)
     logits(model)
     assert model.streaming.compressed_cache_bytes == 0
