@@ -34,7 +34,7 @@ pub struct History {
 pub(super) struct HistoryState {
     pub(super) manifest: Manifest,
     /// The manifest on disk, as this process last read or wrote it. `manifest` may be newer.
-    pub(super) on_disk: Manifest,
+    on_disk: Manifest,
     /// Names of saves in progress, and of saves with unknown outcome.
     pub(super) reserved: BTreeSet<String>,
     /// Names of saves with unknown outcome: freed while the manifest was in doubt.

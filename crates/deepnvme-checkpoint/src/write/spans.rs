@@ -22,7 +22,7 @@ pub(crate) enum Content {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FileSpan {
     pub(crate) offset: u64,
-    pub(crate) bytes: u64,
+    bytes: u64,
     pub(crate) content: Content,
 }
 

@@ -58,7 +58,7 @@ fn signs_of(graph: &Graph, metadata: NodeId) -> Signs {
 pub(super) struct Call<'a> {
     function: &'a str,
     /// The tuple of arguments.
-    pub(super) tuple: NodeId,
+    tuple: NodeId,
     pub(super) arguments: &'a [NodeId],
 }
 

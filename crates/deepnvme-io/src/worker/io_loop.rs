@@ -26,7 +26,7 @@ const FLUSH_BYTES: u64 = 64 << 10;
 pub(crate) struct IoLoop<B: Backend> {
     // Dropped before the ops in flight, even when a panic unwinds: it waits for the kernel, so no memory is released
     // while the kernel may write to it.
-    pub(super) backend: B,
+    backend: B,
     // Dropped before the ops in flight for the same reason, for GPUs.
     pub(super) gpu: GpuStage,
     pub(super) in_flight: InFlightTable,

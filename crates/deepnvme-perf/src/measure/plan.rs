@@ -15,7 +15,7 @@ const BATCH_MAX: usize = 16;
 pub(super) struct Piece {
     pub(super) file: usize,
     pub(super) offset: u64,
-    pub(super) bytes: u64,
+    bytes: u64,
     /// The index of its slot.
     pub(super) slot: usize,
 }

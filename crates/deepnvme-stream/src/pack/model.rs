@@ -20,8 +20,8 @@ pub(super) struct SourceTensor {
     pub(super) name: String,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    pub(super) file: usize,
-    pub(super) offset: u64,
+    file: usize,
+    offset: u64,
     pub(super) bytes: u64,
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Log {
     pub(super) next_version: Version,
     /// Saves in starting order, with their outcomes.
     pub(super) saves: BTreeMap<Version, Save>,
-    pub(super) clock: u64,
+    clock: u64,
     /// Versions whose files a user has moved away, for a while or for good. Other files may have their names.
     pub(super) moved: BTreeMap<Version, PathBuf>,
     /// Files that came back edited, or when no manifest listed them any more: nobody may remove them.

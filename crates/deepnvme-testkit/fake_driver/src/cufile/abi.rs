@@ -26,8 +26,8 @@ pub(super) const INVALID_CONTEXT_ERROR: i32 = 5047;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct FileError {
-    pub(super) err: i32,
-    pub(super) cu_err: Code,
+    err: i32,
+    cu_err: Code,
 }
 
 /// The result of a body; its error is one of cuFile.
