@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use deepnvme_checkpoint::read::{Contents, Reader};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Tensor};
-use deepnvme_checkpoint::{Error, Progress};
+use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_codec::quant::{Code, Scheme, dequantise, quantise};
 use deepnvme_codec::{Float, cast};
 use deepnvme_file::replace::PrivateFolder;
@@ -118,17 +118,11 @@ fn disks(folder: &Path) -> [PathBuf; 2] {
     disks
 }
 
-fn open_packer(engine: &Arc<Engine>, source: &Path, target: &Path, mode: EncodingMode) -> Result<Packer, Error> {
+fn open_packer(engine: &Arc<Engine>, source: &Path, target: &Path, mode: EncodingMode) -> Result<Packer> {
     Packer::new(engine, source, target, PackOptions { mode, disks: Vec::new() })
 }
 
-fn run(
-    engine: &Arc<Engine>,
-    model: &Model,
-    target: &Path,
-    mode: EncodingMode,
-    disks: &[PathBuf],
-) -> Result<Packed, Error> {
+fn run(engine: &Arc<Engine>, model: &Model, target: &Path, mode: EncodingMode, disks: &[PathBuf]) -> Result<Packed> {
     let options = PackOptions { mode, disks: disks.to_vec() };
     Packer::new(engine, model.path(), target, options)?.run(&Progress::default())
 }
@@ -154,12 +148,9 @@ fn unpacked(engine: &Arc<Engine>, target: &Target) -> HashMap<String, (Dtype, Ve
         let group = LayerGroup { conversions, ..LayerGroup::default() };
         let class = SlotClass { slots: 1, prefetch: 0, slot_bytes, shares_memory: false };
         let source = WeightFile::open(target.clone()).unwrap();
-        let streamer = Streamer::new(
-            Arc::clone(engine),
-            StreamPlan { files: vec![source], groups: vec![group], classes: vec![class], ..StreamPlan::default() },
-            arena,
-        )
-        .unwrap();
+        let plan =
+            StreamPlan { files: vec![source], groups: vec![group], classes: vec![class], ..StreamPlan::default() };
+        let streamer = Streamer::new(Arc::clone(engine), plan, arena).unwrap();
         let at = streamer.acquire(0, None).unwrap().unwrap();
         let mut whole = vec![0; *bytes];
         memory.copy_to_slice(at, &mut whole);
@@ -352,11 +343,9 @@ fn a_model_of_empty_tensors_is_packed() {
     let folder = tempfile::tempdir().unwrap();
     let (engine, source) = (engine(None), folder.path().join("model.safetensors"));
     save_tensor(&engine, &source, &[0, 7], Vec::new(), SaveOptions::default());
-    for (number, mode) in
-        [EncodingMode::Auto, EncodingMode::Keep, EncodingMode::Lossless, EncodingMode::Quantised(Code::Int8, 64)]
-            .into_iter()
-            .enumerate()
-    {
+    let modes =
+        [EncodingMode::Auto, EncodingMode::Keep, EncodingMode::Lossless, EncodingMode::Quantised(Code::Int8, 64)];
+    for (number, mode) in modes.into_iter().enumerate() {
         let target = folder.path().join(format!("packed-{number}"));
         let packed = open_packer(&engine, &source, &target, mode).unwrap().run(&Progress::default()).unwrap();
         let all = unpacked(&engine, &Target::from(&packed.file));
