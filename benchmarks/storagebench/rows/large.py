@@ -11,7 +11,6 @@ from storagebench.measure import timed
 from storagebench.rows.base import Bench, LockedCopies, Row, check_saved, save
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from storagebench.measure import Sample
@@ -22,8 +21,7 @@ class _Large(Row):
     """Shared: the row's own tensor, and the copies in tools' own locked memory."""
 
     group = "large"
-    allocate: Callable[[int], torch.Tensor] = staticmethod(memory.plain)
-    locked_memory = False
+    is_pinned = False
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
@@ -32,7 +30,8 @@ class _Large(Row):
 
     def prepare(self) -> None:
         """See the base."""
-        self._tensor = data.fill(self.allocate(self.bench.settings.large_bytes), self.bench.reference)
+        allocate = memory.pinned if self.is_pinned else memory.plain
+        self._tensor = data.fill(allocate(self.bench.settings.large_bytes), self.bench.reference)
 
     def close(self) -> None:
         """See the base."""
@@ -43,7 +42,7 @@ class _Large(Row):
         """Return the tensor that this tool uses in this row."""
         if self._tensor is None:
             raise RuntimeError("prepare() comes first")
-        locked = self._locked.of(tool, self._tensor) if self.locked_memory else None
+        locked = self._locked.of(tool, self._tensor) if self.is_pinned else None
         return self._tensor if locked is None else locked
 
 
@@ -100,8 +99,7 @@ class WriteNewPinned(_LargeWrite):
 
     key = "write-new-pinned"
     title = "durable write, new file, pinned memory"
-    allocate = staticmethod(memory.pinned)
-    locked_memory = True
+    is_pinned = True
 
 
 class WriteOverPinned(_LargeWrite):
@@ -109,8 +107,7 @@ class WriteOverPinned(_LargeWrite):
 
     key = "write-over-pinned"
     title = "durable write, over an existing file, pinned memory"
-    allocate = staticmethod(memory.pinned)
-    locked_memory = True
+    is_pinned = True
     over_existing = True
 
 
@@ -126,8 +123,7 @@ class ReadPinned(_LargeRead):
 
     key = "read-pinned"
     title = "cold read, pinned memory"
-    allocate = staticmethod(memory.pinned)
-    locked_memory = True
+    is_pinned = True
 
 
 class ReadPlain(_LargeRead):
