@@ -50,6 +50,7 @@ mod region_mut;
 mod reserved;
 mod rows;
 mod runs;
+mod shared_bytes;
 #[cfg(simulated)]
 pub mod simulated;
 mod span;
@@ -69,5 +70,6 @@ pub use region::Region;
 pub use region_mut::RegionMut;
 pub use reserved::Reserved;
 pub use rows::Rows;
+pub use shared_bytes::{TensorPlace, first_shared};
 pub use span::Owner;
 pub use strided::{DIMS_MAX, Strided};

@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-from bisect import bisect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from deepnvme._deepnvme import _PlainTargets
 from deepnvme.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from deepnvme._deepnvme import _PlainTargets
 
 
 class FilledMemory:
-    """The targets so far. None of the plain ones shares memory with another plain one."""
+    """The targets of a load. Call ``check`` once all are known, before the first byte changes."""
 
     def __init__(self, plain: _PlainTargets | None = None) -> None:
-        self._plain = plain
+        self._plain = _PlainTargets({}) if plain is None else plain
         self._sources: dict[Any, Any] = {}
-        self._ranges: list[tuple[int, int, str]] = []
+        self._views: list[tuple[str, int, list[int], list[int], int]] = []
 
-    def add(self, file: str, name: str, target: torch.Tensor, source: Any) -> Any:
-        """Add a target. Returns the source of an earlier target that is the same view. Refuses a partial overlap."""
+    def add(self, name: str, target: torch.Tensor, source: Any) -> Any:
+        """Add a target. Returns the source of an earlier target that is the same view."""
         view = (target.device, target.data_ptr(), target.dtype, target.shape, target.stride())
         if (earlier := self._sources.setdefault(view, source)) is not source:
             return earlier
-        # Other views may share a range without sharing an element, as the columns of a matrix do.
-        if target.is_contiguous():
-            begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
-            if self._plain is not None and target.device.type == "cpu":
-                other = self._plain.overlapping(begin, target.nbytes)
-                # A plain target that the file cannot fill as it is comes here itself.
-                if other is not None and other != name:
-                    raise _sharing(file, other, name)
-            at = bisect(self._ranges, (begin, end, name))
-            for other_begin, other_end, other in self._ranges[max(at - 1, 0) : at + 1]:
-                if begin < other_end and other_begin < end:
-                    raise _sharing(file, other, name)
-            self._ranges.insert(at, (begin, end, name))
+        itemsize = target.element_size()
+        strides = [stride * itemsize for stride in target.stride()]
+        self._views.append((name, target.data_ptr(), list(target.shape), strides, itemsize))
         return None
 
-
-def _sharing(file: str, one: str, other: str) -> InvalidArgumentError:
-    msg = f"{file}: {one} and {other} share a part of their memory, and cannot both be filled"
-    return InvalidArgumentError(f"{msg}; give each a tensor of its own")
+    def check(self, file: str) -> None:
+        """Refuse targets that share a part of their memory: one would overwrite what another was filled with."""
+        shared = self._plain.first_shared(self._views) if self._views else None
+        if shared is None:
+            return
+        one, other = sorted(shared)
+        if one == other:
+            msg = f"{file}: {one} has elements that share their memory (expand() and as_strided() make such tensors)"
+            raise InvalidArgumentError(f"{msg}; fill a tensor of its own, such as {one}.contiguous()")
+        msg = f"{file}: {one} and {other} share a part of their memory, and cannot both be filled"
+        raise InvalidArgumentError(f"{msg}; give each a tensor of its own")
 
 
 def compare(what: str, target: torch.Tensor, source: torch.Tensor) -> None:

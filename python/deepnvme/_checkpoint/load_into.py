@@ -112,7 +112,7 @@ def _plan(
             source = (file, stored)
             if not target.numel():
                 continue
-            if earlier := filled.add(request.name, name, target, source):
+            if earlier := filled.add(name, target, source):
                 # Tied weights: once is enough if the file has them tied as well.
                 if earlier != source:
                     plan.compared.append((name, target, stored))
@@ -126,6 +126,7 @@ def _plan(
         shown = ", ".join(sorted(missing)[:5])
         msg = f"{request.name}: the file does not contain {shown}; leave them out of into, or check the names"
         raise KeyError(msg)
+    filled.check(request.name)
     return plans
 
 

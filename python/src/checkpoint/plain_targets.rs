@@ -1,17 +1,21 @@
 //! Targets of a load that a read can fill as they are, found with one C call a tensor. For ten thousand tensors, asking
 //! Python about each of their properties takes longer than reading their bytes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use deepnvme_checkpoint::read::LoadBuffer;
 use deepnvme_format::Dtype;
 use deepnvme_mem::dlpack::DLDataType;
+use deepnvme_mem::{Strided, TensorPlace, first_shared};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use super::file_tensor::FileTensor;
 use crate::memory::PlainTensor;
 use crate::torch;
+
+/// A tensor: its name, the address of its first element, shape, strides in bytes, and the bytes of an element.
+type View = (String, usize, Vec<usize>, Vec<isize>, usize);
 
 /// Contiguous tensors in host memory, by name. None shares memory with another.
 #[pyclass(frozen, name = "_PlainTargets", module = "deepnvme._deepnvme")]
@@ -42,11 +46,22 @@ impl PlainTargets {
         Ok(Self { by_name, ranges })
     }
 
-    /// Return the name of a target that shares memory with this range.
-    fn overlapping(&self, address: usize, nbytes: usize) -> Option<&str> {
-        let first = self.ranges.partition_point(|(_, end, _)| *end <= address);
-        let (start, _, name) = self.ranges.get(first)?;
-        (*start < address.saturating_add(nbytes)).then_some(name)
+    /// Return the names of two tensors that share memory: of these targets, and of views, each a name, the address of
+    /// its first element, its shape, its strides in bytes and the bytes of an element. One that shares memory with
+    /// itself is named twice. A view replaces the target of its name.
+    fn first_shared(&self, py: Python<'_>, views: Vec<View>) -> PyResult<Option<(String, String)>> {
+        let (mut names, mut places) = (Vec::with_capacity(views.len()), Vec::with_capacity(views.len()));
+        for (name, address, shape, stride_bytes, item_bytes) in views {
+            names.push(name);
+            places.push(TensorPlace { address, layout: Strided::new(shape, stride_bytes, item_bytes)? });
+        }
+        let viewed: HashSet<String> = names.iter().cloned().collect();
+        for (start, end, name) in self.ranges.iter().filter(|(_, _, name)| !viewed.contains(name)) {
+            names.push(name.clone());
+            places.push(TensorPlace { address: *start, layout: Strided::contiguous(vec![end - start], 1)? });
+        }
+        let shared = py.detach(|| first_shared(&places));
+        Ok(shared.map(|(one, other)| (names[one].clone(), names[other].clone())))
     }
 }
 

@@ -106,6 +106,47 @@ def test_tied_weights_are_filled(
     assert torch.equal(one.view(torch.uint8), weight.to(one.dtype).view(torch.uint8))
 
 
+def _column_of_it() -> dict[str, torch.Tensor]:
+    matrix = torch.zeros(100, 20)
+    return {"a": matrix, "b": matrix.t()[0, :50]}
+
+
+def _interleaved() -> dict[str, torch.Tensor]:
+    matrix = torch.zeros(100, 40)
+    return {"a": matrix[:, ::2], "b": matrix[:50, 2]}
+
+
+def _flipped() -> dict[str, torch.Tensor]:
+    matrix = torch.zeros(100, 40)
+    return {"a": matrix.t()[::2].t(), "b": matrix.view(-1)[3 * 40 :: 2][:50]}
+
+
+def _overlaps_itself() -> dict[str, torch.Tensor]:
+    return {"a": torch.zeros(119).as_strided((100, 20), (1, 1)), "b": torch.zeros(50)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["same", "cast"])
+@pytest.mark.parametrize("make", [_column_of_it, _interleaved, _flipped, _overlaps_itself])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_strided_targets_that_share_memory_are_refused(
+    tmp_path: Path, suffix: str, make: Callable[[], dict[str, torch.Tensor]], dtype: torch.dtype
+) -> None:
+    path, into = tmp_path / f"model{suffix}", make()
+    deepnvme.save({"a": torch.randn(100, 20, dtype=dtype), "b": torch.randn(50, dtype=dtype)}, path)
+    with pytest.raises(InvalidArgumentError, match=r"a and b share a part|a has elements that share"):
+        deepnvme.load(path, into=into, cast=True, verify="full")
+    assert not any(tensor.any() for tensor in into.values())
+
+
+def test_interleaved_targets_are_filled(tmp_path: Path) -> None:
+    state = {"a": torch.randn(100, 20), "b": torch.randn(100, 20), "c": torch.randn(30)}
+    deepnvme.save(state, tmp_path / "model.pt")
+    matrix = torch.zeros(101, 40)
+    deepnvme.load(tmp_path / "model.pt", into={"a": matrix[:100, ::2], "b": matrix[:100, 1::2], "c": matrix[100, :30]})
+    assert torch.equal(matrix[:100, ::2], state["a"]) and torch.equal(matrix[:100, 1::2], state["b"])
+    assert torch.equal(matrix[100, :30], state["c"])
+
+
 def test_columns_of_one_matrix_are_filled(tmp_path: Path) -> None:
     path, matrix = saved(tmp_path, ".pt"), torch.zeros(400, 2)
     deepnvme.load(path, into={"a": matrix[:, 0], "b": matrix[:, 1]})

@@ -152,6 +152,7 @@ class DeepnvmeReader(StorageReader):
             shard = Shard(self._folder.path / name, self._engine, self._verify, self._identities.get(name))
             shards.append(shard)
             callbacks.extend(self._request(shard, item, planner, filled) for item in items)
+        filled.check(str(self._folder.path))
         for shard in shards:
             shard.start()
         engine = default_engine() if self._engine is None else self._engine
@@ -179,9 +180,6 @@ class DeepnvmeReader(StorageReader):
         if item.type == LoadItemType.BYTE_IO:
             return self._request_object(shard, item, planner)
         target = planner.resolve_tensor(item).detach()
-        if any(size > 1 and stride == 0 for size, stride in zip(target.shape, target.stride(), strict=True)):
-            msg = f"{self._folder.path}: {item.dest_index.fqn} has elements that share their memory (expand)"
-            raise InvalidArgumentError(f"{msg}; fill a tensor of its own, and expand that")
         starts, lengths = list(item.storage_offsets), list(item.lengths)
         expected = self._entries[item.storage_index.fqn].properties.dtype
         if dtype == torch.uint8 and shape[-1:] == [expected.itemsize] and len(shape) == len(lengths) + 1:
@@ -196,7 +194,7 @@ class DeepnvmeReader(StorageReader):
         start = first * math.prod(shape[1:]) * dtype.itemsize
         is_whole_rows = lengths[1:] == list(shape[1:])
         is_plain = target.device.type == "cpu" and target.dtype == dtype and not (target.is_conj() or target.is_neg())
-        earlier = filled.add(str(self._folder.path), name, target, item) if target.numel() else None
+        earlier = filled.add(item.dest_index.fqn, target, item) if target.numel() else None
         if is_whole_rows and is_plain and earlier is None:
             shard.request(name, start, target)
             return lambda: planner.commit_tensor(item, target)
