@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from deepnvme._utils.public import public
@@ -38,15 +39,16 @@ class StatsCounter:
     """
 
     def __init__(self) -> None:
-        self._stalls: list[float] = []
-        self._saves: list[tuple[int, float]] = []
+        # Signal handlers and other threads add to them as well: one call adds a whole entry. A number takes eight bytes.
+        self._stalls = array("d")
+        self._saves = array("d")  # bytes and seconds of each
 
     @property
     def current(self) -> CheckpointerStats:
         """The statistics so far."""
-        saves = list(self._saves)
-        nbytes, seconds = sum(nbytes for nbytes, _ in saves), sum(seconds for _, seconds in saves)
-        return CheckpointerStats(len(saves), nbytes, sum(list(self._stalls)), float(seconds))
+        saves = self._saves[:]
+        nbytes, seconds = int(sum(saves[0::2])), sum(saves[1::2])
+        return CheckpointerStats(len(saves) // 2, nbytes, sum(self._stalls[:]), float(seconds))
 
     def add_stall(self, seconds: float) -> None:
         """Count time that training waited."""
@@ -54,4 +56,4 @@ class StatsCounter:
 
     def add_save(self, nbytes: int, seconds: float) -> None:
         """Count one more checkpoint."""
-        self._saves.append((nbytes, seconds))
+        self._saves.extend((nbytes, seconds))

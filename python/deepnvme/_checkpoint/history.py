@@ -292,7 +292,10 @@ class History:
             self._warn_once(text, f"{text}; these files are kept, and are neither restored nor counted")
         if had and not unlisted:
             return ""
-        self._native.settle() if self._group.is_single else None
+        if self._group.is_single:
+            # Recorded, or the list of retired checkpoints would grow by one each time that a folder is locked.
+            _, _, named, removed = self._native.settle()
+            self._native.record_settled(named, removed)
         if self._group.is_leader:
             self.entries = decode_manifest(self.folder, self._read_manifest())
         return self._native.text
@@ -349,11 +352,15 @@ class History:
         if not self._native.is_claimed:
             # The Checkpointer was closed meanwhile.
             self._lock(secrets.token_hex(16))
+        # Those whose saves began later, from a signal handler, are newer.
+        newer = [other for other, its_number in self._committed_numbers.items() if its_number > number]
         try:
-            settled = self._native.commit(encode_entry(_new_checkpoint(step, path, saved)), new)
+            settled = self._native.commit(encode_entry(_new_checkpoint(step, path, saved)), new, newer)
         finally:
             self.entries = decode_manifest(self.folder, self._native.text)
-        self._committed_numbers[step] = number
+        listed = {entry.step for entry in self.entries}
+        numbers = {**self._committed_numbers, step: number}
+        self._committed_numbers = {other: its_number for other, its_number in numbers.items() if other in listed}
         self._warn_about(settled)
 
     def _commit_shared(self, step: int, path: Path, saved: SaveResult, saving: UncommittedFiles) -> None:

@@ -96,18 +96,19 @@ impl PyHistory {
         self.inner.release_name(name);
     }
 
-    /// Publish a checkpoint, rename its file, and delete retired checkpoints.
-    fn commit(&self, py: Python<'_>, entry: &str, new: &Bound<'_, NewFile>) -> PyResult<SettledTuple> {
+    /// Publish a checkpoint, rename its file, and delete retired checkpoints. Those of the steps ``newer`` stay newer.
+    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
+    fn commit(&self, py: Python<'_>, entry: &str, new: &Bound<'_, NewFile>, newer: Vec<u64>) -> PyResult<SettledTuple> {
         let entry = parse_entry(entry)?;
         let Some(replacement) = new.get().take(py) else { return Err(already_taken()) };
-        let committed = py.detach(|| self.inner.commit(entry, Some(replacement)));
+        let committed = py.detach(|| self.inner.commit(entry, Some(replacement), &newer));
         committed.map(settled_tuple).map_err(|failure| raise(py, &failure))
     }
 
     /// Publish a checkpoint whose files still have private names.
     fn publish(&self, py: Python<'_>, entry: &str) -> PyResult<()> {
         let entry = parse_entry(entry)?;
-        py.detach(|| self.inner.publish(&entry)).map_err(|failure| raise(py, &failure))
+        py.detach(|| self.inner.publish(&entry, &[])).map_err(|failure| raise(py, &failure))
     }
 
     /// Return whether the manifest on disk lists that file; ``None`` if it cannot be read.

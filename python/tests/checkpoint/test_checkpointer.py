@@ -71,7 +71,7 @@ def test_going_back_keeps_what_was_just_saved(tmp_path: Path) -> None:
     checkpointer = deepnvme.Checkpointer(tmp_path, keep=2)
     for step in (10, 20, 5, 5):
         checkpointer.save(step, state_of(step))
-    assert steps_in(tmp_path) == [5, 20]
+    assert steps_in(tmp_path) == [20, 5]
 
 
 def test_safetensors(tmp_path: Path) -> None:

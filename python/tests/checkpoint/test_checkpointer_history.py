@@ -51,6 +51,31 @@ def test_a_step_whose_name_is_taken_gets_another(tmp_path: Path) -> None:
     assert (tmp_path / "step-00000007.pt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("keep", [1, 3, None])
+def test_training_goes_on_from_an_earlier_step(tmp_path: Path, keep: int | None) -> None:
+    steps = [10, 20, 30, 11, 12, 13, 12]
+    with deepnvme.Checkpointer(tmp_path, keep=keep) as checkpointer:
+        for index, step in enumerate(steps):
+            if index == 3 and keep != 1:
+                checkpointer.restore(10)
+            checkpointer.save(step, state_of(100 * index + step))
+            saved = [*dict.fromkeys(reversed(steps[: index + 1]))][:keep][::-1]
+            for seen in (checkpointer, deepnvme.Checkpointer(tmp_path)):
+                assert [entry.step for entry in seen.checkpoints] == saved
+                assert (latest := seen.latest()) is not None and latest.step == step
+                assert_same(seen.restore(verify="full"), state_of(100 * index + step))
+
+
+def test_the_manifest_does_not_grow(tmp_path: Path) -> None:
+    sizes = []
+    checkpointer = deepnvme.Checkpointer(tmp_path, keep=1)
+    for _ in range(12):
+        checkpointer.save(1, state_of(1))
+        checkpointer.close()
+        sizes.append((tmp_path / "manifest.json").stat().st_size)
+    assert max(sizes) < 2 * sizes[1], sizes
+
+
 def test_what_was_put_in_the_place_of_a_checkpoint_stays(tmp_path: Path) -> None:
     with deepnvme.Checkpointer(tmp_path, keep=1) as checkpointer:
         checkpointer.save(1, state_of(1))

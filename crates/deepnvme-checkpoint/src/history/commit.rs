@@ -25,17 +25,17 @@ pub struct Settled {
 }
 
 impl History {
-    /// Runs [`publish`](Self::publish), [`settle`](Self::settle) and [`record_settled`](Self::record_settled) for a single process. `new`
-    /// is the file, or `None` for a folder, which was kept already.
+    /// Runs [`publish`](Self::publish), [`settle`](Self::settle) and [`record_settled`](Self::record_settled) for a
+    /// single process. `new` is the file, or `None` for a folder, which was kept already.
     ///
     /// # Errors
     /// As [`publish`](Self::publish). The file is then removed, unless the checkpoint counts or this is unknown.
-    pub fn commit(&self, mut entry: ManifestEntry, new: Option<Replacement>) -> Result<Settled> {
+    pub fn commit(&self, mut entry: ManifestEntry, new: Option<Replacement>, newer: &[u64]) -> Result<Settled> {
         let mode = new.as_ref().map_or(Ok(()), Replacement::take_mode);
         if let Some(private) = new.as_ref().and_then(private_name) {
             entry.pending.insert(entry.file.clone(), private);
         }
-        let published = mode.map_err(Error::from).and_then(|()| self.publish(&entry));
+        let published = mode.map_err(Error::from).and_then(|()| self.publish(&entry, newer));
         if (published.is_ok() || self.is_committed(&entry.file) != Some(false))
             && let Some(new) = new
         {
@@ -96,7 +96,7 @@ impl History {
     ///
     /// # Errors
     /// `Io` for errors of the folder, or `Locked`. [`is_committed`](Self::is_committed) then tells whether it counts anyway.
-    pub fn publish(&self, entry: &ManifestEntry) -> Result<()> {
+    pub fn publish(&self, entry: &ManifestEntry, newer: &[u64]) -> Result<()> {
         let _turn = locked(&self.turn);
         self.ensure_durable()?;
         self.check_written(entry)?;
@@ -106,7 +106,7 @@ impl History {
         if entry.parts.is_empty() {
             entry.written_ns = Some(files::written_ns(&self.folder, &entry)?);
         }
-        let next = plan::next(&now, &entry, self.keep, |entry| files::is_there(&self.folder, entry));
+        let next = plan::next(&now, &entry, self.keep, newer, |entry| files::is_there(&self.folder, entry));
         // Sync the names before the manifest that lists them.
         fs::sync_folder(&self.folder)?;
         self.write(&next)

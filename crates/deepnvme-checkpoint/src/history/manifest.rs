@@ -99,7 +99,7 @@ pub struct Manifest {
     pub(super) checksum: String,
     /// The version of the format.
     pub version: u32,
-    /// The current checkpoints, lowest step first.
+    /// The current checkpoints, in the order of their saves.
     pub checkpoints: Vec<ManifestEntry>,
     /// Retired checkpoints, until their removal is known to be complete.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -140,7 +140,6 @@ impl Manifest {
         if let Some(odd) = manifest.checkpoints.iter().chain(&manifest.retired).find(|entry| !entry.is_sound()) {
             return Err(format!("{:?} is not a checkpoint of this folder", odd.file));
         }
-        manifest.checkpoints.sort_by_key(|entry| entry.step);
         Ok(manifest)
     }
 

@@ -2,9 +2,10 @@
 
 use super::manifest::{Manifest, ManifestEntry};
 
-/// The manifest after a new checkpoint. The new one replaces others of its step. Of the other steps, the
-/// highest `keep - 1` stay. The new one stays even if its step is lower. Removed entries become retired in the same
-/// manifest.
+/// The manifest after a new checkpoint. The new one replaces others of its step. Of the other steps, the newest
+/// `keep - 1` stay. The order is that of the saves, whatever the steps: after a return to an earlier step, training goes
+/// on from there. `newer` has the steps of checkpoints whose saves began after that of the new one. Removed entries
+/// become retired in the same manifest. None of those is newer than the new one.
 /// `is_there` tells whether a listed checkpoint has any file left. A missing one is forgotten: if it were retired, its
 /// file would be removed when restored.
 #[must_use]
@@ -12,17 +13,18 @@ pub(super) fn next(
     now: &Manifest,
     new: &ManifestEntry,
     keep: Option<usize>,
+    newer: &[u64],
     is_there: impl Fn(&ManifestEntry) -> bool,
 ) -> Manifest {
     let there = now.checkpoints.iter().filter(|entry| is_there(entry)).cloned();
     let (mut staying, mut retired): (Vec<ManifestEntry>, Vec<ManifestEntry>) =
         there.partition(|entry| entry.step != new.step);
+    let place = staying.iter().position(|entry| newer.contains(&entry.step)).unwrap_or(staying.len());
+    staying.insert(place, new.clone());
     if let Some(keep) = keep {
-        let surplus = staying.len().saturating_sub(keep.max(1) - 1);
-        retired.extend(staying.drain(..surplus));
+        let surplus = staying.len().saturating_sub(keep.max(1));
+        retired.extend(staying.drain(..surplus.min(place)));
     }
-    staying.push(new.clone());
-    staying.sort_by_key(|entry| entry.step);
     let mut all_retired = now.retired.clone();
     all_retired.extend(retired);
     // A current name must never be removed.

@@ -68,6 +68,25 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
+#[test]
+fn a_save_that_began_earlier_is_older_and_retires_nothing_newer() {
+    let entry = |step: u64| entry(&format!("step-{step}.pt"), step, b"x");
+    let steps = |manifest: &Manifest| manifest.checkpoints.iter().map(|entry| entry.step).collect::<Vec<_>>();
+    let next = |now: &Manifest, step, keep, newer: &[u64]| plan::next(now, &entry(step), keep, newer, |_| true);
+    let mut manifest = Manifest::empty();
+    for step in [10, 20, 30] {
+        manifest = next(&manifest, step, Some(3), &[]);
+    }
+    // Training went back to step 10, and goes on from there.
+    for (step, expected) in [(11, [20, 30, 11]), (12, [30, 11, 12]), (13, [11, 12, 13])] {
+        manifest = next(&manifest, step, Some(3), &[]);
+        assert_eq!(steps(&manifest), expected);
+    }
+    assert_eq!(steps(&next(&manifest, 5, Some(3), &[13])), [12, 5, 13]);
+    assert_eq!(steps(&next(&manifest, 5, Some(1), &[11, 12, 13])), [5, 11, 12, 13]);
+    assert_eq!(steps(&next(&manifest, 12, None, &[])), [11, 13, 12]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
@@ -93,7 +112,7 @@ proptest! {
                     history.claim(&holder(), true).unwrap();
                     let (mut new_entry, new) = written(&history, step, save);
                     if steps == 4 {
-                        history.commit(new_entry.clone(), Some(new)).unwrap();
+                        history.commit(new_entry.clone(), Some(new), &[]).unwrap();
                     } else {
                         // Killed: only the steps so far took place.
                         if steps >= 1 {
@@ -101,7 +120,7 @@ proptest! {
                             new_entry.pending.insert(new_entry.file.clone(), private_name(&new).unwrap());
                         }
                         if steps >= 2 {
-                            history.publish(&new_entry).unwrap();
+                            history.publish(&new_entry, &[]).unwrap();
                         }
                         // Releases the lock of its file.
                         new.keep();
@@ -140,7 +159,9 @@ proptest! {
             let reader = History::new(folder.path().to_path_buf(), None, false);
             let shown = reader.read().unwrap();
             if let Some((step, bytes)) = &expected {
-                let entry = shown.checkpoints.iter().find(|entry| entry.step == *step).expect("it counts");
+                // Whatever its step, the last one saved is the newest.
+                let entry = shown.checkpoints.last().expect("one counts");
+                prop_assert_eq!(entry.step, *step, "{:?}", shown);
                 let paths = std::iter::once(&entry.file).chain(entry.pending.get(&entry.file));
                 let found: Vec<Vec<u8>> = paths.filter_map(|name| real::read(folder.path().join(name)).ok()).collect();
                 prop_assert!(found.contains(bytes), "step {step} is not there: {shown:?}");
@@ -156,7 +177,7 @@ proptest! {
         history.claim(&holder(), true).unwrap();
         history.settle();
         let (new_entry, new) = written(&history, 9, 99);
-        history.commit(new_entry, Some(new)).unwrap();
+        history.commit(new_entry, Some(new), &[]).unwrap();
         let manifest = history.manifest();
         drop(history);
         for entry in real::read_dir(folder.path()).unwrap() {
@@ -192,7 +213,7 @@ fn a_name_that_was_taken_meanwhile_is_left_alone() {
     history.claim(&holder(), true).unwrap();
     let (new_entry, new) = written(&history, 3, 7);
     real::write(folder.path().join(&new_entry.file), b"mine").unwrap();
-    history.commit(new_entry, Some(new)).unwrap();
+    history.commit(new_entry, Some(new), &[]).unwrap();
     assert_eq!(real::read(folder.path().join("step-00000003.pt")).unwrap(), b"mine");
     assert_eq!(real::read(folder.path().join("step-00000003-1.pt")).unwrap(), bytes_of(7));
     assert_eq!(history.manifest().checkpoints[0].file, "step-00000003-1.pt");
@@ -209,7 +230,7 @@ fn a_private_name_that_somebody_took_is_not_given_another() {
     let (mut new_entry, new) = written(&history, 3, 7);
     let private = private_name(&new).unwrap();
     new_entry.pending.insert(new_entry.file.clone(), private.clone());
-    history.publish(&new_entry).unwrap();
+    history.publish(&new_entry, &[]).unwrap();
     new.keep();
     let place = || find_file(folder.path(), &new_entry.file, &new_entry);
     let (own, private_path) = (folder.path().join(&new_entry.file), folder.path().join(&private));
@@ -248,12 +269,12 @@ fn a_checkpoint_in_a_folder_that_was_renamed_does_not_count_in_another() {
     let history = History::new(folder.clone(), Some(2), true);
     history.claim(&holder(), true).unwrap();
     let (first, new) = written(&history, 1, 5);
-    history.commit(first, Some(new)).unwrap();
+    history.commit(first, Some(new), &[]).unwrap();
     let (second, new) = written(&history, 2, 7);
     real::rename(&folder, &elsewhere).unwrap();
     real::create_dir(&folder).unwrap();
     real::write(folder.join(&second.file), b"mine").unwrap();
-    let refused = history.commit(second, Some(new)).unwrap_err().to_string();
+    let refused = history.commit(second, Some(new), &[]).unwrap_err().to_string();
     assert!(refused.contains("run") && refused.contains("renamed the folder"), "{refused}");
     assert_eq!(real::read(folder.join("step-00000002.pt")).unwrap(), b"mine");
     assert!(!folder.join(MANIFEST).exists());
@@ -294,7 +315,7 @@ fn a_reader_beside_a_writer_always_sees_a_checkpoint() {
     writer.claim(&holder(), true).unwrap();
     let save = |number: u64| {
         let (entry, new) = written(&writer, number, number);
-        writer.commit(entry, Some(new)).unwrap();
+        writer.commit(entry, Some(new), &[]).unwrap();
     };
     save(0);
     let is_over = AtomicBool::new(false);

@@ -200,7 +200,7 @@ fn save(
             let UncommittedSave::File(replacement, Some(saved)) = scenario.content.write(&request)? else {
                 return Ok(());
             };
-            return history.commit(entry_of(&name, step, saved), Some(replacement)).map(drop);
+            return history.commit(entry_of(&name, step, saved), Some(replacement), &[]).map(drop);
         }
         let replacement = Replacement::new(&Target::Path(path))?;
         let bytes = payload::content(scenario.seed, version);
@@ -209,7 +209,7 @@ fn save(
         let options = WriteOptions { durability, extent: WriteExtent::WholeFile };
         engine.write(&file, 0, payload::region_with(&bytes).region(), options)?.wait().1?;
         drop(file);
-        history.commit(entry, Some(replacement)).map(drop)
+        history.commit(entry, Some(replacement), &[]).map(drop)
     })();
     if saved.is_err() {
         history.release_name(&name);

@@ -348,7 +348,7 @@ impl RankProcess<'_> {
             if !this.is_leader() {
                 return Ok(Message::default());
             }
-            if let Err(error) = this.history.publish(entry) {
+            if let Err(error) = this.history.publish(entry, &[]) {
                 if this.history.is_committed(&entry.file) == Some(false) {
                     return Err(error);
                 }
