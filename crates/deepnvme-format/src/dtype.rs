@@ -117,6 +117,12 @@ impl Dtype {
         self.row().bytes
     }
 
+    /// Returns whether several elements lie in one byte, so that no element has an address of its own.
+    #[must_use]
+    pub fn elements_share_bytes(self) -> bool {
+        matches!(self, Self::QUInt4x2 | Self::QUInt2x4)
+    }
+
     /// Returns torch's name, without `torch.`.
     #[must_use]
     pub fn torch_name(self) -> &'static str {

@@ -44,8 +44,6 @@ _CLASSES: dict[torch.dtype, type] = {
     torch.quint8: torch.QUInt8Storage,
     torch.qint8: torch.QInt8Storage,
     torch.qint32: torch.QInt32Storage,
-    torch.quint4x2: torch.QUInt4x2Storage,
-    torch.quint2x4: torch.QUInt2x4Storage,
 }
 
 
@@ -155,6 +153,9 @@ def _check_has_storage(tensor: Tensor) -> None:
     if tensor.is_nested:
         reason = "this tensor is nested, and `load` cannot build it; save the tensors of tensor.unbind()"
         raise _RefusedError(tensor, reason)
+    if tensor.dtype in (torch.quint4x2, torch.quint2x4):
+        reason = f"elements of {tensor.dtype} share bytes, and `load` cannot build this tensor"
+        raise _RefusedError(tensor, f"{reason}; save tensor.dequantize(), or tensor.view(torch.uint8)")
     if type(tensor).__name__ == "FakeTensor":
         raise _RefusedError(tensor, "this is a FakeTensor, which has no bytes; save the real tensor")
     if tensor.is_mkldnn:

@@ -263,6 +263,9 @@ def describe_tensors(obj: object) -> list[DescribedTensor]:
         if tensor.is_nested:
             msg = f"{name!r}: this tensor is nested; save the tensors of tensor.unbind()"
             raise TypeError(msg)
+        if tensor.layout is not torch.strided:
+            msg = f"{name!r}: this tensor has the layout {tensor.layout}, which is not one block of memory"
+            raise TypeError(f"{msg}; save tensor.to_dense(), or the tensors that it is made of, or save a .pt file")
         if tensor.is_meta:
             msg = f"{name!r}: this tensor is on the meta device and has no bytes; leave it out, or save a .pt file"
             raise TypeError(msg)

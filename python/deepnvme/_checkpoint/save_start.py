@@ -15,7 +15,7 @@ from deepnvme._checkpoint.save import (
     start_archive,
     start_safetensors,
 )
-from deepnvme._checkpoint.tensor_names import has_dtensors, local_nbytes, named_tensors
+from deepnvme._checkpoint.tensor_names import has_dtensors, local_nbytes
 from deepnvme._deepnvme import _SaveStaging
 from deepnvme._utils.memory import available_bytes
 
@@ -96,7 +96,7 @@ class SaveStarter:
         self._options = replace(self._options, staging=None)
 
     def _start(self, state: Any, path: Path, is_copied: bool) -> RunningSave:
-        options = self._staged_options(sum(tensor.nbytes for _, tensor in named_tensors(state)), is_copied)
+        options = self._staged_options(local_nbytes(state), is_copied)
         if self._suffix == SAFETENSORS_SUFFIX:
             return start_safetensors(path, describe_tensors(state), options, is_private=True)
         return start_archive(state, path, options, is_private=True, warns=True)
@@ -115,7 +115,7 @@ class SaveStarter:
 def staging_for_state(state: Any, nbytes: int | None) -> _SaveStaging:
     """Allocate staging memory for the tensors of a state."""
     # Tensors that share memory are counted twice: too much is harmless.
-    return staging_for_nbytes(sum(tensor.nbytes for _, tensor in named_tensors(state)), nbytes)
+    return staging_for_nbytes(local_nbytes(state), nbytes)
 
 
 def staging_for_nbytes(tensors_nbytes: int, nbytes: int | None, local_processes: int = 1) -> _SaveStaging:

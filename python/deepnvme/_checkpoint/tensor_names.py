@@ -109,7 +109,7 @@ def has_dtensors(state: object) -> bool:
 
 
 def local_nbytes(state: object) -> int:
-    """Return the bytes of tensors in this process."""
+    """Return the bytes of tensors in this process; of DTensors, those of its own part."""
     own = (getattr(tensor, "_local_tensor", tensor) for _, tensor in named_tensors(state))
     # torch has no size of sparse and nested ones.
     return sum(int(tensor.nbytes) for tensor in own if str(tensor.layout) == "torch.strided" and not tensor.is_nested)

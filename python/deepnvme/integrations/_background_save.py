@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deepnvme._checkpoint.background_save import BackgroundSaves
 from deepnvme._checkpoint.save import SaveOptions, start_archive
 from deepnvme._checkpoint.save_start import staging_for_state
-from deepnvme._checkpoint.tensor_names import named_tensors
+from deepnvme._checkpoint.tensor_names import local_nbytes
 
 if TYPE_CHECKING:
     import os
@@ -68,7 +68,7 @@ class BackgroundFileSaver:
             self._options = replace(self._options, staging=None)
 
     def _provide_staging(self, obj: object) -> None:
-        nbytes = sum(tensor.nbytes for _, tensor in named_tensors(obj))
+        nbytes = local_nbytes(obj)
         is_enough = self._memory is not None or nbytes <= self._largest_bytes
         if self._options.staging is None or not is_enough:
             # Free the old memory before allocating the new.

@@ -76,7 +76,8 @@ impl Torch {
         }
         let Some(module) = crate::imported::module(py, "torch")? else { return Ok(None) };
         let mut dtypes = HashMap::new();
-        for dtype in Dtype::ALL.into_iter().filter(|dtype| dtype.storage_class().is_some()) {
+        let is_plain = |dtype: &Dtype| dtype.storage_class().is_some() && !dtype.elements_share_bytes();
+        for dtype in Dtype::ALL.into_iter().filter(is_plain) {
             if let Ok(object) = module.getattr(dtype.torch_name()) {
                 dtypes.insert(address(&object), (dtype, object.unbind()));
             }

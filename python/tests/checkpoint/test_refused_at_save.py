@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import deepnvme
 from deepnvme import errors
+from deepnvme.integrations.dcp import DeepnvmeWriter
 
 from .states import DTYPES, assert_same
 from .states import random as random_tensor
@@ -53,6 +56,8 @@ def packed(name: str) -> torch.Tensor:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     **{name: (partial(typed, name), "element type") for name in NARROW},
     "quint4x2": (lambda: packed("quint4x2"), "quint4x2"),
+    "bytes as quint4x2": (lambda: torch.arange(8, dtype=torch.uint8).view(torch.quint4x2), "share bytes"),
+    "bytes as quint2x4": (lambda: torch.arange(8, dtype=torch.uint8).view(torch.quint2x4), "share bytes"),
     "65 dimensions": (lambda: torch.ones([1] * 65), "64 dimensions"),
     "65 dimensions with an attribute": (lambda: torch.nn.Parameter(torch.ones([1] * 65)), "64 dimensions"),
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "unbind"),
@@ -88,6 +93,20 @@ def test_states_within_the_limits_are_restored(tmp_path: Path) -> None:
     assert_same(deepnvme.load(tmp_path / "x.pt"), state)
 
 
+def _save_in_the_background(state: Any, path: Path) -> None:
+    with deepnvme.Checkpointer(path.parent / "c", format="safetensors", async_=True) as checkpointer:
+        checkpointer.save(1, state)
+        checkpointer.wait()
+
+
+WAYS: dict[str, Callable[[Any, Path], object]] = {
+    "one file": deepnvme.save,
+    "shards": lambda state, path: deepnvme.save(state, path, max_shard_bytes=1),
+    "checkpointer": lambda state, path: deepnvme.Checkpointer(path.parent / "c", format="safetensors").save(1, state),
+    "in the background": _save_in_the_background,
+}
+
+
 @pytest.mark.parametrize(
     ("tensor", "word"),
     [
@@ -99,11 +118,30 @@ def test_states_within_the_limits_are_restored(tmp_path: Path) -> None:
         (torch.ones(3, dtype=torch.complex128), "complex128"),
     ],
 )  # fmt: skip
-def test_a_safetensors_file_says_which_tensor_it_cannot_hold(tmp_path: Path, tensor: torch.Tensor, word: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_safetensors_files_say_which_tensor_they_cannot_hold(
+    tmp_path: Path, way: str, tensor: torch.Tensor, word: str
+) -> None:
+    state = {"fine": torch.ones(1), "the key": tensor}
     with pytest.raises((TypeError, ValueError), match=word) as caught:
-        deepnvme.save({"fine": torch.ones(1), "the key": tensor}, tmp_path / "x.safetensors")
+        WAYS[way](state, tmp_path / "x.safetensors")
     assert "the key" in str(caught.value)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("**/*.safetensors"))
+
+
+def test_a_distributed_checkpoint_says_which_tensor_it_cannot_hold(tmp_path: Path) -> None:
+    writer = DeepnvmeWriter(tmp_path)
+    with pytest.raises(CheckpointException, match="the key.*sparse_coo.*to_dense"):
+        save({"the key": torch.eye(3).to_sparse()}, storage_writer=writer, no_dist=True)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_checkpoint_may_have_sparse_tensors(tmp_path: Path, is_async: bool) -> None:
+    with deepnvme.Checkpointer(tmp_path, async_=is_async) as checkpointer:
+        checkpointer.save(1, {"a": torch.eye(3).to_sparse()})
+        checkpointer.wait()
+        assert checkpointer.restore()["a"].to_dense().equal(torch.eye(3))
 
 
 PLAIN: list[Any] = [

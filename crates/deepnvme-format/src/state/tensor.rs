@@ -153,7 +153,7 @@ impl Parts {
                 format!("the tensor {name:?} has an element type that this version of deepnvme does not support");
             return Err(Error::unsupported(format!("{text}{}", self.type_name)));
         };
-        if matches!(dtype, Dtype::QUInt4x2 | Dtype::QUInt2x4) {
+        if dtype.elements_share_bytes() {
             let text = format!("the tensor {name:?} is of type {}, whose elements share bytes", dtype.torch_name());
             return Err(Error::unsupported(format!("{text}; convert it first: tensor.dequantize()")));
         }

@@ -101,18 +101,20 @@ class DeepnvmeWriter(StorageWriter):
         """Write this rank's items."""
         future: Future[list[WriteResult]] = Future()
         tensors: dict[str, torch.Tensor] = {}
-        results = []
         private, file = plan.storage_data or ("", "")
         if self._warns:
             warn_of_refused_values(_values(plan, planner))
         for item in plan.items:
-            name, tensor = _free_name(item, tensors), _tensor_of(item, planner)
-            tensors[name] = tensor
-            results.append(WriteResult(item.index, tensor.nbytes, ItemLocation(file, name)))
+            tensors[_free_name(item, tensors)] = _tensor_of(item, planner)
+        described = describe_tensors(tensors)
+        results = [
+            WriteResult(item.index, tensor.nbytes, ItemLocation(file, name))
+            for item, (name, tensor) in zip(plan.items, tensors.items(), strict=True)
+        ]
         if tensors:
             path = self._folder.path / file
             try:
-                shard = plan_safetensors(path, describe_tensors(tensors), self._options)
+                shard = plan_safetensors(path, described, self._options)
                 self._finish_shard(shard.start_into(self._folder.path / private))
             except FileNotFoundError as error:
                 text = "the coordinator created this file, and this rank does not see it"
