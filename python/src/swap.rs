@@ -159,15 +159,18 @@ impl PySwapper {
         copy_stats(py, imported.1)
     }
 
-    fn contains(&self, py: Python<'_>, key: &str) -> bool {
-        py.detach(|| self.swapper.contains(key))
+    fn contains(&self, py: Python<'_>, key: &str) -> PyResult<bool> {
+        self.swapper.check_process().map_err(|failure| raise(py, &failure))?;
+        Ok(py.detach(|| self.swapper.contains(key)))
     }
 
-    fn keys(&self, py: Python<'_>) -> Vec<String> {
-        py.detach(|| self.swapper.keys())
+    fn keys(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.swapper.check_process().map_err(|failure| raise(py, &failure))?;
+        Ok(py.detach(|| self.swapper.keys()))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.swapper.check_process().map_err(|failure| raise(py, &failure))?;
         let stats = py.detach(|| self.swapper.stats());
         let counters = PyDict::new(py);
         let counts = [

@@ -16,7 +16,12 @@ use crate::swapper::Swapper;
 use crate::sync::current_thread;
 
 impl Swapper {
-    pub(crate) fn check_process(&self) -> Result<()> {
+    /// Checks that this is the process that created the swapper. In a forked child, [`keys`](Self::keys) and
+    /// [`stats`](Self::stats) return nothing.
+    ///
+    /// # Errors
+    /// `Closed` in a forked child.
+    pub fn check_process(&self) -> Result<()> {
         if self.scheduler.creator.is_current() { Ok(()) } else { Err(Error::FORKED) }
     }
 
