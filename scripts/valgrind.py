@@ -44,8 +44,8 @@ LEFT_OUT = {
 }
 # Binary -> its tests that run with io_uring.
 WITH_IO_URING = {"backend_smoke": ["transfers::", "lifetime::", "queue::a_full_queue", "queue::reap_waits"]}
-# Fewer property test cases: valgrind is about forty times slower.
-ENVIRONMENT = {"PROPTEST_CASES": "8"}
+# Fewer cases: valgrind is about forty times slower, and looks at memory, which all cases use alike.
+ENVIRONMENT = {"PROPTEST_CASES": "4", "DEEPNVME_TEST_CASES_DIVISOR": "5"}
 LIMIT_S = 600  # for one binary
 # Not worth reporting: valgrind passes unknown requests on anyway, and we refuse io_uring ourselves.
 HARMLESS = re.compile(

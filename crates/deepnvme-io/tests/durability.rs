@@ -12,6 +12,7 @@ use deepnvme_testkit::data::{TestFile, difference, random_bytes, region_holding}
 use deepnvme_testkit::model::pick_bytes;
 use deepnvme_testkit::rng::Rng;
 use deepnvme_testkit::scheduled_backend::SimDisk;
+use deepnvme_testkit::share::fewer;
 use deepnvme_testkit::watchdog;
 
 const SEEDS: u64 = 40;
@@ -70,7 +71,7 @@ fn run_seed(seed: u64, mode: DirectMode) {
 
 #[test]
 fn a_durable_write_survives_every_crash() {
-    for seed in 0..SEEDS {
+    for seed in 0..fewer(SEEDS) {
         for mode in [DirectMode::Preferred, DirectMode::Disabled] {
             let name = format!("durability, seed {seed}, {mode:?}");
             watchdog::with_time_limit(&name, Duration::from_secs(60), || run_seed(seed, mode));
@@ -80,7 +81,7 @@ fn a_durable_write_survives_every_crash() {
 
 #[test]
 fn a_durable_whole_file_is_exactly_the_memory_after_a_crash() {
-    for seed in 0..SEEDS {
+    for seed in 0..fewer(SEEDS) {
         let (engine, disk) = simulated_engine(seed);
         let mut rng = Rng::keyed(seed, &[4]);
         let file = TestFile::holding(&random_bytes(seed, 200_000));

@@ -188,6 +188,7 @@ fn blocks_are_as_large_as_cufile_takes_them_and_fit_slots_when_it_does_not() {
     let (gpu, folder) = (Gpu::new(), folder());
     let sizes = |block_bytes| Config { block_bytes, queue_depth: 4, ..config(DirectMode::Preferred) };
     let bytes = 24 << 20;
+    let expected_bytes = pattern(3, bytes);
     let memory = gpu.memory(0, bytes, 3);
     for (block_bytes, expected) in [(2 << 20, 16), (1 << 20, 24), (256 << 10, 96)] {
         let engine = Engine::new(sizes(block_bytes)).unwrap();
@@ -201,7 +202,7 @@ fn blocks_are_as_large_as_cufile_takes_them_and_fit_slots_when_it_does_not() {
             let target = gpu.memory(1, bytes, 4);
             gpu.fail(call, after, 5008);
             read(&engine, &file, 0, target.region_mut());
-            assert!(gpu.peek(&target) == pattern(3, bytes), "{call} {block_bytes}");
+            assert!(gpu.peek(&target) == expected_bytes, "{call} {block_bytes}");
             gpu.clear();
         }
         let stats = engine.stats();

@@ -14,6 +14,7 @@ use files::{config, folder, on_host, open, read, write};
 fn many_blocks_are_few_submissions_or_calls_where_there_are_no_batches() {
     let (gpu, folder) = (Gpu::new(), folder());
     let bytes = 32 << 20;
+    let (written, overwritten) = (pattern(3, bytes), pattern(4, bytes));
     let memory = gpu.memory(0, bytes, 3);
     for refused in [None, Some("cuFileBatchIOSetUp"), Some("cuFileBatchIOSubmit")] {
         let engine = Engine::new(Config { workers: 1, queue_depth: 64, ..config(DirectMode::Required) }).unwrap();
@@ -21,11 +22,11 @@ fn many_blocks_are_few_submissions_or_calls_where_there_are_no_batches() {
         if let Some(call) = refused {
             gpu.fail_always(call, 5039);
         }
-        gpu.poke(&memory, &pattern(3, bytes));
+        gpu.poke(&memory, &written);
         write(&engine, &file, 0, memory.region());
-        gpu.poke(&memory, &pattern(4, bytes));
+        gpu.poke(&memory, &overwritten);
         read(&engine, &file, 0, memory.region_mut());
-        assert!(gpu.peek(&memory) == pattern(3, bytes), "{refused:?}");
+        assert!(gpu.peek(&memory) == written, "{refused:?}");
         let (stats, calls) = (engine.stats(), gpu.calls("cuFileRead") + gpu.calls("cuFileWrite"));
         assert_eq!((stats.ops, stats.bytes_gds), (512, 2 * bytes as u64), "{refused:?}");
         match refused {
@@ -46,6 +47,7 @@ fn many_blocks_are_few_submissions_or_calls_where_there_are_no_batches() {
 fn each_entry_of_a_batch_ends_by_itself() {
     let (gpu, folder) = (Gpu::new(), folder());
     let bytes = 8 << 20;
+    let expected = pattern(3, bytes);
     let memory = gpu.memory(0, bytes, 3);
     // A disk error, a refusal, and a status that is temporarily unavailable.
     for (place, code, ends) in [
@@ -62,7 +64,7 @@ fn each_entry_of_a_batch_ends_by_itself() {
             match ends {
                 Ok(is_refusal) => {
                     wrote.unwrap();
-                    assert!(on_host(&engine, &file, 0, bytes) == pattern(3, bytes), "{place} {code} {after}");
+                    assert!(on_host(&engine, &file, 0, bytes) == expected, "{place} {code} {after}");
                     assert_eq!(engine.stats().gds_reason.is_some(), is_refusal, "{place} {code} {after}");
                 }
                 Err(errno) => {

@@ -8,6 +8,7 @@
 //! - [`mod@fuzz_targets`], [`text_mutations`]: the bodies of fuzz targets over mutated seeds, and mutations of texts.
 //! - [`scheduled_backend`]: a backend with a seeded schedule, over a disk whose power can be cut.
 //! - [`rng`], [`watchdog`]: a random generator, and time limits.
+//! - [`share`]: fewer cases where each takes much longer.
 //!
 //! This is a dev-dependency: its functions assert, and a failed assertion names the seed.
 #![forbid(unsafe_code)]
@@ -21,5 +22,6 @@ pub mod guard;
 pub mod model;
 pub mod rng;
 pub mod scheduled_backend;
+pub mod share;
 pub mod text_mutations;
 pub mod watchdog;
