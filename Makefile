@@ -18,7 +18,7 @@ PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu-bundle check check-rust check-python docs fmt deny fuzz bench venv wheel release-check clean
+.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu-bundle check check-rust check-python docs fmt deny fuzz bench perf-check venv wheel release-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ deny: ## licences, sources and advisories of all dependencies (compiles cargo-de
 
 fuzz: ## give each parser what libFuzzer finds, for FUZZ_SECONDS (60) each
 	@nice -n 19 $(PYTHON) scripts/fuzz.py
+
+perf-check: setup ## a short set of benchmarks against the ratios on record for this kind of machine; four minutes (RECORD=1 records them)
+	@cd benchmarks && ../$(BIN)/python -m perfcheck $(if $(RECORD),--record)
 
 bench: ## compare with fio, DeepSpeed, Python and numpy (a project of its own: see benchmarks/)
 	@$(MAKE) -C benchmarks PYTHON=$(abspath $(shell command -v $(PYTHON)))
