@@ -51,8 +51,9 @@ Returns:
     The number of bytes written, which is ``tensor.nbytes``.
 
 Raises:
-    deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. The file may be half written. For
-        all-or-nothing files, use ``deepnvme.open(path, "wb")``.
+    deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. Without ``offset``, a file that this call
+        created is removed. With ``offset`` it stays, since other calls may have written other ranges of it. A file
+        that existed before may be half written: for all-or-nothing files, use ``deepnvme.open(path, "wb")``.
     TypeError, ValueError: the tensor cannot be written (sparse, without memory), or an argument is invalid.
 
 Example:
