@@ -5,8 +5,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::display;
+use crate::free_space::free_bytes;
 use crate::op::Errno;
-use crate::{display, fs};
 
 /// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -140,7 +141,7 @@ impl Error {
     pub fn at_path(mut self, path: impl Into<PathBuf>) -> Self {
         let (inner, path) = (self.inner_mut(), path.into());
         if inner.errno == Some(Errno::NOSPC) && inner.free_bytes.is_none() {
-            inner.free_bytes = fs::free_bytes(&path);
+            inner.free_bytes = free_bytes(&path);
         }
         inner.path = Some(path);
         self

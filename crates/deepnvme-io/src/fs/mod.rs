@@ -85,14 +85,6 @@ pub fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Returns the free bytes of the file system that has the folder of this path. `None` if it cannot be opened.
-#[must_use]
-pub fn free_bytes(path: &Path) -> Option<u64> {
-    use std::os::fd::AsFd as _;
-    let folder = open_folder(folder_of(path)).ok()?;
-    space(folder.as_fd()).ok().map(|space| space.free_bytes)
-}
-
 /// Opens a folder, to sync it.
 ///
 /// # Errors
