@@ -205,7 +205,7 @@ Example:
     (trace) => {
         r#"Record the engine's work during a ``with`` block, and write it to a file.
 
-The file appears complete when the block ends, even by an exception. Several traces may run at once. Each
+The file appears complete when the block ends, also if the block raises. Several traces may run at once. Each
 records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
 recording costs nothing.
 
