@@ -257,7 +257,9 @@ def contents(release: Release) -> str:
         with zipfile.ZipFile(path) as archive:
             crates = check_contents(path.name, archive)
             if leaks := list(paths.leaks(archive, [*paths.machine_folders(ROOT), Path.home()])):
-                raise Failed(f"{path.name} contains paths of the machine that built it: {'; '.join(leaks[:TAIL_LINES])}")
+                raise Failed(
+                    f"{path.name} contains paths of the machine that built it: {'; '.join(leaks[:TAIL_LINES])}"
+                )
             (name,) = (name for name in archive.namelist() if name.endswith(".cyclonedx.json"))
             copy = release.folder / "sbom" / f"{path.stem}.cdx.json"
             copy.parent.mkdir(parents=True, exist_ok=True)

@@ -181,7 +181,7 @@ def _destination(device: Any, map_location: Any) -> tuple[torch.device, _Restore
         )
         raise TypeError(msg)
     chosen = dict(map_location) if isinstance(map_location, Mapping) else map_location
-    found: _RestoreLocation = torch.serialization._get_restore_location(chosen)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    found: Callable[..., Any] = torch.serialization._get_restore_location(chosen)  # type: ignore[no-untyped-call]  # noqa: SLF001
     return torch.device("cpu"), with_checked_locations(found, chosen)
 
 

@@ -209,5 +209,5 @@ def _read_generation_config(transformers: Any, model: Any, folder: Path) -> None
         return
     try:
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (values that transformers does not check fail anywhere in its code)
         warnings.warn(f"{folder}/generation_config.json is ignored: {error}", stacklevel=3)

@@ -119,7 +119,7 @@ def cast_loss(origin: torch.dtype, target: torch.dtype) -> str | None:
     """Name what a cast loses beyond precision. ``None``: nothing, except that large numbers may become infinite."""
     import torch  # noqa: PLC0415
 
-    if origin == target:
+    if origin in {target, torch.bool}:
         return None
     if origin.is_complex and not target.is_complex:
         return "the imaginary parts"
@@ -127,10 +127,15 @@ def cast_loss(origin: torch.dtype, target: torch.dtype) -> str | None:
         return "all but whether a number is zero"
     if target == getattr(torch, "float8_e8m0fnu", None):
         return "the signs"
-    if origin == torch.bool or target.is_floating_point or target.is_complex:
+    if target.is_floating_point or target.is_complex:
         return None
-    if origin.is_floating_point:
-        return "the fractions"
+    return "the fractions" if origin.is_floating_point else _range_loss(origin, target)
+
+
+def _range_loss(origin: torch.dtype, target: torch.dtype) -> str | None:
+    """Name what a cast of integers to integers loses."""
+    import torch  # noqa: PLC0415
+
     try:
         have, room = torch.iinfo(origin), torch.iinfo(target)
     except TypeError:  # types that are only bits

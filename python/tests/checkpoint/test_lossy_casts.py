@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,9 +69,9 @@ def test_every_refusal_of_torch_is_one_of_ours() -> None:
 
 
 def test_dcp_refuses_them_as_well(tmp_path: Path) -> None:
-    from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter  # noqa: PLC0415
+    from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
-    dcp = torch.distributed.checkpoint
+    dcp: Any = torch.distributed.checkpoint
     dcp.save({"a": torch.randn(8, dtype=torch.complex64)}, storage_writer=DeepnvmeWriter(tmp_path / "dcp"))
     with pytest.raises(dcp.CheckpointException, match="would lose the imaginary parts"):
         dcp.load({"a": torch.zeros(8)}, storage_reader=DeepnvmeReader(tmp_path / "dcp"))

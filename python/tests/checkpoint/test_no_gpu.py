@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda")])
 def test_a_load(path: Path, device: Any) -> None:
-    calls = {
+    calls: dict[str, Callable[[], Any]] = {
         "device": lambda: deepnvme.load(path, device=device),
         "device ": lambda: deepnvme.load(path, device=device, lazy=True),
         "map_location": lambda: deepnvme.load(path, map_location=device),
@@ -42,9 +43,9 @@ def test_a_load(path: Path, device: Any) -> None:
 
 
 def test_other_devices(path: Path) -> None:
-    with pytest.raises(DeviceError, match="'xpu', which torch cannot use here.*; pass 'cpu'"):
+    with pytest.raises(DeviceError, match=r"'xpu', which torch cannot use here.*; pass 'cpu'"):
         deepnvme.load(path, device="xpu")
-    with pytest.raises(InvalidArgumentError, match="device is 'nonsense', and is no device.*; pass 'cpu'"):
+    with pytest.raises(InvalidArgumentError, match=r"device is 'nonsense', and is no device.*; pass 'cpu'"):
         deepnvme.load(path, device="nonsense")
     assert deepnvme.load(path, device="meta")["a"].is_meta
 
@@ -64,7 +65,7 @@ def test_a_torch_without_cuda(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_streams(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 3)
     deepnvme.save(model.state_dict(), tmp_path / "model.safetensors")
-    with pytest.raises(DeviceError, match="device is 'cuda', and .*; pass device='cpu', or"):
+    with pytest.raises(DeviceError, match=r"device is 'cuda', and .*; pass device='cpu', or"):
         deepnvme.stream(model, weights=tmp_path / "model.safetensors", memory="1MB", device="cuda")
 
 

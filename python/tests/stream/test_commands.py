@@ -88,9 +88,7 @@ def in_memory(folder: Path, prompt: str, count: int, dtype: str = "auto") -> str
 @pytest.mark.parametrize(
     ("name", "text"), [("tokenizer.json", "[1]"), ("tokenizer.json", "{"), ("tokenizer_config.json", '["a"]')]
 )
-def test_a_damaged_tokenizer(
-    command: Callable[..., Done], folder: Path, tmp_path: Path, name: str, text: str
-) -> None:
+def test_a_damaged_tokenizer(command: Callable[..., Done], folder: Path, tmp_path: Path, name: str, text: str) -> None:
     copy = shutil.copytree(folder, tmp_path / "model")
     (copy / name).write_text(text)
     done = command("generate", "--model", str(copy), "--memory", "50MB", "--prompt", "word1")

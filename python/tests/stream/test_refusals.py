@@ -146,7 +146,7 @@ def test_a_configuration_that_transformers_does_not_check(
     folder = shutil.copytree(models.folder("llama"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(UnsupportedError, match="transformers cannot build .*; take config.json from the original"):
+    with pytest.raises(UnsupportedError, match=r"transformers cannot build .*; take config\.json from the original"):
         deepnvme.stream(folder, memory="50MB")
 
 
@@ -162,7 +162,7 @@ def test_a_damaged_generation_configuration_is_ignored_with_a_warning(
 
 @pytest.mark.parametrize("chosen", [dict, "LlamaForCausalLM"])
 def test_a_model_class_that_is_none(models: SmallModels, chosen: Any) -> None:
-    with pytest.raises(UnsupportedError, match="model_class is .*; pass the class of the saved model"):
+    with pytest.raises(UnsupportedError, match=r"model_class is .*; pass the class of the saved model"):
         deepnvme.stream(models.folder("llama"), memory="50MB", model_class=chosen)
 
 

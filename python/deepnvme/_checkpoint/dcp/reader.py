@@ -192,9 +192,7 @@ class DeepnvmeReader(StorageReader):
             shard.raise_mismatch(name, f"is {dtype} of {shape}, and deepnvme.json lists another dtype or size")
         if any(start + length > size for start, length, size in zip(starts, lengths, shape, strict=True)):
             shard.raise_mismatch(name, f"has the shape {shape}, which is smaller than deepnvme.json says")
-        if lost := cast_loss(dtype, target.dtype):
-            msg = f"{shard.path}: {name} is {dtype} in the checkpoint, and {target.dtype} in the state to load into"
-            raise InvalidArgumentError(f"{msg}, which would lose {lost}; load into a tensor of {dtype}")
+        _check_cast(f"{shard.path}: {name}", dtype, target.dtype)
         # Rows are contiguous in the file. Parts of rows are cut out in memory.
         first, rows = (starts[0], lengths[0]) if shape else (0, 1)
         start = first * math.prod(shape[1:]) * dtype.itemsize
@@ -252,3 +250,9 @@ class DeepnvmeReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether this can be a folder: any path except a URL."""
         return "://" not in os.fspath(checkpoint_id)
+
+
+def _check_cast(what: str, stored: torch.dtype, target: torch.dtype) -> None:
+    if lost := cast_loss(stored, target):
+        msg = f"{what} is {stored} in the checkpoint, and {target} in the state to load into"
+        raise InvalidArgumentError(f"{msg}, which would lose {lost}; load into a tensor of {stored}")
