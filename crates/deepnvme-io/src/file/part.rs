@@ -300,7 +300,12 @@ impl Part {
             Err(errno) => {
                 // Undo the partial allocation.
                 let _ = fs::truncate(self.any().as_fd(), stat.bytes);
-                Err(fail("allocate", errno).needing(bytes - stat.bytes))
+                let error = fail("allocate", errno).needing(bytes);
+                if stat.bytes == 0 || error.kind() != ErrorKind::NoSpace {
+                    return Err(error);
+                }
+                let detail = format!("the file has {} of them; {}", stat.bytes, error.detail());
+                Err(error.because(detail))
             }
         }
     }
