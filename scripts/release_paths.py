@@ -87,7 +87,7 @@ def leaks(archive: zipfile.ZipFile, folders: Iterable[Path]) -> Iterator[str]:
     for entry in archive.infolist():
         content = archive.read(entry)
         for folder in wanted:
-            # `/root` is part of other words; a path goes on with a slash or ends there.
+            # With the slash: the name of a folder may begin the name of another one.
             at = content.find(folder + b"/")
             if at >= 0:
                 around = content[at : at + len(folder) + 40].split(b"\0")[0]
