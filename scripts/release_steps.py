@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import release_facts as facts
+import release_paths as paths
 
 ROOT = Path(__file__).resolve().parent.parent
 USE_WHEEL = ROOT / "scripts" / "use_wheel.py"
@@ -101,10 +102,11 @@ class Release:
 
         The tools come first in PATH, since maturin looks for zig there. Builds have a target folder of their own:
         maturin stages the extension at one path in it, so a second build at the same time could end up in this wheel.
+        No path of this machine gets into the extension.
         """
-        paths = os.pathsep.join([str(self.folder / "tools" / "bin"), os.environ["PATH"]])
-        own = {"CARGO_TARGET_DIR": str(self.folder / "cargo"), "PYO3_PYTHON": sys.executable, "PATH": paths}
-        return {**os.environ, **own}
+        programs = os.pathsep.join([str(self.folder / "tools" / "bin"), os.environ["PATH"]])
+        own = {"CARGO_TARGET_DIR": str(self.folder / "cargo"), "PYO3_PYTHON": sys.executable, "PATH": programs}
+        return {**os.environ, **own, "CARGO_ENCODED_RUSTFLAGS": paths.rustc_flags(ROOT)}
 
     def run(
         self,
@@ -174,6 +176,7 @@ def build(release: Release, machine: str) -> str:
     command += ["--target", RUST_TARGET.format(machine=machine), "--compatibility", MANYLINUX, "--out", release.dist]
     release.run(command, environment=release.environment())
     built = release.wheel(machine)
+    paths.rewrite_sbom(built, ROOT)
     number, python, platforms = facts.wheel_tags(built.name)
     if (number, python) != (release_version()[0], "cp310-abi3") or not any(MANYLINUX in name for name in platforms):
         raise Failed(f"unexpected tags: {built.name}")
@@ -248,11 +251,15 @@ def metadata(release: Release) -> str:
 
 
 def contents(release: Release) -> str:
-    """Look into each wheel, and copy its SBOM out for an attestation."""
+    """Look into each wheel, also for paths of this machine, and copy its SBOM out for an attestation."""
     notes = []
     for path in release.wheels():
         with zipfile.ZipFile(path) as archive:
             crates = check_contents(path.name, archive)
+            if leaks := list(paths.leaks(archive, [*paths.machine_folders(ROOT), Path.home()])):
+                raise Failed(
+                    f"{path.name} contains paths of the machine that built it: {'; '.join(leaks[:TAIL_LINES])}"
+                )
             (name,) = (name for name in archive.namelist() if name.endswith(".cyclonedx.json"))
             copy = release.folder / "sbom" / f"{path.stem}.cdx.json"
             copy.parent.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,11 @@ FILE_SYSTEM_USERS = (
     "crates/deepnvme-swap/src/",
     "crates/deepnvme-stream/src/",
 )
-FILE_SYSTEM_IMPLEMENTATIONS = ("crates/deepnvme-io/src/fs/", "crates/deepnvme-io/src/backend/")
+FILE_SYSTEM_IMPLEMENTATIONS = (
+    "crates/deepnvme-io/src/fs/",
+    "crates/deepnvme-io/src/backend/",
+    "crates/deepnvme-io/src/free_space.rs",  # errors use it, and `fs` uses errors
+)
 FILE_SYSTEM_CALL = re.compile(
     r"\b(?:std|rustix|unix)::fs\b|\bfile_type\(\)|\.(?:exists|is_dir|is_file|is_symlink|metadata|read_dir|read_link|canonicalize)\(\)"
 )

@@ -259,7 +259,8 @@ class Engine:
             The number of bytes written, which is ``tensor.nbytes``.
 
         Raises:
-            deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. The file may be half written. For
+            deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. Without ``offset``, a file that this call
+                created is removed if it is still empty, as on a full disk. Otherwise the file may be half written: for
                 all-or-nothing files, use ``deepnvme.open(path, "wb")``.
             TypeError, ValueError: the tensor cannot be written (sparse, without memory), or an argument is invalid.
 
@@ -418,7 +419,7 @@ class Engine:
     def trace(self, path: _Name) -> Trace:
         """Record the engine's work during a ``with`` block, and write it to a file.
 
-        The file appears complete when the block ends, even by an exception. Several traces may run at once. Each
+        The file appears complete when the block ends, also if the block raises. Several traces may run at once. Each
         records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
         recording costs nothing.
 
@@ -771,7 +772,7 @@ class Stats:
         """Whether this memory is pinned; ``None`` while there is none."""
     @property
     def pool_lock_reason(self) -> str | None:
-        """Reason why it is not pinned."""
+        """Reason why this memory is not pinned; ``None`` if it is."""
     def to_dict(self) -> dict[str, int | str | bool | None]:
         """Return the fields as a dictionary, ready for JSON."""
 
@@ -795,7 +796,7 @@ class BackendProbe:
         """Features that the kernel granted, if it works."""
     @property
     def errno(self) -> int | None:
-        """The kernel's error number, if it does not work and there was one."""
+        """The kernel's error number; ``None`` if the backend works, or fails for another reason."""
     @property
     def reason(self) -> str | None:
         """Why it does not work."""
@@ -820,7 +821,7 @@ class Probe:
         """Backend of this engine: ``"io_uring"``, ``"aio"`` or ``"threads"``."""
     @property
     def backend_reason(self) -> str:
-        """Reason for this choice."""
+        """Reason why this backend was chosen."""
     @property
     def io_uring(self) -> BackendProbe:
         """Result for ``io_uring``."""
@@ -1124,7 +1125,8 @@ def write(tensor: _Tensor, path: _Path, offset: int | None = None, *, durability
         The number of bytes written, which is ``tensor.nbytes``.
 
     Raises:
-        deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. The file may be half written. For
+        deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. Without ``offset``, a file that this call
+            created is removed if it is still empty, as on a full disk. Otherwise the file may be half written: for
             all-or-nothing files, use ``deepnvme.open(path, "wb")``.
         TypeError, ValueError: the tensor cannot be written (sparse, without memory), or an argument is invalid.
 
@@ -1289,7 +1291,7 @@ def stats() -> Stats:
 def trace(path: _Name) -> Trace:
     """Record the engine's work during a ``with`` block, and write it to a file.
 
-    The file appears complete when the block ends, even by an exception. Several traces may run at once. Each
+    The file appears complete when the block ends, also if the block raises. Several traces may run at once. Each
     records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
     recording costs nothing.
 

@@ -48,7 +48,7 @@ def __dir__() -> list[str]:
 class Error(OSError):
     """A transfer failed. ``errno``, ``strerror`` and ``filename`` have the meanings of :class:`OSError`.
 
-    For a full disk, ``errno`` is ``errno.ENOSPC``.
+    For a full disk, ``errno`` is ``errno.ENOSPC``, and the message has the bytes that are needed and free.
     """
 
     offset: int | None = None
@@ -95,7 +95,10 @@ class UnsupportedError(Error):
 
 
 class DeviceError(Error, RuntimeError):
-    """A GPU or its driver reported an error. Errors of earlier work on the GPU also appear here."""
+    """A GPU or its driver reported an error, or a call asks for a GPU that torch cannot use here.
+
+    Errors of earlier work on the GPU also appear here.
+    """
 
 
 class CancelledError(Error):

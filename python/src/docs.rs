@@ -51,7 +51,8 @@ Returns:
     The number of bytes written, which is ``tensor.nbytes``.
 
 Raises:
-    deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. The file may be half written. For
+    deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. Without ``offset``, a file that this call
+        created is removed if it is still empty, as on a full disk. Otherwise the file may be half written: for
         all-or-nothing files, use ``deepnvme.open(path, "wb")``.
     TypeError, ValueError: the tensor cannot be written (sparse, without memory), or an argument is invalid.
 
@@ -204,7 +205,7 @@ Example:
     (trace) => {
         r#"Record the engine's work during a ``with`` block, and write it to a file.
 
-The file appears complete when the block ends, even by an exception. Several traces may run at once. Each
+The file appears complete when the block ends, also if the block raises. Several traces may run at once. Each
 records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
 recording costs nothing.
 

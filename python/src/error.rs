@@ -76,6 +76,6 @@ fn strerror(error: &Error, errno: i32) -> String {
     let kernel = std::io::Error::from_raw_os_error(errno).to_string();
     let words = kernel.split(" (os error").next().unwrap_or_default();
     let location = error.offset().map_or_else(String::new, |offset| format!(" at offset {offset}"));
-    let remedy = if error.detail().is_empty() { String::new() } else { format!("; {}", error.detail()) };
+    let remedy = if error.detail().is_empty() { String::new() } else { format!("; {}", error.explanation()) };
     format!("{}{location}: {words}{remedy}", error.operation())
 }

@@ -21,7 +21,7 @@ record_class! {
         works: bool,
         /// Features that the kernel granted, if it works.
         detail: Option<String>,
-        /// The kernel's error number, if it does not work and there was one.
+        /// The kernel's error number; ``None`` if the backend works, or fails for another reason.
         errno: Option<i32>,
         /// Why it does not work.
         reason: Option<String>,
@@ -54,7 +54,7 @@ impl BackendProbe {
 pub(crate) struct Probe {
     /// Backend of this engine: ``"io_uring"``, ``"aio"`` or ``"threads"``.
     backend: String,
-    /// Reason for this choice.
+    /// Reason why this backend was chosen.
     backend_reason: String,
     /// Result for ``io_uring``.
     io_uring: Py<BackendProbe>,

@@ -120,9 +120,11 @@ impl Request {
                 batch.items.len()
             )));
         }
-        let options = WriteOptions { extent: extent(without_offset > 0), durability };
+        let extent = extent(without_offset > 0);
+        let options = WriteOptions { extent, durability };
         let submit = move |engine: &Engine, _| {
-            let files = deduplicated(open_all(batch.paths, Access::Write, engine)?)?;
+            let files = open_to_write(batch.paths, extent, engine)?;
+            let files = deduplicated(&files).inspect_err(|_| remove_created(&files, extent))?;
             let items = batch.items.into_iter().map(|(file, offset, source)| {
                 let (file, offset) = (Arc::clone(&files[file]), offset.unwrap_or(0));
                 WriteItem { file, offset, source }
@@ -174,11 +176,33 @@ fn open_all(paths: Vec<PathArgument>, access: Access, engine: &Engine) -> Result
     paths.into_iter().map(|path| path.open(access, engine.config().direct)).collect()
 }
 
+/// Opens the files of a write. If one cannot be opened, those that were created for whole files are removed.
+fn open_to_write(paths: Vec<PathArgument>, extent: WriteExtent, engine: &Engine) -> Result<Vec<Arc<TensorFile>>> {
+    let mut files = Vec::with_capacity(paths.len());
+    for path in paths {
+        match path.open(Access::Write, engine.config().direct) {
+            Ok(file) => files.push(file),
+            Err(error) => {
+                remove_created(&files, extent);
+                return Err(error);
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// Removes the files that a refused write of whole files created. Others may have written to a file with ranges.
+fn remove_created(files: &[Arc<TensorFile>], extent: WriteExtent) {
+    if extent == WriteExtent::WholeFile {
+        files.iter().for_each(|file| file.remove_created());
+    }
+}
+
 /// Replaces files that are one file under two names by the first, so that ranges of it are compared.
-fn deduplicated(files: Vec<Arc<TensorFile>>) -> Result<Vec<Arc<TensorFile>>> {
+fn deduplicated(files: &[Arc<TensorFile>]) -> Result<Vec<Arc<TensorFile>>> {
     let mut known: HashMap<FileId, (usize, Arc<TensorFile>)> = HashMap::with_capacity(files.len());
     let mut once = Vec::with_capacity(files.len());
-    for file in files {
+    for file in files.iter().map(Arc::clone) {
         let stats = file.stats()?;
         let first = stats.iter().find_map(|stat| known.get(&stat.identity).cloned());
         match first {

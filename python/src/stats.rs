@@ -105,7 +105,7 @@ record_class! {
         pool_bytes: u64,
         /// Whether this memory is pinned; ``None`` while there is none.
         pool_locked: Option<bool>,
-        /// Reason why it is not pinned.
+        /// Reason why this memory is not pinned; ``None`` if it is.
         pool_lock_reason: Option<String>,
     }
 }

@@ -92,3 +92,17 @@ def test_the_cycle_collector_is_left_as_it_was(tmp_path: Path, enabled: bool) ->
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if collecting else gc.disable)()
+
+
+def test_a_batch_that_is_refused_leaves_no_new_file(tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"1")
+    (tmp_path / "two").hardlink_to(tmp_path / "one")
+    for other in (["one", "two"], ["nowhere/file"]):
+        with pytest.raises(deepnvme.Error):
+            deepnvme.write_batch([(tmp_path / name, None, b"new") for name in ["new", *other]])
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    assert (tmp_path / "one").read_bytes() == b"1"
+    # A range of a new file: others may write other ranges.
+    with pytest.raises(deepnvme.Error):
+        deepnvme.write_batch([(tmp_path / "new", 0, b"new"), (tmp_path / "new", 2, b"overlaps")])
+    assert (tmp_path / "new").exists()

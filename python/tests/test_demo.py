@@ -6,6 +6,7 @@ import json
 import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,6 +64,28 @@ def test_a_smaller_size_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyP
     size, (reason,) = weights.choose_bytes(50_000_000, tmp_path, 6)
     assert size == 5_000_000
     assert "the disk writes" in reason
+
+
+def test_a_disk_or_a_machine_that_is_too_small_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = json.dumps({"folder": str(tmp_path), "size": "1KB", "json": False})
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1_000_000_000))
+        assert command.run(options) == 1
+    told = capfd.readouterr().err
+    assert "the demo needs 2.5 GB of disk at least, and 1.0 GB are free; free some space" in told
+    assert str(tmp_path) in told
+    monkeypatch.setattr(weights, "available_memory_bytes", lambda: 500_000_000)
+    assert command.run(options) == 1
+    assert "the demo needs 2.5 GB of memory at least, and 0.5 GB are free" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1e3", "99999999999999999999TB", "1XB", ""])
+def test_a_size_that_is_none_names_the_range(tmp_path: Path, size: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert command.run(json.dumps({"folder": str(tmp_path), "size": size, "json": False})) == 2
+    assert "a number of bytes between 1 and 9223372036854775807" in capfd.readouterr().err
 
 
 def test_the_state_dict_is_as_large_as_asked_and_random() -> None:

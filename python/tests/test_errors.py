@@ -115,6 +115,7 @@ def test_the_end_of_the_file(engine: deepnvme.Engine, tmp_path: Path, random_byt
             engine.read(bytearray(size + 10_000), path, offset)
         check(caught, None, path)
         assert isinstance(caught.value, deepnvme.EndOfFileError)
+        assert "ask for a range inside the file, or write the file again" in str(caught.value)
         assert (caught.value.offset, caught.value.bytes_done) == (offset, there)
     assert engine.read(bytearray(0), path, size + 10_000) == 0
 

@@ -1,6 +1,10 @@
 """A disk that is really full: a small file system of the test's own, which takes root; skipped visibly otherwise."""
 
+import contextlib
 import errno
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,14 +35,91 @@ def test_a_write_says_what_is_needed_and_what_is_free(small_disk: Path, random_b
     path = small_disk / "file"
     with pytest.raises(deepnvme.Error) as caught:
         deepnvme.write(random_bytes(MORE_THAN_FITS), path)
-    assert caught.value.errno == errno.ENOSPC
-    assert caught.value.filename == str(path)
-    assert "free" in str(caught.value) or "space" in str(caught.value).lower()
+    check_text(caught.value, path, MORE_THAN_FITS)
+    assert names(small_disk) == [], "the call created the file"
     # The engine goes on, and so does the disk once there is room.
-    path.unlink(missing_ok=True)
     small = random_bytes(100_000)
     assert deepnvme.write(small, path) == len(small)
     assert path.read_bytes() == small
+
+
+def check_text(error: BaseException, path: Path, needed: int) -> None:
+    """A full disk names the file, the bytes that are needed and free, and a remedy."""
+    assert isinstance(error, deepnvme.Error)
+    assert (error.errno, error.filename) == (errno.ENOSPC, str(path))
+    found = re.search(r"(\d+) bytes are needed(, of which (\d+) are written)?, and (\d+) are free; ", str(error))
+    assert found, error
+    assert needed <= int(found[1]) <= needed + (1 << 20)
+    assert int(found[4]) <= DISK_MIB << 20
+    assert str(error).partition(": '")[0].endswith("the disk is full; free some space or choose another folder")
+
+
+@pytest.mark.parametrize("start", [False, True])
+@pytest.mark.parametrize("striped", [False, True])
+def test_only_a_file_that_the_failed_call_created_is_removed(
+    small_disk: Path, random_bytes: RandomBytes, start: bool, striped: bool
+) -> None:
+    paths = [small_disk / "a", small_disk / "b"]
+    target: Any = deepnvme.StripeSet(paths) if striped else paths[0]
+    write = (lambda *args: deepnvme.start_write(*args).result()) if start else deepnvme.write
+    for before in ([], ["b"], ["a", "b"]):
+        for name in before:
+            (small_disk / name).write_bytes(b"before")
+        with pytest.raises(deepnvme.Error) as caught:
+            write(random_bytes(MORE_THAN_FITS), target)
+        assert caught.value.errno == errno.ENOSPC
+        assert names(small_disk) == before
+        for path in paths:
+            path.unlink(missing_ok=True)
+    write(random_bytes(1000), target)
+    there = names(small_disk)
+    with pytest.raises(deepnvme.Error):
+        write(random_bytes(MORE_THAN_FITS), target)
+    assert names(small_disk) == there, "an earlier call created them"
+
+
+def test_a_failed_write_leaves_what_another_has_written_meanwhile(
+    tmp_path: Path, slow_engine: deepnvme.Engine, random_bytes: RandomBytes
+) -> None:
+    path, newer = tmp_path / "file", random_bytes(100_000)
+    for _ in range(20):
+        cancelled = slow_engine.start_write(random_bytes(1 << 20), path)
+        cancelled.cancel()
+        deepnvme.write(newer, path)
+        with contextlib.suppress(deepnvme.Error):
+            cancelled.result()
+        assert path.exists()
+        path.unlink()
+
+
+def test_a_range_of_a_new_file_stays(small_disk: Path, random_bytes: RandomBytes) -> None:
+    # Others may have written other ranges of it.
+    with pytest.raises(deepnvme.Error) as caught:
+        deepnvme.write(random_bytes(MORE_THAN_FITS), small_disk / "file", offset=0)
+    check_text(caught.value, small_disk / "file", MORE_THAN_FITS)
+    assert names(small_disk) == ["file"]
+
+
+def test_other_calls_name_the_sizes(small_disk: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    state = {"a": torch.randn(MORE_THAN_FITS // 4)}
+    with pytest.raises(deepnvme.Error) as caught:
+        deepnvme.save(state, small_disk / "model.safetensors")
+    check_text(caught.value, small_disk / "model.safetensors", MORE_THAN_FITS)
+    with deepnvme.Swapper(small_disk, memory="4MB") as swapper, pytest.raises(deepnvme.Error) as caught:
+        for number in range(64):
+            swapper.put(str(number), torch.randn(1 << 18))
+    assert re.search(r"are free; (the file has \d+ of them; )?the disk is full; free some space", str(caught.value))
+    (tmp_path / "model").mkdir()
+    deepnvme.save(state, tmp_path / "model" / "model.safetensors")
+    for command, target in (("convert", "model.pt"), ("pack", "packed")):
+        call = [sys.executable, "-m", "deepnvme", command, str(tmp_path / "model"), str(small_disk / target)]
+        done = subprocess.run(call, capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done
+        last = done.stderr.splitlines()[-1]
+        assert f" {small_disk / target}" in last
+        assert " are free; the disk is full; free some space or choose another folder" in last
+    assert names(small_disk) == []
 
 
 def test_a_write_in_place_leaves_its_neighbours_alone(small_disk: Path, random_bytes: RandomBytes) -> None:

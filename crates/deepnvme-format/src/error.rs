@@ -6,8 +6,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Invalid or unsupported file contents.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The data is truncated, corrupt or malicious.
-    #[error("at offset {offset}: {what}")]
+    /// The data is truncated, corrupt or malicious. The remedy is the same for all.
+    #[error("at offset {offset}: {what}; restore the file from a copy, or write it again")]
     Corrupt {
         /// Offset in the file.
         offset: u64,

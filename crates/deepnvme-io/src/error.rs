@@ -1,10 +1,12 @@
 //! The engine's error type: the failure, its place, and the remedy.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::display;
+use crate::free_space::free_bytes;
 use crate::op::Errno;
 
 /// The result of every fallible call.
@@ -64,6 +66,9 @@ struct Inner {
     bytes_done: u64,
     errno: Option<Errno>,
     detail: String,
+    /// For a full disk: the bytes that the call needs, and those that were free.
+    needed_bytes: Option<u64>,
+    free_bytes: Option<u64>,
 }
 
 impl Error {
@@ -71,7 +76,17 @@ impl Error {
     #[must_use]
     pub fn new(kind: ErrorKind, operation: &'static str, detail: impl Into<String>) -> Self {
         let detail = detail.into();
-        Self(Arc::new(Inner { kind, operation, path: None, offset: None, bytes_done: 0, errno: None, detail }))
+        Self(Arc::new(Inner {
+            kind,
+            operation,
+            path: None,
+            offset: None,
+            bytes_done: 0,
+            errno: None,
+            detail,
+            needed_bytes: None,
+            free_bytes: None,
+        }))
     }
 
     /// Creates an error from the kernel's error number.
@@ -97,6 +112,17 @@ impl Error {
         Self::new(ErrorKind::InvalidInput, "settings", detail)
     }
 
+    /// Creates the error of a range of `bytes` at `offset` that reaches beyond the end of its file.
+    #[must_use]
+    pub fn end_of_file(operation: &'static str, file_bytes: u64, offset: u64, bytes: u64) -> Self {
+        let available = file_bytes.saturating_sub(offset).min(bytes);
+        let detail = format!(
+            "the file ends too early: it has {file_bytes} bytes; {bytes} were asked for, of which {available} are \
+             there; ask for a range inside the file, or write the file again if it was cut"
+        );
+        Self::new(ErrorKind::UnexpectedEof, operation, detail).at_offset(offset).after_bytes(available)
+    }
+
     /// Creates an error for a symbolic link whose target does not exist.
     #[must_use]
     pub fn dangling(operation: &'static str, path: &Path) -> Self {
@@ -110,10 +136,23 @@ impl Error {
         Self::new(ErrorKind::Closed, "engine", detail)
     }
 
-    /// Sets the file.
+    /// Sets the file. For a full disk, adds the bytes that are free there.
     #[must_use]
     pub fn at_path(mut self, path: impl Into<PathBuf>) -> Self {
-        self.inner_mut().path = Some(path.into());
+        let (inner, path) = (self.inner_mut(), path.into());
+        if inner.errno == Some(Errno::NOSPC) && inner.free_bytes.is_none() {
+            inner.free_bytes = free_bytes(&path);
+        }
+        inner.path = Some(path);
+        self
+    }
+
+    /// For a full disk, sets the bytes that the call needs. Does nothing for other errors.
+    #[must_use]
+    pub fn needing(mut self, bytes: u64) -> Self {
+        if self.0.errno == Some(Errno::NOSPC) {
+            self.inner_mut().needed_bytes = Some(bytes);
+        }
         self
     }
 
@@ -178,10 +217,29 @@ impl Error {
         self.0.errno.map(Errno::raw_os_error)
     }
 
-    /// Returns the explanation and remedy, without the operation, the path and the offset.
+    /// Returns the explanation and remedy, without the operation, the path and the offset. [`explanation`] adds the
+    /// sizes of a full disk.
+    ///
+    /// [`explanation`]: Self::explanation
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.0.detail
+    }
+
+    /// Returns the explanation and remedy. For a full disk, they begin with the needed and free bytes.
+    #[must_use]
+    pub fn explanation(&self) -> Cow<'_, str> {
+        let inner = &*self.0;
+        let needed = inner.needed_bytes.map(|bytes| match inner.bytes_done {
+            0 => format!("{bytes} bytes are needed"),
+            done => format!("{bytes} bytes are needed, of which {done} are written"),
+        });
+        match (needed, inner.free_bytes) {
+            (Some(needed), Some(free)) => format!("{needed}, and {free} are free; {}", inner.detail).into(),
+            (Some(needed), None) => format!("{needed}; {}", inner.detail).into(),
+            (None, Some(free)) => format!("{free} bytes are free; {}", inner.detail).into(),
+            (None, None) => inner.detail.as_str().into(),
+        }
     }
 }
 
@@ -202,7 +260,7 @@ impl fmt::Display for Error {
                 f.write_str("; ")?;
             }
         }
-        f.write_str(&inner.detail)
+        f.write_str(&self.explanation())
     }
 }
 
@@ -231,5 +289,37 @@ fn remedy(errno: Errno) -> &'static str {
         Errno::IO => "the device reported an error; see `dmesg`",
         Errno::STALE => "the network file system has lost the file; open it again",
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_names_what_is_needed_what_is_free_and_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Error::os("write", Errno::NOSPC).at_path(folder.path().join("new")).needing(5000);
+        let text = error.to_string();
+        assert!(text.contains("5000 bytes are needed, and ") && text.contains(" are free; the disk is full"), "{text}");
+        let text = error.after_bytes(4096).to_string();
+        assert!(text.contains("5000 bytes are needed, of which 4096 are written, and "), "{text}");
+        let text = Error::os("write", Errno::NOSPC).at_path("/no/such/folder/file").to_string();
+        assert!(
+            !text.contains("are free")
+                && text.ends_with("; the disk is full; free some space or choose another folder"),
+            "{text}"
+        );
+        let other = Error::os("write", Errno::IO).at_path(folder.path()).needing(5000);
+        assert!(!other.to_string().contains("needed"), "{other}");
+    }
+
+    #[test]
+    fn the_end_of_a_file_names_sizes_and_a_remedy() {
+        let error = Error::end_of_file("read", 100, 90, 40).at_path("weights.bin");
+        assert_eq!((error.offset(), error.bytes_done()), (Some(90), 10));
+        let text = error.to_string();
+        assert!(text.starts_with("read weights.bin at offset 90: the file ends too early: it has 100 bytes"), "{text}");
+        assert!(text.contains("40 were asked for, of which 10 are there; ask for a range inside"), "{text}");
     }
 }

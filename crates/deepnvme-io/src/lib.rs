@@ -35,6 +35,7 @@ pub mod display;
 mod engine;
 pub mod error;
 mod file;
+mod free_space;
 pub mod fs;
 pub mod gpu;
 #[cfg(all(test, loom))]

@@ -171,8 +171,8 @@ fn copy(
         let len = usize::try_from(bytes - done).unwrap_or(usize::MAX).min(1 << 30);
         match fs::copy_between((source, source_offset + done), (target, target_offset + done), len) {
             Ok(0) => {
-                let detail = format!("the file ends {} bytes before the end of the range to copy", bytes - done);
-                return Err(IoError::new(ErrorKind::UnexpectedEof, "copy", detail).after_bytes(done));
+                let file_bytes = fs::stat_of(source).map_or(source_offset + done, |stat| stat.bytes);
+                return Err(IoError::end_of_file("copy", file_bytes, source_offset, bytes));
             }
             Ok(count) => {
                 stats.kernel_bytes += count as u64;

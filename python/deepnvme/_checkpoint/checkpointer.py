@@ -265,7 +265,7 @@ class Checkpointer:
         """Load a checkpoint: the newest, or that of a given step.
 
         Args:
-            step: which one. Default: the newest.
+            step: the step of the checkpoint. Default: the newest.
             **options: as for ``deepnvme.load``: ``device``, ``into``, ``only``, ``verify``, ...
 
         Returns:
@@ -318,7 +318,7 @@ class Checkpointer:
         16 MiB of memory, and disk space for the missing parts until the checkpoint is retired.
 
         Args:
-            step: which one. Default: the newest.
+            step: the step of the checkpoint. Default: the newest.
 
         Returns:
             The bytes copied.

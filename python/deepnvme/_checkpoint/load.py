@@ -10,7 +10,7 @@ from deepnvme._checkpoint.load_request import LoadRequest, memory_errors_with_pa
 from deepnvme._deepnvme import StripeSet
 from deepnvme._utils.arguments import check_choice, check_engine, check_file_path
 from deepnvme._utils.public import public
-from deepnvme._utils.tensors import refuse_fake_tensors, require_torch
+from deepnvme._utils.tensors import checked_device, refuse_fake_tensors, require_torch, with_checked_locations
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError
 
@@ -64,7 +64,9 @@ def load(
         into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is). It is
             returned. Each of its tensors must be in the file, with the same shape. Names, shapes and dtypes are checked
             before any tensor changes. If the read fails, tensors may be partly filled.
-        cast: allow other dtypes in ``into`` than in the file. Default False.
+        cast: allow other dtypes in ``into`` than in the file. Default False. Casts that lose more than precision stay
+            refused: complex to real, floating-point to integer, anything to ``bool``, and integers to a type that does
+            not contain them all. A number beyond the range of a floating-point type becomes infinite, as in torch.
         lazy: return tensors that are read on first use. Objects other than tensors and parameters (sparse, quantised,
             with attributes) are read at once. Small tensors that are used in the order of the file are read ahead, at
             most 32 MiB. Default False.
@@ -91,6 +93,7 @@ def load(
         deepnvme.errors.UnsafeFileError: the file asks to run code; the message names it.
         deepnvme.errors.CorruptFileError: the file is truncated or damaged; ``offset`` says where.
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
+        deepnvme.errors.DeviceError: ``device`` or ``map_location`` names a GPU that torch cannot use here.
         KeyError: a name or pattern of ``only`` matches no tensor, or the file lacks a tensor that ``into`` names.
         TypeError, ValueError: an argument is of the wrong type, or two of them contradict each other.
 
@@ -165,12 +168,12 @@ def _destination(device: Any, map_location: Any) -> tuple[torch.device, _Restore
     import torch  # noqa: PLC0415
 
     if map_location is None:
-        return torch.device(device), None
+        return checked_device(device), None
     if device != "cpu":
         msg = "device and map_location mean the same; pass one of them"
         raise ValueError(msg)
     if isinstance(map_location, str | int | torch.device):
-        return torch.device(map_location), None
+        return checked_device(map_location, "map_location"), None
     if not callable(map_location) and not isinstance(map_location, Mapping):
         msg = (
             f"map_location is {map_location!r} ({type(map_location).__name__}); pass a device, a dict of devices, or a "
@@ -178,8 +181,8 @@ def _destination(device: Any, map_location: Any) -> tuple[torch.device, _Restore
         )
         raise TypeError(msg)
     chosen = dict(map_location) if isinstance(map_location, Mapping) else map_location
-    found: _RestoreLocation = torch.serialization._get_restore_location(chosen)  # type: ignore[no-untyped-call]  # noqa: SLF001
-    return torch.device("cpu"), found
+    found: Callable[..., Any] = torch.serialization._get_restore_location(chosen)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    return torch.device("cpu"), with_checked_locations(found, chosen)
 
 
 def _patterns(only: str | Iterable[str] | None) -> list[str] | None:

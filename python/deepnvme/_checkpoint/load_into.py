@@ -13,7 +13,7 @@ from deepnvme._checkpoint.file_entries import StorageEntry, storage_entries, ten
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._checkpoint.tensor_names import has_name, named_tensors, tensor_expressions, tensor_keys
 from deepnvme._deepnvme import _PlainTargets
-from deepnvme._utils.tensors import engine_reaches, without_gradients
+from deepnvme._utils.tensors import cast_loss, engine_reaches, without_gradients
 from deepnvme.errors import InvalidArgumentError, MovedError
 
 if TYPE_CHECKING:
@@ -183,6 +183,9 @@ def _check(what: str, target: torch.Tensor, dtype: torch.dtype, shape: list[int]
     if target.dtype != dtype and not cast:
         msg = f"{what} is {dtype} in the file, and {target.dtype} in into; cast=True converts it"
         raise TypeError(msg)
+    if lost := cast_loss(dtype, target.dtype):
+        msg = f"{what} is {dtype} in the file, and {target.dtype} in into, which would lose {lost}"
+        raise InvalidArgumentError(f"{msg}; fill a tensor of {dtype}, or load without into and convert the tensor")
 
 
 def _check_writable(what: str, target: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ import deepnvme
 from deepnvme._demo import checkpoints, generation, output, training
 from deepnvme._demo.comparison import Comparison, WrongResultError
 from deepnvme._demo.real_model import SENTENCES, Embedder
-from deepnvme._demo.weights import State, choose_bytes, enlarge, total_bytes
+from deepnvme._demo.weights import SIZE_MIN, State, check_room, choose_bytes, enlarge, total_bytes
 from deepnvme._stream.cli.commands import report_errors
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.terminal import say
@@ -36,6 +36,7 @@ def _run(options: dict[str, Any]) -> int:
     folder, asked = Path(options["folder"]), parse_bytes(options["size"], "--size")
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name an existing folder on the disk to show")
+    check_room(folder)
     tell = _silent if options["json"] else say
     began = time.monotonic()
     progress = output.StepProgress(_STEPS)
@@ -66,6 +67,8 @@ def _compare(scratch: Path, asked: int, tell: Callable[[str], None], progress: o
     size, reasons = choose_bytes(asked, scratch, 2 * checkpoints.ROUNDS)
     for reason in reasons:
         tell(reason)
+    if size < SIZE_MIN:
+        tell(f"below {SIZE_MIN / 1e9:.2f} GB only the saved state gets smaller, down to the real model's size")
     compared, back = checkpoints.compare(enlarge(weights, size), scratch, progress.step)
     if embedder:
         progress.close()

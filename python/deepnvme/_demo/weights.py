@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -9,9 +10,16 @@ from pathlib import Path
 
 import torch
 
+from deepnvme.errors import Error, OutOfMemoryError
+
 State = dict[str, torch.Tensor]
 _SPARE_BYTES = 1 << 30  # of disk and of memory
 _PATIENCE_S = 60.0
+# The least of the three stages: twice the smallest generated model, the real weights, and the optimizer's state.
+_DISK_BYTES_MIN = 2_500_000_000
+_MEMORY_BYTES_MIN = 2_500_000_000
+# Below this size, only the saved state gets smaller.
+SIZE_MIN = 1_750_000_000
 # Shapes of a transformer layer of width 1024.
 _WIDTH = 1024
 _LAYER = {
@@ -49,6 +57,22 @@ def enlarge(weights: State, nbytes: int) -> State:
             state[f"generated.{layer}.{name}"] = bits.view(dtype).view(shape)
         layer, have = layer + 1, total_bytes(state)
     return state
+
+
+def check_room(folder: Path) -> None:
+    """Refuse a disk or a machine that has no room for the smallest demo.
+
+    Raises:
+        Error: for the disk, with ``errno.ENOSPC``.
+        OutOfMemoryError: for the memory.
+    """
+    free, memory = shutil.disk_usage(folder).free, available_memory_bytes()
+    if free < _DISK_BYTES_MIN:
+        text = f"the demo needs {_DISK_BYTES_MIN / 1e9:.1f} GB of disk at least, and {free / 1e9:.1f} GB are free"
+        raise Error(errno.ENOSPC, f"{text}; free some space, or name a folder on another disk", str(folder))
+    if memory < _MEMORY_BYTES_MIN:
+        text = f"the demo needs {_MEMORY_BYTES_MIN / 1e9:.1f} GB of memory at least, and {memory / 1e9:.1f} GB are free"
+        raise OutOfMemoryError(f"{text}; end other programs, or use another machine")
 
 
 def choose_bytes(asked: int, folder: Path, saves: int) -> tuple[int, list[str]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
 from deepnvme._utils.arguments import path_of
-from deepnvme.errors import NotFoundError, UnsupportedError
+from deepnvme.errors import Error, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -33,6 +33,7 @@ _REFUSED_OPTIONS = (
 )  # fmt: skip
 # Names of models of the Hub, with or without an organisation.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_CONFIG_REMEDY = "take config.json from the original model, or update transformers"
 # Number of weights that an error lists.
 _NAMES_SHOWN_MAX = 3
 
@@ -99,7 +100,13 @@ def build_model(
             f"{folder}: the weights are quantised by another library (quantization_config), whose layers cannot be "
             "streamed; take the original model and pack it with deepnvme pack --dtype int8"
         )
-    chosen = model_class or _model_class(transformers, config)
+    chosen = _model_class(transformers, config, folder) if model_class is None else model_class
+    if not _is_model_class(transformers, chosen):
+        name = getattr(chosen, "__name__", repr(chosen))
+        raise UnsupportedError(
+            f"model_class is {name}, which is no model class of transformers; pass the class of the saved model, such "
+            "as transformers.LlamaForCausalLM"
+        )
     state = {name: TracedTensor(origin, weight_name=name) for name, origin in files.tensors.items()}
     if dtype == "auto":
         dtype = _dtype_of(config, files)
@@ -119,6 +126,14 @@ def build_model(
             f"{folder}: the file layout differs from the memory layout of {chosen.__name__} ({error}); load the model "
             "with transformers, save it with save_pretrained(), and stream the result"
         ) from error
+    except (Error, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        # Values that config.json does not check, and options of other models, fail anywhere in the model's code.
+        raise UnsupportedError(
+            f"{folder}: transformers cannot build {chosen.__name__} from config.json and the options "
+            f"({type(error).__name__}: {error}); {_CONFIG_REMEDY}, and check the options"
+        ) from error
     _refuse_mismatched(folder, chosen, loaded["mismatched_keys"])
     _refuse_missing(folder, chosen, loaded["missing_keys"])
     model.config._name_or_path = str(folder)  # noqa: SLF001
@@ -135,7 +150,7 @@ def _read_config(transformers: Any, folder: Path) -> Any:
         if not os.path.lexists(path):
             remedy = "stream a folder written by save_pretrained(), or pass a module: stream(module, weights=...)"
             raise NotFoundError(errno.ENOENT, f"the model folder has no config.json; {remedy}", str(path)) from error
-        raise UnsupportedError(f"{path}: transformers refuses it: {error}") from error
+        raise UnsupportedError(f"{path}: transformers refuses it: {error}; {_CONFIG_REMEDY}") from error
 
 
 def _refuse_mismatched(folder: Path, chosen: Any, mismatched: Collection[tuple[str, Any, Any]]) -> None:
@@ -158,13 +173,25 @@ def _refuse_missing(folder: Path, chosen: Any, missing: Collection[str]) -> None
     )
 
 
-def _model_class(transformers: Any, config: Any) -> Any:
-    names = getattr(config, "architectures", None) or []
-    for name in names:
-        found = getattr(transformers, name, None)
-        if found is not None:
+def _is_model_class(transformers: Any, chosen: object) -> bool:
+    """Whether it can build a model itself. The ``Auto`` classes choose another one, and read files for that."""
+    return isinstance(chosen, type) and issubclass(chosen, transformers.PreTrainedModel)
+
+
+def _model_class(transformers: Any, config: Any, folder: Path) -> Any:
+    """Return the model class that the config names."""
+    names = getattr(config, "architectures", None)
+    listed = names if isinstance(names, list) else []
+    for name in listed:
+        found = getattr(transformers, name, None) if isinstance(name, str) else None
+        if _is_model_class(transformers, found):
             return found
-    return transformers.AutoModel
+    version = transformers.__version__
+    wrong = f"{names!r} has no model class of transformers {version}" if names else "it is missing"
+    raise UnsupportedError(
+        f"{folder / 'config.json'}: architectures must name the model's class, but {wrong}; add a line such as "
+        '"architectures": ["LlamaForCausalLM"], pass model_class=, or update transformers'
+    )
 
 
 def _dtype_of(config: Any, files: ModelFiles) -> torch.dtype:
@@ -182,5 +209,5 @@ def _read_generation_config(transformers: Any, model: Any, folder: Path) -> None
         return
     try:
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 (values that transformers does not check fail anywhere in its code)
         warnings.warn(f"{folder}/generation_config.json is ignored: {error}", stacklevel=3)

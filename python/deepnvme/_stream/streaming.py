@@ -27,7 +27,7 @@ from deepnvme._stream.weight_origin import WeightFiles
 from deepnvme._stream.weight_provenance import find_origins, named_tensors, replace_traced
 from deepnvme._utils.arguments import check_choice, check_engine, parse_bytes, whole
 from deepnvme._utils.public import public
-from deepnvme._utils.tensors import checked_dtype
+from deepnvme._utils.tensors import check_device, checked_dtype, parsed_device
 from deepnvme.errors import ClosedError, UnsupportedError
 
 # Larger than any real request, and small enough that products do not overflow.
@@ -351,6 +351,7 @@ def stream(
     Raises:
         MemoryError: the largest layer needs more memory; the message states how much is enough.
         UnsupportedError: the model cannot be streamed; the message states why.
+        DeviceError: ``device`` names a GPU that torch cannot use here.
         NotFoundError: the folder does not exist or has no weights.
         ChecksumError: the bytes differ from those that were saved.
         CorruptFileError: a file is truncated or damaged, or lacks a tensor that its index lists.
@@ -406,11 +407,12 @@ def _check_types(model: object, dtype: object) -> None:
 
 
 def _check_device(device: str | torch.device) -> torch.device:
-    place = torch.device(device)
+    place = parsed_device(device)
     if place.type == "cuda" and getattr(torch.version, "hip", None):
         raise UnsupportedError("streaming to AMD GPUs is not supported yet; use device='cpu'")
     if place.type not in {"cpu", "cuda"}:
         raise UnsupportedError(f"weights can be streamed to the CPU and to CUDA devices, not to {place}")
+    check_device(place)
     return torch.device("cuda", torch.cuda.current_device()) if place == torch.device("cuda") else place
 
 

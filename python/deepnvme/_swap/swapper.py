@@ -47,7 +47,7 @@ class Swapper:
             swapper, also after a crash.
         memory: bytes for tensors, such as ``"4GB"``.
         checksums: checksum everything that is written, and verify it when it is read.
-        named: give the file a name (``.deepnvme-swap-...``), for those who open it by name.
+        named: give the file a name (``.deepnvme-swap-...``), for programs that open it by name.
         prefetch_bytes: limit of prefetched bytes. Default: three eighths of ``memory``, at most 1 GiB.
         headroom_bytes: bytes to keep free for coming tensors, by writing early. Default: ``prefetch_bytes``.
         stripe_bytes: with several folders, bytes per stripe. Default 1 MiB. All sizes may be text.

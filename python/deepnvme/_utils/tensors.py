@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from deepnvme._deepnvme import _pinned_capsule
 from deepnvme._utils.arguments import whole
 from deepnvme._utils.public import public
-from deepnvme.errors import UnsupportedError
+from deepnvme.errors import DeviceError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,6 +113,124 @@ def checked_dtype(dtype: object, name: str = "dtype") -> torch.dtype:
     remedy = f"torch.{dtype}" if known else "a torch.dtype such as torch.float32"
     msg = f"{name} is {dtype!r} ({type(dtype).__name__}); pass {remedy}"
     raise TypeError(msg)
+
+
+def cast_loss(origin: torch.dtype, target: torch.dtype) -> str | None:
+    """Name what a cast loses beyond precision. ``None``: nothing, except that large numbers may become infinite."""
+    import torch  # noqa: PLC0415
+
+    if origin in {target, torch.bool}:
+        return None
+    if origin.is_complex and not target.is_complex:
+        return "the imaginary parts"
+    if target == torch.bool:
+        return "all but whether a number is zero"
+    if target == getattr(torch, "float8_e8m0fnu", None):
+        return "the signs"
+    if target.is_floating_point or target.is_complex:
+        return None
+    return "the fractions" if origin.is_floating_point else _range_loss(origin, target)
+
+
+def _range_loss(origin: torch.dtype, target: torch.dtype) -> str | None:
+    """Name what a cast of integers to integers loses."""
+    import torch  # noqa: PLC0415
+
+    try:
+        have, room = torch.iinfo(origin), torch.iinfo(target)
+    except TypeError:  # types that are only bits
+        return None
+    return None if room.min <= have.min and have.max <= room.max else "the numbers beyond its range"
+
+
+def checked_device(device: Any, name: str = "device") -> torch.device:
+    """Return an argument that names a device which torch can use here.
+
+    Args:
+        device: a ``torch.device``, its text, or the number of a GPU.
+        name: of the argument, for errors.
+
+    Raises:
+        DeviceError: there is no such device, no driver, or this torch is built without it.
+        InvalidArgumentError: it names no device.
+    """
+    place = parsed_device(device, name)
+    check_device(place, name)
+    return place
+
+
+def parsed_device(device: Any, name: str = "device") -> torch.device:
+    """Return an argument that names a device, whether or not it exists here.
+
+    Raises:
+        InvalidArgumentError: it names none.
+    """
+    import torch  # noqa: PLC0415
+
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        msg = f"{name} is {device!r}, and is no device of this torch; pass 'cpu', or one such as 'cuda' or 'cuda:1'"
+        raise InvalidArgumentError(msg) from error
+
+
+def check_device(place: torch.device, name: str = "device") -> None:
+    """Raise ``DeviceError`` if torch cannot use a device here. ``name`` is that of the argument."""
+    import torch  # noqa: PLC0415
+
+    if place.type in {"cpu", "meta"}:
+        return
+    if place.type == "cuda":
+        _check_cuda(place, name)
+        return
+    try:
+        torch.empty(0, device=place)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        reason = _first_sentence(error)
+        raise DeviceError(f"{name} is {str(place)!r}, which torch cannot use here: {reason}; pass 'cpu'") from error
+
+
+def _check_cuda(place: torch.device, name: str) -> None:
+    """Raise ``DeviceError`` if torch cannot use this GPU."""
+    import torch  # noqa: PLC0415
+
+    remedy = f"pass {name}='cpu', or "
+    if torch.version.cuda is None and torch.version.hip is None:
+        text = f"this torch ({torch.__version__}) is built without CUDA; {remedy}install a torch that is built with it"
+        raise DeviceError(f"{name} is {str(place)!r}, and {text}")
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (AssertionError, RuntimeError) as error:
+        text = f"torch cannot use a GPU here: {_first_sentence(error)}; {remedy}make a GPU and its driver available"
+        raise DeviceError(f"{name} is {str(place)!r}, and {text}") from error
+    count = torch.cuda.device_count()
+    if (place.index or 0) >= count:
+        found = ", ".join(f"'cuda:{index}'" for index in range(count)) or "no GPU"
+        raise DeviceError(f"{name} is {str(place)!r}, and torch finds {found} here; pass one of these, or 'cpu'")
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+
+
+def with_checked_locations(restore: Callable[..., Any], chosen: Any) -> Callable[..., Any]:
+    """Wrap torch's function that moves a storage to its device, so that a missing GPU is a ``DeviceError``.
+
+    Args:
+        restore: moves a storage, given the location that it was saved with.
+        chosen: the ``map_location`` that torch made it from.
+    """
+
+    def moved(storage: Any, location: str) -> Any:
+        try:
+            return restore(storage, location)
+        except (AssertionError, RuntimeError):
+            place = chosen.get(location, location) if isinstance(chosen, Mapping) else location
+            if str(place).startswith("cuda"):
+                checked_device(place, "map_location")
+            raise
+
+    return moved
 
 
 def storage_shortage(tensor: torch.Tensor) -> str | None:

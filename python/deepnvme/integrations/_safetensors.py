@@ -11,6 +11,7 @@ import torch
 from deepnvme._checkpoint.file_entries import TensorEntry, storage_entries, tensor_entries
 from deepnvme._checkpoint.load_buffer import LoadBuffers
 from deepnvme._deepnvme import _CheckpointReader
+from deepnvme._utils.tensors import checked_device
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class TensorFile:
             msg = f"framework is {framework!r}; deepnvme makes torch tensors, use framework='pt'"
             raise ValueError(msg)
         self._path = filename
-        self._device = torch.device(device)
+        self._device = checked_device(device)
         self._reader = _CheckpointReader(filename, None, False)
         self._reader.check(None)
         if self._reader.format != "safetensors":

@@ -9,6 +9,7 @@ import torch
 import deepnvme._file as file
 from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.load_request import LoadRequest
+from deepnvme._utils.tensors import with_checked_locations
 from deepnvme.errors import UnsafeFileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -46,5 +47,5 @@ def _load(path: Any, map_location: _MapLocation, engine: Engine | None) -> Any:
     # Returns the storage on its device, by the location that torch saved with it.
     restore_location = torch.serialization._get_restore_location(map_location)  # type: ignore[no-untyped-call]  # noqa: SLF001
     request = LoadRequest(path, torch.device("cpu"), None, "auto", engine, None)
-    request.restore_location = restore_location
+    request.restore_location = with_checked_locations(restore_location, map_location)
     return request.load()

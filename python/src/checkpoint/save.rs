@@ -178,6 +178,7 @@ fn crc64(py: Python<'_>, ranges: &[NamedRange]) -> PyResult<u64> {
             format!("{}: {bytes} bytes are expected before byte {end}", deepnvme_io::display::path(path))
         };
         let places: Vec<String> = ranges.iter().map(place).collect();
-        error::plain(py, "CorruptFileError", format!("the file is too short: {}", places.join("; ")))
+        let text = format!("the file is too short: {}; restore it from a copy, or write it again", places.join("; "));
+        error::plain(py, "CorruptFileError", text)
     })
 }

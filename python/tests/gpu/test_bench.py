@@ -13,6 +13,7 @@ import torch
 
 import deepnvme
 from deepnvme._checkpoint import load_buffer
+from deepnvme._utils import tensors
 
 _BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 _NBYTES = 3 << 20
@@ -57,6 +58,8 @@ class BenchGpu:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(load_buffer, "allocate_on_gpu", make)
             patch.setattr(torch.Tensor, "to", lambda tensor, _: tensor)
+            # torch itself does not see the simulated GPU.
+            patch.setattr(tensors, "_check_cuda", lambda *_: None)
             state: dict[str, torch.Tensor] = deepnvme.load(path, device="cuda:0", engine=engine)
         return state
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -74,6 +75,18 @@ def in_memory(folder: Path, prompt: str, count: int, dtype: str = "auto") -> str
     ids = model.generate(**inputs, max_new_tokens=count, do_sample=False, pad_token_id=2)
     text: str = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("tokenizer.json", "[1]"), ("tokenizer.json", "{"), ("tokenizer_config.json", '["a"]')]
+)
+def test_a_damaged_tokenizer(command: Callable[..., Done], folder: Path, tmp_path: Path, name: str, text: str) -> None:
+    copy = shutil.copytree(folder, tmp_path / "model")
+    (copy / name).write_text(text)
+    done = command("generate", "--model", str(copy), "--memory", "50MB", "--prompt", "word1")
+    assert done.returncode == 1
+    assert f"{copy}: transformers cannot read the tokenizer" in done.stderr
+    assert done.stderr.endswith("; copy the model's tokenizer.json and tokenizer_config.json into it\n")
 
 
 def test_generate_gives_the_text_of_the_model_in_memory(

@@ -123,6 +123,49 @@ def test_models_managed_by_other_libraries(models: SmallModels, tmp_path: Path, 
     streamed.streaming.close()
 
 
+@pytest.mark.parametrize(
+    "names", [None, [], "LlamaForCausalLM", 5, {"a": 1}, [5], ["FooForCausalLM"], ["LlamaConfig"], ["pipeline"]]
+)
+def test_a_configuration_without_a_model_class(models: SmallModels, tmp_path: Path, names: Any) -> None:
+    folder = shutil.copytree(models.folder("llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    del config["architectures"]
+    (folder / "config.json").write_text(json.dumps(config if names is None else {**config, "architectures": names}))
+    with pytest.raises(UnsupportedError, match=r"config\.json: architectures must name.*; add a line such as"):
+        deepnvme.stream(folder, memory="50MB")
+    model = deepnvme.stream(folder, memory="50MB", model_class=type_of("llama"))
+    model.streaming.close()
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden_act": "foo"}, {"dtype": 5}, {"hidden_size": -64}, {"architectures": ["BertModel"]}]
+)
+def test_a_configuration_that_transformers_does_not_check(
+    models: SmallModels, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    folder = shutil.copytree(models.folder("llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(UnsupportedError, match=r"transformers cannot build .*; take config\.json from the original"):
+        deepnvme.stream(folder, memory="50MB")
+
+
+@pytest.mark.parametrize("text", ["[1]", "5", "{", '{"temperature": "hot", "max_new_tokens": "x"}'])
+def test_a_damaged_generation_configuration_is_ignored_with_a_warning(
+    models: SmallModels, tmp_path: Path, text: str
+) -> None:
+    folder = shutil.copytree(models.folder("llama"), tmp_path / "model")
+    (folder / "generation_config.json").write_text(text)
+    with pytest.warns(UserWarning, match=r"generation_config\.json is ignored"):
+        deepnvme.stream(folder, memory="50MB").streaming.close()
+
+
+@pytest.mark.parametrize("chosen", [dict, "LlamaForCausalLM"])
+def test_a_model_class_that_is_none(models: SmallModels, chosen: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"model_class is .*; pass the class of the saved model"):
+        deepnvme.stream(models.folder("llama"), memory="50MB", model_class=chosen)
+
+
 def test_devices(saved: plain_module.Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="not to mps"):
         saved.stream(device="mps")

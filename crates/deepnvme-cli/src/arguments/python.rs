@@ -82,7 +82,7 @@ pub(crate) struct DemoArguments {
     #[arg(default_value = ".")]
     #[serde(serialize_with = "exact")]
     pub(crate) folder: PathBuf,
-    /// Size of the state dict; models and parameters are a half and a quarter of it
+    /// Size of the state dict; models and parameters are a half and a quarter of it, and have 1.1 GB together at least
     #[arg(long, default_value = "2GB")]
     pub(crate) size: String,
     /// Print JSON

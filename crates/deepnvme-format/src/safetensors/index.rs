@@ -15,6 +15,7 @@ pub struct Index {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with a weight_map")]
 struct Wire {
     weight_map: Object<String>,
 }

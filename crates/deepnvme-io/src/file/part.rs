@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::alignment::{self, Found};
+use super::created::Created;
 use super::{Access, DirectState, OpenOptions};
 use crate::backend::gds::Gds;
 use crate::config::DirectMode;
@@ -37,21 +38,25 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Self> {
-        // Linux creates the file before the file system refuses O_DIRECT. A refused open must not leave a file.
-        let may_be_refused = options.create && options.direct == DirectMode::Required;
-        // EXCL proves that this call created the file. Otherwise the cleanup could remove another process's file.
-        let created =
-            may_be_refused.then(|| fs::open(path, options.access.flags() | OFlags::CREATE | OFlags::EXCL, 0o666));
-        let created = created.and_then(Result::ok).and_then(|file| fs::stat_of(file.as_fd()).ok());
-        let opened = Self::open_or_create(path, options);
-        if let Some(created) = created
-            && opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unsupported)
-            && fs::stat_link(path).is_ok_and(|stat| (stat.identity, stat.bytes) == (created.identity, 0))
-        {
-            let _ = fs::unlink(path);
+    /// Opens a file. Also returns it as created if this call created it: then a failed write can remove it.
+    pub(super) fn open(path: &Path, options: OpenOptions) -> Result<(Self, Option<Created>)> {
+        if !options.create {
+            return Ok((Self::open_or_create(path, options)?, None));
         }
-        opened
+        match Self::open_or_create(path, OpenOptions { create: false, ..options }) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            opened => return Ok((opened?, None)),
+        }
+        let created = Created::new(path, options.access.flags());
+        match Self::open_or_create(path, options) {
+            Ok(part) => Ok((part, created)),
+            Err(error) => {
+                if let Some(created) = created {
+                    created.remove();
+                }
+                Err(error)
+            }
+        }
     }
 
     fn open_or_create(path: &Path, options: OpenOptions) -> Result<Self> {
@@ -292,7 +297,16 @@ impl Part {
             Ok(()) => Ok(()),
             // Some file systems cannot allocate. Writes then extend the file.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
-            Err(errno) => Err(self.no_space(fail("allocate", errno), stat.bytes, bytes)),
+            Err(errno) => {
+                // Undo the partial allocation.
+                let _ = fs::truncate(self.any().as_fd(), stat.bytes);
+                let error = fail("allocate", errno).needing(bytes);
+                if stat.bytes == 0 || error.kind() != ErrorKind::NoSpace {
+                    return Err(error);
+                }
+                let detail = format!("the file has {} of them; {}", stat.bytes, error.detail());
+                Err(error.because(detail))
+            }
         }
     }
 
@@ -306,7 +320,7 @@ impl Part {
         match fs::allocate(self.any().as_fd(), bytes - 1, 1) {
             // If the file system cannot allocate, a gap in the set reads as an early end until it is written.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
-            Err(errno) => Err(Error::os("allocate", errno).at_path(&self.path)),
+            Err(errno) => Err(Error::os("allocate", errno).at_path(&self.path).needing(bytes - stat.bytes)),
         }
     }
 
@@ -319,21 +333,6 @@ impl Part {
             let _ = fs::allocate(self.any().as_fd(), start, end - start);
         }
         Ok(())
-    }
-
-    /// Adds the needed and free bytes to an error, and undoes the partial allocation.
-    fn no_space(&self, error: Error, bytes_before: u64, bytes: u64) -> Error {
-        let _ = fs::truncate(self.any().as_fd(), bytes_before);
-        if error.kind() != ErrorKind::NoSpace {
-            return error;
-        }
-        let free_bytes = fs::space(self.any().as_fd()).map_or(0, |space| space.free_bytes);
-        let detail = format!(
-            "{bytes} bytes are needed ({} more than the file has) and {free_bytes} are free; {}",
-            bytes - bytes_before,
-            error.detail()
-        );
-        error.because(detail)
     }
 }
 

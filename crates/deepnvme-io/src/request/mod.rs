@@ -257,6 +257,9 @@ impl Request {
         let elapsed_us = self.submitted.elapsed().as_micros() as u64;
         let ok = result.is_ok();
         self.span.in_scope(|| tracing::debug!(elapsed_us, bytes_done, ok, "done"));
+        if self.plan.direction() == Direction::Write && self.options.extent == WriteExtent::WholeFile {
+            self.files().iter().for_each(|file| if ok { file.keep_created() } else { file.remove_created() });
+        }
         drop(std::mem::take(&mut *ignore_poison(self.files.write())));
         self.result.set(result);
     }

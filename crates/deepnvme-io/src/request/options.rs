@@ -19,7 +19,9 @@ pub enum WriteExtent {
     /// Changes the range only. The file grows if the range ends beyond it.
     #[default]
     InPlace,
-    /// Makes the file end where the write ends. Longer files are truncated, shorter ones are allocated first.
+    /// Makes the file end where the write ends. Longer files are truncated, shorter ones are allocated first. If the
+    /// write fails, a file is removed that opening it created. After a write in place it stays: others may have written
+    /// other ranges of it.
     WholeFile,
 }
 

@@ -146,9 +146,10 @@ impl InFlightOp {
             }
             Outcome::Fail(error) => {
                 let at = block.io.start + self.progress.reached as u64;
-                let file = self.guard.request().file(block);
+                let request = self.guard.request();
+                let file = request.file(block);
                 let path = if file.parts().len() == 1 { file.path() } else { file.part_at(at).0.path() };
-                Outcome::Fail(error.at_path(path).at_offset(at))
+                Outcome::Fail(error.at_path(path).at_offset(at).needing(request.plan.bytes_total()))
             }
             other => other,
         }
@@ -229,12 +230,7 @@ impl InFlightOp {
         let segments = &self.guard.request().plan.segments()[block.segments.clone()];
         let missing = segments.iter().find(|segment| segment.offset + segment.len > file_bytes);
         let (offset, bytes) = missing.or(segments.first()).map_or((reached, 0), |s| (s.offset, s.len));
-        let available = file_bytes.saturating_sub(offset).min(bytes);
-        let detail = format!(
-            "the file ends too early: it has {file_bytes} bytes; {bytes} were asked for, of which {available} are there"
-        );
-        let error = Error::new(ErrorKind::UnexpectedEof, "read", detail);
-        error.at_path(file.path()).at_offset(offset).after_bytes(available)
+        Error::end_of_file("read", file_bytes, offset, bytes).at_path(file.path())
     }
 }
 

@@ -81,6 +81,11 @@ impl NewFolder {
         Ok(Self { folder, target: target.to_path_buf(), name, stripes })
     }
 
+    /// The private name of the folder.
+    pub(super) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// The name of the weights file, or of its stripe manifest.
     fn file(&self) -> OsString {
         let mut file = OsString::from(self.name);

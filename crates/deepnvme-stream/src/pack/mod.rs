@@ -18,7 +18,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use deepnvme_checkpoint::{Progress, Result};
+use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_io::fs::{self, FileKind};
 use deepnvme_io::{Engine, Error as IoError};
 use serde::Serialize;
@@ -115,7 +115,14 @@ impl Packer {
         let encodings = &self.plan.encodings;
         let encoded = encodings.iter().filter(|encoding| encoding.is_encoded()).count();
         let name = if encoded > 0 { PACKED_NAME } else { PLAIN_NAME };
-        let mut folder = NewFolder::new(&self.target, &self.options.disks, name)?;
+        let folder = NewFolder::new(&self.target, &self.options.disks, name)?;
+        let private = folder.path().to_path_buf();
+        self.fill(folder, encoded, progress).map_err(|error| error_of_target(error, &private, &self.target))
+    }
+
+    /// Fills the new folder, and gives it its name.
+    fn fill(&self, mut folder: NewFolder, encoded: usize, progress: &Progress) -> Result<Packed> {
+        let encodings = &self.plan.encodings;
         let copied = match &self.folder {
             Some(old) => folder.copy_others(old, &self.model, self.options.mode)?,
             None => (0, Vec::new()),
@@ -127,5 +134,17 @@ impl Packer {
         self.model.check_unchanged()?;
         let file = folder.commit()?;
         Ok(Packed { file, bytes, tensors: encodings.len(), encoded, copied, left_out })
+    }
+}
+
+/// Converts an error of a file in the private folder into one of the file that it was to become.
+fn error_of_target(error: Error, private: &Path, target: &Path) -> Error {
+    let Error::Io(error) = error else { return error };
+    match error.path().and_then(|path| path.strip_prefix(private).ok()) {
+        Some(name) => {
+            let path = target.join(name);
+            error.at_path(path).into()
+        }
+        None => error.into(),
     }
 }

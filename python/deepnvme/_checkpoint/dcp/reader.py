@@ -23,6 +23,7 @@ from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import public_in
+from deepnvme._utils.tensors import cast_loss
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, InvalidArgumentError, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ class DeepnvmeReader(StorageReader):
             shard.raise_mismatch(name, f"is {dtype} of {shape}, and deepnvme.json lists another dtype or size")
         if any(start + length > size for start, length, size in zip(starts, lengths, shape, strict=True)):
             shard.raise_mismatch(name, f"has the shape {shape}, which is smaller than deepnvme.json says")
+        _check_cast(f"{shard.path}: {name}", dtype, target.dtype)
         # Rows are contiguous in the file. Parts of rows are cut out in memory.
         first, rows = (starts[0], lengths[0]) if shape else (0, 1)
         start = first * math.prod(shape[1:]) * dtype.itemsize
@@ -246,3 +248,9 @@ class DeepnvmeReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether this can be a folder: any path except a URL."""
         return "://" not in os.fspath(checkpoint_id)
+
+
+def _check_cast(what: str, stored: torch.dtype, target: torch.dtype) -> None:
+    if lost := cast_loss(stored, target):
+        msg = f"{what} is {stored} in the checkpoint, and {target} in the state to load into"
+        raise InvalidArgumentError(f"{msg}, which would lose {lost}; load into a tensor of {stored}")

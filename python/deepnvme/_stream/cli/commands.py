@@ -10,8 +10,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepnvme._utils.tensors import checked_device
 from deepnvme._utils.terminal import OutputError, is_terminal, say, show
-from deepnvme.errors import Error, InvalidArgumentError
+from deepnvme.errors import Error, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,11 +73,15 @@ def _refused(text: str, status: int) -> int:
 def _tokenizer(transformers: Any, folder: Path) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, ImportError) as error:
+    except ImportError:
+        raise
+    except Exception as error:
+        # Damaged files fail anywhere in the tokenizer's code.
+        remedy = "copy the model's tokenizer.json and tokenizer_config.json into it"
         if any(path for name in _TOKENIZER_FILES for path in folder.glob(name)):
-            raise
-        msg = f"{folder} has no tokenizer; copy the model's tokenizer.json and tokenizer_config.json into it"
-        raise ValueError(msg) from error
+            msg = f"{folder}: transformers cannot read the tokenizer ({type(error).__name__}: {error}); {remedy}"
+            raise UnsupportedError(msg) from error
+        raise ValueError(f"{folder} has no tokenizer; {remedy}") from error
 
 
 def _generate(options: dict[str, Any]) -> int:
@@ -91,6 +96,7 @@ def _generate(options: dict[str, Any]) -> int:
     folder = Path(options["model"])
     if options["device"].partition(":")[0] not in {"cpu", "cuda"}:
         raise ValueError(f"--device is {options['device']}; use cpu, cuda, or cuda:1")
+    checked_device(options["device"], "--device")
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json; --model must be a Hugging Face model folder")
     tokenizer = _tokenizer(transformers, folder)

@@ -1,0 +1,25 @@
+//! The free space near a path, for errors of full disks. `fs` cannot have it: its own errors need it.
+
+use std::path::Path;
+
+/// Returns the free bytes of the file system that has the folder of this path. `None` if the kernel does not say.
+pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
+    // Simulated disks are not the kernel's.
+    if cfg!(simulated) {
+        return None;
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let space = rustix::fs::statvfs(folder).ok()?;
+    Some(space.f_bavail.saturating_mul(space.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_in_the_current_folder_and_a_missing_folder() {
+        assert!(free_bytes(Path::new("file")).is_some());
+        assert_eq!(free_bytes(Path::new("/no/such/folder/file")), None);
+    }
+}

@@ -1,0 +1,77 @@
+"""``cast=True`` converts precision. A cast that loses more is refused before any tensor changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deepnvme
+from deepnvme._utils.tensors import cast_loss
+from deepnvme.errors import InvalidArgumentError
+
+REFUSED = [
+    (torch.complex64, torch.float32, "the imaginary parts"),
+    (torch.complex64, torch.bool, "the imaginary parts"),
+    (torch.float32, torch.int64, "the fractions"),
+    (torch.float16, torch.bool, "all but whether"),
+    (torch.int32, torch.bool, "all but whether"),
+    (torch.int64, torch.int32, "the numbers beyond its range"),
+    (torch.int8, torch.uint8, "the numbers beyond its range"),
+    (torch.uint8, torch.int8, "the numbers beyond its range"),
+    (torch.float32, torch.float8_e8m0fnu, "the signs"),
+]
+ALLOWED = [
+    (torch.float64, torch.bfloat16),
+    (torch.float32, torch.complex64),
+    (torch.int64, torch.float32),
+    (torch.bool, torch.uint8),
+    (torch.uint8, torch.int16),
+    (torch.complex128, torch.complex64),
+]
+
+
+def values(dtype: torch.dtype) -> torch.Tensor:
+    return torch.arange(6).to(dtype)
+
+
+@pytest.mark.parametrize("name", ["state.pt", "state.safetensors"])
+@pytest.mark.parametrize(("origin", "target", "lost"), REFUSED)
+def test_a_cast_that_loses_more_than_precision_is_refused(
+    tmp_path: Path, name: str, origin: torch.dtype, target: torch.dtype, lost: str
+) -> None:
+    deepnvme.save({"a": torch.ones(3), "b": values(origin)}, tmp_path / name)
+    into = {"a": torch.zeros(3), "b": torch.zeros(6).to(target)}
+    before = into["b"].clone()
+    with pytest.raises(InvalidArgumentError, match=f"b is {origin}.*lose {lost}.*; fill a tensor of {origin}"):
+        deepnvme.load(tmp_path / name, into=into, cast=True)
+    assert not into["a"].any()
+    assert torch.equal(into["b"].view(torch.uint8), before.view(torch.uint8))
+
+
+@pytest.mark.parametrize(("origin", "target"), ALLOWED)
+def test_other_casts_are_as_in_torch(tmp_path: Path, origin: torch.dtype, target: torch.dtype) -> None:
+    deepnvme.save({"a": values(origin)}, tmp_path / "state.pt")
+    into = {"a": torch.zeros(6).to(target)}
+    deepnvme.load(tmp_path / "state.pt", into=into, cast=True)
+    assert torch.equal(into["a"], values(origin).to(target))
+
+
+def test_every_refusal_of_torch_is_one_of_ours() -> None:
+    types = {one for one in vars(torch).values() if isinstance(one, torch.dtype)}
+    plain = [one for one in types if not str(one).startswith(("torch.q", "torch.bits", "torch.int1", "torch.uint1"))]
+    for origin in plain:
+        for target in plain:
+            if not torch.can_cast(origin, target):
+                assert cast_loss(origin, target), (origin, target)
+
+
+def test_dcp_refuses_them_as_well(tmp_path: Path) -> None:
+    from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
+
+    dcp: Any = torch.distributed.checkpoint
+    dcp.save({"a": torch.randn(8, dtype=torch.complex64)}, storage_writer=DeepnvmeWriter(tmp_path / "dcp"))
+    with pytest.raises(dcp.CheckpointException, match="would lose the imaginary parts"):
+        dcp.load({"a": torch.zeros(8)}, storage_reader=DeepnvmeReader(tmp_path / "dcp"))
