@@ -1,8 +1,8 @@
 """``python -m perfcheck.costs``: what a gigabyte costs, for deepnvme and its peers.
 
-Counted for each operation: system calls, page faults, bytes that were copied for each byte that was moved, seconds of
-processor. Each runs in a process of its own, on a cold file, twice: once measured, once with its system calls counted
-by strace. Counts of calls and faults hardly depend on the machine; times do.
+Counted for each operation: system calls, page faults, bytes that were copied for each byte that was moved, seconds
+of processor. Each runs in a process of its own, on a cold file, twice: once measured, once with its system calls
+counted by strace. Counts of calls and faults hardly depend on the machine; times do.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from perfcheck.costs_child import COUNT, ELEMENTS, OPERATIONS
 from storagebench import cache, command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _GB = COUNT * ELEMENTS * 4 / 1e9
 _TOTAL = re.compile(r"^100\.00\s+\S+\s+(?:\S+\s+)?(\d+)\s+(?:\d+\s+)?total$", re.MULTILINE)
@@ -65,10 +69,11 @@ class Child:
         self._process.wait()
 
 
-def count_calls(pid: int, counts: Path, work: Any) -> int | None:
+def count_calls(pid: int, work: Callable[[], object]) -> int | None:
     """Return the system calls of a process and its threads while `work` runs, or None without strace."""
     if shutil.which("strace") is None:
         return None
+    counts = Path(tempfile.mkstemp()[1])
     words = ["strace", "--follow-forks", "--summary-only", f"--output={counts}", f"--attach={pid}"]
     tracer = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert tracer.stderr is not None  # noqa: S101 - it is a pipe
@@ -76,7 +81,13 @@ def count_calls(pid: int, counts: Path, work: Any) -> int | None:
     work()
     tracer.send_signal(signal.SIGINT)
     tracer.communicate()
+    return _total_of(counts)
+
+
+def _total_of(counts: Path) -> int | None:
+    """Return the total of strace's table, and remove the table."""
     found = _TOTAL.search(counts.read_text(encoding="utf-8"))
+    counts.unlink()
     return int(found[1]) if found else None
 
 
@@ -88,7 +99,7 @@ def measure(operation: str, tool: str, folder: Path, rounds: int) -> dict[str, A
         used.append(child.work())
         child.end()
     child = Child(operation, tool, folder)
-    calls = count_calls(child.pid, folder / "counts.txt", child.work)
+    calls = count_calls(child.pid, child.work)
     child.end()
     cost: dict[str, Any] = {name: median(one[name] for one in used) / _GB for name in used[0]}
     cost["calls"] = None if calls is None else calls / _GB
@@ -106,11 +117,11 @@ def fio_costs(direction: str, folder: Path) -> dict[str, Any]:
     cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
     cost: dict[str, Any] = {"cpu_s": cpu_s / _GB, "copied": 0.0, "calls": None, "faults": None}
     if shutil.which("strace") is not None:
-        counts = folder / "counts.txt"
+        counts = Path(tempfile.mkstemp()[1])
         traced = ["strace", "--follow-forks", "--summary-only", f"--output={counts}", *_FIO, *job]
         subprocess.run(traced, check=True, capture_output=True)
-        if found := _TOTAL.search(counts.read_text(encoding="utf-8")):
-            cost["calls"] = int(found[1]) / _GB
+        if (calls := _total_of(counts)) is not None:
+            cost["calls"] = calls / _GB
     return cost
 
 

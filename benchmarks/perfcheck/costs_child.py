@@ -1,7 +1,7 @@
 """One operation of one tool in a process of its own: ``python -m perfcheck.costs_child OPERATION TOOL FOLDER``.
 
-It prepares, says ``ready``, waits for a line, does the work once, prints its usage as JSON, and waits for another line.
-The parent counts system calls between the two lines.
+It prepares, says ``ready``, waits for a line, does the work once, prints its usage as JSON, and waits for another
+line. The parent counts system calls between the two lines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def state() -> dict[str, torch.Tensor]:
     return {f"layers.{i}.weight": torch.randn(ELEMENTS, generator=generator) for i in range(COUNT)}
 
 
-def _deepnvme(operation: str, folder: Path) -> Callable[[], object]:  # noqa: C901 - a branch an operation
+def _deepnvme(operation: str, folder: Path) -> Callable[[], object]:
     import deepnvme  # noqa: PLC0415
 
     path = folder / "ours.safetensors"
