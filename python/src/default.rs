@@ -32,17 +32,17 @@ pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
     if let Some(current) = current(py) {
         return Ok(current);
     }
-    let new = Current { engine: made.clone_ref(py), pid: std::process::id() };
+    let new = Current { engine: made.clone_ref(py), pid: deepnvme_mem::process_id() };
     let before = ignore_poison(CURRENT.lock()).replace(new);
     // After a fork, the parent's engine is left alone: its threads do not exist here.
-    std::mem::forget(before.filter(|before| before.pid != std::process::id()));
+    std::mem::forget(before.filter(|before| before.pid != deepnvme_mem::process_id()));
     Ok(made)
 }
 
 /// Returns the default engine; `None` if it was never created, is closed, or belongs to the process before a fork.
 fn current(py: Python<'_>) -> Option<Py<PyEngine>> {
     let slot = ignore_poison(CURRENT.lock());
-    let current = slot.as_ref().filter(|current| current.pid == std::process::id())?;
+    let current = slot.as_ref().filter(|current| current.pid == deepnvme_mem::process_id())?;
     (!current.engine.get().is_closed()).then(|| current.engine.clone_ref(py))
 }
 

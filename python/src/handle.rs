@@ -17,7 +17,7 @@ pub(crate) struct Handle<T: Send> {
 
 impl<T: Send> Handle<T> {
     pub(crate) fn new(stream: T) -> Self {
-        Self { stream: Mutex::new(Some(stream)), pid: std::process::id() }
+        Self { stream: Mutex::new(Some(stream)), pid: deepnvme_mem::process_id() }
     }
 
     /// Uses the stream without the GIL: other threads may hold the lock while they wait for the disk.
@@ -43,7 +43,7 @@ impl<T: Send> Handle<T> {
     /// Looks at the stream with the GIL held, if no thread is using it. For work that takes less time than releasing the
     /// GIL.
     pub(crate) fn try_peek<R>(&self, act: impl FnOnce(&T) -> R) -> Option<R> {
-        let stream = self.stream.try_lock().ok().filter(|_| self.pid == std::process::id())?;
+        let stream = self.stream.try_lock().ok().filter(|_| self.pid == deepnvme_mem::process_id())?;
         stream.as_ref().map(act)
     }
 
@@ -57,7 +57,7 @@ impl<T: Send> Handle<T> {
     }
 
     fn check_process(&self, py: Python<'_>) -> PyResult<()> {
-        if self.pid == std::process::id() {
+        if self.pid == deepnvme_mem::process_id() {
             return Ok(());
         }
         let message = "the file was opened before the fork and belongs to the parent process; open it again here";
@@ -70,7 +70,7 @@ impl<T: Send> Drop for Handle<T> {
     /// waits for transfers in flight without the GIL.
     fn drop(&mut self) {
         let stream = ignore_poison(self.stream.get_mut()).take();
-        if self.pid != std::process::id() {
+        if self.pid != deepnvme_mem::process_id() {
             std::mem::forget(stream);
         } else if stream.is_some() {
             Python::try_attach(|py| py.detach(|| drop(stream)));

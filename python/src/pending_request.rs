@@ -43,12 +43,12 @@ pub(crate) struct PendingRequest {
 
 impl PendingRequest {
     pub(crate) fn new(transfer: AnyTransfer) -> Self {
-        Self { transfer: Some(transfer), pid: std::process::id() }
+        Self { transfer: Some(transfer), pid: deepnvme_mem::process_id() }
     }
 
     /// Returns whether this process was forked from the one that made the request.
     pub(crate) fn is_from_before_fork(&self) -> bool {
-        self.pid != std::process::id()
+        self.pid != deepnvme_mem::process_id()
     }
 
     pub(crate) fn is_done(&self) -> bool {

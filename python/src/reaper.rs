@@ -31,7 +31,7 @@ pub(crate) fn detach(request: Arc<PendingRequest>) {
 
 fn watch_request(request: &Arc<PendingRequest>) {
     let mut reaper = ignore_poison(REAPER.lock());
-    if reaper.as_ref().is_none_or(|reaper| reaper.pid != std::process::id()) {
+    if reaper.as_ref().is_none_or(|reaper| reaper.pid != deepnvme_mem::process_id()) {
         let (requests, receiver) = mpsc::channel();
         let is_exiting = Arc::new(Mutex::new(false));
         let seen = Arc::clone(&is_exiting);
@@ -39,7 +39,7 @@ fn watch_request(request: &Arc<PendingRequest>) {
         if deepnvme_io::start_thread(|| thread.spawn(move || run(&receiver, &seen))).is_err() {
             return;
         }
-        let new = Reaper { pid: std::process::id(), requests, is_exiting };
+        let new = Reaper { pid: deepnvme_mem::process_id(), requests, is_exiting };
         // State from before a fork belongs to a thread that is missing here, and may be locked by it.
         std::mem::forget(reaper.replace(new));
     }
@@ -51,7 +51,7 @@ fn watch_request(request: &Arc<PendingRequest>) {
 /// Stops scheduling calls on the interpreter.
 pub(crate) fn stop() {
     let reaper = ignore_poison(REAPER.lock());
-    if let Some(reaper) = reaper.as_ref().filter(|reaper| reaper.pid == std::process::id()) {
+    if let Some(reaper) = reaper.as_ref().filter(|reaper| reaper.pid == deepnvme_mem::process_id()) {
         *ignore_poison(reaper.is_exiting.lock()) = true;
     }
 }

@@ -302,7 +302,7 @@ fn resizable_flag(storage: usize, flag_offset: usize) -> &'static AtomicU8 {
 /// parent's table locked. The child creates a new table and leaks the old one.
 fn held() -> MutexGuard<'static, HoldCounts> {
     static HELD: AtomicPtr<HeldStorages> = AtomicPtr::new(std::ptr::null_mut());
-    let pid = std::process::id();
+    let pid = deepnvme_mem::process_id();
     loop {
         let current = HELD.load(Ordering::Acquire);
         // SAFETY: tables stored here are never freed.

@@ -76,7 +76,7 @@ impl PyStreamer {
         let plan = StreamPlan { files, groups, classes, cache_bytes_max };
         let streamer = Streamer::new(engine, plan, arena);
         let streamer = streamer.map_err(|failure| raise(py, &failure))?;
-        Ok(Self { streamer, pid: std::process::id() })
+        Ok(Self { streamer, pid: deepnvme_mem::process_id() })
     }
 
     /// Start to fetch the first layer groups.
@@ -126,7 +126,7 @@ impl PyStreamer {
 
     /// Stop fetching, and wait for fetches in flight.
     fn close(&self, py: Python<'_>) {
-        if self.pid == std::process::id() {
+        if self.pid == deepnvme_mem::process_id() {
             py.detach(|| self.streamer.close());
         }
     }
@@ -209,7 +209,7 @@ impl PySparseRowCache {
         })?;
         let cache = SparseRowCache::new(engine, files, tensors, memory.clone(), bytes_max);
         let cache = cache.map_err(|failure| raise(py, &failure))?;
-        Ok(Self { cache, memory, pid: std::process::id() })
+        Ok(Self { cache, memory, pid: deepnvme_mem::process_id() })
     }
 
     /// Export the whole memory as a DLPack capsule. Rows that were never fetched read as zeros.
@@ -265,7 +265,7 @@ fn conversions_of(py: Python<'_>, (argument, at, to): ConversionArgument<'_>) ->
 }
 
 fn check_process(py: Python<'_>, pid: u32) -> PyResult<()> {
-    if pid == std::process::id() {
+    if pid == deepnvme_mem::process_id() {
         return Ok(());
     }
     let message = "the model belongs to the parent process; open the model again in this one";

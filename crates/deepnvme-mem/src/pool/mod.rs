@@ -15,7 +15,7 @@ use crate::sync::{Arc, Condvar, Instant, Mutex, ignore_poison};
 mod slot;
 
 pub use slot::Slot;
-use slot::Slots;
+use slot::{FreeSlots, Slots};
 
 /// A fixed number of equal slots of memory. Each starts on a page, and all lie in one arena.
 ///
@@ -66,7 +66,7 @@ impl Pool {
         let mut free = Vec::new();
         free.try_reserve_exact(slots).map_err(|_| Errno::NOMEM)?;
         free.extend((0..slots).rev());
-        let (free, returned) = (Mutex::new(free), Condvar::new());
+        let (free, returned) = (Mutex::new(FreeSlots { indices: free, waiters: 0 }), Condvar::new());
         let arena = arena.into_region();
         let slots = Arc::new(Slots { arena, lock_state, slot_bytes, stride_bytes, count: slots, free, returned });
         Ok(Self { slots })
@@ -75,7 +75,7 @@ impl Pool {
     /// Takes a slot if one is free.
     #[must_use]
     pub fn try_take(&self) -> Option<Slot> {
-        let index = self.slots.lock_free().pop()?;
+        let index = self.slots.lock_free().indices.pop()?;
         Some(Slot::new(Arc::clone(&self.slots), index))
     }
 
@@ -86,7 +86,7 @@ impl Pool {
         let deadline = Instant::now().checked_add(timeout);
         let mut free = self.slots.lock_free();
         loop {
-            if let Some(index) = free.pop() {
+            if let Some(index) = free.indices.pop() {
                 drop(free);
                 return Some(Slot::new(Arc::clone(&self.slots), index));
             }
@@ -94,14 +94,16 @@ impl Pool {
             if left.is_zero() {
                 return None;
             }
+            free.waiters += 1;
             (free, _) = ignore_poison(self.slots.returned.wait_timeout(free, left));
+            free.waiters -= 1;
         }
     }
 
     /// Returns the number of free slots.
     #[must_use]
     pub fn free(&self) -> usize {
-        self.slots.lock_free().len()
+        self.slots.lock_free().indices.len()
     }
 
     /// Returns the number of slots.

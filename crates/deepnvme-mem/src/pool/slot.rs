@@ -124,9 +124,15 @@ pub(super) struct Slots {
     pub(super) slot_bytes: usize,
     pub(super) stride_bytes: usize,
     pub(super) count: usize,
-    /// Indices of the free slots. The last returned is taken first, since its bytes may still be cached.
-    pub(super) free: Mutex<Vec<usize>>,
+    pub(super) free: Mutex<FreeSlots>,
     pub(super) returned: Condvar,
+}
+
+/// The free slots, and how many threads wait for one.
+pub(super) struct FreeSlots {
+    /// The last returned is taken first, since its bytes may still be cached.
+    pub(super) indices: Vec<usize>,
+    pub(super) waiters: usize,
 }
 
 impl Slots {
@@ -136,17 +142,20 @@ impl Slots {
         self.arena.span.slice(start..start + self.slot_bytes)
     }
 
-    /// Returns a slot and wakes one waiter.
+    /// Returns a slot and wakes one waiter, if there is one: a wake is a system call.
     fn put_back(&self, index: usize) {
         let mut free = self.lock_free();
-        debug_assert!(!free.contains(&index), "slot {index} came back twice");
-        free.push(index);
+        debug_assert!(!free.indices.contains(&index), "slot {index} came back twice");
+        free.indices.push(index);
+        let is_awaited = free.waiters > 0;
         drop(free);
-        self.returned.notify_one();
+        if is_awaited {
+            self.returned.notify_one();
+        }
     }
 
     /// Locks the free list. It is consistent after every statement, so a panic elsewhere cannot corrupt it.
-    pub(super) fn lock_free(&self) -> MutexGuard<'_, Vec<usize>> {
+    pub(super) fn lock_free(&self) -> MutexGuard<'_, FreeSlots> {
         lock(&self.free)
     }
 }

@@ -101,8 +101,10 @@ impl Pool {
         let count = ops.len();
         queued.ops.extend(ops.drain(..));
         let missing = queued.ops.len().saturating_sub(queued.idle);
+        // A wake is a system call, also if nobody waits.
+        let woken = count.min(queued.idle);
         drop(queued);
-        for _ in 0..count {
+        for _ in 0..woken {
             self.shared.op_queued.notify_one();
         }
         for _ in 0..missing {
