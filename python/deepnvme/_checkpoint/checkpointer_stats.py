@@ -39,7 +39,7 @@ class StatsCounter:
     """
 
     def __init__(self) -> None:
-        # Signal handlers and other threads add to them as well: one call adds a whole entry. A number takes eight bytes.
+        # Signal handlers and other threads add to them as well, so one call adds a whole entry.
         self._stalls = array("d")
         self._saves = array("d")  # bytes and seconds of each
 

@@ -131,7 +131,7 @@ def test_safetensors_files_say_which_tensor_they_cannot_hold(
 
 def test_a_distributed_checkpoint_says_which_tensor_it_cannot_hold(tmp_path: Path) -> None:
     writer = DeepnvmeWriter(tmp_path)
-    with pytest.raises(CheckpointException, match="the key.*sparse_coo.*to_dense"):
+    with pytest.raises(CheckpointException, match=r"the key.*sparse_coo.*to_dense"):
         save({"the key": torch.eye(3).to_sparse()}, storage_writer=writer, no_dist=True)
     assert not list(tmp_path.glob("*.safetensors"))
 

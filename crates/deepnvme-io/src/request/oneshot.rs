@@ -16,6 +16,8 @@ pub struct Oneshot<T> {
 
 struct State<T> {
     value: Option<T>,
+    /// Threads that wait. To wake nobody would be a system call for each small request.
+    waiters: usize,
     /// Called once when the value is set.
     watchers: Vec<Box<dyn FnOnce() + Send>>,
 }
@@ -30,20 +32,22 @@ impl<T: Clone> Oneshot<T> {
     /// Creates an empty oneshot.
     #[must_use]
     pub fn new() -> Self {
-        Self { state: Mutex::new(State { value: None, watchers: Vec::new() }), is_set: Condvar::new() }
+        Self { state: Mutex::new(State { value: None, waiters: 0, watchers: Vec::new() }), is_set: Condvar::new() }
     }
 
     /// Sets the value and wakes all waiters. Only the first call has an effect.
     pub fn set(&self, value: T) {
-        let watchers = {
+        let (is_awaited, watchers) = {
             let mut state = lock(&self.state);
             if state.value.is_some() {
                 return;
             }
             state.value = Some(value);
-            std::mem::take(&mut state.watchers)
+            (state.waiters > 0, std::mem::take(&mut state.watchers))
         };
-        self.is_set.notify_all();
+        if is_awaited {
+            self.is_set.notify_all();
+        }
         watchers.into_iter().for_each(|watcher| watcher());
     }
 
@@ -59,7 +63,9 @@ impl<T: Clone> Oneshot<T> {
             if let Some(value) = &state.value {
                 return value.clone();
             }
+            state.waiters += 1;
             state = wait(&self.is_set, state);
+            state.waiters -= 1;
         }
     }
 
@@ -75,7 +81,9 @@ impl<T: Clone> Oneshot<T> {
                 Some(deadline) => deadline.checked_duration_since(Instant::now())?,
                 None => Duration::from_secs(3600),
             };
+            state.waiters += 1;
             state = wait_timeout(&self.is_set, state, left);
+            state.waiters -= 1;
         }
     }
 
