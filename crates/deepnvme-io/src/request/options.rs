@@ -20,8 +20,8 @@ pub enum WriteExtent {
     #[default]
     InPlace,
     /// Makes the file end where the write ends. Longer files are truncated, shorter ones are allocated first. If the
-    /// write fails, a file is removed that opening it created. After a write in place it stays: others may have written
-    /// other ranges of it.
+    /// write fails, a file is removed that opening it created and that is still empty. After a cancel, or a write in
+    /// place, it stays: others may write to it.
     WholeFile,
 }
 
