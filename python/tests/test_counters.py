@@ -125,3 +125,15 @@ def test_system_calls_of_an_operation(tmp_path: Path, what: str) -> None:
         counts[repeats] = int(found[1])
     each = (counts[5] - counts[1]) / 4 / operations
     assert each <= CALLS_MAX[what], f"{each:.2f} system calls an operation: {table.read_text()}"
+
+
+def test_an_import_starts_no_thread(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(range(256)) * 4096)
+    program = """
+import os, deepnvme
+assert len(os.listdir("/proc/self/task")) == 1, "the first request starts the engine"
+target = bytearray(1 << 20)
+deepnvme.read(target, "file")
+assert target == bytes(range(256)) * 4096
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
