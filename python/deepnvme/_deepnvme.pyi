@@ -259,9 +259,8 @@ class Engine:
             The number of bytes written, which is ``tensor.nbytes``.
 
         Raises:
-            deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. Without ``offset``, a file that this call
-                created is removed if it is still empty, as on a full disk. Otherwise the file may be half written: for
-                all-or-nothing files, use ``deepnvme.open(path, "wb")``.
+            deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. A new file may stay, empty or half written:
+                for all-or-nothing files, use ``deepnvme.open(path, "wb")``.
             TypeError, ValueError: the tensor cannot be written (sparse, without memory), or an argument is invalid.
 
         Example:
@@ -1125,9 +1124,8 @@ def write(tensor: _Tensor, path: _Path, offset: int | None = None, *, durability
         The number of bytes written, which is ``tensor.nbytes``.
 
     Raises:
-        deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. Without ``offset``, a file that this call
-            created is removed if it is still empty, as on a full disk. Otherwise the file may be half written: for
-            all-or-nothing files, use ``deepnvme.open(path, "wb")``.
+        deepnvme.Error: the write failed; a full disk gives ``errno.ENOSPC``. A new file may stay, empty or half written:
+            for all-or-nothing files, use ``deepnvme.open(path, "wb")``.
         TypeError, ValueError: the tensor cannot be written (sparse, without memory), or an argument is invalid.
 
     Example:

@@ -13,7 +13,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyString, PyTuple};
 
-use crate::memory::{self, AddressRange, check_disjoint};
+use crate::memory::{self, AddressRange, check_disjoint, check_disjoint_from};
 use crate::path::PathArgument;
 use crate::pending_request::{AnyTransfer, PendingRequest, SIGNAL_CHECK_INTERVAL};
 use crate::settings::{durability, number};
@@ -84,11 +84,11 @@ impl Request {
     }
 
     pub(crate) fn read_batch(items: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let (mut tensors, mut written) = (Vec::new(), Vec::new());
+        let (mut tensors, mut written, mut strided) = (Vec::new(), Vec::new(), Vec::new());
         let batch = Batch::<RegionMut>::collect(items, |tensor| {
-            let target = tensor_memory::target(tensor)?;
+            let (target, place) = tensor_memory::target_and_place(tensor)?;
             tensors.push(tensor.clone());
-            // Strided targets may lie between the elements of each other.
+            strided.extend(place.filter(|_| !target.is_contiguous()));
             if target.is_contiguous() && !target.is_empty() {
                 let bytes = target.len();
                 target.region().visit_rows(0, bytes, |rows| written.push(AddressRange::written(rows.address, bytes)));
@@ -96,6 +96,7 @@ impl Request {
             Ok(target)
         })?;
         // Two reads into one place at once would leave a mixture.
+        check_disjoint_from(&written, strided)?;
         check_disjoint(written)?;
         torch::mark_modified(&tensors)?;
         let submit = move |engine: &Engine, _| {
@@ -120,11 +121,9 @@ impl Request {
                 batch.items.len()
             )));
         }
-        let extent = extent(without_offset > 0);
-        let options = WriteOptions { extent, durability };
+        let options = WriteOptions { extent: extent(without_offset > 0), durability };
         let submit = move |engine: &Engine, _| {
-            let files = open_to_write(batch.paths, extent, engine)?;
-            let files = deduplicated(&files).inspect_err(|_| remove_created(&files, extent))?;
+            let files = deduplicated(open_all(batch.paths, Access::Write, engine)?)?;
             let items = batch.items.into_iter().map(|(file, offset, source)| {
                 let (file, offset) = (Arc::clone(&files[file]), offset.unwrap_or(0));
                 WriteItem { file, offset, source }
@@ -176,33 +175,11 @@ fn open_all(paths: Vec<PathArgument>, access: Access, engine: &Engine) -> Result
     paths.into_iter().map(|path| path.open(access, engine.config().direct)).collect()
 }
 
-/// Opens the files of a write. If one cannot be opened, those that were created for whole files are removed.
-fn open_to_write(paths: Vec<PathArgument>, extent: WriteExtent, engine: &Engine) -> Result<Vec<Arc<TensorFile>>> {
-    let mut files = Vec::with_capacity(paths.len());
-    for path in paths {
-        match path.open(Access::Write, engine.config().direct) {
-            Ok(file) => files.push(file),
-            Err(error) => {
-                remove_created(&files, extent);
-                return Err(error);
-            }
-        }
-    }
-    Ok(files)
-}
-
-/// Removes the files that a refused write of whole files created. Others may have written to a file with ranges.
-fn remove_created(files: &[Arc<TensorFile>], extent: WriteExtent) {
-    if extent == WriteExtent::WholeFile {
-        files.iter().for_each(|file| file.remove_created());
-    }
-}
-
 /// Replaces files that are one file under two names by the first, so that ranges of it are compared.
-fn deduplicated(files: &[Arc<TensorFile>]) -> Result<Vec<Arc<TensorFile>>> {
+fn deduplicated(files: Vec<Arc<TensorFile>>) -> Result<Vec<Arc<TensorFile>>> {
     let mut known: HashMap<FileId, (usize, Arc<TensorFile>)> = HashMap::with_capacity(files.len());
     let mut once = Vec::with_capacity(files.len());
-    for file in files.iter().map(Arc::clone) {
+    for file in files {
         let stats = file.stats()?;
         let first = stats.iter().find_map(|stat| known.get(&stat.identity).cloned());
         match first {

@@ -1,6 +1,6 @@
 //! Find the memory of objects, asking each supported protocol in turn.
 
-use deepnvme_mem::{Region, RegionMut};
+use deepnvme_mem::{Region, RegionMut, TensorPlace};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
@@ -16,6 +16,13 @@ pub(crate) fn source(object: &Bound<'_, PyAny>) -> PyResult<Region> {
 /// Returns the memory that a read fills.
 pub(crate) fn target(object: &Bound<'_, PyAny>) -> PyResult<RegionMut> {
     find(object, MemoryAccess::Write)?.into_target()
+}
+
+/// Returns the memory that a read fills, and its place if it is not contiguous.
+pub(crate) fn target_and_place(object: &Bound<'_, PyAny>) -> PyResult<(RegionMut, Option<TensorPlace>)> {
+    let memory = find(object, MemoryAccess::Write)?;
+    let place = memory.strided_place();
+    Ok((memory.into_target()?, place))
 }
 
 /// Returns contiguous memory without keeping it alive: see [`ObjectMemory::into_unowned`].

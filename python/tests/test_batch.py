@@ -94,15 +94,16 @@ def test_the_cycle_collector_is_left_as_it_was(tmp_path: Path, enabled: bool) ->
         (gc.enable if collecting else gc.disable)()
 
 
-def test_a_batch_that_is_refused_leaves_no_new_file(tmp_path: Path) -> None:
-    (tmp_path / "one").write_bytes(b"1")
-    (tmp_path / "two").hardlink_to(tmp_path / "one")
-    for other in (["one", "two"], ["nowhere/file"]):
-        with pytest.raises(deepnvme.Error):
-            deepnvme.write_batch([(tmp_path / name, None, b"new") for name in ["new", *other]])
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
-    assert (tmp_path / "one").read_bytes() == b"1"
-    # A range of a new file: others may write other ranges.
-    with pytest.raises(deepnvme.Error):
-        deepnvme.write_batch([(tmp_path / "new", 0, b"new"), (tmp_path / "new", 2, b"overlaps")])
-    assert (tmp_path / "new").exists()
+@pytest.mark.parametrize("start", [False, True])
+def test_strided_targets_that_share_memory_are_refused(tmp_path: Path, start: bool) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(1, 13)))
+    memory = np.zeros(12, np.uint8)
+    read = (lambda items: deepnvme.start_read_batch(items).result()) if start else deepnvme.read_batch
+    halves, thirds = memory[0::2], memory[0::3]
+    for other in (thirds, halves, memory[4:6], memory[8::-4]):
+        with pytest.raises(ValueError, match="share memory"):
+            read([(path, 0, halves), (path, 6, other)])
+    assert not memory.any()
+    assert read([(path, 0, halves), (path, 6, memory[1::2])]) == 12
+    assert memory[0::2].tolist() == [1, 2, 3, 4, 5, 6] and memory[1::2].tolist() == [7, 8, 9, 10, 11, 12]

@@ -5,6 +5,7 @@ import errno
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,6 @@ def test_a_write_says_what_is_needed_and_what_is_free(small_disk: Path, random_b
     with pytest.raises(deepnvme.Error) as caught:
         deepnvme.write(random_bytes(MORE_THAN_FITS), path)
     check_text(caught.value, path, MORE_THAN_FITS)
-    assert names(small_disk) == [], "the call created the file"
     # The engine goes on, and so does the disk once there is room.
     small = random_bytes(100_000)
     assert deepnvme.write(small, path) == len(small)
@@ -54,50 +54,54 @@ def check_text(error: BaseException, path: Path, needed: int) -> None:
     assert str(error).partition(": '")[0].endswith("the disk is full; free some space or choose another folder")
 
 
-@pytest.mark.parametrize("start", [False, True])
-@pytest.mark.parametrize("striped", [False, True])
-def test_only_a_file_that_the_failed_call_created_is_removed(
-    small_disk: Path, random_bytes: RandomBytes, start: bool, striped: bool
+@pytest.mark.parametrize("kind", ["write", "batch", "stripes"])
+def test_a_write_that_does_not_fit_leaves_what_another_has_written(
+    small_disk: Path, random_bytes: RandomBytes, kind: str
 ) -> None:
+    # Both open the same new name. The failure of one must not remove the name from under the other.
     paths = [small_disk / "a", small_disk / "b"]
-    target: Any = deepnvme.StripeSet(paths) if striped else paths[0]
-    write = (lambda *args: deepnvme.start_write(*args).result()) if start else deepnvme.write
-    for before in ([], ["b"], ["a", "b"]):
-        for name in before:
-            (small_disk / name).write_bytes(b"before")
-        with pytest.raises(deepnvme.Error) as caught:
-            write(random_bytes(MORE_THAN_FITS), target)
-        assert caught.value.errno == errno.ENOSPC
-        assert names(small_disk) == before
-        for path in paths:
-            path.unlink(missing_ok=True)
-    write(random_bytes(1000), target)
-    there = names(small_disk)
-    with pytest.raises(deepnvme.Error):
-        write(random_bytes(MORE_THAN_FITS), target)
-    assert names(small_disk) == there, "an earlier call created them"
+    target: Any = deepnvme.StripeSet(paths) if kind == "stripes" else paths[0]
+    large, small = random_bytes(MORE_THAN_FITS), random_bytes(1000)
 
+    def write(data: bytes) -> None:
+        deepnvme.write_batch([(target, None, data)]) if kind == "batch" else deepnvme.write(data, target)
 
-def test_a_failed_write_leaves_what_another_has_written_meanwhile(
-    tmp_path: Path, slow_engine: deepnvme.Engine, random_bytes: RandomBytes
-) -> None:
-    path, newer = tmp_path / "file", random_bytes(100_000)
-    for _ in range(20):
-        cancelled = slow_engine.start_write(random_bytes(1 << 20), path)
-        cancelled.cancel()
-        deepnvme.write(newer, path)
+    for _ in range(60):
+        begin = threading.Barrier(2)
+
+        def fail(begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            with contextlib.suppress(deepnvme.Error):
+                write(large)
+
+        failing = threading.Thread(target=fail)
+        failing.start()
+        begin.wait()
         with contextlib.suppress(deepnvme.Error):
-            cancelled.result()
-        assert path.stat().st_size > 0
-        path.unlink()
+            write(small)
+        failing.join()
+        there = names(small_disk)
+        assert there == (["a", "a.stripes.json", "b"] if kind == "stripes" else ["a"])
+        for name in there:
+            (small_disk / name).unlink()
 
 
-def test_a_range_of_a_new_file_stays(small_disk: Path, random_bytes: RandomBytes) -> None:
-    # Others may have written other ranges of it.
-    with pytest.raises(deepnvme.Error) as caught:
-        deepnvme.write(random_bytes(MORE_THAN_FITS), small_disk / "file", offset=0)
-    check_text(caught.value, small_disk / "file", MORE_THAN_FITS)
-    assert names(small_disk) == ["file"]
+def test_a_cancelled_write_leaves_what_another_has_written(tmp_path: Path, random_bytes: RandomBytes) -> None:
+    path, newer = tmp_path / "file", random_bytes(1 << 20)
+    with deepnvme.Engine(workers=1, queue_depth=1) as engine:
+        for _ in range(5):
+            # They keep the queue busy, so that the cancelled one does not begin.
+            before = [engine.start_write(random_bytes(8 << 20), tmp_path / f"big{index}") for index in range(2)]
+            cancelled = engine.start_write(random_bytes(1 << 20), path)
+            written = engine.start_write(newer, path)
+            cancelled.cancel()
+            with contextlib.suppress(deepnvme.Error):
+                cancelled.result()
+            assert written.result() == len(newer)
+            assert path.read_bytes() == newer
+            for transfer in before:
+                transfer.result()
+            path.unlink()
 
 
 def test_other_calls_name_the_sizes(small_disk: Path, tmp_path: Path) -> None:

@@ -111,14 +111,7 @@ fn open_listed(
             Err(error) => return Err(error),
             Ok(file) => {
                 if options.create {
-                    match set.create_manifest() {
-                        Ok(Some(identity)) => file.add_created_manifest(&set.manifest_path(), identity),
-                        Ok(None) => {}
-                        Err(error) => {
-                            file.remove_created();
-                            return Err(error);
-                        }
-                    }
+                    set.write_manifest()?;
                 }
                 return Ok(file);
             }

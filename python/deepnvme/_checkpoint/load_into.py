@@ -168,7 +168,9 @@ def _check_kind(what: str, target: torch.Tensor) -> None:
         kind, remedy = "is not a dense tensor", "load the file without into, and assign the tensor"
     elif target.is_quantized:
         kind, remedy = "is quantised", "load the file without into, and assign the tensor"
-    elif any(size > 1 and stride == 0 for size, stride in zip(target.shape, target.stride(), strict=True)):
+    elif target.numel() and 0 in {
+        stride for size, stride in zip(target.shape, target.stride(), strict=True) if size > 1
+    }:
         kind, remedy = "has elements that share their memory (expand)", "fill a tensor of its own, and expand that"
     else:
         return

@@ -30,7 +30,7 @@ pub(crate) use interpreter::{GcPause, call_soon};
 pub(crate) use layout::{LEGACY_STREAM, Layout, Location, MemoryAccess, stream};
 pub(crate) use region::{ObjectMemory, storage_region};
 pub(crate) use resizable::{_is_held, KeepAlive, StorageHolds};
-pub(crate) use tensor_slice::{AddressRange, Plain, TensorSlice, check_disjoint};
+pub(crate) use tensor_slice::{AddressRange, Plain, TensorSlice, check_disjoint, check_disjoint_from};
 
 /// Borrows the descriptor of this number, which the caller keeps open.
 pub(crate) fn borrow_descriptor(number: i32) -> BorrowedFd<'static> {

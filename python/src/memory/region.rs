@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use deepnvme_mem::dlpack::Imported;
-use deepnvme_mem::{Region, RegionMut, StreamHandle, Strided};
+use deepnvme_mem::{Region, RegionMut, StreamHandle, Strided, TensorPlace};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -23,6 +23,15 @@ impl ObjectMemory {
     pub(crate) fn checked(layout: Layout) -> PyResult<Self> {
         layout.strided.as_ref().map_or(Ok(()), Strided::check).map_err(refusal)?;
         Ok(Self::Layout(layout))
+    }
+
+    /// Returns where the bytes are, if they are not contiguous.
+    pub(crate) fn strided_place(&self) -> Option<TensorPlace> {
+        let (address, layout) = match self {
+            Self::Imported(tensor, _) => (tensor.addr(), tensor.layout()),
+            Self::Layout(layout) => (layout.address, layout.strided.as_ref()?),
+        };
+        Some(TensorPlace { address, layout: layout.clone() })
     }
 
     /// Returns the memory that a write reads.

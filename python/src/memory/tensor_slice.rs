@@ -4,7 +4,7 @@ use std::any::Any;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use deepnvme_mem::Device;
+use deepnvme_mem::{Device, Strided, TensorPlace, first_shared};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -132,9 +132,7 @@ pub(crate) fn check_disjoint(mut address_ranges: Vec<AddressRange>) -> PyResult<
     let (mut end, mut end_of_writes) = (0, 0);
     for address_range in address_ranges {
         if address_range.start < end_of_writes || (address_range.is_written && address_range.start < end) {
-            return Err(PyValueError::new_err(
-                "two of the tensors share memory, and one of them would be changed; pass tensors of their own",
-            ));
+            return Err(shared());
         }
         end = end.max(address_range.end);
         if address_range.is_written {
@@ -142,4 +140,22 @@ pub(crate) fn check_disjoint(mut address_ranges: Vec<AddressRange>) -> PyResult<
         }
     }
     Ok(())
+}
+
+/// Refuses strided arguments that share memory with each other or with contiguous ones. They may lie between the
+/// elements of each other.
+pub(crate) fn check_disjoint_from(contiguous: &[AddressRange], mut strided: Vec<TensorPlace>) -> PyResult<()> {
+    if strided.is_empty() {
+        return Ok(());
+    }
+    for &AddressRange { start, end, .. } in contiguous {
+        strided.push(TensorPlace { address: start, layout: Strided::contiguous(vec![end - start], 1)? });
+    }
+    first_shared(&strided).map_or(Ok(()), |_| Err(shared()))
+}
+
+fn shared() -> PyErr {
+    PyValueError::new_err(
+        "two of the tensors share memory, and one of them would be changed; pass tensors of their own",
+    )
 }

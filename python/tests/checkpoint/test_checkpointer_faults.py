@@ -231,3 +231,27 @@ def test_no_thread_for_a_save_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
         checkpointer.save(2, state)
     assert torch.equal(deepnvme.Checkpointer(tmp_path).restore()["a"], state["a"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "step-00000002.pt"]
+
+
+def test_a_lock_that_was_cut_short_goes(tmp_path: Path) -> None:
+    text = """
+import resource, signal, sys, torch, deepnvme
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+for nbytes in (0, 1, 40, 80, 120):
+    checkpointer = deepnvme.Checkpointer(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limit[1]))
+    try:
+        checkpointer.save(1, {"a": torch.ones(1000)})
+    except (OSError, deepnvme.Error):
+        pass
+    else:
+        sys.exit(f"{nbytes} bytes were enough")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        checkpointer.close()
+with deepnvme.Checkpointer(sys.argv[1]) as checkpointer:
+    checkpointer.save(2, {"a": torch.ones(3)})
+"""
+    assert run(text, tmp_path) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"manifest.json", "step-00000002.pt"}

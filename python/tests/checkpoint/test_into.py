@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -136,6 +137,15 @@ def test_strided_targets_that_share_memory_are_refused(
     with pytest.raises(InvalidArgumentError, match=r"a and b share a part|a has elements that share"):
         deepnvme.load(path, into=into, cast=True, verify="full")
     assert not any(tensor.any() for tensor in into.values())
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_an_empty_target_shares_nothing(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"model{suffix}"
+    deepnvme.save({"a": torch.zeros(0, 3)}, path)
+    empty = torch.from_numpy(np.zeros((0, 3), np.float32))
+    assert 0 in empty.stride()
+    assert deepnvme.load(path, into={"a": empty})["a"] is empty
 
 
 def test_interleaved_targets_are_filled(tmp_path: Path) -> None:

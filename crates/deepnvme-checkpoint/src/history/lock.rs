@@ -122,6 +122,10 @@ impl Lock {
         let text = holder.text();
         let written =
             fs::truncate(self.file.as_fd(), 0).and_then(|()| fs::write_all(self.file.as_fd(), text.as_bytes()));
+        if written.is_err() {
+            // A part of the text would be taken for another holder's, and stay.
+            let _ = fs::truncate(self.file.as_fd(), 0);
+        }
         // A full disk does not prevent locking. The file then names no holder.
         self.text = Some(if written.is_ok() { text } else { String::new() });
     }

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use super::temporary::Temporary;
 use crate::stripe_set::{StripeSet, invalid};
-use deepnvme_io::fs::FileId;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, Result};
 
@@ -14,18 +13,10 @@ impl StripeSet {
     /// # Errors
     /// The error of the folder, or `InvalidInput` if the manifest of another set exists.
     pub fn write_manifest(&self) -> Result<()> {
-        self.create_manifest().map(drop)
-    }
-
-    /// Writes the manifest as [`write_manifest`](Self::write_manifest). Returns its identity if this call created it.
-    ///
-    /// # Errors
-    /// As [`write_manifest`](Self::write_manifest).
-    pub(crate) fn create_manifest(&self) -> Result<Option<FileId>> {
         let path = self.manifest_path();
         let mut file = self.private_manifest(&path)?;
         match file.rename_new(&path) {
-            Ok(()) => Ok(Some(file.identity())),
+            Ok(()) => Ok(()),
             // Another process was faster. This is fine if both wrote the same set.
             Err(Errno::EXIST) => {
                 let absolute =
@@ -34,7 +25,7 @@ impl StripeSet {
                 let is_same = there.stripe_bytes() == self.stripe_bytes()
                     && matches!((absolute(&there), absolute(self)), (Ok(there), Ok(own)) if there == own);
                 let differs = || invalid("another set of the same name was made meanwhile; open it again".into());
-                if is_same { Ok(None) } else { Err(differs().at_path(path)) }
+                if is_same { Ok(()) } else { Err(differs().at_path(path)) }
             }
             Err(errno) => Err(Error::os("write stripe manifest", errno).at_path(path)),
         }

@@ -293,11 +293,7 @@ impl Engine {
         options: WriteOptions,
     ) -> Result<Transfer<Region>> {
         let item = WriteItem { file: Arc::clone(file), offset, source };
-        let submitted = self.planner.write(vec![item], options).and_then(|request| self.submit(request));
-        if submitted.is_err() && options.extent == WriteExtent::WholeFile {
-            file.remove_created();
-        }
-        submitted
+        self.submit(self.planner.write(vec![item], options)?)
     }
 
     /// Writes as [`write`](Self::write), for a caller that waits immediately; see [`read_now`](Self::read_now).
@@ -312,11 +308,7 @@ impl Engine {
         options: WriteOptions,
     ) -> Result<Transfer<Region>> {
         let item = WriteItem { file: Arc::clone(file), offset, source };
-        let submitted = self.planner.write(vec![item], options).and_then(|request| self.submit_now(request));
-        if submitted.is_err() && options.extent == WriteExtent::WholeFile {
-            file.remove_created();
-        }
-        submitted
+        self.submit_now(self.planner.write(vec![item], options)?)
     }
 
     /// Writes many ranges as one request. Adjacent ranges become large transfers.
@@ -324,13 +316,7 @@ impl Engine {
     /// # Errors
     /// As [`read`](Self::read), and `InvalidInput` if two ranges overlap.
     pub fn write_batch(&self, items: Vec<WriteItem>, options: WriteOptions) -> Result<Transfer<Vec<Region>>> {
-        let is_whole = options.extent == WriteExtent::WholeFile;
-        let files: Vec<_> = items.iter().filter(|_| is_whole).map(|item| Arc::clone(&item.file)).collect();
-        let submitted = self.planner.write(items, options).and_then(|request| self.submit(request));
-        if submitted.is_err() {
-            files.iter().for_each(|file| file.remove_created());
-        }
-        submitted
+        self.submit(self.planner.write(items, options)?)
     }
 
     /// Waits until earlier writes to the file have this durability. Does nothing for `None`.

@@ -1,7 +1,7 @@
 //! An open file or stripe set, with a direct and a buffered descriptor per part.
 //!
 //! `open` opens a file by name, and `adopt` takes a descriptor. `part` has the two descriptors of one part. `alignment`
-//! finds the alignment for direct I/O. `created` removes a new file whose first write failed.
+//! finds the alignment for direct I/O.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -18,17 +18,15 @@ use crate::config::DirectMode;
 use crate::display;
 use crate::error::{Error, ErrorKind, Result};
 
-use crate::fs::{FileId, OFlags, Stat};
+use crate::fs::{OFlags, Stat};
 use crate::op::{Errno, Op, OpKind, Token};
 
 use crate::split::{FileGeometry, IoMode};
 use crate::stripe_layout::StripeLayout;
 
 mod alignment;
-mod created;
 mod part;
 
-use created::CreatedFiles;
 pub(crate) use part::Part;
 
 /// Smallest write in place that preallocates.
@@ -103,7 +101,6 @@ pub struct TensorFile {
     path: PathBuf,
     parts: Vec<Part>,
     layout: StripeLayout,
-    created: CreatedFiles,
 }
 
 impl TensorFile {
@@ -124,19 +121,9 @@ impl TensorFile {
     /// If the layout has a different number of parts.
     pub fn open_parts(path: &Path, parts: &[PathBuf], layout: StripeLayout, options: OpenOptions) -> Result<Arc<Self>> {
         assert_eq!(layout.parts, parts.len() as u64, "the layout has another number of parts");
-        let (mut opened, mut new) = (Vec::with_capacity(parts.len()), Vec::new());
-        let result = parts.iter().try_for_each(|part| {
-            let (part, created) = Part::open(part, options)?;
-            opened.push(part);
-            new.extend(created);
-            Ok(())
-        });
-        let created = CreatedFiles::new(new.into_iter());
-        if let Err(error) = result.and_then(|()| refuse_one_file(&opened, path)) {
-            created.remove();
-            return Err(error);
-        }
-        Ok(Arc::new(Self { path: path.to_path_buf(), parts: opened, layout, created }))
+        let parts = parts.iter().map(|part| Part::open(part, options)).collect::<Result<Vec<_>>>()?;
+        refuse_one_file(&parts, path)?;
+        Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
 
     /// Duplicates an open descriptor. The caller keeps and closes the original, which is unchanged.
@@ -145,8 +132,7 @@ impl TensorFile {
     /// `InvalidInput` if it is not a regular file or block device, or not open for `access`.
     pub fn from_fd(fd: BorrowedFd<'_>, path: Option<&Path>, access: Access, direct: DirectMode) -> Result<Arc<Self>> {
         let part = Part::adopt(fd, path, access, direct)?;
-        let path = part.path().to_path_buf();
-        Ok(Arc::new(Self { path, parts: vec![part], layout: StripeLayout::SINGLE, created: CreatedFiles::default() }))
+        Ok(Arc::new(Self { path: part.path().to_path_buf(), parts: vec![part], layout: StripeLayout::SINGLE }))
     }
 
     /// Duplicates the descriptors of one logical file's parts, as [`from_fd`](Self::from_fd). Errors contain `path`.
@@ -167,30 +153,13 @@ impl TensorFile {
         let adopt = |(fd, path): &(BorrowedFd<'_>, &Path)| Part::adopt(*fd, Some(path), access, direct);
         let parts = parts.iter().map(adopt).collect::<Result<Vec<_>>>()?;
         refuse_one_file(&parts, path)?;
-        Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout, created: CreatedFiles::default() }))
+        Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
 
     /// Returns the path for errors.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Adds the manifest that was created with this set.
-    pub fn add_created_manifest(&self, path: &Path, identity: FileId) {
-        self.created.add_manifest(path, identity);
-    }
-
-    /// Keeps the files that opening created, after a write of the whole file.
-    pub(crate) fn keep_created(&self) {
-        self.created.keep();
-    }
-
-    /// Removes the files that opening created, if none of them has a byte yet and no write of the whole file has
-    /// completed. Files that existed before stay, and so does a file that another process has put in place of a created
-    /// one.
-    pub fn remove_created(&self) {
-        self.created.remove();
     }
 
     /// Locates the byte at `offset`. Returns the part's buffered descriptor and path, the offset there, and how many
@@ -258,17 +227,8 @@ impl TensorFile {
     /// # Errors
     /// `NoSpace`, with the needed and free bytes, or another error.
     pub fn set_len(&self, bytes: u64) -> Result<()> {
-        let mut before = Vec::with_capacity(self.parts.len());
         for (index, part) in self.parts.iter().enumerate() {
-            let resized = part.len().and_then(|part_bytes| {
-                before.push(part_bytes);
-                part.set_len(self.layout.part_bytes(bytes, index))
-            });
-            if resized.is_err() {
-                // A part that does not fit undoes its own allocation. The other parts would keep theirs.
-                let _ = self.parts.iter().zip(&before).take(index).try_for_each(|(part, bytes)| part.truncate(*bytes));
-            }
-            resized?;
+            part.set_len(self.layout.part_bytes(bytes, index))?;
         }
         Ok(())
     }
@@ -342,8 +302,7 @@ impl TensorFile {
     /// If the buffered descriptor is not open yet, and cannot be opened.
     pub fn reopen_buffered(&self, reason: &str) -> Result<Arc<Self>> {
         let parts = self.parts.iter().map(|part| part.reopen_buffered(reason)).collect::<Result<Vec<_>>>()?;
-        let (path, created) = (self.path.clone(), CreatedFiles::default());
-        Ok(Arc::new(Self { path, parts, layout: self.layout, created }))
+        Ok(Arc::new(Self { path: self.path.clone(), parts, layout: self.layout }))
     }
 
     /// Returns a descriptor of the first part, to lock or stat it.

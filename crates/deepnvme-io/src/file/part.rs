@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::alignment::{self, Found};
-use super::created::Created;
 use super::{Access, DirectState, OpenOptions};
 use crate::backend::gds::Gds;
 use crate::config::DirectMode;
@@ -38,25 +37,21 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Opens a file. Also returns it as created if this call created it: then a failed write can remove it.
-    pub(super) fn open(path: &Path, options: OpenOptions) -> Result<(Self, Option<Created>)> {
-        if !options.create {
-            return Ok((Self::open_or_create(path, options)?, None));
+    pub(super) fn open(path: &Path, options: OpenOptions) -> Result<Self> {
+        // Linux creates the file before the file system refuses O_DIRECT. A refused open must not leave a file.
+        let may_be_refused = options.create && options.direct == DirectMode::Required;
+        // EXCL proves that this call created the file. Otherwise the cleanup could remove another process's file.
+        let created =
+            may_be_refused.then(|| fs::open(path, options.access.flags() | OFlags::CREATE | OFlags::EXCL, 0o666));
+        let created = created.and_then(Result::ok).and_then(|file| fs::stat_of(file.as_fd()).ok());
+        let opened = Self::open_or_create(path, options);
+        if let Some(created) = created
+            && opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unsupported)
+            && fs::stat_link(path).is_ok_and(|stat| (stat.identity, stat.bytes) == (created.identity, 0))
+        {
+            let _ = fs::unlink(path);
         }
-        match Self::open_or_create(path, OpenOptions { create: false, ..options }) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            opened => return Ok((opened?, None)),
-        }
-        let created = Created::new(path, options.access.flags());
-        match Self::open_or_create(path, options) {
-            Ok(part) => Ok((part, created)),
-            Err(error) => {
-                if let Some(created) = created {
-                    created.remove();
-                }
-                Err(error)
-            }
-        }
+        opened
     }
 
     fn open_or_create(path: &Path, options: OpenOptions) -> Result<Self> {

@@ -257,14 +257,6 @@ impl Request {
         let elapsed_us = self.submitted.elapsed().as_micros() as u64;
         let ok = result.is_ok();
         self.span.in_scope(|| tracing::debug!(elapsed_us, bytes_done, ok, "done"));
-        // After a cancel, another write to the same name is likely, and may have opened the file already.
-        let is_cancelled = result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Cancelled);
-        if self.plan.direction() == Direction::Write && self.options.extent == WriteExtent::WholeFile {
-            let settle = |file: &Arc<TensorFile>| {
-                if ok || is_cancelled { file.keep_created() } else { file.remove_created() }
-            };
-            self.files().iter().for_each(settle);
-        }
         drop(std::mem::take(&mut *ignore_poison(self.files.write())));
         self.result.set(result);
     }

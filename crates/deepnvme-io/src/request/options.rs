@@ -19,9 +19,7 @@ pub enum WriteExtent {
     /// Changes the range only. The file grows if the range ends beyond it.
     #[default]
     InPlace,
-    /// Makes the file end where the write ends. Longer files are truncated, shorter ones are allocated first. If the
-    /// write fails, a file is removed that opening it created and that is still empty. After a cancel, or a write in
-    /// place, it stays: others may write to it.
+    /// Makes the file end where the write ends. Longer files are truncated, shorter ones are allocated first.
     WholeFile,
 }
 
