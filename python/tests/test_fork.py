@@ -1,5 +1,7 @@
 """Forks: a child has a fresh engine, or a clear error."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,3 +214,32 @@ def test_a_fork_while_other_threads_make_their_first_transfers(python: Run) -> N
     for thread in threads:
         thread.join()
     """)
+
+
+@pytest.mark.parametrize("leave", ["engine.close()", "del engine", "sys.exit(0)", "with engine: pass"])
+@pytest.mark.parametrize("backend", ["io_uring", "aio", "threads"])
+def test_a_child_lets_go_of_threads_that_it_does_not_have(tmp_path: Path, backend: str, leave: str) -> None:
+    # With many threads in the parent, the C library gives the stacks of some back in the child as soon as it starts
+    # threads of its own. To detach one of those would end the child.
+    program = f"""
+import os, sys, threading, deepnvme
+try:
+    engine = deepnvme.Engine(backend={backend!r}, workers=2)
+except deepnvme.Error:
+    sys.exit(0)  # this machine lacks the backend
+engine.write(bytes(100_000), "file")
+stop = threading.Event()
+for _ in range(12):
+    threading.Thread(target=stop.wait, daemon=True).start()
+child = os.fork()
+if child == 0:
+    own = threading.Thread(target=int)
+    own.start()
+    own.join()
+    {leave}
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+engine.close()
+os._exit(status != 0)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)

@@ -39,6 +39,36 @@ impl CreatorProcess {
     }
 }
 
+/// A value that is not dropped in a forked child, such as the handle of a thread: to drop it detaches the thread, which
+/// the child does not have, and whose stack it may have given back.
+#[derive(Debug)]
+pub struct ParentOnly<T> {
+    value: Option<T>,
+    creator: CreatorProcess,
+}
+
+impl<T> ParentOnly<T> {
+    /// Wraps a value of the calling process.
+    #[must_use]
+    pub fn new(value: T) -> Self {
+        Self { value: Some(value), creator: CreatorProcess::current() }
+    }
+
+    /// Returns the value, or `None` in a forked child.
+    #[must_use]
+    pub fn into_inner(mut self) -> Option<T> {
+        if self.creator.is_current() { self.value.take() } else { None }
+    }
+}
+
+impl<T> Drop for ParentOnly<T> {
+    fn drop(&mut self) {
+        if !self.creator.is_current() {
+            std::mem::forget(self.value.take());
+        }
+    }
+}
+
 /// The page with the id, once there is one; [`NO_PAGE`] if the kernel has no such pages.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 static NO_PAGE: AtomicU32 = AtomicU32::new(0);
@@ -106,6 +136,36 @@ mod tests {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         assert!(ids.iter().all(|id| *id == process::id()));
+    }
+
+    /// Fails a child that drops it.
+    struct Dropped;
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            // SAFETY: it ends this process.
+            unsafe { libc::_exit(3) };
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri cannot fork")]
+    fn a_child_drops_nothing_of_its_parent() {
+        let (one, other) = (ParentOnly::new(Dropped), ParentOnly::new(Dropped));
+        // SAFETY: the child takes no lock, and ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop(one);
+            let is_none = other.into_inner().is_none();
+            // SAFETY: it ends this process, without running what the parent has registered.
+            unsafe { libc::_exit(i32::from(!is_none)) };
+        }
+        let mut status = -1;
+        // SAFETY: the child is this process's, and `status` is a number of its own.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        [one, other].into_iter().for_each(|kept| kept.into_inner().into_iter().for_each(std::mem::forget));
+        assert_eq!(ParentOnly::new(5).into_inner(), Some(5));
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub use alignment::{Alignment, PAGE_BYTES};
 pub use arena::Arena;
 pub use buffer::Buffer;
 pub use device::{Device, StreamHandle};
-pub use fork::{CreatorProcess, process_id};
+pub use fork::{CreatorProcess, ParentOnly, process_id};
 pub use lock::LockState;
 pub use mapping::{check_memory, check_thread_memory};
 pub use pool::{Pool, Slot};

@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use deepnvme_file::aligned_range::AlignedRead;
-use deepnvme_io::mem::{Buffer, CreatorProcess, Device, PAGE_BYTES, RegionMut};
+use deepnvme_io::mem::{Buffer, CreatorProcess, Device, PAGE_BYTES, ParentOnly, RegionMut};
 use deepnvme_io::{Engine, GpuAccess, TensorFile};
 
 use crate::compressed_cache::CompressedCache;
@@ -92,7 +92,7 @@ struct Shared {
 #[derive(Debug)]
 pub(crate) struct DecodePool {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<ParentOnly<JoinHandle<()>>>,
     creator: CreatorProcess,
 }
 
@@ -131,7 +131,7 @@ impl DecodePool {
             let shared = Arc::clone(&shared);
             let thread = thread::Builder::new().name(format!("deepnvme-decode-{index}"));
             match start_thread(|| thread.spawn(move || shared.work())) {
-                Ok(thread) => threads.push(thread),
+                Ok(thread) => threads.push(ParentOnly::new(thread)),
                 // Fewer threads are enough.
                 Err(_) if !threads.is_empty() => break,
                 Err(error) => return Err(error.into()),
@@ -219,7 +219,7 @@ impl Drop for DecodePool {
             }
         }
         self.shared.changed.notify_all();
-        for thread in self.threads.drain(..) {
+        for thread in self.threads.drain(..).filter_map(ParentOnly::into_inner) {
             let _ = thread.join();
         }
     }

@@ -3,6 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use deepnvme_mem::ParentOnly;
+
 use crate::backend::gds::{Gds, GdsBackend};
 use crate::backend::{Backend, BackendKind, BackendSetup};
 use crate::config::{Config, DirectMode};
@@ -24,7 +26,7 @@ pub type BackendFactory = Arc<dyn Fn(&BackendSetup) -> Result<Box<dyn Backend>> 
 pub(super) struct EngineThreads {
     queue: Arc<RequestQueue>,
     pub(super) wait_list: StreamWaitList,
-    workers: Mutex<Vec<JoinHandle<()>>>,
+    workers: Mutex<Vec<ParentOnly<JoinHandle<()>>>>,
 }
 
 /// The parts of an engine that its workers use.
@@ -46,7 +48,7 @@ impl EngineThreads {
         self.wait_list.close();
         self.queue.close();
         let mut workers = lock(&self.workers);
-        for worker in workers.drain(..) {
+        for worker in workers.drain(..).filter_map(ParentOnly::into_inner) {
             // The panic of a worker is on stderr already, and no caller is left to report it to.
             let _ = worker.join();
         }
@@ -99,7 +101,7 @@ impl EngineThreads {
             }
         };
         let thread = start_thread(|| thread::Builder::new().name(format!("deepnvme-{worker_index}")).spawn(run))?;
-        lock(&self.workers).push(thread);
+        lock(&self.workers).push(ParentOnly::new(thread));
         let died = || Error::new(ErrorKind::Io, "engine", "a worker thread ended before its backend was open");
         opened.recv().map_err(|_| died())?
     }

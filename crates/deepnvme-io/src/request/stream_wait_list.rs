@@ -7,6 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use deepnvme_mem::ParentOnly;
+
 use super::queue::closed;
 use super::{Priority, Request, RequestQueue};
 use crate::error::{Error, ErrorKind, Result};
@@ -25,7 +27,7 @@ const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct StreamWaitList {
     shared: Arc<Shared>,
     /// Created for the first held request.
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<ParentOnly<JoinHandle<()>>>>,
     /// Held while closing, so that concurrent closers wait equally long.
     closing: Mutex<()>,
 }
@@ -66,7 +68,7 @@ impl StreamWaitList {
         if thread.is_none() {
             let shared = Arc::clone(&self.shared);
             let builder = thread::Builder::new().name("dnvme-streams".into());
-            *thread = Some(start_thread(|| builder.spawn(move || shared.run()))?);
+            *thread = Some(ParentOnly::new(start_thread(|| builder.spawn(move || shared.run()))?));
         }
         lock(&self.shared.state).held.push((Arc::clone(request), priority));
         self.shared.changed.notify_one();
@@ -80,7 +82,7 @@ impl StreamWaitList {
         self.shared.changed.notify_one();
         // Joined without the thread lock, so that new requests are refused immediately instead of waiting.
         let thread = lock(&self.thread).take();
-        if let Some(thread) = thread {
+        if let Some(thread) = thread.and_then(ParentOnly::into_inner) {
             let _ = thread.join();
         }
     }
