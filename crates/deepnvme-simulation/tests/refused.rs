@@ -256,7 +256,7 @@ fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result
             parts: Vec::new(),
             pending: BTreeMap::new(),
         };
-        history.commit(entry, Some(new)).map(drop)
+        history.commit(entry, Some(new), &[]).map(drop)
     })();
     if saved.is_err() {
         history.release_name(&name);

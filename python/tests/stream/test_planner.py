@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -304,6 +304,7 @@ def test_each_weight_of_each_module_comes_from_one_place(model: Tower, memory: i
     assert any(weight.name == "token" for weight in found.resident)
 
 
+@settings(deadline=None)
 @given(TOWERS, st.integers(1, 400_000), st.booleans())
 def test_a_plan_fits_its_memory_or_names_a_sufficient_amount(model: Tower, memory: int, on_host: bool) -> None:
     origin_of = on_disk(model)
