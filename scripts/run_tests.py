@@ -105,7 +105,7 @@ CHECKPOINT = "python/tests/checkpoint"
 STREAM = "python/tests/stream"
 SIMULATED = {"RUSTFLAGS": "--cfg simulated", "CARGO_TARGET_DIR": "target/simulated"}
 LOOM_PACKAGES = [f"--package=deepnvme-{name}" for name in ("mem", "io", "swap")]
-# Two models have so many executions that all of them take minutes. Five preemptions take seconds.
+# All executions of two models take minutes. Those with at most five preemptions take seconds.
 LOOM = {"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom", "LOOM_MAX_PREEMPTIONS": "5"}
 # In the order of their beginning: the longest first.
 SUITES = [

@@ -67,7 +67,7 @@ class OwnEngine(ToolBase):
 
 
 class Tool(ToolBase):
-    """One way to move a tensor between a file and a GPU. What it returns is timed."""
+    """One way to move a tensor between a file and a GPU. The functions that it returns are timed."""
 
     where: Where = "gpu"
 

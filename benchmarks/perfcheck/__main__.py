@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from perfcheck import record
-from perfcheck.cases import CASES, NEED_FIO
+from perfcheck.cases import CASES
 from storagebench import command, environment
 from storagebench.disk_idle import DiskIdleProbe, idle_disk
 from storagebench.rounds import order
@@ -42,12 +42,14 @@ def arguments() -> argparse.Namespace:
 
 def run(name: str, folder: Path, rounds: int, quiet: DiskIdleProbe) -> dict[str, list[float]]:
     """Run a case: one round that does not count, then alternating ones. Returns the seconds."""
-    case, uses_disk = CASES[name]
+    case = CASES[name]
     took: dict[str, list[float]] = {"ours": [], "theirs": []}
-    with case(folder) as contestants:
+    with case.prepare(folder) as contestants:
+        quiet.wait()
         for index in range(rounds + 1):
             for who in order(list(took), index):
-                if uses_disk:
+                # A turn that wrote leaves the disk busy.
+                if case.writes:
                     quiet.wait()
                 one = getattr(contestants, who)()
                 if index:
@@ -60,7 +62,7 @@ def chosen_cases(only: list[str]) -> list[str]:
     names = [name for name in CASES if not only or any(text in name for text in only)]
     if shutil.which("fio") is None:
         print("fio is not installed: its cases are left out", file=sys.stderr)
-        names = [name for name in names if name not in NEED_FIO]
+        names = [name for name in names if not CASES[name].needs_fio]
     return names
 
 

@@ -249,21 +249,25 @@ def first_call(folder: Path) -> Iterator[Contestants]:
     yield Contestants(run(ours), run(theirs))
 
 
-#: Name, case, and whether it uses the disk.
-CASES: dict[str, tuple[Callable[[Path], AbstractContextManager[Contestants]], bool]] = {
-    "load, into existing tensors": (load_into, True),
-    "load, into new memory": (load_new, True),
-    "save": (save_large, True),
-    "load, 10,000 small tensors": (load_small, True),
-    "save, 10,000 small tensors": (save_small, True),
-    "read_batch, 10,000 pieces of 4 KiB": (read_pieces, True),
-    "swap, a step": (swap_step, True),
-    "swap, borrows in memory": (borrow, False),
-    "AdamW, 2,000 small parameters": (optimizer_small, False),
-    "AdamW, state on disk": (optimizer_on_disk, True),
-    "stream, a pass": (stream, True),
-    "first call in a process": (first_call, False),
-}
+class Case(NamedTuple):
+    """A case, and what it needs."""
 
-#: The cases whose baseline is fio.
-NEED_FIO = {name for name, (_, uses_disk) in CASES.items() if uses_disk and "small" not in name}
+    prepare: Callable[[Path], AbstractContextManager[Contestants]]
+    needs_fio: bool = True
+    writes: bool = False
+
+
+CASES = {
+    "load, into existing tensors": Case(load_into),
+    "load, into new memory": Case(load_new),
+    "save": Case(save_large, writes=True),
+    "load, 10,000 small tensors": Case(load_small, needs_fio=False),
+    "save, 10,000 small tensors": Case(save_small, needs_fio=False, writes=True),
+    "read_batch, 10,000 pieces of 4 KiB": Case(read_pieces),
+    "swap, a step": Case(swap_step, writes=True),
+    "swap, borrows in memory": Case(borrow, needs_fio=False),
+    "AdamW, 2,000 small parameters": Case(optimizer_small, needs_fio=False),
+    "AdamW, state on disk": Case(optimizer_on_disk, writes=True),
+    "stream, a pass": Case(stream),
+    "first call in a process": Case(first_call, needs_fio=False),
+}

@@ -9,13 +9,20 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import deepnvme
 import torch
+from deepnvme.integrations.weights import iterate_weights
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from checkpointbench.tools import sync
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
 COUNT, ELEMENTS = 64, 4 << 20  # 64 tensors of 16 MiB
 
@@ -26,91 +33,92 @@ def state() -> dict[str, torch.Tensor]:
     return {f"layers.{i}.weight": torch.randn(ELEMENTS, generator=generator) for i in range(COUNT)}
 
 
-def _deepnvme(operation: str, folder: Path) -> Callable[[], object]:
-    import deepnvme  # noqa: PLC0415
+Work = Callable[[], object]
 
-    path = folder / "ours.safetensors"
-    if operation == "save":
-        made = state()
-        return lambda: deepnvme.save(made, path)
-    if operation == "load":
-        return lambda: deepnvme.load(path)
-    if operation == "load into":
-        existing = {name: torch.ones_like(tensor) for name, tensor in state().items()}
-        return lambda: deepnvme.load(path, into=existing)
-    if operation == "iterate":
-        from deepnvme.integrations.weights import iterate_weights  # noqa: PLC0415
 
-        return lambda: sum(tensor.numel() for _, tensor in iterate_weights(path))
-    if operation == "swap":
-        folder.joinpath("swap").mkdir(exist_ok=True)
-        swapper = deepnvme.Swapper(folder / "swap", memory="256MB")
-        for key, tensor in state().items():
-            swapper.put(key, tensor)
+def existing() -> dict[str, torch.Tensor]:
+    """Return tensors to fill."""
+    return {name: torch.ones_like(tensor) for name, tensor in state().items()}
+
+
+def touch(tensors: Iterable[torch.Tensor]) -> None:
+    """Read a number of each page: tensors of a mapped file have no memory until then."""
+    for tensor in tensors:
+        tensor.view(torch.int32)[::1024].sum()
+
+
+def _save(folder: Path) -> Work:
+    made = state()
+    return lambda: deepnvme.save(made, folder / "ours.safetensors")
+
+
+def _load_into(folder: Path) -> Work:
+    into = existing()
+    return lambda: deepnvme.load(folder / "ours.safetensors", into=into)
+
+
+def _iterate(folder: Path) -> Work:
+    return lambda: touch(tensor for _, tensor in iterate_weights(folder / "ours.safetensors"))
+
+
+def _swap(folder: Path) -> Work:
+    folder.joinpath("swap").mkdir(exist_ok=True)
+    swapper = deepnvme.Swapper(folder / "swap", memory="256MB")
+    made = state()
+    for key, tensor in made.items():
+        swapper.put(key, tensor)
+    swapper.flush()
+    swapper.schedule(list(made))
+    del made
+
+    def step() -> None:
+        for index in range(COUNT):
+            with swapper.borrow(f"layers.{index}.weight") as tensor:
+                tensor[0] += 1
         swapper.flush()
-        swapper.schedule(list(state()))
 
-        def step() -> None:
-            for index in range(COUNT):
-                with swapper.borrow(f"layers.{index}.weight") as tensor:
-                    tensor[0] += 1
-            swapper.flush()
-
-        return step
-    raise NotImplementedError(operation)
+    return step
 
 
-def _torch(operation: str, folder: Path) -> Callable[[], object]:
-    from checkpointbench.tools import sync  # noqa: PLC0415
-
-    path = folder / "torch.pt"
-    if operation == "save":
-        made = state()
-        return lambda: (torch.save(made, path), sync(path))
-    if operation == "load":
-        return lambda: torch.load(path, weights_only=True)
-    if operation == "load into":
-        existing = {name: torch.ones_like(tensor) for name, tensor in state().items()}
-
-        def copy() -> None:
-            for name, tensor in torch.load(path, weights_only=True, mmap=True).items():
-                existing[name].copy_(tensor)
-
-        return copy
-    raise NotImplementedError(operation)
+def _torch_save(folder: Path) -> Work:
+    made, path = state(), folder / "torch.pt"
+    return lambda: (torch.save(made, path), sync(path))
 
 
-def _safetensors(operation: str, folder: Path) -> Callable[[], object]:
-    from safetensors import safe_open  # noqa: PLC0415
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+def _torch_load_into(folder: Path) -> Work:
+    into = existing()
 
-    from checkpointbench.tools import sync  # noqa: PLC0415
+    def copy() -> None:
+        for name, tensor in torch.load(folder / "torch.pt", weights_only=True, mmap=True).items():
+            into[name].copy_(tensor)
 
-    path = folder / "theirs.safetensors"
-    if operation == "save":
-        made = state()
-        return lambda: (save_file(made, path), sync(path))
-    if operation == "load":
-        # Its tensors are pages of the file until they are touched, so they are touched.
-        return lambda: sum(float(tensor.view(torch.int32)[::1024].sum()) for tensor in load_file(path).values())
-    if operation == "iterate":
-
-        def each() -> None:
-            with safe_open(path, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - it is no mapping
-                    opened.get_tensor(name).view(torch.int32)[::1024].sum()
-
-        return each
-    raise NotImplementedError(operation)
+    return copy
 
 
-TOOLS = {"deepnvme": _deepnvme, "torch": _torch, "safetensors": _safetensors}
-OPERATIONS = {
-    "save": ("deepnvme", "torch", "safetensors"),
-    "load": ("deepnvme", "torch", "safetensors"),
-    "load into": ("deepnvme", "torch"),
-    "iterate": ("deepnvme", "safetensors"),
-    "swap": ("deepnvme",),
+def _safetensors_save(folder: Path) -> Work:
+    made, path = state(), folder / "theirs.safetensors"
+    return lambda: (save_file(made, path), sync(path))
+
+
+def _safetensors_iterate(folder: Path) -> Work:
+    def each() -> None:
+        with safe_open(folder / "theirs.safetensors", framework="pt") as opened:
+            touch(opened.get_tensor(name) for name in opened.keys())  # noqa: SIM118 - it is no mapping
+
+    return each
+
+
+#: What each tool does, by operation. A save comes before the calls that read its file.
+OPERATIONS: dict[str, dict[str, Callable[[Path], Work]]] = {
+    "save": {"deepnvme": _save, "torch": _torch_save, "safetensors": _safetensors_save},
+    "load": {
+        "deepnvme": lambda folder: lambda: deepnvme.load(folder / "ours.safetensors"),
+        "torch": lambda folder: lambda: torch.load(folder / "torch.pt", weights_only=True),
+        "safetensors": lambda folder: lambda: touch(load_file(folder / "theirs.safetensors").values()),
+    },
+    "load into": {"deepnvme": _load_into, "torch": _torch_load_into},
+    "iterate": {"deepnvme": _iterate, "safetensors": _safetensors_iterate},
+    "swap": {"deepnvme": _swap},
 }
 
 
@@ -120,23 +128,20 @@ def _usage() -> dict[str, float]:
 
 
 def _engine() -> dict[str, int]:
-    if "deepnvme" not in sys.modules:
-        return {}
-    import deepnvme  # noqa: PLC0415
-
     stats = deepnvme.stats()
     return {name: getattr(stats, name) for name in ("requests", "ops", "bytes_bounced")}
 
 
 def main(operation: str, tool: str, folder: str) -> None:
     """Prepare, wait, work once, report, wait."""
-    work = TOOLS[tool](operation, Path(folder))
+    work = OPERATIONS[operation][tool](Path(folder))
     print("ready", flush=True)
     sys.stdin.readline()
-    before: dict[str, Any] = {**_usage(), **_engine()}
+    counts = _engine if tool == "deepnvme" else dict
+    before: dict[str, Any] = {**_usage(), **counts()}
     work()
-    after: dict[str, Any] = {**_usage(), **_engine()}
-    print(json.dumps({name: after[name] - before[name] for name in after if name in before}), flush=True)
+    after: dict[str, Any] = {**_usage(), **counts()}
+    print(json.dumps({name: after[name] - before[name] for name in after}), flush=True)
     sys.stdin.readline()
 
 

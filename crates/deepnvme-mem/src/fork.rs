@@ -40,7 +40,7 @@ impl CreatorProcess {
 }
 
 /// A value that is not dropped in a forked child, such as the handle of a thread: to drop it detaches the thread, which
-/// the child does not have, and whose stack it may have given back.
+/// the child does not have, and whose stack it may have given back. A pool of threads would wait for them.
 #[derive(Debug)]
 pub struct ParentOnly<T> {
     value: Option<T>,
@@ -52,6 +52,12 @@ impl<T> ParentOnly<T> {
     #[must_use]
     pub fn new(value: T) -> Self {
         Self { value: Some(value), creator: CreatorProcess::current() }
+    }
+
+    /// Borrows the value, or returns `None` in a forked child.
+    #[must_use]
+    pub fn get(&self) -> Option<&T> {
+        if self.creator.is_current() { self.value.as_ref() } else { None }
     }
 
     /// Returns the value, or `None` in a forked child.
@@ -156,7 +162,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             drop(one);
-            let is_none = other.into_inner().is_none();
+            let is_none = other.get().is_none() && other.into_inner().is_none();
             // SAFETY: it ends this process, without running what the parent has registered.
             unsafe { libc::_exit(i32::from(!is_none)) };
         }
@@ -165,7 +171,9 @@ mod tests {
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
         [one, other].into_iter().for_each(|kept| kept.into_inner().into_iter().for_each(std::mem::forget));
-        assert_eq!(ParentOnly::new(5).into_inner(), Some(5));
+        let kept = ParentOnly::new(5);
+        assert_eq!(kept.get(), Some(&5));
+        assert_eq!(kept.into_inner(), Some(5));
     }
 
     #[test]

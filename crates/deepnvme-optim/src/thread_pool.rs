@@ -3,11 +3,10 @@
 //! A pool is a value: its threads end with it. Threads take items one at a time, so a thread that the scheduler preempts
 //! delays no other. The result does not depend on which thread processes an item.
 
-use std::mem::ManuallyDrop;
 use std::sync::Mutex;
 
 use deepnvme_mem::sync::ignore_poison;
-use deepnvme_mem::{CreatorProcess, check_thread_memory};
+use deepnvme_mem::{ParentOnly, check_thread_memory};
 use rayon_core::ThreadPoolBuilder;
 
 use crate::error::{Error, Result};
@@ -20,8 +19,7 @@ pub const THREADS_MAX: usize = 256;
 pub struct ThreadPool {
     threads: usize,
     /// `None` if the caller's thread does all the work.
-    pool: Option<ManuallyDrop<rayon_core::ThreadPool>>,
-    creator: CreatorProcess,
+    pool: Option<ParentOnly<rayon_core::ThreadPool>>,
 }
 
 impl ThreadPool {
@@ -44,7 +42,7 @@ impl ThreadPool {
         };
         let pool = if threads == 1 { None } else { Some(build()) };
         let pool = pool.transpose().map_err(|reason| Error::Threads { threads, reason })?;
-        Ok(Self { threads, pool: pool.map(ManuallyDrop::new), creator: CreatorProcess::current() })
+        Ok(Self { threads, pool: pool.map(ParentOnly::new) })
     }
 
     /// Returns the number of threads.
@@ -68,7 +66,7 @@ impl ThreadPool {
             }
         };
         let drain = &drain;
-        if self.creator.is_current() {
+        if let Some(pool) = pool.get() {
             pool.scope(|scope| (0..threads).for_each(|_| scope.spawn(move |_| drain())));
         } else {
             // After a fork the pool's threads are missing. Start new ones; without any, this thread does all the work.
@@ -88,14 +86,5 @@ impl ThreadPool {
         let pairs = items.into_iter().zip(results.iter_mut()).collect();
         self.for_each(pairs, |(item, result)| *result = work(item));
         results
-    }
-}
-
-impl Drop for ThreadPool {
-    fn drop(&mut self) {
-        // In a forked child the threads are missing, and a lock may be held forever: leak the pool.
-        if self.creator.is_current() {
-            self.pool.take().map(ManuallyDrop::into_inner);
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use deepnvme_io::mem::{Arena, Region};
+use deepnvme_io::mem::{Arena, ParentOnly, Region};
 use deepnvme_io::{Engine, Error as IoError, start_thread};
 
 use crate::borrowed::Borrowed;
@@ -31,7 +31,7 @@ const COPY_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Swapper {
     pub(crate) scheduler: Arc<IoScheduler>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<ParentOnly<JoinHandle<()>>>,
 }
 
 impl Swapper {
@@ -61,7 +61,7 @@ impl Swapper {
         let for_thread = Arc::clone(&scheduler);
         let builder = thread::Builder::new().name("deepnvme-swap".into());
         let thread = start_thread(|| builder.spawn(move || for_thread.run()))?;
-        Ok(Self { scheduler, thread: Some(thread) })
+        Ok(Self { scheduler, thread: Some(ParentOnly::new(thread)) })
     }
 
     /// Returns the memory in which borrowed items lie.
@@ -289,13 +289,12 @@ impl Swapper {
 impl Drop for Swapper {
     fn drop(&mut self) {
         if self.check_process().is_err() {
-            // The thread and the locks belong to the parent process.
-            std::mem::forget(self.thread.take());
+            // The locks belong to the parent process, as the thread does.
             std::mem::forget(Arc::clone(&self.scheduler));
             return;
         }
         self.scheduler.close();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.take().and_then(ParentOnly::into_inner) {
             // A panic was reported already.
             let _ = thread.join();
         }

@@ -391,7 +391,7 @@ fn describe_zip(directory: &Directory) -> FormatError {
 /// Describes a file that is neither an archive nor safetensors.
 fn describe_foreign(head: &[u8], file_bytes: u64) -> FormatError {
     let text = if file_bytes == 0 {
-        "the file is empty: whoever wrote it was interrupted; restore it from a copy, or write it again"
+        "the file is empty, perhaps since its writer was interrupted; restore it from a copy, or write it again"
     } else if head.starts_with(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19") {
         "this is a torch file of the old format (before torch 1.6, or _use_new_zipfile_serialization=False); load it with \
          torch.load and save it with deepnvme.save"

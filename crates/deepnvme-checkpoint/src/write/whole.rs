@@ -80,7 +80,7 @@ pub fn error_of_target(error: Error, target: &Path, file_bytes: u64) -> Error {
     if error.kind() != ErrorKind::NoSpace || error.errno() == Some(Errno::FBIG.raw_os_error()) {
         return error.into();
     }
-    let text = "the disk is full; free some space or choose another folder. What was there under that name before is \
-                untouched";
+    let text = "the disk is full; free some space or choose another folder. A file that had this name before is \
+                unchanged";
     error.because(text).needing(file_bytes).into()
 }
