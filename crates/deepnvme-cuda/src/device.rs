@@ -1,12 +1,18 @@
 //! A GPU and its context.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::Handle;
+use crate::capture::RelaxedCapture;
 use crate::driver::Driver;
 use crate::error::Result;
+
+/// `CU_DEVICE_ATTRIBUTE_MAX_PITCH`.
+const MAX_PITCH: c_int = 11;
 
 /// A GPU with its primary context retained. The CUDA runtime uses the same context, so torch's streams and memory
 /// belong to it.
@@ -16,6 +22,8 @@ pub struct Device {
     index: u32,
     device: c_int,
     context: Handle,
+    /// The longest distance between rows of a 2-D copy, in bytes.
+    pitch_max: usize,
 }
 
 // SAFETY: a context handle may be used from any thread; each use makes it current first.
@@ -31,14 +39,18 @@ impl Device {
     /// The driver's error, for example that the device does not exist.
     pub fn new(driver: &'static Driver, index: u32) -> Result<Self> {
         let functions = &driver.functions;
-        let (mut device, mut context) = (0, ptr::null_mut());
+        let _capture = RelaxedCapture::enter(driver);
+        let (mut device, mut context, mut pitch_max) = (0, ptr::null_mut(), 0);
         let ordinal = c_int::try_from(index).unwrap_or(c_int::MAX);
-        // SAFETY: both pointers are to local values.
+        // SAFETY: all pointers are to local values.
         unsafe {
             driver.check("cuDeviceGet", (functions.device_get)(&raw mut device, ordinal))?;
+            let code = (functions.device_attribute)(&raw mut pitch_max, MAX_PITCH, device);
+            driver.check("cuDeviceGetAttribute", code)?;
             driver.check("cuDevicePrimaryCtxRetain", (functions.context_retain)(&raw mut context, device))?;
         }
-        Ok(Self { driver, index, device, context })
+        let pitch_max = usize::try_from(pitch_max).unwrap_or(0);
+        Ok(Self { driver, index, device, context, pitch_max })
     }
 
     /// Returns the device index.
@@ -53,22 +65,83 @@ impl Device {
         self.driver
     }
 
-    /// Makes the device current on this thread until the guard is dropped.
+    pub(crate) fn pitch_max(&self) -> usize {
+        self.pitch_max
+    }
+
+    /// Makes the device current on this thread until the guard is dropped. Meanwhile no call of this thread invalidates
+    /// a CUDA graph that another thread captures.
     ///
     /// # Errors
     /// The driver's error.
     pub fn enter(&self) -> Result<Current<'_>> {
+        if self.is_settled() || self.settle()? {
+            return Ok(Current { device: self, capture: None, on_this_thread: PhantomData });
+        }
+        let capture = RelaxedCapture::enter(self.driver);
         // SAFETY: the guard borrows this value, which retains the context.
         self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.functions.context_push)(self.context) })?;
-        Ok(Current { device: self, on_this_thread: PhantomData })
+        Ok(Current { device: self, capture: Some(capture), on_this_thread: PhantomData })
     }
+
+    /// Whether the device stays current on this thread of the library.
+    fn is_settled(&self) -> bool {
+        OWN_THREAD.get() == self.as_settled()
+    }
+
+    fn as_settled(&self) -> OwnThread {
+        OwnThread::Settled { context: self.context.addr(), releases: RELEASES.load(Ordering::Relaxed) }
+    }
+
+    /// Makes the device current on a thread of the library, for good. Returns whether this is one.
+    fn settle(&self) -> Result<bool> {
+        match OWN_THREAD.get() {
+            OwnThread::No => return Ok(false),
+            // The mode of a thread lasts until the thread ends.
+            OwnThread::Fresh => std::mem::forget(RelaxedCapture::enter(self.driver)),
+            OwnThread::Settled { .. } => {}
+        }
+        // SAFETY: this value retains the context. Once a device has been released, the thread sets its context again.
+        self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.functions.context_set)(self.context) })?;
+        OWN_THREAD.set(self.as_settled());
+        Ok(true)
+    }
+}
+
+/// Declares the current thread as one of the library, on which nothing else calls the driver. Devices stay current there,
+/// so that not every call enters and leaves a context.
+pub fn own_this_thread() {
+    if OWN_THREAD.get() == OwnThread::No {
+        OWN_THREAD.set(OwnThread::Fresh);
+    }
+}
+
+/// Whether a thread belongs to the library, and which context is current there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum OwnThread {
+    No,
+    Fresh,
+    /// The address of the context, and the releases of devices at that time: a later context may have the same address.
+    Settled {
+        context: usize,
+        releases: u64,
+    },
+}
+
+/// Devices that were released.
+static RELEASES: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static OWN_THREAD: Cell<OwnThread> = const { Cell::new(OwnThread::No) };
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
+        let _capture = RelaxedCapture::enter(self.driver);
         // SAFETY: releases the context that `new` retained, once. An error means that the driver is shut down, and
         // the context with it.
         let _ = unsafe { (self.driver.functions.context_release)(self.device) };
+        RELEASES.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -76,6 +149,8 @@ impl Drop for Device {
 #[derive(Debug)]
 pub struct Current<'a> {
     device: &'a Device,
+    /// `None` on a thread of the library, where the device stays current. Dropped after the context is popped.
+    capture: Option<RelaxedCapture>,
     /// The context must be popped on the same thread.
     on_this_thread: PhantomData<*const ()>,
 }
@@ -90,6 +165,9 @@ impl Current<'_> {
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
+        if self.capture.is_none() {
+            return;
+        }
         let mut popped = ptr::null_mut();
         // SAFETY: the pointer is to a local value, and guards are dropped in reverse order.
         let _ = unsafe { (self.device.driver.functions.context_pop)(&raw mut popped) };

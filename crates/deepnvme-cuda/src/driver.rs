@@ -7,7 +7,7 @@ use libloading::Library;
 use once_cell::race::OnceBox;
 
 use crate::abi::{Copy2d, DevicePointer, Handle};
-use crate::error::{Error, Result, SUCCESS, Unavailable};
+use crate::error::{Error, ErrorCode, Result, SUCCESS, Unavailable};
 use crate::library::LibrarySearch;
 
 const SEARCH: LibrarySearch = LibrarySearch {
@@ -51,10 +51,12 @@ functions! {
     device_name = b"cuDeviceGetName\0" (*mut c_char, c_int, c_int);
     device_total_memory = b"cuDeviceTotalMem_v2\0" (*mut usize, c_int);
     device_pci_bus_id = b"cuDeviceGetPCIBusId\0" (*mut c_char, c_int, c_int);
+    device_attribute = b"cuDeviceGetAttribute\0" (*mut c_int, c_int, c_int);
     context_retain = b"cuDevicePrimaryCtxRetain\0" (*mut Handle, c_int);
     context_release = b"cuDevicePrimaryCtxRelease_v2\0" (c_int);
     context_push = b"cuCtxPushCurrent_v2\0" (Handle);
     context_pop = b"cuCtxPopCurrent_v2\0" (*mut Handle);
+    context_set = b"cuCtxSetCurrent\0" (Handle);
     memory_allocate = b"cuMemAlloc_v2\0" (*mut DevicePointer, usize);
     memory_free = b"cuMemFree_v2\0" (DevicePointer);
     host_register = b"cuMemHostRegister_v2\0" (*mut c_void, usize, c_uint);
@@ -65,12 +67,12 @@ functions! {
     stream_create = b"cuStreamCreate\0" (*mut Handle, c_uint);
     stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
     stream_query = b"cuStreamQuery\0" (Handle);
-    stream_synchronize = b"cuStreamSynchronize\0" (Handle);
+    stream_is_capturing = b"cuStreamIsCapturing\0" (Handle, *mut c_int);
+    capture_mode_exchange = b"cuThreadExchangeStreamCaptureMode\0" (*mut c_int);
     event_create = b"cuEventCreate\0" (*mut Handle, c_uint);
     event_destroy = b"cuEventDestroy_v2\0" (Handle);
     event_record = b"cuEventRecord\0" (Handle, Handle);
     event_query = b"cuEventQuery\0" (Handle);
-    event_synchronize = b"cuEventSynchronize\0" (Handle);
 }
 
 /// The CUDA driver of this process.
@@ -141,7 +143,7 @@ impl Driver {
             (Some(text), None) | (None, Some(text)) => text,
             (None, None) => "unknown error".into(),
         };
-        Error { call, code, text }
+        Error { call, code: ErrorCode::Driver(code), text }
     }
 
     fn text(&self, ask: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int, code: c_int) -> Option<String> {

@@ -1,6 +1,7 @@
 //! Errors of the driver, and of its absence.
 
 use std::fmt;
+use std::time::Duration;
 
 /// The result of driver calls.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -19,43 +20,74 @@ impl fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// A failed call of the driver.
+/// The number of an error, by the library that it belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ErrorCode {
+    /// The driver's (`CUresult`).
+    Driver(i32),
+    /// cuFile's (`CUfileOpError`).
+    CuFile(i32),
+    /// The kernel's (`errno`).
+    Kernel(i32),
+    /// None: the time was over.
+    TimedOut,
+}
+
+/// A failed call of the driver, of cuFile or of the kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
     pub(crate) call: &'static str,
-    pub(crate) code: i32,
+    pub(crate) code: ErrorCode,
     pub(crate) text: String,
 }
 
 impl Error {
+    /// The work that `call` asks about was not complete within `limit`.
+    pub(crate) fn timed_out(call: &'static str, limit: Duration) -> Self {
+        let text = format!("its work was not complete within {} s", limit.as_secs_f32());
+        Self { call, code: ErrorCode::TimedOut, text }
+    }
+
     /// Returns the name of the called function.
     #[must_use]
     pub fn call(&self) -> &'static str {
         self.call
     }
 
-    /// Returns the driver's error code (`CUresult`), or cuFile's.
+    /// Returns the number of the error.
     #[must_use]
-    pub fn code(&self) -> i32 {
+    pub fn code(&self) -> ErrorCode {
         self.code
     }
 
     /// Whether cuFile could not pin more GPU memory (`CU_FILE_GPU_MEMORY_PINNING_FAILED`).
     #[must_use]
     pub fn is_pinning_failed(&self) -> bool {
-        self.code == 5036
+        self.code == ErrorCode::CuFile(5036)
     }
 
     /// Whether the device is out of memory.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
-        self.code == OUT_OF_MEMORY
+        self.code == ErrorCode::Driver(OUT_OF_MEMORY)
+    }
+
+    /// Whether a stream is being captured into a CUDA graph, so that it cannot be queried or waited for.
+    #[must_use]
+    pub fn is_capturing(&self) -> bool {
+        matches!(self.code, ErrorCode::Driver(CAPTURE_UNSUPPORTED | CAPTURE_IMPLICIT))
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} ({})", self.call, self.text, self.code)
+        let Self { call, code, text } = self;
+        match code {
+            ErrorCode::Driver(code) | ErrorCode::CuFile(code) | ErrorCode::Kernel(code) => {
+                write!(f, "{call}: {text} ({code})")
+            }
+            ErrorCode::TimedOut => write!(f, "{call}: {text}"),
+        }
     }
 }
 
@@ -63,4 +95,8 @@ impl std::error::Error for Error {}
 
 pub(crate) const SUCCESS: i32 = 0;
 const OUT_OF_MEMORY: i32 = 2;
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`: the call is not permitted while a stream is captured.
+pub(crate) const CAPTURE_UNSUPPORTED: i32 = 900;
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the default stream, while a stream that synchronises with it is captured.
+const CAPTURE_IMPLICIT: i32 = 906;
 pub(crate) const NOT_READY: i32 = 600;

@@ -1,16 +1,17 @@
 //! Events: points in a stream.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use crate::backoff::poll;
 use crate::context_object::ContextObject;
 use crate::device::Device;
-use crate::error::{NOT_READY, Result, SUCCESS};
+use crate::driver::Driver;
+use crate::error::{Error, NOT_READY, Result, SUCCESS};
 use crate::stream::RawStream;
 
 /// No timestamps, which would cost a memory write.
 const DISABLE_TIMING: u32 = 2;
-/// Waiting threads sleep.
-const BLOCKING_SYNC: u32 = 1;
 
 /// A point in a stream that can be queried and waited for.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ impl Event {
     pub fn new(device: &Arc<Device>) -> Result<Self> {
         let functions = &device.driver().functions;
         // SAFETY: the pointer is to a local value of `ContextObject`, which makes the device current.
-        let create = |event| unsafe { (functions.event_create)(event, DISABLE_TIMING | BLOCKING_SYNC) };
+        let create = |event| unsafe { (functions.event_create)(event, DISABLE_TIMING) };
         // SAFETY: the two functions belong together.
         unsafe { ContextObject::new(device, "cuEventCreate", create, functions.event_destroy) }.map(Self)
     }
@@ -47,21 +48,25 @@ impl Event {
     /// The driver's error, including errors of earlier work.
     pub fn is_complete(&self) -> Result<bool> {
         let (driver, _current) = self.0.enter()?;
+        self.query(driver)
+    }
+
+    /// Waits until all work before it is complete: polls for as long as a small copy takes, then sleeps between polls.
+    ///
+    /// # Errors
+    /// As [`is_complete`](Self::is_complete), and [`ErrorCode::TimedOut`](crate::ErrorCode::TimedOut) after `limit`.
+    pub fn wait(&self, limit: Duration) -> Result<()> {
+        let (driver, _current) = self.0.enter()?;
+        if poll(limit, || self.query(driver))? { Ok(()) } else { Err(Error::timed_out("cuEventQuery", limit)) }
+    }
+
+    /// Queries the event. Its device is current.
+    fn query(&self, driver: &Driver) -> Result<bool> {
         // SAFETY: the event is valid.
         match unsafe { (driver.functions.event_query)(self.0.handle()) } {
             SUCCESS => Ok(true),
             NOT_READY => Ok(false),
             code => driver.check("cuEventQuery", code).map(|()| true),
         }
-    }
-
-    /// Sleeps until all work before it is complete.
-    ///
-    /// # Errors
-    /// As [`is_complete`](Self::is_complete).
-    pub fn wait(&self) -> Result<()> {
-        let (driver, _current) = self.0.enter()?;
-        // SAFETY: the event is valid.
-        driver.check("cuEventSynchronize", unsafe { (driver.functions.event_synchronize)(self.0.handle()) })
     }
 }

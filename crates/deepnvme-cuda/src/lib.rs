@@ -16,6 +16,8 @@
 //! Copies take addresses and are unsafe: the caller keeps both sides valid until an event reports completion.
 
 mod abi;
+mod backoff;
+mod capture;
 mod context_object;
 mod cufile;
 mod device;
@@ -29,15 +31,17 @@ mod library;
 mod rows;
 mod stream;
 
+pub use backoff::pause_after;
 pub use cufile::{
     Batch, BatchEntry, BatchEvent, BufferRegistration, CuFile, DeviceSpan, FileHandle, IoError, IoResult,
 };
-pub use device::{Current, Device};
+pub use device::{Current, Device, own_this_thread};
 pub use device_memory::DeviceMemory;
 pub use device_properties::DeviceProperties;
 pub use driver::Driver;
-pub use error::{Error, Result, Unavailable};
+pub use error::{Error, ErrorCode, Result, Unavailable};
 pub use event::Event;
 pub use host_registration::HostRegistration;
+pub use library::libraries_loaded;
 pub use rows::Rows;
 pub use stream::{RawStream, Stream};

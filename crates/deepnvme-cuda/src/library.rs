@@ -1,7 +1,7 @@
 //! Search for a shared object: the user's choice, libraries loaded in the process, the loader's path.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::{OsStr, OsString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +9,22 @@ use libloading::Library;
 use rustix::fs::{Dir, Mode, OFlags};
 
 use crate::error::Unavailable;
+
+/// Returns how many libraries this process has loaded so far. It grows with each one, and tells whether another search
+/// may find what an earlier one did not.
+#[must_use]
+pub fn libraries_loaded() -> u64 {
+    /// Stores the count of the first entry, and ends the iteration.
+    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
+        // SAFETY: the loader passes a valid entry, and `count` is the local value below.
+        unsafe { *count.cast::<u64>() = (*info).dlpi_adds };
+        1
+    }
+    let mut count = 0_u64;
+    // SAFETY: `first` has the required type, and uses its last argument only during the call.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut count).cast()) };
+    count
+}
 
 /// A library to search for.
 pub(crate) struct LibrarySearch {

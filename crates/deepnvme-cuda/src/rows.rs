@@ -13,9 +13,6 @@ pub struct Rows {
     pub pitch: isize,
 }
 
-/// The largest pitch that all GPUs support.
-const PITCH_MAX: usize = 1 << 18;
-
 impl Rows {
     /// Creates a single row.
     #[must_use]
@@ -29,9 +26,10 @@ impl Rows {
         self.bytes * self.count
     }
 
-    /// Whether the driver copies them in one call: the pitch is positive, without overlap, and at most the maximum.
-    pub(crate) fn is_2d(&self) -> bool {
-        self.count == 1 || usize::try_from(self.pitch).is_ok_and(|pitch| (self.bytes..=PITCH_MAX).contains(&pitch))
+    /// Whether the driver copies them in one call: the pitch is positive, without overlap, and at most the GPU's
+    /// maximum.
+    pub(crate) fn is_2d(&self, pitch_max: usize) -> bool {
+        self.count == 1 || usize::try_from(self.pitch).is_ok_and(|pitch| (self.bytes..=pitch_max).contains(&pitch))
     }
 
     /// Iterates over single rows.
@@ -47,13 +45,13 @@ mod tests {
 
     #[test]
     fn what_a_call_can_copy() {
-        let rows = |bytes, count, pitch| Rows { address: 1 << 20, bytes, count, pitch }.is_2d();
+        let rows = |bytes, count, pitch| Rows { address: 1 << 20, bytes, count, pitch }.is_2d(1 << 18);
         assert!(rows(4, 1000, 64));
         assert!(rows(64, 2, 64));
         assert!(rows(64, 1, -1), "a single row has no distance");
         assert!(!rows(64, 2, 32), "overlapping");
         assert!(!rows(4, 2, -64), "backwards");
-        assert!(!rows(4, 2, 1 << 20), "farther than GPUs take");
+        assert!(!rows(4, 2, 1 << 20), "farther than the GPU takes");
     }
 
     #[test]

@@ -3,11 +3,15 @@
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::abi::{Copy2d, DevicePointer, Handle};
+use crate::backoff::poll;
+use crate::capture::NOT_CAPTURING;
 use crate::context_object::ContextObject;
 use crate::device::Device;
-use crate::error::{NOT_READY, Result};
+use crate::driver::Driver;
+use crate::error::{CAPTURE_UNSUPPORTED, NOT_READY, Result};
 use crate::rows::Rows;
 
 /// Not synchronised with the default stream.
@@ -38,19 +42,38 @@ impl RawStream {
     /// Whether all work of the stream is complete.
     ///
     /// # Errors
-    /// The driver's error: the device has no such stream, or its work failed.
+    /// The driver's error: the device has no such stream, or its work failed. `is_capturing` if the stream is being
+    /// captured into a CUDA graph; the capture goes on.
     pub fn is_idle(self, device: &Device) -> Result<bool> {
         let driver = device.driver();
         let _current = device.enter()?;
+        let mut capture = NOT_CAPTURING;
         // SAFETY: the code that made the handle keeps the stream alive until its last use (`RawStream::from_handle`).
-        match unsafe { (driver.functions.stream_query)(self.handle()) } {
-            NOT_READY => Ok(false),
-            code => driver.check("cuStreamQuery", code).map(|()| true),
+        // The pointer is to a local value.
+        let code = unsafe { (driver.functions.stream_is_capturing)(self.handle(), &raw mut capture) };
+        driver.check("cuStreamIsCapturing", code)?;
+        if capture != NOT_CAPTURING {
+            // A query would invalidate the capture.
+            return driver.check("cuStreamIsCapturing", CAPTURE_UNSUPPORTED).map(|()| false);
         }
+        // SAFETY: the code that made the handle keeps the stream alive until its last use (`RawStream::from_handle`).
+        unsafe { query(driver, self.handle()) }
     }
 
     pub(crate) fn handle(self) -> Handle {
         ptr::without_provenance_mut(self.0)
+    }
+}
+
+/// Whether all work of a stream of the current device is complete.
+///
+/// # Safety
+/// The stream exists until this returns.
+unsafe fn query(driver: &Driver, stream: Handle) -> Result<bool> {
+    // SAFETY: the stream exists until the call returns, as the caller of `query` ensures.
+    match unsafe { (driver.functions.stream_query)(stream) } {
+        NOT_READY => Ok(false),
+        code => driver.check("cuStreamQuery", code).map(|()| true),
     }
 }
 
@@ -135,7 +158,7 @@ impl Stream {
         copy_row: impl Fn(usize, DevicePointer, usize, Handle) -> c_int,
     ) -> Result<()> {
         let (driver, _current) = self.0.enter()?;
-        if rows.is_2d() && rows.count > 1 {
+        if rows.count > 1 && rows.is_2d(self.0.device().pitch_max()) {
             let copy = copy_2d();
             // SAFETY: the memory that the description names stays valid until a later event is complete, as the caller
             // of `copy` ensures. The driver reads the description itself before it returns.
@@ -155,7 +178,8 @@ impl Stream {
     /// The driver's error, including errors of the copies.
     pub fn synchronise(&self) -> Result<()> {
         let (driver, _current) = self.0.enter()?;
-        // SAFETY: the stream is valid.
-        driver.check("cuStreamSynchronize", unsafe { (driver.functions.stream_synchronize)(self.0.handle()) })
+        // SAFETY: this object keeps the stream.
+        let is_complete = || unsafe { query(driver, self.0.handle()) };
+        poll(Duration::MAX, is_complete).map(drop)
     }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_cuda::{
-    Batch, BatchEntry, BufferRegistration, CuFile, Device, DeviceSpan, Driver, Event, FileHandle, HostRegistration,
-    IoError, Rows, Stream,
+    Batch, BatchEntry, BufferRegistration, CuFile, Device, DeviceSpan, Driver, ErrorCode, Event, FileHandle,
+    HostRegistration, IoError, RawStream, Rows, Stream,
 };
 use deepnvme_fake_driver::{Loaded, pattern};
 
@@ -80,7 +80,7 @@ fn devices_and_what_they_say() {
     let id = properties.pci_bus_id;
     assert!(id.contains(':') && id == id.to_lowercase(), "{id}");
     let error = Device::new(driver, 9).unwrap_err();
-    assert_eq!((error.call(), error.code()), ("cuDeviceGet", 101));
+    assert_eq!((error.call(), error.code()), ("cuDeviceGet", ErrorCode::Driver(101)));
     assert!(error.to_string().contains("CUDA_ERROR_INVALID_DEVICE"), "{error}");
 }
 
@@ -100,7 +100,7 @@ fn copies_events_and_registrations() {
     // SAFETY: both sides outlive the event.
     unsafe { stream.copy_to_device(&Rows::single(at as usize, 50_000), host.as_ptr()) }.unwrap();
     event.record(stream.raw()).unwrap();
-    event.wait().unwrap();
+    event.wait(TIMEOUT).unwrap();
     assert!(event.is_complete().unwrap());
     assert!(fake_driver.peek(at, 50_000) == pattern(7, 50_000));
     // Four bytes out of every eight.
@@ -129,7 +129,6 @@ fn cufile_moves_bytes_and_gives_everything_back() {
     let at = fake_driver.allocate(1 << 20);
     fake_driver.poke(at, &pattern(1, 1 << 20));
     let cufile = CuFile::open().unwrap();
-    assert!(cufile.is_direct() && cufile.compatibility_reason().is_none());
     assert_eq!(cufile.nvidia_fs_version(), (2, 25));
     let file = std::fs::File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
     let handle = FileHandle::new(&cufile, file.as_fd()).unwrap();
@@ -223,10 +222,83 @@ fn batches_end_entry_by_entry_and_can_be_used_again() {
     fake_driver.fail("cuFileBatchIOSubmit", 0, 5035);
     // SAFETY: file and memory outlive the batch, and nothing else accesses them.
     let error = unsafe { batch.submit(&entries) }.unwrap_err();
-    assert_eq!((error.call(), error.code(), batch.outstanding()), ("cuFileBatchIOSubmit", 5035, 0));
+    assert_eq!((error.call(), error.code(), batch.outstanding()), ("cuFileBatchIOSubmit", ErrorCode::CuFile(5035), 0));
     // SAFETY: file and memory outlive the batch, and nothing else accesses them.
     unsafe { batch.submit(&entries) }.unwrap();
     drop(batch);
     drop((handle, cufile));
     fake_driver.free(at);
+}
+
+#[test]
+fn a_wait_ends_at_its_limit() {
+    let (fake_driver, device) = FakeDriver::with_device(0);
+    let _current = device.enter().unwrap();
+    let at = fake_driver.allocate(64);
+    let stream = Stream::new(&device).unwrap();
+    let event = Event::new(&device).unwrap();
+    type Fill = unsafe extern "C" fn(usize, u64, usize, u64, u64) -> c_int;
+    // SAFETY: the function has this type.
+    let fill = unsafe { fake_driver.function::<Fill>("fake_driver_fill_kernel") };
+    // SAFETY: the stream is alive, and the memory is freed after the wait.
+    assert_eq!(unsafe { fill(stream.raw().as_handle(), at, 64, 1, 400_000) }, 0);
+    event.record(stream.raw()).unwrap();
+    let before = fake_driver.calls("cuEventQuery");
+    let error = event.wait(Duration::from_millis(100)).unwrap_err();
+    assert_eq!((error.call(), error.code()), ("cuEventQuery", ErrorCode::TimedOut));
+    assert!(error.to_string().ends_with("its work was not complete within 0.1 s"), "{error}");
+    assert!(fake_driver.calls("cuEventQuery") - before < 1000, "ever longer pauses");
+    event.wait(TIMEOUT).unwrap();
+    fake_driver.free(at);
+}
+
+#[test]
+fn no_call_invalidates_a_capture_of_another_thread() {
+    let (fake_driver, device) = FakeDriver::with_device(0);
+    let folder = tempfile::tempdir().unwrap();
+    let host: Box<[u8]> = pattern(7, 50_000).into();
+    let captured = Stream::new(&device).unwrap();
+    let current = device.enter().unwrap();
+    let at = fake_driver.allocate(1 << 16);
+    type Begin = unsafe extern "C" fn(usize, c_int) -> c_int;
+    type End = unsafe extern "C" fn(usize, *mut u64) -> c_int;
+    let handle = captured.raw().as_handle();
+    // SAFETY: the function has this type, and the stream is alive.
+    assert_eq!(unsafe { fake_driver.function::<Begin>("cuStreamBeginCapture_v2")(handle, 0) }, 0);
+    // The guard of this thread is relaxed, those of others are not.
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            let again = Device::new(Driver::get().unwrap(), 0).unwrap();
+            let stream = Stream::new(&device).unwrap();
+            let event = Event::new(&device).unwrap();
+            let owner = Box::new(());
+            let start = host.as_ptr().expose_provenance();
+            // SAFETY: the box outlives the registration.
+            let registration = unsafe { HostRegistration::new(&device, start, host.len(), owner) }.unwrap();
+            // SAFETY: both sides outlive the event.
+            unsafe { stream.copy_to_device(&Rows::single(at as usize, 50_000), host.as_ptr()) }.unwrap();
+            event.record(stream.raw()).unwrap();
+            event.wait(TIMEOUT).unwrap();
+            stream.synchronise().unwrap();
+            // SAFETY: the default stream always exists.
+            assert!(unsafe { RawStream::from_handle(0) }.is_idle(&device).unwrap());
+            let memory = deepnvme_cuda::DeviceMemory::new(&device, 4096).unwrap();
+            let cufile = CuFile::open().unwrap();
+            let file = std::fs::File::create(folder.path().join("file")).unwrap();
+            let file = FileHandle::new(&cufile, file.as_fd()).unwrap();
+            // SAFETY: the memory has no other access.
+            let moved = unsafe { file.write(&device, DeviceSpan::unregistered(memory.address(), 4096), 0) };
+            assert_eq!(moved.unwrap(), 4096);
+            let error = captured.raw().is_idle(&device).unwrap_err();
+            assert!(error.is_capturing(), "{error}");
+            drop((file, cufile, memory, registration, event, stream, again));
+        });
+        others.join().unwrap();
+    });
+    let mut graph = 0;
+    // SAFETY: the function has this type, the stream is alive, and the pointer is to a local value.
+    let code = unsafe { fake_driver.function::<End>("cuStreamEndCapture")(handle, &raw mut graph) };
+    assert_eq!(code, 0, "the capture was not invalidated");
+    fake_driver.free(at);
+    drop(current);
 }

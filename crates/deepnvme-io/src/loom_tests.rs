@@ -273,7 +273,7 @@ impl GpuEvent for FlagEvent {
         Ok(self.0.load(loom::sync::atomic::Ordering::SeqCst))
     }
 
-    fn wait(&self) -> Result<()> {
+    fn wait(&self, _: std::time::Duration) -> Result<()> {
         Ok(())
     }
 }

@@ -88,3 +88,16 @@ pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexG
 pub(crate) fn wait_timeout<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>, timeout: Duration) -> MutexGuard<'a, T> {
     ignore_poison(condvar.wait_timeout(guard, timeout)).0
 }
+
+/// Releases the lock, and sleeps for `time` or until the condition variable is notified.
+#[cfg(not(loom))]
+pub(crate) fn sleep_or_notified<T>(condvar: &Condvar, guard: MutexGuard<'_, T>, time: Duration) {
+    drop(wait_timeout(condvar, guard, time));
+}
+
+/// Releases the lock and yields: the condition variables of `loom` have no time either.
+#[cfg(loom)]
+pub(crate) fn sleep_or_notified<T>(_: &Condvar, guard: MutexGuard<'_, T>, time: Duration) {
+    drop(guard);
+    thread::sleep(time);
+}

@@ -13,7 +13,7 @@ use super::error::IoResult;
 use super::{CuFile, DeviceSpan, FileHandle};
 use crate::abi::Handle;
 use crate::device::Device;
-use crate::error::{Error, Result, SUCCESS};
+use crate::error::{Error, ErrorCode, Result};
 
 /// Failed status calls before a batch is given up.
 const ATTEMPTS_MAX: u32 = 10;
@@ -161,7 +161,7 @@ impl Batch {
     fn timeout_error(&self, timeout: Duration) -> Error {
         let seconds = timeout.as_secs_f32();
         let text = format!("none of {} transfers was reported within {seconds} s", self.outstanding);
-        Error { call: "cuFileBatchIOGetStatus", code: SUCCESS, text }
+        Error { call: "cuFileBatchIOGetStatus", code: ErrorCode::TimedOut, text }
     }
 
     /// Cancels transfers that have not started. Started and cancelled ones are still reported.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 
 use crate::driver::Driver;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorCode, Result};
 
 /// A failed transfer.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub(super) fn check(driver: &Driver, call: &'static str, status: Status) -> Resu
     match status.code {
         SUCCESS => Ok(()),
         CUDA_DRIVER_ERROR => driver.check(call, status.cuda_code),
-        code => Err(Error { call, code, text: name(code).to_owned() }),
+        code => Err(Error { call, code: ErrorCode::CuFile(code), text: name(code).to_owned() }),
     }
 }
 

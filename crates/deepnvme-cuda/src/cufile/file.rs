@@ -11,8 +11,9 @@ use super::buffer::DeviceSpan;
 use super::error::{IoError, IoResult, name};
 use super::functions::FileDescription;
 use crate::abi::Handle;
+use crate::capture::RelaxedCapture;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorCode, Result};
 
 /// A file that is registered with cuFile while this value lives. It has its own descriptor, so the original may be
 /// closed.
@@ -35,11 +36,12 @@ impl FileHandle {
     pub fn new(cufile: &CuFile, file: BorrowedFd<'_>) -> Result<Self> {
         let no_descriptor = |error: std::io::Error| Error {
             call: "dup",
-            code: error.raw_os_error().unwrap_or(0),
+            code: ErrorCode::Kernel(error.raw_os_error().unwrap_or(0)),
             text: error.to_string(),
         };
         let descriptor = file.try_clone_to_owned().map_err(no_descriptor)?;
         let (mut handle, mut description) = (ptr::null_mut(), FileDescription::of(descriptor.as_raw_fd()));
+        let _capture = RelaxedCapture::enter(cufile.session.driver);
         // SAFETY: both pointers are to local values, not used after the call returns.
         let status = unsafe { (cufile.functions().handle_register)(&raw mut handle, &raw mut description) };
         cufile.check("cuFileHandleRegister", status)?;
@@ -83,6 +85,7 @@ impl FileHandle {
 
 impl Drop for FileHandle {
     fn drop(&mut self) {
+        let _capture = RelaxedCapture::enter(self.cufile.session.driver);
         // SAFETY: it was registered once, and transfers borrow it.
         unsafe { (self.cufile.functions().handle_deregister)(self.handle) }
     }

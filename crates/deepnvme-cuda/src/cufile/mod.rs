@@ -13,6 +13,7 @@ mod functions;
 mod open;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use once_cell::race::OnceBox;
 
@@ -23,6 +24,7 @@ pub use file::FileHandle;
 
 use self::error::{Status, check};
 use self::functions::{Functions, Properties};
+use crate::capture::RelaxedCapture;
 use crate::driver::Driver;
 use crate::error::{Error, Result, Unavailable};
 use crate::library::LibrarySearch;
@@ -48,21 +50,29 @@ struct Session {
 }
 
 impl CuFile {
-    /// Opens cuFile. It reads NVIDIA's documented configuration (`CUFILE_ENV_PATH_JSON`, `/etc/cufile.json`); nothing
+    /// Opens cuFile for transfers that bypass host memory. It reads NVIDIA's documented configuration (`CUFILE_ENV_PATH_JSON`, `/etc/cufile.json`); nothing
     /// is written or changed. Its log goes where `CUFILE_LOGFILE_PATH` or the configuration says, and is discarded
     /// otherwise, instead of being written to the current folder.
     ///
     /// # Errors
-    /// The reason if it is unavailable: no driver, no library, or a library that fails to start.
+    /// The reason if it is unavailable: no driver, no library, a library that fails to start, or one that would copy
+    /// through the host (compatibility mode). The last is remembered, since opening takes 0.2 s: it is the kernel's
+    /// answer, and asked for once. A library that is not found is searched for again by the next call.
     pub fn open() -> std::result::Result<Self, Unavailable> {
         let driver = Driver::get()?;
         let functions = functions()?;
+        if IS_COMPATIBILITY_MODE.load(Ordering::Relaxed) {
+            return Err(compatibility_mode());
+        }
         let refused = |error: &Error| Unavailable { text: format!("cuFile does not start: {error}") };
         if let Some(obstacle) = open::why_not(SEARCH.is_overridden()) {
             return Err(Unavailable { text: format!("cuFile is not started: {obstacle}") });
         }
-        // SAFETY: the function takes no arguments, and its status is checked.
-        let opened = open::without_log(|| unsafe { (functions.driver_open)() });
+        let opened = open::without_log(|| {
+            let _capture = RelaxedCapture::enter(driver);
+            // SAFETY: the function takes no arguments, and its status is checked.
+            unsafe { (functions.driver_open)() }
+        });
         let status =
             opened.map_err(|error| Unavailable { text: format!("cuFile does not start: no thread ({error})") })?;
         check(driver, "cuFileDriverOpen", status).map_err(|error| refused(&error))?;
@@ -71,21 +81,11 @@ impl CuFile {
         let status = unsafe { (functions.driver_properties)(&raw mut session.properties) };
         // From here on, dropping the session closes the driver.
         check(driver, "cuFileDriverGetProperties", status).map_err(|error| refused(&error))?;
+        if !session.properties.is_direct() {
+            IS_COMPATIBILITY_MODE.store(true, Ordering::Relaxed);
+            return Err(compatibility_mode());
+        }
         Ok(Self { session: Arc::new(session) })
-    }
-
-    /// Whether transfers bypass host memory. Otherwise cuFile copies through the host, in compatibility mode.
-    #[must_use]
-    pub fn is_direct(&self) -> bool {
-        self.session.properties.is_direct()
-    }
-
-    /// Returns why cuFile is in compatibility mode; `None` if it is not.
-    #[must_use]
-    pub fn compatibility_reason(&self) -> Option<&'static str> {
-        (!self.is_direct()).then_some(
-            "cuFile is in compatibility mode: the kernel has neither the module nvidia-fs nor peer-to-peer transfers to NVMe",
-        )
     }
 
     /// Whether the library has the batch API.
@@ -124,6 +124,7 @@ impl CuFile {
 impl Drop for Session {
     fn drop(&mut self) {
         let close = self.functions.driver_close_v2.unwrap_or(self.functions.driver_close);
+        let _capture = RelaxedCapture::enter(self.driver);
         // SAFETY: it was opened once for this session, and files and buffers hold the session.
         let _ = unsafe { close() };
     }
@@ -132,22 +133,30 @@ impl Drop for Session {
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (major, minor) = self.properties.version();
-        write!(f, "cuFile, nvidia-fs {major}.{minor}, direct: {}", self.properties.is_direct())
+        write!(f, "cuFile, nvidia-fs {major}.{minor}")
     }
 }
 
-/// Returns the functions, loaded at the first call.
+/// Whether cuFile has answered that it would copy through the host.
+static IS_COMPATIBILITY_MODE: AtomicBool = AtomicBool::new(false);
+
+fn compatibility_mode() -> Unavailable {
+    let text = "cuFile is in compatibility mode: the kernel has neither the module nvidia-fs nor peer-to-peer transfers to NVMe";
+    Unavailable { text: text.to_owned() }
+}
+
+/// Returns the functions, loaded once.
 fn functions() -> std::result::Result<&'static Functions, Unavailable> {
-    // Without a lock, as for the driver.
-    static FUNCTIONS: OnceBox<std::result::Result<Functions, Unavailable>> = OnceBox::new();
-    let load = || {
+    // Without a lock, as for the driver. Failures are not kept: the process may load the library later.
+    static FUNCTIONS: OnceBox<Functions> = OnceBox::new();
+    FUNCTIONS.get_or_try_init(|| {
         let library = SEARCH.open()?;
         // SAFETY: it has cuFile's name, or the user chose it.
         let functions = unsafe { Functions::of(&library) };
         // Closing the library would invalidate the functions.
         std::mem::forget(library);
         functions
+            .map(Box::new)
             .map_err(|error| Unavailable { text: format!("cuFile lacks a function ({error}); install a newer one") })
-    };
-    FUNCTIONS.get_or_init(|| Box::new(load())).as_ref().map_err(Clone::clone)
+    })
 }

@@ -129,7 +129,7 @@ impl RequestPlanner {
                 DirectState::Buffered { reason } => Some(format!("the file has no direct I/O ({reason})")),
             })
         };
-        match cufile.err().map(str::to_owned).or_else(buffered) {
+        match cufile.as_ref().err().cloned().or_else(buffered) {
             None => {}
             Some(reason) if self.config.gds == DirectMode::Required => return Err(gds_required(&reason)),
             Some(reason) => {

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use deepnvme_cuda::own_this_thread;
 use deepnvme_mem::ParentOnly;
 
 use crate::backend::gds::{Gds, GdsBackend};
@@ -81,6 +82,7 @@ impl EngineThreads {
         let gds = (config.gds != DirectMode::Disabled).then(|| Arc::clone(parts.gds));
         let (report, opened) = mpsc::sync_channel(1);
         let run = move || {
+            own_this_thread();
             let backend = match factory(&backend_setup) {
                 Ok(backend) => backend,
                 Err(error) => return drop(report.send(Err(error))),

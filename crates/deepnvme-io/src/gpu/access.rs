@@ -5,7 +5,7 @@ use std::sync::Arc;
 use deepnvme_mem::{Device, Region, RegionMut, Slot, StreamHandle};
 
 use super::copies::{BlockingCopier, GpuSlice};
-use super::device::{Gpu, GpuEvent, Registration};
+use super::device::{Gpu, GpuEvent, Registration, STREAM_TIMEOUT};
 use super::registry::GpuRegistry;
 use crate::backend::gds::CudaDevices;
 use crate::error::Result;
@@ -44,9 +44,9 @@ impl StreamEvents {
     /// Waits until the streams have reached the events.
     ///
     /// # Errors
-    /// `Device` if work on a stream failed.
+    /// `Device` if work on a stream failed, or is not complete after half an hour.
     pub fn wait(&self) -> Result<()> {
-        self.events.iter().try_for_each(|event| event.wait())
+        self.events.iter().try_for_each(|event| event.wait(STREAM_TIMEOUT))
     }
 }
 

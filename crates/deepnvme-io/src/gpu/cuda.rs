@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 use deepnvme_cuda as cuda;
 use deepnvme_mem::{Device, Region, RegionMut, Rows, StreamHandle};
@@ -126,8 +127,8 @@ impl GpuEvent for CudaEvent {
         converted(self.0.is_complete())
     }
 
-    fn wait(&self) -> Result<()> {
-        converted(self.0.wait())
+    fn wait(&self, limit: Duration) -> Result<()> {
+        converted(self.0.wait(limit))
     }
 }
 
@@ -143,10 +144,18 @@ fn converted<T>(result: cuda::Result<T>) -> Result<T> {
 
 /// Converts a driver's error and adds a remedy.
 fn device_error(error: &cuda::Error) -> Error {
-    let remedy = if error.is_out_of_memory() {
-        "there is no memory that it could lock; lower the engine's pool (`workers`, `block_bytes`), or free some"
+    let (kind, remedy) = if error.is_out_of_memory() {
+        let remedy =
+            "there is no memory that it could lock; lower the engine's pool (`workers`, `block_bytes`), or free some";
+        (ErrorKind::Device, remedy)
+    } else if error.is_capturing() {
+        let remedy = "a CUDA graph is being captured on the stream of this memory, and a transfer cannot be part of a graph; \
+                      transfer it before or after the capture, or from another stream";
+        (ErrorKind::Unsupported, remedy)
     } else {
-        "if earlier work on the GPU has failed, this is how it shows: run with CUDA_LAUNCH_BLOCKING=1 to find it"
+        let remedy =
+            "if earlier work on the GPU has failed, this is how it shows: run with CUDA_LAUNCH_BLOCKING=1 to find it";
+        (ErrorKind::Device, remedy)
     };
-    Error::new(ErrorKind::Device, "use GPU memory", format!("{error}; {remedy}"))
+    Error::new(kind, "use GPU memory", format!("{error}; {remedy}"))
 }

@@ -3,10 +3,18 @@
 
 use std::any::Any;
 use std::fmt::Debug;
+use std::time::Duration;
 
 use deepnvme_mem::{Region, RegionMut, Rows, StreamHandle};
 
 use crate::error::Result;
+
+/// The longest wait for a copy before it is polled again.
+pub(crate) const COPY_WAIT: Duration = Duration::from_secs(1);
+
+/// The longest wait for a caller's stream. A kernel may wait for another process, as those of NCCL do for up to ten
+/// minutes by default.
+pub(crate) const STREAM_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// One GPU, shared by any number of threads.
 ///
@@ -56,6 +64,9 @@ pub(crate) trait GpuStream: Debug + Send + Sync {
     unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()>;
 
     /// Waits until all submitted work is complete. After a failure, nothing runs there any more.
+    ///
+    /// Without a limit: no memory of a copy may be released before. The streams of the engine wait for no others, and the
+    /// driver reports a GPU that has failed.
     fn synchronise(&self) -> Result<()>;
 }
 
@@ -67,8 +78,9 @@ pub(crate) trait GpuEvent: Debug + Send + Sync {
     /// Returns whether all work before the point is complete. Fails if some of that work failed.
     fn is_complete(&self) -> Result<bool>;
 
-    /// Sleeps until all work before the point is complete. Fails as [`is_complete`](Self::is_complete).
-    fn wait(&self) -> Result<()>;
+    /// Waits until all work before the point is complete. Fails as [`is_complete`](Self::is_complete), and after
+    /// `limit`.
+    fn wait(&self, limit: Duration) -> Result<()>;
 }
 
 /// Host memory registered with a driver until this is dropped. It keeps the memory alive.

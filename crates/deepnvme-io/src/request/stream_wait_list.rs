@@ -1,12 +1,13 @@
 //! Requests that wait for CUDA streams: holds back requests whose GPU memory is in use, until their streams reach the recorded events.
 //!
-//! Workers never wait for GPU kernels: all other requests would wait behind them. Held requests are polled, which works
-//! for any number of streams and also ends when a stream fails.
+//! Workers never wait for GPU kernels: all other requests would wait behind them. Held requests are polled, ever more
+//! rarely, which works for any number of streams and also ends when a stream fails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use deepnvme_cuda::{own_this_thread, pause_after};
 use deepnvme_mem::ParentOnly;
 
 use super::queue::closed;
@@ -14,10 +15,7 @@ use super::{Priority, Request, RequestQueue};
 use crate::error::{Error, ErrorKind, Result};
 use crate::start::start_thread;
 use crate::sync::thread::{self, JoinHandle};
-use crate::sync::{Condvar, Instant, Mutex, lock, wait};
-
-/// Polling interval: short compared with GPU kernels worth waiting for, long compared with one poll.
-const POLL_INTERVAL: Duration = Duration::from_micros(50);
+use crate::sync::{Condvar, Instant, Mutex, lock, sleep_or_notified, wait};
 
 /// How long a closed engine waits for streams. As long as the kernel's timeout for a disk. Some streams never reach
 /// their event, for instance when a GPU kernel waits for another process.
@@ -32,6 +30,13 @@ pub(crate) struct StreamWaitList {
     closing: Mutex<()>,
 }
 
+/// A request, and since when it is held.
+struct HeldRequest {
+    request: Arc<Request>,
+    priority: Priority,
+    since: Instant,
+}
+
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
@@ -41,7 +46,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    held: Vec<(Arc<Request>, Priority)>,
+    held: Vec<HeldRequest>,
     /// When the list was closed.
     closed: Option<Instant>,
 }
@@ -70,7 +75,8 @@ impl StreamWaitList {
             let builder = thread::Builder::new().name("dnvme-streams".into());
             *thread = Some(ParentOnly::new(start_thread(|| builder.spawn(move || shared.run()))?));
         }
-        lock(&self.shared.state).held.push((Arc::clone(request), priority));
+        let held = HeldRequest { request: Arc::clone(request), priority, since: Instant::now() };
+        lock(&self.shared.state).held.push(held);
         self.shared.changed.notify_one();
         Ok(())
     }
@@ -90,6 +96,7 @@ impl StreamWaitList {
 
 impl Shared {
     fn run(&self) {
+        own_this_thread();
         loop {
             let mut state = lock(&self.state);
             while state.held.is_empty() {
@@ -102,10 +109,17 @@ impl Shared {
             let held = Held { shared: self, requests: std::mem::take(&mut state.held) };
             drop(state);
             // A panic fails only the requests being polled, since later ones need this thread.
-            if catch_unwind(AssertUnwindSafe(|| held.poll(is_overdue))).unwrap_or_default() {
-                thread::sleep(POLL_INTERVAL);
-            }
+            let _ = catch_unwind(AssertUnwindSafe(|| held.poll(is_overdue)));
+            self.pause();
         }
+    }
+
+    /// Sleeps until the next poll, or until another request is held. The newest request decides: its stream may be
+    /// almost done.
+    fn pause(&self) {
+        let state = lock(&self.state);
+        let Some(newest) = state.held.iter().map(|held| held.since).max() else { return };
+        sleep_or_notified(&self.changed, state, pause_after(newest.elapsed()));
     }
 
     /// Releases the request if it is ready, and fails it if it is overdue. Returns whether it stays held.
@@ -146,23 +160,21 @@ impl Shared {
 /// Requests being polled. If polling panics, dropping this fails them, since nothing else holds them.
 struct Held<'a> {
     shared: &'a Shared,
-    requests: Vec<(Arc<Request>, Priority)>,
+    requests: Vec<HeldRequest>,
 }
 
 impl Held<'_> {
-    /// Releases the ready requests. Holds the others again, and returns whether there are any.
-    fn poll(mut self, is_overdue: bool) -> bool {
-        self.requests.retain(|(request, priority)| self.shared.stays_held(request, *priority, is_overdue));
+    /// Releases the ready requests, and holds the others again.
+    fn poll(mut self, is_overdue: bool) {
+        self.requests.retain(|held| self.shared.stays_held(&held.request, held.priority, is_overdue));
         let requests = std::mem::take(&mut self.requests);
-        let is_waiting = !requests.is_empty();
         lock(&self.shared.state).held.extend(requests);
-        is_waiting
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        for (request, _) in self.requests.drain(..) {
+        for HeldRequest { request, .. } in self.requests.drain(..) {
             let error = if std::thread::panicking() { panicked(&request) } else { closed(&request) };
             self.shared.fail(&request, error);
         }
@@ -217,7 +229,7 @@ mod tests {
             Ok(false)
         }
 
-        fn wait(&self) -> Result<()> {
+        fn wait(&self, _: Duration) -> Result<()> {
             Ok(())
         }
     }
@@ -249,7 +261,7 @@ mod tests {
             })
             .collect();
         while lock(&list.shared.state).closed.is_none() {
-            thread::sleep(POLL_INTERVAL);
+            thread::sleep(Duration::from_micros(50));
         }
         // A request that arrives while the first one waits is refused immediately.
         assert_eq!(list.hold(&refused, Priority::Normal).unwrap_err().kind(), ErrorKind::Closed);

@@ -2,6 +2,7 @@
 //! late and records misuse.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
+mod capture;
 mod fake_driver;
 mod files;
 mod memory;

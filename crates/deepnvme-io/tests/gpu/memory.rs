@@ -54,7 +54,7 @@ fn what_the_driver_refuses_is_an_error_that_helps() {
     let text = error.to_string();
     assert!(text.contains("cuMemAlloc") && text.contains("cuda:0 has no 5000 bytes left; ask for fewer"), "{text}");
     let memory = access.allocate(0, 5000).unwrap();
-    for call in ["cuMemcpyHtoDAsync_v2", "cuEventRecord"] {
+    for call in ["cuMemcpyHtoDAsync_v2", "cuStreamQuery"] {
         gpu.clear();
         gpu.fail(call, 0, 700);
         let error = access.copy_from_slice(&memory, 0, &[1; 5000]).unwrap_err();

@@ -30,6 +30,9 @@ pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
 pub(crate) const HOST_MEMORY_NOT_REGISTERED: Code = 713;
 pub(crate) const NOT_PERMITTED: Code = 800;
 pub(crate) const NOT_SUPPORTED: Code = 801;
+pub(crate) const CAPTURE_UNSUPPORTED: Code = 900;
+pub(crate) const CAPTURE_INVALIDATED: Code = 901;
+pub(crate) const CAPTURE_IMPLICIT: Code = 906;
 pub(crate) const UNKNOWN: Code = 999;
 
 /// `CUhostFn`.

@@ -79,10 +79,11 @@ impl CallLog {
 
     /// Returns a counter.
     pub(crate) fn counted(&self, counter: &str) -> u64 {
-        if counter == "violations" {
-            return self.violations.len() as u64;
+        match counter {
+            "calls" => self.calls.values().sum(),
+            "violations" => self.violations.len() as u64,
+            _ => self.counters.get(counter).copied().unwrap_or(0),
         }
-        self.counters.get(counter).copied().unwrap_or(0)
     }
 
     /// Records a violation.

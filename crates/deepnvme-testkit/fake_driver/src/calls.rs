@@ -52,6 +52,7 @@ pub(crate) fn enter(symbol: &str, needs: Needs) -> Outcome<(DriverGuard, Device)
         return Err(NOT_INITIALIZED);
     }
     let device = if needs == Needs::Context { state.current()? } else { -1 };
+    state.captures.check_call(symbol)?;
     Ok((state, device))
 }
 

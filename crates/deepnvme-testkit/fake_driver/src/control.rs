@@ -5,6 +5,8 @@
 //!
 //! | counter | counts |
 //! | --- | --- |
+//! | `calls` | all calls, of any symbol |
+//! | `captured_ops` | ops that were queued on a capturing stream, and dropped |
 //! | `pageable_copies` | asynchronous copies of pageable memory, made immediately |
 //! | `device_synchronises` | calls of `cuCtxSynchronize` |
 //! | `unaligned_io` | transfers of cuFile with an offset, size or address that is no multiple of 4096 |

@@ -19,7 +19,7 @@
 //!
 //! # Not implemented
 //!
-//! Kernels, graphs, arrays, capture, managed memory, peers, green contexts, per-thread variants of symbols (`_ptsz`),
+//! Kernels, graphs, arrays, managed memory, peers, green contexts, per-thread variants of symbols (`_ptsz`),
 //! `cuGetProcAddress`. A failure that a real driver reports in a later call on the stream must be injected into that call.
 //!
 //! # Modules
@@ -30,6 +30,7 @@
 //! | `state` | all state, under one lock |
 //! | `config`, `call_log` | the environment; calls, faults, counters, violations |
 //! | `stream`, `queue`, `event`, `context` | streams, their threads, and their order |
+//! | `capture` | stream capture, and the calls that it prohibits |
 //! | `race_detector`, `access`, `release` | races, and memory that is freed too early |
 //! | `memory`, `host`, `mapped_range` | locations of bytes |
 //! | `driver`, `cufile`, `control`, `kernels` | the exported functions |
@@ -39,6 +40,7 @@ mod abi;
 mod access;
 mod call_log;
 mod calls;
+mod capture;
 mod client;
 mod config;
 mod context;

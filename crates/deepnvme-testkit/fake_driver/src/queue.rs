@@ -57,6 +57,10 @@ impl DriverState {
 
     /// Queues an op that also waits for points of other streams, and for their predecessors.
     pub(crate) fn enqueue_after(&mut self, id: Handle, op: StreamOp, extra: &[Point], known: &Clock) -> Outcome<Point> {
+        if self.captures.has(id) {
+            self.call_log.count("captured_ops");
+            return Ok(Point { stream: id, seq: self.streams.get_mut(id)?.submitted });
+        }
         let point = self.next_point(id)?;
         let (mut after, implied) = self.implied(id)?;
         after.extend_from_slice(extra);

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use crate::abi::{CONTEXT_IS_DESTROYED, Device, Handle, INVALID_CONTEXT, INVALID_DEVICE, Outcome};
 use crate::call_log::CallLog;
+use crate::capture::Captures;
 use crate::config::Config;
 use crate::cufile::CuFile;
 use crate::event::Events;
@@ -35,6 +36,7 @@ pub(crate) struct DriverState {
     pub(crate) host: Host,
     pub(crate) order: RaceDetector,
     pub(crate) cufile: CuFile,
+    pub(crate) captures: Captures,
     handles: Handle,
 }
 
@@ -104,6 +106,7 @@ impl DriverState {
             host: Host::default(),
             order: RaceDetector::default(),
             cufile: CuFile::new(config.compat),
+            captures: Captures::default(),
             handles: 0x5354_414e_0000,
             config,
         }

@@ -136,7 +136,10 @@ impl DriverState {
     /// Returns the stream of a handle, for any current context.
     pub(crate) fn stream(&mut self, handle: Handle, device: Device) -> Outcome<Handle> {
         let key = match handle {
-            0 | LEGACY => (device, None),
+            0 | LEGACY => {
+                self.captures.check_legacy(device)?;
+                (device, None)
+            }
             PER_THREAD => (device, Some(thread::current().id())),
             _ => {
                 let live = |stream: &Stream| stream.kind == StreamKind::Created && !stream.ended;

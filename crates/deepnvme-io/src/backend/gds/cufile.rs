@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use deepnvme_cuda::{CuFile, IoError};
+use deepnvme_cuda::{CuFile, IoError, libraries_loaded};
 use deepnvme_mem::{Device, PAGE_BYTES, Region};
 
 use super::batches::Batches;
@@ -28,7 +28,9 @@ pub(crate) trait CudaDevices: Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Gds {
     devices: Arc<dyn CudaDevices>,
-    opened: OnceLock<std::result::Result<CuFile, String>>,
+    opened: OnceLock<CuFile>,
+    /// Held while opening.
+    failure: Mutex<Option<OpenFailure>>,
     /// cuFile's last refusal of a transfer.
     refusal: Mutex<Option<String>>,
     pub(super) batches: Batches,
@@ -37,6 +39,15 @@ pub(crate) struct Gds {
     registered: AtomicU64,
     evicted: AtomicU64,
     bytes_registered: AtomicU64,
+}
+
+/// Why cuFile was not opened.
+#[derive(Debug)]
+struct OpenFailure {
+    reason: String,
+    /// The count of libraries that the process had loaded. Another search is made when it has grown: torch, for
+    /// instance, brings cuFile with it.
+    libraries: u64,
 }
 
 /// Counters of an engine's use of cuFile.
@@ -56,6 +67,7 @@ impl Gds {
         Self {
             devices,
             opened: OnceLock::new(),
+            failure: Mutex::default(),
             refusal: Mutex::default(),
             batches: Batches::default(),
             registrations: Registrations::of_process(),
@@ -76,7 +88,7 @@ impl Gds {
         let device = self.device(index)?;
         let cufile = match self.cufile() {
             Ok(cufile) => cufile,
-            Err(reason) => return Ok(GpuRegistration::without(reason.to_owned(), memory)),
+            Err(reason) => return Ok(GpuRegistration::without(reason, memory)),
         };
         let Registered { registration, evicted } = self.registrations.register_memory(cufile, &device, memory);
         self.evicted.fetch_add(evicted, Ordering::Relaxed);
@@ -100,12 +112,27 @@ impl Gds {
     }
 
     /// Returns cuFile, or the reason why it is no better than a bounce buffer.
-    pub(crate) fn cufile(&self) -> std::result::Result<&CuFile, &str> {
-        let open = || {
-            let cufile = CuFile::open().map_err(|absent| absent.to_string())?;
-            cufile.compatibility_reason().map_or(Ok(cufile), |reason| Err(reason.to_owned()))
-        };
-        self.opened.get_or_init(open).as_ref().map_err(String::as_str)
+    pub(crate) fn cufile(&self) -> std::result::Result<&CuFile, String> {
+        if let Some(cufile) = self.opened.get() {
+            return Ok(cufile);
+        }
+        let mut failure = lock(&self.failure);
+        let libraries = libraries_loaded();
+        if let Some(known) = failure.as_ref().filter(|known| known.libraries == libraries) {
+            return Err(known.reason.clone());
+        }
+        match CuFile::open() {
+            Ok(cufile) => {
+                *failure = None;
+                Ok(self.opened.get_or_init(|| cufile))
+            }
+            Err(absent) => {
+                let reason = absent.to_string();
+                // Opening may have loaded libraries itself.
+                *failure = Some(OpenFailure { reason: reason.clone(), libraries: libraries_loaded() });
+                Err(reason)
+            }
+        }
     }
 
     /// Registers a file with cuFile until the result is dropped.

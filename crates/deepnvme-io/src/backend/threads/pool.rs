@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{Builder, JoinHandle};
 
+use deepnvme_cuda::own_this_thread;
 use deepnvme_mem::sync::ignore_poison;
 
 use crate::backend::contract::Wake;
@@ -146,6 +147,7 @@ impl Drop for Pool {
 impl Shared {
     /// Runs a thread: takes ops until the queue is closed and empty.
     fn serve(&self) {
+        own_this_thread();
         let mut queued = lock(&self.queued);
         loop {
             let ops = self.take_share(&mut queued);

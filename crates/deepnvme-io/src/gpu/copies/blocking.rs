@@ -7,7 +7,7 @@ use deepnvme_mem::Region;
 
 use super::slice::{GpuSlice, launch};
 use crate::error::Result;
-use crate::gpu::device::{Gpu, GpuEvent, GpuStream};
+use crate::gpu::device::{Gpu, GpuStream};
 use crate::op::Direction;
 
 /// Copies from and to one GPU, and waits until the copies are done.
@@ -15,13 +15,12 @@ use crate::op::Direction;
 pub(crate) struct BlockingCopier {
     gpu: Arc<dyn Gpu>,
     stream: Box<dyn GpuStream>,
-    event: Box<dyn GpuEvent>,
 }
 
 impl BlockingCopier {
     pub(crate) fn new(gpu: Arc<dyn Gpu>) -> Result<Self> {
-        let (stream, event) = (gpu.new_stream()?, gpu.new_event()?);
-        Ok(Self { gpu, stream, event })
+        let stream = gpu.new_stream()?;
+        Ok(Self { gpu, stream })
     }
 
     /// Returns the index of its GPU.
@@ -35,14 +34,10 @@ impl BlockingCopier {
         let mut outcome = Ok(());
         for slice in slices {
             if outcome.is_ok() {
-                // SAFETY: both ends are borrowed for this call, which waits for the event or for the whole stream.
+                // SAFETY: both ends are borrowed for this call, which waits for the whole stream.
                 outcome = unsafe { launch(&*self.stream, direction, host, slice) };
             }
         }
-        let waited = self.event.record(self.stream.raw()).and_then(|()| self.event.wait());
-        if waited.is_err() {
-            let _ = self.stream.synchronise();
-        }
-        outcome.and(waited)
+        outcome.and(self.stream.synchronise())
     }
 }

@@ -18,7 +18,7 @@ use deepnvme_mem::{Device, Region};
 pub(crate) use self::blocking::BlockingCopier;
 pub(crate) use self::slice::GpuSlice;
 use self::slice::launch;
-use super::device::{Gpu, GpuEvent, GpuStream, Registration};
+use super::device::{COPY_WAIT, Gpu, GpuEvent, GpuStream, Registration};
 use super::registry::GpuRegistry;
 use crate::error::Result;
 use crate::op::Direction;
@@ -151,7 +151,7 @@ impl AsyncCopier {
     pub(crate) fn wait_for_one(&self) {
         if let Some(copy) = self.queues.iter().find_map(|queue| queue.in_flight.front()) {
             // The next check of the copy reports the same error.
-            let _ = copy.event.wait();
+            let _ = copy.event.wait(COPY_WAIT);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Copies with a simulated GPU behind the traits. It relies on the traits' guarantees.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use deepnvme_mem::{RegionMut, Rows, StreamHandle};
 use deepnvme_testkit::data::random_bytes;
@@ -130,7 +131,7 @@ impl GpuEvent for Slow {
         Ok(is_complete)
     }
 
-    fn wait(&self) -> Result<()> {
+    fn wait(&self, _: Duration) -> Result<()> {
         self.make_all();
         Ok(())
     }

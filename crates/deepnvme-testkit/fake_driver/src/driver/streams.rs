@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use crate::abi::{Handle, HostFn, INVALID_HANDLE, INVALID_VALUE, NOT_READY, Out};
 use crate::calls::{as_host_function, driver_calls};
+use crate::capture;
 use crate::queue::{Delay, StreamOp, synchronise};
 use crate::race_detector::Clock;
 use crate::state::lock;
@@ -43,12 +44,14 @@ driver_calls! {
 
     fn cuStreamSynchronize(stream: Handle) needs Context |mut state, device| {
         let id = state.stream(stream, device)?;
+        state.captures.check_query(id)?;
         drop(synchronise(state, id));
         Ok(())
     }
 
     fn cuStreamQuery(stream: Handle) needs Context |mut state, device| {
         let id = state.stream(stream, device)?;
+        state.captures.check_query(id)?;
         let stream = state.streams.get_mut(id)?;
         if !stream.is_idle() {
             return Err(NOT_READY);
@@ -56,6 +59,27 @@ driver_calls! {
         let clock = stream.clock.clone();
         state.order.observe(&clock);
         Ok(())
+    }
+
+    fn cuStreamBeginCapture_v2(stream: Handle, mode: i32) needs Context |mut state, device| {
+        let id = state.stream_for_work(stream, device)?;
+        state.begin_capture(id, mode)
+    }
+
+    fn cuStreamEndCapture(stream: Handle, graph: Out<Handle>) needs Context |mut state, device| {
+        let id = state.stream(stream, device)?;
+        let ended = state.end_capture(id);
+        graph.put(*ended.as_ref().unwrap_or(&0))?;
+        ended.map(drop)
+    }
+
+    fn cuStreamIsCapturing(stream: Handle, status: Out<i32>) needs Context |mut state, device| {
+        let id = state.stream(stream, device)?;
+        status.put(state.captures.status(id))
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<i32>) needs Init |_, _| {
+        mode.put(capture::exchange(mode.get()?)?)
     }
 
     fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) needs Context |mut state, device| {

@@ -148,6 +148,10 @@ api! {
     cuStreamDestroy_v2(u64) -> i32;
     cuStreamSynchronize(u64) -> i32;
     cuStreamQuery(u64) -> i32;
+    cuStreamBeginCapture_v2(u64, i32) -> i32;
+    cuStreamEndCapture(u64, &mut u64) -> i32;
+    cuStreamIsCapturing(u64, &mut i32) -> i32;
+    cuThreadExchangeStreamCaptureMode(&mut i32) -> i32;
     cuStreamWaitEvent(u64, u64, u32) -> i32;
     cuStreamGetCtx(u64, &mut u64) -> i32;
     cuLaunchHostFunc(u64, extern "C" fn(*mut c_void), *mut c_void) -> i32;
