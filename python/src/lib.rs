@@ -12,6 +12,7 @@
 
 mod array;
 mod background;
+mod capture_mode;
 mod checkpoint;
 mod command;
 mod default;
@@ -55,6 +56,7 @@ mod _deepnvme {
 
     #[pymodule_export]
     use crate::{
+        capture_mode::_exchange_capture_mode,
         checkpoint::{
             _check_pickle, _checkpoint_paths, _crc64, _crc64_of_all, _find_set, _list_state, _pickle_plain,
             _plan_archive, _plan_safetensors, _refuse_list_name, _shard_ranges, CheckpointReader, DirectReads,

@@ -1,6 +1,6 @@
 //! The bytes of torch tensors. torch is never imported here, since a tensor exists only after that.
 
-use deepnvme_mem::dlpack::ExchangeApi;
+use deepnvme_mem::dlpack::{DLDevice, ExchangeApi};
 use deepnvme_mem::{Device, Strided};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
@@ -133,12 +133,21 @@ fn describe_plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<L
     }
     let (storage, keep) = held_storage(object)?;
     // Read again: only the held storage is sure to stay.
-    let Some(PlainTensor { address, bytes, dtype, .. }) = plain_of(object, torch)? else { return Ok(None) };
+    let Some(PlainTensor { address, bytes, dtype, device, .. }) = plain_of(object, torch)? else { return Ok(None) };
     check_inside(object, &storage, dtype.item_bytes().unwrap_or(1), bytes)?;
-    Ok(Some(Layout { location: Location::HOST, address, bytes, strided: None, keep }))
+    let location = match (device.device_type, torch.exchange) {
+        (DLDevice::CPU, _) => Location::HOST,
+        (_, Some(exchange)) => match memory::location_of(exchange, device, object.py()) {
+            Some(location) => location,
+            None => location(object)?,
+        },
+        (_, None) => location(object)?,
+    };
+    Ok(Some(Layout { location, address, bytes, strided: None, keep }))
 }
 
-/// Describe an ordinary tensor: contiguous, real, in host memory, and of torch's own class. `None` for anything else.
+/// Describe an ordinary tensor: contiguous, real, in host memory or on a CUDA GPU, and of torch's own class. `None` for
+/// anything else.
 pub(crate) fn plain(object: &Bound<'_, PyAny>) -> PyResult<Option<PlainTensor>> {
     imported(object.py())?.map_or(Ok(None), |torch| plain_of(object, torch))
 }
@@ -150,7 +159,9 @@ fn plain_of(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<PlainTe
     if !class.is(&torch.tensor) && !class.is(&torch.parameter) {
         return Ok(None);
     }
-    let Some(described) = memory::describe(exchange, object).and_then(|found| found.plain()) else { return Ok(None) };
+    let Some(described) = memory::describe_anywhere(exchange, object).and_then(|found| found.plain()) else {
+        return Ok(None);
+    };
     // Lazy negation: the imaginary part of a lazy conjugate is a real tensor with the wrong sign.
     Ok((!object.call_method0(intern!(py, "is_neg"))?.is_truthy()?).then_some(described))
 }

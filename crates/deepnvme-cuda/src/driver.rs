@@ -54,6 +54,7 @@ functions! {
     device_attribute = b"cuDeviceGetAttribute\0" (*mut c_int, c_int, c_int);
     context_retain = b"cuDevicePrimaryCtxRetain\0" (*mut Handle, c_int);
     context_release = b"cuDevicePrimaryCtxRelease_v2\0" (c_int);
+    context_state = b"cuDevicePrimaryCtxGetState\0" (c_int, *mut c_uint, *mut c_int);
     context_push = b"cuCtxPushCurrent_v2\0" (Handle);
     context_pop = b"cuCtxPopCurrent_v2\0" (*mut Handle);
     context_set = b"cuCtxSetCurrent\0" (Handle);
@@ -75,6 +76,10 @@ functions! {
     event_query = b"cuEventQuery\0" (Handle);
 }
 
+/// The driver, once it is loaded. Loaded without a lock: if another thread holds it during a fork, the child would wait
+/// forever.
+static DRIVER: OnceBox<std::result::Result<Driver, Unavailable>> = OnceBox::new();
+
 /// The CUDA driver of this process.
 pub struct Driver {
     pub(crate) functions: Functions,
@@ -90,9 +95,22 @@ impl Driver {
     /// # Errors
     /// The reason if there is no driver; the same for every call.
     pub fn get() -> std::result::Result<&'static Self, Unavailable> {
-        // Loaded without a lock: if another thread holds it during a fork, the child would wait forever.
-        static DRIVER: OnceBox<std::result::Result<Driver, Unavailable>> = OnceBox::new();
         DRIVER.get_or_init(|| Box::new(Self::load())).as_ref().map_err(Clone::clone)
+    }
+
+    /// Returns the driver if this process has initialised it, directly or through another library.
+    pub(crate) fn initialised() -> Option<&'static Self> {
+        type Count = unsafe extern "C" fn(*mut c_int) -> c_int;
+        if let Some(known) = DRIVER.get() {
+            return known.as_ref().ok();
+        }
+        let library = SEARCH.loaded()?;
+        // SAFETY: the library is a CUDA driver, whose function has this type.
+        let device_count = unsafe { library.get::<Count>(b"cuDeviceGetCount\0") }.ok()?;
+        let mut count = 0;
+        // SAFETY: the pointer is to a local value. Before `cuInit` the call only fails.
+        let is_initialised = unsafe { device_count(&raw mut count) } == SUCCESS;
+        is_initialised.then(Self::get)?.ok()
     }
 
     fn load() -> std::result::Result<Self, Unavailable> {

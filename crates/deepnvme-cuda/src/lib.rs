@@ -16,6 +16,7 @@
 //! Copies take addresses and are unsafe: the caller keeps both sides valid until an event reports completion.
 
 mod abi;
+mod active;
 mod backoff;
 mod capture;
 mod context_object;
@@ -31,7 +32,9 @@ mod library;
 mod rows;
 mod stream;
 
+pub use active::active_device;
 pub use backoff::pause_after;
+pub use capture::exchange_capture_mode;
 pub use cufile::{
     Batch, BatchEntry, BatchEvent, BufferRegistration, CuFile, DeviceSpan, FileHandle, IoError, IoResult,
 };

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use libloading::Library;
+use libloading::os::unix::{Library as UnixLibrary, RTLD_LAZY};
 use rustix::fs::{Dir, Mode, OFlags};
 
 use crate::error::Unavailable;
@@ -48,6 +49,16 @@ impl LibrarySearch {
 
     fn override_path(&self) -> Option<PathBuf> {
         env::var_os(self.variable).filter(|path| !path.is_empty()).map(PathBuf::from)
+    }
+
+    /// Returns the library if this process has loaded it.
+    pub(crate) fn loaded(&self) -> Option<Library> {
+        let override_path = self.override_path();
+        let names = self.names.iter().map(PathBuf::from);
+        let paths = override_path.map_or_else(|| names.collect(), |path| vec![path]);
+        // SAFETY: nothing is loaded, so no initialiser runs.
+        let loaded = |path: &PathBuf| unsafe { UnixLibrary::open(Some(path), RTLD_LAZY | libc::RTLD_NOLOAD) }.ok();
+        paths.iter().find_map(loaded).map(Library::from)
     }
 
     /// Loads the library. One that is already loaded under one of the names (torch brings some) is reused.

@@ -57,10 +57,11 @@ pub use deepnvme_mem as mem;
 
 pub use backend::gds::GpuRegistration;
 pub use config::{BackendChoice, Config, DirectMode, WindowMode};
+pub use deepnvme_cuda::exchange_capture_mode;
 pub use engine::{BackendFactory, Engine, ReadItem, Refused, WriteItem};
 pub use error::{Error, ErrorKind, Result};
 pub use file::{Access, DirectState, OpenOptions, TensorFile};
-pub use gpu::{GpuAccess, HostRegistration, StreamEvents};
+pub use gpu::{GpuAccess, HostRegistration, StreamEvents, known_to_driver};
 pub use op::SubmitMode;
 pub use request::{
     Durability, Oneshot, Progress, REQUESTS_MAX, Transfer, TransferMemory, Transferred, WriteExtent, WriteOptions,

@@ -40,6 +40,18 @@ impl Arena {
         Ok(Self { whole: buffer.into_region(), lock_state })
     }
 
+    /// Replaces the memory by one that `wrap` makes from it: the same bytes with another owner.
+    ///
+    /// # Panics
+    /// If it returns other bytes.
+    #[must_use]
+    pub fn wrapped(self, wrap: impl FnOnce(RegionMut) -> RegionMut) -> Self {
+        let before = (self.whole.addr(), self.whole.len());
+        let whole = wrap(self.whole);
+        assert_eq!((whole.addr(), whole.len()), before, "the same bytes");
+        Self { whole, lock_state: self.lock_state }
+    }
+
     /// Returns the number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {

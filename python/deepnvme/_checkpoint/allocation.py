@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from deepnvme._utils.capture import relaxed_capture
 from deepnvme._utils.tensors import pinned_empty
 from deepnvme.errors import OutOfMemoryError
 
@@ -42,4 +43,5 @@ def _mapped(nbytes: int) -> mmap.mmap:
 
 def allocate_on_gpu(nbytes: int, device: torch.device) -> torch.Tensor:
     """Allocate GPU memory without touching it."""
-    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    with relaxed_capture():
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)

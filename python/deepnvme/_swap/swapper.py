@@ -15,6 +15,7 @@ from deepnvme._deepnvme import StripeSet, _make_folders, _Swapper
 from deepnvme._swap.stats import SwapStats
 from deepnvme._swap.view import Borrowed, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
 from deepnvme._utils.arguments import check_engine, parse_bytes, whole
+from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.memory import check_available, refused
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import checked_dtype, without_gradients
@@ -128,7 +129,7 @@ class Swapper:
         """
         check_tensor(tensor)
         source = tensor.detach()
-        with self.create(key, source.shape, source.dtype) as held:
+        with self.create(key, source.shape, source.dtype) as held, relaxed_capture_for(source.device):
             try:
                 held.copy_(source)
             except NotImplementedError:
@@ -264,15 +265,16 @@ class Swapper:
         offset = whole(offset, "offset")
         held = self._swapper.access(key, False)
         try:
-            part = transfer_part(self._memory, held, key, offset, out)
-            if part is not None:
-                without_gradients(out.copy_, part)
-            elif out.is_contiguous():
-                held.read_at(offset, out.detach())
-            else:
-                dense = torch.empty_like(out, memory_format=torch.contiguous_format)
-                held.read_at(offset, dense)
-                without_gradients(out.copy_, dense)
+            with relaxed_capture_for(out.device):
+                part = transfer_part(self._memory, held, key, offset, out)
+                if part is not None:
+                    without_gradients(out.copy_, part)
+                elif out.is_contiguous():
+                    held.read_at(offset, out.detach())
+                else:
+                    dense = torch.empty_like(out, memory_format=torch.contiguous_format)
+                    held.read_at(offset, dense)
+                    without_gradients(out.copy_, dense)
         finally:
             held.release()
         return out
@@ -294,9 +296,10 @@ class Swapper:
         held = self._swapper.access(key, True)
         try:
             source = tensor.detach()
-            part = transfer_part(self._memory, held, key, offset, source, is_written=True)
-            if part is None:
-                held.write_at(offset, source.contiguous().resolve_conj().resolve_neg())
+            with relaxed_capture_for(source.device):
+                part = transfer_part(self._memory, held, key, offset, source, is_written=True)
+                if part is None:
+                    held.write_at(offset, source.contiguous().resolve_conj().resolve_neg())
         finally:
             held.release()
 

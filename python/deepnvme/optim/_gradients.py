@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils import _pytree as tree
 
+from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.tensors import without_override
 from deepnvme.errors import UnsupportedError
 from deepnvme.optim._state_store import empty_as, flat, stride_of, with_strides_of
@@ -106,10 +107,13 @@ class SwappedGradients:
 
     def _put(self, group: StateGroup, placement: Placement, new: torch.Tensor) -> None:
         if group.has_grads:
-            with self._swapper.borrow(group.grad_key) as memory:
+            with self._swapper.borrow(group.grad_key) as memory, relaxed_capture_for(new.device):
                 placement.gradient(memory).copy_(new)
         else:
-            with self._swapper.create(group.grad_key, [group.grad_nbytes], torch.uint8) as memory:
+            with (
+                self._swapper.create(group.grad_key, [group.grad_nbytes], torch.uint8) as memory,
+                relaxed_capture_for(new.device),
+            ):
                 placement.gradient(memory).copy_(new)
             group.has_grads = True
         placement.grad = self._kernel.measure([new])

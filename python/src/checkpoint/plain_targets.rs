@@ -17,7 +17,7 @@ use crate::torch;
 /// A tensor: its name, the address of its first element, shape, strides in bytes, and the bytes of an element.
 type View = (String, usize, Vec<usize>, Vec<isize>, usize);
 
-/// Contiguous tensors in host memory, by name. None shares memory with another.
+/// Contiguous tensors in host memory or on GPUs, by name. None shares memory with another.
 #[pyclass(frozen, name = "_PlainTargets", module = "deepnvme._deepnvme")]
 pub(crate) struct PlainTargets {
     by_name: HashMap<String, (Py<PyAny>, PlainTensor)>,

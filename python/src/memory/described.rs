@@ -11,28 +11,36 @@ use super::layout::MemoryAccess;
 use super::resizable::StorageHolds;
 use super::tensor_slice::{Plain, TensorSlice};
 
-/// A CPU tensor, until Python code runs: that may change it.
+/// A tensor, until Python code runs: that may change it.
 pub(crate) struct Described<'a> {
     /// The type of the elements.
     pub(crate) dtype: DLDataType,
     /// The number of elements.
     pub(crate) elements: usize,
+    device: DLDevice,
     address: usize,
     shape: &'a [i64],
     strides: &'a [i64],
 }
 
-/// A contiguous tensor of real numbers in host memory.
+/// A contiguous tensor of real numbers in host memory or on a CUDA GPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PlainTensor {
     pub(crate) address: usize,
     pub(crate) bytes: usize,
     pub(crate) dtype: DLDataType,
     pub(crate) shape: Vec<u64>,
+    pub(crate) device: DLDevice,
 }
 
 /// Describes a CPU tensor. `None` for all others. The object must be of the type that exported the functions.
 pub(crate) fn describe<'a>(api: &ExchangeApi, object: &'a Bound<'_, PyAny>) -> Option<Described<'a>> {
+    describe_anywhere(api, object).filter(|found| found.device.device_type == DLDevice::CPU)
+}
+
+/// Describes a tensor in host memory or on a CUDA GPU. `None` for all others. The object must be of the type that
+/// exported the functions.
+pub(crate) fn describe_anywhere<'a>(api: &ExchangeApi, object: &'a Bound<'_, PyAny>) -> Option<Described<'a>> {
     let pointer = ptr::NonNull::new(object.as_ptr().cast::<c_void>())?;
     // SAFETY: `object` is a live reference, and holding it means to hold the GIL. Its type exported `api`: the callers
     // let only torch's own two classes pass.
@@ -50,11 +58,12 @@ pub(crate) fn describe<'a>(api: &ExchangeApi, object: &'a Bound<'_, PyAny>) -> O
     };
     let (shape, strides) = (extents(tensor.shape)?, extents(tensor.strides)?);
     let elements = shape.iter().try_fold(1_usize, |count, size| count.checked_mul(usize::try_from(*size).ok()?))?;
-    if tensor.device.device_type != DLDevice::CPU || (tensor.data.is_null() && elements > 0) {
+    let is_reached = matches!(tensor.device.device_type, DLDevice::CPU | DLDevice::CUDA);
+    if !is_reached || (tensor.data.is_null() && elements > 0) {
         return None;
     }
     let address = tensor.data.expose_provenance().checked_add(usize::try_from(tensor.byte_offset).ok()?)?;
-    Some(Described { dtype: tensor.dtype, elements, address, shape, strides })
+    Some(Described { dtype: tensor.dtype, elements, device: tensor.device, address, shape, strides })
 }
 
 impl Described<'_> {
@@ -71,7 +80,7 @@ impl Described<'_> {
         }
         let bytes = self.elements.checked_mul(self.dtype.item_bytes()?)?;
         let shape = self.shape.iter().map(|size| *size as u64).collect();
-        Some(PlainTensor { address: self.address, bytes, dtype: self.dtype, shape })
+        Some(PlainTensor { address: self.address, bytes, dtype: self.dtype, shape, device: self.device })
     }
 
     /// Returns whether the elements lie in one piece, in any order of dimensions.

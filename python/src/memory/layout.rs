@@ -1,5 +1,6 @@
 //! Location, access and owner of an object's bytes.
 
+use deepnvme_mem::dlpack::{DLDevice, ExchangeApi};
 use deepnvme_mem::{Device, StreamHandle, Strided};
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
@@ -36,6 +37,20 @@ pub(crate) struct Location {
 impl Location {
     /// Host memory.
     pub(crate) const HOST: Self = Self { device: Device::Host, stream: StreamHandle::DEFAULT };
+}
+
+/// Returns a CUDA GPU, and torch's current stream of this thread there, with one C call. `None` if torch does not tell.
+pub(crate) fn location_of(api: &ExchangeApi, device: DLDevice, py: Python<'_>) -> Option<Location> {
+    let index = u32::try_from(device.device_id).ok()?;
+    // SAFETY: holding `py` means to hold the GIL.
+    let Some(handle) = (unsafe { api.current_work_stream(device) }) else {
+        drop(PyErr::take(py));
+        return None;
+    };
+    // SAFETY: torch keeps its own streams until the process ends. The caller keeps external streams alive, as torch
+    // requires.
+    let stream = unsafe { StreamHandle::from_raw(handle) };
+    Some(Location { device: Device::Cuda { index }, stream })
 }
 
 /// CUDA's default stream, by the number that DLPack and the driver use.

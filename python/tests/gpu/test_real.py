@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,6 +209,120 @@ def test_a_swapper_takes_and_gives_tensors_of_a_gpu(tmp_path: Path, dtype: torch
         for key, host in hosts.items():
             with swapper.borrow(key) as borrowed:
                 assert bits(borrowed.cuda().cpu()) == bits(host)
+
+
+def captured(work: Callable[[], object]) -> str | None:
+    """Run `work` on another thread while this one captures a graph, in torch's strictest mode. Return its error."""
+    layer, inputs = torch.nn.Linear(64, 64).cuda(), torch.randn(8, 64, device="cuda")
+    side = new_stream()
+    with torch.cuda.stream(side), torch.no_grad():
+        layer(inputs)
+    torch.cuda.synchronize()
+    graph: Any = torch.cuda.CUDAGraph()
+    begin, errors = threading.Event(), []
+
+    def run() -> None:
+        begin.wait()
+        try:
+            work()
+        except Exception as error:
+            errors.append(repr(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with torch.cuda.graph(graph, capture_error_mode="global"), torch.no_grad():
+        outputs = layer(inputs)
+        begin.set()
+        thread.join()
+        outputs = outputs + 1
+    inputs.copy_(torch.randn(8, 64))
+    graph.replay()
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        assert torch.allclose(outputs, layer(inputs) + 1, atol=1e-5)
+    return errors[0] if errors else None
+
+
+def test_a_graph_is_captured_while_other_threads_transfer(tmp_path: Path) -> None:
+    """No call of ours invalidates the capture, and none fails."""
+    tensor = values((8 << 20,), torch.uint8).cuda()
+    target, state = torch.empty_like(tensor), {"a": tensor[: 1 << 20], "b": tensor[1 << 20 :]}
+    with deepnvme.Engine(workers=2) as engine, deepnvme.Swapper(tmp_path, memory=4 << 20) as swapper:
+
+        def transfer() -> None:
+            engine.write(tensor, tmp_path / "file")
+            engine.read(target, tmp_path / "file")
+
+        def begin_and_end() -> None:
+            with deepnvme.Engine(workers=1) as fresh:
+                fresh.read(target, tmp_path / "file")
+
+        def save_and_load() -> None:
+            deepnvme.save(state, tmp_path / "state.safetensors", progress=False)
+            deepnvme.load(tmp_path / "state.safetensors", into=state, progress=False)
+
+        def swap() -> None:
+            swapper.put("key", tensor[:100_000])
+            swapper.read("key", 0, target[:100_000])
+
+        def checkpoint() -> None:
+            with deepnvme.Checkpointer(tmp_path / "checkpoints") as checkpointer:
+                checkpointer.save(state, step=1)
+
+        def pin() -> None:
+            assert deepnvme.pinned_empty(1 << 20).is_pinned()
+
+        for work in (transfer, begin_and_end, save_and_load, swap, checkpoint, pin):
+            work()  # torch's own first allocations would end the capture
+            target.zero_()
+            torch.cuda.synchronize()
+            assert captured(work) is None, work
+        engine.read(target, tmp_path / "file")
+        assert torch.equal(target, tensor)
+
+
+def test_a_tensor_of_a_stream_that_is_captured_is_refused(tmp_path: Path) -> None:
+    tensor = values((1 << 20,), torch.uint8).cuda()
+    result = torch.zeros_like(tensor)
+    graph: Any = torch.cuda.CUDAGraph()
+    with deepnvme.Engine(workers=1) as engine:
+        engine.write(tensor, tmp_path / "file")
+        with torch.cuda.graph(graph):
+            with pytest.raises(deepnvme.errors.UnsupportedError, match="before or after the capture"):
+                engine.read(tensor, tmp_path / "file")
+            torch.add(tensor, 1, out=result)
+        graph.replay()
+        engine.read(tensor, tmp_path / "file")
+    assert torch.equal(result, tensor + 1)
+
+
+def test_pinned_memory_is_pinned_for_torch() -> None:
+    tensor = deepnvme.pinned_empty((1 << 10, 1 << 10), torch.float32)
+    assert tensor.is_pinned()
+    source = torch.randn(1 << 10, 1 << 10)
+    tensor.copy_(source)
+    assert torch.equal(tensor.to("cuda", non_blocking=True).cpu(), source)
+
+
+def test_pinned_memory_from_before_the_first_use_of_the_gpu(tmp_path: Path) -> None:
+    code = """
+        import sys, torch, deepnvme
+        early = deepnvme.pinned_empty(1 << 20)
+        assert not torch.cuda.is_initialized()
+        tensor = torch.arange(1000, device="cuda")
+        assert not early.is_pinned()
+        deepnvme.write(tensor, sys.argv[1])
+        assert early.is_pinned() and deepnvme.pinned_empty(5).is_pinned()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "file")]
+    subprocess.run(command, check=True, timeout=120)
+
+
+def test_the_memory_of_a_swapper_is_pinned_for_torch(tmp_path: Path) -> None:
+    with deepnvme.Swapper(tmp_path, memory=1 << 20) as swapper:
+        swapper.put("key", torch.arange(1000, device="cuda"))
+        with swapper.borrow("key") as borrowed:
+            assert borrowed.is_pinned()
 
 
 @pytest.mark.parametrize(("part", "dtype"), [(0.3, "auto"), (0.6, "auto"), (2.0, "auto"), (0.5, "float32")])

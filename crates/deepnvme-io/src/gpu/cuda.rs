@@ -43,6 +43,10 @@ impl CudaGpu {
         Ok(Self(Arc::new(converted(cuda::Device::new(driver, index))?)))
     }
 
+    pub(super) fn device(&self) -> &Arc<cuda::Device> {
+        &self.0
+    }
+
     fn allocated(&self, memory: cuda::DeviceMemory, bytes: usize) -> RegionMut {
         let start = std::ptr::without_provenance_mut(memory.address());
         let on = Device::Cuda { index: self.index() };

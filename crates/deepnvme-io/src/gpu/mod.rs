@@ -2,15 +2,16 @@
 //!
 //! `device` has the traits of a GPU, and `cuda` is their one implementation. `registry` has the GPUs that an engine has
 //! opened. `copies` moves bytes between bounce buffers and GPUs. `access` is for callers that wait for their copies.
-//! `probe` lists the GPUs of a machine, and `gds_access` adds cuFile to a backend.
+//! `known_memory` tells the driver of host memory that copies use. `probe` lists the GPUs of a machine, and `gds_access` adds cuFile to a backend.
 //!
-//! Only `registry`, `probe` and `gds_access` know the vendor. All else uses the traits.
+//! Only `registry`, `known_memory`, `probe` and `gds_access` know the vendor. All else uses the traits.
 
 mod access;
 pub(crate) mod copies;
 mod cuda;
 mod device;
 mod gds_access;
+mod known_memory;
 mod probe;
 mod registry;
 
@@ -19,4 +20,5 @@ pub use access::{GpuAccess, HostRegistration, StreamEvents};
 pub(crate) use copies::{AsyncCopier, CompletedCopy, GpuSlice};
 pub(crate) use device::GpuEvent;
 pub use gds_access::GdsAccess;
+pub use known_memory::known_to_driver;
 pub use probe::{GpuFacts, GpuProbe};

@@ -7,6 +7,7 @@ use deepnvme_mem::Device;
 
 use super::cuda::{CudaGpu, cuda_device};
 use super::device::Gpu;
+use super::known_memory::register_all;
 use crate::backend::gds::CudaDevices;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::{Mutex, lock};
@@ -35,7 +36,11 @@ impl GpuRegistry {
         }
         let gpu: Arc<dyn Gpu> = match device {
             Device::Host => return Err(Error::invalid("host memory is not on a GPU; report this as a bug")),
-            Device::Cuda { index } => Arc::new(CudaGpu::open(index)?),
+            Device::Cuda { index } => {
+                let gpu = CudaGpu::open(index)?;
+                register_all(gpu.device());
+                Arc::new(gpu)
+            }
         };
         gpus.insert(device, Arc::clone(&gpu));
         Ok(gpu)

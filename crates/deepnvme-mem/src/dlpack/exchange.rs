@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-use super::abi::{DLPackVersion, DLTensor, VERSION};
+use super::abi::{DLDevice, DLPackVersion, DLTensor, VERSION};
 
 /// `DLPackExchangeAPI`. It lives as long as the process.
 #[repr(C)]
@@ -20,7 +20,9 @@ pub struct ExchangeApi {
     import_owned: *const c_void,
     /// Describes a tensor that the producer keeps owning. Returns 0, or -1 with a Python exception set.
     describe: Option<unsafe extern "C" fn(*mut c_void, *mut DLTensor) -> c_int>,
-    current_work_stream: *const c_void,
+    /// Stores the stream that the calling thread gives work to, on a device of a type. Returns 0, or -1 with a Python
+    /// exception set.
+    current_work_stream: Option<unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int>,
 }
 
 // SAFETY: an immutable table of functions.
@@ -63,6 +65,19 @@ impl ExchangeApi {
         // SAFETY: 0 means that the producer initialised the struct.
         (code == 0).then(|| unsafe { tensor.assume_init() })
     }
+
+    /// Returns the handle of the stream that the calling thread gives work to on a device; 0 is the default stream.
+    /// `None` if the producer does not tell; it may have set a Python exception.
+    ///
+    /// # Safety
+    /// The GIL is held.
+    #[must_use]
+    pub unsafe fn current_work_stream(&self, device: DLDevice) -> Option<usize> {
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the GIL is held, as the caller of `current_work_stream` ensures, and the pointer is to a local value.
+        let code = unsafe { self.current_work_stream?(device.device_type, device.device_id, &raw mut stream) };
+        (code == 0).then(|| stream.addr())
+    }
 }
 
 #[cfg(test)]
@@ -83,10 +98,22 @@ mod tests {
         0
     }
 
+    /// # Safety
+    /// As DLPack's function.
+    unsafe extern "C" fn stream(device_type: c_int, device: i32, stream: *mut *mut c_void) -> c_int {
+        if device_type != DLDevice::CUDA {
+            return -1;
+        }
+        // SAFETY: the caller has room for a pointer.
+        unsafe { stream.write(ptr::without_provenance_mut(100 + device as usize)) };
+        0
+    }
+
     fn table(major: u32, describe: Option<unsafe extern "C" fn(*mut c_void, *mut DLTensor) -> c_int>) -> ExchangeApi {
         let none = ptr::null();
         let version = DLPackVersion { major, minor: 9 };
-        let (previous, allocate, export_owned, import_owned, current_work_stream) = (none, none, none, none, none);
+        let (previous, allocate, export_owned, import_owned) = (none, none, none, none);
+        let current_work_stream = Some(stream as _);
         ExchangeApi { version, previous, allocate, export_owned, import_owned, describe, current_work_stream }
     }
 
@@ -96,6 +123,7 @@ mod tests {
         assert_eq!(offset_of!(ExchangeApi, previous), 8);
         assert_eq!(offset_of!(ExchangeApi, allocate), 16);
         assert_eq!(offset_of!(ExchangeApi, describe), 40);
+        assert_eq!(offset_of!(ExchangeApi, current_work_stream), 48);
         assert_eq!(size_of::<ExchangeApi>(), 56);
     }
 
@@ -108,6 +136,19 @@ mod tests {
             let found = unsafe { ExchangeApi::from_capsule(NonNull::from(&table).cast()) };
             assert_eq!(found.is_some(), is_usable);
         }
+    }
+
+    #[test]
+    fn the_stream_of_a_device() {
+        let table = table(1, Some(describe));
+        let stream = |device_type| {
+            // SAFETY: this function needs no GIL.
+            unsafe { table.current_work_stream(DLDevice { device_type, device_id: 5 }) }
+        };
+        assert_eq!((stream(DLDevice::CUDA), stream(DLDevice::CPU)), (Some(105), None));
+        let table = ExchangeApi { current_work_stream: None, ..table };
+        // SAFETY: there is no function to call.
+        assert_eq!(unsafe { table.current_work_stream(DLDevice { device_type: 2, device_id: 5 }) }, None);
     }
 
     #[test]

@@ -18,8 +18,8 @@ pub(crate) const NONE: i32 = 0;
 const ACTIVE: i32 = 1;
 const INVALIDATED: i32 = 2;
 
-/// The calls that a capture may prohibit, since they could depend on captured work or wait for it.
-const PROHIBITED: [&str; 10] = [
+/// The calls that a capture may prohibit, as an H200 with driver 580.159 did for each function that this library has.
+const PROHIBITED: [&str; 11] = [
     "cuCtxSynchronize",
     "cuEventQuery",
     "cuEventSynchronize",
@@ -28,6 +28,7 @@ const PROHIBITED: [&str; 10] = [
     "cuMemFreeHost",
     "cuMemHostAlloc",
     "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
     "cuStreamQuery",
     "cuStreamSynchronize",
 ];
@@ -84,9 +85,11 @@ impl Captures {
         if !PROHIBITED.contains(&symbol) {
             return Ok(());
         }
+        // It would wait for the capturing stream itself.
+        let is_always = symbol == "cuCtxSynchronize";
         let mode = MODE.get();
         let mut outcome = Ok(());
-        for capture in self.0.iter_mut().filter(|capture| capture.prohibits(mode)) {
+        for capture in self.0.iter_mut().filter(|capture| is_always || capture.prohibits(mode)) {
             capture.is_invalidated = true;
             outcome = Err(CAPTURE_UNSUPPORTED);
         }
@@ -100,10 +103,15 @@ impl Captures {
         Err(CAPTURE_UNSUPPORTED)
     }
 
-    /// Fails a use of the legacy default stream while a stream that synchronises with it is captured.
-    pub(crate) fn check_legacy(&self, device: Device) -> Outcome {
-        let implied = self.0.iter().any(|capture| capture.device == device && capture.is_blocking);
-        if implied { Err(CAPTURE_IMPLICIT) } else { Ok(()) }
+    /// Fails a use of the legacy default stream while a stream that synchronises with it is captured. Invalidates the
+    /// capture, unless the use only asks for the status of the capture.
+    pub(crate) fn check_legacy(&mut self, device: Device, is_status: bool) -> Outcome {
+        let mut outcome = Ok(());
+        for capture in self.0.iter_mut().filter(|capture| capture.device == device && capture.is_blocking) {
+            capture.is_invalidated |= !is_status;
+            outcome = Err(CAPTURE_IMPLICIT);
+        }
+        outcome
     }
 
     /// Returns the status of a stream.

@@ -137,7 +137,7 @@ impl DriverState {
     pub(crate) fn stream(&mut self, handle: Handle, device: Device) -> Outcome<Handle> {
         let key = match handle {
             0 | LEGACY => {
-                self.captures.check_legacy(device)?;
+                self.captures.check_legacy(device, false)?;
                 (device, None)
             }
             PER_THREAD => (device, Some(thread::current().id())),

@@ -67,6 +67,17 @@ fn a_thread_may_not_wait_during_its_own_capture_unless_it_is_relaxed() {
 }
 
 #[test]
+fn the_whole_context_cannot_be_waited_for_in_any_mode() {
+    let fake_driver = FakeDriver::with_context();
+    let stream = fake_driver.stream(NON_BLOCKING);
+    let mut mode = RELAXED;
+    assert_eq!((fake_driver.cuThreadExchangeStreamCaptureMode)(&mut mode), 0);
+    assert_eq!((fake_driver.cuStreamBeginCapture_v2)(stream, RELAXED), 0);
+    assert_eq!((fake_driver.cuCtxSynchronize)(), UNSUPPORTED);
+    assert_eq!((fake_driver.cuStreamEndCapture)(stream, &mut 0), CAPTURE_INVALIDATED);
+}
+
+#[test]
 fn the_capturing_stream_itself_cannot_be_queried_in_any_mode_and_its_work_does_not_run() {
     let fake_driver = FakeDriver::with_context();
     let (stream, memory) = (fake_driver.stream(NON_BLOCKING), fake_driver.alloc_with(64, 3));
@@ -89,8 +100,10 @@ fn the_default_stream_is_unusable_while_a_stream_that_waits_for_it_is_captured()
         assert_eq!((fake_driver.cuStreamBeginCapture_v2)(stream, RELAXED), 0);
         let mut status = 0;
         assert_eq!((fake_driver.cuStreamIsCapturing)(0, &mut status), expected);
+        assert_eq!(made(|out| (fake_driver.cuStreamIsCapturing)(stream, out)), ACTIVE, "a question changes nothing");
         assert_eq!((fake_driver.cuEventRecord)(fake_driver.event(), 0), expected);
-        assert_eq!((fake_driver.cuStreamEndCapture)(stream, &mut 0), 0, "it is not invalidated");
+        let ended = if expected == 0 { 0 } else { CAPTURE_INVALIDATED };
+        assert_eq!((fake_driver.cuStreamEndCapture)(stream, &mut 0), ended);
     }
     assert_eq!((fake_driver.cuStreamBeginCapture_v2)(0, RELAXED), UNSUPPORTED);
 }

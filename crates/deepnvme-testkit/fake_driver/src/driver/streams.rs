@@ -8,7 +8,7 @@ use crate::capture;
 use crate::queue::{Delay, StreamOp, synchronise};
 use crate::race_detector::Clock;
 use crate::state::lock;
-use crate::stream::StreamKind;
+use crate::stream::{LEGACY, StreamKind};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -74,6 +74,9 @@ driver_calls! {
     }
 
     fn cuStreamIsCapturing(stream: Handle, status: Out<i32>) needs Context |mut state, device| {
+        if stream <= LEGACY {
+            state.captures.check_legacy(device, true)?;
+        }
         let id = state.stream(stream, device)?;
         status.put(state.captures.status(id))
     }
