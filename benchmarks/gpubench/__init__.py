@@ -13,6 +13,7 @@ The modules, from the bottom up; the rest is in ``storagebench``:
 - ``rows``        a row: tools in alternating rounds
 - ``transfers``   the rows `read` and `write`
 - ``load``        the row `load`
+- ``streaming``   the row `stream`: generation with weights on disk
 - ``timeline``    one recorded transfer of each kind: the cost of the copies
 - ``work``        all rows by name
 - ``worker``      the process of one row

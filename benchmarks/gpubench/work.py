@@ -14,6 +14,7 @@ from gpubench import timeline
 from gpubench.gpu import Gpu, RealGpu
 from gpubench.load import load
 from gpubench.rows import Pace, Row, restored
+from gpubench.streaming import stream
 from gpubench.tool import Place, reason
 from gpubench.transfers import read, write
 from storagebench import cache
@@ -23,6 +24,7 @@ ROWS: dict[str, Callable[[Place, Row, Pace], Row]] = {
     "read": read,
     "write": write,
     "load": load,
+    "stream": stream,
 }
 TIMELINE = "timeline"
 KEYS = (*ROWS, TIMELINE)
