@@ -14,6 +14,7 @@ The modules, from the bottom up; the rest is in ``storagebench``:
 - ``transfers``   the rows `read` and `write`
 - ``load``        the row `load`
 - ``streaming``   the row `stream`: generation with weights on disk
+- ``optimizer``   the row `optimizer`: steps with gradients on the GPU
 - ``timeline``    one recorded transfer of each kind: the cost of the copies
 - ``work``        all rows by name
 - ``worker``      the process of one row

@@ -13,6 +13,7 @@ from pathlib import Path
 from gpubench import timeline
 from gpubench.gpu import Gpu, RealGpu
 from gpubench.load import load
+from gpubench.optimizer import optimizer
 from gpubench.rows import Pace, Row, restored
 from gpubench.streaming import stream
 from gpubench.tool import Place, reason
@@ -25,6 +26,7 @@ ROWS: dict[str, Callable[[Place, Row, Pace], Row]] = {
     "write": write,
     "load": load,
     "stream": stream,
+    "optimizer": optimizer,
 }
 TIMELINE = "timeline"
 KEYS = (*ROWS, TIMELINE)
