@@ -15,6 +15,7 @@ The modules, from the bottom up; the rest is in ``storagebench``:
 - ``load``        the row `load`
 - ``streaming``   the row `stream`: generation with weights on disk
 - ``optimizer``   the row `optimizer`: steps with gradients on the GPU
+- ``checkpoint``  the row `checkpoint`: a training that is saved while it goes on
 - ``timeline``    one recorded transfer of each kind: the cost of the copies
 - ``work``        all rows by name
 - ``worker``      the process of one row

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gpubench import timeline
+from gpubench.checkpoint import checkpoint
 from gpubench.gpu import Gpu, RealGpu
 from gpubench.load import load
 from gpubench.optimizer import optimizer
@@ -27,6 +28,7 @@ ROWS: dict[str, Callable[[Place, Row, Pace], Row]] = {
     "load": load,
     "stream": stream,
     "optimizer": optimizer,
+    "checkpoint": checkpoint,
 }
 TIMELINE = "timeline"
 KEYS = (*ROWS, TIMELINE)
