@@ -18,7 +18,7 @@ PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu-bundle check check-rust check-python docs fmt deny fuzz bench perf-check venv wheel release-check clean
+.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu gpu-bundle check check-rust check-python docs fmt deny fuzz bench perf-check venv wheel release-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,8 +54,13 @@ test-gpu: ## the tests that need an NVIDIA GPU, on this machine
 	@$(MAKE) --no-print-directory setup
 	@scripts/gpu_tests.sh
 
-gpu-bundle: $(STAMPS)/wheel ## the same tests and the wheel as target/gpu-bundle, for a machine that has a GPU: its run.sh runs them
-	@$(BIN)/python scripts/gpu_bundle.py
+gpu: ## on a machine with an NVIDIA GPU: these tests, then the benchmark of tensors on it; under 25 minutes (BENCH="--rows read,write")
+	@scripts/gpu_tests.sh --look
+	@$(MAKE) --no-print-directory setup
+	@scripts/gpu_tests.sh --bench
+
+gpu-bundle: $(STAMPS)/wheel ## the same and the wheel as target/gpu-bundle, for another machine: its run.sh runs them (BASELINES=folder of wheels)
+	@$(BIN)/python scripts/gpu_bundle.py $(BASELINES)
 
 check: check-rust check-python ## format, lints, types, references, layers and import cycles, prose, lock files, and licences where cargo-deny is installed
 

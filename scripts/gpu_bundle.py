@@ -1,10 +1,11 @@
 """Bundle the tests and the benchmark that need an NVIDIA GPU for another machine.
 
-    python scripts/gpu_bundle.py
+    python scripts/gpu_bundle.py [FOLDER]
 
 `target/gpu-bundle` receives the release wheel, the tests, the benchmark, and `run.sh`, which runs them there. That
-machine needs NVIDIA's driver and a python3 with torch, numpy, pytest and pip. Nothing is downloaded. Standard library
-only.
+machine needs NVIDIA's driver and a python3 with torch, numpy, pytest and pip, and transformers for the row that streams
+a model. FOLDER contains wheels of baselines, such as kvikio, which run.sh installs there. Nothing is downloaded.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +31,8 @@ def main() -> int:
         print(f"gpu-bundle: {len(wheels)} wheels in target/wheels, expected one; run `make wheel`", file=sys.stderr)
         return 1
     folder = ROOT / "target" / "gpu-bundle"
-    nbytes = make(folder, wheels[0])
+    baselines = [wheel for given in sys.argv[1:] for wheel in sorted(Path(given).glob("*.whl"))]
+    nbytes = make(folder, wheels[0], baselines)
     size = f"{folder.relative_to(ROOT)}: {nbytes / (1 << 20):.1f} MiB"
     if nbytes > BYTES_MAX:
         print(f"gpu-bundle: {size}; the limit is {BYTES_MAX >> 20} MiB", file=sys.stderr)
@@ -43,10 +45,11 @@ def main() -> int:
     return 0
 
 
-def make(folder: Path, wheel: Path) -> int:
+def make(folder: Path, wheel: Path, baselines: Sequence[Path] = ()) -> int:
     """Recreate the folder. Return its bytes."""
     shutil.rmtree(folder, ignore_errors=True)
-    for source, target in contents(wheel):
+    carried = ((each, Path("baselines", each.name)) for each in baselines)
+    for source, target in (*contents(wheel), *carried):
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, folder / target)
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpubench.tool import Group, Place, Tool, Where, durable, needs_torch_cuda
@@ -13,7 +15,6 @@ from storagebench.tools.base import NotOffered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import torch
 
@@ -144,6 +145,7 @@ class Kvikio(_Tuned):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
+        _load_libkvikio()
         import kvikio  # noqa: PLC0415
         import kvikio.defaults  # noqa: PLC0415
 
@@ -176,6 +178,26 @@ class Kvikio(_Tuned):
 
     def _use(self, threads: int) -> None:
         self._defaults.set({"num_threads": threads})
+
+
+def _load_libkvikio() -> None:
+    """Load libkvikio and the logger that it needs, so that an error names the library that is missing.
+
+    kvikio does the same and ignores all errors. It also skips the logger if the package cuda-pathfinder is missing.
+    """
+    try:
+        import libkvikio  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return  # the library belongs to the system
+    try:
+        import rapids_logger  # noqa: PLC0415
+    except ModuleNotFoundError:
+        pass
+    else:
+        rapids_logger.load_library()
+    bundled = Path(libkvikio.__file__).parent / "lib64" / "libkvikio.so"
+    if bundled.is_file():
+        ctypes.CDLL(str(bundled))
 
 
 class Fio(Tool):

@@ -11,12 +11,16 @@ _PART_BYTES = 256 << 20
 
 
 class Gpu(Protocol):
-    """A GPU, or what stands in for one."""
+    """A GPU, or the fake driver."""
 
     #: Whether torch itself works there, so that libraries that use torch's CUDA can take part.
     is_real: bool
-    #: What torch calls it.
+    #: Its name in torch.
     device: str
+    #: The device on which torch computes: the GPU, or the CPU where torch sees no GPU.
+    compute: str
+    #: A note for the rows in which torch computes, or an empty text.
+    compute_note: str
 
     def tensor(self, host: torch.Tensor) -> torch.Tensor:
         """Copy a tensor to the GPU."""
@@ -36,6 +40,9 @@ class Gpu(Protocol):
     def same(self, tensor: torch.Tensor, host: torch.Tensor) -> bool:
         """Compare every byte of a tensor on the GPU with one of the host."""
 
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy between the host and tensors on `compute`, and wait."""
+
     def wait(self) -> None:
         """Wait for all GPU work, so that the timing includes it."""
 
@@ -43,7 +50,7 @@ class Gpu(Protocol):
         """``deepnvme.load`` to this GPU."""
 
     def facts(self) -> dict[str, object]:
-        """Return what a record says about it."""
+        """Return its description for the record."""
 
 
 class RealGpu:
@@ -51,6 +58,8 @@ class RealGpu:
 
     is_real = True
     device = "cuda:0"
+    compute = device
+    compute_note = ""
 
     def tensor(self, host: torch.Tensor) -> torch.Tensor:
         """See the protocol."""
@@ -82,6 +91,11 @@ class RealGpu:
             return False
         parts = (slice(start, start + _PART_BYTES) for start in range(0, ours.numel(), _PART_BYTES))
         return all(torch.equal(ours[part], theirs[part].to(ours.device)) for part in parts)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See the protocol."""
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
 
     def wait(self) -> None:
         """See the protocol."""

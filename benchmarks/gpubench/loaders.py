@@ -1,4 +1,4 @@
-"""Tools that load a safetensors file to a GPU, each with its usual API."""
+"""Tools that load a file of weights to a GPU, each with its usual API."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 OURS = 'deepnvme.load(device="cuda")'
+OURS_PT = 'deepnvme.load(device="cuda"), .pt'
 OURS_GDS = 'deepnvme.load(device="cuda"), cuFile'
 
 
@@ -30,6 +31,33 @@ class DeepnvmeGds(Deepnvme):
 
     name = OURS_GDS
     options: ClassVar[dict[str, str]] = {"gds": "required"}
+
+
+class DeepnvmePt(Deepnvme):
+    """The same with a torch archive."""
+
+    name = OURS_PT
+    suffix = ".pt"
+
+
+class TorchLoad(Loader):
+    """``torch.load`` of the archive, without pages of the file in memory."""
+
+    name = "torch.load, .pt"
+    suffix = ".pt"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        needs_torch_cuda(place, self.name)
+
+    def load(self, path: Path) -> dict[str, torch.Tensor]:
+        """See the base."""
+        import torch  # noqa: PLC0415
+
+        state: dict[str, torch.Tensor] = torch.load(
+            path, map_location=self.place.gpu.device, weights_only=True, mmap=False
+        )
+        return state
 
 
 class Safetensors(Loader):
@@ -112,4 +140,32 @@ class Runai(Loader):
             return {name: tensor.to(device, non_blocking=True) for name, tensor in streamer.get_tensors()}
 
 
-KINDS = (Deepnvme, DeepnvmeGds, Safetensors, FastSafetensors, FastSafetensorsGds, Runai)
+class InstantTensor(Loader):
+    """``instanttensor.safe_open``, which yields tensors of their own memory on the GPU."""
+
+    name = "InstantTensor"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        needs_torch_cuda(place, self.name)
+        from instanttensor import safe_open  # noqa: PLC0415
+
+        self._open: Any = safe_open
+
+    def load(self, path: Path) -> dict[str, torch.Tensor]:
+        """See the base."""
+        with self._open(str(path), framework="pt", device=self.place.gpu.device) as file:
+            return dict(file.tensors())
+
+
+KINDS: tuple[type[Loader], ...] = (
+    Deepnvme,
+    DeepnvmeGds,
+    DeepnvmePt,
+    Safetensors,
+    TorchLoad,
+    FastSafetensors,
+    FastSafetensorsGds,
+    Runai,
+    InstantTensor,
+)

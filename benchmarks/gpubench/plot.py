@@ -12,8 +12,14 @@ from typing import Any
 
 from storagebench import picture
 
-_COLOURS = {"deepnvme": "#1f6feb", "mark": "#8fb8f6", "baseline": "#d29922", "fio": "#8b949e"}
-_NAMES = {"deepnvme": "deepnvme", "mark": "deepnvme to host memory", "baseline": "others", "fio": "fio"}
+_COLOURS = {"deepnvme": "#1f6feb", "mark": "#8fb8f6", "ceiling": "#3fb950", "baseline": "#d29922", "fio": "#8b949e"}
+_NAMES = {
+    "deepnvme": "deepnvme",
+    "mark": "deepnvme to host memory",
+    "ceiling": "without the disk",
+    "baseline": "others",
+    "fio": "fio",
+}
 
 
 def draw(record_path: Path) -> list[Path]:

@@ -1,22 +1,17 @@
-"""The rows: reads, writes and loads, in alternating rounds, each verified."""
+"""A row: tools that do the same work in alternating rounds, each verified."""
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import deepnvme
-import torch
-
-from gpubench.data import Mismatch, compare_file, compare_state, random_bytes, random_model, size_text
-from gpubench.tool import Loader, Place, Tool, reason
+from gpubench.tool import Place, reason
 from storagebench import cache
-from storagebench.measure import Sample, timed
+from storagebench.measure import Sample
 from storagebench.rounds import order
 
 
@@ -25,12 +20,33 @@ class Row:
     """All samples of one kind of work, and the skipped tools."""
 
     key: str
-    title: str
-    left_out: dict[str, str]
+    title: str = ""
+    #: deepnvme's tool that the others are compared with.
+    first: str = ""
+    #: The reference of this row, if it has one.
+    mark: str = ""
+    #: deepnvme's tools that are compared with these others, in the place of the first.
+    counterparts: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     groups: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    #: Results of a row without samples.
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: Why the whole row failed, and the stacks of its threads if it was killed.
+    failure: str = ""
+    stacks: str = ""
+    #: Why the row cannot run here.
+    not_offered: str = ""
+    #: The current step, the tool that takes it, and its start on the system's monotonic clock.
+    now: str = "preparing"
+    tool: str = ""
+    since: float = field(default_factory=time.monotonic)
+
+    def begin(self, now: str, tool: str = "") -> None:
+        """Name the current step, for the case that it never ends."""
+        self.now, self.tool, self.since = now, tool, time.monotonic()
 
     def drop(self, name: str, why: str) -> None:
         """Skip a tool, and drop its samples."""
@@ -39,9 +55,23 @@ class Row:
         self.samples.pop(name, None)
 
     def note(self, text: str) -> None:
-        """Say something about the row, once."""
-        if text not in self.notes:
+        """Add a note, once."""
+        if text and text not in self.notes:
             self.notes.append(text)
+
+    def saved(self) -> dict[str, Any]:
+        """Return the row as JSON-ready values."""
+        return asdict(self)
+
+
+def restored(values: dict[str, Any]) -> Row:
+    """Return the row that `Row.saved` described."""
+    samples = {name: [Sample(**one) for one in found] for name, found in values["samples"].items()}
+    return Row(**{**values, "samples": samples})
+
+
+def _save_nothing(_: Row) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -50,139 +80,62 @@ class Pace:
 
     rounds: int
     seconds: float
+    #: Called before each step, to save the row.
+    save: Callable[[Row], None] = _save_nothing
+
+
+def construct(row: Row, kinds: Sequence[Any], place: Place, pace: Pace) -> list[Any]:
+    """Construct the tools of a row that run here. The others are left out with the reason."""
+    row.groups = {kind.name: kind.group for kind in kinds}
+    found: list[Any] = []
+    for kind in kinds:
+        if kind.name in row.left_out:
+            continue
+        row.begin(f"constructing {kind.name}", kind.name)
+        pace.save(row)
+        try:
+            found.append(kind(place))
+        except Exception as error:  # noqa: BLE001 - any error of a baseline is a reason
+            row.drop(kind.name, reason(error))
+    row.begin("preparing")
+    pace.save(row)
+    return found
+
+
+#: The first round, with its trials, may take this part of a row's seconds; later turns are left out.
+_FIRST_ROUND = 1.5
 
 
 def run_rounds(row: Row, line: Sequence[Any], pace: Pace, once: Callable[[Any, bool], Sample]) -> Row:
     """Run every tool once in each round; the first round is not counted."""
-    end = time.monotonic() + pace.seconds
+    start = time.monotonic()
+    end, first_end = start + pace.seconds, start + pace.seconds * _FIRST_ROUND
     for index in range(pace.rounds + 1):
         if index > 1 and time.monotonic() > end:
             row.note(f"{index - 1} of {pace.rounds} rounds: the time was over")
             break
         for one in order([one for one in line if one.name not in row.left_out], index):
+            if index == 0 and time.monotonic() > first_end and one.name not in (row.first, row.mark):
+                row.drop(one.name, "the time of its row was over before its turn")
+                continue
+            row.begin(f"{one.name}, round {index}", one.name)
+            pace.save(row)
             try:
                 sample = once(one, index == 0)
-            except Exception as error:  # noqa: BLE001 - whatever a baseline throws must not end the others' run
+            except Exception as error:  # noqa: BLE001 - an error of a baseline must not end the others' run
                 row.drop(one.name, reason(error))
                 continue
             row.settings[one.name] = one.settings()
             if index > 0:
                 row.samples.setdefault(one.name, []).append(sample)
-                print(f"{row.key:6} round {index}  {one.name:34} {sample.gb_per_s:7.2f} GB/s", file=sys.stderr)
+                print(f"{row.key:10} round {index}  {one.name:40} {sample.gb_per_s:7.2f} GB/s", file=sys.stderr)
     for one in line:
+        row.begin(f"closing {one.name}", one.name)
+        pace.save(row)
         one.close()
+    row.begin("done")
+    pace.save(row)
     return row
-
-
-class Transfers:
-    """Reads and writes of one tensor of random bytes."""
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.host = random_bytes(place.nbytes)
-
-    def read(self, line: Sequence[Tool], left_out: dict[str, str], pace: Pace) -> Row:
-        """Fill a tensor from a cold file."""
-        row = Row("read", f"cold read of {size_text(self.place.nbytes)} into a tensor on the GPU", left_out)
-        path = self.place.scratch / "read.bin"
-        deepnvme.write(self.host, path, durability="data")
-        targets = {
-            "gpu": self.place.gpu.tensor(self.host),
-            "host": self.place.gpu.pinned(self.place.nbytes),
-            "none": None,
-        }
-
-        def once(one: Tool, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
-            target: Any = targets[one.where]
-            if is_first:
-                one.prepare_read(target, path)
-            self._spoil(one, target)
-            action = one.read(target, path)
-            make_cold(path, row)
-            sample = self._timed(action)
-            self._verify_read(one, target)
-            return sample
-
-        try:
-            return run_rounds(row, line, pace, once)
-        finally:
-            path.unlink(missing_ok=True)
-
-    def write(self, line: Sequence[Tool], left_out: dict[str, str], pace: Pace) -> Row:
-        """Write a tensor to a new file, durably."""
-        row = Row("write", f"durable write of {size_text(self.place.nbytes)} from a tensor on the GPU", left_out)
-        path = self.place.scratch / "write.bin"
-        pinned = self.place.gpu.pinned(self.place.nbytes)
-        pinned.copy_(self.host)
-        sources = {"gpu": self.place.gpu.tensor(self.host), "host": pinned, "none": None}
-
-        def once(one: Tool, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
-            source: Any = sources[one.where]
-            path.unlink(missing_ok=True)
-            if is_first:
-                one.prepare_write(source, path)
-                path.unlink(missing_ok=True)
-            action = one.write(source, path)
-            cache.settle()
-            sample = self._timed(action)
-            if one.where != "none":
-                compare_file(path, self.host, whole=is_first)
-            return sample
-
-        try:
-            return run_rounds(row, line, pace, once)
-        finally:
-            path.unlink(missing_ok=True)
-
-    def _timed(self, action: Callable[[], object]) -> Sample:
-        def whole() -> object:
-            value = action()
-            self.place.gpu.wait()
-            return value
-
-        return timed(whole, self.place.nbytes)[0]
-
-    def _spoil(self, one: Tool, target: Any) -> None:
-        if one.where == "gpu":
-            self.place.gpu.spoil(target)
-        elif one.where == "host":
-            target.fill_(0xA5)
-
-    def _verify_read(self, one: Tool, target: Any) -> None:
-        if one.where == "none":
-            return
-        is_right = self.place.gpu.same(target, self.host) if one.where == "gpu" else torch.equal(target, self.host)
-        if not is_right:
-            raise Mismatch(f"{one.name} read other bytes than the file has")
-
-
-def load(place: Place, line: Sequence[Loader], left_out: dict[str, str], pace: Pace) -> Row:
-    """Load a safetensors file to the GPU."""
-    row = Row("load", f"cold load of a safetensors file of {size_text(place.nbytes)} to the GPU", left_out)
-    path = place.scratch / "model.safetensors"
-    model = random_model(place.nbytes)
-    deepnvme.save(model, path, progress=False)
-    nbytes = path.stat().st_size
-
-    def once(one: Loader, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
-        make_cold(path, row)
-
-        def action() -> dict[str, torch.Tensor]:
-            state = one.load(path)
-            place.gpu.wait()
-            return state
-
-        sample, state = timed(action, nbytes)
-        compare_state(place, state, model, whole=is_first)
-        del state
-        one.let_go()
-        gc.collect()
-        return sample
-
-    try:
-        return run_rounds(row, line, pace, once)
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def make_cold(path: Path, row: Row) -> None:
@@ -190,4 +143,5 @@ def make_cold(path: Path, row: Row) -> None:
     try:
         cache.make_cold(path)
     except (OSError, RuntimeError) as error:
-        row.note(f"reads may be warm: {reason(error)}")
+        if not any(note.startswith("reads may be warm") for note in row.notes):
+            row.note(f"reads may be warm: {reason(error)}")

@@ -7,86 +7,95 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpubench import baselines, loaders, ours, plot, rows, summary, timeline
-from gpubench.tool import Place, made, reason
+from gpubench import plot, summary, watchdog
+from gpubench.rows import Row
+from gpubench.tool import reason
+from gpubench.work import KEYS, TIMELINE, Job
 from storagebench import environment
 
-if TYPE_CHECKING:
-    from gpubench.gpu import Gpu
-
-MOVERS = (
-    ours.Bounce,
-    ours.Gds,
-    ours.Mark,
-    ours.ThenCopy,
-    baselines.PythonCopy,
-    baselines.DeepSpeed,
-    baselines.Kvikio,
-    baselines.Fio,
-)
+#: A row gets this time in addition to twice its seconds: for its data, trials, and the round that it is in.
+_ROW_EXTRA_S = 30.0
+_STEP_S_MIN = 20.0
 
 
-def run(gpu: Gpu, scratch: Path, results: Path, *, nbytes: int, pace: rows.Pace) -> dict[str, Any]:
-    """Compare reads, writes and loads; returns the record, which is also in the folder of results."""
+@dataclass(frozen=True)
+class Plan:
+    """The settings of a run."""
+
+    nbytes: int
+    model_nbytes: int
+    rounds: int
+    #: A row begins no other round after this time.
+    seconds: float
+    #: All rows together end within this time.
+    minutes: float
+    keys: Sequence[str] = KEYS
+    is_rehearsal: bool = False
+
+    def limits(self, left_s: float) -> watchdog.Limits:
+        """Return the limits of the next row."""
+        row_s = min(2 * self.seconds + _ROW_EXTRA_S, left_s)
+        return watchdog.Limits(row_s, max(_STEP_S_MIN, row_s / 2))
+
+
+def run(plan: Plan, scratch: Path, results: Path) -> dict[str, Any]:
+    """Run the rows one after the other. Returns the record, which is also in the folder of results."""
     results.mkdir(parents=True, exist_ok=True)
     scratch.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".gpubench-", dir=scratch))
     path = results / f"{time.strftime('%Y-%m-%d')}-gpu.json"
-    place = Place(gpu, folder, nbytes)
-    done: list[rows.Row] = []
+    end = time.monotonic() + plan.minutes * 60
+    done: list[Row] = []
     record: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "environment": environment.describe(folder),
-        "gpu": gpu.facts(),
-        "nbytes": nbytes,
-        "rounds": pace.rounds,
+        "gpu": {},
+        "is_rehearsal": plan.is_rehearsal,
+        "nbytes": plan.nbytes,
+        "model_nbytes": plan.model_nbytes,
+        "rounds": plan.rounds,
         "timelines": {},
     }
     try:
-        transfers = rows.Transfers(place)
-        for key in ("read", "write", "load"):
-            done.append(_row(key, place, transfers, pace))
-            print(summary.table(done[-1]), flush=True)
+        for key in plan.keys:
+            began = time.monotonic()
+            job = Job(
+                key,
+                plan.is_rehearsal,
+                str(folder / key),
+                plan.nbytes,
+                plan.model_nbytes,
+                plan.rounds,
+                plan.seconds,
+                saved=str(folder / f"{key}-row.json"),
+                stem=str(path.with_suffix("")),
+            )
+            if (left_s := end - began) < _STEP_S_MIN:
+                row = Row(key, failure=f"not begun: the {plan.minutes:g} minutes of the whole run are over")
+            else:
+                row, facts = watchdog.run(job, folder, plan.limits(left_s))
+                record["gpu"] = record["gpu"] or facts
+            shutil.rmtree(job.scratch, ignore_errors=True)
+            done.append(row)
+            print(f"{summary.table(row)}\n({time.monotonic() - began:.0f} s)", flush=True)
             _write(path, record, done)
-        record["timelines"] = timeline.record(transfers, path.with_suffix(""), done[0])
-        _write(path, record, done)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print()
-    for verdict in summary.judge(done):
-        print(verdict)
-    for kind, metrics in record["timelines"].items():
-        hidden = metrics.get("copies_hidden")
-        said = (
-            f"{hidden:.1%} of copying hidden behind the disk"
-            if hidden is not None
-            else metrics.get("failed", "no copies")
-        )
-        print(f"timeline of a {kind}: {said}")
+    print(f"\n{summary.text(done)}")
     print(_drawn(path))
     return record
 
 
-def _row(key: str, place: Place, transfers: rows.Transfers, pace: rows.Pace) -> rows.Row:
-    if key == "load":
-        loading, left_out = made(loaders.KINDS, [kind.name for kind in loaders.KINDS], place)
-        row = rows.load(place, loading, left_out, pace)
-        row.groups = {kind.name: kind.group for kind in loaders.KINDS}
-        return row
-    moving, left_out = made(MOVERS, [kind.name for kind in MOVERS], place)
-    measure = transfers.read if key == "read" else transfers.write
-    row = measure(moving, left_out, pace)
-    row.groups = {kind.name: kind.group for kind in MOVERS}
-    return row
-
-
-def _write(path: Path, record: dict[str, Any], done: list[rows.Row]) -> None:
-    record["rows"] = [summary.row_record(row) for row in done]
+def _write(path: Path, record: dict[str, Any], done: list[Row]) -> None:
+    record["rows"] = [summary.row_record(row) for row in done if row.key != TIMELINE]
+    record["timelines"] = next((row.metrics for row in done if row.key == TIMELINE), {})
     record["targets"] = [asdict(verdict) for verdict in summary.judge(done)]
+    record["outcomes"] = [asdict(outcome) for outcome in summary.outcomes(done)]
     private = path.with_suffix(f".{os.getpid()}.tmp")
     private.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     private.replace(path)

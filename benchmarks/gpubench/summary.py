@@ -1,12 +1,12 @@
-"""Medians, spread, ratios within the rounds, and targets."""
+"""Medians, spread, ratios within the rounds, targets, and the outcome of each row."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from gpubench import loaders, ours
+from gpubench import checkpoint, ours
 from storagebench.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from storagebench.measure import Sample
 
 _MARK_RATIO = 0.95
+#: The row whose reference, pinned host memory, has the same direction of transfer.
+_HOST_ROW = {"read": "read", "write": "write", "load": "read", "stream": "read", "checkpoint": "write"}
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,34 @@ class Line:
     cpu_s_per_gb: float
     of_mark: float | None
     ours_beside: float | None
+    #: Medians of the row's own metrics.
+    extra: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Whether a row passed, and its speed next to that of pinned host memory."""
+
+    key: str
+    status: Literal["passed", "failed", "left out"]
+    why: str
+    tool: str
+    gb_per_s: float | None
+    host_gb_per_s: float | None
+
+    def __str__(self) -> str:
+        text = f"{self.status:9} {self.key:10}"
+        if self.gb_per_s is not None:
+            text += f" {self.gb_per_s:6.2f} GB/s"
+            if self.host_gb_per_s:
+                text += f", {self.gb_per_s / self.host_gb_per_s:.2f} of host path's {self.host_gb_per_s:.2f}"
+            text += f" ({self.tool})"
+        return f"{text} {self.why}".rstrip()
 
 
 def lines(row: Row) -> list[Line]:
-    """Sum a row up, the fastest first."""
-    mark, first = row.samples.get(ours.MARK), row.samples.get(_first(row))
+    """Summarise a row, the fastest tool first."""
+    mark, first = row.samples.get(row.mark), row.samples.get(row.first)
     found = [
         Line(
             name,
@@ -43,6 +68,7 @@ def lines(row: Row) -> list[Line]:
             median(one.cpu_s_per_gb for one in samples),
             ratio(samples, mark),
             ratio(first, samples),
+            {key: median(one.extra.get(key, 0.0) for one in samples) for key in samples[0].extra},
         )
         for name, samples in row.samples.items()
     ]
@@ -56,21 +82,47 @@ def ratio(one: list[Sample] | None, other: list[Sample] | None) -> float | None:
     return median(theirs.wall_s / mine.wall_s for mine, theirs in zip(one, other, strict=False))
 
 
-def _first(row: Row) -> str:
-    return loaders.OURS if row.key == "load" else ours.BOUNCE
+def outcomes(rows: list[Row]) -> list[Outcome]:
+    """Return the outcome of every row."""
+    by_key = {row.key: row for row in rows}
+    return [_outcome(row, by_key.get(_HOST_ROW.get(row.key, ""))) for row in rows]
+
+
+def _outcome(row: Row, host: Row | None) -> Outcome:
+    speed = next((_disk_speed(line) for line in lines(row) if line.name == row.first), None)
+    marks = host.samples.get(ours.MARK, []) if host else []
+    host_speed = median(one.gb_per_s for one in marks) if marks else None
+    status: Literal["passed", "failed", "left out"] = "passed"
+    why = ""
+    if row.failure:
+        status, why = "failed", row.failure
+    elif row.not_offered:
+        status, why = "left out", row.not_offered
+    elif row.first and speed is None:
+        status, why = "failed", row.left_out.get(row.first, "no round was counted")
+    return Outcome(row.key, status, why, row.first, speed, host_speed)
+
+
+def _disk_speed(line: Line) -> float:
+    """Bytes from the disk, where the row counts other bytes."""
+    return line.extra.get("read_gb_per_s", line.gb_per_s)
 
 
 def judge(rows: list[Row]) -> list[Verdict]:
     """Return the verdict on every target."""
     verdicts: list[Verdict] = []
     for row in rows:
-        first = _first(row)
-        if row.key != "load":
-            verdicts.append(_beside(row, first, ours.MARK, _MARK_RATIO))
+        if not row.first:
+            continue
+        if row.mark == ours.MARK:
+            verdicts.append(_beside(row, row.first, ours.MARK, _MARK_RATIO))
             verdicts.append(_beside(row, ours.GDS, "kvikio", 1.0))
         baselines = [name for name, group in row.groups.items() if group == "baseline"]
-        verdicts.extend(_beside(row, first, name, 1.0) for name in baselines)
-        verdicts.append(_cpu(row, first))
+        verdicts.extend(_beside(row, row.counterparts.get(name, row.first), name, 1.0) for name in baselines)
+        if row.key in ("read", "write", "load"):
+            verdicts.append(_cpu(row, row.first))
+        if row.key == "checkpoint":
+            verdicts.append(_lost(row))
     return verdicts
 
 
@@ -84,12 +136,21 @@ def _beside(row: Row, one: str, other: str, wanted: float) -> Verdict:
 def _cpu(row: Row, first: str) -> Verdict:
     by_name = {line.name: line for line in lines(row)}
     others = [line for line in by_name.values() if line.group == "baseline"]
-    text = f"{row.key}: CPU s/GB of {first}"
+    about = f"{row.key}: CPU s/GB of {first}"
     if first not in by_name or not others:
-        return Verdict(text, "less than any other's", None, None, row.left_out.get(first, "there is no other"))
+        return Verdict(about, "less than any other's", None, None, row.left_out.get(first, "there is no other"))
     least = min(others, key=lambda line: line.cpu_s_per_gb)
     measured = by_name[first].cpu_s_per_gb
-    return Verdict(text, f"<= {least.cpu_s_per_gb:.3f} of {least.name}", measured, measured <= least.cpu_s_per_gb)
+    return Verdict(about, f"<= {least.cpu_s_per_gb:.3f} of {least.name}", measured, measured <= least.cpu_s_per_gb)
+
+
+def _lost(row: Row) -> Verdict:
+    lost = {line.name: line.extra["lost_s"] for line in lines(row)}
+    about = "checkpoint: seconds of training lost by a save"
+    if checkpoint.OURS not in lost or checkpoint.BASELINE not in lost:
+        return Verdict(about, f"less than with {checkpoint.BASELINE}", None, None, row.failure)
+    mine, theirs = lost[checkpoint.OURS], lost[checkpoint.BASELINE]
+    return Verdict(about, f"<= {theirs:.3f} with {checkpoint.BASELINE}", mine, mine <= theirs)
 
 
 def row_record(row: Row) -> dict[str, Any]:
@@ -102,18 +163,39 @@ def row_record(row: Row) -> dict[str, Any]:
         "settings": row.settings,
         "left_out": row.left_out,
         "notes": row.notes,
+        "failure": row.failure,
+        "not_offered": row.not_offered,
+        "stacks": row.stacks,
     }
 
 
 def table(row: Row) -> str:
     """Draw a row for people."""
-    heads = f"{'':36} {'GB/s':>6} {'min - max':>15} {'CPU s/GB':>9} {'of mark':>8} {'ours x':>7}"
-    text = [f"\n{row.title}", heads]
+    heads = f"{'':48} {'GB/s':>6} {'min - max':>15} {'CPU s/GB':>9} {'of mark':>8} {'ours x':>7}"
+    drawn = [f"\n{row.key}: {row.title}"]
+    drawn += [heads] if row.samples else []
     for line in lines(row):
         spread = f"{line.min_gb_per_s:.2f} - {line.max_gb_per_s:.2f}"
         ratios = [f"{one:.2f}" if one is not None else "-" for one in (line.of_mark, line.ours_beside)]
         metrics = f"{line.gb_per_s:6.2f} {spread:>15} {line.cpu_s_per_gb:9.3f}"
-        text.append(f"{line.name:36} {metrics} {ratios[0]:>8} {ratios[1]:>7}")
-    text += [f"left out: {name}: {why}" for name, why in row.left_out.items()]
-    text += [f"note: {note}" for note in row.notes]
-    return "\n".join(text)
+        extra = "".join(f"  {key} {value:.4g}" for key, value in line.extra.items())
+        drawn.append(f"{line.name:48} {metrics} {ratios[0]:>8} {ratios[1]:>7}{extra}")
+    drawn += [f"left out: {name}: {why}" for name, why in row.left_out.items()]
+    drawn += [f"note: {note}" for note in row.notes]
+    drawn += [f"FAILED: {row.failure}"] if row.failure else []
+    drawn += [f"left out: {row.not_offered}"] if row.not_offered else []
+    drawn += [row.stacks] if row.stacks else []
+    return "\n".join(drawn)
+
+
+def text(rows: list[Row]) -> str:
+    """Draw the outcome of each row, the verdicts, the skipped tools and the timelines."""
+    found = ["targets", *(str(verdict) for verdict in judge(rows))]
+    for row in rows:
+        for kind, metrics in row.metrics.items():
+            hidden = metrics.get("copies_hidden")
+            said = f"{hidden:.1%} of copying overlapped with the disk" if hidden is not None else "no copies"
+            found.append(f"timeline of a {kind}: {metrics.get('failed', said)}")
+    found += ["", "tools that did not run"]
+    found += [f"{row.key:10} {name}: {why}" for row in rows for name, why in row.left_out.items()]
+    return "\n".join([*found, "", "rows", *(str(outcome) for outcome in outcomes(rows))])

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import deepnvme
 
-from gpubench.rows import make_cold
-from gpubench.tool import reason
+from gpubench.data import random_bytes
+from gpubench.rows import Pace, Row, make_cold
+from gpubench.tool import Place, reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from gpubench.rows import Row, Transfers
 
 _KEPT = (
     "seconds",
@@ -30,15 +29,14 @@ _KEPT = (
 )
 
 
-def record(transfers: Transfers, stem: Path, row: Row) -> dict[str, dict[str, Any]]:
+def record(place: Place, row: Row, pace: Pace, stem: Path) -> Row:
     """Read and write with bounce buffers, once each to warm up and once recorded; metrics by kind.
 
     ``<stem>-read.html`` and ``-write.html`` are pages, the ``.trace.json`` beside them is for Perfetto.
     """
-    place = transfers.place
+    row.title = "one recorded read and write"
     path = place.scratch / "timeline.bin"
-    tensor = place.gpu.tensor(transfers.host)
-    metrics: dict[str, dict[str, Any]] = {}
+    tensor = place.gpu.tensor(random_bytes(place.nbytes))
     with deepnvme.Engine() as engine:
 
         def read() -> None:
@@ -49,15 +47,18 @@ def record(transfers: Transfers, stem: Path, row: Row) -> dict[str, dict[str, An
 
         steps: tuple[tuple[str, Callable[[], None]], ...] = (("write", write), ("read", read))
         for kind, step in steps:
+            row.begin(f"timeline of a {kind}")
+            pace.save(row)
             try:
                 step()
                 if kind == "read":
                     make_cold(path, row)
-                metrics[kind] = _recorded(engine, step, stem.with_name(f"{stem.name}-{kind}"))
+                row.metrics[kind] = _recorded(engine, step, stem.with_name(f"{stem.name}-{kind}"))
             except Exception as error:  # noqa: BLE001 - the metrics of the rows are there without it
-                metrics[kind] = {"failed": reason(error)}
+                row.failure = reason(error)
+                row.metrics[kind] = {"failed": row.failure}
     path.unlink(missing_ok=True)
-    return metrics
+    return row
 
 
 def _recorded(engine: deepnvme.Engine, step: Callable[[], None], stem: Path) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import deepnvme
 
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 
 #: Where the tensor of a tool is; ``none`` for one that brings memory of its own.
 Where = Literal["gpu", "host", "none"]
-Group = Literal["deepnvme", "mark", "baseline", "fio"]
-
-_Any = TypeVar("_Any")
+#: ``ceiling``: the same work without the disk.
+Group = Literal["deepnvme", "mark", "ceiling", "baseline", "fio"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """What tools are made from."""
+    """The GPU, the folder and the sizes that tools work with."""
 
     gpu: Gpu
     scratch: Path
     nbytes: int
+    #: Size of the model that is streamed.
+    model_nbytes: int = 1 << 30
 
 
 class ToolBase:
@@ -87,7 +88,9 @@ class Tool(ToolBase):
 
 
 class Loader(ToolBase):
-    """One way to load a safetensors file into tensors on a GPU."""
+    """One way to load a file of weights into tensors on a GPU."""
+
+    suffix = ".safetensors"
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """Return all tensors by name."""
@@ -97,28 +100,17 @@ class Loader(ToolBase):
         """Release memory of the last load other than its tensors; not timed."""
 
 
-def made(
-    kinds: Sequence[Callable[[Place], _Any]], names: Sequence[str], place: Place
-) -> tuple[list[_Any], dict[str, str]]:
-    """Construct all tools that run here. Returns the others by name, with the reason."""
-    found: list[_Any] = []
-    left_out: dict[str, str] = {}
-    for kind, name in zip(kinds, names, strict=True):
-        try:
-            found.append(kind(place))
-        except Exception as error:  # noqa: BLE001 - whatever keeps a baseline away is a reason
-            left_out[name] = reason(error)
-    return found, left_out
-
-
 def reason(error: BaseException) -> str:
-    """Return why a tool cannot run, in one line."""
+    """Return why a tool cannot run, in one line. Unexpected errors come with the benchmark's call."""
     if isinstance(error, NotOffered):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         return f"not installed ({error})"
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
+    frames = traceback.extract_tb(error.__traceback__)
+    calls = [frame for frame in frames if Path(frame.filename).parent == Path(__file__).parent]
+    call = f", in {Path(calls[-1].filename).name}: {calls[-1].line}" if calls else ""
+    return f"{type(error).__name__}: {text[:300]}{call}"
 
 
 def needs_torch_cuda(place: Place, name: str) -> None:

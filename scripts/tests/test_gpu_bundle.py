@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -100,6 +103,7 @@ PYTHON = """
 case "$*" in
     *"-m venv"*) mkdir -p "${!#}/bin" "${!#}/lib"; cp "$0" "${!#}/bin/python" ;;
     *sysconfig*) echo "${0%/*}/../lib" ;;
+    *"import xdist"*) exit 0 ;;
     *"-m pytest"*) echo "$PWD: $*" >>"$ASKED"; echo "so many passed"; exit "$FAILED" ;;
     *"-m gpubench"*) echo "$PYTHONPATH: $*" >>"$ASKED"; echo "so many GB/s" ;;
 esac
@@ -113,17 +117,87 @@ def test_the_benchmark_comes_after_the_tests(bundle: Path, tmp_path: Path, faile
     tool(tools, "python3", PYTHON)
     (tools / "lib").mkdir()
     (tmp_path / "lib").mkdir()
-    for name in ("cp", "mkdir", "mktemp", "paste", "rm", "sleep", "tee"):
+    for name in ("cat", "cp", "grep", "mkdir", "mktemp", "paste", "rm", "sleep", "tail", "tee", "timeout"):
         (tools / name).symlink_to(str(shutil.which(name)))
     variables = {"ASKED": str(asked), "OUT": str(out), "FAILED": failed, "BENCH": "--mib 64"}
     done = run(bundle / "run.sh", tools, **variables)
     assert done.returncode == int(failed), done.stderr
-    tests, benchmark = asked.read_text().splitlines()
-    assert tests.startswith(f"{bundle}: -m pytest -m gpu")
+    tests, alone, benchmark = asked.read_text().splitlines()
+    assert tests.startswith(f"{bundle}: -m pytest -m gpu and not alone")
+    assert alone.startswith(f"{bundle}: -m pytest -m gpu and alone")
+    assert [" -n auto" in each for each in (tests, alone)] == [True, False]
     assert benchmark.startswith(f"{bundle}/benchmarks: -m gpubench --mib 64 --scratch ")
     assert benchmark.endswith(f"--results {out}")
+    assert done.stdout.splitlines()[-4:] == [
+        "tests:so many passed",
+        "tests that run alone:so many passed",
+        "memory used of each GPU: before GPU 0: one, after GPU 0: one",
+        "benchmark: no row failed",
+    ]
     assert "so many passed" in (out / "gpu-tests.log").read_text()
     assert (out / "gpu-bench.log").read_text() == "so many GB/s\n"
     asked.unlink()
     assert run(bundle / "run.sh", tools, "-k", "one", **variables).returncode == int(failed)
-    assert len(asked.read_text().splitlines()) == 1, "who names tests wants those"
+    assert len(asked.read_text().splitlines()) == 2, "named tests run without the benchmark"
+
+
+def test_wheels_of_baselines_are_carried(tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    wheels = [tmp_path / f"{name}-1-py3-none-any.whl" for name in ("deepnvme", "kvikio")]
+    for wheel in wheels:
+        wheel.write_bytes(b"wheel")
+    gpu_bundle.make(folder, wheels[0], wheels[1:])
+    assert (folder / "baselines" / wheels[1].name).read_bytes() == b"wheel"
+
+
+def fake_driver() -> Path:
+    """The library of the fake driver."""
+    said = os.environ.get("DEEPNVME_FAKE_DRIVER")
+    built = [gpu_bundle.ROOT / "target" / profile / "libdeepnvme_fake_driver.so" for profile in ("debug", "release")]
+    for path in [Path(said)] if said else built:
+        if path.is_file():
+            return path
+    pytest.fail("the fake driver has not been built: cargo build -p deepnvme-fake-driver")
+
+
+def installed_wheel(folder: Path) -> Path:
+    """Pack the installed package into a wheel again."""
+    package = metadata.distribution("deepnvme")
+    wheel = folder / f"deepnvme-{package.version}-cp310-abi3-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file in package.files or ():
+            if ".." not in file.parts and file.suffix != ".pyc":
+                archive.write(str(file.locate()), str(file))
+    return wheel
+
+
+def test_a_rehearsal_of_the_whole_bundle(tmp_path: Path) -> None:
+    """All files and calls of a run on a GPU, with the fake driver, a few tests and small sizes."""
+    bundle, out = tmp_path / "bundle", tmp_path / "out"
+    gpu_bundle.make(bundle, installed_wheel(tmp_path))
+    variables = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        "DEEPNVME_FAKE_DRIVER": str(fake_driver()),
+        "PYTHON": sys.executable,
+        "PYTEST_ADDOPTS": "-k test_fake_driver",
+        "OUT": str(out),
+        "TMPDIR": str(tmp_path),
+    }
+    # Installers write no compiled files, and each process would compile torch again.
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    variables["PYTHONPYCACHEPREFIX"] = str(Path(sys.prefix) / "pycache")
+    command = [str(bundle / "run.sh"), "--rehearse"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{tmp_path}/tmp." in done.stdout, "the bundled wheel is imported"
+    (path,) = out.glob("*-gpu.json")
+    record = json.loads(path.read_text())
+    assert {outcome["key"]: outcome["status"] for outcome in record["outcomes"]} == dict.fromkeys(
+        ("read", "write", "load", "stream", "optimizer", "checkpoint", "timeline"), "passed"
+    ), done.stdout
+    assert record["is_rehearsal"]
+    assert {file.name for file in out.iterdir()} >= {"gpu-tests.log", "gpu-tests.xml", "gpu-bench.log"}
+    tests, *_, benchmark = done.stdout.splitlines()[-4:]
+    assert tests.startswith("tests: ")
+    assert "passed" in tests
+    assert benchmark == "benchmark: no row failed"

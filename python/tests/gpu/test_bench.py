@@ -3,128 +3,225 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-import deepnvme
-from deepnvme._checkpoint import load_buffer
-from deepnvme._utils import tensors
 
 _BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+_MODULES = (
+    "baselines",
+    "checkpoint",
+    "data",
+    "fake",
+    "gpu",
+    "loaders",
+    "ours",
+    "optimizer",
+    "rows",
+    "run",
+    "streaming",
+)
 _NBYTES = 3 << 20
+# Tools that take part with and without a real GPU.
+_ALWAYS = {
+    "read": {"deepnvme", "deepnvme, pinned host memory", "deepnvme to pinned, then copy_"},
+    "write": {"deepnvme", "deepnvme, pinned host memory", "deepnvme to pinned, then copy_"},
+    "load": {'deepnvme.load(device="cuda")', 'deepnvme.load(device="cuda"), .pt'},
+    "stream": {"deepnvme.stream", "model in GPU memory"},
+    "optimizer": {
+        "deepnvme.optim, state on disk, through the host",
+        "deepnvme.optim, state in memory, through the host",
+        "torch fused, state in memory, through the host",
+        "torch fused, all on the GPU",
+    },
+    "checkpoint": {"Checkpointer, async_", "Checkpointer, overlap", "torch.save, fsync"},
+}
 
 
-class BenchGpu:
-    """The fake driver behind the interface that the benchmark expects of a GPU."""
+class Bench:
+    """The benchmark's modules, and a GPU for them."""
 
-    is_real = False
-    device = "cuda:0"
+    def __init__(self, folder: Path, gpu: Any) -> None:
+        names = (*_MODULES, "summary", "transfers", "watchdog", "work")
+        self.modules = {name: importlib.import_module(f"gpubench.{name}") for name in names}
+        self.gpu = self.modules["gpu"].RealGpu() if gpu.is_real else self.modules["fake"].FakeGpu(gpu)
+        self.folder = folder
 
-    def __init__(self, gpu: Any) -> None:
-        self._gpu = gpu
+    def job(self, key: str, **values: Any) -> Any:
+        """Describe the work of a small row."""
+        usual = {
+            "key": key,
+            "is_rehearsal": not self.gpu.is_real,
+            "scratch": str(self.folder / "scratch"),
+            "nbytes": _NBYTES,
+            "model_nbytes": 16 << 20,
+            "rounds": 1,
+            "seconds": 60,
+            "saved": str(self.folder / "row.json"),
+            "stem": str(self.folder / "made"),
+        }
+        return self.modules["work"].Job(**{**usual, **values})
 
-    def tensor(self, host: torch.Tensor) -> torch.Tensor:
-        tensor: torch.Tensor = self._gpu.tensor(host)
-        return tensor
-
-    def pinned(self, nbytes: int) -> torch.Tensor:
-        return deepnvme.pinned_empty(nbytes, dtype=torch.uint8)
-
-    def fill(self, target: torch.Tensor, host: torch.Tensor) -> None:
-        self._gpu.driver.poke(target.data_ptr(), host.numpy().tobytes())
-
-    def drain(self, host: torch.Tensor, source: torch.Tensor) -> None:
-        host.copy_(self._gpu.to_host(source))
-
-    def spoil(self, target: torch.Tensor) -> None:
-        self._gpu.driver.poke(target.data_ptr(), b"\xa5" * target.nbytes)
-
-    def same(self, tensor: torch.Tensor, host: torch.Tensor) -> bool:
-        ours, theirs = (one.contiguous().view(-1).view(torch.uint8) for one in (self._gpu.to_host(tensor), host))
-        return torch.equal(ours, theirs)
-
-    def wait(self) -> None:
-        pass
-
-    def load(self, path: str, engine: deepnvme.Engine) -> dict[str, torch.Tensor]:
-        def make(nbytes: int, device: torch.device) -> torch.Tensor:
-            return self.tensor(torch.zeros(nbytes, dtype=torch.uint8))
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(load_buffer, "allocate_on_gpu", make)
-            patch.setattr(torch.Tensor, "to", lambda tensor, _: tensor)
-            # torch itself does not see the simulated GPU.
-            patch.setattr(tensors, "_check_cuda", lambda *_: None)
-            state: dict[str, torch.Tensor] = deepnvme.load(path, device="cuda:0", engine=engine)
-        return state
-
-    def facts(self) -> dict[str, object]:
-        return {"name": "fake"}
+    def row(self, key: str, **values: Any) -> Any:
+        """Run a small row in this process."""
+        job = self.job(key, **values)
+        row = self.modules["work"].do(job, self.gpu)
+        assert job.row() == row, "it is saved as it is"
+        assert not (self.folder / "scratch").exists(), "nothing stays behind"
+        return row
 
 
 @pytest.fixture
-def bench(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The benchmark's modules by name, and a GPU for them."""
+def bench(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(_BENCHMARKS)
     # Names of the benchmark that other tests must not find.
     before = set(sys.modules)
-    modules = {name: importlib.import_module(f"gpubench.{name}") for name in ("gpu", "run", "rows", "loaders")}
-    # Page cache and pending writes belong to other tests.
-    cache = importlib.import_module("storagebench.cache")
-    monkeypatch.setattr(cache, "drop_method", lambda: "posix_fadvise")
-    monkeypatch.setattr(cache.os, "sync", lambda: None)
-    if gpu.is_real:
-        yield modules, modules["gpu"].RealGpu()
-    else:
-        yield modules, BenchGpu(gpu)
+    importlib.import_module("storagebench.cache").spare_others()
+    yield Bench(tmp_path, gpu)
     for name in set(sys.modules) - before:
         if name.partition(".")[0] in ("gpubench", "storagebench"):
             del sys.modules[name]
 
 
-def test_every_baseline_is_measured_or_skipped_with_a_reason(bench: Any, tmp_path: Path) -> None:
-    modules, gpu = bench
-    pace = modules["rows"].Pace(rounds=1, seconds=60)
-    record = modules["run"].run(gpu, tmp_path / "scratch", tmp_path / "results", nbytes=_NBYTES, pace=pace)
-    movers, loaders = modules["run"].MOVERS, modules["loaders"].KINDS
-    wanted = {"read": movers, "write": movers, "load": loaders}
-    assert [row["key"] for row in record["rows"]] == list(wanted)
-    for row in record["rows"]:
-        names = {kind.name for kind in wanted[row["key"]]}
-        assert {*row["samples"], *row["left_out"]} == names, row["key"]
-        assert all(row["left_out"].values()), "each with its reason"
-        assert all(len(samples) == 1 for samples in row["samples"].values())
-        must = {loaders[0].name} if row["key"] == "load" else {"deepnvme", "deepnvme, pinned host memory"}
-        must |= {"deepnvme to pinned, then copy_"} if row["key"] != "load" else set()
-        assert must <= set(row["samples"]), row["left_out"]
-    ratios = [target for target in record["targets"] if "pinned host memory" in target["text"]]
-    assert len(ratios) == 2
-    assert all(target["measured"] > 0 for target in ratios)
+@pytest.mark.parametrize("key", list(_ALWAYS))
+def test_every_tool_is_measured_or_skipped_with_a_reason(bench: Bench, key: str) -> None:
+    row = bench.row(key)
+    assert row.failure == ""
+    assert {*row.samples, *row.left_out} == set(row.groups)
+    assert all(row.left_out.values()), "each with its reason"
+    assert all(len(samples) == 1 for samples in row.samples.values())
+    assert _ALWAYS[key] <= set(row.samples), row.left_out
+    (outcome,) = bench.modules["summary"].outcomes([row])
+    assert (outcome.status, outcome.why) == ("passed", "")
+    computes = key in ("stream", "optimizer", "checkpoint")
+    assert (bench.gpu.compute_note in row.notes) == (computes and not bench.gpu.is_real)
+
+
+def test_the_timeline_of_a_read_and_a_write(bench: Bench, tmp_path: Path) -> None:
+    row = bench.row("timeline")
     for kind in ("read", "write"):
-        figures = record["timelines"][kind]
-        assert figures["bytes_copied"] == _NBYTES, figures
-        assert 0 <= figures["copies_hidden"] <= 1
-    (path,) = (tmp_path / "results").glob("*-gpu.json")
-    assert json.loads(path.read_text()) == record
-    made = {file.name.partition("-gpu")[2] for file in (tmp_path / "results").iterdir()}
-    assert {"-read.html", "-read.trace.json", "-write.html", "-write.trace.json"} <= made
-    assert list((tmp_path / "scratch").iterdir()) == [], "nothing stays behind"
+        assert row.metrics[kind]["bytes_copied"] == _NBYTES, row.metrics
+        assert 0 <= row.metrics[kind]["copies_hidden"] <= 1
+    made = {file.name for file in tmp_path.iterdir()}
+    assert {"made-read.html", "made-read.trace.json", "made-write.html", "made-write.trace.json"} <= made
 
 
-def test_wrong_bytes_leave_a_tool_out(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modules, gpu = bench
-    kind = modules["run"].MOVERS[0]
+def test_wrong_bytes_leave_a_tool_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = bench.modules["ours"].Bounce
     monkeypatch.setattr(kind, "read", lambda _, target, path: lambda: None)
-    monkeypatch.setattr(modules["run"], "MOVERS", (kind,))
-    monkeypatch.setattr(modules["loaders"], "KINDS", ())
-    pace = modules["rows"].Pace(rounds=1, seconds=60)
-    record = modules["run"].run(gpu, tmp_path, tmp_path / "results", nbytes=1 << 20, pace=pace)
-    read, write, _ = record["rows"]
-    assert "other bytes than the file has" in read["left_out"]["deepnvme"]
-    assert read["samples"] == {}
-    assert list(write["samples"]) == ["deepnvme"]
+    monkeypatch.setattr(bench.modules["transfers"], "KINDS", (kind,))
+    row = bench.row("read")
+    assert "other bytes than the file has" in row.left_out["deepnvme"]
+    assert row.samples == {}
+    (outcome,) = bench.modules["summary"].outcomes([row])
+    assert outcome.status == "failed"
+    assert "other bytes than the file has" in outcome.why
+
+
+def test_an_error_names_the_call(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> None:
+        raise RuntimeError("the driver says no")
+
+    monkeypatch.setattr(bench.modules["baselines"], "durable", fail)
+    monkeypatch.setattr(bench.modules["transfers"], "KINDS", (bench.modules["baselines"].PythonCopy,))
+    row = bench.row("write")
+    assert row.left_out == {
+        "Python to pinned, then copy_": "RuntimeError: the driver says no, in baselines.py: durable(path)"
+    }
+
+
+def test_other_tokens_parameters_and_states_leave_tools_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = bench.modules["optimizer"]
+    monkeypatch.setattr(optimizer.OnDisk, "step", lambda _: None)
+    monkeypatch.setattr(optimizer, "KINDS", (optimizer.OnDisk,))
+    assert "differs from torch" in bench.row("optimizer").left_out[optimizer.OURS]
+    checkpoint = bench.modules["checkpoint"]
+    save = checkpoint.TorchSave.save
+    other = lambda saver, step, state: save(saver, step, {**state, "model": {}})  # noqa: E731
+    monkeypatch.setattr(checkpoint.TorchSave, "save", other)
+    monkeypatch.setattr(checkpoint, "KINDS", (checkpoint.TorchSave,))
+    assert "saved other keys" in bench.row("checkpoint").left_out[checkpoint.BASELINE]
+
+
+# A row with tools that hang, or die, at the named moment.
+_WORKER = """
+import os, sys, time
+sys.path.insert(0, {benchmarks!r})
+from gpubench import rows, tool, work, worker
+from storagebench.measure import Sample
+
+class Tool(tool.ToolBase):
+    group = "baseline"
+
+class Good(Tool):
+    name = "good"
+
+class Bad(Tool):
+    name = "bad"
+    group = "deepnvme" if {moment!r} == "ours hangs later" else "baseline"
+    def __init__(self, place):
+        if {moment!r} == "hangs at first":
+            time.sleep(1000)
+        if {moment!r} == "dies":
+            os.abort()
+
+def row(place, row, pace):
+    row.first = "good"
+    count = 0
+    def once(one, is_first):
+        nonlocal count
+        count += 1
+        if "later" in {moment!r} and count > 4 and one.name == "bad":
+            time.sleep(1000)
+        return Sample(1.0, 1.0, 10**9)
+    return rows.run_rounds(row, rows.construct(row, (Good, Bad), place, pace), pace, once)
+
+work.ROWS["read"] = row
+worker.main()
+"""
+
+
+@pytest.mark.parametrize("moment", ["hangs at first", "hangs later", "ours hangs later", "dies"])
+def test_a_row_that_hangs_or_dies_is_ended(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    watchdog = bench.modules["watchdog"]
+    script = tmp_path / "worker.py"
+    script.write_text(_WORKER.format(benchmarks=str(_BENCHMARKS), moment=moment))
+    monkeypatch.setattr(watchdog, "COMMAND", [sys.executable, str(script)])
+    if not bench.gpu.is_real:
+        # The other process shares this variable, and none of this driver.
+        monkeypatch.setenv("DEEPNVME_FAKE_DRIVER", str(importlib.import_module(f"{__package__}.fake_driver").library()))
+    start = time.monotonic()
+    row, _ = watchdog.run(bench.job("read", rounds=2), tmp_path, watchdog.Limits(row_s=100, step_s=2))
+    assert time.monotonic() - start < 100
+    assert ("in once" if "later" in moment else "in __init__") in row.stacks
+    if "later" in moment:
+        assert "at: bad, round 2; its rounds so far are kept" in (row.failure if "ours" in moment else row.notes[0])
+        assert bool(row.failure) == ("ours" in moment)
+        assert len(row.samples["good"]) >= 1
+    else:
+        # The row ran again without it.
+        assert row.failure == ""
+        assert list(row.left_out) == ["bad"]
+        assert ("SIGABRT" if moment == "dies" else "killed after") in row.left_out["bad"]
+        assert len(row.samples["good"]) == 2
+
+
+def test_baselines_whose_turn_comes_too_late_are_left_out(bench: Bench) -> None:
+    row = bench.row("write", seconds=0)
+    assert row.left_out["Python to pinned, then copy_"] == "the time of its row was over before its turn"
+    assert {"deepnvme", "deepnvme, pinned host memory"} == set(row.samples)
+
+
+def test_no_row_begins_after_the_time_is_over(bench: Bench, tmp_path: Path) -> None:
+    run = bench.modules["run"]
+    plan = run.Plan(_NBYTES, _NBYTES, rounds=1, seconds=1, minutes=0.1, keys=("read",), is_rehearsal=True)
+    record = run.run(plan, tmp_path / "scratch", tmp_path / "results")
+    (outcome,) = record["outcomes"]
+    assert outcome["status"] == "failed"
+    assert outcome["why"] == "not begun: the 0.1 minutes of the whole run are over"
+    assert list((tmp_path / "scratch").iterdir()) == [], "nothing stays behind"

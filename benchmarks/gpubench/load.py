@@ -1,0 +1,49 @@
+"""The row `load`: whole files of weights to a GPU."""
+
+from __future__ import annotations
+
+import gc
+
+import deepnvme
+import torch
+
+from gpubench import loaders
+from gpubench.data import compare_state, random_model, size_text
+from gpubench.rows import Pace, Row, construct, make_cold, run_rounds
+from gpubench.tool import Loader, Place
+from storagebench.measure import Sample, timed
+
+
+def load(place: Place, row: Row, pace: Pace) -> Row:
+    """Load a file of weights to the GPU: safetensors, and the same weights as a torch archive."""
+    row.title = f"cold load of a safetensors or .pt file of {size_text(place.nbytes)} to the GPU"
+    row.first = loaders.OURS
+    row.counterparts = {loaders.TorchLoad.name: loaders.OURS_PT}
+    line = construct(row, loaders.KINDS, place, pace)
+    model = random_model(place.nbytes)
+    paths = {suffix: place.scratch / f"model{suffix}" for suffix in (".safetensors", ".pt")}
+    deepnvme.save(model, paths[".safetensors"], progress=False)
+    # Archives keep shared storages, and tensors of a real model have their own.
+    deepnvme.save({name: tensor.clone() for name, tensor in model.items()}, paths[".pt"], progress=False)
+
+    def once(one: Loader, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
+        path = paths[one.suffix]
+        make_cold(path, row)
+
+        def action() -> dict[str, torch.Tensor]:
+            state = one.load(path)
+            place.gpu.wait()
+            return state
+
+        sample, state = timed(action, path.stat().st_size)
+        compare_state(place, state, model, whole=is_first)
+        del state
+        one.let_go()
+        gc.collect()
+        return sample
+
+    try:
+        return run_rounds(row, line, pace, once)
+    finally:
+        for path in paths.values():
+            path.unlink(missing_ok=True)

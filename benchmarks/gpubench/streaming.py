@@ -1,0 +1,230 @@
+"""The row `stream`: generation with weights that exceed the GPU's share of memory, and stay on disk."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import deepnvme
+import torch
+
+from gpubench.data import Mismatch, size_text
+from gpubench.rows import Pace, Row, construct, make_cold, run_rounds
+from gpubench.tool import Group, Place, ToolBase
+from storagebench import cache
+from storagebench.measure import Sample, timed
+from storagebench.tools.base import NotOffered
+
+OURS = "deepnvme.stream"
+CEILING = "model in GPU memory"
+
+_LAYERS = 16
+_HEAD_DIM = 64
+_VOCABULARY = 2048
+_BATCH, _PROMPT_TOKENS, _NEW_TOKENS = 4, 16, 8
+#: Memory for weights on the GPU is the model's size divided by this.
+_MEMORY_PART = 3
+
+
+class Generator(ToolBase):
+    """One way to have a model that generates."""
+
+    #: Reads through the page cache, which is dropped before each token.
+    is_cached: ClassVar[bool] = False
+    model: Any = None
+
+    def open(self, folder: Path, nbytes: int) -> None:
+        """Open the model, of which a third may be on the GPU; not timed."""
+        raise NotImplementedError
+
+    def bytes_read(self) -> int:
+        """Return the bytes read from disk so far, if the tool counts them."""
+        return 0
+
+    def close(self) -> None:
+        """See the base."""
+        self.model = None
+        gc.collect()
+
+
+class Streamed(Generator):
+    """``deepnvme.stream`` as it comes."""
+
+    name = OURS
+    group: Group = "deepnvme"
+
+    def open(self, folder: Path, nbytes: int) -> None:
+        """See the base."""
+        self.model = deepnvme.stream(folder, memory=nbytes // _MEMORY_PART, device=self.place.gpu.compute)
+
+    def bytes_read(self) -> int:
+        """See the base."""
+        return int(self.model.streaming.stats().bytes_read)
+
+    def close(self) -> None:
+        """See the base."""
+        if self.model is not None:
+            self.model.streaming.close()
+        super().close()
+
+
+class InMemory(Generator):
+    """``from_pretrained``, all of it on the GPU."""
+
+    name = CEILING
+    group: Group = "ceiling"
+
+    def open(self, folder: Path, nbytes: int) -> None:
+        """See the base."""
+        model = _transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        self.model = model.to(self.place.gpu.compute).eval()
+        if self.place.gpu.compute == "cpu":
+            # Its weights are pages of the files, which are read at their first use.
+            for parameter in self.model.parameters():
+                parameter.data = parameter.data.clone()
+
+
+class Accelerate(Generator):
+    """``from_pretrained`` with a device map: as many layers on the GPU as fit, the others on disk."""
+
+    name = "accelerate, disk offload"
+    is_cached = True
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        import accelerate  # noqa: PLC0415
+
+        self._version: str = accelerate.__version__
+        self._kept = 0
+
+    def settings(self) -> str:
+        """See the base."""
+        return f"accelerate {self._version}, {self._kept} of {_LAYERS} layers on the GPU"
+
+    def open(self, folder: Path, nbytes: int) -> None:
+        """See the base: one layer's memory stays free for the layer that is loaded."""
+        self._kept = max(0, _LAYERS // _MEMORY_PART - 1)
+        device = self.place.gpu.compute
+        places = {f"model.layers.{index}": device if index < self._kept else "disk" for index in range(_LAYERS)}
+        ends = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), device)
+        self.model = (
+            _transformers()
+            .AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.bfloat16,
+                device_map={**places, **ends},
+                offload_folder=self.place.scratch / "offload",
+            )
+            .eval()
+        )
+
+
+KINDS: tuple[type[Generator], ...] = (Streamed, InMemory, Accelerate)
+
+
+def stream(place: Place, row: Row, pace: Pace) -> Row:
+    """Generate a few tokens with each tool. All must generate the same."""
+    row.title = (
+        f"{_BATCH} sequences of {_PROMPT_TOKENS} + {_NEW_TOKENS} tokens from a model of about "
+        f"{size_text(place.model_nbytes)}, a third of it on the GPU; bytes are weights used"
+    )
+    row.first, row.mark = OURS, CEILING
+    row.note(place.gpu.compute_note)
+    try:
+        import transformers  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise NotOffered(f"transformers is not installed ({error})") from error
+    line = construct(row, KINDS, place, pace)
+    folder = place.scratch / "model"
+    nbytes, prompt, expected = _make_model(place, folder)
+    files = sorted(folder.glob("*.safetensors"))
+
+    def once(one: Generator, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
+        if is_first:
+            one.open(folder, nbytes)
+        for file in files:
+            make_cold(file, row)
+        before = one.bytes_read()
+        sample, tokens = _generate(one, place, prompt, nbytes, files if one.is_cached else [])
+        if not torch.equal(tokens, expected):
+            raise Mismatch(f"{one.name} generates other tokens than the model in memory")
+        speeds = {"tokens_per_s": _BATCH * _NEW_TOKENS / sample.wall_s}
+        if read := one.bytes_read() - before:
+            speeds["read_gb_per_s"] = read / sample.wall_s / 1e9
+        return replace(sample, extra=speeds)
+
+    return run_rounds(row, line, pace, once)
+
+
+def _generate(
+    one: Generator, place: Place, prompt: torch.Tensor, nbytes: int, dropped: Sequence[Path]
+) -> tuple[Sample, torch.Tensor]:
+    """Generate greedily. Before each token, files are dropped from the page cache; that time is not counted."""
+    dropping_s = 0.0
+
+    def drop(*_: object) -> None:
+        nonlocal dropping_s
+        start = time.perf_counter()
+        for file in dropped:
+            cache.drop(file)
+        dropping_s += time.perf_counter() - start
+
+    def action() -> Any:
+        tokens = one.model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=_NEW_TOKENS,
+            min_new_tokens=_NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        place.gpu.wait()
+        return tokens
+
+    hook = one.model.register_forward_pre_hook(drop)
+    try:
+        sample, tokens = timed(action, nbytes * _NEW_TOKENS)
+    finally:
+        hook.remove()
+    found: Any = tokens
+    return replace(sample, wall_s=sample.wall_s - dropping_s), found[:, prompt.shape[1] :].cpu()
+
+
+def _make_model(place: Place, folder: Path) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """Save a random Llama. Returns its bytes, a prompt, and the tokens that it generates in memory."""
+    transformers = _transformers()
+    heads = max(1, int((place.model_nbytes / 2 / _LAYERS / 12) ** 0.5) // _HEAD_DIM)
+    width = heads * _HEAD_DIM
+    config = transformers.LlamaConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=width,
+        intermediate_size=width * 8 // 3 // 8 * 8,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+    )
+    torch.manual_seed(5)
+    with torch.device(place.gpu.compute):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        prompt = torch.randint(0, _VOCABULARY, (_BATCH, _PROMPT_TOKENS))
+    model.save_pretrained(folder)
+    nbytes = sum(one.nbytes for one in model.parameters())
+    del model
+    # Loaded as by the tools: a model that was made on the GPU may have other buffers in the last bits.
+    loaded = InMemory(place)
+    loaded.open(folder, nbytes)
+    _, tokens = _generate(loaded, place, prompt, nbytes, [])
+    loaded.close()
+    return nbytes, prompt, tokens
+
+
+def _transformers() -> Any:
+    import transformers  # noqa: PLC0415
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers

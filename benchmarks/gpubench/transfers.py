@@ -1,0 +1,123 @@
+"""The rows `read` and `write`: one tensor between a GPU and a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import deepnvme
+import torch
+
+from gpubench import baselines, ours
+from gpubench.data import Mismatch, compare_file, random_bytes, size_text
+from gpubench.rows import Pace, Row, construct, make_cold, run_rounds
+from gpubench.tool import Place, Tool
+from storagebench import cache
+from storagebench.measure import Sample, timed
+
+KINDS: tuple[type[Tool], ...] = (
+    ours.Bounce,
+    ours.Gds,
+    ours.Mark,
+    ours.ThenCopy,
+    baselines.PythonCopy,
+    baselines.DeepSpeed,
+    baselines.Kvikio,
+    baselines.Fio,
+)
+
+
+def read(place: Place, row: Row, pace: Pace) -> Row:
+    """Fill a tensor from a cold file."""
+    return Transfers(place).read(row, pace)
+
+
+def write(place: Place, row: Row, pace: Pace) -> Row:
+    """Write a tensor to a new file, durably."""
+    return Transfers(place).write(row, pace)
+
+
+class Transfers:
+    """Reads and writes of one tensor of random bytes."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.host = random_bytes(place.nbytes)
+
+    def read(self, row: Row, pace: Pace) -> Row:
+        """Fill a tensor from a cold file."""
+        row.title = f"cold read of {size_text(self.place.nbytes)} into a tensor on the GPU"
+        row.first, row.mark = ours.BOUNCE, ours.MARK
+        line = construct(row, KINDS, self.place, pace)
+        path = self.place.scratch / "read.bin"
+        deepnvme.write(self.host, path, durability="data")
+        targets = {
+            "gpu": self.place.gpu.tensor(self.host),
+            "host": self.place.gpu.pinned(self.place.nbytes),
+            "none": None,
+        }
+
+        def once(one: Tool, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
+            target: Any = targets[one.where]
+            if is_first:
+                one.prepare_read(target, path)
+            self._spoil(one, target)
+            action = one.read(target, path)
+            make_cold(path, row)
+            sample = self._timed(action)
+            self._verify_read(one, target)
+            return sample
+
+        try:
+            return run_rounds(row, line, pace, once)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def write(self, row: Row, pace: Pace) -> Row:
+        """Write a tensor to a new file, durably."""
+        row.title = f"durable write of {size_text(self.place.nbytes)} from a tensor on the GPU"
+        row.first, row.mark = ours.BOUNCE, ours.MARK
+        line = construct(row, KINDS, self.place, pace)
+        path = self.place.scratch / "write.bin"
+        pinned = self.place.gpu.pinned(self.place.nbytes)
+        pinned.copy_(self.host)
+        sources = {"gpu": self.place.gpu.tensor(self.host), "host": pinned, "none": None}
+
+        def once(one: Tool, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
+            source: Any = sources[one.where]
+            path.unlink(missing_ok=True)
+            if is_first:
+                one.prepare_write(source, path)
+                path.unlink(missing_ok=True)
+            action = one.write(source, path)
+            cache.settle()
+            sample = self._timed(action)
+            if one.where != "none":
+                compare_file(path, self.host, whole=is_first)
+            return sample
+
+        try:
+            return run_rounds(row, line, pace, once)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _timed(self, action: Callable[[], object]) -> Sample:
+        def whole() -> object:
+            value = action()
+            self.place.gpu.wait()
+            return value
+
+        return timed(whole, self.place.nbytes)[0]
+
+    def _spoil(self, one: Tool, target: Any) -> None:
+        if one.where == "gpu":
+            self.place.gpu.spoil(target)
+        elif one.where == "host":
+            target.fill_(0xA5)
+
+    def _verify_read(self, one: Tool, target: Any) -> None:
+        if one.where == "none":
+            return
+        is_right = self.place.gpu.same(target, self.host) if one.where == "gpu" else torch.equal(target, self.host)
+        if not is_right:
+            raise Mismatch(f"{one.name} read other bytes than the file has")
