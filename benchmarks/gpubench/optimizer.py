@@ -26,12 +26,14 @@ _COMPARED_EACH = 477
 #: The memory of state on disk is the state's size divided by this.
 _MEMORY_PART = 3
 _CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
+# Equal up to the last bits: on Intel's processors torch takes square roots with MKL, which may round otherwise.
+_SAME: dict[str, Any] = {"rtol": 2**-21, "atol": 1e-8}
 
 
 class Stepper(ToolBase):
     """One way to step parameters on the GPU, of which it has copies of its own."""
 
-    #: Its elements equal those of torch's plain loop, bit for bit.
+    #: It rounds as torch's plain loop does on the host.
     is_exact = False
 
     def __init__(self, place: Place) -> None:
@@ -223,7 +225,6 @@ def optimizer(place: Place, row: Row, pace: Pace) -> Row:
 
 def _compare(one: Stepper, wanted: torch.Tensor) -> None:
     got = _Expected.part(one.parameters)
-    is_right = torch.equal(got, wanted) if one.is_exact else torch.allclose(got, wanted, **_CLOSE)
-    if not is_right:
+    if not torch.allclose(got, wanted, **(_SAME if one.is_exact else _CLOSE)):
         worst = float((got - wanted).abs().max())
         raise Mismatch(f"{one.name} differs from torch by up to {worst:.3g} after {one.steps} steps")

@@ -16,8 +16,11 @@ use crate::error::Unavailable;
 #[must_use]
 pub fn libraries_loaded() -> u64 {
     /// Stores the count of the first entry, and ends the iteration.
+    ///
+    /// # Safety
+    /// `info` is an entry, and `count` points to a number.
     unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
-        // SAFETY: the loader passes a valid entry, and `count` is the local value below.
+        // SAFETY: the caller of `first` passes an entry and a number.
         unsafe { *count.cast::<u64>() = (*info).dlpi_adds };
         1
     }

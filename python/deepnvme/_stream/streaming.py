@@ -83,6 +83,7 @@ class Streaming:
         self.memory_bytes = memory
         self.device = device
         self._gate = CallGate(_name_of(model))
+        origin_of = {name: origin.for_device(device) for name, origin in origin_of.items()}
         replace_traced(model, self._gate)
         tensors = [*named_tensors(model)]
         sizes = {id(tensor): origin_of[name].memory_nbytes for name, tensor in tensors if name in origin_of}

@@ -51,13 +51,21 @@ class Origin:
     def line_offset(self) -> int:
         """The offset within a cache line that gives bit-identical results to the model in memory.
 
-        Libraries that map files leave single ranges where they are in the file. Tensors that they concatenate or cast
-        have memory of their own.
+        Libraries that map files leave single ranges where they are in the file. Tensors that they concatenate, cast or
+        bring to a GPU have memory of their own.
         """
         if self.reference_line_offset is not None:
             return self.reference_line_offset
         is_mapped = self.is_raw and len(self.ranges) == 1 and self.ranges[0].offset % self.dtype.itemsize == 0
         return self.ranges[0].offset % CACHE_LINE_BYTES if is_mapped else 0
+
+    def for_device(self, device: torch.device) -> Origin:
+        """Return the origin for weights on a device.
+
+        Weights that are brought to a GPU have memory of their own there. For addresses that are not multiples of 16,
+        GPU libraries select slower kernels, which round otherwise.
+        """
+        return self if device.type == "cpu" else replace(self, reference_line_offset=0)
 
     @property
     def is_page_congruent(self) -> bool:

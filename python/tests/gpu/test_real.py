@@ -275,7 +275,7 @@ def test_a_graph_is_captured_while_other_threads_transfer(tmp_path: Path) -> Non
 
         def checkpoint() -> None:
             with deepnvme.Checkpointer(tmp_path / "checkpoints") as checkpointer:
-                checkpointer.save(state, step=1)
+                checkpointer.save(1, state)
 
         def pin() -> None:
             assert deepnvme.pinned_empty(1 << 20).is_pinned()
@@ -333,14 +333,25 @@ def test_the_memory_of_a_swapper_is_pinned_for_torch(tmp_path: Path) -> None:
             assert borrowed.is_pinned()
 
 
+def move_weights(path: Path, shift: int) -> None:
+    """Rewrite a safetensors file, so that its weights begin at `shift` modulo 16."""
+    content = path.read_bytes()
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")].rstrip(b" ")
+    header = header.ljust(-(-len(header) // 8) * 8)
+    header = header if (8 + len(header)) % 16 == shift else header + b" " * 8
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + int.from_bytes(content[:8], "little") :])
+
+
+@pytest.mark.parametrize("shift", [0, 8])
 @pytest.mark.parametrize(("part", "dtype"), [(0.3, "auto"), (0.6, "auto"), (2.0, "auto"), (0.5, "float32")])
-def test_a_model_is_streamed_through_a_gpu(tmp_path: Path, part: float, dtype: str) -> None:
+def test_a_model_is_streamed_through_a_gpu(tmp_path: Path, part: float, dtype: str, shift: int) -> None:
     """The tokens and logits of the same model in GPU memory. The output layer is tied to the embedding."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(5)
     shape = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6, "num_attention_heads": 4}
     config = transformers.LlamaConfig(vocab_size=3000, tie_word_embeddings=True, **shape)
     transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path)
+    move_weights(tmp_path / "model.safetensors", shift)
     wanted = torch.bfloat16 if dtype == "auto" else torch.float32
     expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=wanted).cuda().eval()
     nbytes = sum(each.nbytes for each in expected.parameters())

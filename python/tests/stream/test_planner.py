@@ -346,3 +346,17 @@ def test_many_small_weights_do_not_fill_the_memory() -> None:
     found = partition(model, sizes_of(model), Limits(memory // 4, 2048, memory // 8, None, None))
     assert len(found.resident) == math.floor(memory / 8 / 1024)
     assert len(found.groups) == 2000 - len(found.resident)
+
+
+def test_weights_for_a_gpu_begin_at_a_cache_line() -> None:
+    """Also those that do not in their file. Only weights that do are read together, page by page."""
+    weights = [
+        Origin((ByteRange(0, offset, 4096),), torch.bfloat16, (2048,)).for_device(torch.device("cuda"))
+        for offset in (8, 4104, 8256, 12352)
+    ]
+    layout = lay_out_group(weights, {0: 40_000})
+    assert [place % CACHE_LINE_BYTES for place in layout.offsets] == [0] * 4
+    read = {begin: (nbytes, at) for _, begin, nbytes, at in layout.reads}
+    assert [read[offset] for offset in (8, 4104)] == [(4096, place) for place in layout.offsets[:2]]
+    assert read[8192][0] == 12288
+    assert sorted(read) == [8, 4104, 8192]

@@ -166,3 +166,5 @@ def test_a_concatenation_has_its_own_memory_even_if_its_ranges_are_adjacent() ->
     for one, line_offset in cases:
         assert isinstance(one, TracedTensor)
         assert one.origin.line_offset == line_offset
+        assert one.origin.for_device(torch.device("cpu")) == one.origin
+        assert one.origin.for_device(torch.device("cuda")).line_offset == 0
