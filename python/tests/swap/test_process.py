@@ -71,8 +71,8 @@ def test_a_named_file_is_private_and_goes_at_the_end(tmp_path: Path, python: Cal
     assert names(tmp_path) == []
 
 
-def test_a_forked_child_is_told_and_the_parent_goes_on(python: Callable[..., Any]) -> None:
-    python("""
+def test_a_forked_child_is_told_and_the_parent_goes_on(python_fork: Callable[..., Any]) -> None:
+    python_fork("""
         import gc, os, signal, torch, deepnvme
         swapper = deepnvme.Swapper(".", memory=8 * 4096, named=True)
         for index in range(12):
@@ -113,9 +113,9 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(python: Callable[..., Any
     """)
 
 
-def test_memory_stays_within_its_bound(python: Callable[..., Any]) -> None:
+def test_memory_stays_within_its_bound(python_fork: Callable[..., Any]) -> None:
     """A child with limited memory swaps ten times as much."""
-    python("""
+    python_fork("""
         import resource, torch, deepnvme
         torch.set_num_threads(1)
         MEMORY, ITEM = 24 << 20, 2 << 20
@@ -150,8 +150,8 @@ def test_memory_stays_within_its_bound(python: Callable[..., Any]) -> None:
     """)
 
 
-def test_ctrl_c_ends_a_wait(python: Callable[..., Any]) -> None:
-    python("""
+def test_ctrl_c_ends_a_wait(python_fork: Callable[..., Any]) -> None:
+    python_fork("""
         import os, signal, threading, torch, deepnvme
         swapper = deepnvme.Swapper(".", memory=4096)
         for key in "ab":
