@@ -220,7 +220,7 @@ def forked() -> Iterator["ForkedPython"]:
 
     # Optimizers of torch import `torch._dynamo` at their first step, which takes longer than torch itself.
     made = ForkedPython(
-        "torch.distributed.checkpoint.state_dict", "torch._dynamo", "transformers.models.llama.modeling_llama"
+        "pytest", "torch.distributed.checkpoint.state_dict", "torch._dynamo", "transformers.models.llama.modeling_llama"
     )
     yield made
     made.close()
