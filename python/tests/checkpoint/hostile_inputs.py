@@ -259,6 +259,12 @@ READERS: dict[str, Callable[..., Target]] = {
 }
 
 
+def limit_time(number: int) -> None:
+    """Begin the time of the next inputs. Not at each, since each call starts a thread."""
+    if number % INPUTS_TIMED == 0:
+        faulthandler.dump_traceback_later(SECONDS_MAX, exit=True)
+
+
 def attack(name: str, folder: Path, count: int) -> None:
     """Run all inputs of a reader."""
     named, write, load, fits = READERS[name](folder)
@@ -271,9 +277,7 @@ def attack(name: str, folder: Path, count: int) -> None:
     wrong: dict[str, str] = {}
     for number in range(count):
         write(dice)
-        if number % INPUTS_TIMED == 0:
-            # Each call starts a thread.
-            faulthandler.dump_traceback_later(SECONDS_MAX, exit=True)
+        limit_time(number)
         try:
             loaded = load()
         except errors.Error as error:
