@@ -74,9 +74,9 @@ MEANWHILE = """
 """
 
 
-def test_a_storage_of_torch_keeps_its_size_during_a_transfer(python: Run) -> None:
+def test_a_storage_of_torch_keeps_its_size_during_a_transfer(python_fork: Run) -> None:
     pytest.importorskip("torch")
-    python(f"""{SLOW}
+    python_fork(f"""{SLOW}
     import torch
     memory = torch.ones(SIZE, dtype=torch.uint8)
     view = memory[4096:].view(-1, 1024)[:, 1:]
@@ -136,9 +136,9 @@ def test_a_storage_of_torch_keeps_its_size_during_a_transfer(python: Run) -> Non
     """)
 
 
-def test_saves_loads_and_files_hold_their_memory(python: Run) -> None:
+def test_saves_loads_and_files_hold_their_memory(python_fork: Run) -> None:
     pytest.importorskip("torch")
-    python(f"""{SLOW}{MEANWHILE}
+    python_fork(f"""{SLOW}{MEANWHILE}
     memory = torch.ones(SIZE, dtype=torch.uint8)
 
     def read():
@@ -163,10 +163,10 @@ def test_saves_loads_and_files_hold_their_memory(python: Run) -> None:
     """)
 
 
-def test_a_step_holds_its_memory(python: Run) -> None:
+def test_a_step_holds_its_memory(python_fork: Run) -> None:
     """A step that has begun computes with memory that its owner cannot free."""
     pytest.importorskip("torch")
-    python(f"""{MEANWHILE}
+    python_fork(f"""{MEANWHILE}
     import deepnvme.optim
 
     for options in ({{}}, {{"swap_dir": ".", "memory": "64MiB"}}):

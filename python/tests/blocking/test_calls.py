@@ -17,7 +17,7 @@ from . import checkpoints, engine, training
 from .checkpoints import CK_ASYNC, CK_CLOSE, CK_SAVE, CK_WAIT, SAVE
 from .engine import FILE_CLOSE, FILE_WRITE, FIRST, HANDLE
 from .training import SAVE_STATE
-from .zygote import ATTEMPTS, LIMIT_S, SETUP, TENSORS, TOO_SLOW, Zygote
+from .zygote import ATTEMPTS, LIMIT_S, SETUP, TENSORS, TOO_SLOW, TORCH, Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,8 +52,8 @@ def test_the_document_and_the_tests_have_the_same_tables() -> None:
 def zygotes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Zygote]]:
     """Have one for all cells that need torch, and one for the others."""
     has_torch = importlib.util.find_spec("torch") is not None
-    imports = {False: "", True: TENSORS} if has_torch else {False: ""}
-    made = {needs_torch: Zygote(tmp_path_factory.mktemp("settings"), text) for needs_torch, text in imports.items()}
+    imports = {False: ("", ""), True: (TORCH, TENSORS)} if has_torch else {False: ("", "")}
+    made = {needs_torch: Zygote(tmp_path_factory.mktemp("settings"), *text) for needs_torch, text in imports.items()}
     yield made
     for zygote in made.values():
         zygote.close()

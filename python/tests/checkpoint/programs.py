@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,11 @@ class Program:
     def kill(self) -> None:
         """Kill it immediately, like ``kill -9``."""
         self._process.kill()
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGINT)
 
     def wait(self) -> int:
         """Wait until it ends. Returns its exit status, negative for a signal."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -21,6 +18,7 @@ from torch import _utils
 import deepnvme
 from deepnvme import errors
 
+from .programs import program
 from .states import assert_same
 from .test_bombs import bomb, view
 from .test_hostile import Runs, archive
@@ -204,18 +202,13 @@ def test_ctrl_c_ends_a_load(tmp_path: Path, way: str) -> None:
     # Millions of objects, and a dict whose keys are looked up with many probes. Nothing of it is refused.
     few = as_dict([MODULUS * index for index in range(1, 600)])[2:-1]
     path = archive(tmp_path / "x.pt", b"\x80\x04](" + few + b"](" + b"]" * 2_000_000 + b"ee.")
-    command: list[str | Path] = [sys.executable, "-c", CHILD, path, way]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    try:
+    with program(CHILD, path, way) as child:
         assert child.stdout.readline() == "ready\n"
         time.sleep(0.7)
-        child.send_signal(signal.SIGINT)
+        child.interrupt()
         began = time.perf_counter()
-        _, said = child.communicate(timeout=60)
+        said = child.stdout.read()
         took = time.perf_counter() - began
-    finally:
-        child.kill()
     assert said.rstrip().endswith("KeyboardInterrupt"), said
     # A second, with slack for a busy machine and the end of the interpreter.
     assert took < 5

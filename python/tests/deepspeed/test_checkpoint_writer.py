@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +13,10 @@ pytest.importorskip("torch")
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'deepspeed>=0.19.8'")
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from forked_python import ForkedPython
 
 PRELUDE = """
 import sys, json, os
@@ -168,31 +170,38 @@ os._exit(0)
 """
 
 
-def run(program: str, folder: Path, world_size: int) -> list[str]:
+@pytest.fixture
+def run(forked: ForkedPython, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path, int], list[str]]:
+    """Return a function that runs a program on some ranks, in forks of a process without DeepSpeed."""
+    return functools.partial(run_forked, forked, tmp_path_factory.mktemp("ranks"))
+
+
+def run_forked(forked: ForkedPython, files: Path, program: str, folder: Path, world_size: int) -> list[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"DS_ACCELERATOR": "cpu", "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
     common |= {"MASTER_PORT": str(port), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     environment = {key: value for key, value in os.environ.items() if not key.startswith("CROSS_")} | common
+    script = files / "script.py"
+    script.write_text(PRELUDE + program)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + program, str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        forked.start(
+            script,
+            str(folder),
+            folder=files,
+            environment=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=files / f"stdout-{rank}",
+            stderr=files / f"stderr-{rank}",
+            seconds=300,
         )
         for rank in range(world_size)
     ]
-    try:
-        ended = [process.communicate(timeout=300) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (out, err) in zip(processes, ended, strict=True):
-        assert process.returncode == 0, out[-1000:] + err[-4000:]
-    return [out for out, _ in ended]
+    statuses = [forked.wait(process)[0] for process in processes]
+    outs = [(files / f"stdout-{rank}").read_text() for rank in range(world_size)]
+    for rank, status in enumerate(statuses):
+        assert status == 0, outs[rank][-1000:] + (files / f"stderr-{rank}").read_text()[-4000:]
+    return outs
 
 
 # Names of private files during a write, current and former.
@@ -200,7 +209,7 @@ FOREIGN = [f".{name}.deepnvme-tmp-{end}" for name in ("latest", "mp_rank_00_mode
            for end in ("1-0", "1f-0-0123456789abcdef", f"new-{'0' * 32}")]  # fmt: skip
 
 
-def test_every_writer(tmp_path: Path) -> None:
+def test_every_writer(tmp_path: Path, run: Callable[[str, Path, int], list[str]]) -> None:
     for name in FOREIGN:
         for folder in (tmp_path, tmp_path / "fast-0", tmp_path / "decoupled-0"):
             folder.mkdir(exist_ok=True)
@@ -215,5 +224,5 @@ def test_every_writer(tmp_path: Path) -> None:
     assert all("'writer': 'deepnvme'" in line and "write_GB/s" in line for line in reported)
 
 
-def test_two_processes(tmp_path: Path) -> None:
+def test_two_processes(tmp_path: Path, run: Callable[[str, Path, int], list[str]]) -> None:
     assert all(out.rstrip().endswith("done") for out in run(TWO_PROCESSES, tmp_path, 2))

@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 needs_deepspeed = pytest.mark.skipif(
@@ -68,16 +69,32 @@ PRELUDE = """
 """
 
 
+# A PATH without compiler and ninja.
+VARIABLES = {"DS_ACCELERATOR": "cpu", "PATH": "/nonexistent"}
+
+
 def run_program(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run it with a PATH without compiler and ninja."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(program), *arguments],
-        env={**os.environ, "DS_ACCELERATOR": "cpu", "PATH": "/nonexistent", **variables},
+        env={**os.environ, **VARIABLES, **variables},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
+
+
+@pytest.fixture
+def forked_success(python_fork: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
+    """Run a program that may begin with torch imported, but without DeepSpeed."""
+
+    def run(program: str, *arguments: str) -> str:
+        begin = 'import sys\nassert not any(name.startswith(("deepspeed", "deepnvme")) for name in sys.modules)\n'
+        text = begin + textwrap.dedent(PRELUDE) + textwrap.dedent(program)
+        return python_fork(text, *arguments, environment=VARIABLES).stdout
+
+    return run
 
 
 def expect_success(program: str, *arguments: str, **variables: str) -> str:
@@ -102,8 +119,8 @@ def test_install_needs_neither_torch_nor_deepspeed() -> None:
 
 
 @needs_deepspeed
-def test_before_the_import() -> None:
-    expect_success("""
+def test_before_the_import(forked_success: Callable[..., str]) -> None:
+    forked_success("""
         import deepnvme.deepspeed
         deepnvme.deepspeed.install()
         import deepspeed
@@ -145,8 +162,8 @@ def test_before_the_import() -> None:
 
 
 @needs_deepspeed
-def test_after_the_import_and_back_again() -> None:
-    expect_success("""
+def test_after_the_import_and_back_again(forked_success: Callable[..., str]) -> None:
+    forked_success("""
         import deepspeed, deepspeed.io, deepspeed.nvme, deepspeed.env_report
         import deepspeed.runtime.model_checkpointing.writer_factory
         import deepspeed.runtime.swap_tensor.pipelined_optimizer_swapper
@@ -168,13 +185,16 @@ def test_after_the_import_and_back_again() -> None:
 
 @needs_deepspeed
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_in_a_source_tree_the_builders_have_two_names(tmp_path: Path, when: str) -> None:
+def test_in_a_source_tree_the_builders_have_two_names(
+    tmp_path: Path, when: str, forked_success: Callable[..., str]
+) -> None:
     package = importlib.util.find_spec("deepspeed.ops.op_builder")
     assert package is not None
     assert package.submodule_search_locations is not None
     (tmp_path / "op_builder").symlink_to(package.submodule_search_locations[0], target_is_directory=True)
-    expect_success(
+    forked_success(
         """
+        sys.path.insert(0, sys.argv[2])
         import deepnvme.deepspeed
         if sys.argv[1] == "before":
             deepnvme.deepspeed.install()
@@ -195,13 +215,13 @@ def test_in_a_source_tree_the_builders_have_two_names(tmp_path: Path, when: str)
             assert "deepnvme" not in builders.AsyncIOBuilder.load.__module__
         """,
         when,
-        PYTHONPATH=str(tmp_path),
+        str(tmp_path),
     )
 
 
 @needs_deepspeed
-def test_answers_that_deepspeed_has_given_already() -> None:
-    expect_success("""
+def test_answers_that_deepspeed_has_given_already(forked_success: Callable[..., str]) -> None:
+    forked_success("""
         import deepspeed, deepspeed.ops
         deepspeed.ops.__compatible_ops__ = dict(deepspeed.ops.__compatible_ops__, async_io=False)
         before = dict(deepspeed.ops.__compatible_ops__)
@@ -214,8 +234,8 @@ def test_answers_that_deepspeed_has_given_already() -> None:
 
 
 @needs_deepspeed
-def test_report() -> None:
-    output = expect_success("""
+def test_report(forked_success: Callable[..., str]) -> None:
+    output = forked_success("""
         import deepnvme.deepspeed
         deepnvme.deepspeed.install()
         from deepspeed.env_report import op_report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from deepnvme.errors import ClosedError
 from deepnvme.optim._progress import StepProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # If a generator is discarded, Python swallows the interrupt and reports it. Nothing was interrupted then.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -119,7 +118,7 @@ def test_a_step_that_was_interrupted_anywhere_is_done_once(
                 assert same(mine, his), f"after step {step}, interrupted at point {point} of {count} of step {which}"
 
 
-def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
+def test_ctrl_c_at_any_moment(tmp_path: Path, python_fork: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """Send a real signal 50 times, each at another moment of a step."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -173,9 +172,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
                 f"    runpy.run_path({str(script)!r}, run_name='__main__')",
             ]
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240)
-        assert done.returncode == 0, done.stderr
-        interrupts += sum(map(int, done.stdout.split()))
+        interrupts += sum(map(int, python_fork(code).stdout.split()))
     assert interrupts > children, "hardly any signal has come within a step"
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
-import subprocess
-import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +15,8 @@ import deepnvme
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from forked_python import ForkedPython
 
 PREFIX = ".deepnvme-swap-"
 
@@ -32,30 +34,52 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith(PREFIX))
 
 
-def start(folder: Path, kind: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), kind], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+def test_a_killed_process_leaves_nothing_for_long(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, forked: ForkedPython
+) -> None:
+    files = tmp_path_factory.mktemp("holders")
+    script = files / "script.py"
+    script.write_text(HOLD)
+    holders: list[int] = []
 
+    def start(kind: str) -> int:
+        stdout, stderr = files / f"stdout-{len(holders)}", files / "stderr"
+        holder = forked.start(
+            script,
+            str(tmp_path),
+            kind,
+            folder=tmp_path,
+            environment=dict(os.environ),
+            stdout=stdout,
+            stderr=stderr,
+            seconds=60,
+        )
+        holders.append(holder)
+        end = time.monotonic() + 60
+        while not stdout.exists() or stdout.read_text() != "ready\n":
+            assert time.monotonic() < end, stderr.read_text()
+            time.sleep(0.01)
+        return holder
 
-def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path) -> None:
-    unnamed, named, alive = start(tmp_path, "unnamed"), start(tmp_path, "named"), start(tmp_path, "named")
+    def kill(holder: int) -> int:
+        holders.remove(holder)
+        os.kill(holder, signal.SIGKILL)
+        return forked.wait(holder)[0]
+
     try:
+        unnamed, named, alive = start("unnamed"), start("named"), start("named")
         assert len(names(tmp_path)) == 2
-        for process in (unnamed, named):
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        for holder in (unnamed, named):
+            assert kill(holder) == -signal.SIGKILL
         assert len(names(tmp_path)) == 2, "the named one is there still"
         with deepnvme.Swapper(tmp_path, memory="1MB"):
             (left,) = names(tmp_path)
             with (tmp_path / left).open() as file, pytest.raises(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            assert alive.poll() is None, "that of the living process is left alone"
+            assert kill(alive) == -signal.SIGKILL, "that of the living process is left alone"
     finally:
-        for process in (unnamed, named, alive):
-            process.kill()
-            process.wait()
+        for holder in [*holders]:
+            kill(holder)
 
 
 def test_a_named_file_is_private_and_goes_at_the_end(tmp_path: Path, python: Callable[..., Any]) -> None:
@@ -71,8 +95,8 @@ def test_a_named_file_is_private_and_goes_at_the_end(tmp_path: Path, python: Cal
     assert names(tmp_path) == []
 
 
-def test_a_forked_child_is_told_and_the_parent_goes_on(python: Callable[..., Any]) -> None:
-    python("""
+def test_a_forked_child_is_told_and_the_parent_goes_on(python_fork: Callable[..., Any]) -> None:
+    python_fork("""
         import gc, os, signal, torch, deepnvme
         swapper = deepnvme.Swapper(".", memory=8 * 4096, named=True)
         for index in range(12):
@@ -113,9 +137,9 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(python: Callable[..., Any
     """)
 
 
-def test_memory_stays_within_its_bound(python: Callable[..., Any]) -> None:
+def test_memory_stays_within_its_bound(python_fork: Callable[..., Any]) -> None:
     """A child with limited memory swaps ten times as much."""
-    python("""
+    python_fork("""
         import resource, torch, deepnvme
         torch.set_num_threads(1)
         MEMORY, ITEM = 24 << 20, 2 << 20
@@ -150,8 +174,8 @@ def test_memory_stays_within_its_bound(python: Callable[..., Any]) -> None:
     """)
 
 
-def test_ctrl_c_ends_a_wait(python: Callable[..., Any]) -> None:
-    python("""
+def test_ctrl_c_ends_a_wait(python_fork: Callable[..., Any]) -> None:
+    python_fork("""
         import os, signal, threading, torch, deepnvme
         swapper = deepnvme.Swapper(".", memory=4096)
         for key in "ab":
