@@ -125,8 +125,11 @@ impl<B: Backend> IoLoop<B> {
     /// can be submitted first.
     fn complete_block(&mut self, token: Token, error: Option<Error>) -> Result<()> {
         let Some(block) = self.in_flight.remove(token) else { return Ok(()) };
-        let is_bounced_read = block.is_bounced_read();
-        self.bounce.reads_in_flight -= usize::from(is_bounced_read);
+        let buffer = block.bounced_read();
+        let is_bounced_read = buffer.is_some();
+        if let Some(buffer) = buffer {
+            self.bounce.read_ended(buffer);
+        }
         let completed = CompletedBlock { latency: block.started.elapsed(), block };
         self.window.learn(completed.block.depth_at_start, completed.latency);
         match error {

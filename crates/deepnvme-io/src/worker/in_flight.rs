@@ -200,9 +200,9 @@ impl InFlightOp {
         matches!(&self.task, Task::Block { block, .. } if block.route == Route::Gds)
     }
 
-    /// Returns whether its bytes are in a bounce buffer and must be copied to the caller's memory.
-    pub(super) fn is_bounced_read(&self) -> bool {
-        self.buffer.is_some() && self.guard.request().plan.direction() == Direction::Read
+    /// Returns the bounce buffer of a read, whose bytes must be copied to the caller's memory.
+    pub(super) fn bounced_read(&self) -> Option<&Slot> {
+        self.buffer.as_ref().filter(|_| self.guard.request().plan.direction() == Direction::Read)
     }
 
     /// Copies the bytes of a bounced read to the caller's host memory. Returns the slices on GPUs.

@@ -151,7 +151,7 @@ impl<B: Backend> IoLoop<B> {
             }
             // For a GPU, the buffers are on the nearest NUMA node.
             let node = || request.gpu().and_then(|gpu| self.gpu.node(gpu));
-            let taken = self.bounce.take(node, |pool, register| {
+            let taken = self.bounce.take(block.io.end - block.io.start, node, |pool, register| {
                 if register {
                     self.backend.register(&pool.arena());
                 }
@@ -180,7 +180,9 @@ impl<B: Backend> IoLoop<B> {
     pub(super) fn submit_block(&mut self, mut block: InFlightOp) -> Result<()> {
         match block.first_op() {
             Ok(op) => {
-                self.bounce.reads_in_flight += usize::from(block.is_bounced_read());
+                if let Some(buffer) = block.bounced_read() {
+                    self.bounce.read_started(buffer);
+                }
                 block.start(self.in_flight.len() + 1);
                 let token = self.in_flight.insert(block);
                 self.submit(Op { token, ..op })

@@ -72,6 +72,39 @@ impl Pool {
         Ok(Self { slots })
     }
 
+    /// Divides one of its slots into smaller ones of `part_bytes`, a multiple of the page size. The slot returns here
+    /// once the new pool, and every slot and region of it, are dropped.
+    ///
+    /// ```
+    /// use deepnvme_mem::Pool;
+    /// let pool = Pool::new(1 << 16, 1, false)?;
+    /// let parts = pool.divide(pool.try_take().unwrap(), 4096);
+    /// assert_eq!((parts.slots(), pool.free()), (16, 0));
+    /// drop(parts);
+    /// assert_eq!(pool.free(), 1);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// If `part_bytes` is no multiple of the page size, or larger than the slot.
+    #[must_use]
+    pub fn divide(&self, slot: Slot, part_bytes: usize) -> Self {
+        let count = slot.len().checked_div(part_bytes).unwrap_or(0);
+        let is_aligned = part_bytes.is_multiple_of(Alignment::PAGE.bytes() as usize);
+        assert!(is_aligned && count > 0, "a slot of {} bytes is not divided into parts of {part_bytes}", slot.len());
+        let free = FreeSlots { indices: (0..count).rev().collect(), waiters: 0 };
+        let slots = Slots {
+            arena: slot.into_memory(),
+            lock_state: self.lock_state(),
+            slot_bytes: part_bytes,
+            stride_bytes: part_bytes,
+            count,
+            free: Mutex::new(free),
+            returned: Condvar::new(),
+        };
+        Self { slots: Arc::new(slots) }
+    }
+
     /// Takes a slot if one is free.
     #[must_use]
     pub fn try_take(&self) -> Option<Slot> {
@@ -147,6 +180,36 @@ impl fmt::Debug for Pool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_divided_slot_returns_with_the_last_of_its_parts() {
+        let pool = Pool::new(1 << 16, 2, false).unwrap();
+        let kept = pool.try_take().unwrap();
+        let slot = pool.try_take().unwrap();
+        let start = slot.region().addr();
+        let parts = pool.divide(slot, 1 << 14);
+        assert_eq!((parts.slots(), parts.slot_bytes(), parts.bound_bytes()), (4, 1 << 14, 1 << 16));
+        let taken: Vec<Slot> = (0..4).map(|_| parts.try_take().unwrap()).collect();
+        assert!(parts.try_take().is_none());
+        for (index, part) in taken.iter().enumerate() {
+            assert_eq!((part.region().addr(), part.len()), (start + index * (1 << 14), 1 << 14));
+        }
+        drop(parts);
+        let region = taken[2].region();
+        drop(taken);
+        assert_eq!(pool.free(), 0, "a region of a part is alive");
+        drop(region);
+        assert_eq!(pool.free(), 1);
+        drop(kept);
+        assert_eq!(pool.free(), 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "is not divided into parts of 5000")]
+    fn a_part_that_is_no_multiple_of_a_page_panics() {
+        let pool = Pool::new(1 << 16, 1, false).unwrap();
+        let _ = pool.divide(pool.try_take().unwrap(), 5000);
+    }
 
     #[test]
     fn the_last_clone_slot_or_region_frees_the_arena() {

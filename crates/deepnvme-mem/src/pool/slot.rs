@@ -38,6 +38,11 @@ impl Slot {
         Self { index, memory: RegionMut::of(memory.with_owner(guard)) }
     }
 
+    /// Returns its memory, which returns the slot to its pool when it is dropped.
+    pub(super) fn into_memory(self) -> RegionMut {
+        self.memory
+    }
+
     /// Returns the index of the slot in the arena.
     #[must_use]
     pub fn index(&self) -> usize {
