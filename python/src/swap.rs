@@ -315,6 +315,7 @@ impl BorrowScope {
         _trace: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let Some(held) = ignore_poison(self.held.lock()).take() else { return Ok(()) };
+        torch::wait_for_copies(py);
         let filled = ignore_poison(self.filled.lock()).clone();
         let committed = match filled {
             Some(label) if kind.is_none() => held.get().commit(py, &label),
@@ -327,6 +328,7 @@ impl BorrowScope {
     fn _release(&self, py: Python<'_>) {
         let held = ignore_poison(self.held.lock()).take();
         if let Some(held) = held {
+            torch::wait_for_copies(py);
             held.get().release(py);
         }
     }

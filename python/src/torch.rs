@@ -1,5 +1,6 @@
 //! The bytes of torch tensors. torch is never imported here, since a tensor exists only after that.
 
+use deepnvme_io::{current_gpu, wait_for_copies as wait_for_copies_of};
 use deepnvme_mem::dlpack::{DLDevice, ExchangeApi};
 use deepnvme_mem::{Device, Strided};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -164,6 +165,25 @@ fn plain_of(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<PlainTe
     };
     // Lazy negation: the imaginary part of a lazy conjugate is a real tensor with the wrong sign.
     Ok((!object.call_method0(intern!(py, "is_neg"))?.is_truthy()?).then_some(described))
+}
+
+/// Waits for torch's current stream, which may copy from or to pinned memory. Runs no Python code, so that no signal is
+/// handled meanwhile. Nothing happens in a process that uses no GPU.
+pub(crate) fn wait_for_copies(py: Python<'_>) {
+    let Some(Device::Cuda { index }) = current_gpu() else { return };
+    let device = DLDevice { device_type: DLDevice::CUDA, device_id: index.cast_signed() };
+    let Ok(Some(torch)) = imported(py) else { return };
+    if let Some(location) = torch.exchange.and_then(|exchange| memory::location_of(exchange, device, py)) {
+        return py.detach(|| wait_for_copies_of(location.stream));
+    }
+    // Before torch 2.10.
+    let raw = module(py, "torch._C").ok().flatten().and_then(|module| {
+        let function = module.getattr(intern!(py, "_cuda_getCurrentRawStream")).ok()?;
+        memory::raw_stream(&function.call1((index,)).ok()?)
+    });
+    if let Some(stream) = raw {
+        py.detach(|| wait_for_copies_of(stream));
+    }
 }
 
 /// Returns the bytes of an untyped storage and a reference that keeps them there; `None` for anything else, and for

@@ -75,41 +75,49 @@ impl Device {
     /// # Errors
     /// The driver's error.
     pub fn enter(&self) -> Result<Current<'_>> {
-        if self.is_settled() || self.settle()? {
-            return Ok(Current { device: self, capture: None, on_this_thread: PhantomData });
+        let on_this_thread = PhantomData;
+        if OWN_THREAD.get() != OwnThread::No {
+            return Ok(Current { device: self, leave: Leave::Restore(self.settle()?), on_this_thread });
         }
         let capture = RelaxedCapture::enter(self.driver);
-        // SAFETY: the guard borrows this value, which retains the context.
-        self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.functions.context_push)(self.context) })?;
-        Ok(Current { device: self, capture: Some(capture), on_this_thread: PhantomData })
+        self.push()?;
+        Ok(Current { device: self, leave: Leave::Pop(capture), on_this_thread })
     }
 
-    /// Whether the device stays current on this thread of the library.
-    fn is_settled(&self) -> bool {
-        OWN_THREAD.get() == self.as_settled()
+    fn push(&self) -> Result<()> {
+        // SAFETY: the guard of the caller borrows this value, which retains the context.
+        self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.functions.context_push)(self.context) })
     }
 
-    fn as_settled(&self) -> OwnThread {
-        OwnThread::Settled { context: self.context.addr(), releases: RELEASES.load(Ordering::Relaxed) }
-    }
-
-    /// Makes the device current on a thread of the library, for good. Returns whether this is one.
-    fn settle(&self) -> Result<bool> {
-        match OWN_THREAD.get() {
-            OwnThread::No => return Ok(false),
-            // The mode of a thread lasts until the thread ends.
-            OwnThread::Fresh => std::mem::forget(RelaxedCapture::enter(self.driver)),
-            OwnThread::Settled { .. } => {}
+    /// Makes the device current on a thread of the library. Returns the context of another device that was.
+    fn settle(&self) -> Result<Option<Handle>> {
+        let functions = &self.driver.functions;
+        let own = OwnThread::Settled { context: self.context.addr(), releases: RELEASES.load(Ordering::Relaxed) };
+        let mut current = ptr::null_mut();
+        // SAFETY: the pointer is to a local value.
+        self.driver.check("cuCtxGetCurrent", unsafe { (functions.context_get)(&raw mut current) })?;
+        // Code of others may have set another context meanwhile: an owner of memory that is dropped here, for instance.
+        if OWN_THREAD.get() == own && current == self.context {
+            return Ok(None);
         }
-        // SAFETY: this value retains the context. Once a device has been released, the thread sets its context again.
-        self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.functions.context_set)(self.context) })?;
-        OWN_THREAD.set(self.as_settled());
-        Ok(true)
+        if OWN_THREAD.get() == OwnThread::Fresh {
+            // The mode of a thread lasts until the thread ends.
+            std::mem::forget(RelaxedCapture::enter(self.driver));
+        }
+        self.set(self.context)?;
+        OWN_THREAD.set(own);
+        Ok((!current.is_null() && current != self.context).then_some(current))
+    }
+
+    fn set(&self, context: Handle) -> Result<()> {
+        // SAFETY: the context is retained by this value, or was current on this thread. The driver refuses one that has
+        // been destroyed.
+        self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.functions.context_set)(context) })
     }
 }
 
-/// Declares the current thread as one of the library, on which nothing else calls the driver. Devices stay current there,
-/// so that not every call enters and leaves a context.
+/// Declares the current thread as one of the library. The last device stays current there, so that not every call enters
+/// and leaves a context.
 pub fn own_this_thread() {
     if OWN_THREAD.get() == OwnThread::No {
         OWN_THREAD.set(OwnThread::Fresh);
@@ -138,10 +146,11 @@ thread_local! {
 impl Drop for Device {
     fn drop(&mut self) {
         let _capture = RelaxedCapture::enter(self.driver);
+        // First: a thread that sees the address of a new context must not take it for this one.
+        RELEASES.fetch_add(1, Ordering::Relaxed);
         // SAFETY: releases the context that `new` retained, once. An error means that the driver is shut down, and
         // the context with it.
         let _ = unsafe { (self.driver.functions.context_release)(self.device) };
-        RELEASES.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -149,10 +158,19 @@ impl Drop for Device {
 #[derive(Debug)]
 pub struct Current<'a> {
     device: &'a Device,
-    /// `None` on a thread of the library, where the device stays current. Dropped after the context is popped.
-    capture: Option<RelaxedCapture>,
-    /// The context must be popped on the same thread.
+    leave: Leave,
+    /// The context must be left on the same thread.
     on_this_thread: PhantomData<*const ()>,
+}
+
+/// What a guard does at its end.
+#[derive(Debug)]
+enum Leave {
+    /// Pops the context, then restores the capture mode.
+    #[expect(dead_code, reason = "its drop restores the mode")]
+    Pop(RelaxedCapture),
+    /// On a thread of the library: the device stays current, unless another one was.
+    Restore(Option<Handle>),
 }
 
 impl Current<'_> {
@@ -165,11 +183,16 @@ impl Current<'_> {
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
-        if self.capture.is_none() {
-            return;
+        match self.leave {
+            Leave::Pop(_) => {
+                let mut popped = ptr::null_mut();
+                // SAFETY: the pointer is to a local value, and guards are dropped in reverse order.
+                let _ = unsafe { (self.device.driver.functions.context_pop)(&raw mut popped) };
+            }
+            Leave::Restore(Some(before)) => {
+                let _ = self.device.set(before);
+            }
+            Leave::Restore(None) => {}
         }
-        let mut popped = ptr::null_mut();
-        // SAFETY: the pointer is to a local value, and guards are dropped in reverse order.
-        let _ = unsafe { (self.device.driver.functions.context_pop)(&raw mut popped) };
     }
 }

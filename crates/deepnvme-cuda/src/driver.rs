@@ -2,13 +2,14 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libloading::Library;
 use once_cell::race::OnceBox;
 
 use crate::abi::{Copy2d, DevicePointer, Handle};
 use crate::error::{Error, ErrorCode, Result, SUCCESS, Unavailable};
-use crate::library::LibrarySearch;
+use crate::library::{LibrarySearch, libraries_loaded};
 
 const SEARCH: LibrarySearch = LibrarySearch {
     library: "the CUDA driver",
@@ -58,6 +59,8 @@ functions! {
     context_push = b"cuCtxPushCurrent_v2\0" (Handle);
     context_pop = b"cuCtxPopCurrent_v2\0" (*mut Handle);
     context_set = b"cuCtxSetCurrent\0" (Handle);
+    context_get = b"cuCtxGetCurrent\0" (*mut Handle);
+    context_device = b"cuCtxGetDevice\0" (*mut c_int);
     memory_allocate = b"cuMemAlloc_v2\0" (*mut DevicePointer, usize);
     memory_free = b"cuMemFree_v2\0" (DevicePointer);
     host_register = b"cuMemHostRegister_v2\0" (*mut c_void, usize, c_uint);
@@ -79,6 +82,9 @@ functions! {
 /// The driver, once it is loaded. Loaded without a lock: if another thread holds it during a fork, the child would wait
 /// forever.
 static DRIVER: OnceBox<std::result::Result<Driver, Unavailable>> = OnceBox::new();
+
+/// The libraries that the process had loaded when the driver was not among them.
+static MISSED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// The CUDA driver of this process.
 pub struct Driver {
@@ -104,7 +110,15 @@ impl Driver {
         if let Some(known) = DRIVER.get() {
             return known.as_ref().ok();
         }
-        let library = SEARCH.loaded()?;
+        // A search for a library that is not loaded takes 40 us.
+        let libraries = libraries_loaded();
+        if MISSED_AT.load(Ordering::Relaxed) == libraries {
+            return None;
+        }
+        let Some(library) = SEARCH.loaded() else {
+            MISSED_AT.store(libraries, Ordering::Relaxed);
+            return None;
+        };
         // SAFETY: the library is a CUDA driver, whose function has this type.
         let device_count = unsafe { library.get::<Count>(b"cuDeviceGetCount\0") }.ok()?;
         let mut count = 0;
@@ -117,13 +131,15 @@ impl Driver {
         let library = SEARCH.open()?;
         // SAFETY: it has the name of a CUDA driver, or the user chose it.
         let functions = unsafe { Functions::of(&library) };
-        let functions = functions.map_err(|error| Unavailable {
-            text: format!("the CUDA driver lacks a function ({error}); install one of CUDA 11.0 or later"),
+        let functions = functions.map_err(|error| {
+            Unavailable::unusable(format!(
+                "the CUDA driver lacks a function ({error}); install one of CUDA 11.0 or later"
+            ))
         })?;
         let mut driver = Self { functions, _library: std::mem::ManuallyDrop::new(library), version: 0 };
         // SAFETY: takes no pointers, and nothing is initialised yet.
         let initialised = driver.check("cuInit", unsafe { (driver.functions.init)(0) });
-        initialised.map_err(|error| Unavailable { text: format!("the CUDA driver does not start: {error}") })?;
+        initialised.map_err(|error| Unavailable::unusable(format!("the CUDA driver does not start: {error}")))?;
         let mut version = 0;
         // SAFETY: the pointer is to a local value.
         if unsafe { (driver.functions.driver_version)(&raw mut version) } == SUCCESS {

@@ -10,6 +10,20 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unavailable {
     pub(crate) text: String,
+    pub(crate) is_missing: bool,
+}
+
+impl Unavailable {
+    /// A library that is there and cannot be used.
+    pub(crate) fn unusable(text: String) -> Self {
+        Self { text, is_missing: false }
+    }
+
+    /// Whether the library was not found. It may be later, once the process has loaded others.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.is_missing
+    }
 }
 
 impl fmt::Display for Unavailable {
@@ -72,6 +86,12 @@ impl Error {
         self.code == ErrorCode::Driver(OUT_OF_MEMORY)
     }
 
+    /// Whether the driver is not initialised in this process: it is a forked child of one that has initialised it.
+    #[must_use]
+    pub fn is_forked(&self) -> bool {
+        self.code == ErrorCode::Driver(NOT_INITIALIZED)
+    }
+
     /// Whether a stream is being captured into a CUDA graph, so that it cannot be queried or waited for.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
@@ -95,6 +115,7 @@ impl std::error::Error for Error {}
 
 pub(crate) const SUCCESS: i32 = 0;
 const OUT_OF_MEMORY: i32 = 2;
+const NOT_INITIALIZED: i32 = 3;
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`: the call is not permitted while a stream is captured.
 pub(crate) const CAPTURE_UNSUPPORTED: i32 = 900;
 /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the default stream, while a stream that synchronises with it is captured.

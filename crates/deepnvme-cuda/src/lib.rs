@@ -32,7 +32,7 @@ mod library;
 mod rows;
 mod stream;
 
-pub use active::active_device;
+pub use active::{active_device, current_device, wait_for_stream};
 pub use backoff::pause_after;
 pub use capture::exchange_capture_mode;
 pub use cufile::{

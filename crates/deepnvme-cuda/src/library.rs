@@ -1,5 +1,6 @@
 //! Search for a shared object: the user's choice, libraries loaded in the process, the loader's path.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::ffi::{OsStr, OsString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -89,7 +90,8 @@ impl LibrarySearch {
             Some(path) => format!("{} is {}; correct or unset it", self.variable, path.display()),
             None => self.remedy.to_owned(),
         };
-        Err(Unavailable { text: format!("{} could not be loaded ({}); {remedy}", self.library, errors.join("; ")) })
+        let text = format!("{} could not be loaded ({}); {remedy}", self.library, errors.join("; "));
+        Err(Unavailable { text, is_missing: true })
     }
 }
 
@@ -97,10 +99,10 @@ impl LibrarySearch {
 /// `.../nvidia/cu13/lib` and `.../nvidia/cufile/lib`. They are not on the loader's path.
 fn folders_of_wheels(maps: &str) -> Vec<PathBuf> {
     let mut folders = Vec::new();
-    for path in maps.lines().filter_map(|line| line.find('/').map(|start| Path::new(&line[start..]))) {
-        let Some(root) = path.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "nvidia")) else {
-            continue;
-        };
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|start| Path::new(&line[start..])));
+    let is_root = |folder: &&Path| folder.file_name().is_some_and(|name| name == "nvidia");
+    let roots: BTreeSet<&Path> = paths.filter_map(|path| path.ancestors().find(is_root)).collect();
+    for root in roots {
         // Not `std::fs::read_dir`, which panics if closing the folder fails, as on a lost network file system.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(root, flags, Mode::empty()).and_then(Dir::new);

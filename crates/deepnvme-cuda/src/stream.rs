@@ -45,15 +45,24 @@ impl RawStream {
     /// The driver's error: the device has no such stream, or its work failed. `is_capturing` if the stream is being
     /// captured into a CUDA graph; the capture goes on.
     pub fn is_idle(self, device: &Device) -> Result<bool> {
-        let driver = device.driver();
         let _current = device.enter()?;
+        self.query(device.driver())
+    }
+
+    /// Waits for all work of a stream of the current device.
+    pub(crate) fn wait(self, driver: &Driver) -> Result<()> {
+        poll(Duration::MAX, || self.query(driver)).map(drop)
+    }
+
+    /// Whether all work of a stream of the current device is complete.
+    fn query(self, driver: &Driver) -> Result<bool> {
         let mut capture = NOT_CAPTURING;
         // SAFETY: the code that made the handle keeps the stream alive until its last use (`RawStream::from_handle`).
         // The pointer is to a local value.
         let code = unsafe { (driver.functions.stream_is_capturing)(self.handle(), &raw mut capture) };
         driver.check("cuStreamIsCapturing", code)?;
         if capture != NOT_CAPTURING {
-            // A query would invalidate the capture.
+            // A query would invalidate the capture. One that another thread begins right here still is.
             return driver.check("cuStreamIsCapturing", CAPTURE_UNSUPPORTED).map(|()| false);
         }
         // SAFETY: the code that made the handle keeps the stream alive until its last use (`RawStream::from_handle`).

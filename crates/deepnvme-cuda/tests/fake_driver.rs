@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use deepnvme_cuda::{
     Batch, BatchEntry, BufferRegistration, CuFile, Device, DeviceSpan, Driver, ErrorCode, Event, FileHandle,
-    HostRegistration, IoError, RawStream, Rows, Stream,
+    HostRegistration, IoError, RawStream, Rows, Stream, current_device, own_this_thread, wait_for_stream,
 };
 use deepnvme_fake_driver::{Loaded, pattern};
 
@@ -301,4 +301,82 @@ fn no_call_invalidates_a_capture_of_another_thread() {
     assert_eq!(code, 0, "the capture was not invalidated");
     fake_driver.free(at);
     drop(current);
+}
+
+#[test]
+fn a_thread_of_the_library_stays_in_its_last_device() {
+    let (fake_driver, first) = FakeDriver::with_device(0);
+    let second = Arc::new(Device::new(Driver::get().unwrap(), 1).unwrap());
+    type Set = unsafe extern "C" fn(u64) -> c_int;
+    // SAFETY: the function has this type.
+    let set = unsafe { fake_driver.function::<Set>("cuCtxSetCurrent") };
+    std::thread::scope(|scope| {
+        let own = scope.spawn(|| {
+            own_this_thread();
+            assert_eq!(current_device(), None);
+            drop(first.enter().unwrap());
+            assert_eq!(current_device(), Some(0));
+            // Another device inside: the outer one is current again afterwards.
+            let outer = first.enter().unwrap();
+            {
+                let _inner = second.enter().unwrap();
+                assert_eq!(current_device(), Some(1));
+            }
+            assert_eq!(current_device(), Some(0));
+            drop(outer);
+            // Code of others changes it, and the next guard notices.
+            // SAFETY: null is no context, and always allowed.
+            assert_eq!(unsafe { set(0) }, 0);
+            let _current = first.enter().unwrap();
+            assert_eq!(current_device(), Some(0));
+        });
+        own.join().unwrap();
+        let calls = |symbol| fake_driver.calls(symbol);
+        let before = (calls("cuCtxSetCurrent"), calls("cuCtxPushCurrent_v2"));
+        scope
+            .spawn(|| {
+                own_this_thread();
+                (0..100).for_each(|_| drop(first.enter().unwrap()));
+            })
+            .join()
+            .unwrap();
+        assert_eq!((calls("cuCtxSetCurrent"), calls("cuCtxPushCurrent_v2")), (before.0 + 1, before.1));
+    });
+    // A device that was released: its context is not taken for the next one.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            own_this_thread();
+            drop(second.enter().unwrap());
+            drop(second);
+            let third = Device::new(Driver::get().unwrap(), 1).unwrap();
+            let _current = third.enter().unwrap();
+            assert_eq!(current_device(), Some(1));
+        });
+    });
+}
+
+#[test]
+fn the_wait_for_a_stream_ends_with_its_work_and_not_with_a_capture() {
+    let (fake_driver, device) = FakeDriver::with_device(0);
+    // SAFETY: the default stream always exists.
+    wait_for_stream(unsafe { RawStream::from_handle(0) });
+    let _current = device.enter().unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let at = fake_driver.allocate(64);
+    type Fill = unsafe extern "C" fn(usize, u64, usize, u64, u64) -> c_int;
+    type Begin = unsafe extern "C" fn(usize, c_int) -> c_int;
+    type End = unsafe extern "C" fn(usize, *mut u64) -> c_int;
+    let handle = stream.raw().as_handle();
+    // SAFETY: the function has this type, the stream is alive, and the memory is freed after the wait.
+    assert_eq!(unsafe { fake_driver.function::<Fill>("fake_driver_fill_kernel")(handle, at, 64, 1, 50_000) }, 0);
+    wait_for_stream(stream.raw());
+    assert!(fake_driver.peek(at, 64) == pattern(1, 64));
+    // SAFETY: the functions have these types, the stream is alive, and the pointer is to a local value.
+    unsafe {
+        assert_eq!(fake_driver.function::<Begin>("cuStreamBeginCapture_v2")(handle, 0), 0);
+        wait_for_stream(stream.raw());
+        let mut graph = 0;
+        assert_eq!(fake_driver.function::<End>("cuStreamEndCapture")(handle, &raw mut graph), 0, "still valid");
+    }
+    fake_driver.free(at);
 }

@@ -62,7 +62,7 @@ pub use arena::Arena;
 pub use buffer::Buffer;
 pub use device::{Device, StreamHandle};
 pub use fork::{CreatorProcess, ParentOnly, process_id};
-pub use lock::LockState;
+pub use lock::{LockState, exceeds_available};
 pub use mapping::{check_memory, check_thread_memory};
 pub use pool::{Pool, Slot};
 pub use prefetch::prefetch;

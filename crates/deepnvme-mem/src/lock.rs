@@ -25,6 +25,12 @@ pub enum LockState {
 /// invoke the OOM killer.
 const AVAILABLE_PERCENT_MAX: u64 = 90;
 
+/// Returns whether `len` bytes are too many to keep in RAM: more than nine tenths of what is available.
+#[must_use]
+pub fn exceeds_available(len: usize) -> bool {
+    table_kib("/proc/meminfo", "MemAvailable:").is_some_and(|available_kib| exceeds_ram(len, available_kib).is_some())
+}
+
 /// Locks `len` bytes from `start` on. The calling thread faults in all pages, so they come from its NUMA node. A
 /// refusal is a state, not an error.
 pub(crate) fn lock(start: NonNull<u8>, len: usize) -> LockState {

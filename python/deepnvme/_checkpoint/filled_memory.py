@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from deepnvme._deepnvme import _PlainTargets
+from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme.errors import InvalidArgumentError
 
 
@@ -44,7 +45,8 @@ class FilledMemory:
 def compare(what: str, target: torch.Tensor, source: torch.Tensor) -> None:
     """Refuse a source that differs from what the target holds. Bytes are compared: NaN equals itself."""
     target = target.detach()
-    expected, found = torch.empty_like(target, device="cpu").copy_(source), target.cpu()
+    with relaxed_capture_for(target.device):
+        expected, found = torch.empty_like(target, device="cpu").copy_(source), target.cpu()
     first, second = (
         tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for tensor in (found, expected)
     )

@@ -13,6 +13,7 @@ from deepnvme._checkpoint.file_entries import StorageEntry, storage_entries, ten
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._checkpoint.tensor_names import has_name, named_tensors, tensor_expressions, tensor_keys
 from deepnvme._deepnvme import _PlainTargets
+from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.tensors import cast_loss, engine_reaches, without_gradients
 from deepnvme.errors import InvalidArgumentError, MovedError
 
@@ -248,4 +249,5 @@ def _read_groups(
 
 
 def _copy(_what: str, target: torch.Tensor, source: torch.Tensor) -> None:
-    without_gradients(target.copy_, source)
+    with relaxed_capture_for(target.device):
+        without_gradients(target.copy_, source)

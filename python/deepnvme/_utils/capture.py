@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from deepnvme._deepnvme import _exchange_capture_mode
+from deepnvme.errors import UnsupportedError
 
 _NOTHING = nullcontext()
 # ``CU_STREAM_CAPTURE_MODE_RELAXED``: captures prohibit no call of this thread.
@@ -15,8 +16,17 @@ _RELAXED = 2
 
 
 def relaxed_capture_for(device: torch.device) -> AbstractContextManager[None]:
-    """Return :func:`relaxed_capture` for a GPU, and for the CPU a context that does nothing."""
-    return relaxed_capture() if device.type == "cuda" else _NOTHING
+    """Return :func:`relaxed_capture` for a GPU, and for the CPU a context that does nothing.
+
+    Raises:
+        UnsupportedError: this thread captures a graph on its current stream of the GPU.
+    """
+    if device.type != "cuda":
+        return _NOTHING
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        msg = "a CUDA graph is being captured on this thread's stream, and a transfer cannot be part of a graph"
+        raise UnsupportedError(f"{msg}; transfer the tensor before or after the capture, or from another stream")
+    return relaxed_capture()
 
 
 @contextmanager
@@ -25,8 +35,9 @@ def relaxed_capture() -> Iterator[None]:
 
     In the driver's default mode they fail, and invalidate the capture.
     """
-    before = _exchange_capture_mode(_RELAXED)
+    before = None
     try:
+        before = _exchange_capture_mode(_RELAXED)
         yield
     finally:
         if before is not None:

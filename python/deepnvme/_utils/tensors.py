@@ -28,9 +28,12 @@ def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
     """Return a CPU tensor in page-aligned memory, pinned up to the limit ``RLIMIT_MEMLOCK``.
 
     Transfers to and from this memory need no copy, whatever the device's alignment. The memory is freed with the
-    tensor and its views. It is zeroed. CUDA is not needed. Where the process uses a GPU, the CUDA driver knows the
-    memory, so that copies are fast and ``tensor.is_pinned()`` is true: from the start if a GPU is in use then, else
-    from the first transfer of a GPU tensor on.
+    tensor and its views. It is zeroed. CUDA is not needed.
+
+    Where the process uses a GPU, the CUDA driver pins the memory and ``tensor.is_pinned()`` is true: from the start if
+    a GPU is in use then, else from the first GPU tensor that an engine transfers. Copies to and from GPUs are fast
+    then, and those with ``non_blocking=True`` are really asynchronous: synchronize the stream before the tensor is
+    changed, transferred or dropped.
 
     Args:
         shape: number of elements, or the size of each dimension. 0 is allowed.

@@ -39,6 +39,14 @@ impl Location {
     pub(crate) const HOST: Self = Self { device: Device::Host, stream: StreamHandle::DEFAULT };
 }
 
+/// Returns a stream by torch's number of it.
+pub(crate) fn raw_stream(number: &Bound<'_, PyAny>) -> Option<StreamHandle> {
+    let handle = number.extract().ok()?;
+    // SAFETY: torch keeps its own streams until the process ends. The caller keeps external streams alive, as torch
+    // requires.
+    Some(unsafe { StreamHandle::from_raw(handle) })
+}
+
 /// Returns a CUDA GPU, and torch's current stream of this thread there, with one C call. `None` if torch does not tell.
 pub(crate) fn location_of(api: &ExchangeApi, device: DLDevice, py: Python<'_>) -> Option<Location> {
     let index = u32::try_from(device.device_id).ok()?;

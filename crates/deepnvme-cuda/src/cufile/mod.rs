@@ -64,9 +64,9 @@ impl CuFile {
         if IS_COMPATIBILITY_MODE.load(Ordering::Relaxed) {
             return Err(compatibility_mode());
         }
-        let refused = |error: &Error| Unavailable { text: format!("cuFile does not start: {error}") };
+        let refused = |error: &Error| Unavailable::unusable(format!("cuFile does not start: {error}"));
         if let Some(obstacle) = open::why_not(SEARCH.is_overridden()) {
-            return Err(Unavailable { text: format!("cuFile is not started: {obstacle}") });
+            return Err(Unavailable::unusable(format!("cuFile is not started: {obstacle}")));
         }
         let opened = open::without_log(|| {
             let _capture = RelaxedCapture::enter(driver);
@@ -74,7 +74,7 @@ impl CuFile {
             unsafe { (functions.driver_open)() }
         });
         let status =
-            opened.map_err(|error| Unavailable { text: format!("cuFile does not start: no thread ({error})") })?;
+            opened.map_err(|error| Unavailable::unusable(format!("cuFile does not start: no thread ({error})")))?;
         check(driver, "cuFileDriverOpen", status).map_err(|error| refused(&error))?;
         let mut session = Session { functions, driver, properties: Properties::default() };
         // SAFETY: the pointer is to a struct with the library's layout.
@@ -142,7 +142,7 @@ static IS_COMPATIBILITY_MODE: AtomicBool = AtomicBool::new(false);
 
 fn compatibility_mode() -> Unavailable {
     let text = "cuFile is in compatibility mode: the kernel has neither the module nvidia-fs nor peer-to-peer transfers to NVMe";
-    Unavailable { text: text.to_owned() }
+    Unavailable::unusable(text.to_owned())
 }
 
 /// Returns the functions, loaded once.
@@ -157,6 +157,6 @@ fn functions() -> std::result::Result<&'static Functions, Unavailable> {
         std::mem::forget(library);
         functions
             .map(Box::new)
-            .map_err(|error| Unavailable { text: format!("cuFile lacks a function ({error}); install a newer one") })
+            .map_err(|error| Unavailable::unusable(format!("cuFile lacks a function ({error}); install a newer one")))
     })
 }

@@ -152,6 +152,15 @@ fn device_error(error: &cuda::Error) -> Error {
         let remedy =
             "there is no memory that it could lock; lower the engine's pool (`workers`, `block_bytes`), or free some";
         (ErrorKind::Device, remedy)
+    } else if error.is_forked() {
+        let remedy = "CUDA works only in the process that has initialised it; start others with the method \"spawn\", or use \
+                      GPUs in none but the children";
+        (ErrorKind::Unsupported, remedy)
+    } else if error.code() == cuda::ErrorCode::TimedOut {
+        (
+            ErrorKind::Device,
+            "a kernel before this transfer waits for something; find it, or synchronise the stream first",
+        )
     } else if error.is_capturing() {
         let remedy = "a CUDA graph is being captured on the stream of this memory, and a transfer cannot be part of a graph; \
                       transfer it before or after the capture, or from another stream";

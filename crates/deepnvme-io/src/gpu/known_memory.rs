@@ -10,15 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::thread::sleep;
 use std::time::Duration;
 
-use deepnvme_cuda::{Device as Gpu, Error, HostRegistration, active_device};
+use deepnvme_cuda::{
+    Device as Gpu, Error, HostRegistration, RawStream, active_device, current_device, wait_for_stream,
+};
 use deepnvme_mem::sync::ignore_poison;
-use deepnvme_mem::{CreatorProcess, Device, ParentOnly, RegionMut};
+use deepnvme_mem::{CreatorProcess, Device, ParentOnly, RegionMut, StreamHandle, exceeds_available};
 
 /// All such memory of the process.
 static MEMORY: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
 
-/// How long to try for the lock of the list. A child may have been forked while another thread held it.
-const ATTEMPTS_MAX: u32 = 1000;
+/// How often to try for the lock of the list. A child may have been forked while another thread held it.
+const ATTEMPTS_MAX: u32 = 50;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(1);
 
 /// Memory, and its registration with the driver.
@@ -41,6 +43,19 @@ struct Owner {
     entry: Arc<Entry>,
     creator: CreatorProcess,
     _memory: RegionMut,
+}
+
+/// Returns the GPU that is current on this thread, as torch sets it. `None` if the process uses no GPU.
+#[must_use]
+pub fn current_gpu() -> Option<Device> {
+    current_device().map(|index| Device::Cuda { index })
+}
+
+/// Waits for the work of a stream of the GPU that is current on this thread. Copies between the GPU and memory that the
+/// driver knows may be a part of that work. Failures of the work are its owner's.
+pub fn wait_for_copies(stream: StreamHandle) {
+    // SAFETY: the code that made the handle keeps the stream alive until its last use (`StreamHandle::from_raw`).
+    wait_for_stream(unsafe { RawStream::from_handle(stream.as_raw()) });
 }
 
 /// Returns the same memory, which the driver learns of while it lives.
@@ -86,8 +101,9 @@ fn list() -> Option<MutexGuard<'static, Vec<Weak<Entry>>>> {
 
 impl Entry {
     fn register(&self, gpu: &Arc<Gpu>) {
-        let mut state = ignore_poison(self.state.lock());
-        if !state.is_closed {
+        // Another thread registers it, or frees it.
+        let Ok(mut state) = self.state.try_lock() else { return };
+        if !state.is_closed && !exceeds_available(self.bytes) {
             // SAFETY: the owner of the memory waits for this lock before it frees the memory, and closes the entry.
             let registered = unsafe { HostRegistration::new(gpu, self.address, self.bytes, Box::new(())) };
             let refused = |error: &Error| tracing::debug!(bytes = self.bytes, %error, "memory was not registered");
@@ -99,9 +115,12 @@ impl Entry {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // In a forked child the lock may be held for ever, and the registration belongs to the parent.
+        let closed = State { _registration: None, is_closed: true };
         if self.creator.is_current() {
-            *ignore_poison(self.entry.state.lock()) = State { _registration: None, is_closed: true };
+            *ignore_poison(self.entry.state.lock()) = closed;
+        } else if let Ok(mut state) = self.entry.state.try_lock() {
+            // In a forked child the lock may be held for ever. The registration belongs to the parent.
+            *state = closed;
         }
     }
 }

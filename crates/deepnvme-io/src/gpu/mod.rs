@@ -20,5 +20,5 @@ pub use access::{GpuAccess, HostRegistration, StreamEvents};
 pub(crate) use copies::{AsyncCopier, CompletedCopy, GpuSlice};
 pub(crate) use device::GpuEvent;
 pub use gds_access::GdsAccess;
-pub use known_memory::known_to_driver;
+pub use known_memory::{current_gpu, known_to_driver, wait_for_copies};
 pub use probe::{GpuFacts, GpuProbe};

@@ -34,15 +34,14 @@ impl GpuRegistry {
         if let Some(gpu) = gpus.get(&device) {
             return Ok(Arc::clone(gpu));
         }
-        let gpu: Arc<dyn Gpu> = match device {
+        let gpu = match device {
             Device::Host => return Err(Error::invalid("host memory is not on a GPU; report this as a bug")),
-            Device::Cuda { index } => {
-                let gpu = CudaGpu::open(index)?;
-                register_all(gpu.device());
-                Arc::new(gpu)
-            }
+            Device::Cuda { index } => Arc::new(CudaGpu::open(index)?),
         };
-        gpus.insert(device, Arc::clone(&gpu));
+        gpus.insert(device, Arc::<CudaGpu>::clone(&gpu));
+        // Without the lock: to register gigabytes takes seconds.
+        drop(gpus);
+        register_all(gpu.device());
         Ok(gpu)
     }
 }

@@ -21,6 +21,7 @@ from deepnvme._checkpoint.dcp.objects import repickle_safely
 from deepnvme._checkpoint.dcp.shard import Shard
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._deepnvme import _list_state, default_engine
+from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import public_in
 from deepnvme._utils.tensors import cast_loss
@@ -207,7 +208,8 @@ class DeepnvmeReader(StorageReader):
 
         def copy() -> None:
             if earlier is None:
-                target.copy_(source)
+                with relaxed_capture_for(target.device):
+                    target.copy_(source)
             else:
                 # Tied weights, which this checkpoint may have untied.
                 compare(f"{shard.path}: {name}", target, source)

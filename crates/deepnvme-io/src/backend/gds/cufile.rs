@@ -45,9 +45,9 @@ pub(crate) struct Gds {
 #[derive(Debug)]
 struct OpenFailure {
     reason: String,
-    /// The count of libraries that the process had loaded. Another search is made when it has grown: torch, for
-    /// instance, brings cuFile with it.
-    libraries: u64,
+    /// If the library was not found: the count of libraries that the process had loaded. Another search is made when it
+    /// has grown: torch, for instance, brings cuFile with it.
+    libraries: Option<u64>,
 }
 
 /// Counters of an engine's use of cuFile.
@@ -117,8 +117,8 @@ impl Gds {
             return Ok(cufile);
         }
         let mut failure = lock(&self.failure);
-        let libraries = libraries_loaded();
-        if let Some(known) = failure.as_ref().filter(|known| known.libraries == libraries) {
+        let is_final = |libraries: Option<u64>| libraries.is_none_or(|libraries| libraries == libraries_loaded());
+        if let Some(known) = failure.as_ref().filter(|known| is_final(known.libraries)) {
             return Err(known.reason.clone());
         }
         match CuFile::open() {
@@ -128,8 +128,8 @@ impl Gds {
             }
             Err(absent) => {
                 let reason = absent.to_string();
-                // Opening may have loaded libraries itself.
-                *failure = Some(OpenFailure { reason: reason.clone(), libraries: libraries_loaded() });
+                let libraries = absent.is_missing().then(libraries_loaded);
+                *failure = Some(OpenFailure { reason: reason.clone(), libraries });
                 Err(reason)
             }
         }
