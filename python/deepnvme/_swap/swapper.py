@@ -39,7 +39,7 @@ class Swapper:
     """Store tensors by key on disk, and pass them through bounded memory while they are used.
 
     A borrowed tensor is a view of a pinned slot, without a copy. The end of its block waits for torch's current stream,
-    which may still copy from or to it; synchronize other streams that do. Changes are written back in the background
+    which may still copy from or to it; synchronise other streams that do. Changes are written back in the background
     while the next tensors are read. At most ``memory`` bytes are used, whatever the number of tensors. When memory is
     full, callers block until space is freed. All methods are thread-safe.
 

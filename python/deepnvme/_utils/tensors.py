@@ -32,7 +32,7 @@ def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
 
     Where the process uses a GPU, the CUDA driver pins the memory and ``tensor.is_pinned()`` is true: from the start if
     a GPU is in use then, else from the first GPU tensor that an engine transfers. Copies to and from GPUs are fast
-    then, and those with ``non_blocking=True`` are really asynchronous: synchronize the stream before the tensor is
+    then, and those with ``non_blocking=True`` are really asynchronous: synchronise the stream before the tensor is
     changed, transferred or dropped.
 
     Args:

@@ -333,6 +333,29 @@ def test_the_memory_of_a_swapper_is_pinned_for_torch(tmp_path: Path) -> None:
             assert borrowed.is_pinned()
 
 
+def test_a_borrow_ends_after_the_copies_of_its_memory(tmp_path: Path) -> None:
+    """Their slot is reused at once."""
+    hosts = [torch.full((60_000,), float(index)) for index in range(6)]
+    with deepnvme.Swapper(tmp_path, memory=2 * hosts[0].nbytes + (1 << 16)) as swapper:
+        for index, host in enumerate(hosts):
+            swapper.put(str(index), host)
+        copies = []
+        for index in range(6):
+            with swapper.borrow(str(index), shared=True) as borrowed:
+                keep_busy(100_000_000)
+                copies.append(borrowed.to("cuda", non_blocking=True))
+        for host, copy in zip(hosts, copies, strict=True):
+            assert torch.equal(copy.cpu(), host)
+        # The other way: the slot is written to the disk after the copy.
+        for index in range(6):
+            with swapper.create(f"new {index}", (60_000,), torch.float32) as created:
+                keep_busy(100_000_000)
+                created.copy_(copies[index], non_blocking=True)
+        for index, host in enumerate(hosts):
+            with swapper.borrow(f"new {index}", shared=True) as borrowed:
+                assert torch.equal(borrowed, host)
+
+
 def move_weights(path: Path, shift: int) -> None:
     """Rewrite a safetensors file, so that its weights begin at `shift` modulo 16."""
     content = path.read_bytes()
