@@ -23,7 +23,7 @@ def relaxed_capture_for(device: torch.device) -> AbstractContextManager[None]:
     """
     if device.type != "cuda":
         return _NOTHING
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         msg = "a CUDA graph is being captured on this thread's stream, and a transfer cannot be part of a graph"
         raise UnsupportedError(f"{msg}; transfer the tensor before or after the capture, or from another stream")
     return relaxed_capture()
