@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
+import os
+import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -66,6 +70,8 @@ class BackgroundSaves:
     def __init__(self) -> None:
         self._running: list[_BackgroundSave] = []
         self._failures: deque[BaseException] = deque()
+        # Also at the end of the program, once its threads have ended.
+        weakref.finalize(self, _report_unraised, self._failures, os.getpid())
 
     def start(self, saving: RunningSave, on_done: Callable[[SaveResult], None]) -> None:
         """Wait for a save in a thread of its own, and call ``on_done`` once the file is on disk."""
@@ -147,6 +153,15 @@ class BackgroundSaves:
         self._running[:] = [current for current in self._running if current.is_running]
 
 
+def _report_unraised(failures: deque[BaseException], process: int) -> None:
+    """Print the errors that no call has raised."""
+    if process == os.getpid() and sys.stderr is not None:
+        for error in failures:
+            sys.stderr.write(
+                f"deepnvme: a background save has failed, and no later call has raised its error: {error}\n"
+            )
+
+
 class _BackgroundSave:
     def __init__(
         self, saving: RunningSave, on_done: Callable[[SaveResult], None], add_failure: Callable[[BaseException], None]
@@ -156,18 +171,38 @@ class _BackgroundSave:
         self._on_done: Callable[[SaveResult], None] | None = on_done
         self._add_failure = add_failure
         self._is_abandoned = False
-        # Not a daemon: the program finishes the save before it exits.
-        self._thread = threading.Thread(target=self._run, name="deepnvme-checkpointer")
         # Before Python 3.13, a thread counts as dead after an interrupted `join`.
         self._finished = SignalSafeEvent()
+        self._launched = SignalSafeEvent()
+        # The thread that starts the thread of the save.
+        self._starters: list[int] = []
+        self._refusal: RuntimeError | None = None
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread. A program that is ending cannot, and saves here."""
+        if not threading.main_thread().is_alive():
+            self._run()
+            return
+        # `Thread.start` waits for its thread. Ctrl-C there leaves a lock that the thread needs. In another thread no
+        # signal handler runs. `map` runs no bytecode between the call and the append, where one could.
         try:
-            self._thread.start()
+            self._starters.extend(map(_thread.start_new_thread, [self._launch], [()]))
+            while not self._launched.wait(_POLL_INTERVAL_S):
+                pass
+            if self._refusal is not None:
+                raise self._refusal
         except RuntimeError as error:
             text = f"start a thread: {error}; raise the limit on threads (`ulimit -u`, or `pids.max` of the container)"
             raise Error(errno.EAGAIN, f"{text}, or save with async_=False") from error
+
+    def _launch(self) -> None:
+        try:
+            # Not a daemon, as this thread is: the program finishes the save before it exits.
+            threading.Thread(target=self._run, name="deepnvme-checkpointer", daemon=False).start()
+        except RuntimeError as error:
+            self._refusal = error
+        finally:
+            self._launched.set()
 
     def _run(self) -> None:
         # The finished save does not keep the Checkpointer alive.
@@ -197,7 +232,9 @@ class _BackgroundSave:
         """Stop the save, and keep no error."""
         self._is_abandoned = True
         self.saving.stop()
-        if self._thread.ident is not None:
+        while self._starters and not self._launched.wait(_POLL_INTERVAL_S):
+            pass
+        if self._starters and self._refusal is None:
             self.join()
             return
         # The thread did not start. The file is no longer written to once this returns.

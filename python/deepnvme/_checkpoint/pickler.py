@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor
 from torch.nn import Parameter
 
 from deepnvme._checkpoint.safe_unpickler import advice_to_allow, loadable_globals
+from deepnvme._checkpoint.state_walk import keys_of
+from deepnvme._checkpoint.tensor_names import expression
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.public import warn_caller
@@ -163,21 +165,10 @@ def _check_has_storage(tensor: Tensor) -> None:
         raise _RefusedError(tensor, reason)
 
 
-def _where(obj: object, wanted: object, outer: tuple[int, ...] = ()) -> str | None:
-    """Return the keys that lead to an object of a state."""
-    if obj is wanted:
-        return ""
-    if id(obj) in outer:
-        return None
-    pairs: Iterable[tuple[object, object]] = ()
-    if isinstance(obj, Mapping):
-        pairs = obj.items()
-    elif isinstance(obj, (list, tuple)):
-        pairs = enumerate(obj)
-    for key, value in pairs:
-        if (below := _where(value, wanted, (*outer, id(obj)))) is not None:
-            return f"[{key!r}]{below}"
-    return None
+def _where(state: object, wanted: object) -> str | None:
+    """Return the expression of keys that lead to an object of a state."""
+    keys = keys_of(state, wanted)
+    return None if keys is None else expression(keys)
 
 
 def _is_ordinary(tensor: Tensor) -> bool:

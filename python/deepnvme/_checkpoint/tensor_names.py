@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from deepnvme._checkpoint.state_walk import Keys, each_tensor, tensors_with_keys
 
 if TYPE_CHECKING:
     import torch
@@ -53,47 +56,27 @@ def _names_above(name: str) -> Iterator[str]:
         at = name.rfind(".", 0, at)
 
 
-def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(state: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of nested dicts, lists and tuples, with their names."""
-    import torch  # noqa: PLC0415
-
-    if isinstance(state, torch.Tensor):
-        yield name, state
-    elif isinstance(state, Mapping):
-        for key, value in state.items():
-            yield from named_tensors(value, _joined(name, key))
-    elif isinstance(state, list | tuple):
-        for index, value in enumerate(state):
-            yield from named_tensors(value, _joined(name, index))
+    for keys, tensor in tensors_with_keys(state):
+        yield functools.reduce(_joined, keys, ""), tensor
 
 
-def tensor_expressions(state: Any, way: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def tensor_expressions(state: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the same tensors in the same order, with the Python expression of each, such as ``['a'][0]``."""
-    import torch  # noqa: PLC0415
+    for keys, tensor in tensors_with_keys(state):
+        yield expression(keys), tensor
 
-    if isinstance(state, torch.Tensor):
-        yield way, state
-    elif isinstance(state, Mapping):
-        for key, value in state.items():
-            yield from tensor_expressions(value, f"{way}[{key!r}]")
-    elif isinstance(state, list | tuple):
-        for index, value in enumerate(state):
-            yield from tensor_expressions(value, f"{way}[{index}]")
+
+def expression(keys: Keys) -> str:
+    """Return the Python expression of keys, such as ``['a'][0]``."""
+    return "".join(f"[{key!r}]" for key in keys)
 
 
 def tensor_keys(state: Any) -> Iterator[object]:
-    """Yield the keys of all dicts on the way to tensors."""
-    import torch  # noqa: PLC0415
-
-    if isinstance(state, Mapping):
-        for key, value in state.items():
-            below = [*tensor_keys(value)]
-            if below or isinstance(value, torch.Tensor) or next(named_tensors(value), None):
-                yield key
-                yield from below
-    elif isinstance(state, list | tuple):
-        for value in state:
-            yield from tensor_keys(value)
+    """Yield the keys of all dicts, and the indices, on the way to tensors."""
+    for keys, _ in tensors_with_keys(state):
+        yield from keys
 
 
 def has_name(key: object) -> bool:
@@ -105,12 +88,12 @@ def has_dtensors(state: object) -> bool:
     """Whether a state contains DTensors, of which each process has a part."""
     # Importing torch.distributed.tensor takes long. If nobody imported it, there is no DTensor.
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(tensor, module.DTensor) for _, tensor in named_tensors(state))
+    return module is not None and any(isinstance(tensor, module.DTensor) for tensor in each_tensor(state))
 
 
 def local_nbytes(state: object) -> int:
     """Return the bytes of tensors in this process; of DTensors, those of its own part."""
-    own = (getattr(tensor, "_local_tensor", tensor) for _, tensor in named_tensors(state))
+    own = (getattr(tensor, "_local_tensor", tensor) for tensor in each_tensor(state))
     # torch has no size of sparse and nested ones.
     return sum(int(tensor.nbytes) for tensor in own if str(tensor.layout) == "torch.strided" and not tensor.is_nested)
 

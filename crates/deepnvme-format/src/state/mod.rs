@@ -4,11 +4,12 @@
 //! a flat state dict these are PyTorch's usual names.
 //!
 //! `walk` follows all references from the root, within limits far beyond any model; `paths` stores paths and spells
-//! out the names of tensors; `storage` parses persistent ids, `tensor` checks a tensor against its storage;
+//! out the names of tensors; `reach` finds the containers that have any; `storage` parses persistent ids, `tensor` checks a tensor against its storage;
 //! `non_tensors` lists everything else.
 
 mod non_tensors;
 mod paths;
+mod reach;
 mod storage;
 mod tensor;
 mod walk;
@@ -17,7 +18,7 @@ pub use non_tensors::{NESTED_TENSOR, NON_TENSORS_MAX, SPARSE_TENSOR, non_tensors
 pub use paths::{DEPTH_MAX, NAME_BYTES_MAX};
 pub use storage::{Storage, storage};
 pub use tensor::Tensor;
-pub use walk::{PickledState, STATE_BYTES_MAX, STEPS_MAX};
+pub use walk::{PickledState, REVISITS_MAX, STATE_BYTES_MAX, STEPS_MAX};
 
 #[cfg(test)]
 mod tests;

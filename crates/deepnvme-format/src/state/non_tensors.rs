@@ -52,7 +52,7 @@ pub fn non_tensors(graph: &Graph) -> Vec<(String, &'static str)> {
             }
             ValueKind::Container => {
                 if !std::mem::replace(&mut seen[id.index()], true)
-                    && let Ok(path) = paths.below(above, part)
+                    && let Ok(path) = paths.below(above, part, id)
                 {
                     open.push((id, path, 0));
                 }

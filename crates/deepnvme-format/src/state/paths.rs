@@ -29,6 +29,8 @@ struct Path {
     above: PathId,
     part: PathPart,
     depth: u32,
+    /// The container that the path leads to.
+    id: NodeId,
 }
 
 /// All visited paths.
@@ -41,18 +43,31 @@ impl<'a> Paths<'a> {
     pub(super) const ROOT: PathId = PathId(0);
 
     pub(super) fn new(graph: &'a Graph) -> Self {
-        Self { graph, paths: vec![Path { above: Self::ROOT, part: PathPart::Same, depth: 0 }] }
+        let root = Path { above: Self::ROOT, part: PathPart::Same, depth: 0, id: graph.root() };
+        Self { graph, paths: vec![root] }
     }
 
-    /// Extends a path by one component.
-    pub(super) fn below(&mut self, above: PathId, part: PathPart) -> Result<PathId> {
+    /// Extends a path by one component, which leads to a container.
+    pub(super) fn below(&mut self, above: PathId, part: PathPart, id: NodeId) -> Result<PathId> {
         let depth = self.paths[above.0 as usize].depth + 1;
         if depth as usize > DEPTH_MAX {
             return Err(too_deep(&self.name(above, part).unwrap_or_default()));
         }
-        let id = PathId(self.paths.len() as u32);
-        self.paths.push(Path { above, part, depth });
-        Ok(id)
+        let path = PathId(self.paths.len() as u32);
+        self.paths.push(Path { above, part, depth, id });
+        Ok(path)
+    }
+
+    /// Returns whether a container is on a path, which is at most [`DEPTH_MAX`] long.
+    pub(super) fn contains(&self, path: PathId, id: NodeId) -> bool {
+        let mut at = path;
+        while at.0 != Self::ROOT.0 {
+            if self.paths[at.0 as usize].id == id {
+                return true;
+            }
+            at = self.paths[at.0 as usize].above;
+        }
+        false
     }
 
     /// Returns whether each key of a path extended by one component has a name.

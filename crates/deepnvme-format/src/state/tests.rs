@@ -54,7 +54,29 @@ fn keyword_arguments_are_walked() {
 #[test]
 fn a_tensor_in_several_places_is_listed_for_each() {
     let pickle = pickled(&[b"](", TENSOR, b"q\x05h\x05]h\x05aq\x06h\x06e"]);
-    assert_eq!(names(&pickle).unwrap(), ["0", "1", "2.0"]);
+    assert_eq!(names(&pickle).unwrap(), ["0", "1", "2.0", "3.0"]);
+    // {"a": {"w": t}, "b": the same dict}, and the same of a parameter.
+    let dict = [b"}", &text("w")[..], TENSOR, b"sq\x07"].concat();
+    let twice = pickled(&[b"}(", &text("a"), &dict, &text("b"), b"h\x07u"]);
+    assert_eq!(names(&twice).unwrap(), ["a.w", "b.w"]);
+    let parameter = [b"ctorch._utils\n_rebuild_parameter\n", TENSOR, b"\x88}\x87Rq\x07"].concat();
+    let twice = pickled(&[b"}(", &text("a"), &parameter, &text("b"), b"h\x07u"]);
+    assert_eq!(names(&twice).unwrap(), ["a", "b"]);
+    // A list that contains itself twice, and a tensor.
+    assert_eq!(names(&pickled(&[b"]q\x07(h\x07", TENSOR, b"h\x07e"])).unwrap(), ["1"]);
+    // [x, y] with x = [y] and y = [x, t]: from y, x leads nowhere new.
+    let knot = pickled(&[b"](]q\x07](h\x07", TENSOR, b"eq\x08ah\x08e"]);
+    assert_eq!(names(&knot).unwrap(), ["0.0.1", "1.1"]);
+}
+
+#[test]
+fn visits_of_shared_containers_have_a_limit() {
+    let level = b"q\x030]h\x03ah\x03a";
+    let shared = |levels: usize| pickled(&[b"]", TENSOR, b"a", &level.repeat(levels)]);
+    assert_eq!(names(&shared(10)).unwrap().len(), 1 << 10);
+    refused(&shared(400), Limits::default(), "refer to each other more than 524288 times");
+    // Without tensors they are visited once.
+    assert_eq!(names(&pickled(&[b"](]", &level.repeat(400), TENSOR, b"e"])).unwrap(), ["1"]);
 }
 
 #[test]
@@ -79,16 +101,15 @@ fn names_of_tensors_have_a_limit() {
 }
 
 #[test]
-fn shared_nodes_are_visited_once() {
+fn arguments_of_tensors_are_visited_once() {
     // Tensors that have the previous tensor twice among their arguments.
     let level = b"q\x030h\x01(h\0K\0h\x02h\x02h\x03h\x03tR";
     let found = names(&pickled(&[TENSOR, &level.repeat(18)])).unwrap();
     assert_eq!(found.len(), 1 + 2 * 18);
-    // Lists, and objects whose arguments are the same long tuple.
-    let lists = b"q\x030]h\x03ah\x03a".repeat(400);
-    assert_eq!(names(&pickled(&[b"]", TENSOR, b"a", &lists])).unwrap().len(), 1);
+    // Objects whose arguments are the same long tuple.
     let many = [b"(", &b"]K\x01a".repeat(2000)[..], TENSOR, b"tq\x04](", &b"cm\nC\nh\x04R".repeat(2000), b"e"].concat();
-    assert_eq!(names(&pickled(&[&many])).unwrap(), ["0.2000"]);
+    let expected: Vec<_> = (0..2000).map(|object| format!("{object}.2000")).collect();
+    assert_eq!(names(&pickled(&[&many])).unwrap(), expected);
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! Walks a graph from the root to every tensor.
 //!
-//! Each container is visited once, however often it is referenced, and so are the arguments of calls, which may be
-//! shared. Work per reference (a step, a tensor in several places) is limited.
+//! A container in several places is visited for each, if it has tensors: they have a name for each. Within itself it is
+//! not visited again. Work per reference (a step, another visit, a tensor in several places) is limited.
 
 use std::collections::HashMap;
 
 use super::paths::{PathId, PathPart, Paths};
+use super::reach::Reach;
 use super::storage::{Storage, storage};
 use super::tensor::{self, Tensor};
 use crate::error::{Error, Result};
@@ -13,6 +14,9 @@ use crate::pickle::{Graph, Node, NodeId, Object};
 
 /// The maximum number of references to containers and tensors that are followed.
 pub const STEPS_MAX: usize = 1 << 25;
+/// The maximum number of visits of containers that were visited before. Forty lists, each of which contains the one
+/// before it twice, have a million million names.
+pub const REVISITS_MAX: usize = 1 << 19;
 /// The maximum memory of tensors and storages, names included: millions of them.
 pub const STATE_BYTES_MAX: usize = 512 << 20;
 
@@ -30,8 +34,8 @@ impl PickledState {
     ///
     /// # Errors
     /// `Corrupt` for tensors that exceed their storage; `Unsupported` for unknown element types, and for graphs
-    /// beyond [`DEPTH_MAX`](super::DEPTH_MAX), [`NAME_BYTES_MAX`](super::NAME_BYTES_MAX), [`STEPS_MAX`] or
-    /// [`STATE_BYTES_MAX`].
+    /// beyond [`DEPTH_MAX`](super::DEPTH_MAX), [`NAME_BYTES_MAX`](super::NAME_BYTES_MAX), [`STEPS_MAX`],
+    /// [`REVISITS_MAX`] or [`STATE_BYTES_MAX`].
     pub fn of(graph: &Graph) -> Result<Self> {
         Walk::new(graph, Limits::default()).run()
     }
@@ -41,12 +45,13 @@ impl PickledState {
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
     pub(super) steps: usize,
+    pub(super) revisits: usize,
     pub(super) state_bytes: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { steps: STEPS_MAX, state_bytes: STATE_BYTES_MAX }
+        Self { steps: STEPS_MAX, revisits: REVISITS_MAX, state_bytes: STATE_BYTES_MAX }
     }
 }
 
@@ -70,6 +75,9 @@ pub(super) struct Walk<'a> {
     by_id: HashMap<NodeId, usize>,
     /// The visited nodes.
     seen: Vec<bool>,
+    /// Which nodes lead to tensors. Computed for the first node that is in several places.
+    reach: Option<Reach>,
+    revisits: usize,
 }
 
 impl<'a> Walk<'a> {
@@ -85,6 +93,8 @@ impl<'a> Walk<'a> {
             by_key: HashMap::new(),
             by_id: HashMap::new(),
             seen: vec![false; graph.len()],
+            reach: None,
+            revisits: 0,
         }
     }
 
@@ -109,7 +119,7 @@ impl<'a> Walk<'a> {
             Node::Persistent(key) => return self.storage(*key).map(drop),
             _ => {}
         }
-        if !self.enter(step.id) {
+        if !self.enter(step.id, step.above)? {
             return Ok(());
         }
         match graph.node(step.id) {
@@ -121,17 +131,31 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Marks a node as visited. Returns whether it was not before.
-    fn enter(&mut self, id: NodeId) -> bool {
-        !std::mem::replace(&mut self.seen[id.index()], true)
+    /// Marks a node below a path as visited. Returns whether to visit it: for the first time, or again for other names.
+    fn enter(&mut self, id: NodeId, above: PathId) -> Result<bool> {
+        if !std::mem::replace(&mut self.seen[id.index()], true) {
+            return Ok(true);
+        }
+        let graph = self.graph;
+        let reach = self.reach.get_or_insert_with(|| Reach::of(graph));
+        if !reach.leads_to_tensors(id) || self.paths.contains(above, id) {
+            return Ok(false);
+        }
+        self.revisits += 1;
+        if self.revisits > self.limits.revisits {
+            let most = self.limits.revisits;
+            let text = format!("the containers of the file refer to each other more than {most} times");
+            return Err(Error::unsupported(text));
+        }
+        Ok(true)
     }
 
     /// Visits the parts of an object: a parameter's tensor, otherwise arguments, items and attributes.
     fn object(&mut self, step: Step, object: &Object) -> Result<()> {
         let graph = self.graph;
-        let path = self.paths.below(step.above, step.part)?;
+        let path = self.paths.below(step.above, step.part, step.id)?;
         let arguments = graph.tuple(object.arguments).unwrap_or_default();
-        if self.enter(object.arguments) {
+        if self.enter(object.arguments, step.above)? {
             let is_parameter = is_parameter(graph, object);
             for (index, argument) in arguments.iter().enumerate() {
                 let part = if is_parameter { PathPart::Same } else { PathPart::Index(index as u32) };
@@ -161,10 +185,11 @@ impl<'a> Walk<'a> {
         let attributes = tensor::attributes(graph, object, call);
         let has_more = rest.clone().any(|(_, argument)| is_followed(graph.node(*argument)));
         let has_more = has_more || attributes.is_some_and(|state| is_followed(graph.node(state)));
-        if !has_more || !self.enter(object.arguments) {
+        // Once: nothing names them, and in hostile files each tensor has the one before twice among them.
+        if !has_more || std::mem::replace(&mut self.seen[object.arguments.index()], true) {
             return Ok(());
         }
-        let path = self.paths.below(step.above, step.part)?;
+        let path = self.paths.below(step.above, step.part, step.id)?;
         for (index, argument) in rest {
             self.push(*argument, path, PathPart::Index(index as u32))?;
         }
@@ -192,7 +217,7 @@ impl<'a> Walk<'a> {
     }
 
     fn numbered(&mut self, step: Step, elements: &[NodeId]) -> Result<()> {
-        let path = self.paths.below(step.above, step.part)?;
+        let path = self.paths.below(step.above, step.part, step.id)?;
         self.elements(path, elements)
     }
 
@@ -202,7 +227,7 @@ impl<'a> Walk<'a> {
     }
 
     fn keyed(&mut self, step: Step, items: &[(NodeId, NodeId)]) -> Result<()> {
-        let path = self.paths.below(step.above, step.part)?;
+        let path = self.paths.below(step.above, step.part, step.id)?;
         self.items(path, items)
     }
 
