@@ -89,7 +89,7 @@ fn write(
     let bytes = save.bytes();
     let (mut replacement, file) = create(engine, &Target::Path(target.to_path_buf()), bytes)?;
     for reader in readers {
-        replacement.limit_mode(reader.file().permissions()?);
+        replacement.limit_permissions(reader.file().permissions()?);
     }
     let save = Arc::new(save);
     let shard = Arc::clone(&save).start_shard(Arc::clone(engine), file, 0..bytes, 0, Arc::clone(progress));

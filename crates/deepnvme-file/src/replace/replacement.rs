@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::set::{Member, SetReplacement, is_token};
-use super::temporary::{self, EVERYBODY, Temporary};
+use super::temporary::{self, Temporary};
 use crate::open::{Target, open};
 use crate::stripe_set::{RECORD_KEY, StripeSet};
 use deepnvme_io::DirectMode;
-use deepnvme_io::fs::{self, FileKind};
+use deepnvme_io::fs::{self, FileKind, Permissions};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 use deepnvme_io::{OpenOptions, TensorFile};
@@ -72,7 +72,7 @@ pub struct Replacement {
     target: PathBuf,
     new: New,
     /// Widest permissions of a file that replaces none.
-    most: u32,
+    most: Permissions,
 }
 
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Replacement {
         let target = temporary::resolve(path)?;
         temporary::remove_stale(&target);
         let file = Temporary::new(&target).map_err(|error| error.at_path(path))?;
-        Ok(Self { target, new: New::File(file), most: EVERYBODY })
+        Ok(Self { target, new: New::File(file), most: Permissions::EVERYBODY })
     }
 
     fn striped(set: &StripeSet) -> Result<Self> {
@@ -126,13 +126,13 @@ impl Replacement {
         Ok(Self {
             target: new.index().to_path_buf(),
             new: New::Stripes(private, named, Box::new(new)),
-            most: EVERYBODY,
+            most: Permissions::EVERYBODY,
         })
     }
 
-    /// Limits the permissions of a file that replaces none to `most`, the permission bits of another file.
-    pub fn limit_mode(&mut self, most: u32) {
-        self.most &= most;
+    /// Limits the permissions of a file that replaces none to `most`, those of another file.
+    pub fn limit_permissions(&mut self, most: Permissions) {
+        self.most = self.most.and(most);
     }
 
     /// The path to replace: the file, or the manifest of the set.
@@ -164,7 +164,7 @@ impl Replacement {
     /// The error of the kernel.
     pub fn take_mode(&self) -> Result<()> {
         match &self.new {
-            New::File(file) => file.take_mode_within(self.most, &self.target),
+            New::File(file) => file.take_permissions_within(self.most, &self.target),
             // The commit sets those of the members.
             New::Stripes(..) => Ok(()),
         }
@@ -192,7 +192,7 @@ impl Replacement {
                     let detail = "it has become a symbolic link meanwhile; save again";
                     return Err(Error::new(ErrorKind::InvalidInput, "rename", detail).at_path(target));
                 }
-                file.take_mode_within(most, &target)?;
+                file.take_permissions_within(most, &target)?;
                 let folder = sync_folders.then(|| fs::OpenedFolder::new(fs::folder_of(&target))).transpose()?;
                 // Keep the old file open beyond the rename: some file systems take longer to free a large file than to
                 // write one.

@@ -26,7 +26,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use deepnvme_format::set;
-use deepnvme_io::fs::{self, FileId, FileKind, OFlags, Stat};
+use deepnvme_io::fs::{self, FileId, FileKind, OFlags, Permissions, Stat};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
@@ -36,7 +36,7 @@ use self::identity::{folder_mark, mark, name_of, written_mark};
 use self::lock::{Locked, lock_current};
 use self::owned::{Owned, clean_up, remove_listed};
 use self::record::{INTENT, Intended, Intent, Record, TOKEN_DIGITS, insert_record, not_text, recorded_path, render};
-use super::temporary::{self, EVERYBODY, Temporary};
+use super::temporary::{self, Temporary};
 use std::os::fd::AsFd;
 
 /// How often an index may change between open and lock.
@@ -98,8 +98,8 @@ impl SetReplacement {
     }
 
     /// Gives the members their names, with the permissions `mode`. They are listed with their identities before.
-    fn place(&mut self, mode: u32) -> Result<Vec<Stat>> {
-        let stats = self.files.iter().map(|file| settle_member(file.path(), mode)).collect::<Result<Vec<_>>>()?;
+    fn place(&mut self, allowed: Permissions) -> Result<Vec<Stat>> {
+        let stats = self.files.iter().map(|file| settle_member(file.path(), allowed)).collect::<Result<Vec<_>>>()?;
         let marks: Vec<String> = stats.iter().map(mark).collect();
         self.list(self.paths.iter().cloned().zip(marks.iter().cloned().map(Some)).collect())?;
         for ((file, path), mark) in self.files.iter_mut().zip(&self.paths).zip(marks) {
@@ -149,13 +149,18 @@ impl SetReplacement {
     /// The error of the file system, or `Busy` if another commit of the set holds the index for over a minute. The old
     /// set is intact, unless only the last sync failed.
     pub fn commit(self, index: Value) -> Result<Vec<PathBuf>> {
-        self.commit_index(index, false, EVERYBODY)
+        self.commit_index(index, false, Permissions::EVERYBODY)
     }
 
-    pub(super) fn commit_index(mut self, mut index: Value, is_one_line: bool, most_mode: u32) -> Result<Vec<PathBuf>> {
+    pub(super) fn commit_index(
+        mut self,
+        mut index: Value,
+        is_one_line: bool,
+        most: Permissions,
+    ) -> Result<Vec<PathBuf>> {
         let folder = fs::OpenedFolder::new(fs::folder_of(&self.index))?;
-        let mode = temporary::mode_of(&self.index, most_mode).map_err(|errno| self.refused(errno))?;
-        let members = self.place(mode)?;
+        let allowed = temporary::permissions_of(&self.index, most).map_err(|errno| self.refused(errno))?;
+        let members = self.place(allowed)?;
         // Keep every list locked until the change: an unlocked one is taken for that of a killed save.
         let mut tried = Vec::new();
         for _ in 0..RACES_MAX {
@@ -164,7 +169,7 @@ impl SetReplacement {
             let mut written = Temporary::new(&self.index)?;
             let record = self.record(&written, &members, &old)?;
             insert_record(&mut index, &self.record_at, &record).map_err(|error| error.at_path(&self.index))?;
-            self.fill(&written, &index, is_one_line, mode)?;
+            self.fill(&written, &index, is_one_line, allowed)?;
             if !self.rename_index(&mut written, current.as_ref())? {
                 tried.push(written);
                 continue;
@@ -195,13 +200,13 @@ impl SetReplacement {
         })
     }
 
-    /// Writes the text of the index, with its checksum, and sets the permissions `mode`.
-    fn fill(&self, written: &Temporary, index: &Value, is_one_line: bool, mode: u32) -> Result<()> {
+    /// Writes the text of the index, with its checksum, and sets the permissions.
+    fn fill(&self, written: &Temporary, index: &Value, is_one_line: bool, allowed: Permissions) -> Result<()> {
         let text = render(index, is_one_line).map_err(|error| not_text(&self.index, &error))?;
         let text =
             set::write_checksum(&text).map_err(|error| Error::invalid(error.to_string()).at_path(&self.index))?;
         written.fill(text.as_bytes()).map_err(|error| error.at_path(&self.index))?;
-        fs::set_mode(written.file(), mode).map_err(|errno| self.refused(errno))
+        temporary::set_permissions(written.file(), allowed).map_err(|errno| self.refused(errno))
     }
 
     /// Renames the new index to its name. Returns false if there was no index, and another process has created one.
@@ -235,7 +240,7 @@ impl SetReplacement {
     /// As [`commit`](Self::commit), and `InvalidInput` if the text is not JSON.
     pub fn commit_text(self, index: &str) -> Result<Vec<PathBuf>> {
         match serde_json::from_str(index) {
-            Ok(value) => self.commit_index(value, !index.trim_end().contains('\n'), EVERYBODY),
+            Ok(value) => self.commit_index(value, !index.trim_end().contains('\n'), Permissions::EVERYBODY),
             Err(error) => Err(Error::invalid(format!("the index is not JSON: {error}")).at_path(&self.index)),
         }
     }
@@ -291,7 +296,7 @@ fn is_link(path: &Path) -> bool {
 }
 
 /// Sets the final permissions of a member. Returns its identity.
-fn settle_member(path: &Path, mode: u32) -> Result<Stat> {
+fn settle_member(path: &Path, allowed: Permissions) -> Result<Stat> {
     let refused = |errno| Error::os("open for writing", errno).at_path(path);
     let file = fs::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0).map_err(refused)?;
     let stat = fs::stat_of(file.as_fd()).map_err(refused)?;
@@ -299,7 +304,7 @@ fn settle_member(path: &Path, mode: u32) -> Result<Stat> {
         let detail = format!("somebody has put {} in its place; save again", stat.kind.name());
         return Err(Error::new(ErrorKind::Io, "replace", detail).at_path(path));
     }
-    fs::set_mode(file.as_fd(), mode).map_err(refused)?;
+    temporary::set_permissions(file.as_fd(), allowed).map_err(refused)?;
     Ok(stat)
 }
 

@@ -11,7 +11,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::sync::thread;
-use deepnvme_io::fs::{self, FileId, FileKind, OFlags, Stat};
+use deepnvme_io::fs::{self, FileId, FileKind, ListKind, OFlags, Permissions, Stat};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::start_thread;
@@ -36,9 +36,6 @@ pub struct Temporary {
     /// After a fork, only the parent removes the file.
     creator: CreatorProcess,
 }
-
-/// Widest permissions of a new file, before the umask.
-pub(super) const EVERYBODY: u32 = 0o666;
 
 impl Temporary {
     /// Creates a new file, readable by its owner only, in the folder of `target`. It may replace `target` later.
@@ -94,12 +91,12 @@ impl Temporary {
     /// # Errors
     /// The error of the kernel.
     pub fn take_mode_of(&self, target: &Path) -> Result<()> {
-        self.take_mode_within(EVERYBODY, target)
+        self.take_permissions_within(Permissions::EVERYBODY, target)
     }
 
     /// Like [`take_mode_of`](Self::take_mode_of), but limits a new file to the permissions `most`.
-    pub(super) fn take_mode_within(&self, most: u32, target: &Path) -> Result<()> {
-        let set = mode_of(target, most).and_then(|mode| fs::set_mode(self.file(), mode));
+    pub(super) fn take_permissions_within(&self, most: Permissions, target: &Path) -> Result<()> {
+        let set = permissions_of(target, most).and_then(|allowed| set_permissions(self.file(), allowed));
         set.map_err(|errno| Error::os("set permissions", errno).at_path(target))
     }
 
@@ -356,13 +353,31 @@ pub(super) fn unlink_if(path: &Path, identity: FileId) -> bool {
 }
 
 /// The permissions of the file at `target`, or those of a new file there, within `most`.
-pub(super) fn mode_of(target: &Path, most: u32) -> Result<u32, Errno> {
+pub(super) fn permissions_of(target: &Path, most: Permissions) -> Result<Permissions, Errno> {
     match fs::stat(target) {
-        Ok(old) => Ok(old.mode & 0o777),
-        Err(Errno::NOENT) => Ok(EVERYBODY & most & !fs::umask()),
+        Ok(old) => Ok(Permissions::of(&old, fs::access_list(target, ListKind::Access).as_deref())),
+        Err(Errno::NOENT) => {
+            // A folder's list for new files takes the place of the umask.
+            let listed = fs::access_list(fs::folder_of(target), ListKind::Default);
+            let new = listed.as_deref().and_then(fs::listed_mode).unwrap_or_else(|| 0o777 & !fs::umask());
+            Ok(Permissions { mode: new, group: None }.and(most))
+        }
         // On any other error the file may exist with narrower permissions.
         Err(errno) => Err(errno),
     }
+}
+
+/// Sets the permissions of a private file. If it cannot have the group that they are for, its own group may do what all
+/// others may.
+pub(super) fn set_permissions(file: BorrowedFd<'_>, allowed: Permissions) -> Result<(), Errno> {
+    let Permissions { mut mode, group } = allowed;
+    if let Some(group) = group
+        && fs::stat_of(file)?.group != group
+        && fs::set_group(file, group).is_err()
+    {
+        mode = fs::without_group(mode);
+    }
+    fs::set_mode(file, mode)
 }
 
 /// Opens a file so that its data outlives its name.

@@ -18,7 +18,7 @@ use crate::config::DirectMode;
 use crate::display;
 use crate::error::{Error, ErrorKind, Result};
 
-use crate::fs::{OFlags, Stat};
+use crate::fs::{self, ListKind, OFlags, Permissions, Stat};
 use crate::op::{Errno, Op, OpKind, Token};
 
 use crate::split::{FileGeometry, IoMode};
@@ -206,12 +206,16 @@ impl TensorFile {
         self.parts.iter().map(Part::stat).collect()
     }
 
-    /// Returns the permission bits of the file, or the bits common to all parts of a stripe set.
+    /// Returns who may use the file, or all parts of a stripe set.
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn permissions(&self) -> Result<u32> {
-        Ok(self.stats()?.iter().fold(0o777, |common, stat| common & stat.mode))
+    pub fn permissions(&self) -> Result<Permissions> {
+        let all = Permissions { mode: 0o777, group: None };
+        self.parts.iter().try_fold(all, |common, part| {
+            let list = fs::access_list(part.path(), ListKind::Access);
+            Ok(common.and(Permissions::of(&part.stat()?, list.as_deref())))
+        })
     }
 
     /// Returns whether the file is empty now.

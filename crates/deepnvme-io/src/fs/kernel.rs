@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::stat::{FileId, FileKind, Space, Stat};
+use super::stat::{FileId, FileKind, ListKind, Space, Stat};
 use crate::backend::close::close;
 use crate::op::Errno;
 
@@ -225,6 +225,28 @@ pub fn set_mode(file: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     calls::fchmod(file, Mode::from_raw_mode(mode))
 }
 
+/// Sets the group of a file.
+///
+/// # Errors
+/// The kernel's error: the user is no member of the group.
+pub fn set_group(file: BorrowedFd<'_>, group: u32) -> Result<(), Errno> {
+    calls::fchown(file, None, Some(calls::Gid::from_raw(group)))
+}
+
+/// Returns the access control list of a file, or the one that new files in a folder get.
+#[must_use]
+pub fn access_list(path: &Path, kind: ListKind) -> Option<Vec<u8>> {
+    let name = match kind {
+        ListKind::Access => "system.posix_acl_access",
+        ListKind::Default => "system.posix_acl_default",
+    };
+    // No list is longer than an attribute.
+    let mut list = vec![0; 1 << 16];
+    let bytes = calls::getxattr(path, name, &mut list[..]).ok()?;
+    list.truncate(bytes);
+    Some(list)
+}
+
 /// Sets the length of a file.
 ///
 /// # Errors
@@ -380,6 +402,7 @@ fn of_statx(found: &Statx) -> Stat {
         links: found.stx_nlink.into(),
         mode: u32::from(found.stx_mode) & 0o7777,
         user: found.stx_uid,
+        group: found.stx_gid,
         modified_ns: nanoseconds(found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec),
         born_ns: mask
             .contains(StatxFlags::BTIME)
@@ -400,6 +423,7 @@ fn of_stat(found: calls::Stat) -> Stat {
         links: found.st_nlink as u64,
         mode: found.st_mode as u32 & 0o7777,
         user: found.st_uid,
+        group: found.st_gid,
         modified_ns: i128::from(found.st_mtime as i64) * 1_000_000_000 + i128::from(found.st_mtime_nsec as i64),
         born_ns: None,
         direct_alignment: None,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use deepnvme_simulation_runtime::thread::{self, WorldId};
 use rustix::fs::OFlags;
 
-use super::stat::{Space, Stat};
+use super::stat::{ListKind, Space, Stat};
 use crate::op::Errno;
 
 thread_local! {
@@ -97,4 +97,18 @@ calls! {
     fn copy_between(source: At<'_>, target: At<'_>, bytes: usize) -> usize;
     fn open_in_memory(name: &str) -> OwnedFd;
     fn random_bits() -> u128;
+}
+
+/// Changes nothing: simulated files have one group.
+///
+/// # Errors
+/// None.
+pub fn set_group(_: BorrowedFd<'_>, _: u32) -> Result<(), Errno> {
+    Ok(())
+}
+
+/// Simulated files have no access control lists.
+#[must_use]
+pub fn access_list(_: &Path, _: ListKind) -> Option<Vec<u8>> {
+    None
 }

@@ -38,6 +38,15 @@ impl FileKind {
     }
 }
 
+/// An access control list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ListKind {
+    /// Of the file itself.
+    Access,
+    /// Of new files in a folder.
+    Default,
+}
+
 /// Identifies a file: two existing files never have the same one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct FileId {
@@ -62,6 +71,8 @@ pub struct Stat {
     pub mode: u32,
     /// The owner.
     pub user: u32,
+    /// The group.
+    pub group: u32,
     /// Last modification, in nanoseconds since 1970.
     pub modified_ns: i128,
     /// Creation, in nanoseconds since 1970, if the file system records it.

@@ -379,6 +379,7 @@ impl WorldState {
             links: *links,
             mode: *mode,
             user: rustix::process::geteuid().as_raw(),
+            group: rustix::process::getegid().as_raw(),
             modified_ns: i128::from(*modified_ns),
             born_ns: self.setup.has_birth_times.then_some(*born_ns),
             direct_alignment: Some(direct),

@@ -10,7 +10,7 @@ use deepnvme_checkpoint::read::INDEX_SUFFIX;
 use deepnvme_file::replace::PrivateFolder;
 use deepnvme_file::stripe_set::{MANIFEST_SUFFIX, STRIPE_BYTES_DEFAULT};
 use deepnvme_file::{Replacement, StripeSet, Target};
-use deepnvme_io::fs::{self, FileId, FileKind, OFlags};
+use deepnvme_io::fs::{self, FileId, FileKind, OFlags, Permissions};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind};
 use serde::Serialize;
@@ -98,13 +98,13 @@ impl NewFolder {
     /// Creates the weights file, and returns it with its final path. The manifest of stripes lies in the folder; the
     /// stripes themselves have unique names on the disks, and are deleted with an uncommitted folder. `most` are the
     /// permissions that all source files grant.
-    pub(super) fn weights(&mut self, most: u32) -> Result<(Replacement, Target)> {
+    pub(super) fn weights(&mut self, most: Permissions) -> Result<(Replacement, Target)> {
         let path = self.folder.add(Path::new(&self.file()))?;
         let mut new = match &self.stripes {
             Some(set) => Replacement::listed(set, &path)?,
             None => Replacement::new(&Target::from(&path))?,
         };
-        new.limit_mode(most);
+        new.limit_permissions(most);
         Ok((new, Target::from(path)))
     }
 

@@ -8,7 +8,7 @@ use deepnvme_checkpoint::read::{Contents, Reader, open_all};
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_file::aligned_range::{AlignedRange, AlignedRead};
 use deepnvme_format::Dtype;
-use deepnvme_io::fs::FileId;
+use deepnvme_io::fs::{FileId, Permissions};
 use deepnvme_io::mem::{Buffer, PAGE_BYTES};
 use deepnvme_io::{Engine, Error as IoError};
 
@@ -121,8 +121,9 @@ impl Model {
     }
 
     /// The permission bits that all files grant.
-    pub(super) fn permissions(&self) -> Result<u32> {
-        self.readers.iter().try_fold(0o777, |common, reader| Ok(common & reader.file().permissions()?))
+    pub(super) fn permissions(&self) -> Result<Permissions> {
+        let all = Permissions { mode: 0o777, group: None };
+        self.readers.iter().try_fold(all, |common, reader| Ok(common.and(reader.file().permissions()?)))
     }
 
     /// The number of file ranges that contain these tensors; nearby ranges count as one.
