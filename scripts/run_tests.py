@@ -101,8 +101,8 @@ class Suite:
 
 
 PYTEST = [sys.executable, "-m", "pytest", "-v"]
-CHECKPOINT = "python/tests/checkpoint"
-STREAM = "python/tests/stream"
+# The tests of state, about half of the time of all.
+STATE = [f"python/tests/{name}" for name in ("checkpoint", "offload", "optim", "stream", "swap", "training")]
 SIMULATED = {"RUSTFLAGS": "--cfg simulated", "CARGO_TARGET_DIR": "target/simulated"}
 LOOM_PACKAGES = [f"--package=deepnvme-{name}" for name in ("mem", "io", "swap")]
 # All executions of two models take minutes. Those with at most five preemptions take seconds.
@@ -110,8 +110,8 @@ LOOM = {"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": "target/loom", "LOOM_MAX_
 # In the order of their beginning: the longest first.
 SUITES = [
     Suite("rust", ["cargo", "test", "--workspace", "--no-fail-fast"], count_cargo),
-    Suite("python", [*PYTEST, f"--ignore={CHECKPOINT}", f"--ignore={STREAM}"], count_pytest),
-    Suite("python-checkpoint", [*PYTEST, CHECKPOINT, STREAM], count_pytest),
+    Suite("python", [*PYTEST, *(f"--ignore={folder}" for folder in STATE)], count_pytest),
+    Suite("python-state", [*PYTEST, *STATE], count_pytest),
     Suite("simulated", ["cargo", "test", "--package", "deepnvme-simulation"], count_cargo, SIMULATED),
     Suite("loom", ["cargo", "test", *LOOM_PACKAGES, "--lib", "--test", "loom", "loom_"], count_cargo, LOOM),
     # It runs binaries that the Rust tests have compiled.
