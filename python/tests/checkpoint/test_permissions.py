@@ -70,7 +70,7 @@ def set_list(path: Path, kind: str, *entries: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("group", [TEAM, STRANGERS])
 def test_a_group_keeps_its_files_and_no_other_gets_them(folder: Path, group: int) -> None:
-    """A member gives the new file to the same group. Who is none gives it to nobody."""
+    """A member gives the new file to the same group. For a user who is none, the group loses it."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
     os.chown(folder, USER, OWN_GROUP)
