@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("--model-mib", type=int, help="size of the streamed model (default: 1024, at most --mib)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--seconds", type=float, default=60, help="a row begins no other round after so many seconds (default: 60)"
+        "--seconds", type=float, default=60, help="a row begins its last round before this time (default: 60)"
     )
     parser.add_argument("--minutes", type=float, default=16, help="limit of all rows together (default: 16)")
     parser.add_argument("--scratch", type=Path, default=Path("scratch"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +60,7 @@ class Training:
         return {"model": self._model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
-class Saver(ToolBase):
+class Saver(ToolBase, ABC):
     """One way to save a training's state."""
 
     def __init__(self, place: Place) -> None:
@@ -71,9 +72,9 @@ class Saver(ToolBase):
     def open(self, training: Training) -> None:
         """Prepare for this training; not timed."""
 
+    @abstractmethod
     def save(self, step: int, state: Any) -> None:
         """Save, or begin to save."""
-        raise NotImplementedError
 
     def is_done(self, step: int) -> bool:
         """Return whether the checkpoint is on disk."""

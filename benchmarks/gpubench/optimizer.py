@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ _TENSORS = 16
 #: fp32 moments: two for each parameter.
 _STATE_BYTES = 8
 _SETTINGS: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
-#: Each of so many elements is also stepped by torch's plain loop, and compared.
+#: One element of this many is also stepped by torch's plain loop, and compared.
 _COMPARED_EACH = 477
 #: The memory of state on disk is the state's size divided by this.
 _MEMORY_PART = 3
@@ -30,7 +31,7 @@ _CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 _SAME: dict[str, Any] = {"rtol": 2**-21, "atol": 1e-8}
 
 
-class Stepper(ToolBase):
+class Stepper(ToolBase, ABC):
     """One way to step parameters on the GPU, of which it has copies of its own."""
 
     #: It rounds as torch's plain loop does on the host.
@@ -60,9 +61,9 @@ class Stepper(ToolBase):
         self._optimizer = None
         self.parameters = []
 
+    @abstractmethod
     def _make(self, parameters: list[torch.Tensor]) -> Any:
         """Return the optimizer of these parameters."""
-        raise NotImplementedError
 
 
 class Fused(Stepper):
@@ -182,7 +183,7 @@ class _Expected:
         return torch.cat([each.detach().view(-1)[::_COMPARED_EACH].cpu() for each in tensors])
 
     def after(self, steps: int) -> torch.Tensor:
-        """Return the elements after so many steps."""
+        """Return the elements after this number of steps."""
         while len(self._after) <= steps:
             self._optimizer.step()
             self._after.append(self._parameter.detach().clone())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,16 +31,16 @@ _BATCH, _PROMPT_TOKENS, _NEW_TOKENS = 4, 16, 8
 _MEMORY_PART = 3
 
 
-class Generator(ToolBase):
+class Generator(ToolBase, ABC):
     """One way to have a model that generates."""
 
     #: Reads through the page cache, which is dropped before each token.
     is_cached: ClassVar[bool] = False
     model: Any = None
 
+    @abstractmethod
     def open(self, folder: Path, nbytes: int) -> None:
         """Open the model, of which a third may be on the GPU; not timed."""
-        raise NotImplementedError
 
     def bytes_read(self) -> int:
         """Return the bytes read from disk so far, if the tool counts them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -87,14 +88,14 @@ class Tool(ToolBase):
         raise NotOffered(f"{self.name} only reads")
 
 
-class Loader(ToolBase):
+class Loader(ToolBase, ABC):
     """One way to load a file of weights into tensors on a GPU."""
 
     suffix = ".safetensors"
 
+    @abstractmethod
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """Return all tensors by name."""
-        raise NotImplementedError
 
     def let_go(self) -> None:
         """Release memory of the last load other than its tensors; not timed."""

@@ -108,7 +108,7 @@ def _safetensors_iterate(folder: Path) -> Work:
     return each
 
 
-#: What each tool does, by operation. A save comes before the calls that read its file.
+#: The function of each tool, by operation. Saves come first: later operations read their files.
 OPERATIONS: dict[str, dict[str, Callable[[Path], Work]]] = {
     "save": {"deepnvme": _save, "torch": _torch_save, "safetensors": _safetensors_save},
     "load": {

@@ -104,8 +104,8 @@ case "$*" in
     *"-m venv"*) mkdir -p "${!#}/bin" "${!#}/lib"; cp "$0" "${!#}/bin/python" ;;
     *sysconfig*) echo "${0%/*}/../lib" ;;
     *"import xdist"*) exit 0 ;;
-    *"-m pytest"*) echo "$PWD: $*" >>"$ASKED"; echo "so many passed"; exit "$FAILED" ;;
-    *"-m gpubench"*) echo "$PYTHONPATH: $*" >>"$ASKED"; echo "so many GB/s" ;;
+    *"-m pytest"*) echo "$PWD: $*" >>"$ASKED"; echo "12 passed"; exit "$FAILED" ;;
+    *"-m gpubench"*) echo "$PYTHONPATH: $*" >>"$ASKED"; echo "3 GB/s" ;;
 esac
 """
 
@@ -129,13 +129,13 @@ def test_the_benchmark_comes_after_the_tests(bundle: Path, tmp_path: Path, faile
     assert benchmark.startswith(f"{bundle}/benchmarks: -m gpubench --mib 64 --scratch ")
     assert benchmark.endswith(f"--results {out}")
     assert done.stdout.splitlines()[-4:] == [
-        "tests:so many passed",
-        "tests that run alone:so many passed",
+        "tests:12 passed",
+        "tests that run alone:12 passed",
         "memory used of each GPU: before GPU 0: one, after GPU 0: one",
         "benchmark: no row failed",
     ]
-    assert "so many passed" in (out / "gpu-tests.log").read_text()
-    assert (out / "gpu-bench.log").read_text() == "so many GB/s\n"
+    assert "12 passed" in (out / "gpu-tests.log").read_text()
+    assert (out / "gpu-bench.log").read_text() == "3 GB/s\n"
     asked.unlink()
     assert run(bundle / "run.sh", tools, "-k", "one", **variables).returncode == int(failed)
     assert len(asked.read_text().splitlines()) == 2, "named tests run without the benchmark"

@@ -163,7 +163,7 @@ pub struct Current<'a> {
     on_this_thread: PhantomData<*const ()>,
 }
 
-/// What a guard does at its end.
+/// The action at the end of a guard.
 #[derive(Debug)]
 enum Leave {
     /// Pops the context, then restores the capture mode.

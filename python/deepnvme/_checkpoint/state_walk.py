@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # The keys and indices that lead to an object.
 Keys: TypeAlias = tuple[object, ...]
 
-# As for files: what lies deeper has no name there.
+# The same as in files: tensors below have no name there.
 _DEPTH_MAX = 500
 # Containers that stand in several places are walked so often in all. Forty lists, each of which contains the one before
 # it twice, have a million million names.

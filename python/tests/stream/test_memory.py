@@ -41,7 +41,7 @@ def status(name):
 
 folder, options, memory = {{folder!r}}, {{options!r}}, {{memory}}
 tokens = torch.randint(3, 8000, (2, 16))
-# What is imported late is no part of what is measured, nor are pages of libraries that a fork has not touched yet.
+# Late imports, and pages of libraries that a fork touches for the first time, do not count as the model's memory.
 sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=8)
 tiny = transformers.LlamaConfig(**sizes)
 transformers.LlamaForCausalLM(tiny).generate(tokens[:, :2] % 8, min_new_tokens=2, max_new_tokens=2, do_sample=False)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use deepnvme_mem::{Device, Region, RegionMut, Slot, StreamHandle};
 
 use super::copies::{BlockingCopier, GpuSlice};
-use super::device::{Gpu, GpuEvent, Registration, STREAM_TIMEOUT};
+use super::device::{CALLER_STREAM_TIMEOUT, Gpu, GpuEvent, Registration};
 use super::registry::GpuRegistry;
 use crate::backend::gds::CudaDevices;
 use crate::error::Result;
@@ -46,7 +46,7 @@ impl StreamEvents {
     /// # Errors
     /// `Device` if work on a stream failed, or is not complete after half an hour.
     pub fn wait(&self) -> Result<()> {
-        self.events.iter().try_for_each(|event| event.wait(STREAM_TIMEOUT))
+        self.events.iter().try_for_each(|event| event.wait(CALLER_STREAM_TIMEOUT))
     }
 }
 

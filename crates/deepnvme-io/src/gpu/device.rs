@@ -14,7 +14,7 @@ pub(crate) const COPY_WAIT: Duration = Duration::from_secs(1);
 
 /// The longest wait for a caller's stream. A kernel may wait for another process, as those of NCCL do for up to ten
 /// minutes by default.
-pub(crate) const STREAM_TIMEOUT: Duration = Duration::from_secs(1800);
+pub(crate) const CALLER_STREAM_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// One GPU, shared by any number of threads.
 ///
