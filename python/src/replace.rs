@@ -46,8 +46,7 @@ pub(crate) fn _open_regular(path: &Bound<'_, PyAny>) -> PyResult<RawFd> {
 #[pyfunction]
 pub(crate) fn _make_folders(path: &Bound<'_, PyAny>) -> PyResult<()> {
     let (py, name) = (path.py(), file_name(path)?);
-    let made = py.detach(|| deepnvme_io::fs::make_folders(&name));
-    error::check(py, made.map_err(|errno| deepnvme_io::Error::os("make folder", errno).at_path(name)))
+    error::check(py, py.detach(|| deepnvme_io::fs::make_folders(&name)))
 }
 
 /// A new folder under a private name. ``commit`` renames it to ``path``.

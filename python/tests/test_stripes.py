@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import deepnvme
 
@@ -192,6 +193,16 @@ def test_one_file_under_two_names_is_no_stripe_set(tmp_path: Path, random_bytes:
     with pytest.raises(ValueError, match=r"one file|named twice"):
         deepnvme.write(random_bytes(1 << 20), deepnvme.StripeSet([one, other], stripe_bytes=8192))
     assert not [*tmp_path.rglob("*.json")]
+
+
+@pytest.mark.parametrize("between", ["sub/..", "link"])
+def test_a_save_to_one_file_under_two_names_writes_nothing(tmp_path: Path, between: str) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to(".")
+    stripes = deepnvme.StripeSet([tmp_path / "a", tmp_path / between / "a"], stripe_bytes=8192)
+    with pytest.raises(ValueError, match="are one file; name a file of its own for each"):
+        deepnvme.save({"a": torch.randn(10_000)}, stripes)
+    assert {path.name for path in tmp_path.iterdir()} == {"sub", "link"}
 
 
 @pytest.mark.parametrize("name", ALIASES)

@@ -172,7 +172,12 @@ fn copy(
         match fs::copy_between((source, source_offset + done), (target, target_offset + done), len) {
             Ok(0) => {
                 let file_bytes = fs::stat_of(source).map_or(source_offset + done, |stat| stat.bytes);
-                return Err(IoError::end_of_file("copy", file_bytes, source_offset, bytes));
+                let error = IoError::end_of_file("copy", file_bytes, source_offset, bytes);
+                // The caller takes an error without a path for one of the swap file.
+                return Err(match fs::resolved_path(source) {
+                    Ok(path) => error.at_path(&path),
+                    Err(_) => error,
+                });
             }
             Ok(count) => {
                 stats.kernel_bytes += count as u64;

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 PARTS_LIST = ".stripes.json"
 # Index in a complete folder of a sharded checkpoint.
 SHARDS_LIST = "deepnvme.json"
+# Names of unlisted checkpoints that an error shows.
+_UNLISTED_SHOWN = 3
 # Bytes at the start of a part that its checksum covers.
 HEAD_BYTES = 64 << 10
 
@@ -269,6 +271,9 @@ class History:
             what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             steps = ", ".join(str(entry.step) for entry in self.entries) or "none"
             msg = f"{self.folder}: there is {what}; available steps: {steps}"
+            if unlisted := self._native.unlisted():
+                shown = ", ".join(unlisted[:_UNLISTED_SHOWN]) + (", ..." if len(unlisted) > _UNLISTED_SHOWN else "")
+                msg += f"; not in the manifest: {shown}; give deepnvme.load the path of one"
             raise NotFoundError(msg)
         return found[-1]
 

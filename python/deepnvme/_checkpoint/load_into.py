@@ -14,7 +14,7 @@ from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._checkpoint.tensor_names import has_name, named_tensors, tensor_expressions, tensor_keys
 from deepnvme._deepnvme import _PlainTargets
 from deepnvme._utils.capture import relaxed_capture_for
-from deepnvme._utils.tensors import cast_loss, engine_reaches, without_gradients
+from deepnvme._utils.tensors import cast_refusal, engine_reaches, without_gradients
 from deepnvme.errors import InvalidArgumentError, MovedError
 
 if TYPE_CHECKING:
@@ -186,8 +186,8 @@ def _check(what: str, target: torch.Tensor, dtype: torch.dtype, shape: list[int]
     if target.dtype != dtype and not cast:
         msg = f"{what} is {dtype} in the file, and {target.dtype} in into; cast=True converts it"
         raise TypeError(msg)
-    if lost := cast_loss(dtype, target.dtype):
-        msg = f"{what} is {dtype} in the file, and {target.dtype} in into, which would lose {lost}"
+    if refusal := cast_refusal(dtype, target.dtype):
+        msg = f"{what} is {dtype} in the file, and {target.dtype} in into, {refusal}"
         raise InvalidArgumentError(f"{msg}; fill a tensor of {dtype}, or load without into and convert the tensor")
 
 

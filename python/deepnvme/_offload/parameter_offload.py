@@ -28,7 +28,7 @@ from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import check_available
 from deepnvme._utils.public import public
-from deepnvme._utils.tensors import address_of, cast_loss
+from deepnvme._utils.tensors import address_of, cast_refusal
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -231,9 +231,9 @@ class ParameterOffload:
             if name in state and state[name].shape != member.shape
         ]
         wrong += [
-            f"{name} is {state[name].dtype}, and as {member.parameter.dtype} it would lose {lost}"
+            f"{name} is {state[name].dtype}, and {member.parameter.dtype} in the model, {refusal}"
             for name, (_, member) in self._names.items()
-            if name in state and (lost := cast_loss(state[name].dtype, member.parameter.dtype))
+            if name in state and (refusal := cast_refusal(state[name].dtype, member.parameter.dtype))
         ]
         if wrong:
             raise RuntimeError(f"the state does not fit: {'; '.join(wrong)}")

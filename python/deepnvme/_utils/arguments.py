@@ -111,6 +111,11 @@ def path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
     """Convert a path of any type to a ``Path``.
 
     Raises:
+        InvalidArgumentError: it is an empty text, which ``pathlib`` would take for the current folder.
         TypeError: it is not a path.
     """
-    return Path(os.fsdecode(path))
+    name = os.fsdecode(path)
+    if not name:
+        msg = "the path is empty; name a file or a folder ('.' is the current folder)"
+        raise InvalidArgumentError(msg)
+    return Path(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -120,11 +121,35 @@ def checked_dtype(dtype: object, name: str = "dtype") -> torch.dtype:
     raise TypeError(msg)
 
 
-def cast_loss(origin: torch.dtype, target: torch.dtype) -> str | None:
-    """Name what a cast loses beyond precision. ``None``: nothing, except that large numbers may become infinite."""
+def cast_refusal(origin: torch.dtype, target: torch.dtype) -> str | None:
+    """Say why a cast is refused: it loses more than precision, or torch has none. The clause follows a comma.
+
+    ``None``: it is allowed. Numbers that are too large become what torch makes of them, such as infinite ones.
+    """
+    if origin == target:
+        return None
+    if not _has_cast(origin, target):
+        return "and torch does not convert it"
+    lost = _cast_loss(origin, target)
+    return lost and f"which would lose {lost}"
+
+
+@functools.cache
+def _has_cast(origin: torch.dtype, target: torch.dtype) -> bool:
     import torch  # noqa: PLC0415
 
-    if origin in {target, torch.bool}:
+    try:
+        torch.empty(1, dtype=origin).to(target)
+    except Exception:  # noqa: BLE001 - of a class for each kind of type: quantised, packed, only bits
+        return False
+    return True
+
+
+def _cast_loss(origin: torch.dtype, target: torch.dtype) -> str | None:
+    """Name what a cast between two types loses beyond precision."""
+    import torch  # noqa: PLC0415
+
+    if origin == torch.bool:
         return None
     if origin.is_complex and not target.is_complex:
         return "the imaginary parts"
@@ -141,10 +166,7 @@ def _range_loss(origin: torch.dtype, target: torch.dtype) -> str | None:
     """Name what a cast of integers to integers loses."""
     import torch  # noqa: PLC0415
 
-    try:
-        have, room = torch.iinfo(origin), torch.iinfo(target)
-    except TypeError:  # types that are only bits
-        return None
+    have, room = torch.iinfo(origin), torch.iinfo(target)
     return None if room.min <= have.min and have.max <= room.max else "the numbers beyond its range"
 
 

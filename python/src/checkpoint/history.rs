@@ -44,6 +44,11 @@ impl PyHistory {
         self.inner.missing()
     }
 
+    /// The names of unlisted checkpoints.
+    fn unlisted(&self, py: Python<'_>) -> Vec<String> {
+        py.detach(|| self.inner.unlisted())
+    }
+
     /// The manifest as this process knows it.
     #[getter]
     fn text(&self, py: Python<'_>) -> String {

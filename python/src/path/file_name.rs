@@ -27,6 +27,9 @@ pub(crate) fn file_name(argument: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
         Ok(bytes) => OsString::from_vec(bytes.as_bytes().to_vec()),
         Err(_) => path.extract::<OsString>()?,
     };
+    if name.is_empty() {
+        return Err(PyValueError::new_err("the path is empty; name a file"));
+    }
     if name.as_bytes().contains(&0) {
         return Err(PyValueError::new_err(format!("the path {name:?} has a null byte in it; no file has such a name")));
     }

@@ -42,6 +42,23 @@ def test_checkpoints_that_were_copied_here_stay(tmp_path: Path) -> None:
     assert all((folder / name).read_bytes() == text for name, text in copied.items())
 
 
+def test_without_its_manifest_the_folder_says_what_lies_there(tmp_path: Path) -> None:
+    save_all(tmp_path / "c", *range(10, 60, 10))
+    (tmp_path / "c" / "manifest.json").unlink()
+    says = (
+        r"available steps: none; not in the manifest: step-00000010\.pt, step-00000020\.pt, step-00000030\.pt, \.\.\.;"
+    )
+    with deepnvme.Checkpointer(tmp_path / "c") as checkpointer, pytest.raises(errors.NotFoundError, match=says):
+        checkpointer.restore()
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    for path in (tmp_path / "link", tmp_path / "link" / "deeper"):
+        with pytest.raises(errors.NotFoundError, match=r"link: it is a symbolic link that leads nowhere"):
+            deepnvme.Checkpointer(path)
+
+
 def test_a_step_whose_name_is_taken_gets_another(tmp_path: Path) -> None:
     (tmp_path / "step-00000007.pt").write_text("mine")
     with pytest.warns(UserWarning, match=r"step-00000007\.pt"), deepnvme.Checkpointer(tmp_path) as checkpointer:

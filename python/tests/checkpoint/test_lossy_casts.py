@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._utils.tensors import cast_loss
+from deepnvme._utils.tensors import cast_refusal
 from deepnvme.errors import InvalidArgumentError
 
 REFUSED = [
@@ -23,6 +23,13 @@ REFUSED = [
     (torch.uint8, torch.int8, "the numbers beyond its range"),
     (torch.float32, torch.float8_e8m0fnu, "the signs"),
 ]
+# A state, and a target that torch cannot convert it to.
+IMPOSSIBLE = {
+    "from quantized": (torch.quantize_per_tensor(torch.randn(6), 0.1, 3, torch.qint8), torch.zeros(6)),
+    "from float4": (torch.arange(6, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), torch.zeros(6)),
+    "to float4": (torch.randn(6), torch.zeros(6, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)),
+    "from bits": (torch.arange(6, dtype=torch.uint8).view(torch.bits8), torch.zeros(6, dtype=torch.uint8)),
+}
 ALLOWED = [
     (torch.float64, torch.bfloat16),
     (torch.float32, torch.complex64),
@@ -59,13 +66,24 @@ def test_other_casts_are_as_in_torch(tmp_path: Path, origin: torch.dtype, target
     assert torch.equal(into["a"], values(origin).to(target))
 
 
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_a_cast_that_torch_lacks_is_refused_before_any_read(tmp_path: Path, case: str) -> None:
+    stored, target = IMPOSSIBLE[case]
+    deepnvme.save({"a": torch.ones(3), "b": stored}, tmp_path / "state.pt")
+    into = {"a": torch.zeros(3), "b": target}
+    refusal = f"b is {stored.dtype} in the file, and {target.dtype} in into, and torch does not convert it"
+    with pytest.raises(InvalidArgumentError, match=refusal):
+        deepnvme.load(tmp_path / "state.pt", into=into, cast=True)
+    assert not into["a"].any()
+
+
 def test_every_refusal_of_torch_is_one_of_ours() -> None:
     types = {one for one in vars(torch).values() if isinstance(one, torch.dtype)}
-    plain = [one for one in types if not str(one).startswith(("torch.q", "torch.bits", "torch.int1", "torch.uint1"))]
-    for origin in plain:
-        for target in plain:
-            if not torch.can_cast(origin, target):
-                assert cast_loss(origin, target), (origin, target)
+    for origin in types:
+        for target in types:
+            if origin != target and not cast_refusal(origin, target):
+                torch.empty(2, dtype=target).copy_(torch.empty(2, dtype=origin))
+                assert torch.can_cast(origin, target), (origin, target)
 
 
 def test_dcp_refuses_them_as_well(tmp_path: Path) -> None:

@@ -110,8 +110,9 @@ def test_export_and_import(swapper: Make, tmp_path: Path, checksums: bool) -> No
             mine.import_(
                 f"back {key}", file.fileno(), places[key], tensor.nbytes, dtype=torch.float32, shape=tensor.shape
             )
-        with pytest.raises(deepnvme.EndOfFileError):
+        with pytest.raises(deepnvme.EndOfFileError) as caught:
             mine.import_("beyond", file.fileno(), offset, 30_000)
+        assert caught.value.filename == str(path)
         assert "beyond" not in mine
     for key, tensor in tensors.items():
         with mine.borrow(f"back {key}") as borrowed:

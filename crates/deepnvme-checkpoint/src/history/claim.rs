@@ -45,12 +45,19 @@ impl History {
         }
         let manifest = self.manifest();
         let names = fs::entries(&self.folder).map_err(|errno| self.refused("list", errno))?;
-        claim.unlisted = plan::unlisted(&manifest, names.iter().filter_map(|name| name.to_str()));
+        claim.unlisted = plan::unlisted(&manifest, &names);
         // Without a lock, private files may be in use by another writer.
         if !claim.is_unlocked {
             private::remove_stale(&self.folder, &names, |name| manifest.knows(name));
         }
         Ok(claim)
+    }
+
+    /// Lists the files in the folder whose names look like checkpoints, and that the manifest does not list. Empty if
+    /// the folder cannot be read.
+    #[must_use]
+    pub fn unlisted(&self) -> Vec<String> {
+        fs::entries(&self.folder).map_or_else(|_| Vec::new(), |names| plan::unlisted(&self.manifest(), &names))
     }
 
     /// Returns whether this process holds the lock.

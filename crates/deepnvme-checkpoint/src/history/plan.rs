@@ -1,5 +1,7 @@
 //! Transitions of the manifest: retention and retirement. Pure.
 
+use std::ffi::OsString;
+
 use super::manifest::{Manifest, ManifestEntry};
 
 /// The manifest after a new checkpoint. The new one replaces others of its step. Of the other steps, the newest
@@ -67,7 +69,8 @@ pub(super) fn renamed(now: &Manifest, file: &str, to: &str) -> Manifest {
 
 /// The names that look like checkpoints but are not listed.
 #[must_use]
-pub(super) fn unlisted<'a>(now: &Manifest, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+pub(super) fn unlisted(now: &Manifest, names: &[OsString]) -> Vec<String> {
+    let names = names.iter().filter_map(|name| name.to_str());
     let mut found: Vec<String> =
         names.filter(|name| super::names::is_checkpoint(name) && !now.knows(name)).map(str::to_owned).collect();
     found.sort_unstable();

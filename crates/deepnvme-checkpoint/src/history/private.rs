@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_file::replace::{self, TEMPORARY_MARK};
 use deepnvme_io::fs::{self, FileKind, OFlags, Stat};
+use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, Result as IoResult};
 
@@ -113,7 +114,9 @@ pub struct PrivateFolder {
     path: PathBuf,
     is_kept: bool,
     /// Open and locked while this process lives.
-    _held: OwnedFd,
+    held: OwnedFd,
+    /// After a fork, only the parent removes the folder.
+    creator: CreatorProcess,
 }
 
 impl PrivateFolder {
@@ -143,7 +146,7 @@ impl PrivateFolder {
                     Err(Errno::INVAL | Errno::NOSYS) => fs::rename(&first, &path)?,
                     renamed => renamed?,
                 }
-                Ok(Self { path, is_kept: false, _held: held })
+                Ok(Self { path, is_kept: false, held, creator: CreatorProcess::current() })
             })();
             return made.map_err(|errno| {
                 let _ = fs::remove_folder(&first);
@@ -167,9 +170,14 @@ impl PrivateFolder {
 
 impl Drop for PrivateFolder {
     fn drop(&mut self) {
-        if !self.is_kept {
+        if self.is_kept || !self.creator.is_current() {
+            return;
+        }
+        let Ok(held) = fs::stat_of(self.held.as_fd()) else { return };
+        let path = replace::current_path(&self.path, held.identity, self.held.as_fd());
+        if fs::stat_link(&path).is_ok_and(|stat| stat.identity == held.identity) {
             // The failure that led here was reported already.
-            let _ = remove_folder(&self.path);
+            let _ = remove_folder(&path);
         }
     }
 }

@@ -88,7 +88,7 @@ impl History {
     /// # Errors
     /// `Io` with the folder's path.
     pub fn make(&self) -> Result<()> {
-        fs::make_folders(&self.folder).map_err(|errno| IoError::os("make folder", errno).at_path(&self.folder).into())
+        Ok(fs::make_folders(&self.folder)?)
     }
 
     /// Adopts the manifest of another process that shares this history.

@@ -124,8 +124,9 @@ impl Drop for PrivateFolder {
         if !self.creator.is_current() {
             return;
         }
-        if !self.is_kept && fs::stat_link(&self.path).is_ok_and(|stat| stat.identity == self.identity) {
-            empty(&self.path, &self.contents);
+        let path = temporary::current_path(&self.path, self.identity, self.folder.as_fd());
+        if !self.is_kept && fs::stat_link(&path).is_ok_and(|stat| stat.identity == self.identity) {
+            empty(&path, &self.contents);
         }
         let _ = fs::unlock(self.folder.as_fd());
     }

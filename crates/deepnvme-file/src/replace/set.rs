@@ -21,11 +21,12 @@
 //! written to stays. Members in the index's own folder are recorded by name only: the folder may be moved,
 //! or appear under another path in a container.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use deepnvme_format::set;
+use deepnvme_io::display;
 use deepnvme_io::fs::{self, FileId, FileKind, OFlags, Permissions, Stat};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
@@ -94,7 +95,22 @@ impl SetReplacement {
         for path in &new.paths {
             new.files.push(Temporary::new(path)?);
         }
+        new.refuse_one_file()?;
         Ok(new)
+    }
+
+    /// Refuses two members that would get one name, before they are written. Two paths may name one folder.
+    fn refuse_one_file(&self) -> Result<()> {
+        let mut seen = BTreeMap::new();
+        for path in &self.paths {
+            let folder = fs::stat(fs::folder_of(path)).map_err(|errno| Error::os("open", errno).at_path(path))?;
+            if let Some(other) = seen.insert((folder.identity, path.file_name()), path) {
+                let (one, two) = (display::path(other), display::path(path));
+                let detail = format!("{one} and {two} are one file; name a file of its own for each");
+                return Err(Error::new(ErrorKind::InvalidInput, "open for writing", detail).at_path(&self.index));
+            }
+        }
+        Ok(())
     }
 
     /// Gives the members their names, with the permissions `mode`. They are listed with their identities before.

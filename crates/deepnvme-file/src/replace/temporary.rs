@@ -140,7 +140,7 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.is_kept && self.creator.is_current() {
             // The failure that led here was reported already.
-            unlink_if(&self.path, self.identity);
+            unlink_if(&current_path(&self.path, self.identity, self.file.as_fd()), self.identity);
         }
         // Unlock explicitly: the child of a fork would hold the lock for as long as it lives.
         if self.creator.is_current() {
@@ -336,6 +336,17 @@ pub fn remove_stale(target: &Path) {
 pub(super) fn remove_all_stale(target: &Path) -> bool {
     let (stale, is_complete) = look_for_stale(target, FileKind::File);
     stale.into_iter().fold(is_complete, |are_gone, proof| proof.remove() & are_gone)
+}
+
+/// Returns where an open private file or folder lies: at `path`, unless a folder above it was renamed.
+#[must_use]
+pub fn current_path(path: &Path, identity: FileId, file: BorrowedFd<'_>) -> PathBuf {
+    if is_named(path, identity) {
+        return path.to_path_buf();
+    }
+    // A file that was created without a name resolves to a made-up one, in its true folder.
+    let moved = fs::resolved_path(file).ok().and_then(|moved| Some(moved.parent()?.join(path.file_name()?)));
+    moved.unwrap_or_else(|| path.to_path_buf())
 }
 
 /// Returns whether this name refers to this file.

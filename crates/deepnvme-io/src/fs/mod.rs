@@ -61,20 +61,26 @@ pub fn is_folder(path: &Path) -> bool {
 /// Creates a folder and its missing parents.
 ///
 /// # Errors
-/// The kernel's error. `EXIST` if the name is taken by another kind of file.
-pub fn make_folders(path: &Path) -> Result<(), Errno> {
-    match make_folder(path, 0o777) {
-        Ok(()) => Ok(()),
-        Err(Errno::EXIST) if is_folder(path) => Ok(()),
-        Err(Errno::NOENT) => {
-            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).ok_or(Errno::NOENT)?;
-            make_folders(parent)?;
-            match make_folder(path, 0o777) {
-                Err(Errno::EXIST) if is_folder(path) => Ok(()),
-                made => made,
+/// The kernel's error, `EXIST` if the name is taken by another kind of file, or that of a symbolic link that leads
+/// nowhere; with the path of the folder that could not be made.
+pub fn make_folders(path: &Path) -> Result<()> {
+    const OPERATION: &str = "make folder";
+    let made = match make_folder(path, 0o777) {
+        Err(Errno::NOENT) => match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            Some(parent) => {
+                make_folders(parent)?;
+                make_folder(path, 0o777)
             }
+            None => Err(Errno::NOENT),
+        },
+        made => made,
+    };
+    match made {
+        Err(Errno::EXIST) if is_folder(path) => Ok(()),
+        Err(Errno::EXIST) if stat_link(path).is_ok_and(|stat| stat.kind == FileKind::Link) => {
+            Err(Error::dangling(OPERATION, path))
         }
-        Err(errno) => Err(errno),
+        made => made.map_err(|errno| Error::os(OPERATION, errno).at_path(path)),
     }
 }
 

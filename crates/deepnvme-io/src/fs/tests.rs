@@ -65,5 +65,13 @@ fn folders_are_made_with_those_above_them() {
     make_folders(&deep).unwrap();
     assert!(is_folder(&deep));
     std::fs::write(folder.path().join("file"), "").unwrap();
-    assert_eq!(make_folders(&folder.path().join("file")), Err(Errno::EXIST));
+    let error = make_folders(&folder.path().join("file/deeper")).unwrap_err();
+    assert_eq!(error.errno(), Some(Errno::NOTDIR.raw_os_error()));
+    assert_eq!(error.path(), Some(folder.path().join("file/deeper").as_path()));
+    let (link, deeper) = (folder.path().join("link"), folder.path().join("link/deeper"));
+    std::os::unix::fs::symlink("nowhere", &link).unwrap();
+    for path in [&link, &deeper] {
+        let error = make_folders(path).unwrap_err();
+        assert_eq!((error.kind(), error.path()), (ErrorKind::NotFound, Some(link.as_path())), "{error}");
+    }
 }

@@ -75,7 +75,7 @@ impl NewFolder {
 
     pub(super) fn new(target: &Path, disks: &[PathBuf], name: &'static str) -> Result<Self> {
         let parent = fs::folder_of(target);
-        fs::make_folders(parent).map_err(|errno| IoError::os("make a folder", errno).at_path(parent))?;
+        fs::make_folders(parent)?;
         let folder = PrivateFolder::new(target)?;
         let stripes = stripes(target, disks, name)?;
         Ok(Self { folder, target: target.to_path_buf(), name, stripes })

@@ -24,7 +24,7 @@ from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import public_in
-from deepnvme._utils.tensors import cast_loss
+from deepnvme._utils.tensors import cast_refusal
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, InvalidArgumentError, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -253,6 +253,6 @@ class DeepnvmeReader(StorageReader):
 
 
 def _check_cast(what: str, stored: torch.dtype, target: torch.dtype) -> None:
-    if lost := cast_loss(stored, target):
+    if refusal := cast_refusal(stored, target):
         msg = f"{what} is {stored} in the checkpoint, and {target} in the state to load into"
-        raise InvalidArgumentError(f"{msg}, which would lose {lost}; load into a tensor of {stored}")
+        raise InvalidArgumentError(f"{msg}, {refusal}; load into a tensor of {stored}")

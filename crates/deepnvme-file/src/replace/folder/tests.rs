@@ -29,6 +29,18 @@ fn a_folder_appears_as_a_whole() {
 }
 
 #[test]
+fn a_private_folder_is_removed_from_a_folder_that_was_renamed() {
+    let above = tempfile::tempdir().unwrap();
+    let (old, new) = (above.path().join("old"), above.path().join("new"));
+    std::fs::create_dir(&old).unwrap();
+    let mut folder = PrivateFolder::new(&old.join("model")).unwrap();
+    std::fs::write(folder.add(Path::new("one")).unwrap(), "1").unwrap();
+    std::fs::rename(&old, &new).unwrap();
+    drop(folder);
+    assert_eq!(names(&new), [""; 0]);
+}
+
+#[test]
 fn an_empty_folder_stays_until_the_new_one_is_in_its_place_and_passes_its_permissions_on() {
     use std::os::unix::fs::PermissionsExt;
     crash::at_each_step(|steps| {

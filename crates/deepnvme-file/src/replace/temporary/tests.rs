@@ -35,6 +35,21 @@ fn a_name_states_which_file_it_is() {
 }
 
 #[test]
+fn a_temporary_is_removed_from_a_folder_that_was_renamed() {
+    let above = tempfile::tempdir().unwrap();
+    let (old, new) = (above.path().join("old"), above.path().join("new"));
+    std::fs::create_dir(&old).unwrap();
+    let temporary = Temporary::new(&old.join("file")).unwrap();
+    std::fs::rename(&old, &new).unwrap();
+    // A foreign file under the name of the temporary.
+    std::fs::create_dir(&old).unwrap();
+    std::fs::write(temporary.path(), b"foreign").unwrap();
+    drop(temporary);
+    assert!(files(&new).is_empty());
+    assert_eq!(files(&old).into_values().collect::<Vec<_>>(), [b"foreign"]);
+}
+
+#[test]
 fn without_files_that_have_no_name_the_names_prove_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("file");
