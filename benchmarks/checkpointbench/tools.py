@@ -245,6 +245,12 @@ class FastFileWriter(Tool):
         sync(path)
 
 
+def direct_runai() -> Runai:
+    """Return the streamer of Run:ai with direct I/O."""
+    settings = {"RUNAI_STREAMER_DIRECT_BLOCK": "4096", "RUNAI_STREAMER_FS_QUEUE_DEPTH": "32"}
+    return Runai("runai streamer, direct", settings)
+
+
 def all_tools() -> list[Tool]:
     """Return all tools, each after the one whose files it reads."""
     return [
@@ -255,9 +261,7 @@ def all_tools() -> list[Tool]:
         Safetensors(),
         FastSafetensors(),
         Runai("runai streamer", {}),
-        Runai(
-            "runai streamer, direct", {"RUNAI_STREAMER_DIRECT_BLOCK": "4096", "RUNAI_STREAMER_FS_QUEUE_DEPTH": "32"}
-        ),
+        direct_runai(),
         Tensorizer(),
         Dcp(),
         FastFileWriter(),
