@@ -861,7 +861,15 @@ class _HashCosts:
 
 @final
 class _CheckpointReader:
-    def __new__(cls, path: _Path, engine: Engine | None, exact: bool, names: list[str] | None = None) -> Self: ...
+    def __new__(
+        cls,
+        path: _Path,
+        engine: Engine | None,
+        exact: bool,
+        names: list[str] | None = None,
+        *,
+        unless_covered: bool = False,
+    ) -> Self: ...
     @property
     def format(self) -> str: ...
     @property

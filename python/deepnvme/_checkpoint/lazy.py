@@ -249,7 +249,7 @@ def _load_files(request: LoadRequest, files: list[SourceFile]) -> Any:
 
 def _load_file(request: LoadRequest, file: SourceFile) -> Any:
     path, names = file.path, file.names
-    reader = request.open(file, exact=True)
+    reader = request.open(file, exact=True, unless_covered=True)
     tensors = tensor_entries(reader)
     chosen = request.select([entry.name for entry in tensors], names)
     wanted = set(chosen)

@@ -77,15 +77,18 @@ impl CheckpointReader {
 
 #[pymethods]
 impl CheckpointReader {
-    /// ``names`` are the tensors that an index lists for this file. A missing one is an error.
+    /// ``names`` are the tensors that an index lists for this file. A missing one is an error. ``exact`` reads the header
+    /// of each record of an archive, to be certain of its offset; with ``unless_covered``, only if no checksums cover the
+    /// headers. Reads compare them then.
     #[new]
-    #[pyo3(signature = (path, engine, exact, names=None))]
+    #[pyo3(signature = (path, engine, exact, names=None, *, unless_covered=false))]
     fn new(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         engine: Option<&Bound<'_, PyEngine>>,
         exact: bool,
         names: Option<Vec<String>>,
+        unless_covered: bool,
     ) -> PyResult<Self> {
         detached_requests::reap(py);
         let engine = default::or_default(py, engine)?;
@@ -95,7 +98,7 @@ impl CheckpointReader {
         let opened = background::run_read_only(py, move || {
             let mut reader = Reader::open(&opening, &target)?;
             reader.require(names.as_deref().unwrap_or_default())?;
-            if exact {
+            if exact && !(unless_covered && reader.covers_headers()) {
                 let all: Vec<usize> = (0..reader.extents().len()).collect();
                 reader.resolve(&opening, &all)?;
             }

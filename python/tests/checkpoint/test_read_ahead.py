@@ -56,6 +56,38 @@ def test_tensors_in_the_order_of_the_file_are_read_together(path: Path, state: d
     assert after.bytes_read - before.bytes_read <= nbytes * 1.05
 
 
+def test_headers_that_checksums_cover_are_read_with_the_tensors(path: Path, state: dict[str, torch.Tensor]) -> None:
+    with deepnvme.Engine() as engine:
+        lazy = deepnvme.load(path, lazy=True, engine=engine)
+        assert engine.stats().ops <= 4
+        for name in in_file_order(path, state):
+            assert torch.equal(lazy[name] + 0, state[name])
+        nbytes = sum(tensor.nbytes for tensor in state.values())
+        assert engine.stats().ops <= nbytes / (1 << 20) + 40
+
+
+@pytest.mark.parametrize("order", ["in order", "reversed"])
+def test_a_damaged_header_is_an_error_of_its_tensor_only(
+    state: dict[str, torch.Tensor], tmp_path: Path, order: str
+) -> None:
+    damaged = tmp_path / "state.pt"
+    deepnvme.save(state, damaged)
+    data, names = bytearray(damaged.read_bytes()), [*state]
+    bad = names[COUNT // 2]
+    # The date in the header of the record, which stands 20 bytes before its name.
+    at = data.index(f"/data/{COUNT // 2}".encode(), data.index(state[names[COUNT // 2 - 1]].numpy().tobytes()))
+    at = data.rindex(b"PK\x03\x04", 0, at) + 10
+    data[at] ^= 1
+    damaged.write_bytes(data)
+    lazy = deepnvme.load(damaged, lazy=True)
+    for name in names if order == "in order" else names[::-1]:
+        if name == bad:
+            with pytest.raises(ChecksumError, match=f"data/{COUNT // 2}"):
+                lazy[name] + 0
+        else:
+            assert torch.equal(lazy[name] + 0, state[name])
+
+
 def test_tensors_out_of_order_are_read_alone(path: Path, state: dict[str, torch.Tensor]) -> None:
     names = in_file_order(path, state)[::2]
     random.Random(3).shuffle(names)

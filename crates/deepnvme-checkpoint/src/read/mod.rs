@@ -135,6 +135,13 @@ impl Reader {
         self.is_resolved || matches!(self.contents, Contents::Safetensors { .. })
     }
 
+    /// Returns whether the checksums cover the headers of an archive's records. An offset is wrong then only if the
+    /// file is damaged, and each read compares the headers of what it reads.
+    #[must_use]
+    pub fn covers_headers(&self) -> bool {
+        self.checksums.covers_headers()
+    }
+
     /// Returns whether the file contains checksums of its chunks.
     #[must_use]
     pub fn has_checksums(&self) -> bool {
