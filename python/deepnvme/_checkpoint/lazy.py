@@ -13,6 +13,7 @@ from deepnvme._checkpoint.file_entries import tensor_entries
 from deepnvme._checkpoint.read_ahead import ReadAhead
 from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, errors_with_path
 from deepnvme._checkpoint.size_limits import SizeLimits
+from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.tensors import without_memory
 
 if TYPE_CHECKING:
@@ -247,6 +248,7 @@ def _load_files(request: LoadRequest, files: list[SourceFile]) -> Any:
     return whole
 
 
+@gc_paused()
 def _load_file(request: LoadRequest, file: SourceFile) -> Any:
     path, names = file.path, file.names
     reader = request.open(file, exact=True, unless_covered=True)
