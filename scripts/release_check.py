@@ -28,7 +28,7 @@ STEPS: dict[str, tuple[Callable[[Release], str], str]] = {
     "symbols": (steps.symbols, "the wheels need no newer glibc than 2.28 and no foreign library"),
     "abi3": (steps.abi3, "the wheels use the stable ABI of Python 3.10, and nothing else but known exceptions"),
     "metadata": (steps.metadata, "an index accepts the metadata"),
-    "contents": (steps.contents, "licence, stubs, py.typed and SBOM are in, and no path of this machine"),
+    "contents": (steps.contents, "licences, stubs, py.typed and SBOM are in, and no path of this machine"),
     "install": (steps.install, "install into an empty environment and use it"),
     "oldest-python": (steps.oldest_python, "the same with Python 3.10"),
     "newer-pythons": (steps.newer_pythons, "the same with each newer Python that is installed"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import release_facts as facts
+import release_licences as licences
 import release_paths as paths
 import release_systems as systems
 
@@ -177,6 +178,10 @@ def build(release: Release, machine: str) -> str:
     release.run(command, environment=release.environment())
     built = release.wheel(machine)
     paths.rewrite_sbom(built, ROOT)
+    try:
+        licences.add(built, paths.cargo_home())
+    except ValueError as error:
+        raise Failed(str(error)) from error
     number, python, platforms = facts.wheel_tags(built.name)
     if (number, python) != (release_version()[0], "cp310-abi3") or not any(MANYLINUX in name for name in platforms):
         raise Failed(f"unexpected tags: {built.name}")
@@ -256,6 +261,8 @@ def contents(release: Release) -> str:
     for path in release.wheels():
         with zipfile.ZipFile(path) as archive:
             crates = check_contents(path.name, archive)
+            if not any(name.endswith(f".dist-info/licenses/{licences.NAME}") for name in archive.namelist()):
+                raise Failed(f"{path.name} lacks {licences.NAME}, the licences of its crates")
             if leaks := list(paths.leaks(archive, [*paths.machine_folders(ROOT), Path.home()])):
                 raise Failed(
                     f"{path.name} contains paths of the machine that built it: {'; '.join(leaks[:TAIL_LINES])}"
