@@ -23,6 +23,7 @@ STEPS: dict[str, tuple[Callable[[Release], str], str]] = {
     "version": (steps.version, "Cargo.toml and CHANGELOG.md agree"),
     "tag": (steps.tag, "the tag, the date and the addresses of the release are set"),
     "wheel": (steps.wheel, "build the x86_64 wheel for glibc 2.28"),
+    "aarch64-wheel": (steps.aarch64_wheel, "build the aarch64 wheel"),
     "sdist": (steps.sdist, "build the source distribution"),
     "wheel-from-sdist": (steps.wheel_from_sdist, "build a wheel from it in an empty folder, and use that"),
     "symbols": (steps.symbols, "the wheels need no newer glibc than 2.28 and no foreign library"),
@@ -33,7 +34,6 @@ STEPS: dict[str, tuple[Callable[[Release], str], str]] = {
     "oldest-python": (steps.oldest_python, "the same with Python 3.10"),
     "newer-pythons": (steps.newer_pythons, "the same with each newer Python that is installed"),
     "oldest-glibc": (steps.oldest_glibc, "the same on glibc 2.28, in a container"),
-    "aarch64-wheel": (steps.aarch64_wheel, "build the aarch64 wheel"),
     "aarch64-tests": (steps.aarch64_tests, "test the aarch64 wheel under emulation"),
 }
 

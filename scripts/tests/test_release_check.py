@@ -58,6 +58,12 @@ def test_the_workflow_names_existing_steps() -> None:
     assert names == set(release_check.STEPS)
 
 
+def test_every_file_is_built_before_all_files_are_checked() -> None:
+    names = list(release_check.STEPS)
+    built = max(map(names.index, ("wheel", "aarch64-wheel", "sdist")))
+    assert built < min(map(names.index, ("symbols", "abi3", "metadata", "contents")))
+
+
 def test_a_failed_command_shows_the_end_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_steps, "ROOT", tmp_path)
     release = Release(folder=tmp_path / "work")
