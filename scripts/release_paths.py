@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
-import shutil
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import release_wheel
 
 # cargo-cyclonedx names a crate of this workspace by its folder.
 _LOCAL_CRATE = "path+file://"
@@ -50,35 +49,9 @@ def without_folder(sbom: str, root: Path) -> str:
 
 
 def rewrite_sbom(wheel: Path, root: Path) -> None:
-    """Replace the SBOM of a wheel by one without the build folder. All other files keep their bytes and dates."""
-    new = wheel.with_suffix(".new")
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as made:
-        entries = old.infolist()
-        changed = {
-            entry.filename: without_folder(old.read(entry).decode(), root).encode()
-            for entry in entries
-            if entry.filename.endswith(".cyclonedx.json")
-        }
-        for entry in entries:
-            content = changed.get(entry.filename) or old.read(entry)
-            if entry.filename.endswith(".dist-info/RECORD"):
-                content = _updated_record(content.decode(), changed).encode()
-            made.writestr(entry, content)
-    shutil.copymode(wheel, new)
-    new.replace(wheel)
-
-
-def _updated_record(record: str, changed: dict[str, bytes]) -> str:
-    """Return the list of a wheel's files with the hashes and sizes of the changed ones."""
-    lines = []
-    for line in record.splitlines():
-        name = line.split(",")[0]
-        if name in changed:
-            digest = base64.urlsafe_b64encode(hashlib.sha256(changed[name]).digest()).rstrip(b"=").decode()
-            lines.append(f"{name},sha256={digest},{len(changed[name])}")
-        else:
-            lines.append(line)
-    return "\n".join(lines) + "\n"
+    """Replace the SBOM of a wheel by one without the build folder."""
+    name, content = release_wheel.read(wheel, "*.cyclonedx.json")
+    release_wheel.replace(wheel, {name: without_folder(content.decode(), root).encode()})
 
 
 def leaks(archive: zipfile.ZipFile, folders: Iterable[Path]) -> Iterator[str]:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import release_facts as facts
+import release_licences as licences
 import release_paths as paths
+import release_systems as systems
 
 ROOT = Path(__file__).resolve().parent.parent
 USE_WHEEL = ROOT / "scripts" / "use_wheel.py"
@@ -24,8 +26,6 @@ RUST_TARGET = "{machine}-unknown-linux-gnu"
 MANYLINUX = "manylinux_2_28"
 OLDEST_PYTHON = "3.10"
 NEWER_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-# This image has glibc 2.28, the oldest that the wheels support, for both architectures.
-OLDEST_IMAGE = "python:3.10-slim-buster"
 # Tests that need no torch: torch under emulation would take hours.
 EMULATED_TESTS = (
     "arguments",
@@ -40,6 +40,7 @@ EMULATED_TESTS = (
     "tensor_array",
     "transfer",
 )
+EMULATED_PACKAGES = ("numpy", "pytest>=8")
 TAIL_LINES = 20
 
 
@@ -177,6 +178,10 @@ def build(release: Release, machine: str) -> str:
     release.run(command, environment=release.environment())
     built = release.wheel(machine)
     paths.rewrite_sbom(built, ROOT)
+    try:
+        licences.add(built, paths.cargo_home())
+    except ValueError as error:
+        raise Failed(str(error)) from error
     number, python, platforms = facts.wheel_tags(built.name)
     if (number, python) != (release_version()[0], "cp310-abi3") or not any(MANYLINUX in name for name in platforms):
         raise Failed(f"unexpected tags: {built.name}")
@@ -256,6 +261,8 @@ def contents(release: Release) -> str:
     for path in release.wheels():
         with zipfile.ZipFile(path) as archive:
             crates = check_contents(path.name, archive)
+            if not any(name.endswith(f".dist-info/licenses/{licences.NAME}") for name in archive.namelist()):
+                raise Failed(f"{path.name} lacks {licences.NAME}, the licences of its crates")
             if leaks := list(paths.leaks(archive, [*paths.machine_folders(ROOT), Path.home()])):
                 raise Failed(
                     f"{path.name} contains paths of the machine that built it: {'; '.join(leaks[:TAIL_LINES])}"
@@ -311,41 +318,58 @@ def newer_pythons(release: Release) -> str:
 def oldest_glibc(release: Release) -> str:
     """Use the wheel in a container with glibc 2.28."""
     path = release.wheel("x86_64")
-    check_docker("linux/amd64")
+    if lacking := systems.docker_lacks("linux/amd64"):
+        raise Skipped(lacking)
     program = f"pip install --quiet --no-index --no-deps /dist/{path.name} && python -I /project/scripts/use_wheel.py"
-    return last_line(release, in_container("linux/amd64", release, program))
+    return last_line(release, systems.in_container("linux/amd64", ROOT, release.dist, program))
 
 
 def aarch64_tests(release: Release) -> str:
-    """Run the tests that need no torch in an aarch64 container. qemu emulates the processor on other machines."""
+    """Run the tests that need no torch on aarch64, in a container or in a folder. qemu emulates the processor."""
     path = release.wheel("aarch64")
-    check_docker("linux/arm64")
+    without_docker = systems.docker_lacks("linux/arm64")
+    folder = folder_for_aarch64(release, without_docker) if without_docker else None
     files = " ".join(f"python/tests/test_{name}.py" for name in EMULATED_TESTS)
     # The tests must import the installed package, and pytest must not write into the project.
     program = (
-        f"pip install --quiet /dist/{path.name} numpy 'pytest>=8' && python -I /project/scripts/use_wheel.py"
-        f" && cd /project && python -B -m pytest -p no:cacheprovider -o faulthandler_timeout=900 -q {files}"
+        f"python -I /project/scripts/use_wheel.py && cd /project"
+        f" && python -B -m pytest -p no:cacheprovider -o faulthandler_timeout=900 -q {files}"
     )
+    packages = f"/dist/{path.name} {' '.join(map(repr, EMULATED_PACKAGES))}"
+    if folder:
+        venv = "PATH=/venv/bin:$PATH; python3 -m venv --clear /venv"
+        install = f"pip install --no-index --find-links /packages {packages}"
+        command = systems.in_folder(folder, ROOT, release.dist, f"{venv}; {install}; {program}")
+    else:
+        command = systems.in_container("linux/arm64", ROOT, release.dist, f"pip install --quiet {packages}; {program}")
     others = len(list((ROOT / "python" / "tests").rglob("test_*.py"))) - len(EMULATED_TESTS)
-    counts = last_line(release, in_container("linux/arm64", release, program))
+    counts = last_line(release, command)
     return f"{counts}; not run: {others} other files, which need torch or more than user emulation offers"
 
 
-def in_container(platform: str, release: Release, program: str) -> list[str | Path]:
-    """Return the command that runs a program in the oldest supported system. It can read the project only."""
-    mounts: list[str | Path] = ["--volume", f"{ROOT}:/project:ro", "--volume", f"{release.dist}:/dist:ro"]
-    return ["docker", "run", "--rm", "--platform", platform, *mounts, OLDEST_IMAGE, "sh", "-ec", program]
-
-
-def check_docker(platform: str) -> None:
-    """Skip the step where docker cannot run containers of this platform."""
-    if shutil.which("docker") is None:
-        raise Skipped("docker is not installed")
-    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode != 0:
-        raise Skipped("docker is installed, but its daemon does not answer")
-    probe = ["docker", "run", "--rm", "--platform", platform, OLDEST_IMAGE, "true"]
-    if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
-        raise Skipped(f"docker cannot run {OLDEST_IMAGE} for {platform}; are qemu's binfmt handlers registered?")
+def folder_for_aarch64(release: Release, without_docker: str) -> Path:
+    """Return the folder with Debian for aarch64, and with the packages of the tests in it."""
+    if lacking := systems.folder_lacks():
+        raise Skipped(f"{without_docker}; without it: {lacking}")
+    folder = release.folder / "aarch64"
+    if not (folder / "unpacked.txt").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        if release.run(systems.fetch(folder), is_fatal=False) != 0:
+            raise Skipped(f"{without_docker}; without it: debootstrap could not fetch Debian's packages")
+        for command in systems.unpack(folder):
+            release.run(command)
+        (folder / "unpacked.txt").touch()
+    probe = systems.in_folder(folder, ROOT, release.dist, "test $(uname -m) = aarch64")
+    if release.run(probe, is_fatal=False) != 0:
+        raise Skipped(
+            f"{without_docker}; without it: Linux 6.7 or later, with user namespaces that have binfmt handlers"
+        )
+    shutil.rmtree(folder / "packages", ignore_errors=True)
+    fetch: list[str | Path] = [sys.executable, "-m", "pip", "download", "--only-binary", ":all:"]
+    fetch += ["--python-version", systems.SUITE_PYTHON, "--platform", f"{MANYLINUX}_aarch64"]
+    fetch += ["--platform", "manylinux2014_aarch64", "--dest", folder / "packages"]
+    release.run([*fetch, *EMULATED_PACKAGES])
+    return folder
 
 
 def use(release: Release, python: Path, path: Path) -> str:

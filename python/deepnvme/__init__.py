@@ -62,7 +62,7 @@ from deepnvme._file import Reader, Writer, open  # noqa: A004 (it is one, as gzi
 
 # Not in the first transfer of a tensor: a child forked while another thread imports a module can never import it.
 from deepnvme._utils import held_storages as _held_storages  # noqa: F401
-from deepnvme._utils.tensors import as_bytes, pinned_empty
+from deepnvme._utils.tensors import as_bytes, pinned_empty, require_torch
 from deepnvme.errors import EndOfFileError, Error
 
 if TYPE_CHECKING:
@@ -152,7 +152,12 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:
         return importlib.import_module(f"deepnvme.{name}")
     if name in _LAZY:
-        module = importlib.import_module(f"deepnvme.{_LAZY[name]}")
+        try:
+            module = importlib.import_module(f"deepnvme.{_LAZY[name]}")
+        except ModuleNotFoundError as error:
+            if error.name == "torch":
+                require_torch(name)
+            raise
         value = globals()[name] = getattr(module, name)
         return value
     msg = f"module 'deepnvme' has no attribute {name!r}"

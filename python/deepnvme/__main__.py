@@ -19,6 +19,11 @@ def main() -> int:
             # Set before torch is imported. Idle OpenMP threads of torch spin for milliseconds by default, also while
             # layers are read from disk. This shorter spin only bridges the gaps within a layer.
             os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+            try:
+                import torch  # noqa: F401, PLC0415
+            except ModuleNotFoundError as error:
+                sys.stderr.write(f"deepnvme: {error}; install it: {sys.executable} -m pip install torch transformers\n")
+                return 1
             if command[0] == "demo":
                 from deepnvme._demo import command as demo  # noqa: PLC0415
 

@@ -100,6 +100,8 @@ def test_missing_permissions(tmp_path: Path) -> None:
     path.chmod(0)
     if os.geteuid() == 0:  # who may write anything but what the kernel itself keeps
         path = Path("/sys/kernel/uevent_seqnum")
+        if not path.exists() or os.statvfs(path).f_flag & os.ST_RDONLY:
+            pytest.skip("root may write every file of this system, or /sys is missing or read-only")
     with pytest.raises(PermissionError) as caught:
         deepnvme.write(b"x", path)
     check(caught, errno.EACCES, path)

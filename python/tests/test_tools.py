@@ -138,6 +138,33 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
 
 
+@pytest.mark.parametrize(
+    "arguments", [["demo"], ["stream-bench", "."], ["generate", "--model=.", "--memory=1GB", "--prompt=x"]]
+)
+def test_a_command_that_needs_torch_says_so(tmp_path: Path, arguments: list[str]) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv[0] = 'deepnvme';"
+        "from deepnvme.__main__ import main; sys.exit(main())"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr.startswith("deepnvme: ")
+    assert told.stderr.endswith(f"; install it: {sys.executable} -m pip install torch transformers\n")
+    assert told.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["save", "stream", "offload_parameters", "Swapper"])
+def test_a_function_that_needs_torch_says_so(name: str) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; import deepnvme\n"
+        "try:\n    getattr(deepnvme, sys.argv[1])({}, 'x.pt')\nexcept ImportError as error:\n    print(error)"
+    )
+    told = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=True).stdout
+    assert told == f"deepnvme.{name} needs torch, which is not installed; install it with `pip install torch`\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path, number: signal.Signals, processes: str) -> None:

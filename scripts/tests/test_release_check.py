@@ -9,6 +9,7 @@ import pytest
 
 import release_check
 import release_steps
+import release_systems
 from release_steps import Failed, Release, Skipped
 
 
@@ -57,6 +58,12 @@ def test_the_workflow_names_existing_steps() -> None:
     assert names == set(release_check.STEPS)
 
 
+def test_every_file_is_built_before_all_files_are_checked() -> None:
+    names = list(release_check.STEPS)
+    built = max(map(names.index, ("wheel", "aarch64-wheel", "sdist")))
+    assert built < min(map(names.index, ("symbols", "abi3", "metadata", "contents")))
+
+
 def test_a_failed_command_shows_the_end_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_steps, "ROOT", tmp_path)
     release = Release(folder=tmp_path / "work")
@@ -91,3 +98,47 @@ def test_this_tree_has_one_version() -> None:
 def test_the_emulated_tests_exist() -> None:
     tests = release_steps.ROOT / "python" / "tests"
     assert [name for name in release_steps.EMULATED_TESTS if not (tests / f"test_{name}.py").exists()] == []
+
+
+@pytest.fixture
+def lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Release:
+    """A release with a wheel for aarch64, on a machine without docker."""
+    release = Release(folder=tmp_path)
+    release.dist.mkdir()
+    (release.dist / "a_aarch64.whl").touch()
+    release.begin("aarch64-tests")
+    monkeypatch.setattr(release_steps, "ROOT", tmp_path)
+    monkeypatch.setattr(release_systems, "docker_lacks", lambda _: "no docker")
+    monkeypatch.setattr(release_systems, "folder_lacks", lambda: None)
+    monkeypatch.setattr(release_systems, "unpack", lambda _: [])
+    return release
+
+
+def test_without_docker_the_step_says_what_else_is_missing(lacking: Release, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release_systems, "folder_lacks", lambda: "debootstrap not installed")
+    with pytest.raises(Skipped, match="no docker; without it: debootstrap not installed"):
+        release_steps.aarch64_tests(lacking)
+    monkeypatch.setattr(release_systems, "folder_lacks", lambda: None)
+    monkeypatch.setattr(release_systems, "fetch", lambda _: ["false"])
+    with pytest.raises(Skipped, match="debootstrap could not fetch"):
+        release_steps.aarch64_tests(lacking)
+    monkeypatch.setattr(release_systems, "fetch", lambda folder: ["mkdir", folder])
+    monkeypatch.setattr(release_systems, "in_folder", lambda *_: ["false"])
+    with pytest.raises(Skipped, match=r"Linux 6\.7"):
+        release_steps.aarch64_tests(lacking)
+
+
+def test_without_docker_the_tests_run_in_a_folder(lacking: Release, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release_systems, "fetch", lambda folder: ["mkdir", folder])
+    monkeypatch.setattr(release_systems, "in_folder", lambda *arguments: ["echo", arguments[0].name, arguments[-1]])
+    monkeypatch.setattr(release_steps, "EMULATED_PACKAGES", ("--help",))
+    told = release_steps.aarch64_tests(lacking)
+    assert told.startswith("aarch64 ")
+    assert "--find-links /packages /dist/a_aarch64.whl" in told
+    assert "python/tests/test_file.py" in told
+
+
+def test_a_machine_without_its_programs_has_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert release_systems.folder_lacks() == f"{', '.join(release_systems.PROGRAMS)} not installed"
+    assert release_systems.docker_lacks("linux/amd64") == "docker is not installed"

@@ -31,6 +31,7 @@ def make_wheel(path: Path, root: Path, extension: bytes = b"code") -> None:
     }
     files = {"deepnvme/_deepnvme.abi3.so": extension, SBOM: json.dumps(bom).encode()}
     lines = [f"{name},sha256={digest(content)},{len(content)}" for name, content in files.items()]
+    files["deepnvme-0.1.0.dist-info/licenses/THIRD-PARTY.txt"] = b"licences"
     files[RECORD] = "\n".join([*lines, f"{RECORD},,", ""]).encode()
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
