@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
+use deepnvme_mem::CreatorProcess;
+
 use crate::{error, threads};
 
 /// Interval between signal checks.
@@ -30,8 +32,10 @@ pub(crate) fn run_read_only<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
+    let creator = CreatorProcess::current();
     let started = threads::start(py, "deepnvme-open", work)?;
     loop {
+        check_process(py, creator)?;
         match started.wait(py, SIGNAL_CHECK_INTERVAL) {
             Ok(value) => return Ok(value),
             Err(RecvTimeoutError::Disconnected) => {
@@ -50,9 +54,13 @@ pub(crate) fn run_polling<T: Send + 'static>(
     poll: &mut dyn FnMut() -> PyResult<()>,
     stop: &dyn Fn(),
 ) -> PyResult<T> {
+    let creator = CreatorProcess::current();
     let started = threads::start(py, "deepnvme-work", work)?;
     let mut raised = None;
     loop {
+        if let Err(forked) = check_process(py, creator) {
+            return Err(raised.unwrap_or(forked));
+        }
         match (started.wait(py, SIGNAL_CHECK_INTERVAL), raised) {
             (Ok(_), Some(signal)) => return Err(signal),
             (Ok(value), None) => return Ok(value),
@@ -66,4 +74,13 @@ pub(crate) fn run_polling<T: Send + 'static>(
             raised = Some(signal);
         }
     }
+}
+
+/// Raises `ClosedError` in a child that a signal handler or a callback has forked: the work goes on in the parent only.
+pub(crate) fn check_process(py: Python<'_>, creator: CreatorProcess) -> PyResult<()> {
+    if creator.is_current() {
+        return Ok(());
+    }
+    let text = "the call began in the parent of this forked process, and goes on there only";
+    Err(error::plain(py, "ClosedError", text.into()))
 }

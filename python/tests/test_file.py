@@ -313,3 +313,8 @@ def test_files_are_not_copied(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="neither copied nor pickled"):
             copy.copy(reader)
         assert reader.read() == b"abc"
+
+
+def test_a_file_without_a_stated_size_is_refused() -> None:
+    with pytest.raises(deepnvme.UnsupportedError if hasattr(deepnvme, "UnsupportedError") else OSError, match="no size"):
+        deepnvme.open("/proc/cpuinfo")

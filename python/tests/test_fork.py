@@ -243,3 +243,84 @@ engine.close()
 os._exit(status != 0)
 """
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)
+
+
+FORKED_IN_A_CALLBACK = {
+    "save": 'deepnvme.save(state, "x.pt", progress=fork)',
+    "save of shards": 'deepnvme.save(state, "x.safetensors", max_shard_bytes="20MB", progress=fork)',
+    "Checkpointer": 'deepnvme.Checkpointer("c", progress=fork).save(1, state)',
+    "load": 'deepnvme.load("whole.pt", progress=fork)',
+}
+
+
+@pytest.mark.parametrize("call", FORKED_IN_A_CALLBACK)
+def test_an_exception_leaves_a_child_that_was_forked_during_a_call(python: Run, call: str) -> None:
+    python(f"""
+    import os, signal, time
+    import torch, deepnvme
+
+    class Left(BaseException):
+        pass
+
+    child = None
+
+    def fork(done, total):
+        global child
+        if child is None:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(5)
+                raise Left
+
+    state = {{"a": torch.randn(20_000_000)}}
+    deepnvme.save(state, "whole.pt")
+    try:
+        {FORKED_IN_A_CALLBACK[call]}
+    except Left:
+        os._exit(7)
+    assert child and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    """)
+
+
+@pytest.mark.parametrize("ends", ["raises", "returns"])
+def test_a_child_that_a_signal_handler_forks_in_a_background_save(python: Run, ends: str) -> None:
+    python(f"""
+    import os, signal, time
+    import torch, deepnvme
+
+    class Left(BaseException):
+        pass
+
+    children = []
+
+    def fork(*_):
+        child = os.fork()
+        if child:
+            children.append(child)
+            return
+        signal.alarm(5)
+        if "{ends}" == "raises":
+            raise Left
+
+    signal.signal(signal.SIGUSR1, fork)
+    state = {{"a": torch.randn(10_000_000)}}
+    checkpointer = deepnvme.Checkpointer("c", async_=True, memory="10MB")
+    parent = os.getpid()
+    for step in range(4):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        os.kill(os.getpid(), signal.SIGUSR1) if step == 3 else signal.signal(signal.SIGALRM, fork)
+        if step < 3:
+            signal.setitimer(signal.ITIMER_REAL, 0.005 * (step + 1))
+        try:
+            checkpointer.save(step, state)
+            checkpointer.wait()
+        except (Left, deepnvme.ClosedError):
+            assert os.getpid() != parent
+            os._exit(7)
+        if os.getpid() != parent:
+            os._exit(7)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert checkpointer.latest().step == 3
+    for child in children:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    """)

@@ -15,7 +15,7 @@ use deepnvme_io::Engine;
 use deepnvme_io::Transfer;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, OpenOptions, TensorFile};
-use deepnvme_io::{Error, Result};
+use deepnvme_io::{Error, ErrorKind, Result, fs};
 
 /// Size of the first window after a jump. It doubles while the access is sequential.
 const FIRST_BYTES: usize = if cfg!(simulated) { 4 << 10 } else { 64 << 10 };
@@ -60,6 +60,10 @@ impl FileReader {
         let direct = engine.config().direct;
         let file = open(target, OpenOptions { access: Access::Read, create: false, direct })?;
         let file_bytes = file.len()?;
+        if file_bytes == 0 && has_hidden_bytes(&file) {
+            let detail = "the system states no size for it, as for files in /proc; read it with the built-in open";
+            return Err(Error::new(ErrorKind::Unsupported, "open", detail).at_path(&target.path()));
+        }
         Ok(Self {
             ahead: VecDeque::new(),
             current: None,
@@ -302,6 +306,11 @@ impl FileReader {
 /// Seven eighths: a missing page costs far more than a cached one saves.
 fn mostly(cached: u64, asked: u64) -> bool {
     cached >= asked - asked / 8
+}
+
+/// Returns whether a file has bytes although its size is zero, as files of /proc do.
+fn has_hidden_bytes(file: &TensorFile) -> bool {
+    fs::read_at(file.descriptor(), &mut [0], 0).is_ok_and(|count| count > 0)
 }
 
 #[cfg(test)]

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeAlias
 
-from deepnvme.errors import Error
+from deepnvme.errors import CancelledError, ClosedError, Error
 
 # Of a saved file: size in bytes, and offset, size and CRC-64 of its index.
 SaveResult: TypeAlias = tuple[int, int, int, int]
+Commit: TypeAlias = Callable[[SaveResult, Callable[[], None]], None]
 
-# Interval at which waiting threads check for Ctrl-C.
-_POLL_INTERVAL_S = 0.05
+# Interval in seconds at which waiting threads check for Ctrl-C.
+POLL_INTERVAL_S = 0.05
 
 
 class RunningSave(Protocol):
@@ -70,16 +71,29 @@ class BackgroundSaves:
     def __init__(self) -> None:
         self._running: list[_BackgroundSave] = []
         self._failures: deque[BaseException] = deque()
+        # The last save that was begun. From then on it ends by itself, also after an error in `start`.
+        self._begun: RunningSave | None = None
         # Also at the end of the program, once its threads have ended.
         weakref.finalize(self, _report_unraised, self._failures, os.getpid())
 
-    def start(self, saving: RunningSave, on_done: Callable[[SaveResult], None]) -> None:
-        """Wait for a save in a thread of its own, and call ``on_done`` once the file is on disk."""
-        current = _BackgroundSave(saving, on_done, self._failures.append)
+    def start(self, saving: RunningSave, commit: Commit, *, is_gated: bool = False) -> None:
+        """Wait for a save in a thread of its own, and call ``commit`` once the file is on disk.
+
+        Args:
+            saving: the save.
+            commit: gets its result, and a function that raises ``CancelledError`` if the save was abandoned.
+            is_gated: whether the commit waits until :meth:`wait_with_progress` has reported all bytes.
+        """
+        current = _BackgroundSave(saving, commit, self._failures.append, is_gated=is_gated)
         with self._abandon_on_error(current):
+            self._begun = saving
             current.start()
             self._running.append(current)
             self._drop_finished()
+
+    def has_begun(self, saving: RunningSave) -> bool:
+        """Whether the last call of ``start`` was for this save, and got as far as to answer for it."""
+        return self._begun is saving
 
     @property
     def holds_tensors(self) -> bool:
@@ -99,14 +113,19 @@ class BackgroundSaves:
                 current.wait_filled()
 
     def wait_with_progress(self, report: Callable[[int, int], object] | None) -> None:
-        """Wait until the last save is over, and report its progress. An interrupt abandons the save."""
+        """Wait until the last save is over, and report its progress.
+
+        An interrupt, or an error of ``report``, abandons the save.
+        """
         current = self._last
         if current is not None:
             with self._abandon_on_error(current):
-                while current.is_running:
-                    current.join(_POLL_INTERVAL_S)
+                while not current.is_written:
+                    current.wait_written(POLL_INTERVAL_S)
                     if report is not None:
                         report(*current.saving.progress)
+                current.open_gate()
+                current.join()
         self._drop_finished()
         self.raise_failure()
 
@@ -164,11 +183,16 @@ def _report_unraised(failures: deque[BaseException], process: int) -> None:
 
 class _BackgroundSave:
     def __init__(
-        self, saving: RunningSave, on_done: Callable[[SaveResult], None], add_failure: Callable[[BaseException], None]
+        self, saving: RunningSave, commit: Commit, add_failure: Callable[[BaseException], None], *, is_gated: bool
     ) -> None:
         self.saving = saving
         self.is_filled = False
-        self._on_done: Callable[[SaveResult], None] | None = on_done
+        self._process = os.getpid()
+        self._commit: Commit | None = commit
+        self._written = SignalSafeEvent()
+        self._gate = SignalSafeEvent()
+        if not is_gated:
+            self._gate.set()
         self._add_failure = add_failure
         self._is_abandoned = False
         # Before Python 3.13, a thread counts as dead after an interrupted `join`.
@@ -187,7 +211,7 @@ class _BackgroundSave:
         # signal handler runs. `map` runs no bytecode between the call and the append, where one could.
         try:
             self._starters.extend(map(_thread.start_new_thread, [self._launch], [()]))
-            while not self._launched.wait(_POLL_INTERVAL_S):
+            while not self._launched.wait(POLL_INTERVAL_S):
                 pass
             if self._refusal is not None:
                 raise self._refusal
@@ -206,33 +230,66 @@ class _BackgroundSave:
 
     def _run(self) -> None:
         # The finished save does not keep the Checkpointer alive.
-        on_done, self._on_done = self._on_done, None
+        commit, self._commit = self._commit, None
         try:
-            assert on_done is not None
-            on_done(self.saving.wait(None, False))
+            assert commit is not None
+            saved = self.saving.wait(None, False)
+            self._written.set()
+            while not self._gate.wait(POLL_INTERVAL_S):
+                pass
+            commit(saved, self._check_wanted)
         except BaseException as error:  # noqa: BLE001
             if not self._is_abandoned:
                 self._add_failure(error)
         finally:
             self.is_filled = True
+            self._written.set()
             self._finished.set()
+
+    def _check_wanted(self) -> None:
+        if self._is_abandoned:
+            msg = "the call that saved was interrupted, or its progress function has failed"
+            raise CancelledError(msg)
 
     @property
     def is_running(self) -> bool:
         """Whether the save is not over yet."""
         return not self._finished.is_set
 
+    @property
+    def is_written(self) -> bool:
+        """Whether all bytes are in the file, or the save has failed."""
+        return self._written.is_set
+
+    def wait_written(self, seconds: float) -> None:
+        """Wait until all bytes are in the file, or for this time."""
+        self._check_process()
+        self._written.wait(seconds)
+
+    def open_gate(self) -> None:
+        """Let the commit begin."""
+        self._gate.set()
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            msg = "the save runs in the parent of this forked process, and never ends here"
+            raise ClosedError(msg)
+
     def wait_filled(self) -> None:
         """Wait until the tensors may change."""
         if not self.is_filled:
+            self._check_process()
             self.saving.wait_filled()
             self.is_filled = True
 
     def abandon(self) -> None:
-        """Stop the save, and keep no error."""
+        """Stop the save, and keep no error. In a forked child, the parent's save goes on."""
+        if self._process != os.getpid():
+            return
         self._is_abandoned = True
         self.saving.stop()
-        while self._starters and not self._launched.wait(_POLL_INTERVAL_S):
+        self._gate.set()
+        while self._starters and not self._launched.wait(POLL_INTERVAL_S):
             pass
         if self._starters and self._refusal is None:
             self.join()
@@ -241,11 +298,8 @@ class _BackgroundSave:
         with suppress(Exception):
             self.saving.wait(None, False)
 
-    def join(self, seconds: float | None = None) -> None:
-        """Wait until the save is over, or for this time."""
-        if seconds is not None:
-            self._finished.wait(seconds)
-            return
+    def join(self) -> None:
+        """Wait until the save is over."""
         # Ctrl-C would not interrupt a wait without a timeout.
-        while not self._finished.wait(_POLL_INTERVAL_S):
-            pass
+        while not self._finished.wait(POLL_INTERVAL_S):
+            self._check_process()

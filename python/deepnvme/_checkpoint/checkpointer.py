@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Self
 
-    from deepnvme._checkpoint.background_save import SaveResult
+    from deepnvme._checkpoint.background_save import Commit, RunningSave, SaveResult
     from deepnvme._checkpoint.history import Checkpoint
     from deepnvme._deepnvme import Engine
 
@@ -172,7 +172,12 @@ class Checkpointer:
         self._check_process()
         self._background.raise_failure()
         self._history.refresh_if_unlocked()
-        return self._history.entries[-1] if self._history.entries else None
+        found = self._history.entries[-1] if self._history.entries else None
+        if found is not None and self._group.is_single and not os.path.lexists(found.path):
+            # Somebody has removed it. `restore` would take the one before.
+            self._history.refresh()
+            return self._history.entries[-1] if self._history.entries else None
+        return found
 
     def stats(self) -> CheckpointerStats:
         """Return the cost of saving so far."""
@@ -221,38 +226,59 @@ class Checkpointer:
         number = self._history.start_number()
         is_copied = self._is_async and not self._overlaps
         # A save in a signal handler gets its own memory: the interrupted save is using the other.
-        saving, path = self._starter.begin(step, state, is_copied and self._nested_saves == 1, self._wait_for_previous)
-
-        def commit(saved: SaveResult) -> None:
-            with self._group.leave_on_error():
-                self._history.commit(step, path, saved, saving, number)
-            self._counter.add_save(saved[0], time.perf_counter() - began)
-
-        report = (
-            progress_callback(self._progress, "saving", path)
-            if self._group.is_leader or callable(self._progress)
-            else None
-        )
+        saving = path = None
         try:
-            if self._is_async or self._overlaps:
-                self._background.start(saving, commit)
-                if not self._overlaps:
-                    self._background.wait_for_copies()
-            elif self._group.is_single:
-                commit(saving.wait(report, True))
-            else:
-                self._background.start(saving, commit)
-                self._background.wait_with_progress(report)
-        except BaseException:
-            self._history.release_name(path)
+            saving, path = self._starter.begin(
+                step, state, is_copied and self._nested_saves == 1, self._wait_for_previous
+            )
+            self._run(saving, self._commit_of(step, path, saving, number, began), path)
+        except BaseException as error:
+            if path is not None:
+                self._history.release_name(path)
+            if saving is None or not self._background.has_begun(saving):
+                # The other ranks wait for a save that nobody answers for.
+                self._group.leave_unless_shared(error)
             raise
         self._schedule.note(began)
         self._counter.add_stall(time.perf_counter() - began)
         return True
 
+    def _commit_of(self, step: int, path: Path, saving: RunningSave, number: int, began: float) -> Commit:
+        """Return the function that adds a written checkpoint to the history."""
+
+        def commit(saved: SaveResult, check_wanted: Callable[[], None]) -> None:
+            with self._group.leave_on_error():
+                self._history.commit(step, path, saved, saving, number, check_wanted)
+            self._counter.add_save(saved[0], time.perf_counter() - began)
+
+        return commit
+
+    def _run(self, saving: RunningSave, commit: Commit, path: Path) -> None:
+        """Write and commit a checkpoint, or begin to."""
+        report = (
+            progress_callback(self._progress, "saving", path)
+            if self._group.is_leader or callable(self._progress)
+            else None
+        )
+        if self._is_async or self._overlaps:
+            self._background.start(saving, commit)
+            if not self._overlaps:
+                self._background.wait_for_copies()
+        elif self._group.is_single:
+            commit(saving.wait(report, True), lambda: None)
+        else:
+            self._background.start(saving, commit, is_gated=True)
+            self._background.wait_with_progress(report)
+
     def _wait_for_previous(self) -> None:
         """Wait for the previous save."""
-        self._background.wait()
+        try:
+            self._background.wait()
+        except BaseException as error:
+            if self._background.is_running:
+                # Its exchanges with the other ranks would mix with those of the next save.
+                self._group.leave(f"{type(error).__name__} during a save", error)
+            raise
 
     def _check_process(self, *, is_to_save: bool = False) -> None:
         if os.getpid() == self._process or not (is_to_save or self._has_saved or not self._group.is_single):

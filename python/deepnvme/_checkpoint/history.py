@@ -341,12 +341,30 @@ class History:
         """Release a reserved name that no checkpoint will use."""
         self._native.release_name(path.name)
 
-    def commit(self, step: int, path: Path, saved: SaveResult, saving: object, number: int) -> None:
-        """Add a complete checkpoint to the manifest, and remove those that no longer count."""
+    def commit(  # noqa: PLR0917
+        self,
+        step: int,
+        path: Path,
+        saved: SaveResult,
+        saving: object,
+        number: int,
+        check_wanted: Callable[[], None],
+    ) -> None:
+        """Add a complete checkpoint to the manifest, and remove those that no longer count.
+
+        Args:
+            step: its step.
+            path: its path.
+            saved: its size and checksum.
+            saving: the save, which has its files.
+            number: the number of the save.
+            check_wanted: raises an error if the caller has given up this save. No rank commits then.
+        """
         if isinstance(saving, UncommittedFile):
+            check_wanted()
             self._commit_single(step, path, saved, saving.take_file(), number)
         else:
-            self._commit_shared(step, path, saved, saving)  # type: ignore[arg-type]
+            self._commit_shared(step, path, saved, saving, check_wanted)  # type: ignore[arg-type]
 
     def _commit_single(self, step: int, path: Path, saved: SaveResult, new: _NewFile, number: int) -> None:
         if self._committed_numbers.get(step, 0) > number:
@@ -368,7 +386,9 @@ class History:
         self._committed_numbers = {other: its_number for other, its_number in numbers.items() if other in listed}
         self._warn_about(settled)
 
-    def _commit_shared(self, step: int, path: Path, saved: SaveResult, saving: UncommittedFiles) -> None:
+    def _commit_shared(  # noqa: PLR0917
+        self, step: int, path: Path, saved: SaveResult, saving: UncommittedFiles, check_wanted: Callable[[], None]
+    ) -> None:
         entry = _new_checkpoint(step, path, saved, saving.parts)
         failed: list[Exception] = []
 
@@ -384,6 +404,7 @@ class History:
             return self._native.text
 
         try:
+            self._group.run_on_all(check_wanted)
             text = self._group.run_on_all(publish)[0]
         except BaseException as error:
             # If the others are unreachable they may have gone on, and the leader's manifest may list these files.

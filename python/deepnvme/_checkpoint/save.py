@@ -269,6 +269,9 @@ def describe_tensors(obj: object) -> list[DescribedTensor]:
         if tensor.is_meta:
             msg = f"{name!r}: this tensor is on the meta device and has no bytes; leave it out, or save a .pt file"
             raise TypeError(msg)
+        if tensor._is_zerotensor():  # noqa: SLF001
+            msg = f"{name!r}: this is one of torch's zero tensors, which have no memory; save tensor.clone()"
+            raise TypeError(msg)
         if not tensor.is_cpu and not engine_reaches(tensor.device):
             tensor = tensor.cpu()  # noqa: PLW2901
         dtype = dtypes.get(tensor.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -130,11 +131,13 @@ class StepRecorder:
         """Make a ``forward`` that records its calls, and those that raise."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            before, began = self._counters(), time.perf_counter()
+            before, began, process = self._counters(), time.perf_counter(), os.getpid()
             try:
                 return forward(*args, **kwargs)
             finally:
-                self._add(time.perf_counter() - began, before, _tokens(args, kwargs))
+                # A hook of the model may have forked. The child's exception goes on, and it has no counters.
+                if process == os.getpid():
+                    self._add(time.perf_counter() - began, before, _tokens(args, kwargs))
 
         return run
 

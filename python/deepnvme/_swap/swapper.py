@@ -119,7 +119,7 @@ class Swapper:
         put fails half way, the key does not exist.
 
         Args:
-            key: any text.
+            key: any text that UTF-8 can hold.
             tensor: any dtype, shape and strides, on the CPU or on a GPU.
 
         Raises:
@@ -144,7 +144,7 @@ class Swapper:
         the key does not exist.
 
         Args:
-            key: any text.
+            key: any text that UTF-8 can hold.
             shape: shape of the tensor.
             dtype: dtype of the tensor.
 

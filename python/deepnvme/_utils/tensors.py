@@ -261,9 +261,11 @@ def with_checked_locations(restore: Callable[..., Any], chosen: Any) -> Callable
 
 
 def storage_shortage(tensor: torch.Tensor) -> str | None:
-    """Name what a strided tensor lacks whose storage was resized below its shape. ``None`` if it has all bytes."""
+    """Name what a strided tensor lacks: memory at all, or as much as its shape takes. ``None`` if it has all bytes."""
     if tensor.numel() == 0:
         return None
+    if tensor._is_zerotensor():  # noqa: SLF001
+        return "it is one of torch's zero tensors, which have no memory; pass tensor.clone()"
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     needed = (tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps) + 1) * tensor.dtype.itemsize
     room = tensor.untyped_storage().nbytes()

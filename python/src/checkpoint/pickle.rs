@@ -304,6 +304,7 @@ impl<'py> Pickler<'_, 'py> {
             && !truth(intern!(py, "is_nested"))?
             && !call(intern!(py, "is_conj"))?
             && !call(intern!(py, "is_neg"))?
+            && !call(intern!(py, "_is_zerotensor"))?
             && !truth(intern!(py, "__dict__"))?
             && !has_hooks(tensor)?;
         let dims: usize = tensor.call_method0(intern!(py, "dim"))?.extract()?;

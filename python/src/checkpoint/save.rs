@@ -8,12 +8,14 @@ use deepnvme_checkpoint::write::{Save, Saved};
 use deepnvme_checkpoint::{Error, NamedRange, Progress, Result};
 use deepnvme_file::{Replacement, Target};
 use deepnvme_io::Engine;
+use deepnvme_mem::CreatorProcess;
 use deepnvme_mem::sync::ignore_poison;
 use pyo3::prelude::*;
 
 use super::load::progress_callback;
 use super::new_file::{NewFile, already_taken};
 use super::raise;
+use crate::background::check_process;
 use crate::{error, threads};
 
 /// Interval between signal checks.
@@ -49,7 +51,7 @@ pub(super) fn start(py: Python<'_>, save: Save, engine: Arc<Engine>, destination
         };
         *ignore_poison(seen.outcome.lock()) = Some(saved);
     })?;
-    Ok(Saving { state })
+    Ok(Saving { state, creator: CreatorProcess::current() })
 }
 
 /// File size, and the index's offset, size and checksum.
@@ -87,6 +89,8 @@ impl Drop for CompletionGuard<'_> {
 #[pyclass(frozen, name = "_Saving", module = "deepnvme._deepnvme")]
 pub(crate) struct Saving {
     state: Arc<SaveState>,
+    /// In a forked child, the save never ends.
+    creator: CreatorProcess,
 }
 
 #[pymethods]
@@ -105,8 +109,10 @@ impl Saving {
 
     /// Wait until the tensors may change.
     fn wait_filled(&self, py: Python<'_>) -> PyResult<()> {
+        check_process(py, self.creator)?;
         while !py.detach(|| self.state.progress.wait_filled(SIGNAL_CHECK_INTERVAL)) {
             py.check_signals()?;
+            check_process(py, self.creator)?;
         }
         Ok(())
     }
@@ -117,6 +123,9 @@ impl Saving {
         let mut report_progress = progress_callback(progress, &self.state.progress);
         let mut raised = None;
         let outcome = loop {
+            if let Err(forked) = check_process(py, self.creator) {
+                return Err(raised.unwrap_or(forked));
+            }
             if let Some(outcome) = py.detach(|| self.wait_slice()) {
                 break outcome;
             }

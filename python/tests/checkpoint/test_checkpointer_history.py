@@ -294,3 +294,16 @@ def test_a_manifest_that_somebody_puts_there_meanwhile_stays(tmp_path: Path) -> 
     assert (folder / "manifest.json").read_bytes() == foreign
     checkpointer.close()
     assert_same(deepnvme.load(folder / "step-00000001.pt"), state_of(1))
+
+
+def test_latest_and_restore_agree_when_the_newest_file_is_gone(tmp_path: Path) -> None:
+    with deepnvme.Checkpointer(tmp_path / "c", keep=2) as checkpointer:
+        checkpointer.save(1, state_of(1))
+        checkpointer.save(2, state_of(2))
+        (tmp_path / "c" / "step-00000002.pt").unlink()
+        found = checkpointer.latest()
+        assert found is not None
+        assert found.step == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert_same(checkpointer.restore(), state_of(1))

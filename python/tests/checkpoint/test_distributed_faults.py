@@ -223,3 +223,82 @@ def test_ctrl_c_in_one_process(tmp_path: Path, async_: bool) -> None:
     folder = tmp_path / "c"
     assert run(INTERRUPT, 2, folder, async_=async_) == ["PeerError", "KeyboardInterrupt"]
     assert steps(folder) == [1, 3]
+
+
+INTERRUPT_BETWEEN = """
+checkpointer = Checkpointer(folder, async_=True)
+checkpointer.save(1, state(1))
+checkpointer.wait()
+if rank == 1:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    saving = deepnvme._checkpoint.distributed.save.SharedSave
+    finish = saving._finish
+    saving._finish = lambda self, checksums: (time.sleep(1.5), finish(self, checksums))[1]
+own = {"a": torch.arange(1000.0)}
+checkpointer.save(2, own)
+if rank == 1:
+    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+answer = []
+for step in (3, 4, 5):
+    try:
+        checkpointer.save(step, own)
+        checkpointer.wait()
+        answer.append("saved")
+    except BaseException as error:
+        answer.append(type(error).__name__)
+checkpointer.close()
+"""
+
+
+def test_ctrl_c_in_one_process_while_it_waits_for_its_previous_save(tmp_path: Path) -> None:
+    # Exchanges of two threads would mix: gloo ends a process that gets a message of another length.
+    other, interrupted = run(INTERRUPT_BETWEEN, 2, tmp_path / "c")
+    assert interrupted == ["KeyboardInterrupt", "PeerError", "PeerError"]
+    assert other == ["PeerError"] * 3
+    assert steps(tmp_path / "c") in ([1], [1, 2])
+
+
+PROGRESS = """
+def report(done, total):
+    if rank == 1 and fails:
+        raise KeyError("progress")
+fails = False
+checkpointer = Checkpointer(folder, progress=report)
+checkpointer.save(1, state(1))
+fails = True
+try:
+    checkpointer.save(2, state(2))
+except BaseException as error:
+    answer = type(error).__name__
+left = sorted(path.name for path in folder.iterdir() if "step-00000002" in path.name)
+fails = False
+checkpointer.save(3, state(3))
+checkpointer.close()
+assert not left, left
+"""
+
+
+def test_a_progress_function_that_fails_on_one_rank_fails_the_save(tmp_path: Path) -> None:
+    assert run(PROGRESS, 2, tmp_path / "c") == ["PeerError", "KeyError"]
+    assert steps(tmp_path / "c") == [1, 3]
+
+
+ALONE = """
+deepnvme._checkpoint.distributed.process_group.TIMEOUT = datetime.timedelta(seconds=timeout)
+if rank == 0:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if timeout > 10:
+        threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+    began = time.monotonic()
+    try:
+        Checkpointer(folder)
+    except BaseException as error:
+        answer = [type(error).__name__, time.monotonic() - began]
+"""
+
+
+@pytest.mark.parametrize(("timeout", "error"), [(1, "PeerError"), (60, "KeyboardInterrupt")])
+def test_a_rank_that_makes_no_checkpointer(tmp_path: Path, timeout: int, error: str) -> None:
+    (name, seconds), _ = run(ALONE, 2, tmp_path / "c", timeout=timeout)
+    assert name == error
+    assert seconds < 3

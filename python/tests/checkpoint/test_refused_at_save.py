@@ -55,6 +55,7 @@ def packed(name: str) -> torch.Tensor:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     **{name: (partial(typed, name), "element type") for name in NARROW},
+    "zero tensor": (lambda: torch._efficientzerotensor((3,)), "zero tensors"),
     "quint4x2": (lambda: packed("quint4x2"), "quint4x2"),
     "bytes as quint4x2": (lambda: torch.arange(8, dtype=torch.uint8).view(torch.quint4x2), "share bytes"),
     "bytes as quint2x4": (lambda: torch.arange(8, dtype=torch.uint8).view(torch.quint2x4), "share bytes"),

@@ -7,14 +7,18 @@ can use it. An error of one process is raised in all of them, so that none waits
 from __future__ import annotations
 
 import datetime as dt
+import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
+from deepnvme._checkpoint.background_save import POLL_INTERVAL_S, SignalSafeEvent
 from deepnvme.errors import InvalidArgumentError, PeerError
 
 if TYPE_CHECKING:
@@ -48,6 +52,7 @@ class RankGroup:
         self._shared_error: BaseException | None = None
         self._left_because: str | None = None
         self._is_whole_world = True
+        self._process = os.getpid()
         if process_group is not None or _is_initialised():
             self._join(process_group)
         self.hosts: list[str] = self.all_gather(socket.gethostname())
@@ -63,10 +68,13 @@ class RankGroup:
         # A group of all ranks gets a name that no earlier group had. A group of some may get the name of an earlier
         # group that is gone, and would then find its addresses.
         self._is_whole_world = len(ranks) == dist.get_world_size()
-        group = dist.new_group(
-            ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=not self._is_whole_world
+        made = _interruptibly(
+            lambda: dist.new_group(
+                ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=not self._is_whole_world
+            ),
+            _timeout_of(process_group or dist.group.WORLD),
         )
-        self.torch_group = cast("ProcessGroup", group)
+        self.torch_group = cast("ProcessGroup", made)
         self.rank, self.size = dist.get_rank(self.torch_group), len(ranks)
 
     @property
@@ -167,13 +175,19 @@ class RankGroup:
         try:
             yield
         except BaseException as error:
-            if not self.is_shared_error(error):
-                self.leave(f"{type(error).__name__}: {error}", error)
+            self.leave_unless_shared(error)
             raise
+
+    def leave_unless_shared(self, error: BaseException) -> None:
+        """Leave the group because of an error, unless all ranks raise it."""
+        if not self.is_shared_error(error):
+            self.leave(f"{type(error).__name__}: {error}", error)
 
     def leave(self, why: str, error: BaseException | None = None) -> None:
         """Close the connections. Ranks that wait for this process get an error and leave as well."""
-        if self.torch_group is not None and not self.is_single and self._left_because is None:
+        # A forked child has copies of its parent's connections.
+        is_member = self._process == os.getpid() and not self.is_single
+        if self.torch_group is not None and is_member and self._left_because is None:
             self._left_because = why
             if error is not None:
                 # They close with the last reference to the group, and torch's frames have some.
@@ -221,6 +235,48 @@ class RankGroup:
         why = f"another process ended, or did not answer within {TIMEOUT}: {error}"
         self.leave(why, error)
         raise PeerError(why) from error
+
+
+def _interruptibly(make: Callable[[], T], timeout: dt.timedelta) -> T:
+    """Make something that waits for all ranks, in C++ and without a look at signals.
+
+    Raises:
+        PeerError: another rank has not come within this time. The thread that waits for it stays behind.
+    """
+    made: list[T] = []
+    failed: list[BaseException] = []
+    is_over = SignalSafeEvent()
+
+    def run() -> None:
+        try:
+            made.append(make())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+        finally:
+            is_over.set()
+
+    threading.Thread(target=run, name="deepnvme-rendezvous", daemon=True).start()
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not is_over.wait(POLL_INTERVAL_S):
+        if time.monotonic() > deadline:
+            msg = f"another process has ended, or makes no Checkpointer: none came within {timeout}"
+            raise PeerError(msg)
+    if failed:
+        if isinstance(failed[0], (RuntimeError, ValueError)):
+            msg = f"the processes could not be connected: {failed[0]}"
+            raise PeerError(msg) from failed[0]
+        raise failed[0]
+    return made[0]
+
+
+def _timeout_of(group: ProcessGroup) -> dt.timedelta:
+    """Return how long the ranks of a group wait for each other. Ours, if torch does not tell."""
+    import torch  # noqa: PLC0415
+
+    for device in ("cpu", "cuda"):
+        with suppress(Exception):
+            return min(TIMEOUT, group._get_backend(torch.device(device)).options._timeout)  # noqa: SLF001
+    return TIMEOUT
 
 
 def _is_initialised() -> bool:
