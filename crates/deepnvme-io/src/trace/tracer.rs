@@ -27,15 +27,15 @@ pub(crate) struct CompletedOp<'a> {
 }
 
 /// A completed copy between a bounce buffer and a GPU.
-#[derive(Clone, Copy)]
-pub(crate) struct CompletedGpuCopy {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GpuCopy {
     pub(crate) gpu: u32,
     pub(crate) direction: Direction,
     pub(crate) bytes: u64,
-    /// 0 if the start or end was not recorded.
+    /// When it became the first in its stream, or the largest number if not recorded.
     pub(crate) start_ns: u64,
+    /// When its completion was seen, or 0 if not recorded.
     pub(crate) end_ns: u64,
-    pub(crate) failed: bool,
 }
 
 impl Tracer {
@@ -74,8 +74,8 @@ impl Tracer {
         self.recorder.record(self.recorder.time_of(began), now_ns(), kind);
     }
 
-    pub(crate) fn gpu_copy(&self, completed: CompletedGpuCopy) {
-        let CompletedGpuCopy { gpu, direction, bytes, start_ns, end_ns, failed } = completed;
+    pub(crate) fn gpu_copy(&self, copy: GpuCopy, failed: bool) {
+        let GpuCopy { gpu, direction, bytes, start_ns, end_ns } = copy;
         let worker = self.worker;
         self.recorder.record(start_ns, end_ns, |_| EventKind::Copy { worker, gpu, direction, bytes, failed });
     }

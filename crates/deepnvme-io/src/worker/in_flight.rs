@@ -42,12 +42,25 @@ pub(super) struct InFlightOp {
     pub(super) task: Task,
     /// The bounce buffer of a block that needs one.
     pub(super) buffer: Option<Slot>,
+    pub(super) timing: Timing,
+    progress: BlockProgress,
+}
+
+/// When a block or sync started, and beside how many others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timing {
     pub(super) started: Instant,
     /// When the current op was submitted. Later than `started` if it is a continuation or a retry.
     pub(super) submitted: Instant,
     /// The number of ops in flight at its start, including itself.
     pub(super) depth_at_start: u32,
-    progress: BlockProgress,
+}
+
+impl Timing {
+    fn now(depth_at_start: u32) -> Self {
+        let now = Instant::now();
+        Self { started: now, submitted: now, depth_at_start }
+    }
 }
 
 /// A block whose ops are complete. The bytes of a bounced read are still in its bounce buffer.
@@ -70,13 +83,12 @@ impl InFlightOp {
 
     /// Starts the clock, with this many ops in flight.
     pub(super) fn start(&mut self, depth_at_start: u32) {
-        let now = Instant::now();
-        (self.started, self.submitted, self.depth_at_start) = (now, now, depth_at_start);
+        self.timing = Timing::now(depth_at_start);
     }
 
     fn new(guard: WorkGuard, task: Task, buffer: Option<Slot>) -> Self {
-        let (now, progress) = (Instant::now(), BlockProgress { reached: 0, retries: 0 });
-        Self { guard, task, buffer, started: now, submitted: now, depth_at_start: 1, progress }
+        let progress = BlockProgress { reached: 0, retries: 0 };
+        Self { guard, task, buffer, timing: Timing::now(1), progress }
     }
 
     /// Fills the bounce buffer of a write from host memory. Returns the slices on GPUs.

@@ -37,12 +37,18 @@ pub use outcome::RETRIES_MAX;
 /// The parameters of a worker.
 pub(crate) struct WorkerSetup {
     pub(crate) queue: Arc<RequestQueue>,
-    pub(crate) stats: Arc<WorkerStats>,
+    pub(crate) accounts: Accounts,
     pub(crate) worker_index: u32,
     pub(crate) bounce: BounceSetup,
     pub(crate) gpus: Arc<EngineGpus>,
     pub(crate) gds: GdsSetup,
     pub(crate) window: WindowMode,
+}
+
+/// Where a worker counts and records what it does.
+#[derive(Clone)]
+pub(crate) struct Accounts {
+    pub(crate) stats: Arc<WorkerStats>,
     pub(crate) tracer: Tracer,
 }
 
@@ -65,8 +71,7 @@ impl<'a> Worker<'a> {
             WindowMode::Sliding => Window::adapting(depth),
             WindowMode::Drain => Window::fixed(depth),
         };
-        let accounts = (Arc::clone(&setup.stats), setup.tracer.clone());
-        let io_loop = IoLoop::new(backend, window, accounts, setup.bounce, &setup.gpus);
+        let io_loop = IoLoop::new(backend, window, setup.accounts.clone(), setup.bounce, &setup.gpus);
         let io_loop = io_loop.with_gds(setup.gds.clone());
         Self { queue: &setup.queue, handle, io_loop, window: setup.window, waiting: None }
     }

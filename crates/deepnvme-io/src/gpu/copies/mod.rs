@@ -22,6 +22,7 @@ use super::device::{COPY_WAIT, Gpu, GpuEvent, GpuStream, Registration};
 use super::registry::GpuRegistry;
 use crate::error::Result;
 use crate::op::Direction;
+use crate::trace::GpuCopy;
 
 /// Returns the time in nanoseconds, if it is recorded.
 pub(crate) type Clock = Box<dyn Fn() -> Option<u64> + Send>;
@@ -32,14 +33,8 @@ pub(crate) struct CompletedCopy {
     pub(crate) number: u64,
     /// The first error.
     pub(crate) outcome: Result<()>,
-    /// The first of its GPUs.
-    pub(crate) gpu: u32,
-    pub(crate) direction: Direction,
-    pub(crate) bytes: u64,
-    /// When it became the first in its stream, or the largest number if not recorded.
-    pub(crate) start_ns: u64,
-    /// When its completion was seen, or 0 if not recorded.
-    pub(crate) end_ns: u64,
+    /// What it moved and when, with the first of its GPUs.
+    pub(crate) copy: GpuCopy,
 }
 
 /// The asynchronous copies of one worker.
@@ -119,7 +114,8 @@ impl AsyncCopier {
                 return Err(error);
             }
         }
-        let finished = CompletedCopy { number, outcome: Ok(()), gpu, direction, bytes, start_ns: u64::MAX, end_ns: 0 };
+        let copy = GpuCopy { gpu, direction, bytes, start_ns: u64::MAX, end_ns: 0 };
+        let finished = CompletedCopy { number, outcome: Ok(()), copy };
         self.unfinished.insert(number, Unfinished { gpus, finished });
         Ok(number)
     }
@@ -129,17 +125,21 @@ impl AsyncCopier {
         let mut finished = Vec::new();
         for queue in &mut self.queues {
             while let Some((number, result)) = queue.take_completed() {
-                let Some(copy) = self.unfinished.get_mut(&number) else { continue };
-                copy.gpus -= 1;
-                if copy.finished.outcome.is_ok() {
-                    copy.finished.outcome = result;
+                let Some(Unfinished { gpus, finished: CompletedCopy { outcome, copy, .. } }) =
+                    self.unfinished.get_mut(&number)
+                else {
+                    continue;
+                };
+                *gpus -= 1;
+                if outcome.is_ok() {
+                    *outcome = result;
                 }
                 if let Some(now) = (self.clock)() {
-                    copy.finished.start_ns = copy.finished.start_ns.min(queue.began_ns);
-                    copy.finished.end_ns = now;
+                    copy.start_ns = copy.start_ns.min(queue.began_ns);
+                    copy.end_ns = now;
                     queue.free_since_ns = now;
                 }
-                if copy.gpus == 0 {
+                if *gpus == 0 {
                     finished.extend(self.unfinished.remove(&number).map(|copy| copy.finished));
                 }
             }
