@@ -3,13 +3,12 @@
 //! `queue` runs their ops. Default streams are created on first use: the legacy one per device, the other per device
 //! and thread.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::thread;
 
 use crate::abi::{Device, Handle, INVALID_HANDLE, OUT_OF_MEMORY, Outcome};
-use crate::queue::{QueuedOp, work_off};
+use crate::queue::{OpQueue, work_off};
 use crate::race_detector::{Clock, Point};
-use crate::rng::Rng;
 use crate::state::DriverState;
 
 /// `CU_STREAM_LEGACY`; the null handle means the same.
@@ -35,11 +34,7 @@ pub(crate) struct Stream {
     pub(crate) ended: bool,
     /// The flags of `cuFileStreamRegister`, if registered.
     pub(crate) cufile: Option<u32>,
-    pub(crate) submitted: u64,
-    pub(crate) completed: u64,
-    pub(crate) clock: Clock,
-    pub(crate) queue: VecDeque<QueuedOp>,
-    pub(crate) rng: Rng,
+    pub(crate) queue: OpQueue,
 }
 
 /// All streams.
@@ -67,15 +62,15 @@ impl Streams {
 
     /// Whether the op at a point is complete. A removed stream has run all of its ops.
     pub(crate) fn reached(&self, point: Point) -> bool {
-        self.all.get(&point.stream).is_none_or(|stream| stream.completed >= point.seq)
+        self.all.get(&point.stream).is_none_or(|stream| stream.queue.completed >= point.seq)
     }
 
     /// Returns the last points of the streams of a device that match.
     pub(crate) fn ends(&self, device: Device, wanted: impl Fn(&Stream) -> bool) -> (Vec<Point>, Clock) {
         let (mut points, mut clock) = (Vec::new(), Clock::default());
         for (id, stream) in self.all.iter().filter(|(_, stream)| stream.device == device && wanted(stream)) {
-            points.push(Point { stream: *id, seq: stream.submitted });
-            clock.join(&stream.clock);
+            points.push(Point { stream: *id, seq: stream.queue.submitted });
+            clock.join(&stream.queue.clock);
         }
         (points, clock)
     }
@@ -104,7 +99,7 @@ impl Streams {
 impl Stream {
     /// Whether all queued ops are complete.
     pub(crate) fn is_idle(&self) -> bool {
-        self.completed == self.submitted
+        self.queue.completed == self.queue.submitted
     }
 }
 
@@ -112,18 +107,7 @@ impl DriverState {
     /// Creates a stream and its thread.
     pub(crate) fn create_stream(&mut self, device: Device, kind: StreamKind, blocking: bool) -> Outcome<Handle> {
         let id = self.handle();
-        let stream = Stream {
-            device,
-            kind,
-            blocking,
-            ended: false,
-            cufile: None,
-            submitted: 0,
-            completed: 0,
-            clock: Clock::default(),
-            queue: VecDeque::new(),
-            rng: self.rng(id),
-        };
+        let stream = Stream { device, kind, blocking, ended: false, cufile: None, queue: OpQueue::new(self.rng(id)) };
         self.streams.all.insert(id, stream);
         let spawned = thread::Builder::new().name("fake_driver stream".to_owned()).spawn(move || work_off(id));
         if spawned.is_err() {

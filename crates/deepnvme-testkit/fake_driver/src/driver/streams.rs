@@ -56,7 +56,7 @@ driver_calls! {
         if !stream.is_idle() {
             return Err(NOT_READY);
         }
-        let clock = stream.clock.clone();
+        let clock = stream.queue.clock.clone();
         state.order.observe(&clock);
         Ok(())
     }
