@@ -209,8 +209,8 @@ impl EngineGpus {
         let copied = copier.copy(direction, host, slices);
         if let Some(start_ns) = start {
             let bytes = slices.iter().map(|slice| slice.len as u64).sum();
-            let copy = GpuCopy { gpu: copier.index(), direction, bytes, start_ns, end_ns: now_ns() };
-            self.tracer.gpu_copy(copy, copied.is_err());
+            let copy = GpuCopy { gpu: copier.index(), direction, bytes };
+            self.tracer.gpu_copy((start_ns, now_ns()), copy, copied.is_err());
         }
         copied?;
         lock(&self.idle).push((device, copier));

@@ -32,10 +32,6 @@ pub(crate) struct GpuCopy {
     pub(crate) gpu: u32,
     pub(crate) direction: Direction,
     pub(crate) bytes: u64,
-    /// When it became the first in its stream, or the largest number if not recorded.
-    pub(crate) start_ns: u64,
-    /// When its completion was seen, or 0 if not recorded.
-    pub(crate) end_ns: u64,
 }
 
 impl Tracer {
@@ -74,8 +70,9 @@ impl Tracer {
         self.recorder.record(self.recorder.time_of(began), now_ns(), kind);
     }
 
-    pub(crate) fn gpu_copy(&self, copy: GpuCopy, failed: bool) {
-        let GpuCopy { gpu, direction, bytes, start_ns, end_ns } = copy;
+    /// Records a copy between these times, in nanoseconds.
+    pub(crate) fn gpu_copy(&self, (start_ns, end_ns): (u64, u64), copy: GpuCopy, failed: bool) {
+        let GpuCopy { gpu, direction, bytes } = copy;
         let worker = self.worker;
         self.recorder.record(start_ns, end_ns, |_| EventKind::Copy { worker, gpu, direction, bytes, failed });
     }

@@ -122,8 +122,8 @@ impl GpuStage {
     /// Returns the numbers of the completed copies, each with its result.
     pub(super) fn take_completed(&mut self, tracer: &Tracer) -> Vec<(u64, Result<()>)> {
         let completed = self.copier.as_mut().map(AsyncCopier::take_completed).unwrap_or_default();
-        for CompletedCopy { outcome, copy, .. } in &completed {
-            tracer.gpu_copy(*copy, outcome.is_err());
+        for CompletedCopy { outcome, copy, start_ns, end_ns, .. } in &completed {
+            tracer.gpu_copy((*start_ns, *end_ns), *copy, outcome.is_err());
         }
         completed.into_iter().map(|CompletedCopy { number, outcome, .. }| (number, outcome)).collect()
     }

@@ -42,18 +42,18 @@ pub(super) struct InFlightOp {
     pub(super) task: Task,
     /// The bounce buffer of a block that needs one.
     pub(super) buffer: Option<Slot>,
-    pub(super) timing: Timing,
+    timing: Timing,
     progress: BlockProgress,
 }
 
 /// When a block or sync started, and beside how many others.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Timing {
-    pub(super) started: Instant,
+struct Timing {
+    started: Instant,
     /// When the current op was submitted. Later than `started` if it is a continuation or a retry.
-    pub(super) submitted: Instant,
+    submitted: Instant,
     /// The number of ops in flight at its start, including itself.
-    pub(super) depth_at_start: u32,
+    depth_at_start: u32,
 }
 
 impl Timing {
@@ -71,6 +71,13 @@ pub(super) struct CompletedBlock {
     pub(super) latency: Duration,
 }
 
+impl CompletedBlock {
+    /// The block completes now.
+    pub(super) fn now(block: InFlightOp) -> Self {
+        Self { latency: block.timing.started.elapsed(), block }
+    }
+}
+
 impl InFlightOp {
     pub(super) fn sync(guard: WorkGuard, path: PathBuf) -> Self {
         Self::new(guard, Task::Sync { path }, None)
@@ -84,6 +91,21 @@ impl InFlightOp {
     /// Starts the clock, with this many ops in flight.
     pub(super) fn start(&mut self, depth_at_start: u32) {
         self.timing = Timing::now(depth_at_start);
+    }
+
+    /// Notes that the current op is submitted, as a continuation or a retry.
+    pub(super) fn submit_again(&mut self) {
+        self.timing.submitted = Instant::now();
+    }
+
+    /// Returns when the current op was submitted.
+    pub(super) fn submitted(&self) -> Instant {
+        self.timing.submitted
+    }
+
+    /// Returns the number of ops in flight at its start, including itself.
+    pub(super) fn depth_at_start(&self) -> u32 {
+        self.timing.depth_at_start
     }
 
     fn new(guard: WorkGuard, task: Task, buffer: Option<Slot>) -> Self {
@@ -136,14 +158,12 @@ impl InFlightOp {
         let Task::Block { block, mode, base, step_bytes } = &self.task else {
             return Outcome::Done;
         };
-        let direction = self.guard.request().plan.direction();
         let attempt = Attempt {
             before: (op.offset - base) as usize,
             needed: (block.range.end - block.io.start) as usize,
             step_bytes: *step_bytes,
             is_direct: *mode == IoMode::Direct,
-            is_read: direction == Direction::Read,
-            operation: direction.name(),
+            direction: self.guard.request().plan.direction(),
         };
         match outcome::classify(&mut self.progress, attempt, result) {
             Outcome::Retry => {

@@ -2,7 +2,7 @@
 //!
 //! Workers implement the rules above the backends: they continue short transfers, retry interrupted ones, fall back
 //! from direct to buffered I/O, and copy to and from bounce buffers. `io_loop` drives the backend with the ops
-//! `in_flight`, and `completion` handles their completions. `window` limits the ops in flight, and `outcome` decides
+//! `in_flight`. `window` limits the ops in flight, and `outcome` decides
 //! what follows a completion; both are pure. `bounce` has the bounce buffers, `gpu_stage` the copies to and from GPUs,
 //! and `gds` the route past both. `inline` runs small transfers on the caller's own thread, by the same rules.
 
@@ -19,7 +19,6 @@ use crate::stats::WorkerStats;
 use crate::trace::Tracer;
 
 mod bounce;
-mod completion;
 mod gds;
 mod gpu_stage;
 mod in_flight;

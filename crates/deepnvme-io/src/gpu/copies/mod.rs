@@ -33,8 +33,12 @@ pub(crate) struct CompletedCopy {
     pub(crate) number: u64,
     /// The first error.
     pub(crate) outcome: Result<()>,
-    /// What it moved and when, with the first of its GPUs.
+    /// The bytes that it moved, and the first of its GPUs.
     pub(crate) copy: GpuCopy,
+    /// When it became the first in its stream, or the largest number if not recorded.
+    pub(crate) start_ns: u64,
+    /// When its completion was seen, or 0 if not recorded.
+    pub(crate) end_ns: u64,
 }
 
 /// The asynchronous copies of one worker.
@@ -114,8 +118,8 @@ impl AsyncCopier {
                 return Err(error);
             }
         }
-        let copy = GpuCopy { gpu, direction, bytes, start_ns: u64::MAX, end_ns: 0 };
-        let finished = CompletedCopy { number, outcome: Ok(()), copy };
+        let copy = GpuCopy { gpu, direction, bytes };
+        let finished = CompletedCopy { number, outcome: Ok(()), copy, start_ns: u64::MAX, end_ns: 0 };
         self.unfinished.insert(number, Unfinished { gpus, finished });
         Ok(number)
     }
@@ -125,21 +129,17 @@ impl AsyncCopier {
         let mut finished = Vec::new();
         for queue in &mut self.queues {
             while let Some((number, result)) = queue.take_completed() {
-                let Some(Unfinished { gpus, finished: CompletedCopy { outcome, copy, .. } }) =
-                    self.unfinished.get_mut(&number)
-                else {
-                    continue;
-                };
-                *gpus -= 1;
-                if outcome.is_ok() {
-                    *outcome = result;
+                let Some(copy) = self.unfinished.get_mut(&number) else { continue };
+                copy.gpus -= 1;
+                if copy.finished.outcome.is_ok() {
+                    copy.finished.outcome = result;
                 }
                 if let Some(now) = (self.clock)() {
-                    copy.start_ns = copy.start_ns.min(queue.began_ns);
-                    copy.end_ns = now;
+                    copy.finished.start_ns = copy.finished.start_ns.min(queue.began_ns);
+                    copy.finished.end_ns = now;
                     queue.free_since_ns = now;
                 }
-                if *gpus == 0 {
+                if copy.gpus == 0 {
                     finished.extend(self.unfinished.remove(&number).map(|copy| copy.finished));
                 }
             }

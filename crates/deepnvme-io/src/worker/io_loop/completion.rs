@@ -1,21 +1,21 @@
 //! Handles completions of ops and of GPU copies.
 
-use super::gpu_stage::CopiedBlock;
-use super::in_flight::{CompletedBlock, InFlightOp, Task};
-use super::io_loop::IoLoop;
-use super::outcome::Outcome;
+use super::super::gpu_stage::CopiedBlock;
+use super::super::in_flight::{CompletedBlock, InFlightOp, Task};
+use super::super::outcome::Outcome;
+use super::IoLoop;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::op::{Completion, Errno, Op, Token};
 use crate::request::Request;
 use crate::split::Block;
 use crate::stats::WorkerStats;
-use crate::sync::{Instant, lock};
+use crate::sync::lock;
 use crate::trace::{CompletedOp, DataPath};
 
 impl<B: Backend> IoLoop<B> {
     /// Handles one completion.
-    pub(super) fn handle_completion(&mut self, completion: Completion) -> Result<()> {
+    pub(crate) fn handle_completion(&mut self, completion: Completion) -> Result<()> {
         let Completion { op, result } = completion;
         let token = op.token;
         if self.accounts.tracer.is_on() {
@@ -32,13 +32,13 @@ impl<B: Backend> IoLoop<B> {
     fn record(&mut self, op: &Op, result: Result<usize, Errno>) {
         let Some(entry) = self.in_flight.get_mut(op.token) else { return };
         match &entry.task {
-            Task::Sync { path } => self.accounts.tracer.sync(entry.timing.submitted, path, result.is_err()),
+            Task::Sync { path } => self.accounts.tracer.sync(entry.submitted(), path, result.is_err()),
             Task::Block { block, mode, .. } => {
                 let (file, direction) = (entry.guard.request().file(block), entry.guard.request().plan.direction());
                 let (part, _) = file.part_at(block.io.start);
                 let (data_path, bytes) = (DataPath::of(*mode, block.route), result.ok().map(|bytes| bytes as u64));
                 let completed = CompletedOp { direction, file: part.path(), offset: op.offset, bytes, data_path };
-                self.accounts.tracer.op(entry.timing.submitted, &completed);
+                self.accounts.tracer.op(entry.submitted(), &completed);
             }
         }
     }
@@ -46,7 +46,7 @@ impl<B: Backend> IoLoop<B> {
     /// Submits an op again.
     fn submit_again(&mut self, op: Op) -> Result<()> {
         if let Some(entry) = self.in_flight.get_mut(op.token) {
-            entry.timing.submitted = Instant::now();
+            entry.submit_again();
         }
         self.submit(op)
     }
@@ -130,8 +130,8 @@ impl<B: Backend> IoLoop<B> {
         if let Some(buffer) = buffer {
             self.bounce.read_ended(buffer);
         }
-        let completed = CompletedBlock { latency: block.timing.started.elapsed(), block };
-        self.window.learn(completed.block.timing.depth_at_start, completed.latency);
+        let completed = CompletedBlock::now(block);
+        self.window.learn(completed.block.depth_at_start(), completed.latency);
         match error {
             Some(error) => completed.block.guard.end(Err(error)),
             None if is_bounced_read => self.bounce.completed_reads.push_back(completed),

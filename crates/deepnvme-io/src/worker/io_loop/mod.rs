@@ -1,6 +1,9 @@
 //! Drives one backend: the ops in flight, the bounce buffers of blocks that need a copy, and the copies to GPUs.
 //!
-//! It does not wait for work and has no thread: a worker drives it, or the caller of a small transfer.
+//! It does not wait for work and has no thread: a worker drives it, or the caller of a small transfer. `completion` handles
+//! the completions.
+
+mod completion;
 
 use std::sync::Arc;
 
@@ -28,12 +31,12 @@ pub(crate) struct IoLoop<B: Backend> {
     // while the kernel may write to it.
     backend: B,
     // Dropped before the ops in flight for the same reason, for GPUs.
-    pub(super) gpu: GpuStage,
-    pub(super) in_flight: InFlightTable,
-    pub(super) bounce: BouncePool,
-    pub(super) gds: GdsRoute,
-    pub(super) window: Window,
-    pub(super) accounts: Accounts,
+    gpu: GpuStage,
+    in_flight: InFlightTable,
+    bounce: BouncePool,
+    gds: GdsRoute,
+    window: Window,
+    accounts: Accounts,
     unflushed_bytes: u64,
     completions: Vec<Completion>,
 }
