@@ -41,7 +41,7 @@ pub(crate) struct StreamOp {
 pub(crate) struct OpQueue {
     pub(crate) submitted: u64,
     pub(crate) completed: u64,
-    /// What the last queued op waits for, and itself.
+    /// The clock of the last queued op, with everything that it waits for.
     pub(crate) clock: Clock,
     ops: VecDeque<QueuedOp>,
     rng: Rng,
@@ -103,13 +103,13 @@ impl DriverState {
 
     /// Returns the implicit dependencies by the legacy default stream.
     fn implied(&mut self, id: Handle) -> Outcome<(Vec<Point>, Clock)> {
-        let Stream { device, kind, blocking, .. } = *self.streams.get_mut(id)?;
-        Ok(match (kind, blocking) {
-            (StreamKind::Legacy, _) => {
-                self.streams.ends(device, |other| other.blocking && other.kind != StreamKind::Legacy)
+        let Stream { device, kind, .. } = *self.streams.get_mut(id)?;
+        Ok(match kind {
+            StreamKind::Legacy => {
+                self.streams.ends(device, |other| other.is_blocking() && other.kind != StreamKind::Legacy)
             }
-            (_, true) => self.streams.ends(device, |other| other.kind == StreamKind::Legacy),
-            (_, false) => (Vec::new(), Clock::default()),
+            StreamKind::Created { is_blocking: false } => (Vec::new(), Clock::default()),
+            _ => self.streams.ends(device, |other| other.kind == StreamKind::Legacy),
         })
     }
 }

@@ -19,7 +19,10 @@ pub(crate) const PER_THREAD: Handle = 2;
 /// The kind of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamKind {
-    Created,
+    Created {
+        /// Whether it synchronises with the legacy default stream.
+        is_blocking: bool,
+    },
     Legacy,
     PerThread,
 }
@@ -28,8 +31,6 @@ pub(crate) enum StreamKind {
 pub(crate) struct Stream {
     pub(crate) device: Device,
     pub(crate) kind: StreamKind,
-    /// Whether it synchronises with the legacy default stream.
-    pub(crate) blocking: bool,
     /// Destroyed: the handle is invalid, but queued ops still run.
     pub(crate) ended: bool,
     /// The flags of `cuFileStreamRegister`, if registered.
@@ -82,14 +83,14 @@ impl Streams {
 
     /// Returns the number of those that match.
     pub(crate) fn created_with(&self, wanted: impl Fn(&Stream) -> bool) -> usize {
-        let created = self.all.values().filter(|stream| stream.kind == StreamKind::Created && !stream.ended);
+        let created = self.all.values().filter(|stream| stream.is_created() && !stream.ended);
         created.filter(|stream| wanted(stream)).count()
     }
 
     /// Destroys the default streams of a device.
     pub(crate) fn end_all(&mut self, device: Device) -> usize {
         let created = self.all.values().filter(|stream| stream.device == device && !stream.ended);
-        let left = created.filter(|stream| stream.kind == StreamKind::Created).count();
+        let left = created.filter(|stream| stream.is_created()).count();
         self.all.values_mut().filter(|stream| stream.device == device).for_each(|stream| stream.ended = true);
         self.defaults.retain(|(of, _), _| *of != device);
         left
@@ -97,6 +98,15 @@ impl Streams {
 }
 
 impl Stream {
+    pub(crate) fn is_created(&self) -> bool {
+        matches!(self.kind, StreamKind::Created { .. })
+    }
+
+    /// Whether it synchronises with the legacy default stream.
+    pub(crate) fn is_blocking(&self) -> bool {
+        self.kind != StreamKind::Created { is_blocking: false }
+    }
+
     /// Whether all queued ops are complete.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.completed == self.queue.submitted
@@ -105,9 +115,9 @@ impl Stream {
 
 impl DriverState {
     /// Creates a stream and its thread.
-    pub(crate) fn create_stream(&mut self, device: Device, kind: StreamKind, blocking: bool) -> Outcome<Handle> {
+    pub(crate) fn create_stream(&mut self, device: Device, kind: StreamKind) -> Outcome<Handle> {
         let id = self.handle();
-        let stream = Stream { device, kind, blocking, ended: false, cufile: None, queue: OpQueue::new(self.rng(id)) };
+        let stream = Stream { device, kind, ended: false, cufile: None, queue: OpQueue::new(self.rng(id)) };
         self.streams.all.insert(id, stream);
         let spawned = thread::Builder::new().name("fake_driver stream".to_owned()).spawn(move || work_off(id));
         if spawned.is_err() {
@@ -126,7 +136,7 @@ impl DriverState {
             }
             PER_THREAD => (device, Some(thread::current().id())),
             _ => {
-                let live = |stream: &Stream| stream.kind == StreamKind::Created && !stream.ended;
+                let live = |stream: &Stream| stream.is_created() && !stream.ended;
                 return self.streams.get(handle).filter(|stream| live(stream)).map(|_| handle).ok_or(INVALID_HANDLE);
             }
         };
@@ -134,7 +144,7 @@ impl DriverState {
             return Ok(*id);
         }
         let kind = if key.1.is_some() { StreamKind::PerThread } else { StreamKind::Legacy };
-        let id = self.create_stream(device, kind, true)?;
+        let id = self.create_stream(device, kind)?;
         self.streams.defaults.insert(key, id);
         Ok(id)
     }

@@ -130,7 +130,7 @@ fn submit(mut state: DriverGuard, handle: Handle, count: usize, parameters: &In<
             return Err(INVALID_VALUE);
         }
         let memory = RequestedMemory { base, offset: memory_offset, bytes };
-        let request = Request { way, handle, file_offset, memory };
+        let request = Request::new(way, handle, file_offset, memory);
         checked.push((cookie, state.transfer(request)?));
     }
     for (cookie, transfer) in checked {

@@ -14,7 +14,7 @@ use crate::state::lock;
 #[allow(non_snake_case)]
 extern "C" fn cuFileRead(handle: Handle, base: u64, bytes: usize, file_offset: i64, memory_offset: i64) -> isize {
     let memory = RequestedMemory { base, offset: memory_offset, bytes };
-    move_now("cuFileRead", Request { way: Way::Read, handle, file_offset, memory })
+    move_now("cuFileRead", Request::new(Way::Read, handle, file_offset, memory))
 }
 
 /// A call that writes.
@@ -23,7 +23,7 @@ extern "C" fn cuFileRead(handle: Handle, base: u64, bytes: usize, file_offset: i
 #[allow(non_snake_case)]
 extern "C" fn cuFileWrite(handle: Handle, base: u64, bytes: usize, file_offset: i64, memory_offset: i64) -> isize {
     let memory = RequestedMemory { base, offset: memory_offset, bytes };
-    move_now("cuFileWrite", Request { way: Way::Write, handle, file_offset, memory })
+    move_now("cuFileWrite", Request::new(Way::Write, handle, file_offset, memory))
 }
 
 fn move_now(label: &'static str, request: Request) -> isize {

@@ -117,7 +117,7 @@ impl Queued {
         let Self { way, handle, base, .. } = *self;
         let (bytes, file_offset) = (self.bytes.value()?, self.file_offset.value()?);
         let memory = RequestedMemory { base, offset: self.memory_offset.value()?, bytes };
-        Ok(Request { way, handle, file_offset, memory })
+        Ok(Request::new(way, handle, file_offset, memory))
     }
 
     fn run(&self, label: &str, point: Point, aligned: bool) {
@@ -138,9 +138,7 @@ impl Queued {
                 return Err(code);
             }
             let request = self.request()?;
-            if aligned
-                && [request.memory.bytes as u64, request.file_offset as u64].iter().any(|number| number % PAGE != 0)
-            {
+            if aligned && !request.is_aligned(PAGE) {
                 return Err(INVALID_VALUE);
             }
             let transfer = state.transfer_on(request)?;

@@ -33,10 +33,10 @@ pub(super) enum Way {
 /// A requested transfer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
-    pub(super) way: Way,
-    pub(super) handle: Handle,
-    pub(super) file_offset: i64,
-    pub(super) memory: RequestedMemory,
+    way: Way,
+    handle: Handle,
+    file_offset: i64,
+    memory: RequestedMemory,
 }
 
 /// The memory of a requested transfer, as the caller states it.
@@ -70,6 +70,15 @@ impl Way {
 }
 
 impl Request {
+    pub(super) fn new(way: Way, handle: Handle, file_offset: i64, memory: RequestedMemory) -> Self {
+        Self { way, handle, file_offset, memory }
+    }
+
+    /// Whether the bytes in the file are whole units of this size.
+    pub(super) fn is_aligned(&self, unit: u64) -> bool {
+        [self.memory.bytes as u64, self.file_offset as u64].iter().all(|number| number.is_multiple_of(unit))
+    }
+
     fn start(&self) -> FileOutcome<u64> {
         let RequestedMemory { base, offset, .. } = self.memory;
         u64::try_from(offset).ok().and_then(|skip| base.checked_add(skip)).ok_or(INVALID_VALUE)
