@@ -84,9 +84,7 @@ pub(crate) struct Residency {
     pub(super) write_backs: Vec<ItemId>,
     /// Deleted items whose disk space can be freed.
     reaped: Vec<ItemId>,
-    next_id: ItemId,
-    /// The place in the queue of the next thread that needs a slot.
-    next_ticket: u64,
+    next: NextNumbers,
     pub(super) clock: u64,
     pub(super) in_flight: usize,
     pub(crate) evictions: u64,
@@ -94,6 +92,14 @@ pub(crate) struct Residency {
     pub(super) steps: u64,
     /// Spans that a search for victims looks at before it settles for less.
     pub(super) search_steps_max: usize,
+}
+
+/// The next free numbers.
+#[derive(Debug, Default)]
+struct NextNumbers {
+    id: ItemId,
+    /// The place in the queue of the next thread that needs a slot.
+    ticket: u64,
 }
 
 impl Residency {
@@ -108,8 +114,7 @@ impl Residency {
             window: ReadAheadWindow::default(),
             write_backs: Vec::new(),
             reaped: Vec::new(),
-            next_id: 0,
-            next_ticket: 0,
+            next: NextNumbers::default(),
             clock: 0,
             in_flight: 0,
             evictions: 0,
@@ -120,8 +125,8 @@ impl Residency {
 
     /// Adds an item, which is on disk already or will be created in memory. The key must be free.
     pub(crate) fn add(&mut self, key: &Arc<str>, slot_bytes: usize, on_disk: bool) -> ItemId {
-        let id = self.next_id;
-        self.next_id += 1;
+        let id = self.next.id;
+        self.next.id += 1;
         let before = self.keys.insert(Arc::clone(key), id);
         debug_assert!(before.is_none(), "{key} exists already");
         // No two items have the same last use, so that their order is certain.
@@ -268,8 +273,8 @@ impl Residency {
         let Some(item) = self.items.get_mut(&id) else { return };
         item.failed.read = false;
         *item.waiters_mut(mode) += 1;
-        item.waiters.tickets.push_back(self.next_ticket);
-        self.next_ticket += 1;
+        item.waiters.tickets.push_back(self.next.ticket);
+        self.next.ticket += 1;
         self.refile(id);
     }
 
