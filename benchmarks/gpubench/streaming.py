@@ -16,7 +16,7 @@ import torch
 from gpubench.data import Mismatch, size_text
 from gpubench.rows import Pace, Row, construct, make_cold, run_rounds
 from gpubench.tool import Group, Place, ToolBase
-from storagebench import cache
+from storagebench import cache, generation
 from storagebench.measure import Sample, timed
 from storagebench.tools.base import NotOffered
 
@@ -175,14 +175,7 @@ def _generate(
         dropping_s += time.perf_counter() - start
 
     def action() -> Any:
-        tokens = one.model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=_NEW_TOKENS,
-            min_new_tokens=_NEW_TOKENS,
-            do_sample=False,
-            pad_token_id=0,
-        )
+        tokens = generation.generate(one.model, prompt, _NEW_TOKENS)
         place.gpu.wait()
         return tokens
 

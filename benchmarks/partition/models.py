@@ -25,6 +25,12 @@ class Model:
     shapes: Callable[[], Iterator[Shape]]
 
 
+def _biased(name: str, *shape: int) -> Iterator[Shape]:
+    """Yield the shapes of a weight and its bias."""
+    yield f"{name}.weight", shape
+    yield f"{name}.bias", shape[-1:]
+
+
 def gpt2() -> Iterator[Shape]:
     """Yield the shapes of GPT-2, whose embedding is also the head.
 
@@ -34,23 +40,13 @@ def gpt2() -> Iterator[Shape]:
     yield "wpe", (1024, 768)
     for layer in range(12):
         prefix = f"h.{layer}."
-        for name, shape in (
-            ("ln_1.weight", (768,)),
-            ("ln_1.bias", (768,)),
-            ("attn.c_attn.weight", (768, 2304)),
-            ("attn.c_attn.bias", (2304,)),
-            ("attn.c_proj.weight", (768, 768)),
-            ("attn.c_proj.bias", (768,)),
-            ("ln_2.weight", (768,)),
-            ("ln_2.bias", (768,)),
-            ("mlp.c_fc.weight", (768, 3072)),
-            ("mlp.c_fc.bias", (3072,)),
-            ("mlp.c_proj.weight", (3072, 768)),
-            ("mlp.c_proj.bias", (768,)),
-        ):
-            yield prefix + name, shape
-    yield "ln_f.weight", (768,)
-    yield "ln_f.bias", (768,)
+        yield from _biased(prefix + "ln_1", 768)
+        yield from _biased(prefix + "attn.c_attn", 768, 2304)
+        yield from _biased(prefix + "attn.c_proj", 768, 768)
+        yield from _biased(prefix + "ln_2", 768)
+        yield from _biased(prefix + "mlp.c_fc", 768, 3072)
+        yield from _biased(prefix + "mlp.c_proj", 3072, 768)
+    yield from _biased("ln_f", 768)
 
 
 def llama(  # noqa: PLR0913, PLR0917 (the numbers of a configuration)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from storagebench import cache
+from storagebench import cache, generation
 
 _STATUS, _CLEAR, _IO = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/self/io")
 
@@ -163,14 +163,7 @@ def take(
     gc.disable()
     watch = Watch(model, files)
     try:
-        made = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            min_new_tokens=new_tokens,
-            max_new_tokens=new_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
+        made = generation.generate(model, ids, new_tokens)
     finally:
         watch.close()
         gc.enable()

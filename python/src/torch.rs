@@ -134,7 +134,8 @@ fn describe_plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<L
     }
     let (storage, keep) = held_storage(object)?;
     // Read again: only the held storage is sure to stay.
-    let Some(PlainTensor { address, bytes, dtype, device, .. }) = plain_of(object, torch)? else { return Ok(None) };
+    let Some(PlainTensor { addresses, dtype, device, .. }) = plain_of(object, torch)? else { return Ok(None) };
+    let (address, bytes) = (addresses.start, addresses.len());
     check_inside(object, &storage, dtype.item_bytes().unwrap_or(1), bytes)?;
     let location = match (device.device_type, torch.exchange) {
         (DLDevice::CPU, _) => Location::HOST,

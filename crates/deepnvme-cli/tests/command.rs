@@ -19,6 +19,11 @@ fn run(arguments: &[&str]) -> (i32, String, String) {
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
+/// Runs a command line whose arguments contain no spaces.
+fn run_line(line: &str) -> (i32, String, String) {
+    run(&line.split(' ').collect::<Vec<_>>())
+}
+
 fn folder() -> tempfile::TempDir {
     match std::env::var_os("DEEPNVME_TEST_DIR") {
         Some(base) => tempfile::tempdir_in(base).unwrap(),
@@ -333,18 +338,8 @@ fn tune_prints_its_tables_writes_its_settings_and_compares_them() {
     let (folder, results) = (folder(), folder());
     let (output, map) = (results.path().join("deepnvme.toml"), results.path().join("map.html"));
     let path = folder.path().to_str().unwrap();
-    let (status, text, stderr) = run(&[
-        "tune",
-        path,
-        "--budget",
-        "2s",
-        "--size",
-        "2M",
-        "--output",
-        output.to_str().unwrap(),
-        "--plot",
-        map.to_str().unwrap(),
-    ]);
+    let line = format!("tune {path} --budget 2s --size 2M --output {} --plot {}", output.display(), map.display());
+    let (status, text, stderr) = run_line(&line);
     assert_eq!((status, stderr.as_str()), (0, ""));
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines[0], format!("{path}, 2 MiB in each trial"));
@@ -392,18 +387,11 @@ fn deepspeeds_commands_take_its_options_and_print_its_lines() {
     let sweep = logs.path().join("sweep.json");
     std::fs::write(&sweep, r#"{"block_size": ["128K"], "queue_depth": [4], "io_parallel": [1, 2]}"#).unwrap();
     let log_dir = logs.path().join("logs");
-    let (status, text, stderr) = run(&[
-        "ds_nvme_tune",
-        "--nvme_dir",
-        path,
-        "--io_size",
-        "1M",
-        "--sweep_config",
-        sweep.to_str().unwrap(),
-        "--log_dir",
-        log_dir.to_str().unwrap(),
-        "--verbose",
-    ]);
+    let (status, text, stderr) = run_line(&format!(
+        "ds_nvme_tune --nvme_dir {path} --io_size 1M --sweep_config {} --log_dir {} --verbose",
+        sweep.display(),
+        log_dir.display()
+    ));
     assert_eq!((status, stderr.as_str()), (0, ""));
     assert!(text.starts_with(&format!("Running DeepNVMe performance tuning on ['{path}']\n")), "{text}");
     assert!(masked(&text).contains("\nBest performance (GB/sec): read = #, write = #\n{\n \"aio\": {\n"), "{text}");

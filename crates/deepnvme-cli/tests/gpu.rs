@@ -8,8 +8,8 @@ use std::path::Path;
 
 use deepnvme_cli::Launcher;
 use deepnvme_cli::commands::{self as command, Session};
-use deepnvme_io::{Config, Durability};
-use deepnvme_perf::measure::{AccessOrder, Cache, Direction, Memory, NoObserver, Runner, Workload};
+use deepnvme_io::Config;
+use deepnvme_perf::measure::{Direction, Memory, MemoryPlace, NoObserver, Runner, Workload};
 use fake_driver::Gpu;
 use serde_json::Value;
 
@@ -191,18 +191,9 @@ fn a_new_engine_registers_its_slots_before_it_is_measured() {
     let (_gpu, folder) = set_up();
     let config = Config { block_bytes: 64 << 10, ..Config::default() };
     let workload = Workload {
-        direction: Direction::Write,
-        folders: vec![folder.path().into()],
-        stripe_bytes: None,
-        io_bytes: 1 << 20,
-        order: AccessOrder::Sequential,
-        memory: Memory::Pinned,
-        gpu: Some(0),
-        buffer_bytes: None,
-        cache: Cache::Cold,
-        durability: Durability::None,
-        validate: false,
+        place: MemoryPlace { memory: Memory::Pinned, gpu: Some(0) },
         config: config.clone(),
+        ..Workload::new(Direction::Write, vec![folder.path().into()], 1 << 20)
     };
     let mut runner = Runner::prepare(workload, &mut NoObserver).unwrap();
     runner.change(Direction::Read, &config, &mut NoObserver).unwrap();

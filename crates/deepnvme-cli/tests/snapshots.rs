@@ -5,12 +5,12 @@
 use deepnvme_cli::show;
 use deepnvme_io::gpu::GpuFacts;
 use deepnvme_io::{BackendChoice, Config, Durability};
-use deepnvme_perf::bench::{BenchOutcome, FolderSummary, ToolResult, summary};
-use deepnvme_perf::measure::{AccessOrder, Cache, Direction, Memory, Sample, Workload};
+use deepnvme_perf::bench::{BenchOutcome, ChosenBackend, FolderSummary, ToolResult, summary};
+use deepnvme_perf::measure::{AccessOrder, Cache, Direction, Memory, MemoryPlace, RouteBytes, Sample, Workload};
 use deepnvme_perf::report::device::Pcie;
 use deepnvme_perf::report::{
     BackendReport, BlockDevice, CudaDevice, DirectReport, Finding, FolderReport, GdsReport, GpuPath, GpuReport,
-    OpReport, Package, Report, Severity, System,
+    Machine, Mount, OpReport, Package, Processors, Report, Routes, Severity, System, SystemMemory,
 };
 use deepnvme_perf::tune::{self, Choice, FolderResult, SearchSpace, Trial};
 
@@ -50,19 +50,24 @@ fn a_report() -> Report {
         DirectReport { works: true, memory_alignment_bytes: Some(4), offset_alignment_bytes: Some(512), reason: None };
     let folder = FolderReport {
         path: "/mnt/data".into(),
-        file_system: "xfs".into(),
-        source: "/dev/md0".into(),
-        mount_point: "/mnt/data".into(),
-        mount_options: vec!["rw".into(), "noatime".into()],
+        mount: Mount {
+            file_system: "xfs".into(),
+            source: "/dev/md0".into(),
+            point: "/mnt/data".into(),
+            options: vec!["rw".into(), "noatime".into()],
+            ..Mount::default()
+        },
         total_bytes: 7_680_000_000_000,
         free_bytes: 1_200_000_000_000,
         is_writable: true,
-        direct: Some(direct),
-        gds: Some(GdsReport {
-            mode: "compatibility",
-            reason: Some("the kernel module nvidia-fs is not loaded".into()),
-        }),
-        gpu_path: Some(GpuPath { route: "bounce", reason: "something better is not there".into() }),
+        routes: Routes {
+            direct: Some(direct),
+            gds: Some(GdsReport {
+                mode: "compatibility",
+                reason: Some("the kernel module nvidia-fs is not loaded".into()),
+            }),
+            gpu_path: Some(GpuPath { route: "bounce", reason: "something better is not there".into() }),
+        },
         device: Some(raid),
         error: None,
     };
@@ -78,52 +83,54 @@ fn a_report() -> Report {
     let finding = |severity, text: &str, remedy: &str| Finding { severity, text: text.into(), remedy: remedy.into() };
     Report {
         version: "1.2.3",
-        system: System {
-            kernel: "6.18.0".into(),
-            machine: "x86_64".into(),
-            container: Some("docker".into()),
-            virtual_machine: None,
-            cpu_model: Some("Some CPU".into()),
-            cpus: 64,
-            numa_nodes: 2,
-            memory_bytes: 512_000_000_000,
-            memory_available_bytes: 500_000_000_000,
-            memlock_bytes: Some(8 << 20),
-            may_lock_freely: false,
-            huge_pages: Some("madvise".into()),
+        machine: Machine {
+            system: System {
+                kernel: "6.18.0".into(),
+                machine: "x86_64".into(),
+                container: Some("docker".into()),
+                virtual_machine: None,
+                processors: Processors { model: Some("Some CPU".into()), cpus: 64, numa_nodes: 2 },
+                memory: SystemMemory {
+                    bytes: 512_000_000_000,
+                    available_bytes: 500_000_000_000,
+                    memlock_bytes: Some(8 << 20),
+                    may_lock_freely: false,
+                    huge_pages: Some("madvise".into()),
+                },
+            },
+            backends: vec![
+                backend(
+                    "io_uring",
+                    false,
+                    false,
+                    "the container's filter forbids it",
+                    Some(1),
+                    Some("allow io_uring_setup"),
+                ),
+                backend("aio", true, true, "3 of 65536 system-wide ops in use", None, None),
+                backend("threads", true, false, "up to 16 threads per worker", None, None),
+            ],
+            gpu: GpuReport {
+                devices: vec!["NVIDIA H100".into()],
+                driver: Some("550.54.15".into()),
+                nvidia_fs: None,
+                libcuda: Some("/usr/lib64/libcuda.so.1".into()),
+                cuda: Some("12.4.1".into()),
+                libcufile: Some("/usr/lib64/libcufile.so.0".into()),
+                cufile: Some("1.9.0".into()),
+                cuda_driver: Some("12.4".into()),
+                cuda_devices: vec![card(0, Some(0)), card(1, None)],
+                missing: None,
+            },
+            packages: vec![
+                Package { name: "Python".into(), version: "3.12.1".into() },
+                Package { name: "torch".into(), version: "2.9.0".into() },
+            ],
+            ops: vec![
+                OpReport { name: "async_io", is_installed: true, is_compatible: true, reason: None },
+                OpReport { name: "gds", is_installed: false, is_compatible: false, reason: Some("not here".into()) },
+            ],
         },
-        backends: vec![
-            backend(
-                "io_uring",
-                false,
-                false,
-                "the container's filter forbids it",
-                Some(1),
-                Some("allow io_uring_setup"),
-            ),
-            backend("aio", true, true, "3 of 65536 system-wide ops in use", None, None),
-            backend("threads", true, false, "up to 16 threads per worker", None, None),
-        ],
-        gpu: GpuReport {
-            devices: vec!["NVIDIA H100".into()],
-            driver: Some("550.54.15".into()),
-            nvidia_fs: None,
-            libcuda: Some("/usr/lib64/libcuda.so.1".into()),
-            cuda: Some("12.4.1".into()),
-            libcufile: Some("/usr/lib64/libcufile.so.0".into()),
-            cufile: Some("1.9.0".into()),
-            cuda_driver: Some("12.4".into()),
-            cuda_devices: vec![card(0, Some(0)), card(1, None)],
-            missing: None,
-        },
-        packages: vec![
-            Package { name: "Python".into(), version: "3.12.1".into() },
-            Package { name: "torch".into(), version: "2.9.0".into() },
-        ],
-        ops: vec![
-            OpReport { name: "async_io", is_installed: true, is_compatible: true, reason: None },
-            OpReport { name: "gds", is_installed: false, is_compatible: false, reason: Some("not here".into()) },
-        ],
         folders: vec![folder, missing],
         findings: vec![
             finding(Severity::Broken, "/no: not found", "name a folder that exists"),
@@ -140,16 +147,17 @@ fn a_report() -> Report {
 #[test]
 fn report_text() {
     insta::assert_snapshot!("report", show::report::draw(&a_report()));
-    let nothing =
-        Report { findings: vec![], folders: vec![], gpu: GpuReport::default(), packages: vec![], ..a_report() };
+    let machine = Machine { gpu: GpuReport::default(), packages: vec![], ..a_report().machine };
+    let nothing = Report { findings: vec![], folders: vec![], machine, ..a_report() };
     insta::assert_snapshot!("report_without_findings", show::report::draw(&nothing));
     // Only the lines about GPUs differ.
     let lines = |gpu: GpuReport| {
-        let text = show::report::draw(&Report { gpu, folders: vec![], ..a_report() });
+        let machine = Machine { gpu, ..a_report().machine };
+        let text = show::report::draw(&Report { machine, folders: vec![], ..a_report() });
         text.lines().skip_while(|line| !line.starts_with("gpu")).take(2).collect::<Vec<_>>().join("\n")
     };
     let reason = || Some("the CUDA driver could not be loaded (not found); install it".to_owned());
-    let hidden = GpuReport { cuda_devices: vec![], cuda_driver: None, missing: reason(), ..a_report().gpu };
+    let hidden = GpuReport { cuda_devices: vec![], cuda_driver: None, missing: reason(), ..a_report().machine.gpu };
     insta::assert_snapshot!("report_without_libcuda", lines(hidden));
     insta::assert_snapshot!("report_without_gpu", lines(GpuReport { missing: reason(), ..GpuReport::default() }));
 }
@@ -160,27 +168,18 @@ fn sample(wall_s: f64, us: u64) -> Sample {
         wall_s,
         transfer_s: wall_s,
         cpu_s: 0.01,
-        bytes_direct: 2 << 30,
+        by_route: RouteBytes { direct: 2 << 30, ..RouteBytes::default() },
         latencies_us: [(us, 99), (us * 3, 1)].into(),
         timeline: vec![(wall_s / 2.0, 1 << 30), (wall_s, 2 << 30)],
-        ..Sample::default()
     }
 }
 
 fn workload() -> Workload {
     Workload {
-        direction: Direction::Write,
-        folders: vec!["/mnt/data".into()],
-        stripe_bytes: None,
-        io_bytes: 2 << 30,
-        order: AccessOrder::Sequential,
-        memory: Memory::Pinned,
-        gpu: None,
-        buffer_bytes: None,
-        cache: Cache::Cold,
         durability: Durability::Data,
         validate: true,
         config: config(2, 16),
+        ..Workload::new(Direction::Write, vec!["/mnt/data".into()], 2 << 30)
     }
 }
 
@@ -200,8 +199,7 @@ fn bench_text() {
         version: "1.2.3",
         workload: workload(),
         processes: 1,
-        backend: "io_uring".into(),
-        backend_reason: "it was asked for".into(),
+        backend: ChosenBackend { name: "io_uring".into(), reason: "it was asked for".into() },
         folders: vec![FolderSummary {
             path: "/mnt/data".into(),
             file_system: "xfs".into(),
@@ -220,7 +218,7 @@ fn bench_text() {
         folders,
         stripe_bytes: Some(1 << 20),
         order: AccessOrder::Random,
-        memory: Memory::Plain,
+        place: MemoryPlace { memory: Memory::Plain, gpu: None },
         buffer_bytes: Some(4 << 20),
         cache: Cache::Warm,
         ..workload()
@@ -236,7 +234,7 @@ fn bench_text() {
     };
     insta::assert_snapshot!("bench_striped", show::bench::draw(&alone));
     let on_gpu = BenchOutcome {
-        workload: Workload { gpu: Some(1), ..workload() },
+        workload: Workload { place: MemoryPlace { memory: Memory::Pinned, gpu: Some(1) }, ..workload() },
         processes: 1,
         gpu: Some(gpu(1)),
         results: vec![line("deepnvme", &ours), line("fio-3.36 (host)", &theirs)],

@@ -2,6 +2,8 @@
 
 use std::ptr;
 
+use crate::multi_index::Dim;
+
 /// Columns of a tile when columns are far apart in memory. It does not exceed the ways of a small cache: lines whose
 /// distance is a power of two share a set.
 const TILE_COLUMNS: usize = 8;
@@ -12,23 +14,22 @@ const TILE_ROWS: usize = 256;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copy2d {
     pub(crate) run_bytes: usize,
-    pub(crate) columns: usize,
-    /// Bytes from a run to the next in its row.
-    pub(crate) column_stride: isize,
-    pub(crate) rows: usize,
-    /// Bytes from a run to the next in its column.
-    pub(crate) row_stride: isize,
+    /// The runs of a row.
+    pub(crate) columns: Dim,
+    /// The runs of a column.
+    pub(crate) rows: Dim,
 }
 
 impl Copy2d {
     /// Creates a copy of one run.
     pub(crate) fn single(run_bytes: usize) -> Self {
-        Self { run_bytes, columns: 1, column_stride: 0, rows: 1, row_stride: 0 }
+        let one = Dim { count: 1, stride_bytes: 0 };
+        Self { run_bytes, columns: one, rows: one }
     }
 
     /// Returns the bytes of all runs.
     pub(crate) fn flat_bytes(&self) -> usize {
-        self.rows * self.columns * self.run_bytes
+        self.rows.count * self.columns.count * self.run_bytes
     }
 
     /// Copies the runs between `strided`, the address of the first one, and `flat`: to `flat` when gathering, else
@@ -41,20 +42,20 @@ impl Copy2d {
     /// # Safety
     /// Every run is valid for reads on the source side and for writes on the other.
     pub(crate) unsafe fn copy<const GATHER: bool>(self, strided: *mut u8, flat: *mut u8) {
-        let columns_far = self.column_stride.unsigned_abs() > self.row_stride.unsigned_abs();
-        let (tile_rows, tile_columns) = match (self.rows, self.columns) {
+        let columns_far = self.columns.stride_bytes.unsigned_abs() > self.rows.stride_bytes.unsigned_abs();
+        let (tile_rows, tile_columns) = match (self.rows.count, self.columns.count) {
             (1, columns) => (1, columns),
             (_, columns @ ..TILE_COLUMNS) => (TILE_ROWS, columns),
             (rows, _) if columns_far => (rows, TILE_COLUMNS),
             (rows, columns) => (rows, columns),
         };
-        for row in (0..self.rows).step_by(tile_rows) {
-            for column in (0..self.columns).step_by(tile_columns) {
-                let rows = self.row_axis(tile_rows.min(self.rows - row));
-                let columns = self.column_axis(tile_columns.min(self.columns - column));
-                let (outer, inner) = if self.columns < TILE_COLUMNS { (columns, rows) } else { (rows, columns) };
-                let offset_bytes = row as isize * self.row_stride + column as isize * self.column_stride;
-                let flat_bytes = (row * self.columns + column) * self.run_bytes;
+        for row in (0..self.rows.count).step_by(tile_rows) {
+            for column in (0..self.columns.count).step_by(tile_columns) {
+                let rows = self.row_axis(tile_rows.min(self.rows.count - row));
+                let columns = self.column_axis(tile_columns.min(self.columns.count - column));
+                let (outer, inner) = if self.columns.count < TILE_COLUMNS { (columns, rows) } else { (rows, columns) };
+                let offset_bytes = row as isize * self.rows.stride_bytes + column as isize * self.columns.stride_bytes;
+                let flat_bytes = (row * self.columns.count + column) * self.run_bytes;
                 // SAFETY: every run of the copy is valid, as the caller of this function ensures, and the tile lies
                 // inside the copy.
                 unsafe {
@@ -66,11 +67,11 @@ impl Copy2d {
     }
 
     fn row_axis(&self, runs: usize) -> TileAxis {
-        TileAxis { runs, strided_bytes: self.row_stride, flat_bytes: self.columns * self.run_bytes }
+        TileAxis { runs, strided_bytes: self.rows.stride_bytes, flat_bytes: self.columns.count * self.run_bytes }
     }
 
     fn column_axis(&self, runs: usize) -> TileAxis {
-        TileAxis { runs, strided_bytes: self.column_stride, flat_bytes: self.run_bytes }
+        TileAxis { runs, strided_bytes: self.columns.stride_bytes, flat_bytes: self.run_bytes }
     }
 }
 

@@ -122,18 +122,18 @@ impl Runs {
             }
             return;
         };
-        copy.column_stride = inner.stride_bytes;
-        copy.row_stride = outer.last().map_or(0, |dim| dim.stride_bytes);
+        copy.columns.stride_bytes = inner.stride_bytes;
+        copy.rows.stride_bytes = outer.last().map_or(0, |dim| dim.stride_bytes);
         let mut index = MultiIndex::new(outer, first / inner.count);
         let mut column = first % inner.count;
         let mut left = runs;
         while left > 0 {
-            copy.columns = left.min(inner.count - column);
+            copy.columns.count = left.min(inner.count - column);
             let whole_rows = if column == 0 { left / inner.count } else { 1 };
-            copy.rows = index.left_in_row().min(whole_rows).max(1);
+            copy.rows.count = index.left_in_row().min(whole_rows).max(1);
             visit(index.offset_bytes + column as isize * inner.stride_bytes, copy);
-            left -= copy.rows * copy.columns;
-            index.advance(copy.rows);
+            left -= copy.rows.count * copy.columns.count;
+            index.advance(copy.rows.count);
             column = 0;
         }
     }

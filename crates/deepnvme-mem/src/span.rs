@@ -9,6 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::copy_2d::Copy2d;
 use crate::device::{Device, StreamHandle};
+use crate::multi_index::Dim;
 use crate::non_temporal;
 use crate::rows::Rows;
 use crate::runs::Runs;
@@ -68,9 +69,9 @@ impl MemorySpan {
             _ if len == 0 => {}
             None => visit(Rows { address: start.wrapping_add(from), bytes: len, count: 1, pitch: 0 }),
             Some(runs) => runs.for_each_copy(from, len, |offset_bytes, copy| {
-                let Copy2d { run_bytes: bytes, columns: count, column_stride: pitch, .. } = copy;
-                for row in 0..copy.rows as isize {
-                    let address = start.wrapping_add_signed(offset_bytes + row * copy.row_stride);
+                let Copy2d { run_bytes: bytes, columns: Dim { count, stride_bytes: pitch }, rows } = copy;
+                for row in 0..rows.count as isize {
+                    let address = start.wrapping_add_signed(offset_bytes + row * rows.stride_bytes);
                     visit(Rows { address, bytes, count, pitch });
                 }
             }),

@@ -114,27 +114,23 @@ mod x86 {
         }
     }
 
-    kernel! {
-        pub(super) fn two_step_256(token: Avx2, values: &mut [f32; TILE]) {
-            let half = f32x8::splat(token, 0.5);
-            for eight in values.as_chunks_mut::<8>().0 {
-                let value = f32x8::from_slice(token, eight);
-                let estimate = _mm256_rsqrt_ps(value.into()).simd_into(token);
-                two_steps(value, estimate, half).store_slice(eight);
+    macro_rules! two_step {
+        ($name:ident: $token:ident, $vector:ident, $lanes:literal, $estimate:ident) => {
+            kernel! {
+                pub(super) fn $name(token: $token, values: &mut [f32; TILE]) {
+                    let half = $vector::splat(token, 0.5);
+                    for lanes in values.as_chunks_mut::<$lanes>().0 {
+                        let value = $vector::from_slice(token, lanes);
+                        let estimate = $estimate(value.into()).simd_into(token);
+                        two_steps(value, estimate, half).store_slice(lanes);
+                    }
+                }
             }
-        }
+        };
     }
 
-    kernel! {
-        pub(super) fn two_step_128(token: Sse2, values: &mut [f32; TILE]) {
-            let half = f32x4::splat(token, 0.5);
-            for four in values.as_chunks_mut::<4>().0 {
-                let value = f32x4::from_slice(token, four);
-                let estimate = _mm_rsqrt_ps(value.into()).simd_into(token);
-                two_steps(value, estimate, half).store_slice(four);
-            }
-        }
-    }
+    two_step!(two_step_256: Avx2, f32x8, 8, _mm256_rsqrt_ps);
+    two_step!(two_step_128: Sse2, f32x4, 4, _mm_rsqrt_ps);
 
     /// Refines the estimates of reciprocal roots. Each operation is rounded.
     #[inline(always)]

@@ -27,6 +27,13 @@ impl World {
         (Arc::new(Self { items: ItemTable::new(residency), memory: zeros(), disk: zeros() }), ids)
     }
 
+    /// The same, after a change of the first item.
+    fn with_a_change(slots: usize) -> (Arc<Self>, [ItemId; 2]) {
+        let (world, ids) = Self::new(slots);
+        world.add_one(ids[0], 0);
+        (world, ids)
+    }
+
     /// Does the planned I/O. Starting and ending it are separate steps, so that other threads can run between them.
     fn run_planned_io(&self) {
         loop {
@@ -158,8 +165,7 @@ fn loom_a_lone_thread_detects_a_deadlock_at_once() {
 
 /// Flushes while another thread changes an item some times.
 fn flush_beside_changes(changes: u32) {
-    let (world, [a, _]) = World::new(2);
-    world.add_one(a, 0);
+    let (world, [a, _]) = World::with_a_change(2);
     let thread = spawn(&world, move |other| (0..changes).for_each(|_| other.add_one(a, 1)));
     assert!(world.flush(0)[0] >= 1, "the disk has what was there before the flush");
     thread.join().unwrap();
@@ -179,8 +185,7 @@ fn loom_a_flush_beside_many_changes_ends() {
 #[test]
 fn loom_two_flushes_beside_a_change_end() {
     check_bounded(|| {
-        let (world, [a, _]) = World::new(2);
-        world.add_one(a, 0);
+        let (world, [a, _]) = World::with_a_change(2);
         let changes = spawn(&world, move |other| other.add_one(a, 1));
         let flushes = spawn(&world, |other| other.flush(2)[0]);
         assert!(world.flush(0)[0] >= 1);
@@ -192,8 +197,7 @@ fn loom_two_flushes_beside_a_change_end() {
 #[test]
 fn loom_a_flush_beside_evictions_ends() {
     check_bounded(|| {
-        let (world, [a, b]) = World::new(1);
-        world.add_one(a, 0);
+        let (world, [a, b]) = World::with_a_change(1);
         let thread = spawn(&world, move |other| {
             other.add_one(b, 1);
             other.read(a, 1)
@@ -207,8 +211,7 @@ fn loom_a_flush_beside_evictions_ends() {
 #[test]
 fn loom_a_flush_beside_a_put_and_a_prefetch_ends() {
     check_bounded(|| {
-        let (world, [a, b]) = World::new(1);
-        world.add_one(a, 0);
+        let (world, [a, b]) = World::with_a_change(1);
         let thread = spawn(&world, move |other| {
             other.items.lock().residency.prefetch(b);
             other.run_planned_io();

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use deepnvme_checkpoint::read::Contents;
 use deepnvme_format::Dtype;
+use deepnvme_format::state::contiguous_strides;
 
 /// What a file says of a tensor.
 pub(super) struct FileTensor<'a> {
@@ -39,25 +40,21 @@ impl<'a> FileTensor<'a> {
                     name: &tensor.name,
                     is_named: tensor.is_named,
                     dtype: tensor.dtype,
-                    shape: &tensor.shape,
-                    strides: Cow::Borrowed(&tensor.strides),
-                    offset: tensor.offset,
+                    shape: &tensor.view.shape,
+                    strides: Cow::Borrowed(&tensor.view.strides),
+                    offset: tensor.view.offset,
                     storage: tensor.storage,
                     has_plain_signs: tensor.signs.are_plain(),
                 }
             }
             Contents::Safetensors { header } => {
                 let tensor = &header.tensors[number];
-                let mut strides = vec![1; tensor.shape.len()];
-                for at in (1..strides.len()).rev() {
-                    strides[at - 1] = strides[at] * tensor.shape[at].max(1);
-                }
                 Self {
                     name: &tensor.name,
                     is_named: true,
                     dtype: tensor.dtype,
                     shape: &tensor.shape,
-                    strides: Cow::Owned(strides),
+                    strides: Cow::Owned(contiguous_strides(&tensor.shape)),
                     offset: 0,
                     storage: number,
                     has_plain_signs: true,

@@ -33,14 +33,14 @@ impl PlainTargets {
         let mut found = Vec::with_capacity(targets.len());
         for (name, target) in targets {
             let Ok(name) = name.cast_into::<PyString>() else { continue };
-            if let Some(plain) = torch::plain(&target)?.filter(|plain| plain.bytes > 0) {
+            if let Some(plain) = torch::plain(&target)?.filter(|plain| !plain.addresses.is_empty()) {
                 found.push((name.to_str()?.to_owned(), target.unbind(), plain));
             }
         }
-        found.sort_by_key(|(_, _, plain)| plain.address);
+        found.sort_by_key(|(_, _, plain)| plain.addresses.start);
         let (mut by_name, mut ranges) = (HashMap::with_capacity(found.len()), Vec::with_capacity(found.len()));
-        for (name, target, plain) in alone(found, |(_, _, plain)| (plain.address, plain.address + plain.bytes)) {
-            ranges.push((plain.address, plain.address + plain.bytes, name.clone()));
+        for (name, target, plain) in alone(found, |(_, _, plain)| (plain.addresses.start, plain.addresses.end)) {
+            ranges.push((plain.addresses.start, plain.addresses.end, name.clone()));
             by_name.insert(name, (target, plain));
         }
         Ok(Self { by_name, ranges })
@@ -69,7 +69,7 @@ impl PlainTargets {
     /// Return the target that the bytes of a storage fill exactly, in their order.
     pub(super) fn find(&self, py: Python<'_>, tensor: &FileTensor<'_>, storage_bytes: u64) -> Option<Py<PyAny>> {
         let (target, plain) = self.by_name.get(tensor.name)?;
-        let is_whole = tensor.offset == 0 && tensor.has_plain_signs && plain.bytes as u64 == storage_bytes;
+        let is_whole = tensor.offset == 0 && tensor.has_plain_signs && plain.addresses.len() as u64 == storage_bytes;
         let is_same = plain.shape == tensor.shape && Some(plain.dtype) == dlpack_type(tensor.dtype);
         (is_whole && is_same && is_row_major(tensor)).then(|| target.clone_ref(py))
     }

@@ -1,6 +1,7 @@
 //! Shape, strides, dtype and address of torch tensors with one C call each, for work on thousands of them.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
@@ -26,8 +27,8 @@ pub(crate) struct Described<'a> {
 /// A contiguous tensor of real numbers in host memory or on a CUDA GPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PlainTensor {
-    pub(crate) address: usize,
-    pub(crate) bytes: usize,
+    /// The addresses of its bytes.
+    pub(crate) addresses: Range<usize>,
     pub(crate) dtype: DLDataType,
     pub(crate) shape: Vec<u64>,
     pub(crate) device: DLDevice,
@@ -80,7 +81,8 @@ impl Described<'_> {
         }
         let bytes = self.elements.checked_mul(self.dtype.item_bytes()?)?;
         let shape = self.shape.iter().map(|size| *size as u64).collect();
-        Some(PlainTensor { address: self.address, bytes, dtype: self.dtype, shape, device: self.device })
+        let addresses = self.address..self.address.checked_add(bytes)?;
+        Some(PlainTensor { addresses, dtype: self.dtype, shape, device: self.device })
     }
 
     /// Returns whether the elements lie in one piece, in any order of dimensions.

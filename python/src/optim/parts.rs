@@ -6,7 +6,7 @@ use deepnvme_mem::dlpack::DLDataType;
 use deepnvme_optim::{BLOCK, Float};
 use pyo3::prelude::*;
 
-use super::plan::{MomentFormat, Prepared};
+use super::plan::{MomentFormat, Placement, Prepared};
 use super::tensors::{Floats, Moment, PartTensors, float};
 use crate::memory::{Described, MemoryAccess, StorageHolds, TensorSlice};
 use crate::torch::PlainClasses;
@@ -51,16 +51,14 @@ impl Parts {
 
 /// A part before its memory is known, and the places of its tensors in a list.
 pub(super) struct Candidate {
-    pub(super) member: usize,
+    pub(super) placement: Placement,
+    /// The number of its parameter.
     pub(super) number: u64,
     /// The number of this step, if it is counted already.
     pub(super) counted: Option<u64>,
     pub(super) first_index: u64,
     pub(super) prepared: Prepared,
     pub(super) param: Py<PyAny>,
-    pub(super) begin: usize,
-    pub(super) end: usize,
-    pub(super) offsets: Vec<usize>,
     pub(super) is_whole: bool,
     /// The tensor that counts its steps, and the steps so far.
     pub(super) counter: Option<(Py<PyAny>, u64)>,
@@ -83,7 +81,7 @@ impl Finder<'_, '_> {
         tensors: &[Bound<'_, PyAny>],
         memory: Option<&TensorSlice<u8>>,
     ) -> Option<PartTensors> {
-        let Candidate { prepared, begin, end, .. } = candidate;
+        let Candidate { prepared, placement: Placement { begin, end, offsets, .. }, .. } = candidate;
         let (own, new) = (self.classes.describe(tensors.first()?)?, self.classes.describe(tensors.get(1)?)?);
         if !prepared.fits(&own) || own.dtype != new.dtype || !own.has_order_of(&new) {
             return None;
@@ -98,7 +96,7 @@ impl Finder<'_, '_> {
         let (moments, master) = if candidate.is_whole {
             self.state_of(&own, rest, has_master)?
         } else {
-            self.state_in(memory, &candidate.offsets, end - begin, has_master)?
+            self.state_in(memory, offsets, end - begin, has_master)?
         };
         let index = candidate.first_index + *begin as u64;
         Some(match master {

@@ -266,7 +266,7 @@ impl PyStepGradients {
             for candidate in candidates {
                 let found = finder.part(&candidate, &objects[candidate.tensors.clone()], memory.as_ref());
                 let Some(tensors) = found else {
-                    parts.stale.push(candidate.member);
+                    parts.stale.push(candidate.placement.member);
                     continue;
                 };
                 // As `int(tensor.item()) + 1` in Python.
@@ -274,7 +274,12 @@ impl PyStepGradients {
                 let step = candidate.counted.or(candidate.prepared.count).or(next).unwrap_or(1);
                 parts.tensors.push(tensors);
                 let counter = candidate.counter.map(|(counter, _)| counter);
-                parts.counts.push(Count { number: candidate.number, member: candidate.member, step, counter });
+                parts.counts.push(Count {
+                    number: candidate.number,
+                    member: candidate.placement.member,
+                    step,
+                    counter,
+                });
                 parts.params.push(candidate.param);
             }
         }
@@ -337,15 +342,17 @@ impl PyStepGradients {
                 return Ok(());
             };
             candidates.push(Candidate {
-                member: one.member,
+                placement: Placement {
+                    member: one.member,
+                    begin,
+                    end: placement.map_or(prepared.elements, |placement| placement.end),
+                    offsets: placement.map_or_else(Vec::new, |placement| placement.offsets.clone()),
+                },
                 number: member.number,
                 counted: if is_new { None } else { record.count(member.number) },
                 first_index: member.first_index,
                 prepared,
                 param: member.param.clone_ref(py),
-                begin,
-                end: placement.map_or(prepared.elements, |placement| placement.end),
-                offsets: placement.map_or_else(Vec::new, |placement| placement.offsets.clone()),
                 is_whole: placement.is_none(),
                 counter,
                 tensors: at..objects.len(),

@@ -3,49 +3,29 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use deepnvme_format::state::{NESTED_TENSOR, SPARSE_TENSOR, non_tensors};
-use deepnvme_format::{Dtype, Signs};
+use deepnvme_format::Signs;
+use deepnvme_format::state::{NESTED_TENSOR, SPARSE_TENSOR, Tensor, View, contiguous_strides, non_tensors};
 use deepnvme_io::{Error as IoError, ErrorKind};
 
 use crate::error::Result;
 use crate::read::{Contents, Reader};
 
-/// A tensor of the source: a view of one of its extents.
+/// A tensor of the source.
 pub(super) struct TensorEntry {
-    pub(super) name: String,
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<u64>,
-    /// In elements.
-    pub(super) strides: Vec<u64>,
-    /// In elements.
-    pub(super) offset: u64,
+    /// The index of its file.
     pub(super) reader: usize,
-    pub(super) extent: usize,
-    /// The sign bits that are inverted relative to the extent.
-    pub(super) signs: Signs,
+    /// Its storage is an extent of that file.
+    pub(super) tensor: Tensor,
 }
 
 impl TensorEntry {
-    pub(super) fn bytes(&self) -> u64 {
-        self.shape.iter().product::<u64>() * self.dtype.bytes()
-    }
-
     /// Returns whether its elements are contiguous and in order.
     pub(super) fn is_contiguous(&self) -> bool {
-        let expected = contiguous(&self.shape);
-        let mut dims = self.shape.iter().zip(&self.strides).zip(&expected);
-        self.bytes() == 0 || dims.all(|((size, stride), expected)| *size == 1 || stride == expected)
+        let View { shape, strides, .. } = &self.tensor.view;
+        let expected = contiguous_strides(shape);
+        let mut dims = shape.iter().zip(strides).zip(&expected);
+        self.tensor.bytes() == 0 || dims.all(|((size, stride), expected)| *size == 1 || stride == expected)
     }
-}
-
-/// Returns the strides of contiguous elements.
-pub(super) fn contiguous(shape: &[u64]) -> Vec<u64> {
-    let mut strides = vec![1; shape.len()];
-    for dim in (1..shape.len()).rev() {
-        // For an empty tensor, as torch does: count an empty dimension as one element.
-        strides[dim - 1] = strides[dim] * shape[dim].max(1);
-    }
-    strides
 }
 
 /// Collects the tensors, in the order of the files and their contents. If an index lists names for a file, only those.
@@ -54,7 +34,8 @@ pub(super) fn of(readers: &[Arc<Reader>], listed: &[Option<Vec<String>>]) -> Vec
     let mut entries = Vec::new();
     for (index, (reader, names)) in readers.iter().zip(listed).enumerate() {
         let names: Option<HashSet<&str>> = names.as_ref().map(|names| names.iter().map(String::as_str).collect());
-        let is_listed = |entry: &TensorEntry| names.as_ref().is_none_or(|names| names.contains(entry.name.as_str()));
+        let is_listed =
+            |entry: &TensorEntry| names.as_ref().is_none_or(|names| names.contains(entry.tensor.name.as_str()));
         entries.extend(in_file(index, reader).into_iter().filter(is_listed));
     }
     entries
@@ -63,30 +44,19 @@ pub(super) fn of(readers: &[Arc<Reader>], listed: &[Option<Vec<String>>]) -> Vec
 fn in_file(reader: usize, file: &Reader) -> Vec<TensorEntry> {
     match file.contents() {
         Contents::Archive { state, .. } => {
-            let entry = |tensor: &deepnvme_format::state::Tensor| TensorEntry {
-                name: tensor.name.clone(),
-                dtype: tensor.dtype,
-                shape: tensor.shape.clone(),
-                strides: tensor.strides.clone(),
-                offset: tensor.offset,
-                reader,
-                extent: tensor.storage,
-                signs: tensor.signs,
-            };
-            state.tensors.iter().map(entry).collect()
+            state.tensors.iter().map(|tensor| TensorEntry { reader, tensor: tensor.clone() }).collect()
         }
         Contents::Safetensors { header } => {
-            let entry = |(extent, tensor): (usize, &deepnvme_format::safetensors::Tensor)| TensorEntry {
+            let of_extent = |(storage, tensor): (usize, &deepnvme_format::safetensors::Tensor)| Tensor {
                 name: tensor.name.clone(),
+                is_named: true,
                 dtype: tensor.dtype,
-                shape: tensor.shape.clone(),
-                strides: contiguous(&tensor.shape),
-                offset: 0,
-                reader,
-                extent,
+                view: View::contiguous(tensor.shape.clone()),
+                storage,
                 signs: Signs::default(),
             };
-            header.tensors.iter().enumerate().map(entry).collect()
+            let tensors = header.tensors.iter().enumerate().map(of_extent);
+            tensors.map(|tensor| TensorEntry { reader, tensor }).collect()
         }
     }
 }

@@ -139,8 +139,8 @@ fn refuse_source(source: &Path, target: &Path, readers: &[Arc<Reader>]) -> Resul
 fn refuse_doubles(target: &Path, entries: &[entries::TensorEntry]) -> Result<()> {
     let mut seen = HashMap::new();
     for entry in entries {
-        if seen.insert(entry.name.as_str(), ()).is_some() {
-            let text = format!("two tensors would be called {:?}; convert the files one by one", entry.name);
+        if seen.insert(entry.tensor.name.as_str(), ()).is_some() {
+            let text = format!("two tensors would be called {:?}; convert the files one by one", entry.tensor.name);
             return Err(Error::format(target, deepnvme_format::Error::Invalid(text)));
         }
     }

@@ -8,6 +8,7 @@ use deepnvme_format::archive::{PICKLE, STORAGES};
 use deepnvme_format::checksums::METADATA_KEY;
 use deepnvme_format::pickle::{PickleWriter, TensorView};
 use deepnvme_format::safetensors::TensorSpec;
+use deepnvme_format::state::{self, View};
 use deepnvme_io::Engine;
 use deepnvme_io::mem::{Region, Strided};
 
@@ -39,24 +40,24 @@ pub(super) fn safetensors(
     let mut sources: HashMap<String, (usize, usize)> = HashMap::new();
     let mut tensors = Vec::with_capacity(entries.len());
     for entry in entries {
-        let storage = whole(engine, readers, entry.reader, entry.extent);
-        let at = entry.offset * entry.dtype.bytes();
-        let bytes = if entry.is_contiguous() && entry.signs.are_plain() {
+        let storage = whole(engine, readers, entry.reader, entry.tensor.storage);
+        let at = entry.tensor.view.offset * entry.tensor.dtype.bytes();
+        let bytes = if entry.is_contiguous() && entry.tensor.signs.are_plain() {
             let start = storage.range.start + at;
-            if entry.bytes() == storage.range.end - storage.range.start {
-                sources.insert(entry.name.clone(), (entry.reader, entry.extent));
+            if entry.tensor.bytes() == storage.range.end - storage.range.start {
+                sources.insert(entry.tensor.name.clone(), (entry.reader, entry.tensor.storage));
             }
-            DataSource::File(FileBytes { range: start..start + entry.bytes(), ..storage })
+            DataSource::File(FileBytes { range: start..start + entry.tensor.bytes(), ..storage })
         } else {
             let unsupported = |why: String| {
-                let text = format!("the tensor {:?}: {why}", entry.name);
+                let text = format!("the tensor {:?}: {why}", entry.tensor.name);
                 Error::format(readers[entry.reader].path(), deepnvme_format::Error::Unsupported(text))
             };
             let layout = layout(&entry).map_err(|error| unsupported(error.to_string()))?;
-            let flips = SignFlips::of(entry.dtype, entry.signs).map_err(|why| unsupported(why.into()))?;
+            let flips = SignFlips::of(entry.tensor.dtype, entry.tensor.signs).map_err(|why| unsupported(why.into()))?;
             DataSource::View(FileView { storage, at: at as usize, layout, flips, last: Arc::clone(&last) })
         };
-        let TensorEntry { name, dtype, shape, .. } = entry;
+        let state::Tensor { name, dtype, view: View { shape, .. }, .. } = entry.tensor;
         tensors.push(Tensor { spec: TensorSpec { name, dtype, shape }, bytes });
     }
     let save = Save::safetensors(path, tensors, metadata(readers), options)?;
@@ -97,25 +98,25 @@ pub(super) fn archive(
     pickle.raw(b"}(");
     for entry in entries {
         let next = keys.len();
-        let place = (entry.reader, entry.extent);
-        let (key, dtype) = *keys.entry(place).or_insert((next, entry.dtype));
-        if dtype != entry.dtype {
-            let text = format!("the tensor {:?} sees another one's memory as a different type", entry.name);
+        let place = (entry.reader, entry.tensor.storage);
+        let (key, dtype) = *keys.entry(place).or_insert((next, entry.tensor.dtype));
+        if dtype != entry.tensor.dtype {
+            let text = format!("the tensor {:?} sees another one's memory as a different type", entry.tensor.name);
             return Err(Error::format(path, deepnvme_format::Error::Unsupported(text)));
         }
         if key == next {
             order.push(place);
         }
-        pickle.text(&entry.name);
+        pickle.text(&entry.tensor.name);
         pickle.tensor(&TensorView {
             key,
             dtype,
-            storage_elements: readers[entry.reader].extents()[entry.extent].bytes / dtype.bytes(),
-            offset: entry.offset,
-            shape: &entry.shape,
-            strides: &entry.strides,
+            storage_elements: readers[entry.reader].extents()[entry.tensor.storage].bytes / dtype.bytes(),
+            offset: entry.tensor.view.offset,
+            shape: &entry.tensor.view.shape,
+            strides: &entry.tensor.view.strides,
             requires_grad: false,
-            signs: entry.signs,
+            signs: entry.tensor.signs,
         });
     }
     pickle.raw(b"u");
@@ -140,10 +141,10 @@ fn whole(engine: &Arc<Engine>, readers: &[Arc<Reader>], reader: usize, extent: u
 }
 
 fn layout(entry: &TensorEntry) -> std::io::Result<Strided> {
-    let item_bytes = entry.dtype.bytes();
-    let shape = entry.shape.iter().map(|size| *size as usize).collect();
+    let item_bytes = entry.tensor.dtype.bytes();
+    let shape = entry.tensor.view.shape.iter().map(|size| *size as usize).collect();
     // The stride of a one-element dimension is unused and may be any number.
     let stride = |(size, stride): (&u64, &u64)| if *size > 1 { (stride * item_bytes) as isize } else { 0 };
-    let strides = entry.shape.iter().zip(&entry.strides).map(stride).collect();
+    let strides = entry.tensor.view.shape.iter().zip(&entry.tensor.view.strides).map(stride).collect();
     Strided::new(shape, strides, item_bytes as usize)
 }

@@ -1,11 +1,12 @@
 //! Write mutations of a file, and load each.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepnvme_checkpoint::read::{Reader, Verify};
 use deepnvme_checkpoint::write::SaveOptions;
-use deepnvme_checkpoint::{Progress, Result};
+use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_file::Target;
 use deepnvme_io::mem::{Buffer, Region, RegionMut};
 use deepnvme_io::{Config, DirectMode, Engine};
@@ -57,24 +58,18 @@ pub(crate) fn saved(folder: &Path, name: &str, sizes: &[usize]) -> PathBuf {
 
 /// Writes one mutation after the other and loads each.
 pub(crate) fn attack(guard: &Guard, before: &Value, write: impl Fn(&Value), load: impl Fn() -> Result<Tensors>) {
-    let sound = load().unwrap();
-    let (mut refused, mut dice) = (0, fastrand::Rng::with_seed(7));
-    for round in 0..MUTATIONS {
-        guard.begin(round);
+    let write_next = |dice: &mut fastrand::Rng| {
         let mut document = before.clone();
         for _ in 0..=dice.u8(..3) {
-            mutate(&mut document, &mut dice);
+            mutate(&mut document, dice);
         }
         write(&document);
-        match load() {
-            Ok(tensors) => assert!(tensors == sound, "mutation {round} gives other tensors: {document}"),
-            Err(_) => refused += 1,
-        }
-    }
-    assert!(refused > MUTATIONS / 2, "{refused} were refused");
+        document
+    };
+    attack_each(guard, 7, write_next, load, |_| ());
 }
 
-/// Any bytes give the same tensors or an error.
+/// Any bytes give the same tensors or an error that names the file.
 pub(crate) fn attack_bytes(
     guard: &Guard,
     path: &Path,
@@ -82,19 +77,35 @@ pub(crate) fn attack_bytes(
     mutate: impl Fn(&mut Vec<u8>, &mut fastrand::Rng),
     load: impl Fn() -> Result<Tensors>,
 ) {
-    let sound = load().unwrap();
-    let (mut refused, mut dice) = (0, fastrand::Rng::with_seed(11));
-    for round in 0..MUTATIONS {
-        guard.begin(round);
+    let write_next = |dice: &mut fastrand::Rng| {
         let mut file = whole.to_vec();
         for _ in 0..=dice.u8(..3) {
-            mutate(&mut file, &mut dice);
+            mutate(&mut file, dice);
         }
         std::fs::write(path, file).unwrap();
+        "random bytes"
+    };
+    let check = |error: &Error| assert!(error.to_string().contains(&*path.to_string_lossy()), "{error}");
+    attack_each(guard, 11, write_next, load, check);
+}
+
+/// Writes a mutation in each round, which loads as the same tensors, or with an error in most rounds.
+fn attack_each<W: Display>(
+    guard: &Guard,
+    seed: u64,
+    write_next: impl Fn(&mut fastrand::Rng) -> W,
+    load: impl Fn() -> Result<Tensors>,
+    check: impl Fn(&Error),
+) {
+    let sound = load().unwrap();
+    let (mut refused, mut dice) = (0, fastrand::Rng::with_seed(seed));
+    for round in 0..MUTATIONS {
+        guard.begin(round);
+        let written = write_next(&mut dice);
         match load() {
-            Ok(tensors) => assert!(tensors == sound, "mutation {round} gives other tensors"),
+            Ok(tensors) => assert!(tensors == sound, "mutation {round} gives other tensors: {written}"),
             Err(error) => {
-                assert!(error.to_string().contains(&*path.to_string_lossy()), "mutation {round}: {error}");
+                check(&error);
                 refused += 1;
             }
         }

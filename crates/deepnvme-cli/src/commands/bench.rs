@@ -3,7 +3,7 @@
 use deepnvme_io::Config;
 use deepnvme_perf::Result;
 use deepnvme_perf::bench::{self, BenchOptions};
-use deepnvme_perf::measure::{AccessOrder, Workload};
+use deepnvme_perf::measure::{AccessOrder, MemoryPlace, Workload};
 
 use super::gds;
 use super::progress_bar::Bar;
@@ -38,18 +38,15 @@ fn request(options: &BenchArguments) -> Result<BenchOptions> {
         ..default
     };
     let workload = Workload {
-        direction: options.direction.into(),
-        folders: options.folders.clone(),
         stripe_bytes: options.stripe_bytes,
-        io_bytes: options.size,
         order: if options.random { AccessOrder::Random } else { AccessOrder::Sequential },
-        memory: options.memory.into(),
-        gpu: options.gpu,
+        place: MemoryPlace { memory: options.memory.into(), gpu: options.gpu },
         buffer_bytes: options.buffer,
         cache: options.cache.into(),
         durability: options.durability.into(),
         validate: options.validate,
         config,
+        ..Workload::new(options.direction.into(), options.folders.clone(), options.size)
     };
     Ok(BenchOptions {
         workload,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_io::display;
 use deepnvme_io::op::Direction as IoDirection;
-use deepnvme_perf::measure::Direction;
+use deepnvme_perf::measure::{Direction, MemoryPlace};
 use deepnvme_perf::tune::{self, Choice, FolderResult, TuneOptions, TuneOutcome, compare};
 use deepnvme_perf::{Error, Result};
 use deepnvme_settings::{FolderSettings, SettingsFile};
@@ -56,8 +56,7 @@ fn request(options: &TuneArguments) -> Result<TuneOptions> {
             .into_iter()
             .filter_map(|(direction, is_skipped)| (!is_skipped).then_some(direction))
             .collect(),
-        memory: options.memory.into(),
-        gpu: options.gpu,
+        place: MemoryPlace { memory: options.memory.into(), gpu: options.gpu },
         gds: options.gds,
         durability: options.durability.into(),
         space: None,

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use deepnvme_io::display;
-use deepnvme_io::{Config, DirectMode, Durability, SubmitMode, WindowMode};
+use deepnvme_io::{Config, DirectMode, SubmitMode, WindowMode};
 
 use deepnvme_perf::bench::Launcher;
 use deepnvme_perf::bench::processes::WorkerProcesses;
 use deepnvme_perf::measure::{
-    AccessOrder, Benchmark, Cache, Direction, Memory, Observer, Phase, Runner, Sample, Workload, gpu,
+    Benchmark, Direction, Memory, MemoryPlace, Observer, Phase, Runner, Sample, Workload, gpu,
 };
 use deepnvme_perf::units::parse_bytes;
 use deepnvme_perf::{Error, Result};
@@ -197,19 +197,12 @@ impl DsIoOptions {
     fn workload(&self, folder: PathBuf, device: &str) -> Workload {
         // With --gpu, `errors` has refused devices that are not numbers.
         let gpu = device.parse().ok().filter(|_| self.gpu);
+        let memory = if self.slow_bounce_buffer && gpu.is_none() { Memory::Plain } else { Memory::Pinned };
         Workload {
-            direction: self.direction(),
-            folders: vec![folder],
-            stripe_bytes: None,
-            io_bytes: self.io_size,
-            order: AccessOrder::Sequential,
-            memory: if self.slow_bounce_buffer && gpu.is_none() { Memory::Plain } else { Memory::Pinned },
-            gpu,
-            buffer_bytes: None,
-            cache: Cache::Cold,
-            durability: Durability::None,
+            place: MemoryPlace { memory, gpu },
             validate: self.validate,
             config: self.config(),
+            ..Workload::new(self.direction(), vec![folder], self.io_size)
         }
     }
 }

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use deepnvme_io::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};
 use deepnvme_io::{display, fs};
 
-use deepnvme_perf::measure::{
-    AccessOrder, Benchmark, Cache, Direction, Memory, Observer, Phase, Runner, Sample, Workload,
-};
+use deepnvme_perf::measure::{Benchmark, Direction, Memory, MemoryPlace, Observer, Phase, Runner, Sample, Workload};
 use deepnvme_perf::tune::space::{self, SearchSpace};
 use deepnvme_perf::units::bytes_option;
 use deepnvme_perf::{Error, Result};
@@ -113,19 +111,10 @@ pub fn run(
 }
 
 fn workload(options: &DsTuneOptions) -> Workload {
+    let direction = options.directions.first().copied().unwrap_or(Direction::Read);
     Workload {
-        direction: options.directions.first().copied().unwrap_or(Direction::Read),
-        folders: options.nvme_dir.clone(),
-        stripe_bytes: None,
-        io_bytes: options.io_size,
-        order: AccessOrder::Sequential,
-        memory: Memory::Pinned,
-        gpu: options.gpu,
-        buffer_bytes: None,
-        cache: Cache::Cold,
-        durability: deepnvme_io::Durability::None,
-        validate: false,
-        config: Config::default(),
+        place: MemoryPlace { memory: Memory::Pinned, gpu: options.gpu },
+        ..Workload::new(direction, options.nvme_dir.clone(), options.io_size)
     }
 }
 

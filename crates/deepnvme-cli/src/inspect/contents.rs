@@ -70,9 +70,9 @@ fn inspect_file(engine: &Engine, file: &CheckpointFile) -> deepnvme_checkpoint::
             let tensor = |tensor: &deepnvme_format::state::Tensor| Tensor {
                 name: tensor.name.clone(),
                 dtype: tensor.dtype.torch_name(),
-                shape: tensor.shape.clone(),
+                shape: tensor.view.shape.clone(),
                 bytes: tensor.bytes(),
-                offset: reader.extents()[tensor.storage].data_offset + tensor.offset * tensor.dtype.bytes(),
+                offset: reader.extents()[tensor.storage].data_offset + tensor.view.offset * tensor.dtype.bytes(),
                 is_shared: users[tensor.storage] > 1,
             };
             ("torch", Vec::new(), state.tensors.iter().map(tensor).collect())

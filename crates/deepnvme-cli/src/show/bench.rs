@@ -72,7 +72,7 @@ fn workload_line(outcome: &BenchOutcome) -> String {
         (Direction::Read, Cache::Warm) => ", from the page cache",
         (Direction::Write, _) => ", over laid-out files",
     });
-    let kind = match (workload.gpu, workload.memory) {
+    let kind = match (workload.place.gpu, workload.place.memory) {
         (Some(index), _) => memory_text(index),
         (None, Memory::Pinned) => "pinned memory".into(),
         (None, Memory::Plain) => "pageable memory".into(),
@@ -105,7 +105,7 @@ fn engine_line(outcome: &BenchOutcome) -> String {
     };
     format!(
         "{}, {} worker{plural} x depth {}, blocks of {}{submit}{direct}",
-        outcome.backend,
+        outcome.backend.name,
         config.workers,
         config.queue_depth,
         bytes_text(config.block_bytes)
@@ -117,14 +117,14 @@ fn row(result: &ToolResult) -> [String; 9] {
     let amount = |bytes: u64| if bytes == 0 { "-".to_owned() } else { format!("{:.2} GB", gb(bytes)) };
     [
         result.name.clone(),
-        format!("{:.2}", summary.gb_per_s),
-        format!("{:.2} - {:.2}", summary.gb_per_s_min, summary.gb_per_s_max),
+        format!("{:.2}", summary.speed.median),
+        format!("{:.2} - {:.2}", summary.speed.min, summary.speed.max),
         summary.latency_us_p50.map_or_else(|| "-".into(), latency),
         summary.latency_us_p99.map_or_else(|| "-".into(), latency),
         format!("{:.3}", summary.cpu_s_per_gb),
-        amount(summary.bytes_direct),
-        amount(summary.bytes_bounced),
-        amount(summary.bytes_buffered),
+        amount(summary.by_route.direct),
+        amount(summary.by_route.bounced),
+        amount(summary.by_route.buffered),
     ]
 }
 

@@ -19,7 +19,7 @@ pub fn draw(report: &Report) -> String {
     line("kernel", &kernel(report));
     line("cpu", &cpu(report));
     line("memory", &memory(report));
-    for backend in &report.backends {
+    for backend in &report.machine.backends {
         let state = match (backend.is_chosen, backend.works) {
             (true, _) => "works, chosen by default",
             (false, true) => "works",
@@ -33,12 +33,12 @@ pub fn draw(report: &Report) -> String {
         line(if number == 0 { "gpu" } else { "" }, text);
     }
     line("python", &packages(report));
-    let has_gpu = report.gpu.driver.is_some() || !report.gpu.cuda_devices.is_empty();
+    let has_gpu = report.machine.gpu.driver.is_some() || !report.machine.gpu.cuda_devices.is_empty();
     for folder in &report.folders {
         draw_folder(folder, has_gpu, &mut line);
     }
     out.push('\n');
-    for op in &report.ops {
+    for op in &report.machine.ops {
         let _ = writeln!(out, "{}", op_line(op));
     }
     out.push('\n');
@@ -58,7 +58,7 @@ pub fn draw(report: &Report) -> String {
 
 /// Draws the driver and the libraries, and a line for each GPU.
 fn gpu(report: &Report) -> Vec<String> {
-    let gpu = &report.gpu;
+    let gpu = &report.machine.gpu;
     let missing = gpu.missing.as_deref();
     if gpu.driver.is_none() && gpu.cuda_devices.is_empty() {
         return vec![missing.map_or_else(|| "no NVIDIA driver".into(), |missing| format!("none: {missing}"))];
@@ -91,10 +91,11 @@ fn gpu(report: &Report) -> Vec<String> {
 }
 
 fn packages(report: &Report) -> String {
-    if report.packages.is_empty() {
+    if report.machine.packages.is_empty() {
         return "not found".into();
     }
-    let found: Vec<_> = report.packages.iter().map(|package| format!("{} {}", package.name, package.version)).collect();
+    let found: Vec<_> =
+        report.machine.packages.iter().map(|package| format!("{} {}", package.name, package.version)).collect();
     found.join(", ")
 }
 
@@ -108,7 +109,7 @@ fn op_line(op: &OpReport) -> String {
 }
 
 fn kernel(report: &Report) -> String {
-    let system = &report.system;
+    let system = &report.machine.system;
     let mut text = format!("{} {}", system.kernel, system.machine);
     if let Some(name) = &system.container {
         let _ = write!(text, ", in a container ({name})");
@@ -120,24 +121,28 @@ fn kernel(report: &Report) -> String {
 }
 
 fn cpu(report: &Report) -> String {
-    let system = &report.system;
-    let model = system.cpu_model.as_deref().unwrap_or("unknown processor");
-    let nodes = if system.numa_nodes == 1 { "1 NUMA node".into() } else { format!("{} NUMA nodes", system.numa_nodes) };
-    format!("{} x {model}, {nodes}", system.cpus)
+    let system = &report.machine.system;
+    let model = system.processors.model.as_deref().unwrap_or("unknown processor");
+    let nodes = if system.processors.numa_nodes == 1 {
+        "1 NUMA node".into()
+    } else {
+        format!("{} NUMA nodes", system.processors.numa_nodes)
+    };
+    format!("{} x {model}, {nodes}", system.processors.cpus)
 }
 
 fn memory(report: &Report) -> String {
-    let system = &report.system;
-    let limit = match system.memlock_bytes {
-        _ if system.may_lock_freely => "no limit on pinned memory".into(),
+    let system = &report.machine.system;
+    let limit = match system.memory.memlock_bytes {
+        _ if system.memory.may_lock_freely => "no limit on pinned memory".into(),
         None => "no limit on pinned memory".into(),
         Some(bytes) => format!("{} KiB may be pinned", bytes >> 10),
     };
-    let huge = system.huge_pages.as_deref().unwrap_or("unknown");
+    let huge = system.memory.huge_pages.as_deref().unwrap_or("unknown");
     format!(
         "{:.1} GB, {:.1} available; {limit}; huge pages: {huge}",
-        gb(system.memory_bytes),
-        gb(system.memory_available_bytes)
+        gb(system.memory.bytes),
+        gb(system.memory.available_bytes)
     )
 }
 
@@ -147,10 +152,10 @@ fn draw_folder(folder: &FolderReport, has_gpu: bool, line: &mut impl FnMut(&str,
     }
     line("", "");
     line("folder", &display::path(&folder.path).to_string());
-    let options = folder.mount_options.join(",");
-    line("", &format!("{} of {} ({options})", folder.file_system, folder.source));
+    let options = folder.mount.options.join(",");
+    line("", &format!("{} of {} ({options})", folder.mount.file_system, folder.mount.source));
     line("", &format!("{:.1} GB free of {:.1}", gb(folder.free_bytes), gb(folder.total_bytes)));
-    match &folder.direct {
+    match &folder.routes.direct {
         Some(direct) if direct.works => {
             let bytes = |alignment: Option<u64>| alignment.unwrap_or(1);
             let (memory, offset) = (bytes(direct.memory_alignment_bytes), bytes(direct.offset_alignment_bytes));
@@ -159,11 +164,11 @@ fn draw_folder(folder: &FolderReport, has_gpu: bool, line: &mut impl FnMut(&str,
         Some(direct) => line("", &format!("no direct I/O: {}", direct.reason.as_deref().unwrap_or("unknown"))),
         None => line("", "direct I/O not tested: no file can be made here"),
     }
-    if let Some(gds) = folder.gds.as_ref().filter(|_| has_gpu) {
+    if let Some(gds) = folder.routes.gds.as_ref().filter(|_| has_gpu) {
         let why = gds.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
         line("", &format!("GPUDirect Storage: {}{why}", gds.mode));
     }
-    if let Some(path) = &folder.gpu_path {
+    if let Some(path) = &folder.routes.gpu_path {
         line("", &format!("to and from GPUs through bounce buffers: {}", path.reason));
     }
     if let Some(device) = &folder.device {

@@ -108,7 +108,7 @@ pub fn draw_comparison(comparison: &Comparison) -> String {
             Direction::Read => "read",
             Direction::Write => "write",
         };
-        let (stored, default, ratio) = (line.stored.gb_per_s, line.default.gb_per_s, &line.ratio);
+        let (stored, default, ratio) = (line.stored.speed.median, line.default.speed.median, &line.ratio);
         let _ = writeln!(
             out,
             "\n{} {direction}: {stored:.2} GB/s, default {default:.2}; {:.2} times as fast ({:.2} to {:.2})\n  {}",

@@ -17,7 +17,7 @@ mod walk;
 pub use non_tensors::{NESTED_TENSOR, NON_TENSORS_MAX, SPARSE_TENSOR, non_tensors};
 pub use paths::{DEPTH_MAX, NAME_BYTES_MAX};
 pub use storage::{Storage, storage};
-pub use tensor::Tensor;
+pub use tensor::{Tensor, View, contiguous_strides};
 pub use walk::{PickledState, REVISITS_MAX, STATE_BYTES_MAX, STEPS_MAX};
 
 #[cfg(test)]

@@ -23,12 +23,8 @@ pub struct Tensor {
     pub is_named: bool,
     /// Element type.
     pub dtype: Dtype,
-    /// Shape.
-    pub shape: Vec<u64>,
-    /// Strides, in elements.
-    pub strides: Vec<u64>,
-    /// Offset in its storage, in elements.
-    pub offset: u64,
+    /// Its elements in the storage.
+    pub view: View,
     /// Index of its storage.
     pub storage: usize,
     /// Signs that are flipped relative to the storage.
@@ -39,8 +35,61 @@ impl Tensor {
     /// Returns the bytes of its elements.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.shape.iter().product::<u64>() * self.dtype.bytes()
+        self.view.elements() * self.dtype.bytes()
     }
+}
+
+/// Elements of a storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Shape.
+    pub shape: Vec<u64>,
+    /// Strides, in elements.
+    pub strides: Vec<u64>,
+    /// Offset in the storage, in elements.
+    pub offset: u64,
+}
+
+impl View {
+    /// All elements of a storage of this shape, in order.
+    #[must_use]
+    pub fn contiguous(shape: Vec<u64>) -> Self {
+        Self { strides: contiguous_strides(&shape), shape, offset: 0 }
+    }
+
+    /// Returns the number of elements.
+    #[must_use]
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Whether every element lies in a storage of `elements`, and sizes, strides and offset times `width`, the bytes of an
+    /// element, stay within torch's range.
+    fn fits(&self, elements: u64, width: u64) -> bool {
+        let most = i64::MAX.unsigned_abs() / width;
+        // An empty tensor has sizes as well.
+        let count = self.shape.iter().try_fold(1u64, |product, size| product.checked_mul((*size).max(1)));
+        if count.is_none_or(|count| count > most) || self.offset > most {
+            return false;
+        }
+        if self.shape.contains(&0) {
+            return true;
+        }
+        let last = self.shape.iter().zip(&self.strides).try_fold(self.offset, |last, (size, stride)| {
+            (size - 1).checked_mul(*stride).and_then(|step| last.checked_add(step))
+        });
+        last.is_some_and(|last| last < elements)
+    }
+}
+
+/// Returns the strides of elements in order. For an empty tensor, as torch does: an empty dimension counts as one element.
+#[must_use]
+pub fn contiguous_strides(shape: &[u64]) -> Vec<u64> {
+    let mut strides = vec![1; shape.len()];
+    for dim in (1..shape.len()).rev() {
+        strides[dim - 1] = strides[dim] * shape[dim].max(1);
+    }
+    strides
 }
 
 /// Parses torch's metadata of a tensor.
@@ -89,9 +138,7 @@ pub(super) fn attributes(graph: &Graph, object: &Object, call: &Call<'_>) -> Opt
 pub(super) struct Parts {
     /// Persistent id of its storage.
     pub(super) storage: NodeId,
-    offset: u64,
-    shape: Vec<u64>,
-    strides: Vec<u64>,
+    view: View,
     /// Element type that overrides the storage's.
     dtype: OwnDtype,
     /// Name of that type in the file, for messages.
@@ -138,7 +185,7 @@ pub(super) fn parts(graph: &Graph, call: &Call<'_>, name: &str) -> Result<Parts>
         }
         _ => OwnDtype::OfStorage,
     };
-    Ok(Parts { storage: *storage, offset, shape, strides, dtype, type_name, signs })
+    Ok(Parts { storage: *storage, view: View { shape, strides, offset }, dtype, type_name, signs })
 }
 
 impl Parts {
@@ -157,35 +204,17 @@ impl Parts {
             let text = format!("the tensor {name:?} is of type {}, whose elements share bytes", dtype.torch_name());
             return Err(Error::unsupported(format!("{text}; convert it first: tensor.dequantize()")));
         }
-        let Self { offset, shape, strides, signs, .. } = self;
-        if !fits(&shape, &strides, offset, storage.bytes / dtype.bytes(), dtype.bytes()) {
+        let Self { view, signs, .. } = self;
+        if !view.fits(storage.bytes / dtype.bytes(), dtype.bytes()) {
             return Err(Error::corrupt(0, format!("the tensor {name:?} exceeds its storage")));
         }
-        Ok(Tensor { name, is_named: true, dtype, shape, strides, offset, storage: index, signs })
+        Ok(Tensor { name, is_named: true, dtype, view, storage: index, signs })
     }
-}
-
-/// Whether every element of a view lies in a storage of `elements`, and sizes, strides and offset times `width`, the
-/// bytes of an element, stay within torch's range.
-fn fits(shape: &[u64], strides: &[u64], offset: u64, elements: u64, width: u64) -> bool {
-    let most = i64::MAX.unsigned_abs() / width;
-    // An empty tensor has sizes as well.
-    let count = shape.iter().try_fold(1u64, |product, size| product.checked_mul((*size).max(1)));
-    if count.is_none_or(|count| count > most) || offset > most {
-        return false;
-    }
-    if shape.contains(&0) {
-        return true;
-    }
-    let last = shape.iter().zip(strides).try_fold(offset, |last, (size, stride)| {
-        (size - 1).checked_mul(*stride).and_then(|step| last.checked_add(step))
-    });
-    last.is_some_and(|last| last < elements)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::fits;
+    use super::View;
 
     #[test]
     fn views_stay_within_their_storage() {
@@ -204,7 +233,8 @@ mod tests {
             (&[1 << 59], &[0], 0, 6, true),
             (&[0], &[1], 1 << 61, 6, false),
         ] {
-            assert_eq!(fits(shape, strides, offset, elements, 8), is_within, "{shape:?} {strides:?} {offset}");
+            let view = View { shape: shape.to_vec(), strides: strides.to_vec(), offset };
+            assert_eq!(view.fits(elements, 8), is_within, "{view:?}");
         }
     }
 }

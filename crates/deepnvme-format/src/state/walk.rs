@@ -177,7 +177,7 @@ impl<'a> Walk<'a> {
         let storage = self.storage(parts.storage)?;
         let mut tensor = parts.of(name, &self.state.storages[storage], storage)?;
         tensor.is_named = self.paths.is_named(step.above, step.part);
-        self.charge(size_of::<Tensor>() + tensor.name.len() + 16 * tensor.shape.len())?;
+        self.charge(size_of::<Tensor>() + tensor.name.len() + 16 * tensor.view.shape.len())?;
         self.state.tensors.push(tensor);
         // Later arguments may contain tensors, like the scales of quantised ones. So may attributes, which have the
         // tensor's name as prefix.

@@ -57,15 +57,15 @@ fn check_state(state: &PickledState) {
     assert_eq!(keys.len(), state.storages.len());
     for tensor in &state.tensors {
         assert!(tensor.name.len() <= NAME_BYTES_MAX);
-        assert_eq!(tensor.shape.len(), tensor.strides.len());
+        assert_eq!(tensor.view.shape.len(), tensor.view.strides.len());
         let (width, room) = (tensor.dtype.bytes(), state.storages[tensor.storage].bytes);
-        super::assert_countable(&tensor.shape, width);
-        assert_eq!(u128::from(tensor.bytes()), super::exact_bytes(&tensor.shape, width));
-        assert!(tensor.offset <= i64::MAX.unsigned_abs() / width);
+        super::assert_countable(&tensor.view.shape, width);
+        assert_eq!(u128::from(tensor.bytes()), super::exact_bytes(&tensor.view.shape, width));
+        assert!(tensor.view.offset <= i64::MAX.unsigned_abs() / width);
         if tensor.bytes() > 0 {
-            let steps = tensor.shape.iter().zip(&tensor.strides);
+            let steps = tensor.view.shape.iter().zip(&tensor.view.strides);
             let steps = steps.map(|(size, stride)| u128::from(size - 1) * u128::from(*stride));
-            let last = u128::from(tensor.offset) + steps.sum::<u128>();
+            let last = u128::from(tensor.view.offset) + steps.sum::<u128>();
             assert!((last + 1) * u128::from(width) <= room.into(), "{tensor:?} in {room} bytes");
         }
     }
@@ -84,18 +84,16 @@ fn write_again(state: &PickledState) {
             key,
             dtype: tensor.dtype,
             storage_elements: state.storages[tensor.storage].bytes / tensor.dtype.bytes(),
-            offset: tensor.offset,
-            shape: &tensor.shape,
-            strides: &tensor.strides,
+            offset: tensor.view.offset,
+            shape: &tensor.view.shape,
+            strides: &tensor.view.strides,
             requires_grad: false,
             signs: tensor.signs,
         });
     }
     emitter.raw(b"u");
     let again = PickledState::of(&pickle::parse(&emitter.finish()).unwrap()).unwrap();
-    let known = |tensor: &Tensor| -> (String, Dtype, Vec<u64>, Vec<u64>, u64) {
-        (tensor.name.clone(), tensor.dtype, tensor.shape.clone(), tensor.strides.clone(), tensor.offset)
-    };
+    let known = |tensor: &Tensor| (tensor.name.clone(), tensor.dtype, tensor.view.clone());
     let wanted: Vec<_> = tensors.into_iter().map(known).collect();
     assert_eq!(again.tensors.iter().map(known).collect::<Vec<_>>(), wanted);
 }

@@ -17,7 +17,7 @@ use crate::stats::WorkerStats;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Mutex, lock, mpsc};
 use crate::trace::{Recorder, Tracer};
-use crate::worker::{BounceSetup, GdsSetup, Worker, WorkerSetup};
+use crate::worker::{Accounts, BounceSetup, GdsSetup, Worker, WorkerSetup};
 
 /// Creates the backend of one worker, on that worker's thread.
 pub type BackendFactory = Arc<dyn Fn(&BackendSetup) -> Result<Box<dyn Backend>> + Send + Sync>;
@@ -65,11 +65,13 @@ impl EngineThreads {
         let config = parts.config;
         let setup = WorkerSetup {
             queue: Arc::clone(&self.queue),
-            stats: Arc::clone(&parts.stats[worker_index as usize]),
+            accounts: Accounts {
+                stats: Arc::clone(&parts.stats[worker_index as usize]),
+                tracer: Tracer::new(parts.recorder, Some(worker_index)),
+            },
             worker_index,
             gpus: Arc::clone(parts.gpus),
             gds: GdsSetup { gds: Arc::clone(parts.gds), mode: config.gds },
-            tracer: Tracer::new(parts.recorder, Some(worker_index)),
             bounce: BounceSetup {
                 buffer_bytes: config.bounce_buffer_bytes() as usize,
                 buffers: config.bounce_buffers_per_worker() as usize,

@@ -11,7 +11,7 @@ use crate::backend::gds::CudaDevices;
 use crate::error::Result;
 use crate::op::Direction;
 use crate::sync::{Mutex, lock};
-use crate::trace::{CompletedGpuCopy, Tracer, now_ns};
+use crate::trace::{GpuCopy, Tracer, now_ns};
 
 /// The GPUs of an engine.
 #[derive(Debug)]
@@ -209,8 +209,8 @@ impl EngineGpus {
         let copied = copier.copy(direction, host, slices);
         if let Some(start_ns) = start {
             let bytes = slices.iter().map(|slice| slice.len as u64).sum();
-            let (gpu, end_ns, failed) = (copier.index(), now_ns(), copied.is_err());
-            self.tracer.gpu_copy(CompletedGpuCopy { gpu, direction, bytes, start_ns, end_ns, failed });
+            let copy = GpuCopy { gpu: copier.index(), direction, bytes };
+            self.tracer.gpu_copy((start_ns, now_ns()), copy, copied.is_err());
         }
         copied?;
         lock(&self.idle).push((device, copier));

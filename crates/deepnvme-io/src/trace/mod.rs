@@ -16,7 +16,7 @@ pub use event::{DataPath, EventKind, Recorded, TraceEvent};
 pub use recorder::EVENTS_MAX;
 pub(crate) use recorder::Recorder;
 pub use recording::{Lane, Recording};
-pub(crate) use tracer::{CompletedGpuCopy, CompletedOp, Tracer};
+pub(crate) use tracer::{CompletedOp, GpuCopy, Tracer};
 
 /// Returns the time of events: nanoseconds of `CLOCK_MONOTONIC`, which is Python's `time.monotonic_ns()`.
 #[must_use]

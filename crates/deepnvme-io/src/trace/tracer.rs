@@ -27,15 +27,11 @@ pub(crate) struct CompletedOp<'a> {
 }
 
 /// A completed copy between a bounce buffer and a GPU.
-#[derive(Clone, Copy)]
-pub(crate) struct CompletedGpuCopy {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GpuCopy {
     pub(crate) gpu: u32,
     pub(crate) direction: Direction,
     pub(crate) bytes: u64,
-    /// 0 if the start or end was not recorded.
-    pub(crate) start_ns: u64,
-    pub(crate) end_ns: u64,
-    pub(crate) failed: bool,
 }
 
 impl Tracer {
@@ -74,8 +70,9 @@ impl Tracer {
         self.recorder.record(self.recorder.time_of(began), now_ns(), kind);
     }
 
-    pub(crate) fn gpu_copy(&self, completed: CompletedGpuCopy) {
-        let CompletedGpuCopy { gpu, direction, bytes, start_ns, end_ns, failed } = completed;
+    /// Records a copy between these times, in nanoseconds.
+    pub(crate) fn gpu_copy(&self, (start_ns, end_ns): (u64, u64), copy: GpuCopy, failed: bool) {
+        let GpuCopy { gpu, direction, bytes } = copy;
         let worker = self.worker;
         self.recorder.record(start_ns, end_ns, |_| EventKind::Copy { worker, gpu, direction, bytes, failed });
     }

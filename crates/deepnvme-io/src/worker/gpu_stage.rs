@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use deepnvme_mem::Device;
 
+use super::Accounts;
 use super::bounce::BouncePool;
 use super::in_flight::{CompletedBlock, InFlightOp};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{AsyncCopier, CompletedCopy, EngineGpus, GpuSlice};
-use crate::stats::WorkerStats;
 use crate::sync::lock;
-use crate::trace::{CompletedGpuCopy, Tracer};
+use crate::trace::Tracer;
 
 /// A block whose bytes are being copied from or to a GPU.
 pub(super) enum CopiedBlock {
@@ -82,9 +82,9 @@ impl GpuStage {
         copied: CopiedBlock,
         slices: Vec<GpuSlice>,
         bounce: &BouncePool,
-        (stats, tracer): (&WorkerStats, &Tracer),
+        accounts: &Accounts,
     ) {
-        match self.submit(copied.block(), slices, bounce, (stats, tracer)) {
+        match self.submit(copied.block(), slices, bounce, accounts) {
             Ok(number) => {
                 self.blocks.insert(number, copied);
             }
@@ -97,7 +97,7 @@ impl GpuStage {
         block: &InFlightOp,
         slices: Vec<GpuSlice>,
         bounce: &BouncePool,
-        (stats, tracer): (&WorkerStats, &Tracer),
+        Accounts { stats, tracer }: &Accounts,
     ) -> Result<u64> {
         let Some(buffer) = &block.buffer else {
             return Err(Error::new(ErrorKind::Io, "copy", "a block without a bounce buffer; report this as a bug"));
@@ -122,9 +122,8 @@ impl GpuStage {
     /// Returns the numbers of the completed copies, each with its result.
     pub(super) fn take_completed(&mut self, tracer: &Tracer) -> Vec<(u64, Result<()>)> {
         let completed = self.copier.as_mut().map(AsyncCopier::take_completed).unwrap_or_default();
-        for CompletedCopy { outcome, gpu, direction, bytes, start_ns, end_ns, .. } in &completed {
-            let (gpu, direction, bytes, failed) = (*gpu, *direction, *bytes, outcome.is_err());
-            tracer.gpu_copy(CompletedGpuCopy { gpu, direction, bytes, start_ns: *start_ns, end_ns: *end_ns, failed });
+        for CompletedCopy { outcome, copy, start_ns, end_ns, .. } in &completed {
+            tracer.gpu_copy((*start_ns, *end_ns), *copy, outcome.is_err());
         }
         completed.into_iter().map(|CompletedCopy { number, outcome, .. }| (number, outcome)).collect()
     }

@@ -42,12 +42,25 @@ pub(super) struct InFlightOp {
     pub(super) task: Task,
     /// The bounce buffer of a block that needs one.
     pub(super) buffer: Option<Slot>,
-    pub(super) started: Instant,
-    /// When the current op was submitted. Later than `started` if it is a continuation or a retry.
-    pub(super) submitted: Instant,
-    /// The number of ops in flight at its start, including itself.
-    pub(super) depth_at_start: u32,
+    timing: Timing,
     progress: BlockProgress,
+}
+
+/// When a block or sync started, and beside how many others.
+#[derive(Clone, Copy, Debug)]
+struct Timing {
+    started: Instant,
+    /// When the current op was submitted. Later than `started` if it is a continuation or a retry.
+    submitted: Instant,
+    /// The number of ops in flight at its start, including itself.
+    depth_at_start: u32,
+}
+
+impl Timing {
+    fn now(depth_at_start: u32) -> Self {
+        let now = Instant::now();
+        Self { started: now, submitted: now, depth_at_start }
+    }
 }
 
 /// A block whose ops are complete. The bytes of a bounced read are still in its bounce buffer.
@@ -56,6 +69,13 @@ pub(super) struct CompletedBlock {
     pub(super) block: InFlightOp,
     /// Time from submission to completion.
     pub(super) latency: Duration,
+}
+
+impl CompletedBlock {
+    /// The block completes now.
+    pub(super) fn now(block: InFlightOp) -> Self {
+        Self { latency: block.timing.started.elapsed(), block }
+    }
 }
 
 impl InFlightOp {
@@ -70,13 +90,27 @@ impl InFlightOp {
 
     /// Starts the clock, with this many ops in flight.
     pub(super) fn start(&mut self, depth_at_start: u32) {
-        let now = Instant::now();
-        (self.started, self.submitted, self.depth_at_start) = (now, now, depth_at_start);
+        self.timing = Timing::now(depth_at_start);
+    }
+
+    /// Notes that the current op is submitted, as a continuation or a retry.
+    pub(super) fn submit_again(&mut self) {
+        self.timing.submitted = Instant::now();
+    }
+
+    /// Returns when the current op was submitted.
+    pub(super) fn submitted(&self) -> Instant {
+        self.timing.submitted
+    }
+
+    /// Returns the number of ops in flight at its start, including itself.
+    pub(super) fn depth_at_start(&self) -> u32 {
+        self.timing.depth_at_start
     }
 
     fn new(guard: WorkGuard, task: Task, buffer: Option<Slot>) -> Self {
-        let (now, progress) = (Instant::now(), BlockProgress { reached: 0, retries: 0 });
-        Self { guard, task, buffer, started: now, submitted: now, depth_at_start: 1, progress }
+        let progress = BlockProgress { reached: 0, retries: 0 };
+        Self { guard, task, buffer, timing: Timing::now(1), progress }
     }
 
     /// Fills the bounce buffer of a write from host memory. Returns the slices on GPUs.
@@ -124,14 +158,12 @@ impl InFlightOp {
         let Task::Block { block, mode, base, step_bytes } = &self.task else {
             return Outcome::Done;
         };
-        let direction = self.guard.request().plan.direction();
         let attempt = Attempt {
             before: (op.offset - base) as usize,
             needed: (block.range.end - block.io.start) as usize,
             step_bytes: *step_bytes,
             is_direct: *mode == IoMode::Direct,
-            is_read: direction == Direction::Read,
-            operation: direction.name(),
+            direction: self.guard.request().plan.direction(),
         };
         match outcome::classify(&mut self.progress, attempt, result) {
             Outcome::Retry => {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::Accounts;
 use super::bounce::BounceSetup;
 use super::io_loop::IoLoop;
 use super::window::Window;
@@ -49,7 +50,8 @@ impl InlineExecutor {
         let io_loop = || {
             let backend = InlineBackend::default();
             let window = Window::fixed(backend.depth());
-            IoLoop::new(backend, window, (Arc::clone(stats), Tracer::new(recorder, None)), bounce, gpus)
+            let accounts = Accounts { stats: Arc::clone(stats), tracer: Tracer::new(recorder, None) };
+            IoLoop::new(backend, window, accounts, bounce, gpus)
         };
         Self { idle: Mutex::new((0..config.inline_buffers()).map(|_| io_loop()).collect()) }
     }

@@ -2,7 +2,7 @@
 //!
 //! Workers implement the rules above the backends: they continue short transfers, retry interrupted ones, fall back
 //! from direct to buffered I/O, and copy to and from bounce buffers. `io_loop` drives the backend with the ops
-//! `in_flight`, and `completion` handles their completions. `window` limits the ops in flight, and `outcome` decides
+//! `in_flight`. `window` limits the ops in flight, and `outcome` decides
 //! what follows a completion; both are pure. `bounce` has the bounce buffers, `gpu_stage` the copies to and from GPUs,
 //! and `gds` the route past both. `inline` runs small transfers on the caller's own thread, by the same rules.
 
@@ -19,7 +19,6 @@ use crate::stats::WorkerStats;
 use crate::trace::Tracer;
 
 mod bounce;
-mod completion;
 mod gds;
 mod gpu_stage;
 mod in_flight;
@@ -37,12 +36,18 @@ pub use outcome::RETRIES_MAX;
 /// The parameters of a worker.
 pub(crate) struct WorkerSetup {
     pub(crate) queue: Arc<RequestQueue>,
-    pub(crate) stats: Arc<WorkerStats>,
+    pub(crate) accounts: Accounts,
     pub(crate) worker_index: u32,
     pub(crate) bounce: BounceSetup,
     pub(crate) gpus: Arc<EngineGpus>,
     pub(crate) gds: GdsSetup,
     pub(crate) window: WindowMode,
+}
+
+/// Where a worker counts and records what it does.
+#[derive(Clone)]
+pub(crate) struct Accounts {
+    pub(crate) stats: Arc<WorkerStats>,
     pub(crate) tracer: Tracer,
 }
 
@@ -65,8 +70,7 @@ impl<'a> Worker<'a> {
             WindowMode::Sliding => Window::adapting(depth),
             WindowMode::Drain => Window::fixed(depth),
         };
-        let accounts = (Arc::clone(&setup.stats), setup.tracer.clone());
-        let io_loop = IoLoop::new(backend, window, accounts, setup.bounce, &setup.gpus);
+        let io_loop = IoLoop::new(backend, window, setup.accounts.clone(), setup.bounce, &setup.gpus);
         let io_loop = io_loop.with_gds(setup.gds.clone());
         Self { queue: &setup.queue, handle, io_loop, window: setup.window, waiting: None }
     }

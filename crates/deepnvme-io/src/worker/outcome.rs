@@ -1,7 +1,7 @@
 //! Decides what follows a completion. Pure.
 
 use crate::error::Error;
-use crate::op::Errno;
+use crate::op::{Direction, Errno};
 
 /// Maximum resubmissions of one op without progress. After that, its error is reported.
 pub const RETRIES_MAX: u32 = 100;
@@ -43,10 +43,7 @@ pub(super) struct Attempt {
     pub(super) step_bytes: usize,
     /// Whether it bypassed the page cache.
     pub(super) is_direct: bool,
-    /// Whether it was a read.
-    pub(super) is_read: bool,
-    /// The verb for errors.
-    pub(super) operation: &'static str,
+    pub(super) direction: Direction,
 }
 
 /// Classifies one completion and updates the progress.
@@ -58,14 +55,15 @@ pub(super) fn classify(progress: &mut BlockProgress, attempt: Attempt, result: R
             if progress.retries <= RETRIES_MAX {
                 return Outcome::Retry;
             }
-            let error = Error::os(attempt.operation, result.err().unwrap_or(Errno::AGAIN));
+            let error = Error::os(attempt.direction.name(), result.err().unwrap_or(Errno::AGAIN));
             Outcome::Fail(error.because(format!("still refused after {RETRIES_MAX} retries")))
         }
         Err(errno @ (Errno::INVAL | Errno::OPNOTSUPP)) if attempt.is_direct && progress.reached == 0 => {
-            let reason = format!("the first direct {} was refused (errno {})", attempt.operation, errno.raw_os_error());
+            let reason =
+                format!("the first direct {} was refused (errno {})", attempt.direction.name(), errno.raw_os_error());
             Outcome::GoBuffered(reason)
         }
-        Err(errno) => Outcome::Fail(Error::os(attempt.operation, errno)),
+        Err(errno) => Outcome::Fail(Error::os(attempt.direction.name(), errno)),
     }
 }
 
@@ -79,14 +77,14 @@ fn classify_transfer(progress: &mut BlockProgress, attempt: Attempt, bytes: usiz
         // A direct op continues at an aligned offset, so it may move some bytes twice.
         return Outcome::Continue { bytes: bytes / attempt.step_bytes * attempt.step_bytes };
     }
-    if attempt.is_read {
+    if attempt.direction == Direction::Read {
         return Outcome::EndOfFile;
     }
     progress.retries += 1;
     if progress.retries <= RETRIES_MAX {
         return Outcome::Retry;
     }
-    let error = Error::os(attempt.operation, Errno::IO);
+    let error = Error::os(attempt.direction.name(), Errno::IO);
     Outcome::Fail(error.because(format!("the file took no more bytes in {RETRIES_MAX} attempts")))
 }
 
@@ -95,7 +93,7 @@ mod tests {
     use super::*;
 
     const READ: Attempt =
-        Attempt { before: 0, needed: 8000, step_bytes: 512, is_direct: true, is_read: true, operation: "read" };
+        Attempt { before: 0, needed: 8000, step_bytes: 512, is_direct: true, direction: Direction::Read };
 
     fn fresh() -> BlockProgress {
         BlockProgress { reached: 0, retries: 0 }
@@ -134,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_write_that_moves_nothing_is_not_the_end_of_the_file() {
-        let write = Attempt { is_read: false, operation: "write", ..READ };
+        let write = Attempt { direction: Direction::Write, ..READ };
         let mut progress = fresh();
         assert!(matches!(classify(&mut progress, write, Ok(0)), Outcome::Retry));
         progress.retries = RETRIES_MAX;

@@ -134,7 +134,7 @@ pub const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 1 };
 
 #[cfg(test)]
 mod tests {
-    use std::mem::{offset_of, size_of};
+    use std::mem::size_of;
 
     use super::*;
 
@@ -143,20 +143,12 @@ mod tests {
     #[cfg(target_pointer_width = "64")]
     fn the_layout_matches_c() {
         assert_eq!((size_of::<DLDevice>(), size_of::<DLDataType>()), (8, 4));
-        assert_eq!(offset_of!(DLTensor, device), 8);
-        assert_eq!(offset_of!(DLTensor, ndim), 16);
-        assert_eq!(offset_of!(DLTensor, dtype), 20);
-        assert_eq!(offset_of!(DLTensor, shape), 24);
-        assert_eq!(offset_of!(DLTensor, strides), 32);
-        assert_eq!(offset_of!(DLTensor, byte_offset), 40);
-        assert_eq!(size_of::<DLTensor>(), 48);
-        assert_eq!(offset_of!(DLManagedTensor, manager_ctx), 48);
-        assert_eq!(size_of::<DLManagedTensor>(), 64);
-        assert_eq!(offset_of!(DLManagedTensorVersioned, manager_ctx), 8);
-        assert_eq!(offset_of!(DLManagedTensorVersioned, deleter), 16);
-        assert_eq!(offset_of!(DLManagedTensorVersioned, flags), 24);
-        assert_eq!(offset_of!(DLManagedTensorVersioned, dl_tensor), 32);
-        assert_eq!(size_of::<DLManagedTensorVersioned>(), 80);
+        let fields = offsets!(DLTensor: data, device, ndim, dtype, shape, strides, byte_offset);
+        assert_eq!((fields, size_of::<DLTensor>()), ([0, 8, 16, 20, 24, 32, 40], 48));
+        let fields = offsets!(DLManagedTensor: dl_tensor, manager_ctx, deleter);
+        assert_eq!((fields, size_of::<DLManagedTensor>()), ([0, 48, 56], 64));
+        let fields = offsets!(DLManagedTensorVersioned: version, manager_ctx, deleter, flags, dl_tensor);
+        assert_eq!((fields, size_of::<DLManagedTensorVersioned>()), ([0, 8, 16, 24, 32], 80));
     }
 
     #[test]

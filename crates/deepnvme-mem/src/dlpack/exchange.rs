@@ -82,7 +82,7 @@ impl ExchangeApi {
 
 #[cfg(test)]
 mod tests {
-    use std::mem::{offset_of, size_of};
+    use std::mem::size_of;
     use std::ptr;
 
     use super::*;
@@ -120,11 +120,8 @@ mod tests {
     #[test]
     #[cfg(target_pointer_width = "64")]
     fn the_layout_matches_c() {
-        assert_eq!(offset_of!(ExchangeApi, previous), 8);
-        assert_eq!(offset_of!(ExchangeApi, allocate), 16);
-        assert_eq!(offset_of!(ExchangeApi, describe), 40);
-        assert_eq!(offset_of!(ExchangeApi, current_work_stream), 48);
-        assert_eq!(size_of::<ExchangeApi>(), 56);
+        let fields = offsets!(ExchangeApi: version, previous, allocate, describe, current_work_stream);
+        assert_eq!((fields, size_of::<ExchangeApi>()), ([0, 8, 16, 40, 48], 56));
     }
 
     #[test]

@@ -8,6 +8,12 @@
 //!
 //! In Python the structs travel in capsules, which the binding creates and opens.
 
+/// Returns the offsets of fields of a struct.
+#[cfg(test)]
+macro_rules! offsets {
+    ($type:ident: $($field:ident),*) => { [$(std::mem::offset_of!($type, $field)),*] };
+}
+
 pub mod abi;
 mod exchange;
 mod export;

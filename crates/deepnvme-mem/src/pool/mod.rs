@@ -15,7 +15,7 @@ use crate::sync::{Arc, Condvar, Instant, Mutex, ignore_poison};
 mod slot;
 
 pub use slot::Slot;
-use slot::{FreeSlots, Slots};
+use slot::{FreeSlots, SlotLayout, Slots};
 
 /// A fixed number of equal slots of memory. Each starts on a page, and all lie in one arena.
 ///
@@ -67,9 +67,8 @@ impl Pool {
         free.try_reserve_exact(slots).map_err(|_| Errno::NOMEM)?;
         free.extend((0..slots).rev());
         let (free, returned) = (Mutex::new(FreeSlots { indices: free, waiters: 0 }), Condvar::new());
-        let arena = arena.into_region();
-        let slots = Arc::new(Slots { arena, lock_state, slot_bytes, stride_bytes, count: slots, free, returned });
-        Ok(Self { slots })
+        let (arena, layout) = (arena.into_region(), SlotLayout { count: slots, bytes: slot_bytes, stride_bytes });
+        Ok(Self { slots: Arc::new(Slots { arena, lock_state, layout, free, returned }) })
     }
 
     /// Divides one of its slots into smaller ones of `part_bytes`, a multiple of the page size. The slot returns here
@@ -96,9 +95,7 @@ impl Pool {
         let slots = Slots {
             arena: slot.into_memory(),
             lock_state: self.lock_state(),
-            slot_bytes: part_bytes,
-            stride_bytes: part_bytes,
-            count,
+            layout: SlotLayout { count, bytes: part_bytes, stride_bytes: part_bytes },
             free: Mutex::new(free),
             returned: Condvar::new(),
         };
@@ -142,13 +139,13 @@ impl Pool {
     /// Returns the number of slots.
     #[must_use]
     pub fn slots(&self) -> usize {
-        self.slots.count
+        self.slots.layout.count
     }
 
     /// Returns the bytes of one slot.
     #[must_use]
     pub fn slot_bytes(&self) -> usize {
-        self.slots.slot_bytes
+        self.slots.layout.bytes
     }
 
     /// Returns the bytes of the arena, the most memory that the pool ever uses.
@@ -172,8 +169,8 @@ impl Pool {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Slots { count, slot_bytes, lock_state, .. } = &*self.slots;
-        write!(f, "Pool({} of {count} slots of {slot_bytes} bytes free, {lock_state:?})", self.free())
+        let Slots { layout: SlotLayout { count, bytes, .. }, lock_state, .. } = &*self.slots;
+        write!(f, "Pool({} of {count} slots of {bytes} bytes free, {lock_state:?})", self.free())
     }
 }
 

@@ -126,11 +126,18 @@ impl Slot {
 pub(super) struct Slots {
     pub(super) arena: RegionMut,
     pub(super) lock_state: LockState,
-    pub(super) slot_bytes: usize,
-    pub(super) stride_bytes: usize,
-    pub(super) count: usize,
+    pub(super) layout: SlotLayout,
     pub(super) free: Mutex<FreeSlots>,
     pub(super) returned: Condvar,
+}
+
+/// Equal slots, one after the other.
+#[derive(Clone, Copy)]
+pub(super) struct SlotLayout {
+    pub(super) count: usize,
+    pub(super) bytes: usize,
+    /// Bytes from the start of a slot to the next.
+    pub(super) stride_bytes: usize,
 }
 
 /// The free slots, and how many threads wait for one.
@@ -143,8 +150,8 @@ pub(super) struct FreeSlots {
 impl Slots {
     /// Returns the memory of one slot. Only the slot's holder may call this.
     pub(super) fn memory(&self, index: usize) -> MemorySpan {
-        let start = index * self.stride_bytes;
-        self.arena.span.slice(start..start + self.slot_bytes)
+        let start = index * self.layout.stride_bytes;
+        self.arena.span.slice(start..start + self.layout.bytes)
     }
 
     /// Returns a slot and wakes one waiter, if there is one: a wake is a system call.

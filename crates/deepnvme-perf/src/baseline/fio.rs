@@ -62,7 +62,7 @@ impl Fio {
         check_room(&workload.folders, workload.file_bytes())?;
         let files = ScratchFiles::make(&workload.folders, None)?;
         files.allocate(workload.file_bytes())?;
-        let has_huge_pages = workload.memory == Memory::Pinned && huge_bytes_free() >= buffer_bytes(&workload);
+        let has_huge_pages = workload.place.memory == Memory::Pinned && huge_bytes_free() >= buffer_bytes(&workload);
         let fio = Self { workload, backend, is_direct, has_huge_pages, files };
         let laid_out = fio.paths().into_iter().map(|path| fio.lay_out(&path, observer)).collect::<Result<Vec<_>>>();
         laid_out.map(|_| fio)
@@ -72,7 +72,7 @@ impl Fio {
     #[must_use]
     pub fn note(&self) -> Option<String> {
         let workload = &self.workload;
-        if !self.has_huge_pages && workload.memory == Memory::Pinned {
+        if !self.has_huge_pages && workload.place.memory == Memory::Pinned {
             let pages = buffer_bytes(workload).div_ceil(2 << 20);
             let text = "fio's buffers are scattered pages, deepnvme's are contiguous; for a fair comparison, as root:";
             return Some(format!("{text} echo {pages} > /proc/sys/vm/nr_hugepages"));

@@ -67,7 +67,7 @@ impl FioReport {
             }
         }
         sample.transfer_s = sample.wall_s;
-        *(if is_direct { &mut sample.bytes_direct } else { &mut sample.bytes_buffered }) = sample.bytes;
+        *(if is_direct { &mut sample.by_route.direct } else { &mut sample.by_route.buffered }) = sample.bytes;
         sample
     }
 }
@@ -103,7 +103,7 @@ trailing words"#;
     #[test]
     fn the_report_becomes_a_sample() {
         let sample = parse(JSON).unwrap_or_else(|text| panic!("{text}")).sample(Direction::Read, true);
-        assert_eq!((sample.bytes, sample.wall_s, sample.bytes_direct), (4_000_000_000, 0.5, 4_000_000_000));
+        assert_eq!((sample.bytes, sample.wall_s, sample.by_route.direct), (4_000_000_000, 0.5, 4_000_000_000));
         assert!((sample.gb_per_s() - 8.0).abs() < 1e-9 && (sample.cpu_s - 0.2).abs() < 1e-9);
         assert_eq!([0.5, 0.99].map(|part| quantile(&sample.latencies_us, part)), [Some(2000), Some(9000)]);
         let failed = JSON.replace(r#""error": 0"#, r#""error": 28"#);

@@ -50,9 +50,8 @@ pub struct BenchOutcome {
     /// The number of processes.
     pub processes: u32,
     /// The backend of the engine.
-    pub backend: String,
-    /// Why the engine chose it.
-    pub backend_reason: String,
+    #[serde(flatten)]
+    pub backend: ChosenBackend,
     /// The folders, as `report` describes them.
     pub folders: Vec<FolderSummary>,
     /// The GPU that holds the engine's memory, if one does.
@@ -65,6 +64,17 @@ pub struct BenchOutcome {
     pub is_validated: bool,
     /// Notes on how to read the metrics.
     pub notes: Vec<String>,
+}
+
+/// The backend that the engine chose.
+#[derive(Clone, Debug, Serialize)]
+pub struct ChosenBackend {
+    /// Its name.
+    #[serde(rename = "backend")]
+    pub name: String,
+    /// Why the engine chose it.
+    #[serde(rename = "backend_reason")]
+    pub reason: String,
 }
 
 /// A folder in short.
@@ -96,8 +106,8 @@ pub struct ToolResult {
 /// `Usage` for options that make no sense, `Interrupted`, or a refusal of the machine.
 pub fn run(options: &BenchOptions, launcher: &Launcher, observer: &mut dyn Observer) -> Result<BenchOutcome> {
     check(options)?;
-    let gpu = options.workload.gpu.map(gpu::find).transpose()?;
-    let (backend, backend_reason) = choose(&options.workload)?;
+    let gpu = options.workload.place.gpu.map(gpu::find).transpose()?;
+    let (backend, reason) = choose(&options.workload)?;
     let is_direct = is_direct(&options.workload);
     let mut notes = Vec::new();
     let mut engine = EngineBenchmark::prepare(options, launcher, observer)?;
@@ -121,8 +131,7 @@ pub fn run(options: &BenchOptions, launcher: &Launcher, observer: &mut dyn Obser
     Ok(BenchOutcome {
         version: env!("CARGO_PKG_VERSION"),
         processes: options.processes,
-        backend: backend.name().into(),
-        backend_reason,
+        backend: ChosenBackend { name: backend.name().into(), reason },
         folders: options.workload.folders.iter().map(|path| FolderSummary::of(path)).collect(),
         gpu,
         results,
@@ -173,12 +182,12 @@ fn for_fio(options: &BenchOptions, notes: &mut Vec<String>) -> Workload {
         let folders = std::mem::take(&mut workload.folders);
         workload.folders = (0..options.processes).flat_map(|_| folders.iter().cloned()).collect();
     }
-    if workload.memory == Memory::Plain {
+    if workload.place.memory == Memory::Plain {
         notes.push(
             "fio used aligned memory, and deepnvme unaligned memory: deepnvme made copies that fio did not".into(),
         );
     }
-    if let Some(index) = workload.gpu.take() {
+    if let Some(index) = workload.place.gpu.take() {
         let text = "fio supports host memory only; deepnvme also copied its bytes to or from";
         notes.push(format!("{text} cuda:{index}, and the ratio includes that"));
     }
@@ -258,7 +267,7 @@ impl FolderSummary {
         let folder = FolderReport::of_this_machine(path);
         Self {
             path: path.to_path_buf(),
-            file_system: folder.file_system,
+            file_system: folder.mount.file_system,
             device: folder.device.map(|device| device.name),
         }
     }

@@ -3,29 +3,37 @@
 use serde::Serialize;
 
 use crate::measure::Sample;
-use crate::measure::sample::{Latencies, quantile};
+use crate::measure::sample::{Latencies, RouteBytes, quantile};
 
 /// The metrics of one tool.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// Median of the rounds, 10^9 bytes per second.
-    pub gb_per_s: f64,
-    /// The slowest round.
-    pub gb_per_s_min: f64,
-    /// The fastest round.
-    pub gb_per_s_max: f64,
+    /// The speed of the rounds.
+    #[serde(flatten)]
+    pub speed: Speed,
     /// Median latency of the blocks. `None` if the tool reports none.
     pub latency_us_p50: Option<u64>,
     /// 99th percentile of the blocks' latency.
     pub latency_us_p99: Option<u64>,
     /// Processor time per 10^9 bytes: median of the rounds.
     pub cpu_s_per_gb: f64,
-    /// Bytes of a round transferred with direct I/O, without a copy: median.
-    pub bytes_direct: u64,
-    /// Bytes of a round transferred with direct I/O through a bounce buffer: median.
-    pub bytes_bounced: u64,
-    /// Bytes of a round transferred through the page cache: median.
-    pub bytes_buffered: u64,
+    /// The bytes of a round by their route: medians.
+    #[serde(flatten)]
+    pub by_route: RouteBytes,
+}
+
+/// Bandwidth in 10^9 bytes per second.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Speed {
+    /// Median of the rounds.
+    #[serde(rename = "gb_per_s")]
+    pub median: f64,
+    /// The slowest round.
+    #[serde(rename = "gb_per_s_min")]
+    pub min: f64,
+    /// The fastest round.
+    #[serde(rename = "gb_per_s_max")]
+    pub max: f64,
 }
 
 /// The speed of the engine relative to a baseline.
@@ -45,18 +53,23 @@ pub fn summarise(samples: &[Sample]) -> Summary {
     let speeds: Vec<_> = samples.iter().map(Sample::gb_per_s).collect();
     let costs: Vec<_> = samples.iter().map(|sample| sample.cpu_s / (sample.bytes as f64 / 1e9)).collect();
     let latencies = all_latencies(samples);
-    let bytes =
-        |field: fn(&Sample) -> u64| median(&samples.iter().map(|sample| field(sample) as f64).collect::<Vec<_>>());
+    let bytes = |of: fn(&RouteBytes) -> u64| {
+        median(&samples.iter().map(|sample| of(&sample.by_route) as f64).collect::<Vec<_>>()) as u64
+    };
     Summary {
-        gb_per_s: median(&speeds),
-        gb_per_s_min: speeds.iter().copied().fold(f64::INFINITY, f64::min),
-        gb_per_s_max: speeds.iter().copied().fold(0.0, f64::max),
+        speed: Speed {
+            median: median(&speeds),
+            min: speeds.iter().copied().fold(f64::INFINITY, f64::min),
+            max: speeds.iter().copied().fold(0.0, f64::max),
+        },
         latency_us_p50: quantile(&latencies, 0.5),
         latency_us_p99: quantile(&latencies, 0.99),
         cpu_s_per_gb: median(&costs),
-        bytes_direct: bytes(|sample| sample.bytes_direct) as u64,
-        bytes_bounced: bytes(|sample| sample.bytes_bounced) as u64,
-        bytes_buffered: bytes(|sample| sample.bytes_buffered) as u64,
+        by_route: RouteBytes {
+            direct: bytes(|routes| routes.direct),
+            bounced: bytes(|routes| routes.bounced),
+            buffered: bytes(|routes| routes.buffered),
+        },
     }
 }
 
@@ -103,8 +116,7 @@ mod tests {
             bytes: 2_000_000_000,
             wall_s,
             cpu_s: wall_s / 10.0,
-            bytes_direct: 1_500_000_000,
-            bytes_bounced: 500_000_000,
+            by_route: RouteBytes { direct: 1_500_000_000, bounced: 500_000_000, buffered: 0 },
             latencies_us: [(us, 10)].into(),
             ..Sample::default()
         }
@@ -113,14 +125,11 @@ mod tests {
     #[test]
     fn metrics_are_medians_and_extremes() {
         let summary = summarise(&[sample(1.0, 5), sample(0.5, 7), sample(4.0, 900)]);
-        assert!((summary.gb_per_s - 2.0).abs() < 1e-9, "{summary:?}");
-        assert!((summary.gb_per_s_min - 0.5).abs() < 1e-9 && (summary.gb_per_s_max - 4.0).abs() < 1e-9);
+        assert!((summary.speed.median - 2.0).abs() < 1e-9, "{summary:?}");
+        assert!((summary.speed.min - 0.5).abs() < 1e-9 && (summary.speed.max - 4.0).abs() < 1e-9);
         assert!((summary.cpu_s_per_gb - 0.05).abs() < 1e-9);
         assert_eq!((summary.latency_us_p50, summary.latency_us_p99), (Some(7), Some(900)));
-        assert_eq!(
-            (summary.bytes_direct, summary.bytes_bounced, summary.bytes_buffered),
-            (1_500_000_000, 500_000_000, 0)
-        );
+        assert_eq!(summary.by_route, RouteBytes { direct: 1_500_000_000, bounced: 500_000_000, buffered: 0 });
     }
 
     #[test]

@@ -22,9 +22,9 @@ pub(super) struct Allocated {
 
 /// Allocates memory of the workload's kind. Host memory has all its pages faulted in.
 pub(super) fn allocate(workload: &Workload, access: &GpuAccess, len: usize) -> Result<Allocated> {
-    match workload.gpu {
+    match workload.place.gpu {
         Some(index) => Ok(Allocated { region: access.allocate(index, len)?, unlocked_reason: None }),
-        None => of_host(workload.memory, len),
+        None => of_host(workload.place.memory, len),
     }
 }
 

@@ -18,8 +18,8 @@ pub mod workload;
 
 pub use observer::{NoObserver, Observer, Phase, ProgressUpdate};
 pub use rounds::Runner;
-pub use sample::Sample;
-pub use workload::{AccessOrder, Cache, Direction, Memory, Workload};
+pub use sample::{RouteBytes, Sample};
+pub use workload::{AccessOrder, Cache, Direction, Memory, MemoryPlace, Workload};
 
 pub(crate) use files::{ScratchFiles, check_room};
 pub(crate) use page_cache::{drop_from_page_cache, load_into_page_cache};

@@ -13,7 +13,7 @@ use super::engine_run::EngineRun;
 use super::files::{ScratchFiles, check_room};
 use super::observer::{Observer, Phase, ProgressUpdate};
 use super::plan::{BUFFER_BYTES_MAX, RequestPlan};
-use super::sample::{self, Latencies, Sample};
+use super::sample::{self, Latencies, RouteBytes, Sample};
 use super::workload::{AccessOrder, Cache, Direction, Workload};
 use super::{Benchmark, drop_from_page_cache, load_into_page_cache};
 use super::{gpu, memory};
@@ -50,6 +50,7 @@ impl Runner {
         let share = workload.file_bytes() * workload.file_count() as u64 / workload.folders.len() as u64;
         check_room(&workload.folders, share)?;
         let available = workload
+            .place
             .gpu
             .map_or_else(|| Ok(memory::available_bytes()), |index| Ok::<_, Error>(gpu::find(index)?.memory_bytes))?;
         let plan = RequestPlan::of(&workload, BUFFER_BYTES_MAX.min(available / MEMORY_DIVISOR));
@@ -109,7 +110,7 @@ impl Runner {
         if self.workload.config != *config {
             self.engine = Engine::new(config.clone())?;
             self.workload.config = config.clone();
-            if self.workload.gpu.is_some() {
+            if self.workload.place.gpu.is_some() {
                 self.round(observer)?;
             }
         }
@@ -256,10 +257,12 @@ impl Benchmark for Runner {
             wall_s,
             transfer_s,
             cpu_s,
-            // cuFile transfers to GPU memory without a bounce buffer.
-            bytes_direct: now.bytes_direct - stats.bytes_direct + now.bytes_gds - stats.bytes_gds,
-            bytes_bounced: now.bytes_bounced - stats.bytes_bounced,
-            bytes_buffered: now.bytes_buffered - stats.bytes_buffered,
+            by_route: RouteBytes {
+                // cuFile transfers to GPU memory without a bounce buffer.
+                direct: now.bytes_direct - stats.bytes_direct + now.bytes_gds - stats.bytes_gds,
+                bounced: now.bytes_bounced - stats.bytes_bounced,
+                buffered: now.bytes_buffered - stats.bytes_buffered,
+            },
             latencies_us: sample::added_since(&latencies.into_iter().collect(), &latencies_us),
             timeline,
         };

@@ -18,16 +18,27 @@ pub struct Sample {
     pub transfer_s: f64,
     /// Processor time of all threads, user and system, in seconds.
     pub cpu_s: f64,
-    /// Bytes transferred with direct I/O, without a copy.
-    pub bytes_direct: u64,
-    /// Bytes transferred with direct I/O through a bounce buffer.
-    pub bytes_bounced: u64,
-    /// Bytes transferred through the page cache.
-    pub bytes_buffered: u64,
+    /// The bytes by their route.
+    #[serde(flatten)]
+    pub by_route: RouteBytes,
     /// Latencies of the blocks, from submission to completion.
     pub latencies_us: Latencies,
     /// Seconds since the round began, and bytes transferred by then.
     pub timeline: Vec<(f64, u64)>,
+}
+
+/// The bytes of a round, by the route that they took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteBytes {
+    /// Bytes transferred with direct I/O, without a copy.
+    #[serde(rename = "bytes_direct")]
+    pub direct: u64,
+    /// Bytes transferred with direct I/O through a bounce buffer.
+    #[serde(rename = "bytes_bounced")]
+    pub bounced: u64,
+    /// Bytes transferred through the page cache.
+    #[serde(rename = "bytes_buffered")]
+    pub buffered: u64,
 }
 
 impl Sample {
@@ -46,9 +57,9 @@ impl Sample {
             all.wall_s = all.wall_s.max(sample.wall_s);
             all.transfer_s = all.transfer_s.max(sample.transfer_s);
             all.cpu_s += sample.cpu_s;
-            all.bytes_direct += sample.bytes_direct;
-            all.bytes_bounced += sample.bytes_bounced;
-            all.bytes_buffered += sample.bytes_buffered;
+            all.by_route.direct += sample.by_route.direct;
+            all.by_route.bounced += sample.by_route.bounced;
+            all.by_route.buffered += sample.by_route.buffered;
             for (us, count) in &sample.latencies_us {
                 *all.latencies_us.entry(*us).or_default() += count;
             }

@@ -43,6 +43,15 @@ pub enum Memory {
     Plain,
 }
 
+/// Where the memory of a transfer is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct MemoryPlace {
+    /// The kind of host memory. Default pinned.
+    pub memory: Memory,
+    /// The GPU that holds the memory instead of the host. Default none.
+    pub gpu: Option<u32>,
+}
+
 /// The state of the page cache before a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -67,10 +76,9 @@ pub struct Workload {
     pub io_bytes: u64,
     /// Default sequential.
     pub order: AccessOrder,
-    /// Default pinned.
-    pub memory: Memory,
-    /// The GPU that holds the memory instead of the host. Default none.
-    pub gpu: Option<u32>,
+    /// Where its memory is.
+    #[serde(flatten)]
+    pub place: MemoryPlace,
     /// Bytes of a buffer that is reused block by block, as fio does. `None`: as large as the file, as for a tensor.
     pub buffer_bytes: Option<u64>,
     /// Default cold.
@@ -84,6 +92,24 @@ pub struct Workload {
 }
 
 impl Workload {
+    /// The defaults, with one file of this size in each folder.
+    #[must_use]
+    pub fn new(direction: Direction, folders: Vec<PathBuf>, io_bytes: u64) -> Self {
+        Self {
+            direction,
+            folders,
+            stripe_bytes: None,
+            io_bytes,
+            order: AccessOrder::default(),
+            place: MemoryPlace::default(),
+            buffer_bytes: None,
+            cache: Cache::default(),
+            durability: Durability::None,
+            validate: false,
+            config: Config::default(),
+        }
+    }
+
     /// Checks that the workload makes sense and touches no existing file.
     ///
     /// # Errors
@@ -118,7 +144,7 @@ impl Workload {
         }
         let is_number = |folder: &&PathBuf| folder.to_str().is_some_and(|name| name.parse::<u32>().is_ok());
         if let Some(number) = self.folders.iter().find(|folder| is_number(folder) && !folder.exists())
-            && self.gpu.is_some()
+            && self.place.gpu.is_some()
         {
             let number = number.display();
             return Err(Error::usage(format!(
@@ -126,10 +152,10 @@ impl Workload {
             )));
         }
         self.folders.iter().try_for_each(|folder| check_folder(folder))?;
-        if self.gpu.is_some() && self.memory == Memory::Plain {
+        if self.place.gpu.is_some() && self.place.memory == Memory::Plain {
             return Err(Error::usage("--memory plain is host memory; remove it, or remove --gpu"));
         }
-        self.gpu.map_or(Ok(()), |index| gpu::find(index).map(drop))
+        self.place.gpu.map_or(Ok(()), |index| gpu::find(index).map(drop))
     }
 
     /// Returns the bytes that a round transfers.
@@ -177,19 +203,11 @@ pub(crate) mod tests {
 
     /// Returns a small workload with defaults.
     pub(crate) fn small(direction: Direction, folders: &[&std::path::Path]) -> Workload {
+        let folders = folders.iter().map(|folder| folder.to_path_buf()).collect();
         Workload {
-            direction,
-            folders: folders.iter().map(|folder| folder.to_path_buf()).collect(),
-            stripe_bytes: None,
-            io_bytes: 3 << 20,
-            order: AccessOrder::default(),
-            memory: Memory::default(),
-            gpu: None,
-            buffer_bytes: None,
-            cache: Cache::default(),
-            durability: Durability::None,
             validate: true,
             config: Config { block_bytes: 64 << 10, ..Config::default() },
+            ..Workload::new(direction, folders, 3 << 20)
         }
     }
 
@@ -206,7 +224,7 @@ pub(crate) mod tests {
             (Workload { folders: vec![], ..good.clone() }, "at least one folder"),
             (Workload { io_bytes: 0, ..good.clone() }, "--size"),
             (Workload { io_bytes: 4096, order: AccessOrder::Random, ..good.clone() }, "whole blocks"),
-            (Workload { memory: Memory::Plain, gpu: Some(0), ..good.clone() }, "host memory"),
+            (Workload { place: MemoryPlace { memory: Memory::Plain, gpu: Some(0) }, ..good.clone() }, "host memory"),
             (Workload { stripe_bytes: Some(5), ..good.clone() }, "multiple of 4K"),
             (Workload { folders: vec![file.clone()], ..good.clone() }, "never touched"),
             (Workload { folders: vec!["/dev/null".into()], ..good.clone() }, "is a device"),

@@ -71,14 +71,16 @@ fn of_backends(backends: &[BackendReport], findings: &mut Vec<Finding>) {
 }
 
 fn of_system(system: &System, pool_bytes: u64, findings: &mut Vec<Finding>) {
-    if let Some(limit) = system.memlock_bytes.filter(|limit| *limit < pool_bytes && !system.may_lock_freely) {
+    if let Some(limit) =
+        system.memory.memlock_bytes.filter(|limit| *limit < pool_bytes && !system.memory.may_lock_freely)
+    {
         findings.push(Finding::new(
             Severity::Slow,
             format!("RLIMIT_MEMLOCK is {} KiB: the engine's {} KiB cannot be pinned", limit >> 10, pool_bytes >> 10),
             "ulimit -l unlimited   (a service: LimitMEMLOCK=infinity; a container: --ulimit memlock=-1)",
         ));
     }
-    if system.huge_pages.as_deref() == Some("never") {
+    if system.memory.huge_pages.as_deref() == Some("never") {
         findings.push(Finding::new(
             Severity::Slow,
             "transparent huge pages are off: large transfers need more requests and more processor time",
@@ -94,18 +96,18 @@ fn of_folder(folder: &FolderReport, findings: &mut Vec<Finding>) {
         return;
     }
     if !folder.is_writable {
-        let read_only = folder.mount_options.iter().any(|option| option == "ro");
+        let read_only = folder.mount.options.iter().any(|option| option == "ro");
         let (text, remedy) = if read_only {
             (
                 "the file system is mounted read-only",
-                format!("mount -o remount,rw {}", display::path(&folder.mount_point)),
+                format!("mount -o remount,rw {}", display::path(&folder.mount.point)),
             )
         } else {
             ("no file can be made in it", format!("chown or chmod {path}, or name another folder"))
         };
         findings.push(Finding::new(Severity::Note, format!("{path}: {text}; reading works"), remedy));
     }
-    if let Some(reason) = folder.direct.as_ref().and_then(|direct| direct.reason.as_ref()) {
+    if let Some(reason) = folder.routes.direct.as_ref().and_then(|direct| direct.reason.as_ref()) {
         findings.push(Finding::new(
             Severity::Slow,
             format!("{path}: every transfer goes through the page cache: {reason}"),
@@ -157,7 +159,7 @@ fn of_disk(disk: &BlockDevice, findings: &mut Vec<Finding>) {
 #[cfg(test)]
 mod tests {
     use super::super::device::Pcie;
-    use super::super::folder::DirectReport;
+    use super::super::{DirectReport, Mount, Routes, SystemMemory};
     use super::*;
 
     fn backend(name: &'static str, works: bool, is_chosen: bool) -> BackendReport {
@@ -171,12 +173,15 @@ mod tests {
             is_writable: true,
             total_bytes: 100,
             free_bytes: 50,
-            direct: Some(DirectReport {
-                works: true,
-                memory_alignment_bytes: Some(4),
-                offset_alignment_bytes: Some(512),
-                reason: None,
-            }),
+            routes: Routes {
+                direct: Some(DirectReport {
+                    works: true,
+                    memory_alignment_bytes: Some(4),
+                    offset_alignment_bytes: Some(512),
+                    reason: None,
+                }),
+                ..Routes::default()
+            },
             device: Some(BlockDevice {
                 name: "nvme0n1".into(),
                 kind: "nvme".into(),
@@ -189,7 +194,8 @@ mod tests {
     }
 
     fn texts(folder: FolderReport) -> Vec<(Severity, String)> {
-        let system = System { huge_pages: Some("madvise".into()), ..System::default() };
+        let memory = SystemMemory { huge_pages: Some("madvise".into()), ..SystemMemory::default() };
+        let system = System { memory, ..System::default() };
         let found = judge(&system, &[backend("io_uring", true, true)], &[folder], 1 << 20);
         found.into_iter().map(|finding| (finding.severity, finding.text + " -> " + &finding.remedy)).collect()
     }
@@ -207,15 +213,12 @@ mod tests {
             folder
         };
         let link = Pcie { generation: 3, lanes: 4, generation_max: 4, lanes_max: 4, bytes_per_s: 1 };
+        let read_only = Mount { options: vec!["ro".into()], ..Mount::default() };
         let cases = [
             (FolderReport { error: Some("/no: missing".into()), ..good_folder() }, Severity::Broken, "/no: missing"),
             (FolderReport { free_bytes: 4, ..good_folder() }, Severity::Note, "are free"),
             (FolderReport { is_writable: false, ..good_folder() }, Severity::Note, "chown"),
-            (
-                FolderReport { is_writable: false, mount_options: vec!["ro".into()], ..good_folder() },
-                Severity::Note,
-                "remount,rw",
-            ),
+            (FolderReport { is_writable: false, mount: read_only, ..good_folder() }, Severity::Note, "remount,rw"),
             (disk(&|disk| disk.is_rotational = Some(true)), Severity::Slow, "spinning"),
             (disk(&|disk| disk.scheduler = Some("mq-deadline".into())), Severity::Slow, "/sys/block/nvme0n1/queue"),
             (disk(&|disk| disk.pcie = Some(link)), Severity::Slow, "PCIe 3 x4 and supports 4 x4"),
@@ -225,7 +228,7 @@ mod tests {
             assert!(found.len() == 1 && found[0].0 == severity && found[0].1.contains(text), "{text}: {found:?}");
         }
         let mut buffered = good_folder();
-        buffered.direct = Some(DirectReport {
+        buffered.routes.direct = Some(DirectReport {
             works: false,
             memory_alignment_bytes: None,
             offset_alignment_bytes: None,
@@ -236,13 +239,15 @@ mod tests {
 
     #[test]
     fn the_memlock_limit_matters_only_when_it_binds() {
-        let system = |memlock_bytes, may_lock_freely| System { memlock_bytes, may_lock_freely, ..System::default() };
-        let count = |system: System| judge(&system, &[backend("threads", true, true)], &[], 8 << 20).len();
-        assert_eq!(count(system(Some(64 << 10), false)), 1);
-        assert_eq!(count(system(Some(64 << 10), true)), 0);
-        assert_eq!(count(system(Some(64 << 20), false)), 0);
-        assert_eq!(count(system(None, false)), 0);
-        assert_eq!(count(System { huge_pages: Some("never".into()), ..system(None, false) }), 1);
+        let memory =
+            |memlock_bytes, may_lock_freely| SystemMemory { memlock_bytes, may_lock_freely, ..SystemMemory::default() };
+        let of = |memory: SystemMemory| System { memory, ..System::default() };
+        let count = |memory: SystemMemory| judge(&of(memory), &[backend("threads", true, true)], &[], 8 << 20).len();
+        assert_eq!(count(memory(Some(64 << 10), false)), 1);
+        assert_eq!(count(memory(Some(64 << 10), true)), 0);
+        assert_eq!(count(memory(Some(64 << 20), false)), 0);
+        assert_eq!(count(memory(None, false)), 0);
+        assert_eq!(count(SystemMemory { huge_pages: Some("never".into()), ..memory(None, false) }), 1);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use deepnvme_io::{Access, DirectMode, DirectState, TensorFile};
 use serde::Serialize;
 
 use super::device::BlockDevice;
-use super::mounts;
+use super::mounts::{self, Mount};
 use crate::system_files::SystemFiles;
 
 /// A folder for data.
@@ -20,29 +20,31 @@ pub struct FolderReport {
     pub path: PathBuf,
     /// Why the folder could not be examined.
     pub error: Option<String>,
-    /// `ext4`, `xfs`, `tmpfs`, `nfs4`.
-    pub file_system: String,
-    /// The mounted device or server.
-    pub source: String,
-    /// The mount point.
-    #[serde(serialize_with = "display::serialize")]
-    pub mount_point: PathBuf,
-    /// The mount options.
-    pub mount_options: Vec<String>,
+    /// Its mount.
+    #[serde(flatten)]
+    pub mount: Mount,
     /// Size of the file system in bytes.
     pub total_bytes: u64,
     /// Free bytes for this user.
     pub free_bytes: u64,
     /// Whether files can be made here.
     pub is_writable: bool,
+    /// The routes between it and memory.
+    #[serde(flatten)]
+    pub routes: Routes,
+    /// The disk; `None` for file systems in memory or on the network.
+    pub device: Option<BlockDevice>,
+}
+
+/// The routes between a folder and memory.
+#[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
+pub struct Routes {
     /// Support for direct I/O; `None` if no file could be made to test it.
     pub direct: Option<DirectReport>,
     /// Support for GPUDirect Storage.
     pub gds: Option<GdsReport>,
     /// The route between this folder and a GPU; `None` without a GPU.
     pub gpu_path: Option<GpuPath>,
-    /// The disk; `None` for file systems in memory or on the network.
-    pub device: Option<BlockDevice>,
 }
 
 /// Support for direct I/O.
@@ -103,23 +105,14 @@ impl FolderReport {
             .or_else(|| mount.as_ref().and_then(|mount| BlockDevice::of_number(files, &mount.device)))
             .or_else(|| mount.as_ref().and_then(|mount| of_source(files, &mount.source)));
         let (is_writable, direct) = try_direct(&real);
-        let (file_system, source, mount_point, mount_options) = mount.map_or_else(
-            || ("unknown".into(), String::new(), PathBuf::new(), Vec::new()),
-            |mount| (mount.file_system, mount.source, mount.point, mount.options),
-        );
         Self {
             path: path.to_path_buf(),
             error: None,
-            file_system,
-            source,
-            mount_point,
-            mount_options,
+            mount: mount.unwrap_or_else(|| Mount { file_system: "unknown".into(), ..Mount::default() }),
             total_bytes: space.as_ref().map_or(0, |space| space.f_blocks * space.f_frsize),
             free_bytes: space.as_ref().map_or(0, |space| space.f_bavail * space.f_frsize),
             is_writable,
-            direct,
-            gds: None,
-            gpu_path: None,
+            routes: Routes { direct, gds: None, gpu_path: None },
             device,
         }
     }
@@ -176,9 +169,9 @@ mod tests {
             return;
         }
         let folder = FolderReport::gather(&SystemFiles::of_this_machine(), shared);
-        if folder.file_system == "tmpfs" && folder.is_writable {
+        if folder.mount.file_system == "tmpfs" && folder.is_writable {
             assert_eq!(folder.device, None);
-            assert!(folder.direct.is_some_and(|direct| !direct.works && direct.reason.is_some()));
+            assert!(folder.routes.direct.is_some_and(|direct| !direct.works && direct.reason.is_some()));
         }
     }
 }

@@ -26,8 +26,8 @@ pub fn mode(folder: &FolderReport, gpu: &GpuReport) -> GdsReport {
     if gpu.nvidia_fs.is_none() {
         return compatibility("the kernel module nvidia-fs is not loaded; modprobe nvidia-fs");
     }
-    let has_option = |name: &str| folder.mount_options.iter().any(|option| option == name);
-    match folder.file_system.as_str() {
+    let has_option = |name: &str| folder.mount.options.iter().any(|option| option == name);
+    match folder.mount.file_system.as_str() {
         "xfs" => {}
         "ext4" if has_option("data=journal") || has_option("data=writeback") => {
             return compatibility("ext4 must be mounted with data=ordered");
@@ -35,7 +35,7 @@ pub fn mode(folder: &FolderReport, gpu: &GpuReport) -> GdsReport {
         "ext4" => {}
         other => return compatibility(&format!("{other} is neither ext4 nor XFS")),
     }
-    if folder.direct.as_ref().is_some_and(|direct| !direct.works) {
+    if folder.routes.direct.as_ref().is_some_and(|direct| !direct.works) {
         return compatibility("direct I/O does not work");
     }
     let Some(device) = &folder.device else { return compatibility("its disk is unknown") };
@@ -60,14 +60,17 @@ pub fn path(mode: &GdsReport, gpu: &GpuReport) -> Option<GpuPath> {
 mod tests {
     use deepnvme_io::gpu::GpuFacts;
 
-    use super::super::CudaDevice;
+    use super::super::{CudaDevice, Mount};
     use super::*;
 
     fn folder(file_system: &str, options: &[&str], kinds: &[&str]) -> FolderReport {
         let disk = |kind: &&str| BlockDevice { name: "disk0".into(), kind: (*kind).into(), ..BlockDevice::default() };
         FolderReport {
-            file_system: file_system.into(),
-            mount_options: options.iter().map(|option| (*option).to_owned()).collect(),
+            mount: Mount {
+                file_system: file_system.into(),
+                options: options.iter().map(|option| (*option).to_owned()).collect(),
+                ..Mount::default()
+            },
             device: (!kinds.is_empty())
                 .then(|| BlockDevice { members: kinds.iter().map(disk).collect(), ..BlockDevice::default() }),
             ..FolderReport::default()

@@ -27,16 +27,29 @@ pub mod system;
 pub use backends::BackendReport;
 pub use device::BlockDevice;
 pub use findings::{Finding, Severity};
-pub use folder::{DirectReport, FolderReport, GdsReport, GpuPath};
+pub use folder::{DirectReport, FolderReport, GdsReport, GpuPath, Routes};
 pub use gpu::{CudaDevice, GpuReport};
+pub use mounts::Mount;
 pub use packages::Package;
-pub use system::System;
+pub use system::{Processors, System, SystemMemory};
 
 /// A report on this machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The version of deepnvme.
     pub version: &'static str,
+    /// The machine, without the folders.
+    #[serde(flatten)]
+    pub machine: Machine,
+    /// The folders.
+    pub folders: Vec<FolderReport>,
+    /// Problems and their remedies, the worst first.
+    pub findings: Vec<Finding>,
+}
+
+/// A machine, and what is installed on it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
     /// The machine and the limits of this process.
     pub system: System,
     /// `io_uring`, `aio` and `threads`, in order of preference.
@@ -47,10 +60,6 @@ pub struct Report {
     pub packages: Vec<Package>,
     /// DeepSpeed's ops, and whether they work here.
     pub ops: Vec<OpReport>,
-    /// The folders.
-    pub folders: Vec<FolderReport>,
-    /// Problems and their remedies, the worst first.
-    pub findings: Vec<Finding>,
 }
 
 /// An op by DeepSpeed's name, as in `ds_report`.
@@ -87,14 +96,15 @@ impl Report {
         for folder in &mut folders {
             if folder.error.is_none() {
                 let mode = gds::mode(folder, &gpu);
-                folder.gpu_path = gds::path(&mode, &gpu);
-                folder.gds = Some(mode);
+                folder.routes.gpu_path = gds::path(&mode, &gpu);
+                folder.routes.gds = Some(mode);
             }
         }
         let pool_bytes = Config::default().pool_bound_bytes();
         let findings = findings::judge(&system, &backends, &folders, pool_bytes);
         let ops = ops(&backends, &gpu);
-        Self { version: env!("CARGO_PKG_VERSION"), system, backends, gpu, packages, ops, folders, findings }
+        let machine = Machine { system, backends, gpu, packages, ops };
+        Self { version: env!("CARGO_PKG_VERSION"), machine, folders, findings }
     }
 }
 
@@ -135,10 +145,10 @@ mod tests {
     fn this_machine_can_be_reported_on() {
         let folder = tempfile::tempdir().unwrap();
         let report = Report::gather(&[folder.path().to_path_buf(), "/no/such/folder".into()], Path::new("python3"));
-        assert!(report.system.cpus >= 1 && report.system.memory_bytes > 0);
-        assert!(report.backends.iter().any(|backend| backend.is_chosen));
+        assert!(report.machine.system.processors.cpus >= 1 && report.machine.system.memory.bytes > 0);
+        assert!(report.machine.backends.iter().any(|backend| backend.is_chosen));
         assert_eq!(report.folders[0].error, None);
-        assert!(report.folders[0].total_bytes > 0 && !report.folders[0].file_system.is_empty());
+        assert!(report.folders[0].total_bytes > 0 && !report.folders[0].mount.file_system.is_empty());
         assert!(report.folders[1].error.as_deref().is_some_and(|error| error.contains("/no/such/folder")));
         assert!(report.findings.iter().any(|finding| finding.text.contains("/no/such/folder")));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "no file stays behind");

@@ -4,19 +4,27 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use deepnvme_io::display;
+use serde::Serialize;
+
 use crate::system_files::SystemFiles;
 
 /// One mount.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mount {
-    pub(super) point: PathBuf,
-    /// The device number: `8:1`. Anonymous file systems have major number 0.
-    pub(super) device: String,
-    pub(super) file_system: String,
+#[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
+pub struct Mount {
+    /// `ext4`, `xfs`, `tmpfs`, `nfs4`.
+    pub file_system: String,
     /// The device, the server, or a plain word.
-    pub(super) source: String,
+    pub source: String,
+    /// The mount point.
+    #[serde(rename = "mount_point", serialize_with = "display::serialize")]
+    pub point: PathBuf,
     /// The options of the mount and of the file system.
-    pub(super) options: Vec<String>,
+    #[serde(rename = "mount_options")]
+    pub options: Vec<String>,
+    /// The device number: `8:1`. Anonymous file systems have major number 0.
+    #[serde(skip)]
+    pub device: String,
 }
 
 /// Finds the mount of an absolute path without links: the deepest mount point above it. Of several mounts on one point the

@@ -16,16 +16,35 @@ pub struct System {
     pub container: Option<String>,
     /// The hypervisor or the product name of the virtual machine; `None` on real hardware.
     pub virtual_machine: Option<String>,
+    /// Its processors.
+    #[serde(flatten)]
+    pub processors: Processors,
+    /// Its memory.
+    #[serde(flatten)]
+    pub memory: SystemMemory,
+}
+
+/// The processors of the machine.
+#[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
+pub struct Processors {
     /// The processor's name.
-    pub cpu_model: Option<String>,
+    #[serde(rename = "cpu_model")]
+    pub model: Option<String>,
     /// Processors that this process may run on.
     pub cpus: usize,
     /// NUMA nodes.
     pub numa_nodes: usize,
+}
+
+/// The memory of the machine, and how much this process may use.
+#[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
+pub struct SystemMemory {
     /// Bytes of memory.
-    pub memory_bytes: u64,
+    #[serde(rename = "memory_bytes")]
+    pub bytes: u64,
     /// Bytes that programs can allocate without swapping.
-    pub memory_available_bytes: u64,
+    #[serde(rename = "memory_available_bytes")]
+    pub available_bytes: u64,
     /// `RLIMIT_MEMLOCK`: bytes that this process may page-lock; `None` without a limit.
     pub memlock_bytes: Option<u64>,
     /// Whether the process has `CAP_IPC_LOCK`, and the limit does not bind.
@@ -40,20 +59,30 @@ const CAP_IPC_LOCK: u32 = 14;
 impl System {
     pub(crate) fn gather(files: &SystemFiles) -> Self {
         let name = rustix::system::uname();
-        let bytes = |field| kib(files.field("/proc/meminfo", field)).unwrap_or(0);
-        let capabilities = files.field("/proc/thread-self/status", "CapEff");
-        let capabilities = capabilities.and_then(|bits| u64::from_str_radix(&bits, 16).ok()).unwrap_or(0);
-        let huge = files.text("/sys/kernel/mm/transparent_hugepage/enabled");
         Self {
             kernel: name.release().to_string_lossy().into_owned(),
             machine: name.machine().to_string_lossy().into_owned(),
             container: container(files),
             virtual_machine: virtual_machine(files),
-            cpu_model: files.field("/proc/cpuinfo", "model name"),
-            cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            numa_nodes: numa_nodes(files),
-            memory_bytes: bytes("MemTotal"),
-            memory_available_bytes: bytes("MemAvailable"),
+            processors: Processors {
+                model: files.field("/proc/cpuinfo", "model name"),
+                cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+                numa_nodes: numa_nodes(files),
+            },
+            memory: SystemMemory::gather(files),
+        }
+    }
+}
+
+impl SystemMemory {
+    fn gather(files: &SystemFiles) -> Self {
+        let bytes = |field| kib(files.field("/proc/meminfo", field)).unwrap_or(0);
+        let capabilities = files.field("/proc/thread-self/status", "CapEff");
+        let capabilities = capabilities.and_then(|bits| u64::from_str_radix(&bits, 16).ok()).unwrap_or(0);
+        let huge = files.text("/sys/kernel/mm/transparent_hugepage/enabled");
+        Self {
+            bytes: bytes("MemTotal"),
+            available_bytes: bytes("MemAvailable"),
             memlock_bytes: getrlimit(Resource::Memlock).current,
             may_lock_freely: capabilities >> CAP_IPC_LOCK & 1 == 1,
             huge_pages: huge.as_deref().and_then(bracketed).map(str::to_owned),
@@ -163,8 +192,9 @@ mod tests {
             ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
         ]);
         let system = System::gather(&files);
-        assert_eq!((system.numa_nodes, system.memory_bytes, system.memory_available_bytes), (2, 2 << 20, 1 << 20));
-        assert_eq!(system.huge_pages.as_deref(), Some("madvise"));
+        let memory = &system.memory;
+        assert_eq!((system.processors.numa_nodes, memory.bytes, memory.available_bytes), (2, 2 << 20, 1 << 20));
+        assert_eq!(memory.huge_pages.as_deref(), Some("madvise"));
         assert_eq!(numa_nodes(&SystemFiles::at(std::path::Path::new("/nowhere"))), 1);
     }
 }

@@ -59,7 +59,7 @@ pub fn run(options: &TuneOptions, observer: &mut dyn Observer) -> Result<TuneOut
         space: searched,
         space_len,
         io_bytes,
-        gpu: options.gpu,
+        gpu: options.place.gpu,
         seconds,
         results,
         is_interrupted,

@@ -8,7 +8,7 @@ use deepnvme_io::{BackendChoice, Config, DirectMode, Durability};
 
 use super::space::SearchSpace;
 use crate::error::{Error, Result};
-use crate::measure::{AccessOrder, Cache, Direction, Memory, Workload};
+use crate::measure::{Direction, Memory, MemoryPlace, Workload};
 
 /// Shortest budget.
 const BUDGET_MIN: Duration = Duration::from_secs(1);
@@ -24,10 +24,8 @@ pub struct TuneOptions {
     pub io_bytes: u64,
     /// The directions to search.
     pub directions: Vec<Direction>,
-    /// The kind of host memory.
-    pub memory: Memory,
-    /// The GPU that holds the memory instead of the host.
-    pub gpu: Option<u32>,
+    /// Where the memory is.
+    pub place: MemoryPlace,
     /// Whether to use cuFile in folders where it avoids host memory.
     pub gds: bool,
     /// The durability of a write.
@@ -51,19 +49,12 @@ impl TuneOptions {
 
 /// Returns the workload of a trial.
 pub(super) fn workload(options: &TuneOptions, folders: Vec<PathBuf>) -> Workload {
+    let direction = options.directions.first().copied().unwrap_or(Direction::Read);
     Workload {
-        direction: options.directions.first().copied().unwrap_or(Direction::Read),
-        folders,
-        stripe_bytes: None,
-        io_bytes: options.io_bytes,
-        order: AccessOrder::Sequential,
-        memory: options.memory,
-        gpu: options.gpu,
-        buffer_bytes: None,
-        cache: Cache::Cold,
+        place: options.place,
         durability: options.durability,
-        validate: false,
         config: Config { gds: gds_mode(options), ..Config::default() },
+        ..Workload::new(direction, folders, options.io_bytes)
     }
 }
 
@@ -83,7 +74,7 @@ pub fn default_space(options: &TuneOptions) -> SearchSpace {
     // Auto stands for the first that works: with Auto, callers may still make small transfers themselves.
     let working = backends.into_iter().filter_map(|(choice, works)| works.then_some(choice)).skip(1);
     let backends = std::iter::once(BackendChoice::Auto).chain(working).collect();
-    SearchSpace::of_machine(cpus(), backends, options.memory == Memory::Plain || options.gpu.is_some())
+    SearchSpace::of_machine(cpus(), backends, options.place.memory == Memory::Plain || options.place.gpu.is_some())
 }
 
 pub(super) fn cpus() -> u32 {

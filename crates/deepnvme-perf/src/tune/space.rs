@@ -30,14 +30,17 @@ pub struct SearchSpace {
 /// For each setting, the index of its value.
 type Indices = [usize; 7];
 
-/// Positions of the settings in [`Indices`].
-const BLOCK_BYTES: usize = 0;
-const QUEUE_DEPTH: usize = 1;
-const WORKERS: usize = 2;
-const SUBMIT: usize = 3;
-const WINDOW: usize = 4;
-const BACKEND: usize = 5;
-const REGISTER_POOL: usize = 6;
+/// The settings, in the order of [`Indices`].
+#[derive(Clone, Copy)]
+enum Setting {
+    BlockBytes,
+    QueueDepth,
+    Workers,
+    Submit,
+    Window,
+    Backend,
+    RegisterPool,
+}
 
 impl SearchSpace {
     /// Returns the default settings to choose from, for this many processors and the backends that work here. Registering the
@@ -107,14 +110,13 @@ impl SearchSpace {
         let indices = self.indices(index);
         let singles = (0..indices.len()).flat_map(|setting| [vec![(setting, -1)], vec![(setting, 1)]]);
         let trades = [
-            (BLOCK_BYTES, QUEUE_DEPTH),
-            (QUEUE_DEPTH, BLOCK_BYTES),
-            (BLOCK_BYTES, WORKERS),
-            (WORKERS, BLOCK_BYTES),
-            (QUEUE_DEPTH, WORKERS),
-            (WORKERS, QUEUE_DEPTH),
+            (Setting::BlockBytes, Setting::QueueDepth),
+            (Setting::BlockBytes, Setting::Workers),
+            (Setting::QueueDepth, Setting::Workers),
         ]
-        .map(|(up, down)| vec![(up, 1), (down, -1)]);
+        .into_iter()
+        .flat_map(|(one, other)| [(one, other), (other, one)])
+        .map(|(up, down)| vec![(up as usize, 1), (down as usize, -1)]);
         singles
             .chain(trades)
             .filter_map(|steps| self.shifted(indices, &steps))
@@ -162,14 +164,15 @@ impl SearchSpace {
     }
 
     fn config(&self, indices: Indices) -> Config {
+        let value = |setting: Setting| indices[setting as usize];
         Config {
-            block_bytes: self.block_bytes[indices[BLOCK_BYTES]],
-            queue_depth: self.queue_depth[indices[QUEUE_DEPTH]],
-            workers: self.workers[indices[WORKERS]],
-            submit: self.submit[indices[SUBMIT]],
-            window: self.window[indices[WINDOW]],
-            backend: self.backend[indices[BACKEND]],
-            register_pool: self.register_pool[indices[REGISTER_POOL]],
+            block_bytes: self.block_bytes[value(Setting::BlockBytes)],
+            queue_depth: self.queue_depth[value(Setting::QueueDepth)],
+            workers: self.workers[value(Setting::Workers)],
+            submit: self.submit[value(Setting::Submit)],
+            window: self.window[value(Setting::Window)],
+            backend: self.backend[value(Setting::Backend)],
+            register_pool: self.register_pool[value(Setting::RegisterPool)],
             gds: self.gds,
             ..Config::default()
         }

@@ -61,8 +61,11 @@ impl Residency {
         let (items, next_uses) = (&self.items, &self.next_uses);
         let rank_of = |id: ItemId| {
             let item = items.get(&id)?;
-            let can_go = item.filing.is_evictable && (!is_clean_only || matches!(item.state, ItemState::Clean { .. }));
-            let rank = next_uses.rank(item.filing.next_use.filter(|_| can_go)?);
+            let (next_use, sets) = item.filing.sorted?;
+            if !sets.evictable || (is_clean_only && !matches!(item.state, ItemState::Clean { .. })) {
+                return None;
+            }
+            let rank = next_uses.rank(next_use);
             needed.is_none_or(|needed| rank > needed).then_some(rank)
         };
         let set = if is_clean_only { &self.index.clean } else { &self.index.evictable };

@@ -13,12 +13,8 @@ use crate::slot_allocator::ItemId;
 /// How an item counts in the index. The default does not count at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Filing {
-    /// Its key in the sorted sets; only of items that are in one.
-    pub(super) next_use: Option<NextUse>,
-    pub(super) is_clean: bool,
-    pub(super) is_evictable: bool,
-    pub(super) is_write_back: bool,
-    pub(super) is_missing: bool,
+    /// Its key in the sorted sets, and those that it is in; only of items that are in one.
+    pub(super) sorted: Option<(NextUse, SortedSets)>,
     pub(super) is_flush: bool,
     pub(super) write_failed: bool,
     pub(super) is_reaping: bool,
@@ -30,6 +26,21 @@ pub(super) struct Filing {
     /// Its bytes if the prefetch budget counts them.
     pub(super) window_bytes: usize,
     pub(super) slot_bytes: usize,
+}
+
+/// The sets, sorted by next use, that an item is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct SortedSets {
+    pub(super) clean: bool,
+    pub(super) evictable: bool,
+    pub(super) write_back: bool,
+    pub(super) missing: bool,
+}
+
+impl SortedSets {
+    pub(super) fn is_empty(self) -> bool {
+        !(self.clean || self.evictable || self.write_back || self.missing)
+    }
 }
 
 impl Filing {
@@ -73,18 +84,18 @@ impl Index {
     }
 
     pub(super) fn remove(&mut self, id: ItemId, filing: &Filing) {
-        if let Some(next_use) = filing.next_use {
+        if let Some((next_use, sets)) = filing.sorted {
             let item = (id, filing.slot_bytes);
-            if filing.is_clean {
+            if sets.clean {
                 self.clean.remove(next_use, item);
             }
-            if filing.is_evictable {
+            if sets.evictable {
                 self.evictable.remove(next_use, item);
             }
-            if filing.is_write_back {
+            if sets.write_back {
                 self.write_back.remove(next_use, id);
             }
-            if filing.is_missing {
+            if sets.missing {
                 self.missing.remove(next_use, id);
             }
         }
@@ -104,18 +115,18 @@ impl Index {
     }
 
     pub(super) fn insert(&mut self, id: ItemId, filing: &Filing) {
-        if let Some(next_use) = filing.next_use {
+        if let Some((next_use, sets)) = filing.sorted {
             let item = (id, filing.slot_bytes);
-            if filing.is_clean {
+            if sets.clean {
                 self.clean.insert(next_use, item);
             }
-            if filing.is_evictable {
+            if sets.evictable {
                 self.evictable.insert(next_use, item);
             }
-            if filing.is_write_back {
+            if sets.write_back {
                 self.write_back.insert(next_use, id);
             }
-            if filing.is_missing {
+            if sets.missing {
                 self.missing.insert(next_use, id);
             }
         }

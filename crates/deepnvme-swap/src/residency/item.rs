@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::index::Filing;
+use super::index::{Filing, SortedSets};
 use crate::next_use::NextUse;
 
 /// How an item is borrowed.
@@ -63,32 +63,62 @@ pub(crate) struct Item {
     pub(super) state: ItemState,
     /// Whether the disk has the bytes, or had the last complete ones.
     pub(super) on_disk: bool,
+    pub(super) borrows: Borrows,
+    pub(super) waiters: Waiters,
+    pub(super) uses: Uses,
+    pub(super) failed: Failed,
+    pub(super) flush: Flush,
+    pub(super) is_deleted: bool,
+    /// How the index has it.
+    pub(super) filing: Filing,
+}
+
+/// The borrows of an item that have not ended.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Borrows {
     pub(super) readers: u32,
     pub(super) has_writer: bool,
-    /// Threads that wait for the item's bytes.
-    pub(super) borrow_waiters: u32,
-    /// Threads that wait for a slot to write new bytes into.
-    pub(super) create_waiters: u32,
-    /// The places in the queue of all these threads, ascending.
+}
+
+/// The threads that wait for an item.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Waiters {
+    /// Those that wait for its bytes.
+    pub(super) for_bytes: u32,
+    /// Those that wait for a slot to write new bytes into.
+    pub(super) for_new_slot: u32,
+    /// The places of all of them in the queue, ascending.
     pub(super) tickets: VecDeque<u64>,
+}
+
+/// The last use of an item, and the next ones as far as they are known.
+#[derive(Clone, Debug)]
+pub(super) struct Uses {
+    /// The clock at the last borrow in memory.
+    pub(super) last: u64,
     pub(super) prefetch_rank: Option<u64>,
     /// Whether it is one of the first prefetches.
     pub(super) is_prefetched_soon: bool,
     /// Its entry of the schedule.
     pub(super) entry: Option<usize>,
     /// How many of its scheduled uses are in the read-ahead window.
-    pub(super) uses_ahead: u32,
-    /// The clock at the last borrow in memory.
-    pub(super) last_use: u64,
-    pub(super) write_failed: bool,
-    pub(super) read_failed: bool,
-    pub(super) is_deleted: bool,
-    /// Whether a flush has requested it and it is not on disk yet. Until then, no borrow may change it again.
-    pub(super) is_flushing: bool,
-    /// How many flushes of the item have succeeded.
-    pub(super) flushes_ended: u64,
-    /// How the index has it.
-    pub(super) filing: Filing,
+    pub(super) ahead: u32,
+}
+
+/// Whether the last read and the last write of an item failed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Failed {
+    pub(super) read: bool,
+    pub(super) write: bool,
+}
+
+/// The flushes of an item.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Flush {
+    /// Whether one has requested the item and it is not on disk yet. Until then, no borrow may change it again.
+    pub(super) is_requested: bool,
+    /// How many have succeeded.
+    pub(super) ended: u64,
 }
 
 impl Item {
@@ -98,32 +128,23 @@ impl Item {
             slot_bytes,
             state: ItemState::Absent,
             on_disk,
-            readers: 0,
-            has_writer: false,
-            borrow_waiters: 0,
-            create_waiters: 0,
-            tickets: VecDeque::new(),
-            prefetch_rank: None,
-            is_prefetched_soon: false,
-            entry: None,
-            uses_ahead: 0,
-            last_use: clock,
-            write_failed: false,
-            read_failed: false,
+            borrows: Borrows::default(),
+            waiters: Waiters::default(),
+            uses: Uses { last: clock, prefetch_rank: None, is_prefetched_soon: false, entry: None, ahead: 0 },
+            failed: Failed::default(),
+            flush: Flush::default(),
             is_deleted: false,
-            is_flushing: false,
-            flushes_ended: 0,
             filing: Filing::default(),
         }
     }
 
     pub(super) fn is_borrowed(&self) -> bool {
-        self.has_writer || self.readers > 0
+        self.borrows.has_writer || self.borrows.readers > 0
     }
 
     /// Whether no thread holds the item or waits for it.
     pub(super) fn is_idle(&self) -> bool {
-        !self.is_borrowed() && self.borrow_waiters == 0 && self.create_waiters == 0
+        !self.is_borrowed() && self.waiters.for_bytes == 0 && self.waiters.for_new_slot == 0
     }
 
     pub(super) fn is_in_flight(&self) -> bool {
@@ -131,14 +152,14 @@ impl Item {
     }
 
     pub(super) fn is_writable(&self) -> bool {
-        matches!(self.state, ItemState::Dirty { .. }) && !self.has_writer
+        matches!(self.state, ItemState::Dirty { .. }) && !self.borrows.has_writer
     }
 
     /// Whether its slot may be given to another item, at once or after a write-back.
     pub(super) fn is_evictable(&self) -> bool {
         let is_kept = match self.state {
             ItemState::Clean { .. } | ItemState::Writing { .. } => false,
-            ItemState::Dirty { .. } => self.write_failed,
+            ItemState::Dirty { .. } => self.failed.write,
             ItemState::Absent | ItemState::Reserved { .. } | ItemState::Reading { .. } => true,
         };
         !is_kept && self.is_idle()
@@ -146,37 +167,37 @@ impl Item {
 
     /// Whether it is needed soon: it is in the read-ahead window.
     pub(super) fn is_ahead(&self) -> bool {
-        !self.is_borrowed() && (self.is_prefetched_soon || self.uses_ahead > 0)
+        !self.is_borrowed() && (self.uses.is_prefetched_soon || self.uses.ahead > 0)
     }
 
     /// Whether a waiter for it lacks a slot.
     pub(super) fn lacks_slot(&self) -> bool {
-        self.state == ItemState::Absent && !self.read_failed && !self.tickets.is_empty()
+        self.state == ItemState::Absent && !self.failed.read && !self.waiters.tickets.is_empty()
     }
 
     /// Whether memory has bytes that the disk lacks, or may come to have some.
     pub(super) fn needs_flush(&self) -> bool {
-        self.has_writer
+        self.borrows.has_writer
             || matches!(self.state, ItemState::Dirty { .. } | ItemState::Writing { .. } | ItemState::Reserved { .. })
     }
 
     /// How it counts, with this next use.
     pub(super) fn filing_with(&self, next_use: NextUse) -> Filing {
         let (is_idle, is_ahead, is_evictable) = (self.is_idle(), self.is_ahead(), self.is_evictable());
-        let is_clean = is_evictable && matches!(self.state, ItemState::Clean { .. });
-        let is_missing = is_ahead && self.state == ItemState::Absent && self.on_disk && !self.read_failed;
-        let is_spare = matches!(self.state, ItemState::Writing { changed: false, .. }) || (is_clean && !is_ahead);
-        let is_budgeted = is_ahead && !self.is_prefetched_soon;
+        let sets = SortedSets {
+            clean: is_evictable && matches!(self.state, ItemState::Clean { .. }),
+            evictable: is_evictable,
+            write_back: is_evictable && matches!(self.state, ItemState::Dirty { .. }) && !is_ahead,
+            missing: is_ahead && self.state == ItemState::Absent && self.on_disk && !self.failed.read,
+        };
+        let is_spare = matches!(self.state, ItemState::Writing { changed: false, .. }) || (sets.clean && !is_ahead);
+        let is_budgeted = is_ahead && !self.uses.is_prefetched_soon;
         Filing {
-            next_use: (is_evictable || is_missing).then_some(next_use),
-            is_clean,
-            is_evictable,
-            is_write_back: is_evictable && matches!(self.state, ItemState::Dirty { .. }) && !is_ahead,
-            is_missing,
-            is_flush: self.is_flushing && self.is_writable() && !self.write_failed,
-            write_failed: self.write_failed,
+            sorted: (!sets.is_empty()).then_some((next_use, sets)),
+            is_flush: self.flush.is_requested && self.is_writable() && !self.failed.write,
+            write_failed: self.failed.write,
             is_reaping: self.is_deleted && is_idle && self.is_in_flight(),
-            ticket: self.tickets.front().copied().filter(|_| self.lacks_slot()),
+            ticket: self.waiters.tickets.front().copied().filter(|_| self.lacks_slot()),
             pin: self.state.slot().filter(|_| !is_evictable).map(|slot| (slot, self.slot_bytes)),
             spare_bytes: if is_spare { self.slot_bytes } else { 0 },
             window_bytes: if is_budgeted { self.slot_bytes } else { 0 },
@@ -185,6 +206,6 @@ impl Item {
     }
 
     pub(super) fn waiters_mut(&mut self, mode: BorrowMode) -> &mut u32 {
-        if mode == BorrowMode::Create { &mut self.create_waiters } else { &mut self.borrow_waiters }
+        if mode == BorrowMode::Create { &mut self.waiters.for_new_slot } else { &mut self.waiters.for_bytes }
     }
 }

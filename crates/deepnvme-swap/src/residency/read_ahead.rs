@@ -7,9 +7,9 @@ impl Residency {
     /// Requests that an item is read before it is borrowed.
     pub(crate) fn prefetch(&mut self, id: ItemId) {
         let Some(item) = self.items.get_mut(&id).filter(|item| !item.is_deleted) else { return };
-        item.read_failed = false;
-        if item.prefetch_rank.is_none() {
-            item.prefetch_rank = Some(self.window.add_prefetch(id));
+        item.failed.read = false;
+        if item.uses.prefetch_rank.is_none() {
+            item.uses.prefetch_rank = Some(self.window.add_prefetch(id));
         }
         self.refile(id);
     }
@@ -17,15 +17,15 @@ impl Residency {
     /// Ends a prefetch. The caller refiles the item.
     pub(super) fn end_prefetch(&mut self, id: ItemId) {
         let Some(item) = self.items.get_mut(&id) else { return };
-        if let Some(rank) = item.prefetch_rank.take() {
-            item.is_prefetched_soon = false;
+        if let Some(rank) = item.uses.prefetch_rank.take() {
+            item.uses.is_prefetched_soon = false;
             self.window.remove_prefetch(rank, id);
         }
     }
 
     /// Moves the schedule on when an item is used. The caller refiles that item.
     pub(super) fn record_use(&mut self, id: ItemId) {
-        let entry = self.items.get(&id).and_then(|item| item.entry);
+        let entry = self.items.get(&id).and_then(|item| item.uses.entry);
         let Some(distance) = entry.and_then(|entry| self.next_uses.advance_of(entry)) else { return };
         let end = self.window.distance_end;
         let mut left = self.next_uses.next_with_item(0);
@@ -46,15 +46,15 @@ impl Residency {
         let uses = self.next_uses.distances(entry).filter(|distance| *distance < end).count();
         self.window.uses += uses;
         if let Some(item) = self.items.get_mut(&id) {
-            (item.entry, item.uses_ahead) = (Some(entry), uses as u32);
+            (item.uses.entry, item.uses.ahead) = (Some(entry), uses as u32);
         }
     }
 
     /// Detaches an item from its entry of the schedule. The caller refiles it.
     pub(super) fn detach_entry(&mut self, id: ItemId) {
         let Some(item) = self.items.get_mut(&id) else { return };
-        if let Some(entry) = item.entry.take() {
-            self.window.uses -= std::mem::take(&mut item.uses_ahead) as usize;
+        if let Some(entry) = item.uses.entry.take() {
+            self.window.uses -= std::mem::take(&mut item.uses.ahead) as usize;
             self.next_uses.set_item(entry, None);
         }
     }
@@ -77,7 +77,7 @@ impl Residency {
     fn add_prefetches(&mut self) {
         while let Some(id) = self.window.take_prefetch() {
             if let Some(item) = self.items.get_mut(&id) {
-                item.is_prefetched_soon = true;
+                item.uses.is_prefetched_soon = true;
             }
             self.refile(id);
         }
@@ -94,7 +94,7 @@ impl Residency {
         if !is_free && bytes > 0 && bytes + item.slot_bytes > self.budgets.prefetch_bytes {
             return false;
         }
-        item.uses_ahead += 1;
+        item.uses.ahead += 1;
         self.window.uses += 1;
         self.window.distance_end = distance + 1;
         self.refile(id);
@@ -112,7 +112,7 @@ impl Residency {
     fn remove_use(&mut self, position: usize) {
         let Some(id) = self.next_uses.item_at(position) else { return };
         let Some(item) = self.items.get_mut(&id) else { return };
-        item.uses_ahead -= 1;
+        item.uses.ahead -= 1;
         self.window.uses -= 1;
         self.refile(id);
     }

@@ -31,21 +31,21 @@ enum Plan {
 pub(super) fn next(residency: &Residency) -> Expected {
     let flushing = ids(residency).into_iter().find(|id| {
         let item = &residency.items[id];
-        item.is_flushing && item.is_writable() && !item.write_failed
+        item.flush.is_requested && item.is_writable() && !item.failed.write
     });
     if let Some(id) = flushing {
         return Expected::Write(id);
     }
     let mut waiters: Vec<(u64, ItemId)> = Vec::new();
     for id in ids(residency) {
-        waiters.extend(residency.items[&id].tickets.iter().map(|ticket| (*ticket, id)));
+        waiters.extend(residency.items[&id].waiters.tickets.iter().map(|ticket| (*ticket, id)));
     }
     waiters.sort_unstable();
     for (_, id) in &waiters {
         let item = &residency.items[id];
-        let is_read = item.on_disk && item.borrow_waiters > 0;
-        let can_start = is_read || item.create_waiters > 0;
-        if item.state != ItemState::Absent || item.has_writer || item.read_failed || !can_start {
+        let is_read = item.on_disk && item.waiters.for_bytes > 0;
+        let can_start = is_read || item.waiters.for_new_slot > 0;
+        if item.state != ItemState::Absent || item.borrows.has_writer || item.failed.read || !can_start {
             continue;
         }
         match plan(residency, *id, None) {
@@ -54,7 +54,7 @@ pub(super) fn next(residency: &Residency) -> Expected {
             Plan::Later => {}
         }
     }
-    let lacks_slot = |id: &ItemId| residency.items[id].state == ItemState::Absent && !residency.items[id].read_failed;
+    let lacks_slot = |id: &ItemId| residency.items[id].state == ItemState::Absent && !residency.items[id].failed.read;
     if waiters.iter().any(|(_, id)| lacks_slot(id)) {
         return Expected::Nothing;
     }
@@ -77,7 +77,7 @@ pub(super) fn window(residency: &Residency) -> (BTreeSet<ItemId>, Option<ItemId>
     let prefetched = residency.window.prefetches().map(|id| (id, false));
     for (id, is_scheduled) in prefetched.chain(upcoming).take(WINDOW_ITEMS_MAX) {
         let item = &residency.items[&id];
-        if item.has_writer || item.readers > 0 || window.contains(&id) {
+        if item.borrows.has_writer || item.borrows.readers > 0 || window.contains(&id) {
             continue;
         }
         if is_scheduled {
@@ -87,7 +87,7 @@ pub(super) fn window(residency: &Residency) -> (BTreeSet<ItemId>, Option<ItemId>
             }
         }
         window.insert(id);
-        if missing.is_none() && item.state == ItemState::Absent && item.on_disk && !item.read_failed {
+        if missing.is_none() && item.state == ItemState::Absent && item.on_disk && !item.failed.read {
             missing = Some(id);
         }
     }
@@ -102,7 +102,7 @@ fn write_back_candidate(residency: &Residency, window: &BTreeSet<ItemId>) -> Opt
         match item.state {
             ItemState::Writing { changed: false, .. } => headroom += item.slot_bytes,
             ItemState::Clean { .. } if item.is_idle() && !window.contains(&id) => headroom += item.slot_bytes,
-            ItemState::Dirty { .. } if item.is_idle() && !item.write_failed && !window.contains(&id) => {
+            ItemState::Dirty { .. } if item.is_idle() && !item.failed.write && !window.contains(&id) => {
                 latest = latest.max(Some((next_use(residency, id), id)));
             }
             _ => {}
@@ -120,7 +120,7 @@ fn plan(residency: &Residency, id: ItemId, needed: Option<u64>) -> Plan {
         let item = residency.items.get(&other)?;
         let is_evictable = match item.state {
             ItemState::Clean { .. } => true,
-            ItemState::Dirty { .. } => !is_clean_only && !item.write_failed,
+            ItemState::Dirty { .. } => !is_clean_only && !item.failed.write,
             ItemState::Writing { .. } => !is_clean_only,
             ItemState::Absent | ItemState::Reserved { .. } | ItemState::Reading { .. } => false,
         };
@@ -167,9 +167,9 @@ pub(super) fn find_victims(
 /// When an item is used next; larger is later.
 pub(super) fn next_use(residency: &Residency, id: ItemId) -> u64 {
     let item = &residency.items[&id];
-    let (queue, age) = (&residency.next_uses, residency.clock - item.last_use);
+    let (queue, age) = (&residency.next_uses, residency.clock - item.uses.last);
     let is_scheduled = !item.is_deleted && queue.find(&item.key).is_some();
-    match (item.prefetch_rank, queue.upcoming().iter().position(|key| *key == item.key)) {
+    match (item.uses.prefetch_rank, queue.upcoming().iter().position(|key| *key == item.key)) {
         (Some(rank), _) => rank,
         (None, Some(distance)) if is_scheduled => SCHEDULED + distance as u64,
         (None, _) if is_scheduled => OVER + age,
@@ -182,10 +182,10 @@ pub(super) fn check_index(residency: &Residency) {
     let mut filings = Vec::new();
     for id in ids(residency) {
         let item = &residency.items[&id];
-        let next_use = residency.next_uses.next_use(item.entry, item.prefetch_rank, item.last_use);
+        let next_use = residency.next_uses.next_use(item.uses.entry, item.uses.prefetch_rank, item.uses.last);
         let filing = item.filing_with(next_use);
         assert_eq!(item.filing, filing, "{id} is filed as it is: {item:?}");
-        assert_eq!(item.tickets.len(), (item.borrow_waiters + item.create_waiters) as usize);
+        assert_eq!(item.waiters.tickets.len(), (item.waiters.for_bytes + item.waiters.for_new_slot) as usize);
         filings.push((id, filing));
     }
     assert_eq!(residency.index, Index::of(filings.iter().map(|(id, filing)| (*id, filing))));

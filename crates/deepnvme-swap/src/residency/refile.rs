@@ -9,7 +9,7 @@ impl Residency {
     pub(super) fn refile(&mut self, id: ItemId) {
         self.steps += 1;
         let Some(item) = self.items.get_mut(&id) else { return };
-        let next_use = self.next_uses.next_use(item.entry, item.prefetch_rank, item.last_use);
+        let next_use = self.next_uses.next_use(item.uses.entry, item.uses.prefetch_rank, item.uses.last);
         let filing = item.filing_with(next_use);
         let before = std::mem::replace(&mut item.filing, filing);
         self.replace_filing(id, &before, &filing);

@@ -41,8 +41,8 @@ impl Residency {
             self.steps += 1;
             after = (ticket + 1, 0);
             let Some(item) = self.items.get(&id) else { continue };
-            let (is_read, len) = (item.on_disk && item.borrow_waiters > 0, item.slot_bytes);
-            if item.has_writer || len >= shortest_failed || !(is_read || item.create_waiters > 0) {
+            let (is_read, len) = (item.on_disk && item.waiters.for_bytes > 0, item.slot_bytes);
+            if item.borrows.has_writer || len >= shortest_failed || !(is_read || item.waiters.for_new_slot > 0) {
                 continue;
             }
             match self.plan_eviction(id, None) {

@@ -84,9 +84,7 @@ pub(crate) struct Residency {
     pub(super) write_backs: Vec<ItemId>,
     /// Deleted items whose disk space can be freed.
     reaped: Vec<ItemId>,
-    next_id: ItemId,
-    /// The place in the queue of the next thread that needs a slot.
-    next_ticket: u64,
+    next: NextNumbers,
     pub(super) clock: u64,
     pub(super) in_flight: usize,
     pub(crate) evictions: u64,
@@ -94,6 +92,14 @@ pub(crate) struct Residency {
     pub(super) steps: u64,
     /// Spans that a search for victims looks at before it settles for less.
     pub(super) search_steps_max: usize,
+}
+
+/// The next free numbers.
+#[derive(Debug, Default)]
+struct NextNumbers {
+    id: ItemId,
+    /// The place in the queue of the next thread that needs a slot.
+    ticket: u64,
 }
 
 impl Residency {
@@ -108,8 +114,7 @@ impl Residency {
             window: ReadAheadWindow::default(),
             write_backs: Vec::new(),
             reaped: Vec::new(),
-            next_id: 0,
-            next_ticket: 0,
+            next: NextNumbers::default(),
             clock: 0,
             in_flight: 0,
             evictions: 0,
@@ -120,8 +125,8 @@ impl Residency {
 
     /// Adds an item, which is on disk already or will be created in memory. The key must be free.
     pub(crate) fn add(&mut self, key: &Arc<str>, slot_bytes: usize, on_disk: bool) -> ItemId {
-        let id = self.next_id;
-        self.next_id += 1;
+        let id = self.next.id;
+        self.next.id += 1;
         let before = self.keys.insert(Arc::clone(key), id);
         debug_assert!(before.is_none(), "{key} exists already");
         // No two items have the same last use, so that their order is certain.
@@ -162,7 +167,7 @@ impl Residency {
         let before: Vec<ItemId> = self.next_uses.items().collect();
         for id in before {
             if let Some(item) = self.items.get_mut(&id) {
-                (item.entry, item.uses_ahead) = (None, 0);
+                (item.uses.entry, item.uses.ahead) = (None, 0);
             }
         }
         self.next_uses = order;
@@ -176,13 +181,13 @@ impl Residency {
     /// Borrows an item, if that is possible now.
     pub(crate) fn try_borrow(&mut self, id: ItemId, mode: BorrowMode) -> BorrowResult {
         let Some(item) = self.items.get_mut(&id).filter(|item| !item.is_deleted) else { return BorrowResult::Deleted };
-        if item.has_writer || (mode.is_exclusive() && item.readers > 0) {
+        if item.borrows.has_writer || (mode.is_exclusive() && item.borrows.readers > 0) {
             return BorrowResult::HeldByOthers;
         }
         // Threads that keep changing an item must not keep a flush from writing it.
         if matches!(mode, BorrowMode::Exclusive | BorrowMode::Create)
             && matches!(item.state, ItemState::Dirty { .. } | ItemState::Writing { .. })
-            && item.is_flushing
+            && item.flush.is_requested
         {
             return BorrowResult::IoPending;
         }
@@ -211,13 +216,13 @@ impl Residency {
             item.state = ItemState::Dirty { slot };
         }
         if mode.is_exclusive() {
-            item.has_writer = true;
+            item.borrows.has_writer = true;
         } else {
-            item.readers += 1;
+            item.borrows.readers += 1;
         }
         if mode.needs_memory() {
             self.clock += 1;
-            item.last_use = self.clock;
+            item.uses.last = self.clock;
             self.end_prefetch(id);
             self.record_use(id);
         }
@@ -229,11 +234,11 @@ impl Residency {
     pub(crate) fn release(&mut self, id: ItemId, mode: BorrowMode, is_dirty: bool) {
         let Some(item) = self.items.get_mut(&id) else { return };
         if mode.is_exclusive() {
-            debug_assert!(item.has_writer, "{} was not borrowed", item.key);
-            item.has_writer = false;
+            debug_assert!(item.borrows.has_writer, "{} was not borrowed", item.key);
+            item.borrows.has_writer = false;
         } else {
-            debug_assert!(item.readers > 0, "{} was not borrowed", item.key);
-            item.readers -= 1;
+            debug_assert!(item.borrows.readers > 0, "{} was not borrowed", item.key);
+            item.borrows.readers -= 1;
         }
         if is_dirty {
             item.state = match item.state {
@@ -261,15 +266,15 @@ impl Residency {
         // Each new waiter has failed transfers tried again once.
         while let Some(failed) = self.index.write_failed.first().copied() {
             if let Some(item) = self.items.get_mut(&failed) {
-                item.write_failed = false;
+                item.failed.write = false;
             }
             self.refile(failed);
         }
         let Some(item) = self.items.get_mut(&id) else { return };
-        item.read_failed = false;
+        item.failed.read = false;
         *item.waiters_mut(mode) += 1;
-        item.tickets.push_back(self.next_ticket);
-        self.next_ticket += 1;
+        item.waiters.tickets.push_back(self.next.ticket);
+        self.next.ticket += 1;
         self.refile(id);
     }
 
@@ -277,9 +282,9 @@ impl Residency {
     pub(crate) fn cancel_waiter(&mut self, id: ItemId, mode: BorrowMode) {
         let Some(item) = self.items.get_mut(&id) else { return };
         *item.waiters_mut(mode) -= 1;
-        item.tickets.pop_front();
+        item.waiters.tickets.pop_front();
         // A slot that no thread creates an item in is freed.
-        if let (ItemState::Reserved { slot }, 0) = (item.state, item.create_waiters) {
+        if let (ItemState::Reserved { slot }, 0) = (item.state, item.waiters.for_new_slot) {
             item.state = ItemState::Absent;
             self.slots.release(slot);
         }
@@ -289,7 +294,7 @@ impl Residency {
     /// Frees the key at once; the item is removed when its last borrow ends.
     pub(crate) fn delete(&mut self, id: ItemId) {
         let Some(item) = self.items.get_mut(&id).filter(|item| !item.is_deleted) else { return };
-        (item.is_deleted, item.is_flushing) = (true, false);
+        (item.is_deleted, item.flush.is_requested) = (true, false);
         self.keys.remove(&item.key);
         self.detach_entry(id);
         self.settle(id);
@@ -328,8 +333,8 @@ impl Residency {
     /// Requests that an item is written back, unless the disk has its bytes.
     pub(crate) fn flush(&mut self, id: ItemId) -> Option<PendingFlush> {
         let item = self.items.get_mut(&id).filter(|item| !item.is_deleted && item.needs_flush())?;
-        (item.write_failed, item.is_flushing) = (false, true);
-        let ended_before = item.flushes_ended;
+        (item.failed.write, item.flush.is_requested) = (false, true);
+        let ended_before = item.flush.ended;
         self.refile(id);
         Some(PendingFlush { id, ended_before })
     }
@@ -337,7 +342,7 @@ impl Residency {
     /// Whether the disk has what the item was when its flush began. This stays true, whatever changes afterwards: a thread
     /// that waits for it may wake up late.
     pub(crate) fn is_flush_over(&self, flush: PendingFlush) -> bool {
-        self.items.get(&flush.id).is_none_or(|item| item.is_deleted || item.flushes_ended > flush.ended_before)
+        self.items.get(&flush.id).is_none_or(|item| item.is_deleted || item.flush.ended > flush.ended_before)
     }
 
     /// Whether the disk lacks bytes of an item, deleted or not.
@@ -349,9 +354,9 @@ impl Residency {
     fn settle(&mut self, id: ItemId) {
         if let Some(item) = self.items.get_mut(&id)
             && !item.needs_flush()
-            && std::mem::take(&mut item.is_flushing)
+            && std::mem::take(&mut item.flush.is_requested)
         {
-            item.flushes_ended += 1;
+            item.flush.ended += 1;
         }
         self.refile(id);
         self.reap(id);
@@ -359,12 +364,12 @@ impl Residency {
 
     /// Whether a waiter for a slot can go on: it has one, or will find an error.
     pub(crate) fn is_wait_over(&self, id: ItemId) -> bool {
-        self.items.get(&id).is_none_or(|item| item.state != ItemState::Absent || item.read_failed || item.is_deleted)
+        self.items.get(&id).is_none_or(|item| item.state != ItemState::Absent || item.failed.read || item.is_deleted)
     }
 
     /// Whether an item is borrowed exclusively.
     pub(crate) fn has_writer(&self, id: ItemId) -> bool {
-        self.items.get(&id).is_some_and(|item| item.has_writer)
+        self.items.get(&id).is_some_and(|item| item.borrows.has_writer)
     }
 
     pub(crate) fn residence(&self, id: ItemId) -> Residence {
@@ -386,7 +391,7 @@ impl Residency {
         if is_good {
             item.state = ItemState::Clean { slot };
         } else {
-            (item.state, item.read_failed) = (ItemState::Absent, true);
+            (item.state, item.failed.read) = (ItemState::Absent, true);
             self.slots.release(slot);
             self.end_prefetch(id);
         }
@@ -403,14 +408,14 @@ impl Residency {
         let Some(item) = self.items.get_mut(&id) else { return };
         let ItemState::Writing { slot, changed } = item.state else { return };
         self.in_flight -= 1;
-        (item.state, item.write_failed) = match (is_good, changed) {
+        (item.state, item.failed.write) = match (is_good, changed) {
             (true, false) => (ItemState::Clean { slot }, false),
             (true, true) => (ItemState::Dirty { slot }, false),
             (false, _) => (ItemState::Dirty { slot }, true),
         };
         item.on_disk |= is_good;
         // A flush tries once. A good write ends it, unless the item was changed meanwhile or is being changed.
-        item.is_flushing &= is_good;
+        item.flush.is_requested &= is_good;
         self.settle(id);
     }
 }

@@ -133,7 +133,7 @@ impl DriverState {
             return Err(INVALID_VALUE);
         }
         let known = self.streams.get_mut(stream)?;
-        let (device, is_blocking) = (known.device, known.blocking);
+        let (device, is_blocking) = (known.device, known.is_blocking());
         if known.kind == crate::stream::StreamKind::Legacy || self.captures.has(stream) {
             return Err(CAPTURE_UNSUPPORTED);
         }

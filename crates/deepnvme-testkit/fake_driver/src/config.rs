@@ -12,12 +12,18 @@
 /// Settings of this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
-    pub(crate) devices: i32,
-    pub(crate) memory_bytes: u64,
+    pub(crate) devices: Devices,
     pub(crate) delay_us: u64,
     pub(crate) seed: u64,
     pub(crate) compat: bool,
     pub(crate) faults: Vec<Fault>,
+}
+
+/// The devices, all alike.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Devices {
+    pub(crate) count: usize,
+    pub(crate) memory_bytes: u64,
 }
 
 /// A fault: of one call after `after` others, or of every call.
@@ -33,8 +39,10 @@ impl Config {
     pub(crate) fn from_environment() -> Self {
         let number = |name: &str, otherwise: u64| text(name).and_then(|text| text.parse().ok()).unwrap_or(otherwise);
         Self {
-            devices: number("DEEPNVME_FAKE_DRIVER_DEVICES", 2).min(64) as i32,
-            memory_bytes: number("DEEPNVME_FAKE_DRIVER_MEMORY", 8 << 30),
+            devices: Devices {
+                count: number("DEEPNVME_FAKE_DRIVER_DEVICES", 2).min(64) as usize,
+                memory_bytes: number("DEEPNVME_FAKE_DRIVER_MEMORY", 8 << 30),
+            },
             delay_us: number("DEEPNVME_FAKE_DRIVER_DELAY_US", 300),
             seed: number("DEEPNVME_FAKE_DRIVER_SEED", 1),
             compat: text("DEEPNVME_FAKE_DRIVER_CUFILE_COMPAT").is_some_and(|text| text == "1"),

@@ -29,7 +29,7 @@ impl DriverState {
 
     fn destroy(&mut self, device: Device) {
         let (streams, events) = (self.streams.end_all(device), self.events.remove_all(device));
-        let allocations: Vec<_> = self.memory.of(Some(device)).map(|found| (found.base, found.bytes)).collect();
+        let allocations: Vec<_> = self.memory.of(Some(device)).map(|found| (found.base(), found.bytes)).collect();
         let ranges: Vec<_> = self.host.ranges().filter(|range| range.device == device).cloned().collect();
         for _ in 0..streams + events + allocations.len() + ranges.len() {
             self.call_log.count("objects_left_at_release");

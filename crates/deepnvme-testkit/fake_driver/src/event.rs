@@ -72,7 +72,7 @@ impl DriverState {
         let point = self.next_point(stream)?;
         let work = Box::new(move |_: &Clock| reached(handle, point));
         self.enqueue(stream, StreamOp { label: "cuEventRecord", uses: Vec::new(), delay: Delay::Random, work })?;
-        let clock = self.streams.get_mut(stream)?.clock.clone();
+        let clock = self.streams.get_mut(stream)?.queue.clock.clone();
         if let Some(event) = self.events.0.get_mut(&handle) {
             event.record = Some(Record { point, clock, time: None });
         }

@@ -21,7 +21,6 @@ pub(crate) struct Mapping {
 /// A live allocation.
 #[derive(Clone, Debug)]
 pub(crate) struct Allocation {
-    pub(crate) base: u64,
     pub(crate) bytes: usize,
     pub(crate) device: Device,
     /// Unique in the process, as `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
@@ -49,7 +48,7 @@ impl Memory {
         self.made += 1;
         fill_pattern(mapping.alias, bytes, splitmix64(seed ^ self.made));
         let base = mapping.device_address as u64;
-        let allocation = Allocation { base, bytes, device, id: self.made, mapping: Arc::new(mapping) };
+        let allocation = Allocation { bytes, device, id: self.made, mapping: Arc::new(mapping) };
         self.allocations.insert(base, allocation);
         Ok(base)
     }
@@ -67,13 +66,13 @@ impl Memory {
     /// Returns the allocation that contains an address.
     pub(crate) fn around(&self, address: u64) -> Option<&Allocation> {
         let (_, found) = self.allocations.range(..=address).next_back()?;
-        (address - found.base < found.bytes as u64).then_some(found)
+        (address - found.base() < found.bytes as u64).then_some(found)
     }
 
     /// Returns the allocation that contains the whole range.
     pub(crate) fn holding(&self, address: u64, bytes: u64) -> Outcome<&Allocation> {
         let found = self.around(address).ok_or(INVALID_VALUE)?;
-        let room = found.bytes as u64 - (address - found.base);
+        let room = found.bytes as u64 - (address - found.base());
         if bytes <= room { Ok(found) } else { Err(INVALID_VALUE) }
     }
 
@@ -84,9 +83,14 @@ impl Memory {
 }
 
 impl Allocation {
+    /// Returns its first device address.
+    pub(crate) fn base(&self) -> u64 {
+        self.mapping.device_address as u64
+    }
+
     /// Returns the fake driver's address of a device address.
     pub(crate) fn alias_of(&self, address: u64) -> usize {
-        self.mapping.alias + (address - self.base) as usize
+        self.mapping.alias + (address - self.base()) as usize
     }
 }
 

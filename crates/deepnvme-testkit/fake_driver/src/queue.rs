@@ -4,6 +4,7 @@
 //! default stream: its ops wait for everything queued earlier in blocking streams of the device, and later ops of
 //! blocking streams wait for them.
 
+use std::collections::VecDeque;
 use std::thread;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use crate::abi::{Handle, Outcome};
 use crate::access::Access;
 use crate::calls::without_panic;
 use crate::race_detector::{Clock, Point, TrackedOp};
+use crate::rng::Rng;
 use crate::state::{DriverGuard, DriverState, lock, notify, wait_until};
 use crate::stream::{Stream, StreamKind};
 
@@ -35,8 +37,24 @@ pub(crate) struct StreamOp {
     pub(crate) work: Work,
 }
 
+/// The ops of a stream that have not begun, and how far the others are.
+pub(crate) struct OpQueue {
+    pub(crate) submitted: u64,
+    pub(crate) completed: u64,
+    /// The clock of the last queued op, with everything that it waits for.
+    pub(crate) clock: Clock,
+    ops: VecDeque<QueuedOp>,
+    rng: Rng,
+}
+
+impl OpQueue {
+    pub(crate) fn new(rng: Rng) -> Self {
+        Self { submitted: 0, completed: 0, clock: Clock::default(), ops: VecDeque::new(), rng }
+    }
+}
+
 /// A queued op.
-pub(crate) struct QueuedOp {
+struct QueuedOp {
     seq: u64,
     after: Vec<Point>,
     clock: Clock,
@@ -47,7 +65,7 @@ pub(crate) struct QueuedOp {
 impl DriverState {
     /// Returns the point of a stream's next op.
     pub(crate) fn next_point(&mut self, id: Handle) -> Outcome<Point> {
-        Ok(Point { stream: id, seq: self.streams.get_mut(id)?.submitted + 1 })
+        Ok(Point { stream: id, seq: self.streams.get_mut(id)?.queue.submitted + 1 })
     }
 
     /// Queues an op. Returns its point.
@@ -59,24 +77,24 @@ impl DriverState {
     pub(crate) fn enqueue_after(&mut self, id: Handle, op: StreamOp, extra: &[Point], known: &Clock) -> Outcome<Point> {
         if self.captures.has(id) {
             self.call_log.count("captured_ops");
-            return Ok(Point { stream: id, seq: self.streams.get_mut(id)?.submitted });
+            return Ok(Point { stream: id, seq: self.streams.get_mut(id)?.queue.submitted });
         }
         let point = self.next_point(id)?;
         let (mut after, implied) = self.implied(id)?;
         after.extend_from_slice(extra);
         let delay_us = self.config.delay_us;
         let stream = self.streams.get_mut(id)?;
-        stream.submitted = point.seq;
-        stream.clock.join(&implied);
-        stream.clock.join(known);
-        stream.clock.reach(point);
+        stream.queue.submitted = point.seq;
+        stream.queue.clock.join(&implied);
+        stream.queue.clock.join(known);
+        stream.queue.clock.reach(point);
         let delay = match op.delay {
             Delay::None => Duration::ZERO,
-            Delay::Random => Duration::from_micros(stream.rng.below(delay_us + 1)),
+            Delay::Random => Duration::from_micros(stream.queue.rng.below(delay_us + 1)),
             Delay::Exactly(delay) => delay,
         };
-        let clock = stream.clock.clone();
-        stream.queue.push_back(QueuedOp { seq: point.seq, after, clock: clock.clone(), delay, work: op.work });
+        let clock = stream.queue.clock.clone();
+        stream.queue.ops.push_back(QueuedOp { seq: point.seq, after, clock: clock.clone(), delay, work: op.work });
         let found = self.order.begin(TrackedOp { point, label: op.label, uses: op.uses, clock, over: false });
         self.violations(found);
         notify();
@@ -85,13 +103,13 @@ impl DriverState {
 
     /// Returns the implicit dependencies by the legacy default stream.
     fn implied(&mut self, id: Handle) -> Outcome<(Vec<Point>, Clock)> {
-        let Stream { device, kind, blocking, .. } = *self.streams.get_mut(id)?;
-        Ok(match (kind, blocking) {
-            (StreamKind::Legacy, _) => {
-                self.streams.ends(device, |other| other.blocking && other.kind != StreamKind::Legacy)
+        let Stream { device, kind, .. } = *self.streams.get_mut(id)?;
+        Ok(match kind {
+            StreamKind::Legacy => {
+                self.streams.ends(device, |other| other.is_blocking() && other.kind != StreamKind::Legacy)
             }
-            (_, true) => self.streams.ends(device, |other| other.kind == StreamKind::Legacy),
-            (_, false) => (Vec::new(), Clock::default()),
+            StreamKind::Created { is_blocking: false } => (Vec::new(), Clock::default()),
+            _ => self.streams.ends(device, |other| other.kind == StreamKind::Legacy),
         })
     }
 }
@@ -99,7 +117,7 @@ impl DriverState {
 /// Waits until all current ops of a stream are complete, and marks them as observed.
 pub(crate) fn synchronise(mut state: DriverGuard, id: Handle) -> DriverGuard {
     let Some(stream) = state.streams.get(id) else { return state };
-    let (end, clock) = (Point { stream: id, seq: stream.submitted }, stream.clock.clone());
+    let (end, clock) = (Point { stream: id, seq: stream.queue.submitted }, stream.queue.clock.clone());
     state = wait_until(state, |state| state.streams.reached(end));
     state.order.observe(&clock);
     state
@@ -117,7 +135,7 @@ pub(crate) fn work_off(id: Handle) {
             state.call_log.violation(format!("panic: in op {} of stream {id:#x}", op.seq));
         }
         if let Ok(stream) = state.streams.get_mut(id) {
-            stream.completed = op.seq;
+            stream.queue.completed = op.seq;
         }
         state.order.end(Point { stream: id, seq: op.seq });
         notify();
@@ -128,10 +146,10 @@ pub(crate) fn work_off(id: Handle) {
 fn next(id: Handle) -> Option<QueuedOp> {
     let ready = |state: &DriverState| {
         let Some(stream) = state.streams.get(id) else { return true };
-        stream.queue.front().map_or(stream.ended, |op| op.after.iter().all(|point| state.streams.reached(*point)))
+        stream.queue.ops.front().map_or(stream.ended, |op| op.after.iter().all(|point| state.streams.reached(*point)))
     };
     let mut state = wait_until(lock(), ready);
-    let op = state.streams.get_mut(id).ok()?.queue.pop_front();
+    let op = state.streams.get_mut(id).ok()?.queue.ops.pop_front();
     if op.is_none() {
         state.streams.remove(id);
         notify();

@@ -98,7 +98,7 @@ impl DriverState {
         Self {
             initialised: false,
             call_log: CallLog::new(&config.faults),
-            devices: vec![Primary::default(); usize::try_from(config.devices).unwrap_or(0)],
+            devices: vec![Primary::default(); config.devices.count],
             contexts: HashMap::new(),
             streams: Streams::default(),
             events: Events::default(),
@@ -151,7 +151,7 @@ impl DriverState {
     /// Returns the free memory of a device.
     pub(crate) fn room(&self, device: Device) -> u64 {
         let used: u64 = self.memory.of(Some(device)).map(|allocation| allocation.bytes as u64).sum();
-        self.config.memory_bytes.saturating_sub(used)
+        self.config.devices.memory_bytes.saturating_sub(used)
     }
 }
 

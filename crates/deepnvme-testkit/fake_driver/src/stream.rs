@@ -3,13 +3,12 @@
 //! `queue` runs their ops. Default streams are created on first use: the legacy one per device, the other per device
 //! and thread.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::thread;
 
 use crate::abi::{Device, Handle, INVALID_HANDLE, OUT_OF_MEMORY, Outcome};
-use crate::queue::{QueuedOp, work_off};
+use crate::queue::{OpQueue, work_off};
 use crate::race_detector::{Clock, Point};
-use crate::rng::Rng;
 use crate::state::DriverState;
 
 /// `CU_STREAM_LEGACY`; the null handle means the same.
@@ -20,7 +19,10 @@ pub(crate) const PER_THREAD: Handle = 2;
 /// The kind of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamKind {
-    Created,
+    Created {
+        /// Whether it synchronises with the legacy default stream.
+        is_blocking: bool,
+    },
     Legacy,
     PerThread,
 }
@@ -29,17 +31,11 @@ pub(crate) enum StreamKind {
 pub(crate) struct Stream {
     pub(crate) device: Device,
     pub(crate) kind: StreamKind,
-    /// Whether it synchronises with the legacy default stream.
-    pub(crate) blocking: bool,
     /// Destroyed: the handle is invalid, but queued ops still run.
     pub(crate) ended: bool,
     /// The flags of `cuFileStreamRegister`, if registered.
     pub(crate) cufile: Option<u32>,
-    pub(crate) submitted: u64,
-    pub(crate) completed: u64,
-    pub(crate) clock: Clock,
-    pub(crate) queue: VecDeque<QueuedOp>,
-    pub(crate) rng: Rng,
+    pub(crate) queue: OpQueue,
 }
 
 /// All streams.
@@ -67,15 +63,15 @@ impl Streams {
 
     /// Whether the op at a point is complete. A removed stream has run all of its ops.
     pub(crate) fn reached(&self, point: Point) -> bool {
-        self.all.get(&point.stream).is_none_or(|stream| stream.completed >= point.seq)
+        self.all.get(&point.stream).is_none_or(|stream| stream.queue.completed >= point.seq)
     }
 
     /// Returns the last points of the streams of a device that match.
     pub(crate) fn ends(&self, device: Device, wanted: impl Fn(&Stream) -> bool) -> (Vec<Point>, Clock) {
         let (mut points, mut clock) = (Vec::new(), Clock::default());
         for (id, stream) in self.all.iter().filter(|(_, stream)| stream.device == device && wanted(stream)) {
-            points.push(Point { stream: *id, seq: stream.submitted });
-            clock.join(&stream.clock);
+            points.push(Point { stream: *id, seq: stream.queue.submitted });
+            clock.join(&stream.queue.clock);
         }
         (points, clock)
     }
@@ -87,14 +83,14 @@ impl Streams {
 
     /// Returns the number of those that match.
     pub(crate) fn created_with(&self, wanted: impl Fn(&Stream) -> bool) -> usize {
-        let created = self.all.values().filter(|stream| stream.kind == StreamKind::Created && !stream.ended);
+        let created = self.all.values().filter(|stream| stream.is_created() && !stream.ended);
         created.filter(|stream| wanted(stream)).count()
     }
 
     /// Destroys the default streams of a device.
     pub(crate) fn end_all(&mut self, device: Device) -> usize {
         let created = self.all.values().filter(|stream| stream.device == device && !stream.ended);
-        let left = created.filter(|stream| stream.kind == StreamKind::Created).count();
+        let left = created.filter(|stream| stream.is_created()).count();
         self.all.values_mut().filter(|stream| stream.device == device).for_each(|stream| stream.ended = true);
         self.defaults.retain(|(of, _), _| *of != device);
         left
@@ -102,28 +98,26 @@ impl Streams {
 }
 
 impl Stream {
+    pub(crate) fn is_created(&self) -> bool {
+        matches!(self.kind, StreamKind::Created { .. })
+    }
+
+    /// Whether it synchronises with the legacy default stream.
+    pub(crate) fn is_blocking(&self) -> bool {
+        self.kind != StreamKind::Created { is_blocking: false }
+    }
+
     /// Whether all queued ops are complete.
     pub(crate) fn is_idle(&self) -> bool {
-        self.completed == self.submitted
+        self.queue.completed == self.queue.submitted
     }
 }
 
 impl DriverState {
     /// Creates a stream and its thread.
-    pub(crate) fn create_stream(&mut self, device: Device, kind: StreamKind, blocking: bool) -> Outcome<Handle> {
+    pub(crate) fn create_stream(&mut self, device: Device, kind: StreamKind) -> Outcome<Handle> {
         let id = self.handle();
-        let stream = Stream {
-            device,
-            kind,
-            blocking,
-            ended: false,
-            cufile: None,
-            submitted: 0,
-            completed: 0,
-            clock: Clock::default(),
-            queue: VecDeque::new(),
-            rng: self.rng(id),
-        };
+        let stream = Stream { device, kind, ended: false, cufile: None, queue: OpQueue::new(self.rng(id)) };
         self.streams.all.insert(id, stream);
         let spawned = thread::Builder::new().name("fake_driver stream".to_owned()).spawn(move || work_off(id));
         if spawned.is_err() {
@@ -142,7 +136,7 @@ impl DriverState {
             }
             PER_THREAD => (device, Some(thread::current().id())),
             _ => {
-                let live = |stream: &Stream| stream.kind == StreamKind::Created && !stream.ended;
+                let live = |stream: &Stream| stream.is_created() && !stream.ended;
                 return self.streams.get(handle).filter(|stream| live(stream)).map(|_| handle).ok_or(INVALID_HANDLE);
             }
         };
@@ -150,7 +144,7 @@ impl DriverState {
             return Ok(*id);
         }
         let kind = if key.1.is_some() { StreamKind::PerThread } else { StreamKind::Legacy };
-        let id = self.create_stream(device, kind, true)?;
+        let id = self.create_stream(device, kind)?;
         self.streams.defaults.insert(key, id);
         Ok(id)
     }

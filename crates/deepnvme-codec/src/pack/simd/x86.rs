@@ -8,29 +8,25 @@ use fearless_simd::{Avx2, Avx512, kernel, u8x32, u8x64};
 use super::backend::{SimdBackend, WINDOW, collect_escaped};
 use crate::pack::GROUP;
 
-impl SimdBackend for Avx512 {
-    #[inline(always)]
-    fn expand(self, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP]) {
-        expand_512(self, low, high, symbols, next, out);
-    }
+/// Makes a backend of two kernels.
+macro_rules! backend {
+    ($token:ident: $expand:ident, $compress:ident) => {
+        impl SimdBackend for $token {
+            #[inline(always)]
+            fn expand(self, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP]) {
+                $expand(self, low, high, symbols, next, out);
+            }
 
-    #[inline(always)]
-    fn compress(self, bytes: &[u8; GROUP], symbols: [u8; 3], escaped: &mut [u8; GROUP]) -> (u64, u64) {
-        compress_512(self, bytes, symbols, escaped)
-    }
+            #[inline(always)]
+            fn compress(self, bytes: &[u8; GROUP], symbols: [u8; 3], escaped: &mut [u8; GROUP]) -> (u64, u64) {
+                $compress(self, bytes, symbols, escaped)
+            }
+        }
+    };
 }
 
-impl SimdBackend for Avx2 {
-    #[inline(always)]
-    fn expand(self, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP]) {
-        expand_256(self, low, high, symbols, next, out);
-    }
-
-    #[inline(always)]
-    fn compress(self, bytes: &[u8; GROUP], symbols: [u8; 3], escaped: &mut [u8; GROUP]) -> (u64, u64) {
-        compress_256(self, bytes, symbols, escaped)
-    }
-}
+backend!(Avx512: expand_512, compress_512);
+backend!(Avx2: expand_256, compress_256);
 
 kernel! {
     #[inline(always)]

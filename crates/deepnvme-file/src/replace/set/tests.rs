@@ -1,6 +1,7 @@
 //! Replacing sets concurrently, and from processes that stop at any step.
 
 use std::collections::BTreeMap;
+use std::thread::Scope;
 
 use serde_json::Map;
 use tempfile::TempDir;
@@ -135,16 +136,26 @@ fn old_members_go_only_when_the_new_index_is_on_the_disk() {
     assert!(log[..renamed].iter().filter(|step| **step == format!("sync {}", real.display())).count() >= 2);
 }
 
+/// A folder, and the name that it will have.
+fn folder_to_rename() -> (TempDir, PathBuf, PathBuf) {
+    let above = tempfile::tempdir().unwrap();
+    let (folder, renamed) = (above.path().join("one"), above.path().join("other"));
+    std::fs::create_dir(&folder).unwrap();
+    (above, folder, renamed)
+}
+
+/// Starts threads that save at once, each other contents.
+fn spawn_savers<'scope>(scope: &'scope Scope<'scope, '_>, index: &'scope Path, round: u32, savers: u32) {
+    for saver in 0..savers {
+        scope.spawn(move || save(index, &format!("{round}-{saver}")).unwrap());
+    }
+}
+
 #[test]
 fn saves_that_commit_together_leave_one_set_and_no_rest() {
     let (folder, index) = empty_folder();
     for round in 0..30 {
-        std::thread::scope(|scope| {
-            for saver in 0..4 {
-                let index = &index;
-                scope.spawn(move || save(index, &format!("{round}-{saver}")).unwrap());
-            }
-        });
+        std::thread::scope(|scope| spawn_savers(scope, &index, round, 4));
         assert!(load(&index).starts_with(&format!("{round}-")));
         assert_eq!(files(folder.path()).len(), 3, "round {round}: {:?}", files(folder.path()).into_keys());
     }
@@ -241,9 +252,7 @@ fn a_name_that_a_failed_save_gave_back_is_its_next_owners() {
 
 #[test]
 fn a_set_whose_folder_was_renamed_still_owns_its_members() {
-    let folder = tempfile::tempdir().unwrap();
-    let (first, then) = (folder.path().join("first"), folder.path().join("then"));
-    std::fs::create_dir(&first).unwrap();
+    let (folder, first, then) = folder_to_rename();
     save(&first.join("index.json"), "one").unwrap();
     save(&first.join("index.json"), "two").unwrap();
     std::fs::rename(&first, &then).unwrap();
@@ -280,9 +289,7 @@ fn an_index_of_one_line_stays_one() {
 
 #[test]
 fn a_set_whose_folder_was_moved_is_still_its_own() {
-    let above = tempfile::tempdir().unwrap();
-    let (folder, moved) = (above.path().join("one"), above.path().join("other"));
-    std::fs::create_dir(&folder).unwrap();
+    let (above, folder, moved) = folder_to_rename();
     save(&folder.join("index.json"), "first").unwrap();
     let killed = begin(&folder.join("index.json")).unwrap();
     fill(&killed, "killed");
@@ -338,10 +345,9 @@ fn sets_that_are_retired_and_replaced_at_once_are_whole_or_gone() {
     let (folder, index) = empty_folder();
     for round in 0..30 {
         std::thread::scope(|scope| {
-            for saver in 0..2 {
-                let index = &index;
-                scope.spawn(move || save(index, &format!("{round}-{saver}")).unwrap());
-                scope.spawn(move || retire_set(index, &RECORD).unwrap());
+            spawn_savers(scope, &index, round, 2);
+            for _ in 0..2 {
+                scope.spawn(|| retire_set(&index, &RECORD).unwrap());
             }
         });
         let count = files(folder.path()).len();

@@ -19,6 +19,12 @@ fn abandon(temporary: Temporary) -> PathBuf {
     path
 }
 
+/// Asserts that no temporary of this target stays in its folder.
+fn assert_removed(target: &Path) {
+    remove_stale(target);
+    assert!(files(target.parent().unwrap()).is_empty());
+}
+
 #[test]
 fn a_name_states_which_file_it_is() {
     let folder = tempfile::tempdir().unwrap();
@@ -58,8 +64,7 @@ fn without_files_that_have_no_name_the_names_prove_the_same() {
     remove_stale(&target);
     assert_eq!(files(folder.path()).len(), 1, "it is locked");
     drop(file);
-    remove_stale(&target);
-    assert!(files(folder.path()).is_empty());
+    assert_removed(&target);
 }
 
 #[test]
@@ -70,8 +75,7 @@ fn names_of_every_length_and_kind_fit() {
         let temporary = Temporary::new(&target).unwrap();
         assert!(temporary.path().to_str().is_some(), "whole characters only");
         abandon(temporary);
-        remove_stale(&target);
-        assert!(files(folder.path()).is_empty());
+        assert_removed(&target);
     }
 }
 

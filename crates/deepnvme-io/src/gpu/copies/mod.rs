@@ -22,6 +22,7 @@ use super::device::{COPY_WAIT, Gpu, GpuEvent, GpuStream, Registration};
 use super::registry::GpuRegistry;
 use crate::error::Result;
 use crate::op::Direction;
+use crate::trace::GpuCopy;
 
 /// Returns the time in nanoseconds, if it is recorded.
 pub(crate) type Clock = Box<dyn Fn() -> Option<u64> + Send>;
@@ -32,10 +33,8 @@ pub(crate) struct CompletedCopy {
     pub(crate) number: u64,
     /// The first error.
     pub(crate) outcome: Result<()>,
-    /// The first of its GPUs.
-    pub(crate) gpu: u32,
-    pub(crate) direction: Direction,
-    pub(crate) bytes: u64,
+    /// The bytes that it moved, and the first of its GPUs.
+    pub(crate) copy: GpuCopy,
     /// When it became the first in its stream, or the largest number if not recorded.
     pub(crate) start_ns: u64,
     /// When its completion was seen, or 0 if not recorded.
@@ -119,7 +118,8 @@ impl AsyncCopier {
                 return Err(error);
             }
         }
-        let finished = CompletedCopy { number, outcome: Ok(()), gpu, direction, bytes, start_ns: u64::MAX, end_ns: 0 };
+        let copy = GpuCopy { gpu, direction, bytes };
+        let finished = CompletedCopy { number, outcome: Ok(()), copy, start_ns: u64::MAX, end_ns: 0 };
         self.unfinished.insert(number, Unfinished { gpus, finished });
         Ok(number)
     }

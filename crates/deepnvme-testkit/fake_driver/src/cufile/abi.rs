@@ -33,36 +33,65 @@ pub(super) struct FileError {
 /// The result of a body; its error is one of cuFile.
 pub(super) type FileOutcome<T = ()> = Result<T, i32>;
 
-/// `CUfileDescr_t`. The union in its middle is a file descriptor here.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct Description {
-    pub(super) kind: i32,
-    pub(super) fd: DescriptorOrPointer,
-    operations: usize,
-}
-
 /// The union: as wide as a pointer, and a number in its first bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
 pub(super) struct DescriptorOrPointer(pub(super) c_int);
 
-/// `CUfileDrvProps_t`; sizes are in kilobytes.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct DriverProperties {
-    major_version: u32,
-    minor_version: u32,
-    pub(super) poll_threshold: usize,
-    pub(super) max_direct_io: usize,
-    status_flags: u32,
-    pub(super) control_flags: u32,
-    feature_flags: u32,
-    pub(super) max_cache: u32,
-    per_buffer_cache: u32,
-    pub(super) max_pinned: u32,
-    pub(super) max_batch: u32,
-    max_batch_timeout_ms: u32,
+/// Structs with the layout of C.
+macro_rules! c_structs {
+    ($($(#[$note:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => {$(
+        $(#[$note])*
+        #[derive(Clone, Copy, Debug)]
+        #[repr(C)]
+        pub(super) struct $name {
+            $(pub(super) $field: $type,)*
+        }
+    )*};
+}
+
+c_structs! {
+    /// `CUfileDescr_t`. The union in its middle is a file descriptor here.
+    struct Description {
+        kind: i32,
+        fd: DescriptorOrPointer,
+        operations: usize,
+    }
+
+    /// `CUfileDrvProps_t`; sizes are in kilobytes.
+    struct DriverProperties {
+        major_version: u32,
+        minor_version: u32,
+        poll_threshold: usize,
+        max_direct_io: usize,
+        status_flags: u32,
+        control_flags: u32,
+        feature_flags: u32,
+        max_cache: u32,
+        per_buffer_cache: u32,
+        max_pinned: u32,
+        max_batch: u32,
+        max_batch_timeout_ms: u32,
+    }
+
+    /// `CUfileIOParams_t`.
+    struct IoParams {
+        mode: i32,
+        base: u64,
+        file_offset: i64,
+        memory_offset: i64,
+        bytes: usize,
+        handle: Handle,
+        opcode: i32,
+        cookie: usize,
+    }
+
+    /// `CUfileIOEvents_t`.
+    struct IoEvent {
+        cookie: usize,
+        status: i32,
+        result: isize,
+    }
 }
 
 impl DriverProperties {
@@ -83,29 +112,6 @@ impl DriverProperties {
             max_batch_timeout_ms: 0,
         }
     }
-}
-
-/// `CUfileIOParams_t`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct IoParams {
-    pub(super) mode: i32,
-    pub(super) base: u64,
-    pub(super) file_offset: i64,
-    pub(super) memory_offset: i64,
-    pub(super) bytes: usize,
-    pub(super) handle: Handle,
-    pub(super) opcode: i32,
-    pub(super) cookie: usize,
-}
-
-/// `CUfileIOEvents_t`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct IoEvent {
-    pub(super) cookie: usize,
-    pub(super) status: i32,
-    pub(super) result: isize,
 }
 
 /// Runs a body after the entry checks. An injected code is returned unchanged.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::abi::{Handle, In, Out};
 use crate::cufile::abi::{BATCH_FULL, FileOutcome, INTERNAL_ERROR, INVALID_VALUE, IoEvent, IoParams, cufile_calls};
 use crate::cufile::session::opened;
-use crate::cufile::transfer::{Request, Transfer, Way};
+use crate::cufile::transfer::{Request, RequestedMemory, Transfer, Way};
 use crate::race_detector::Point;
 use crate::rng::Rng;
 use crate::state::{DriverGuard, DriverState, lock, notify, wait_until, wait_until_or};
@@ -129,7 +129,8 @@ fn submit(mut state: DriverGuard, handle: Handle, count: usize, parameters: &In<
         if mode != MODE {
             return Err(INVALID_VALUE);
         }
-        let request = Request { way, handle, base, bytes, file_offset, memory_offset };
+        let memory = RequestedMemory { base, offset: memory_offset, bytes };
+        let request = Request::new(way, handle, file_offset, memory);
         checked.push((cookie, state.transfer(request)?));
     }
     for (cookie, transfer) in checked {

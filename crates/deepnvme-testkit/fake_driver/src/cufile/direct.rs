@@ -5,7 +5,7 @@
 
 use crate::abi::Handle;
 use crate::cufile::abi::behind_gate;
-use crate::cufile::transfer::{Request, Way};
+use crate::cufile::transfer::{Request, RequestedMemory, Way};
 use crate::state::lock;
 
 /// A call that reads.
@@ -13,7 +13,8 @@ use crate::state::lock;
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 extern "C" fn cuFileRead(handle: Handle, base: u64, bytes: usize, file_offset: i64, memory_offset: i64) -> isize {
-    move_now("cuFileRead", Request { way: Way::Read, handle, base, bytes, file_offset, memory_offset })
+    let memory = RequestedMemory { base, offset: memory_offset, bytes };
+    move_now("cuFileRead", Request::new(Way::Read, handle, file_offset, memory))
 }
 
 /// A call that writes.
@@ -21,7 +22,8 @@ extern "C" fn cuFileRead(handle: Handle, base: u64, bytes: usize, file_offset: i
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 extern "C" fn cuFileWrite(handle: Handle, base: u64, bytes: usize, file_offset: i64, memory_offset: i64) -> isize {
-    move_now("cuFileWrite", Request { way: Way::Write, handle, base, bytes, file_offset, memory_offset })
+    let memory = RequestedMemory { base, offset: memory_offset, bytes };
+    move_now("cuFileWrite", Request::new(Way::Write, handle, file_offset, memory))
 }
 
 fn move_now(label: &'static str, request: Request) -> isize {

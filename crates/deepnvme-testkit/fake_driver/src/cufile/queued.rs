@@ -10,7 +10,7 @@ use crate::abi::{self, Handle, Out};
 use crate::cufile::abi::{FileOutcome, HANDLE_NOT_REGISTERED, INVALID_VALUE, cufile_calls};
 use crate::cufile::registered::{File, device_of};
 use crate::cufile::session::opened;
-use crate::cufile::transfer::{Request, Way};
+use crate::cufile::transfer::{Request, RequestedMemory, Way};
 use crate::queue::{Delay, StreamOp};
 use crate::race_detector::{Clock, Point};
 use crate::state::{DriverGuard, lock};
@@ -116,7 +116,8 @@ impl Queued {
     fn request(&self) -> FileOutcome<Request> {
         let Self { way, handle, base, .. } = *self;
         let (bytes, file_offset) = (self.bytes.value()?, self.file_offset.value()?);
-        Ok(Request { way, handle, base, bytes, file_offset, memory_offset: self.memory_offset.value()? })
+        let memory = RequestedMemory { base, offset: self.memory_offset.value()?, bytes };
+        Ok(Request::new(way, handle, file_offset, memory))
     }
 
     fn run(&self, label: &str, point: Point, aligned: bool) {
@@ -137,7 +138,7 @@ impl Queued {
                 return Err(code);
             }
             let request = self.request()?;
-            if aligned && [request.bytes as u64, request.file_offset as u64].iter().any(|number| number % PAGE != 0) {
+            if aligned && !request.is_aligned(PAGE) {
                 return Err(INVALID_VALUE);
             }
             let transfer = state.transfer_on(request)?;

@@ -33,12 +33,18 @@ pub(super) enum Way {
 /// A requested transfer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
-    pub(super) way: Way,
-    pub(super) handle: Handle,
+    way: Way,
+    handle: Handle,
+    file_offset: i64,
+    memory: RequestedMemory,
+}
+
+/// The memory of a requested transfer, as the caller states it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestedMemory {
     pub(super) base: u64,
+    pub(super) offset: i64,
     pub(super) bytes: usize,
-    pub(super) file_offset: i64,
-    pub(super) memory_offset: i64,
 }
 
 /// A checked transfer, with everything that it needs.
@@ -64,13 +70,23 @@ impl Way {
 }
 
 impl Request {
+    pub(super) fn new(way: Way, handle: Handle, file_offset: i64, memory: RequestedMemory) -> Self {
+        Self { way, handle, file_offset, memory }
+    }
+
+    /// Whether the bytes in the file are whole units of this size.
+    pub(super) fn is_aligned(&self, unit: u64) -> bool {
+        [self.memory.bytes as u64, self.file_offset as u64].iter().all(|number| number.is_multiple_of(unit))
+    }
+
     fn start(&self) -> FileOutcome<u64> {
-        u64::try_from(self.memory_offset).ok().and_then(|skip| self.base.checked_add(skip)).ok_or(INVALID_VALUE)
+        let RequestedMemory { base, offset, .. } = self.memory;
+        u64::try_from(offset).ok().and_then(|skip| base.checked_add(skip)).ok_or(INVALID_VALUE)
     }
 
     /// The bytes of memory that the request is about, in whatever state its handle is.
     pub(super) fn used(&self) -> FileOutcome<Access> {
-        Ok(Access::line(self.start()?, self.bytes, self.way == Way::Read))
+        Ok(Access::line(self.start()?, self.memory.bytes, self.way == Way::Read))
     }
 }
 
@@ -79,7 +95,7 @@ impl DriverState {
     pub(super) fn transfer(&mut self, request: Request) -> FileOutcome<Transfer> {
         let current = self.current().map_err(|_| INVALID_CONTEXT_ERROR)?;
         let transfer = self.transfer_on(request)?;
-        match device_of(self, transfer.used.start, request.bytes)? {
+        match device_of(self, transfer.used.start, request.memory.bytes)? {
             Some(device) if device != current => Err(CUDA_CONTEXT_MISMATCH),
             _ => Ok(transfer),
         }
@@ -88,7 +104,7 @@ impl DriverState {
     /// Checks a request on any thread.
     pub(super) fn transfer_on(&mut self, request: Request) -> FileOutcome<Transfer> {
         opened(self)?;
-        let Request { way, handle, base, bytes, file_offset, .. } = request;
+        let Request { way, handle, file_offset, memory: RequestedMemory { base, bytes, .. } } = request;
         let file = self.cufile.handles.get(&handle).map(Arc::clone).ok_or(HANDLE_NOT_REGISTERED)?;
         let used = request.used()?;
         if base == 0 || file_offset < 0 || file_offset.checked_add_unsigned(bytes as u64).is_none() {

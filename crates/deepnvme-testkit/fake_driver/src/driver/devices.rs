@@ -58,7 +58,7 @@ driver_calls! {
 
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: Device) needs Init |mut state, _| {
         state.device(device)?;
-        bytes.put(state.config.memory_bytes as usize)
+        bytes.put(state.config.devices.memory_bytes as usize)
     }
 
     fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: Device) needs Init |mut state, _| {

@@ -26,14 +26,14 @@ driver_calls! {
     fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) needs Context |state, _| {
         let found = state.memory.around(address).ok_or(NOT_FOUND)?;
         if !base.is_null() {
-            base.put(found.base)?;
+            base.put(found.base())?;
         }
         if bytes.is_null() { Ok(()) } else { bytes.put(found.bytes) }
     }
 
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) needs Context |state, device| {
         free.put(state.room(device) as usize)?;
-        total.put(state.config.memory_bytes as usize)
+        total.put(state.config.devices.memory_bytes as usize)
     }
 
     fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: u32) needs Context |mut state, device| {

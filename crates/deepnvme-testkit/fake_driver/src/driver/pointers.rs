@@ -41,7 +41,7 @@ driver_calls! {
 
 fn describe(state: &DriverState, address: u64) -> Option<Described> {
     if let Some(found) = state.memory.around(address) {
-        let (device, start, bytes) = (found.device, found.base, found.bytes);
+        let (device, start, bytes) = (found.device, found.base(), found.bytes);
         return Some(Described {
             memory_type: DEVICE,
             device,

@@ -18,20 +18,20 @@ driver_calls! {
         if out.is_null() || flags > NON_BLOCKING {
             return Err(INVALID_VALUE);
         }
-        out.put(state.create_stream(device, StreamKind::Created, flags != NON_BLOCKING)?)
+        out.put(state.create_stream(device, StreamKind::Created { is_blocking: flags != NON_BLOCKING })?)
     }
 
     fn cuStreamCreateWithPriority(out: Out<Handle>, flags: u32, _priority: i32) needs Context |mut state, device| {
         if out.is_null() || flags > NON_BLOCKING {
             return Err(INVALID_VALUE);
         }
-        out.put(state.create_stream(device, StreamKind::Created, flags != NON_BLOCKING)?)
+        out.put(state.create_stream(device, StreamKind::Created { is_blocking: flags != NON_BLOCKING })?)
     }
 
     fn cuStreamDestroy_v2(stream: Handle) needs Context |mut state, device| {
         let id = state.stream(stream, device)?;
         let stream = state.streams.get_mut(id)?;
-        if stream.kind != StreamKind::Created {
+        if !stream.is_created() {
             return Err(INVALID_HANDLE);
         }
         stream.ended = true;
@@ -56,7 +56,7 @@ driver_calls! {
         if !stream.is_idle() {
             return Err(NOT_READY);
         }
-        let clock = stream.clock.clone();
+        let clock = stream.queue.clock.clone();
         state.order.observe(&clock);
         Ok(())
     }

@@ -4,84 +4,86 @@ use std::ffi::{c_char, c_long, c_void};
 
 use libloading::Library;
 
-/// `CUfileError_t`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct FileError {
-    pub(crate) err: i32,
-    pub(crate) cu_err: i32,
+/// Structs with the layout of C.
+macro_rules! c_structs {
+    ($($(#[$note:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => {$(
+        $(#[$note])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[repr(C)]
+        pub(crate) struct $name {
+            $(pub(crate) $field: $type,)*
+        }
+    )*};
 }
 
-/// `CUDA_MEMCPY2D`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Memcpy2D {
-    pub(crate) src_x: usize,
-    pub(crate) src_y: usize,
-    pub(crate) src_type: u32,
-    pub(crate) src_host: usize,
-    pub(crate) src_device: u64,
-    pub(crate) src_array: usize,
-    pub(crate) src_pitch: usize,
-    pub(crate) dst_x: usize,
-    pub(crate) dst_y: usize,
-    pub(crate) dst_type: u32,
-    pub(crate) dst_host: usize,
-    pub(crate) dst_device: u64,
-    pub(crate) dst_array: usize,
-    pub(crate) dst_pitch: usize,
-    pub(crate) width: usize,
-    pub(crate) height: usize,
-}
+c_structs! {
+    /// `CUfileError_t`.
+    struct FileError {
+        err: i32,
+        cu_err: i32,
+    }
 
-/// `CUfileDescr_t`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct Description {
-    pub(crate) kind: i32,
-    pub(crate) fd: i64,
-    pub(crate) operations: usize,
-}
+    /// `CUDA_MEMCPY2D`.
+    struct Memcpy2D {
+        src_x: usize,
+        src_y: usize,
+        src_type: u32,
+        src_host: usize,
+        src_device: u64,
+        src_array: usize,
+        src_pitch: usize,
+        dst_x: usize,
+        dst_y: usize,
+        dst_type: u32,
+        dst_host: usize,
+        dst_device: u64,
+        dst_array: usize,
+        dst_pitch: usize,
+        width: usize,
+        height: usize,
+    }
 
-/// `CUfileIOParams_t`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct IoParams {
-    pub(crate) mode: i32,
-    pub(crate) base: u64,
-    pub(crate) file_offset: i64,
-    pub(crate) memory_offset: i64,
-    pub(crate) bytes: usize,
-    pub(crate) handle: u64,
-    pub(crate) opcode: i32,
-    pub(crate) cookie: usize,
-}
+    /// `CUfileDescr_t`.
+    struct Description {
+        kind: i32,
+        fd: i64,
+        operations: usize,
+    }
 
-/// `CUfileIOEvents_t`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct IoEvent {
-    pub(crate) cookie: usize,
-    pub(crate) status: i32,
-    pub(crate) result: isize,
-}
+    /// `CUfileIOParams_t`.
+    struct IoParams {
+        mode: i32,
+        base: u64,
+        file_offset: i64,
+        memory_offset: i64,
+        bytes: usize,
+        handle: u64,
+        opcode: i32,
+        cookie: usize,
+    }
 
-/// `CUfileDrvProps_t`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct DriverProperties {
-    pub(crate) major: u32,
-    pub(crate) minor: u32,
-    pub(crate) poll_threshold: usize,
-    pub(crate) max_direct_io: usize,
-    pub(crate) status_flags: u32,
-    pub(crate) control_flags: u32,
-    pub(crate) feature_flags: u32,
-    pub(crate) max_cache: u32,
-    pub(crate) per_buffer_cache: u32,
-    pub(crate) max_pinned: u32,
-    pub(crate) max_batch: u32,
-    pub(crate) max_batch_timeout_ms: u32,
+    /// `CUfileIOEvents_t`.
+    struct IoEvent {
+        cookie: usize,
+        status: i32,
+        result: isize,
+    }
+
+    /// `CUfileDrvProps_t`.
+    struct DriverProperties {
+        major: u32,
+        minor: u32,
+        poll_threshold: usize,
+        max_direct_io: usize,
+        status_flags: u32,
+        control_flags: u32,
+        feature_flags: u32,
+        max_cache: u32,
+        per_buffer_cache: u32,
+        max_pinned: u32,
+        max_batch: u32,
+        max_batch_timeout_ms: u32,
+    }
 }
 
 macro_rules! api {

@@ -1,24 +1,24 @@
 //! Handles completions of ops and of GPU copies.
 
-use super::gpu_stage::CopiedBlock;
-use super::in_flight::{CompletedBlock, InFlightOp, Task};
-use super::io_loop::IoLoop;
-use super::outcome::Outcome;
+use super::super::gpu_stage::CopiedBlock;
+use super::super::in_flight::{CompletedBlock, InFlightOp, Task};
+use super::super::outcome::Outcome;
+use super::IoLoop;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::op::{Completion, Errno, Op, Token};
 use crate::request::Request;
 use crate::split::Block;
 use crate::stats::WorkerStats;
-use crate::sync::{Instant, lock};
+use crate::sync::lock;
 use crate::trace::{CompletedOp, DataPath};
 
 impl<B: Backend> IoLoop<B> {
     /// Handles one completion.
-    pub(super) fn handle_completion(&mut self, completion: Completion) -> Result<()> {
+    pub(crate) fn handle_completion(&mut self, completion: Completion) -> Result<()> {
         let Completion { op, result } = completion;
         let token = op.token;
-        if self.tracer.is_on() {
+        if self.accounts.tracer.is_on() {
             self.record(&op, result);
         }
         match self.in_flight.get_mut(token).map(|entry| &entry.task) {
@@ -32,13 +32,13 @@ impl<B: Backend> IoLoop<B> {
     fn record(&mut self, op: &Op, result: Result<usize, Errno>) {
         let Some(entry) = self.in_flight.get_mut(op.token) else { return };
         match &entry.task {
-            Task::Sync { path } => self.tracer.sync(entry.submitted, path, result.is_err()),
+            Task::Sync { path } => self.accounts.tracer.sync(entry.submitted(), path, result.is_err()),
             Task::Block { block, mode, .. } => {
                 let (file, direction) = (entry.guard.request().file(block), entry.guard.request().plan.direction());
                 let (part, _) = file.part_at(block.io.start);
                 let (data_path, bytes) = (DataPath::of(*mode, block.route), result.ok().map(|bytes| bytes as u64));
                 let completed = CompletedOp { direction, file: part.path(), offset: op.offset, bytes, data_path };
-                self.tracer.op(entry.submitted, &completed);
+                self.accounts.tracer.op(entry.submitted(), &completed);
             }
         }
     }
@@ -46,7 +46,7 @@ impl<B: Backend> IoLoop<B> {
     /// Submits an op again.
     fn submit_again(&mut self, op: Op) -> Result<()> {
         if let Some(entry) = self.in_flight.get_mut(op.token) {
-            entry.submitted = Instant::now();
+            entry.submit_again();
         }
         self.submit(op)
     }
@@ -57,7 +57,7 @@ impl<B: Backend> IoLoop<B> {
         let error = match result {
             Ok(_) => None,
             Err(errno) if entry.may_retry(errno) => {
-                WorkerStats::count(&self.stats.counters.retries, 1);
+                WorkerStats::count(&self.accounts.stats.counters.retries, 1);
                 return self.submit_again(op);
             }
             Err(errno) => Some(Error::os("sync", errno)),
@@ -73,7 +73,7 @@ impl<B: Backend> IoLoop<B> {
     }
 
     fn complete_block_op(&mut self, op: Op, result: Result<usize, Errno>) -> Result<()> {
-        let counters = &self.stats.counters;
+        let counters = &self.accounts.stats.counters;
         let token = op.token;
         let Some(entry) = self.in_flight.get_mut(token) else { return Ok(()) };
         let error = match entry.classify(&op, result) {
@@ -91,7 +91,7 @@ impl<B: Backend> IoLoop<B> {
             Outcome::GoBuffered(_) if entry.uses_gds() => return self.fall_back_to_bounce(token),
             Outcome::GoBuffered(reason) => match entry.fall_back_to_buffered(op, &reason) {
                 Ok(op) => {
-                    lock(&self.stats.buffered_reason).get_or_insert(reason);
+                    lock(&self.accounts.stats.buffered_reason).get_or_insert(reason);
                     return self.submit_again(op);
                 }
                 Err(error) => return self.complete_block(token, Some(error)),
@@ -114,7 +114,7 @@ impl<B: Backend> IoLoop<B> {
         let InFlightOp { guard, task: Task::Block { block, .. }, .. } = entry else { return Ok(()) };
         let file = guard.request().file(&block);
         file.part_at(block.io.start).0.refuse_gds(&reason);
-        match self.gds.fall_back(&reason, &self.stats) {
+        match self.gds.fall_back(&reason, &self.accounts.stats) {
             Ok(()) => self.gds.queue_for_bounce(guard, &block, self.bounce.buffer_bytes()),
             Err(error) => guard.end(Err(error.at_path(file.path()).at_offset(block.io.start))),
         }
@@ -130,8 +130,8 @@ impl<B: Backend> IoLoop<B> {
         if let Some(buffer) = buffer {
             self.bounce.read_ended(buffer);
         }
-        let completed = CompletedBlock { latency: block.started.elapsed(), block };
-        self.window.learn(completed.block.depth_at_start, completed.latency);
+        let completed = CompletedBlock::now(block);
+        self.window.learn(completed.block.depth_at_start(), completed.latency);
         match error {
             Some(error) => completed.block.guard.end(Err(error)),
             None if is_bounced_read => self.bounce.completed_reads.push_back(completed),
@@ -159,7 +159,7 @@ impl<B: Backend> IoLoop<B> {
 
     /// Continues the blocks whose GPU copies are complete. Returns whether there were any.
     pub(crate) fn handle_gpu_copies(&mut self) -> Result<bool> {
-        let completed = self.gpu.take_completed(&self.tracer);
+        let completed = self.gpu.take_completed(&self.accounts.tracer);
         let any = !completed.is_empty();
         for (number, result) in completed {
             let Some(block) = self.gpu.remove(number) else { continue };
@@ -178,7 +178,7 @@ impl<B: Backend> IoLoop<B> {
         drop(buffer);
         let Task::Block { block, mode, .. } = task else { return };
         let bytes = wanted_bytes(guard.request(), &block);
-        self.stats.block_done(guard.request().plan.direction(), mode, block.route, bytes, latency);
+        self.accounts.stats.block_done(guard.request().plan.direction(), mode, block.route, bytes, latency);
         guard.end(Ok(bytes));
     }
 }

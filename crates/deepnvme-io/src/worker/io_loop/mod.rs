@@ -1,9 +1,13 @@
 //! Drives one backend: the ops in flight, the bounce buffers of blocks that need a copy, and the copies to GPUs.
 //!
-//! It does not wait for work and has no thread: a worker drives it, or the caller of a small transfer.
+//! It does not wait for work and has no thread: a worker drives it, or the caller of a small transfer. `completion` handles
+//! the completions.
+
+mod completion;
 
 use std::sync::Arc;
 
+use super::Accounts;
 use super::bounce::{BouncePool, BounceSetup};
 use super::gds::{GdsRoute, GdsSetup};
 use super::gpu_stage::{CopiedBlock, GpuStage};
@@ -16,7 +20,6 @@ use crate::op::{Completion, Direction, Op, Pieces, Submit};
 use crate::request::{SyncTarget, WorkGuard};
 use crate::split::{Block, Route};
 use crate::stats::WorkerStats;
-use crate::trace::Tracer;
 
 /// Collected bytes that trigger a flush to the kernel although more ops could follow. It is small because the disk does
 /// not know of collected ops. With 64 KiB, the latency of 4 KiB blocks equals that of submitting each one immediately.
@@ -28,13 +31,12 @@ pub(crate) struct IoLoop<B: Backend> {
     // while the kernel may write to it.
     backend: B,
     // Dropped before the ops in flight for the same reason, for GPUs.
-    pub(super) gpu: GpuStage,
-    pub(super) in_flight: InFlightTable,
-    pub(super) bounce: BouncePool,
-    pub(super) gds: GdsRoute,
-    pub(super) window: Window,
-    pub(super) stats: Arc<WorkerStats>,
-    pub(super) tracer: Tracer,
+    gpu: GpuStage,
+    in_flight: InFlightTable,
+    bounce: BouncePool,
+    gds: GdsRoute,
+    window: Window,
+    accounts: Accounts,
     unflushed_bytes: u64,
     completions: Vec<Completion>,
 }
@@ -43,7 +45,7 @@ impl<B: Backend> IoLoop<B> {
     pub(super) fn new(
         backend: B,
         window: Window,
-        (stats, tracer): (Arc<WorkerStats>, Tracer),
+        accounts: Accounts,
         bounce: BounceSetup,
         gpus: &Arc<EngineGpus>,
     ) -> Self {
@@ -55,8 +57,7 @@ impl<B: Backend> IoLoop<B> {
             bounce: BouncePool::new(bounce),
             gds: GdsRoute::default(),
             window,
-            stats,
-            tracer,
+            accounts,
             unflushed_bytes: 0,
         }
     }
@@ -113,7 +114,7 @@ impl<B: Backend> IoLoop<B> {
     }
 
     pub(crate) fn start_sync(&mut self, guard: WorkGuard, target: &SyncTarget) -> Result<()> {
-        WorkerStats::count(&self.stats.counters.syncs, 1);
+        WorkerStats::count(&self.accounts.stats.counters.syncs, 1);
         let (file, kind) = (Arc::clone(&target.file), target.kind);
         let token = self.in_flight.insert(InFlightOp::sync(guard, target.path.clone()));
         self.submit(Op { token, kind, file, offset: 0, pieces: Pieces::new(), cufile: None })
@@ -125,7 +126,7 @@ impl<B: Backend> IoLoop<B> {
         if block.route == Route::Gds
             && let Err(reason) = self.gds.check(&guard, &block)
         {
-            match self.gds.fall_back(&reason, &self.stats) {
+            match self.gds.fall_back(&reason, &self.accounts.stats) {
                 Ok(()) => {
                     self.gds.queue_for_bounce(guard, &block, self.bounce.buffer_bytes());
                     return Ok(None);
@@ -155,7 +156,7 @@ impl<B: Backend> IoLoop<B> {
                 if register {
                     self.backend.register(&pool.arena());
                 }
-                self.stats.pool_created(pool.lock_state(), pool.bound_bytes() as u64);
+                self.accounts.stats.pool_created(pool.lock_state(), pool.bound_bytes() as u64);
             });
             buffer = match taken {
                 Ok(Some(buffer)) => Some(buffer),
@@ -196,11 +197,11 @@ impl<B: Backend> IoLoop<B> {
 
     /// Starts to copy the slices of a block that belong to GPU memory.
     pub(super) fn copy(&mut self, copied: CopiedBlock, slices: Vec<GpuSlice>) {
-        self.gpu.start(copied, slices, &self.bounce, (&self.stats, &self.tracer));
+        self.gpu.start(copied, slices, &self.bounce, &self.accounts);
     }
 
     pub(super) fn submit(&mut self, mut op: Op) -> Result<()> {
-        WorkerStats::count(&self.stats.counters.ops, 1);
+        WorkerStats::count(&self.accounts.stats.counters.ops, 1);
         self.unflushed_bytes += op.bytes() as u64;
         // There is room for every op, so a busy backend only needs its completions reaped first.
         while let Submit::Busy(back) = self.backend.submit(op) {

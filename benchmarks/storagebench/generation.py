@@ -1,0 +1,20 @@
+"""Generation as every benchmark of models does it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def generate(model: Any, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:  # noqa: ANN401
+    """Generate exactly ``new_tokens`` tokens greedily. Returns the prompts and what follows them."""
+    made: torch.Tensor = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        min_new_tokens=new_tokens,
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return made
