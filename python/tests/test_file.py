@@ -316,5 +316,5 @@ def test_files_are_not_copied(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_stated_size_is_refused() -> None:
-    with pytest.raises(deepnvme.UnsupportedError if hasattr(deepnvme, "UnsupportedError") else OSError, match="no size"):
+    with pytest.raises(deepnvme.errors.UnsupportedError, match="no size"):
         deepnvme.open("/proc/cpuinfo")

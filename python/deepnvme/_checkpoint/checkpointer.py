@@ -31,6 +31,7 @@ from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Literal
 
     import torch

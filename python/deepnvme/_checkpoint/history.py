@@ -32,6 +32,7 @@ from deepnvme.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from deepnvme._checkpoint.background_save import SaveResult
@@ -386,7 +387,7 @@ class History:
         self._committed_numbers = {other: its_number for other, its_number in numbers.items() if other in listed}
         self._warn_about(settled)
 
-    def _commit_shared(  # noqa: PLR0917
+    def _commit_shared(
         self, step: int, path: Path, saved: SaveResult, saving: UncommittedFiles, check_wanted: Callable[[], None]
     ) -> None:
         entry = _new_checkpoint(step, path, saved, saving.parts)

@@ -40,7 +40,7 @@ class BackgroundFileSaver:
         self._provide_staging(obj)
         saving = start_archive(obj, path, self._options)
         self._is_busy = True
-        self._background.start(saving, lambda _: self._run_actions())
+        self._background.start(saving, lambda _saved, _check_wanted: self._run_actions())
         self._background.wait_for_copies()
 
     def after_save(self, action: Callable[[], None]) -> None:

@@ -1,5 +1,6 @@
 //! Verifies checkpoints by their checksums: a file, several files with a list, or the folder of a `Checkpointer`.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,6 +9,7 @@ use deepnvme_checkpoint::history::{self, Listed, ManifestEntry};
 use deepnvme_checkpoint::read::{self, CheckpointFile, FileList, FileSet, Reader};
 use deepnvme_checkpoint::{Progress, until_stopped};
 use deepnvme_format::set::ChecksumState;
+use deepnvme_io::fs::{self, FileKind};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Config, Engine, ErrorKind, display};
 use deepnvme_perf::{Error, Result};
@@ -15,6 +17,8 @@ use serde::Serialize;
 
 use super::files::{failed, find_files};
 
+/// The endings of checkpoints' names.
+const ENDINGS: [&str; 5] = ["safetensors", "pt", "pth", "bin", "ckpt"];
 /// Retries when a set is replaced while it is verified.
 const REPLACEMENTS_MAX: usize = 100;
 
@@ -86,8 +90,8 @@ pub fn verify_all(paths: &[PathBuf], progress: &Progress) -> Result<Vec<Verifica
     Ok(found)
 }
 
-/// Verifies a file, or all files of a folder, an index or a list of parts, by their checksums and by the index. In the folder
-/// of a `Checkpointer`, verifies the manifest and all checkpoints that it lists. A damaged file is a result, not an error.
+/// Verifies a file, or the files of an index or a list of parts, by their checksums and by the index. In a folder, verifies
+/// its model and all other files whose names are those of checkpoints. In the folder of a `Checkpointer`, verifies the manifest and all checkpoints that it lists. A damaged file is a result, not an error.
 ///
 /// # Errors
 /// `Interrupted`, or the file does not exist.
@@ -100,8 +104,16 @@ pub fn verify(path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
             Ok(vec![of_list(&path.join(history::MANIFEST), 0, &error)])
         }
         // A file, a folder without a manifest, or a folder whose verification will report the error.
+        Ok(None) | Err(_) if fs::is_folder(path) => verifier.verify_folder(path),
         Ok(None) | Err(_) => verifier.verify_path(path),
     }
+}
+
+/// Returns whether a name is that of a checkpoint, and not a private one.
+fn is_checkpoint(name: &OsStr) -> bool {
+    let name = Path::new(name);
+    let ending = name.extension().and_then(OsStr::to_str).unwrap_or_default();
+    !name.as_os_str().as_encoded_bytes().starts_with(b".") && ENDINGS.contains(&ending)
 }
 
 /// Verifies with one engine, until it is stopped.
@@ -164,6 +176,29 @@ impl Verifier<'_> {
             }
             _ => checked,
         }
+    }
+
+    /// Verifies the model of a folder, and its other checkpoints, such as the optimizer's state.
+    fn verify_folder(&self, folder: &Path) -> Result<Vec<Verification>> {
+        let model = self.verify_path(folder);
+        let names = fs::entries(folder).unwrap_or_default();
+        let mut others: Vec<PathBuf> = names.iter().filter(|name| is_checkpoint(name)).map(|it| folder.join(it)).collect();
+        others.retain(|path| fs::stat(path).is_ok_and(|stat| stat.kind == FileKind::File));
+        if others.is_empty() {
+            return model;
+        }
+        others.sort();
+        let mut found = match model {
+            Err(error @ Error::Interrupted) => return Err(error),
+            Err(_) => Vec::new(),
+            Ok(found) => found,
+        };
+        for path in others {
+            if found.iter().all(|file| file.path != path) {
+                found.push(self.verify_file(&CheckpointFile::unlisted(path))?);
+            }
+        }
+        Ok(found)
     }
 
     /// Verifies a file, or the files of a folder, an index or a list of parts.

@@ -269,13 +269,14 @@ def _interruptibly(make: Callable[[], T], timeout: dt.timedelta) -> T:
     return made[0]
 
 
-def _timeout_of(group: ProcessGroup) -> dt.timedelta:
+def _timeout_of(group: Any) -> dt.timedelta:
     """Return how long the ranks of a group wait for each other. Ours, if torch does not tell."""
     import torch  # noqa: PLC0415
 
     for device in ("cpu", "cuda"):
         with suppress(Exception):
-            return min(TIMEOUT, group._get_backend(torch.device(device)).options._timeout)  # noqa: SLF001
+            own: dt.timedelta = group._get_backend(torch.device(device)).options._timeout  # noqa: SLF001
+            return min(TIMEOUT, own)
     return TIMEOUT
 
 
