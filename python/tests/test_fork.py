@@ -314,7 +314,7 @@ def test_a_child_that_a_signal_handler_forks_in_a_background_save(python: Run, e
         try:
             checkpointer.save(step, state)
             checkpointer.wait()
-        except (Left, deepnvme.ClosedError):
+        except (Left, deepnvme.errors.ClosedError):
             assert os.getpid() != parent
             os._exit(7)
         if os.getpid() != parent:

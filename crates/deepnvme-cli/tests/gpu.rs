@@ -245,3 +245,39 @@ fn a_report_has_the_facts_of_the_driver() {
     assert_eq!((&report["gpu"]["cuda_driver"], &report["gpu"]["missing"]), (&"13.0".into(), &Value::Null));
     assert_eq!(report["folders"][0]["gpu_path"]["route"], "bounce");
 }
+
+#[test]
+fn a_report_tries_cufile_in_each_folder() {
+    let (gpu, folder) = set_up();
+    let report = || succeed_with_json(&["report", "--json", text(folder.path())])["folders"][0]["gds"].clone();
+    let direct = serde_json::json!({"nvidia_fs": 1, "peer_to_peer": 0, "posix": 0});
+    assert_eq!(report(), serde_json::json!({"mode": "direct", "reason": null, "reads": direct}));
+    let (_, lines, _) = run(&["report", text(folder.path())]);
+    assert!(lines.contains("GPUDirect Storage: direct through nvidia-fs, by cuFile's own statistics\n"), "{lines}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "no file stays behind");
+
+    gpu.fail("cuFileHandleRegister@unsupported", 0, 1);
+    let refused = report();
+    assert_eq!((&refused["mode"], &refused["reads"]), (&"compatibility".into(), &Value::Null));
+    assert!(refused["reason"].as_str().unwrap().contains("(5008)"), "{refused}");
+
+    // Another library of the process has opened cuFile, and allows copies.
+    // SAFETY: the functions have this type; their result of eight bytes is not used.
+    let call = |symbol| unsafe { gpu.function::<unsafe extern "C" fn() -> u64>(symbol)() };
+    assert_eq!(call("cuFileDriverOpen"), 0);
+    gpu.fail("cuFileHandleRegister@unsupported", 0, 1);
+    let copied = report();
+    assert_eq!((&copied["mode"], &copied["reads"]["posix"]), (&"compatibility".into(), &1.into()));
+    assert!(copied["reason"].as_str().unwrap().contains("copies through host memory"), "{copied}");
+    assert_eq!(report()["mode"], "direct");
+    assert_eq!(call("cuFileDriverClose"), 0);
+
+    // Without an answer, the report is still made.
+    gpu.fail("cuFileRead", 0, 5030);
+    assert_eq!(report()["mode"], "compatibility");
+    gpu.fail_always("cuFileDriverOpen", 5001);
+    let not_started = report();
+    assert!(not_started["reason"].as_str().unwrap().contains("cuFile does not start"), "{not_started}");
+    gpu.fail_always("cuMemAlloc_v2", 2);
+    assert_ne!(report()["mode"], Value::Null);
+}

@@ -65,6 +65,7 @@ fn a_report() -> Report {
             gds: Some(GdsReport {
                 mode: "compatibility",
                 reason: Some("the kernel module nvidia-fs is not loaded".into()),
+                reads: None,
             }),
             gpu_path: Some(GpuPath { route: "bounce", reason: "something better is not there".into() }),
         },

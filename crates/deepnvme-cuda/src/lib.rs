@@ -37,6 +37,7 @@ pub use backoff::pause_after;
 pub use capture::exchange_capture_mode;
 pub use cufile::{
     Batch, BatchEntry, BatchEvent, BufferRegistration, CuFile, DeviceSpan, FileHandle, IoError, IoResult,
+    TransferCounts,
 };
 pub use device::{Current, Device, own_this_thread};
 pub use device_memory::DeviceMemory;

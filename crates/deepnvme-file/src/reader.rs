@@ -62,7 +62,7 @@ impl FileReader {
         let file_bytes = file.len()?;
         if file_bytes == 0 && has_hidden_bytes(&file) {
             let detail = "the system states no size for it, as for files in /proc; read it with the built-in open";
-            return Err(Error::new(ErrorKind::Unsupported, "open", detail).at_path(&target.path()));
+            return Err(Error::new(ErrorKind::Unsupported, "open", detail).at_path(target.path()));
         }
         Ok(Self {
             ahead: VecDeque::new(),

@@ -182,7 +182,8 @@ impl Verifier<'_> {
     fn verify_folder(&self, folder: &Path) -> Result<Vec<Verification>> {
         let model = self.verify_path(folder);
         let names = fs::entries(folder).unwrap_or_default();
-        let mut others: Vec<PathBuf> = names.iter().filter(|name| is_checkpoint(name)).map(|it| folder.join(it)).collect();
+        let mut others: Vec<PathBuf> =
+            names.iter().filter(|name| is_checkpoint(name)).map(|it| folder.join(it)).collect();
         others.retain(|path| fs::stat(path).is_ok_and(|stat| stat.kind == FileKind::File));
         if others.is_empty() {
             return model;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use deepnvme_io::display;
 use deepnvme_io::gpu::GpuFacts;
 
-use deepnvme_perf::report::{BlockDevice, FolderReport, OpReport, Report, Severity};
+use deepnvme_perf::report::{BlockDevice, FolderReport, GdsReads, OpReport, Report, Severity};
 use deepnvme_perf::units::gb;
 
 /// Draws the report as lines of text.
@@ -166,13 +166,23 @@ fn draw_folder(folder: &FolderReport, has_gpu: bool, line: &mut impl FnMut(&str,
     }
     if let Some(gds) = folder.routes.gds.as_ref().filter(|_| has_gpu) {
         let why = gds.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
-        line("", &format!("GPUDirect Storage: {}{why}", gds.mode));
+        let way = gds.reads.filter(|_| gds.mode == "direct").map_or("", direct_way);
+        line("", &format!("GPUDirect Storage: {}{way}{why}", gds.mode));
     }
     if let Some(path) = &folder.routes.gpu_path {
         line("", &format!("to and from GPUs through bounce buffers: {}", path.reason));
     }
     if let Some(device) = &folder.device {
         draw_device(device, 0, line);
+    }
+}
+
+/// Returns the way that a direct read has taken.
+fn direct_way(reads: GdsReads) -> &'static str {
+    match (reads.nvidia_fs, reads.peer_to_peer) {
+        (1.., _) => " through nvidia-fs, by cuFile's own statistics",
+        (0, 1..) => " through peer-to-peer transfers, by cuFile's own statistics",
+        _ => "",
     }
 }
 

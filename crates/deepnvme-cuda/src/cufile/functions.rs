@@ -6,6 +6,7 @@ use libloading::Library;
 
 use super::batch_functions;
 use super::error::Status;
+use super::statistics_functions;
 use crate::abi::Handle;
 
 /// `CUfileDescr_t`: a file descriptor of Linux.
@@ -55,6 +56,9 @@ impl Properties {
     /// `CU_FILE_P2P_SUPPORTED` as a feature bit: the kernel's own peer-to-peer transfers, without nvidia-fs.
     const PEER_TO_PEER: u32 = 1 << 4;
 
+    /// `CU_FILE_ALLOW_COMPAT_MODE` as a control bit: files without a direct path are copied through the host.
+    const ALLOW_COMPATIBILITY: u32 = 1 << 1;
+
     pub(super) fn version(&self) -> (u32, u32) {
         (self.major_version, self.minor_version)
     }
@@ -74,6 +78,10 @@ impl Properties {
         self.max_batch
     }
 
+    pub(super) fn allows_compatibility(&self) -> bool {
+        self.control & Self::ALLOW_COMPATIBILITY != 0
+    }
+
     pub(super) fn is_direct(&self) -> bool {
         self.version() != (0, 0) || self.features & Self::PEER_TO_PEER != 0
     }
@@ -86,6 +94,8 @@ pub(super) struct Functions {
     pub(super) driver_close: unsafe extern "C" fn() -> Status,
     /// Since CUDA 12.
     pub(super) driver_close_v2: Option<unsafe extern "C" fn() -> Status>,
+    /// Sets a parameter of the next opening. Not in every version.
+    pub(super) set_parameter_bool: Option<unsafe extern "C" fn(c_int, bool) -> Status>,
     pub(super) driver_properties: unsafe extern "C" fn(*mut Properties) -> Status,
     pub(super) handle_register: unsafe extern "C" fn(*mut Handle, *mut FileDescription) -> Status,
     pub(super) handle_deregister: unsafe extern "C" fn(Handle),
@@ -95,6 +105,8 @@ pub(super) struct Functions {
     pub(super) write: Transfer<*const c_void>,
     /// Not in every version.
     pub(super) batch: Option<batch_functions::Functions>,
+    /// Not in every version.
+    pub(super) statistics: Option<statistics_functions::Functions>,
 }
 
 impl Functions {
@@ -107,6 +119,7 @@ impl Functions {
                 driver_open: *library.get(b"cuFileDriverOpen\0")?,
                 driver_close: *library.get(b"cuFileDriverClose\0")?,
                 driver_close_v2: library.get(b"cuFileDriverClose_v2\0").ok().map(|symbol| *symbol),
+                set_parameter_bool: library.get(b"cuFileSetParameterBool\0").ok().map(|symbol| *symbol),
                 driver_properties: *library.get(b"cuFileDriverGetProperties\0")?,
                 handle_register: *library.get(b"cuFileHandleRegister\0")?,
                 handle_deregister: *library.get(b"cuFileHandleDeregister\0")?,
@@ -115,6 +128,7 @@ impl Functions {
                 read: *library.get(b"cuFileRead\0")?,
                 write: *library.get(b"cuFileWrite\0")?,
                 batch: batch_functions::Functions::of(library),
+                statistics: statistics_functions::Functions::of(library),
             })
         }
     }

@@ -1,8 +1,8 @@
 //! cuFile, NVIDIA's library for GPUDirect Storage: transfers between files and GPU memory without host memory.
 //!
-//! `functions` and `batch_functions` are the library's functions and structs, `error` its status codes, `open` opens its
-//! driver, `file` and `buffer` register files and memory, `batch` submits many transfers at once. [`CuFile::open`] opens the
-//! library, and its last user closes it.
+//! `functions`, `batch_functions` and `statistics_functions` are the library's functions and structs, `error` its status
+//! codes, `open` opens its driver, `file` and `buffer` register files and memory, `batch` submits many transfers at once,
+//! `statistics` tells direct transfers from copied ones. [`CuFile::open`] opens the library, and its last user closes it.
 
 mod batch;
 mod batch_functions;
@@ -11,7 +11,10 @@ mod error;
 mod file;
 mod functions;
 mod open;
+mod statistics;
+mod statistics_functions;
 
+use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,12 +24,13 @@ pub use batch::{Batch, BatchEntry, BatchEvent};
 pub use buffer::{BufferRegistration, DeviceSpan};
 pub use error::{IoError, IoResult};
 pub use file::FileHandle;
+pub use statistics_functions::TransferCounts;
 
 use self::error::{Status, check};
 use self::functions::{Functions, Properties};
 use crate::capture::RelaxedCapture;
 use crate::driver::Driver;
-use crate::error::{Error, Result, Unavailable};
+use crate::error::{Error, ErrorCode, Result, Unavailable};
 use crate::library::LibrarySearch;
 
 const SEARCH: LibrarySearch = LibrarySearch {
@@ -55,9 +59,9 @@ impl CuFile {
     /// otherwise, instead of being written to the current folder.
     ///
     /// # Errors
-    /// The reason if it is unavailable: no driver, no library, a library that fails to start, or one that would copy
-    /// through the host (compatibility mode). The last is remembered, since opening takes 0.2 s: it is the kernel's
-    /// answer, and asked for once. A library that is not found is searched for again by the next call.
+    /// The reason if it is unavailable: no driver, no library, a library that fails to start, or a machine where it would
+    /// copy every file through the host (compatibility mode). The last is remembered, since opening takes 0.2 s: it is the
+    /// kernel's answer, and asked for once. A library that is not found is searched for again by the next call.
     pub fn open() -> std::result::Result<Self, Unavailable> {
         let driver = Driver::get()?;
         let functions = functions()?;
@@ -69,23 +73,32 @@ impl CuFile {
             return Err(Unavailable::unusable(format!("cuFile is not started: {obstacle}")));
         }
         let opened = open::without_log(|| {
-            let _capture = RelaxedCapture::enter(driver);
-            // SAFETY: the function takes no arguments, and its status is checked.
-            unsafe { (functions.driver_open)() }
+            let opened = Session::open(functions, driver, true);
+            // cuFile says only that its driver is not there. A driver that starts with copies allowed says why.
+            if !opened.as_ref().is_err_and(is_not_initialised) || functions.set_parameter_bool.is_none() {
+                return opened;
+            }
+            match Session::open(functions, driver, false) {
+                Ok(session) if !session.properties.is_direct() => Ok(session),
+                _ => opened,
+            }
         });
-        let status =
+        let session =
             opened.map_err(|error| Unavailable::unusable(format!("cuFile does not start: no thread ({error})")))?;
-        check(driver, "cuFileDriverOpen", status).map_err(|error| refused(&error))?;
-        let mut session = Session { functions, driver, properties: Properties::default() };
-        // SAFETY: the pointer is to a struct with the library's layout.
-        let status = unsafe { (functions.driver_properties)(&raw mut session.properties) };
-        // From here on, dropping the session closes the driver.
-        check(driver, "cuFileDriverGetProperties", status).map_err(|error| refused(&error))?;
+        let session = session.map_err(|error| refused(&error))?;
         if !session.properties.is_direct() {
             IS_COMPATIBILITY_MODE.store(true, Ordering::Relaxed);
             return Err(compatibility_mode());
         }
         Ok(Self { session: Arc::new(session) })
+    }
+
+    /// Whether cuFile refuses files that it could only copy through the host. Otherwise it accepts them, and only its
+    /// statistics tell: the library is old, another user of the process had opened its driver before, or the user's settings
+    /// force compatibility mode (`CUFILE_FORCE_COMPAT_MODE`; version 1.17 ignores the ban then).
+    #[must_use]
+    pub fn refuses_copies(&self) -> bool {
+        !self.session.properties.allows_compatibility()
     }
 
     /// Whether the library has the batch API.
@@ -121,6 +134,26 @@ impl CuFile {
     }
 }
 
+impl Session {
+    /// Opens the driver. `forbids_copies` has an effect if the library can forbid compatibility mode and its driver is closed:
+    /// an attempt to open uses up the setting, so that other users of the library get their own.
+    fn open(functions: &'static Functions, driver: &'static Driver, forbids_copies: bool) -> Result<Self> {
+        let _capture = RelaxedCapture::enter(driver);
+        if let Some(set) = functions.set_parameter_bool.filter(|_| forbids_copies) {
+            // SAFETY: the parameter is boolean. A driver that is open already refuses it, which its properties tell.
+            let _ = unsafe { set(ALLOW_COMPATIBILITY_MODE, false) };
+        }
+        // SAFETY: the function takes no arguments, and its status is checked.
+        check(driver, "cuFileDriverOpen", unsafe { (functions.driver_open)() })?;
+        // From here on, dropping the session closes the driver.
+        let mut session = Self { functions, driver, properties: Properties::default() };
+        // SAFETY: the pointer is to a struct with the library's layout.
+        let status = unsafe { (functions.driver_properties)(&raw mut session.properties) };
+        check(driver, "cuFileDriverGetProperties", status)?;
+        Ok(session)
+    }
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
         let close = self.functions.driver_close_v2.unwrap_or(self.functions.driver_close);
@@ -137,7 +170,16 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// Whether cuFile has answered that it would copy through the host.
+/// `CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE`.
+const ALLOW_COMPATIBILITY_MODE: c_int = 1;
+/// `CU_FILE_DRIVER_NOT_INITIALIZED`.
+const NOT_INITIALISED: c_int = 5001;
+
+fn is_not_initialised(error: &Error) -> bool {
+    error.code() == ErrorCode::CuFile(NOT_INITIALISED)
+}
+
+/// Whether cuFile has answered that it would copy every file through the host.
 static IS_COMPATIBILITY_MODE: AtomicBool = AtomicBool::new(false);
 
 fn compatibility_mode() -> Unavailable {

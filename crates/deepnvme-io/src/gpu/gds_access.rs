@@ -1,29 +1,54 @@
-//! A backend with GPUDirect Storage, without an engine: for programs that drive backends directly and for contract tests.
+//! A backend with GPUDirect Storage, without an engine: for programs that drive backends directly, for contract tests, and
+//! for reports.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use deepnvme_cuda::{CuFile, TransferCounts};
+use deepnvme_mem::Device;
+use smallvec::smallvec;
+
 use super::registry::GpuRegistry;
-use crate::backend::gds::{Gds, GdsBackend};
+use crate::backend::gds::{Gds, GdsBackend, Verdict, device_of, judge, obstacle_of};
 use crate::backend::{Backend, BackendSetup};
-use crate::op::RegisteredFile;
+use crate::file::TensorFile;
+use crate::op::{Op, OpKind, RegisteredFile, Token};
+use crate::split::IoMode;
 
 /// GPUDirect Storage for some backends.
 #[derive(Debug)]
-pub struct GdsAccess(Arc<Gds>);
+pub struct GdsAccess {
+    gpus: Arc<GpuRegistry>,
+    gds: Arc<Gds>,
+}
+
+/// The result of a read with cuFile.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum GdsTrial {
+    /// The bytes bypassed host memory. cuFile's counts, if it gives any.
+    Direct(Option<TransferCounts>),
+    /// cuFile refuses the file for this reason, or has copied its bytes through the host by these counts.
+    Copied(String, Option<TransferCounts>),
+    /// cuFile does not start for this reason.
+    NotStarted(String),
+    /// There is no cuFile, or no GPU.
+    NotFound,
+}
 
 impl GdsAccess {
     /// Creates an access without opening cuFile.
     #[must_use]
     pub fn new() -> Self {
-        Self(Arc::new(Gds::new(Arc::<GpuRegistry>::default())))
+        let gpus = Arc::<GpuRegistry>::default();
+        let gds = Arc::new(Gds::new(Arc::<GpuRegistry>::clone(&gpus)));
+        Self { gpus, gds }
     }
 
     /// Returns a backend that moves ops with GPU memory through cuFile, and all others through `main`. GPU ops need the
     /// registration of their file from [`register`](Self::register), or end with `EBADF`.
     #[must_use]
     pub fn combine(&self, main: Box<dyn Backend>, setup: &BackendSetup) -> Box<dyn Backend> {
-        Box::new(GdsBackend::new(main, setup, &self.0))
+        Box::new(GdsBackend::new(main, setup, &self.gds))
     }
 
     /// Registers a file with cuFile.
@@ -31,7 +56,44 @@ impl GdsAccess {
     /// # Errors
     /// The reason if it cannot: cuFile is missing, it would copy through the host, or it refuses the file.
     pub fn register(&self, file: &Arc<OwnedFd>) -> Result<RegisteredFile, String> {
-        self.0.register(file)
+        self.gds.register(file)
+    }
+
+    /// Reads the first bytes of a file into new memory of a GPU with cuFile, and returns which way they took by cuFile's own
+    /// statistics. Without statistics, the acceptance of the file decides if cuFile refuses files that it would copy, and the
+    /// rules of NVIDIA's documentation otherwise.
+    #[must_use]
+    pub fn try_read(&self, gpu: u32, file: &TensorFile, bytes: usize) -> GdsTrial {
+        let cufile = match CuFile::open() {
+            Ok(cufile) => cufile,
+            Err(absent) if absent.is_missing() => return GdsTrial::NotFound,
+            Err(absent) => return GdsTrial::NotStarted(absent.to_string()),
+        };
+        let Ok(memory) = self.gpus.get(Device::Cuda { index: gpu }).and_then(|gpu| gpu.allocate(bytes)) else {
+            return GdsTrial::NotFound;
+        };
+        let registered = file.part_at(0).0.descriptor(IoMode::Direct).map_err(|error| error.to_string());
+        let op = registered.and_then(|file| {
+            let cufile = Some(self.register(&file)?);
+            Ok(Op { token: Token(0), kind: OpKind::Read, file, offset: 0, pieces: smallvec![memory.region()], cufile })
+        });
+        let op = match op {
+            Ok(op) => op,
+            Err(refusal) => return GdsTrial::Copied(refusal, None),
+        };
+        let (read, counts) = cufile.counted(true, || self.gds.perform(&op));
+        if let Err(errno) = read {
+            let refusal = self.gds.take_refusal().unwrap_or_else(|| format!("the read failed ({errno})"));
+            return GdsTrial::Copied(refusal, None);
+        }
+        match counts.map(judge) {
+            Some(Verdict::Copied(reason)) => GdsTrial::Copied(reason, counts),
+            Some(Verdict::Direct) => GdsTrial::Direct(counts),
+            Some(Verdict::Unknown) | None if cufile.refuses_copies() => GdsTrial::Direct(None),
+            Some(Verdict::Unknown) | None => {
+                obstacle_of(device_of(&op.file)).map_or(GdsTrial::Direct(None), |rule| GdsTrial::Copied(rule, None))
+            }
+        }
     }
 }
 

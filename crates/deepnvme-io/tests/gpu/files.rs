@@ -47,3 +47,19 @@ pub(crate) fn on_host(engine: &Engine, file: &Arc<TensorFile>, offset: u64, byte
     target.unwrap().region().copy_to_slice(0, &mut seen);
     seen
 }
+
+/// Whether the folder may be on an NVMe drive, from which cuFile transfers directly.
+pub(crate) fn is_on_nvme(folder: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let device = folder.metadata().unwrap().dev();
+    let link = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+    std::fs::canonicalize(link)
+        .is_ok_and(|disk| disk.to_string_lossy().contains("nvme") || disk.join("slaves").exists())
+}
+
+/// Whether a reason is from the rules about file systems.
+pub(crate) fn is_rule(reason: &str) -> bool {
+    ["is not an NVMe drive", "is neither ext4 nor XFS", "data=ordered", "is unknown"]
+        .iter()
+        .any(|rule| reason.contains(rule))
+}

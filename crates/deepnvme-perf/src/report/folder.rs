@@ -67,6 +67,19 @@ pub struct GdsReport {
     pub mode: &'static str,
     /// Why not a better mode.
     pub reason: Option<String>,
+    /// How cuFile has counted the reads of a trial; `None` if there was none, or without statistics.
+    pub reads: Option<GdsReads>,
+}
+
+/// The ways of reads, by cuFile's statistics.
+#[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq)]
+pub struct GdsReads {
+    /// Directly, through the kernel module nvidia-fs.
+    pub nvidia_fs: u64,
+    /// Directly, through the kernel's own peer-to-peer transfers.
+    pub peer_to_peer: u64,
+    /// Through host memory.
+    pub posix: u64,
 }
 
 /// The route between a folder and a GPU.

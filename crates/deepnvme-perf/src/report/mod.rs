@@ -27,7 +27,7 @@ pub mod system;
 pub use backends::BackendReport;
 pub use device::BlockDevice;
 pub use findings::{Finding, Severity};
-pub use folder::{DirectReport, FolderReport, GdsReport, GpuPath, Routes};
+pub use folder::{DirectReport, FolderReport, GdsReads, GdsReport, GpuPath, Routes};
 pub use gpu::{CudaDevice, GpuReport};
 pub use mounts::Mount;
 pub use packages::Package;
@@ -77,8 +77,8 @@ pub struct OpReport {
 
 impl Report {
     /// Gathers the facts of this machine and these folders. The manifest of a stripe set stands for the folders of its parts.
-    /// Writes nothing but a temporary file in each folder. Runs `python` to list its packages, and loads the CUDA driver
-    /// to list the GPUs.
+    /// Writes nothing but temporary files in each folder. Runs `python` to list its packages, and loads the CUDA driver
+    /// to list the GPUs. If there is one, reads 1 MiB of each folder into its memory with cuFile.
     #[must_use]
     pub fn gather(folders: &[PathBuf], python: &Path) -> Self {
         let files = SystemFiles::of_this_machine();

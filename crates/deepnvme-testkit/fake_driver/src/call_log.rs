@@ -4,6 +4,8 @@
 //! `cuFileWriteAsync@stream` and `cuFileBatchIO@entry` are the transfer itself, long after its call. The code of
 //! `cuFileRead@short` and `cuFileWrite@short` is the maximum number of bytes transferred. `cuFileBatchIOGetStatus@silent`
 //! reports neither events nor a failure. `cuFileBatchIO@slow` delays a transfer of a batch by its code in milliseconds.
+//! `cuFileHandleRegister@unsupported` is a file on a file system without a direct path: cuFile refuses it, or copies its bytes
+//! through the host if compatibility mode is allowed.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -7,7 +7,7 @@
 //! | `DEEPNVME_FAKE_DRIVER_DELAY_US` | maximum random delay of a queued op | 300 |
 //! | `DEEPNVME_FAKE_DRIVER_SEED` | seed of delays, orders and the contents of new memory | 1 |
 //! | `DEEPNVME_FAKE_DRIVER_FAIL` | faults: `symbol:after:code` or `symbol:always:code`, separated by commas | none |
-//! | `DEEPNVME_FAKE_DRIVER_CUFILE_COMPAT` | `1`: cuFile reports compatibility mode | no |
+//! | `DEEPNVME_FAKE_DRIVER_CUFILE_COMPAT` | `1`: no file has a direct path, and cuFile opens in compatibility mode only | no |
 
 /// Settings of this process.
 #[derive(Clone, Debug)]

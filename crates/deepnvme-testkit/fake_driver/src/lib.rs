@@ -12,7 +12,8 @@
 //! the test's executable, in `target/<profile>/deps`. [`library_path`] returns its path; the variable
 //! `DEEPNVME_FAKE_DRIVER` overrides it, and passes it to other processes. (`target/<profile>` itself has a copy only if this
 //! package was built by name.) The functions that are linked into the executable are of no use: they do not share state
-//! with the loaded library. Use only [`Loaded`], [`library_path`], [`private_copy`], [`pattern`] and [`splitmix64`].
+//! with the loaded library. Use only [`Loaded`], [`library_path`], [`private_copy`],
+//! [`old_copy`], [`pattern`] and [`splitmix64`].
 //!
 //! A process has one fake driver for each file that it loads. A test that needs its own loads a [`private_copy`]. The
 //! environment (`config.rs`) is read at the first call. The library is never unloaded.
@@ -92,5 +93,33 @@ pub fn library_path() -> PathBuf {
 pub fn private_copy(folder: &Path) -> io::Result<PathBuf> {
     let copy = folder.join(FILE_NAME);
     std::fs::copy(library_path(), &copy)?;
+    Ok(copy)
+}
+
+/// Functions that older releases of cuFile lack.
+const NEW_FUNCTIONS: [&str; 7] = [
+    "cuFileSetParameterBool",
+    "cuFileSetStatsLevel",
+    "cuFileGetStatsLevel",
+    "cuFileStatsStart",
+    "cuFileStatsStop",
+    "cuFileStatsReset",
+    "cuFileGetStatsL3",
+];
+
+/// Copies the shared library into a folder, without the functions that older releases of cuFile lack: their names in the
+/// symbol table are changed, so that no look-up finds them.
+///
+/// # Errors
+/// As [`private_copy`].
+pub fn old_copy(folder: &Path) -> io::Result<PathBuf> {
+    let copy = private_copy(folder)?;
+    let mut bytes = std::fs::read(&copy)?;
+    for name in NEW_FUNCTIONS {
+        let entry = [b"\0", name.as_bytes(), b"\0"].concat();
+        let places: Vec<_> = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(&entry)).collect();
+        places.into_iter().for_each(|at| bytes[at + 1] = b'x');
+    }
+    std::fs::write(&copy, bytes)?;
     Ok(copy)
 }

@@ -151,3 +151,63 @@ fn what_is_registered_must_stay() {
     let said = ["registered with cuFile", "which is none", "destroyed while registered", "closed while registered"];
     assert!(found.iter().zip(said).all(|(line, said)| line.contains(said)), "{violations}");
 }
+
+/// `CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE`.
+const ALLOW_COMPAT_MODE: i32 = 1;
+/// Places in the third level of statistics, as indices of numbers of 64 bits.
+const NVIDIA_FS_READS: usize = (1032 + 64) / 8;
+const POSIX_READS: usize = (1032 + 72) / 8;
+const POSIX_WRITES: usize = (1032 + 176) / 8;
+
+#[test]
+fn a_file_without_a_direct_path_is_copied_and_counted_or_refused() {
+    let Setting { fake_driver, file, handle, _folder } = setting();
+    let memory = fake_driver.alloc(MIB);
+    let mut numbers = [0_u64; 625];
+    let mut level = 7;
+    assert_eq!((fake_driver.cuFileSetParameterBool)(ALLOW_COMPAT_MODE, false).err, 5026, "the driver is open");
+    assert_eq!((fake_driver.cuFileGetStatsL3)(numbers.as_mut_ptr()).err, 5022, "the level is 0");
+    assert_eq!((fake_driver.cuFileSetStatsLevel)(4).err, 5022);
+    assert_eq!((fake_driver.cuFileSetStatsLevel)(3), ok());
+    assert_eq!((fake_driver.cuFileGetStatsLevel)(&mut level), ok());
+    assert_eq!((fake_driver.cuFileStatsStart)(), ok());
+    assert_eq!((fake_driver.cuFileRead)(handle, memory, 4096, 0, 0), 4096);
+    (fake_driver.cuFileHandleDeregister)(handle);
+    fake_driver.fail("cuFileHandleRegister@unsupported", 0, 1);
+    let description = Description { kind: 1, fd: file.as_raw_fd().into(), operations: 0 };
+    let copied = made_file(&fake_driver, &description);
+    assert_eq!((fake_driver.cuFileRead)(copied, memory, 4096, 0, 0), 4096);
+    assert_eq!((fake_driver.cuFileWrite)(copied, memory, 4096, 0, 0), 4096);
+    assert_eq!((fake_driver.cuFileGetStatsL3)(numbers.as_mut_ptr()), ok());
+    assert_eq!((level, numbers[1024 / 8] as u32), (3, 2));
+    assert_eq!([NVIDIA_FS_READS, POSIX_READS, POSIX_WRITES].map(|place| numbers[place]), [1, 1, 1]);
+    assert_eq!(((fake_driver.cuFileStatsReset)(), (fake_driver.cuFileStatsStop)()), (ok(), ok()));
+    (fake_driver.cuFileHandleDeregister)(copied);
+    assert_eq!((fake_driver.cuFileDriverClose)(), ok());
+
+    assert_eq!((fake_driver.cuFileSetParameterBool)(ALLOW_COMPAT_MODE, false), ok());
+    assert_eq!((fake_driver.cuFileDriverOpen)(), ok());
+    fake_driver.fail("cuFileHandleRegister@unsupported", 0, 1);
+    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &description).err, 5008);
+    (fake_driver.cuFileHandleDeregister)(made_file(&fake_driver, &description));
+    assert_eq!(fake_driver.violations(), "");
+}
+
+fn made_file(fake_driver: &FakeDriver, description: &Description) -> u64 {
+    let mut handle = 0;
+    assert_eq!((fake_driver.cuFileHandleRegister)(&mut handle, description), ok());
+    handle
+}
+
+#[test]
+fn an_old_copy_lacks_the_new_functions_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = deepnvme_fake_driver::old_copy(folder.path()).unwrap();
+    // SAFETY: loading it runs nothing but the start of Rust's library.
+    let library = unsafe { libloading::Library::new(copy) }.unwrap();
+    // SAFETY: the symbols are looked up, not called.
+    let has = |name: &[u8]| unsafe { library.get::<*const ()>(name) }.is_ok();
+    assert!(has(b"cuFileDriverOpen") && has(b"cuFileBatchIOSubmit") && has(b"cuInit"));
+    assert!(!has(b"cuFileSetParameterBool") && !has(b"cuFileGetStatsL3"));
+    std::mem::forget(library);
+}

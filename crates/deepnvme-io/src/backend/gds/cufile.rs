@@ -6,14 +6,18 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use deepnvme_cuda::{CuFile, IoError, libraries_loaded};
+use deepnvme_cuda::{CuFile, IoError, IoResult, libraries_loaded};
 use deepnvme_mem::{Device, PAGE_BYTES, Region};
 
 use super::batches::Batches;
+use super::file_systems::{FileSystems, Verdict, device_of, judge, obstacle_of};
 use super::registrations::{GpuRegistration, Registered, Registrations};
 use crate::error::{Error, Result};
 use crate::op::{Errno, Op, OpKind, RegisteredFile};
 use crate::sync::{Mutex, lock};
+
+/// How often a trial is repeated while transfers of others hide its answer.
+const TRIALS_MAX: u32 = 3;
 
 /// Opens CUDA devices by their index, each once.
 pub(crate) trait CudaDevices: Debug + Send + Sync {
@@ -35,6 +39,7 @@ pub(crate) struct Gds {
     refusal: Mutex<Option<String>>,
     pub(super) batches: Batches,
     pub(super) registrations: Arc<Registrations>,
+    file_systems: FileSystems,
     /// Registrations, evictions among them, and bytes moved from and to registered memory.
     registered: AtomicU64,
     evicted: AtomicU64,
@@ -71,6 +76,7 @@ impl Gds {
             refusal: Mutex::default(),
             batches: Batches::default(),
             registrations: Registrations::of_process(),
+            file_systems: FileSystems::default(),
             registered: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             bytes_registered: AtomicU64::new(0),
@@ -135,9 +141,22 @@ impl Gds {
         }
     }
 
-    /// Registers a file with cuFile until the result is dropped.
+    /// Registers a file with cuFile until the result is dropped. Returns the reason if cuFile would copy through the host, as
+    /// far as that is known before a transfer.
     pub(crate) fn register(&self, file: &Arc<OwnedFd>) -> std::result::Result<RegisteredFile, String> {
-        RegisteredFile::register(self.cufile()?, file)
+        let cufile = self.cufile()?;
+        if cufile.refuses_copies() {
+            return RegisteredFile::register(cufile, file, None);
+        }
+        let device = device_of(file);
+        let refusal = match device.filter(|_| cufile.has_statistics()) {
+            Some(device) => self.file_systems.refusal(device),
+            None => obstacle_of(device),
+        };
+        match refusal {
+            Some(reason) => Err(reason),
+            None => RegisteredFile::register(cufile, file, device.filter(|_| cufile.has_statistics())),
+        }
     }
 
     /// Returns the largest block that cuFile moves in one transfer, up to `most`.
@@ -151,8 +170,62 @@ impl Gds {
         lock(&self.refusal).take()
     }
 
+    /// Returns whether an op is direct.
+    pub(super) fn verdict(&self, op: &Op) -> Verdict {
+        let untried = op.cufile.as_ref().and_then(RegisteredFile::untried);
+        untried.map_or(Verdict::Direct, |device| self.file_systems.verdict(device, op.kind))
+    }
+
     /// Performs one op with one call.
-    pub(super) fn perform(&self, op: &Op) -> std::result::Result<usize, Errno> {
+    pub(crate) fn perform(&self, op: &Op) -> std::result::Result<usize, Errno> {
+        let (moved, is_registered) = self.transfer(op)?;
+        self.outcome(moved, is_registered)
+    }
+
+    /// Performs an op on a file system that was not tried, and lets cuFile's statistics judge. An op that was copied through
+    /// the host counts as refused, and is repeated with a bounce buffer.
+    pub(super) fn perform_trial(&self, op: &Op) -> std::result::Result<usize, Errno> {
+        let (Some(device), Ok(cufile)) = (op.cufile.as_ref().and_then(RegisteredFile::untried), self.cufile()) else {
+            return self.perform(op);
+        };
+        let _turn = lock(&self.file_systems.trial);
+        let mut verdict = self.file_systems.verdict(device, op.kind);
+        if verdict == Verdict::Direct {
+            return self.perform(op);
+        }
+        let (mut moved, mut copies) = (None, 0);
+        // Transfers of others at the same time can hide the answer.
+        for _ in 0..TRIALS_MAX {
+            if verdict != Verdict::Unknown {
+                break;
+            }
+            let (transferred, counts) = cufile.counted(op.kind == OpKind::Read, || self.transfer(op));
+            let (result, is_registered) = transferred?;
+            if !matches!(&result, Ok(1..)) {
+                return self.outcome(result, is_registered);
+            }
+            moved = Some((result, is_registered));
+            verdict = counts.map_or(Verdict::Unknown, judge);
+            copies = counts.map_or(0, |counts| counts.posix);
+        }
+        if verdict == Verdict::Unknown && copies > 0 {
+            verdict = Verdict::Copied("cuFile copies through host memory in this process, perhaps also here".into());
+        } else if verdict == Verdict::Unknown {
+            verdict = obstacle_of(Some(device)).map_or(Verdict::Direct, Verdict::Copied);
+        }
+        self.file_systems.learn(device, op.kind, &verdict);
+        match (verdict, moved) {
+            (Verdict::Copied(reason), _) => {
+                self.refuse(reason);
+                Err(Errno::OPNOTSUPP)
+            }
+            (_, Some((result, is_registered))) => self.outcome(result, is_registered),
+            (_, None) => self.perform(op),
+        }
+    }
+
+    /// Moves the bytes of an op with one call. Returns also whether cuFile knows the memory.
+    fn transfer(&self, op: &Op) -> std::result::Result<(IoResult, bool), Errno> {
         let (Some(file), [memory]) = (&op.cufile, &op.pieces[..]) else { return Err(Errno::BADF) };
         let Device::Cuda { index } = memory.device() else { return Err(Errno::INVAL) };
         let device = self.device(index).map_err(|_| Errno::NODEV)?;
@@ -166,7 +239,7 @@ impl Gds {
             }
         };
         drop(registration_use);
-        self.outcome(moved, is_registered)
+        Ok((moved, is_registered))
     }
 
     /// Counts the result of a transfer and records a refusal.

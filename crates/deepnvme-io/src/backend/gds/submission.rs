@@ -11,6 +11,7 @@ use deepnvme_cuda::{Batch, BatchEntry, BatchEvent, CuFile, Device as Gpu};
 use deepnvme_mem::Device;
 
 use super::cufile::Gds;
+use super::file_systems::Verdict;
 use super::registrations::RegistrationUse;
 use crate::op::{Completion, Errno, Op, OpKind, RegisteredFile};
 
@@ -43,6 +44,18 @@ impl Gds {
     pub(super) fn perform_all(&self, ops: Vec<Op>, finish: Finish<'_>) {
         let mut by_gpu: BTreeMap<Option<u32>, Vec<Op>> = BTreeMap::new();
         for op in ops {
+            let result = match self.verdict(&op) {
+                Verdict::Direct => None,
+                Verdict::Unknown => Some(self.perform_trial(&op)),
+                Verdict::Copied(reason) => {
+                    self.refuse(reason);
+                    Some(Err(Errno::OPNOTSUPP))
+                }
+            };
+            if let Some(result) = result {
+                finish(Completion { op, result });
+                continue;
+            }
             let gpu = op.pieces.first().and_then(|memory| match memory.device() {
                 Device::Cuda { index } => Some(index),
                 Device::Host => None,

@@ -7,6 +7,7 @@ use crate::calls::{Needs, enter, without_panic};
 use crate::state::{DriverGuard, is_forked};
 
 pub(super) const DRIVER_NOT_INITIALIZED: i32 = 5001;
+pub(super) const IO_NOT_SUPPORTED: i32 = 5008;
 pub(super) const CUDA_DRIVER_ERROR: i32 = 5011;
 pub(super) const CUDA_POINTER_INVALID: i32 = 5012;
 pub(super) const CUDA_POINTER_RANGE_ERROR: i32 = 5014;
@@ -15,6 +16,7 @@ pub(super) const INVALID_MAPPING_RANGE: i32 = 5017;
 pub(super) const INVALID_FILE_TYPE: i32 = 5018;
 pub(super) const INVALID_VALUE: i32 = 5022;
 pub(super) const MEMORY_ALREADY_REGISTERED: i32 = 5023;
+pub(super) const DRIVER_ALREADY_OPEN: i32 = 5026;
 pub(super) const HANDLE_NOT_REGISTERED: i32 = 5027;
 pub(super) const HANDLE_ALREADY_REGISTERED: i32 = 5028;
 pub(super) const INTERNAL_ERROR: i32 = 5030;
@@ -37,6 +39,9 @@ pub(super) type FileOutcome<T = ()> = Result<T, i32>;
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
 pub(super) struct DescriptorOrPointer(pub(super) c_int);
+
+/// `CU_FILE_ALLOW_COMPAT_MODE`, as a bit of the control flags.
+pub(super) const ALLOW_COMPAT_MODE: u32 = 1 << 1;
 
 /// Structs with the layout of C.
 macro_rules! c_structs {
@@ -103,7 +108,7 @@ impl DriverProperties {
             poll_threshold: 4,
             max_direct_io: 16384,
             status_flags: if compat { 0 } else { 1 << 4 },
-            control_flags: if compat { 1 << 1 } else { 0 },
+            control_flags: ALLOW_COMPAT_MODE,
             feature_flags: if compat { 0 } else { 0b1110 },
             max_cache: 131_072,
             per_buffer_cache: 1024,

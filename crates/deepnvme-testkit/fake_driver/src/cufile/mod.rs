@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `abi` | codes and structs of the header, and the entry checks of these functions |
 //! | `session` | opening and closing the driver, its properties |
+//! | `statistics` | parameters of the next opening, and counted transfers |
 //! | `registered` | files and buffers that are registered |
 //! | `transfer` | one transfer: checked when requested, then moved in pieces |
 //! | `direct` | synchronous calls |
@@ -19,6 +20,7 @@ mod direct;
 mod queued;
 mod registered;
 mod session;
+mod statistics;
 mod transfer;
 
 use std::collections::BTreeMap;
@@ -35,6 +37,11 @@ pub(crate) struct CuFile {
     /// Registered buffers: bytes, by their first address.
     pub(crate) buffers: BTreeMap<u64, usize>,
     pub(crate) batches: BTreeMap<Handle, batch::Batch>,
+    /// Whether the machine has no direct path: every file is copied through the host.
+    compat: bool,
+    /// Whether the next opening allows compatibility mode, if that was set.
+    staged_compat: Option<bool>,
+    statistics: statistics::Statistics,
     properties: abi::DriverProperties,
 }
 
@@ -42,7 +49,21 @@ impl CuFile {
     /// Nothing is open yet.
     pub(crate) fn new(compat: bool) -> Self {
         let properties = abi::DriverProperties::new(compat);
-        Self { opened: 0, handles: BTreeMap::new(), buffers: BTreeMap::new(), batches: BTreeMap::new(), properties }
+        Self {
+            opened: 0,
+            handles: BTreeMap::new(),
+            buffers: BTreeMap::new(),
+            batches: BTreeMap::new(),
+            compat,
+            staged_compat: None,
+            statistics: statistics::Statistics::default(),
+            properties,
+        }
+    }
+
+    /// Whether a file may be copied through the host.
+    fn allows_compat(&self) -> bool {
+        self.properties.control_flags & abi::ALLOW_COMPAT_MODE != 0
     }
 
     /// Whether a registered buffer has bytes of a range.

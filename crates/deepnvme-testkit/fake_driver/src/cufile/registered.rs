@@ -8,7 +8,8 @@ use std::{fs, mem};
 use crate::abi::{Device, Handle, In, Out};
 use crate::cufile::abi::{
     CUDA_POINTER_INVALID, CUDA_POINTER_RANGE_ERROR, Description, FileOutcome, GPU_MEMORY_PINNING_FAILED,
-    HANDLE_ALREADY_REGISTERED, INVALID_FILE_TYPE, INVALID_VALUE, MEMORY_ALREADY_REGISTERED, cufile_calls,
+    HANDLE_ALREADY_REGISTERED, INVALID_FILE_TYPE, INVALID_VALUE, IO_NOT_SUPPORTED, MEMORY_ALREADY_REGISTERED,
+    cufile_calls,
 };
 use crate::cufile::session::opened;
 use crate::state::DriverState;
@@ -22,6 +23,8 @@ const BUFFER_FLAGS: i32 = 3;
 #[derive(Debug)]
 pub(crate) struct File {
     pub(super) fd: RawFd,
+    /// Whether its bytes are copied through the host (compatibility mode).
+    pub(super) is_copied: bool,
     /// Device and inode, which must not change while registered.
     identity: (u64, u64),
     /// The descriptor's flags of access.
@@ -37,7 +40,12 @@ cufile_calls! {
         if out.is_null() || description.kind != DESCRIPTOR {
             return Err(INVALID_VALUE);
         }
-        let file = File::new(description.fd.0)?;
+        let mut file = File::new(description.fd.0)?;
+        let is_unsupported = state.call_log.call("cuFileHandleRegister@unsupported").is_some();
+        if is_unsupported && !state.cufile.allows_compat() {
+            return Err(IO_NOT_SUPPORTED);
+        }
+        file.is_copied = is_unsupported || state.cufile.compat;
         if state.cufile.handles.values().any(|other| other.fd == file.fd) {
             return Err(HANDLE_ALREADY_REGISTERED);
         }
@@ -110,7 +118,7 @@ impl File {
         if status.st_mode & libc::S_IFMT != libc::S_IFREG {
             return Err(INVALID_FILE_TYPE);
         }
-        Ok(Self { fd, identity: (status.st_dev, status.st_ino), flags, buffered: OnceLock::new() })
+        Ok(Self { fd, is_copied: false, identity: (status.st_dev, status.st_ino), flags, buffered: OnceLock::new() })
     }
 
     /// Whether the descriptor is still the registered file.

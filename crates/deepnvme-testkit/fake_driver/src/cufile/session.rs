@@ -1,7 +1,9 @@
 //! Opening and closing the driver, and what can be asked and set of it.
 
 use crate::abi::Out;
-use crate::cufile::abi::{DRIVER_NOT_INITIALIZED, DriverProperties, FileOutcome, INVALID_VALUE, cufile_calls};
+use crate::cufile::abi::{
+    ALLOW_COMPAT_MODE, DRIVER_NOT_INITIALIZED, DriverProperties, FileOutcome, INVALID_VALUE, cufile_calls,
+};
 use crate::state::{DriverGuard, DriverState, is_forked, lock};
 
 /// 1000 times the major version and 10 times the minor one.
@@ -11,6 +13,9 @@ const POLL: u32 = 1;
 
 cufile_calls! {
     fn cuFileDriverOpen() |mut state| {
+        if state.cufile.opened == 0 {
+            open(&mut state)?;
+        }
         state.cufile.opened += 1;
         Ok(())
     }
@@ -62,6 +67,17 @@ extern "C" fn cuFileUseCount() -> std::ffi::c_long {
     let mut state = lock();
     state.call_log.call("cuFileUseCount");
     state.cufile.opened.into()
+}
+
+/// Uses up the staged parameter. By default, compatibility mode is allowed.
+fn open(state: &mut DriverState) -> FileOutcome {
+    let allows_compat = state.cufile.staged_compat.take().unwrap_or(true);
+    if state.cufile.compat && !allows_compat {
+        return Err(DRIVER_NOT_INITIALIZED);
+    }
+    let flags = &mut state.cufile.properties.control_flags;
+    *flags = if allows_compat { *flags | ALLOW_COMPAT_MODE } else { *flags & !ALLOW_COMPAT_MODE };
+    Ok(())
 }
 
 /// Checks that the driver is open.

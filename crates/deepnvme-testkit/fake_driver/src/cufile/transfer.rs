@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::Handle;
+use crate::abi::{Device, Handle};
 use crate::access::{Access, Shape};
 use crate::cufile::abi::{
     CUDA_CONTEXT_MISMATCH, CUDA_POINTER_INVALID, FileOutcome, HANDLE_NOT_REGISTERED, INVALID_CONTEXT_ERROR,
@@ -52,6 +52,7 @@ pub(super) struct Transfer {
     way: Way,
     file: Arc<File>,
     range: MappedRange,
+    device: Option<Device>,
     bytes: usize,
     file_offset: i64,
     pub(super) used: Access,
@@ -114,7 +115,7 @@ impl DriverState {
         if registered.is_some_and(|room| (used.start - base).saturating_add(bytes as u64) > *room as u64) {
             return Err(INVALID_MAPPING_RANGE);
         }
-        device_of(self, used.start, bytes)?;
+        let device = device_of(self, used.start, bytes)?;
         let unregistered = registered.is_none();
         let located = self.locate(Side::Either(used.start), Shape::line(bytes), used.writes);
         let range = located.map_err(|_| CUDA_POINTER_INVALID)?.range;
@@ -127,7 +128,7 @@ impl DriverState {
         let key = self.handle();
         let mut rng = self.rng(key);
         let delay = Duration::from_micros(rng.below(self.config.delay_us + 1));
-        Ok(Transfer { way, file, range, bytes, file_offset, used, rng, delay })
+        Ok(Transfer { way, file, range, device, bytes, file_offset, used, rng, delay })
     }
 
     /// Adds a synchronous transfer to the race detector.
@@ -161,6 +162,7 @@ impl Transfer {
                 Err(error) => return Err(error),
             }
         }
+        lock().cufile.statistics.count(self.way, self.device, done, self.file.is_copied);
         Ok(done)
     }
 

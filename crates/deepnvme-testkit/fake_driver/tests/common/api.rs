@@ -174,6 +174,13 @@ api! {
     cuFileDriverSetMaxCacheSize(usize) -> FileError;
     cuFileDriverSetMaxPinnedMemSize(usize) -> FileError;
     cuFileGetVersion(&mut i32) -> FileError;
+    cuFileSetParameterBool(i32, bool) -> FileError;
+    cuFileSetStatsLevel(i32) -> FileError;
+    cuFileGetStatsLevel(&mut i32) -> FileError;
+    cuFileStatsStart() -> FileError;
+    cuFileStatsStop() -> FileError;
+    cuFileStatsReset() -> FileError;
+    cuFileGetStatsL3(*mut u64) -> FileError;
     cuFileHandleRegister(&mut u64, &Description) -> FileError;
     cuFileHandleDeregister(u64);
     cuFileBufRegister(u64, usize, i32) -> FileError;
