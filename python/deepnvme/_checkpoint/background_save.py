@@ -212,7 +212,7 @@ class _BackgroundSave:
         try:
             self._starters.extend(map(_thread.start_new_thread, [self._launch], [()]))
             while not self._launched.wait(POLL_INTERVAL_S):
-                pass
+                self._check_process()
             if self._refusal is not None:
                 raise self._refusal
         except RuntimeError as error:

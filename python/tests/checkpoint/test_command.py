@@ -104,6 +104,24 @@ def test_verify_tells_sound_files_from_damaged_ones(tmp_path: Path, state: dict[
     assert "at offset" in second["finding"]
 
 
+def test_verify_of_a_folder_sees_the_files_beside_its_model(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    deepnvme.save({"a": torch.randn(30, 20)}, tmp_path / "model.safetensors")
+    deepnvme.save({"state": state}, tmp_path / "optimizer.pt")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / ".model.pt").write_text("no checkpoint")
+    status, out, _ = run("verify", tmp_path)
+    assert status == 0
+    assert "optimizer.pt" in out
+    data = bytearray((tmp_path / "optimizer.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "optimizer.pt").write_bytes(data)
+    status, out, _ = run("verify", tmp_path)
+    assert status == 1
+    assert "DAMAGED" in out
+    (tmp_path / "model.safetensors").unlink()
+    assert run("verify", tmp_path)[0] == 1
+
+
 def test_what_cannot_be_verified_or_read(tmp_path: Path) -> None:
     save_file({"a": torch.randn(3)}, tmp_path / "theirs.safetensors")
     (tmp_path / "text").write_text("once upon a time, there was no tensor")
