@@ -18,8 +18,8 @@ HEAD = """\
 # Command line
 
 `deepnvme` and `python -m deepnvme` are the same program, which the wheel installs. The Rust binary of `deepnvme-cli`
-cannot run `demo`, `generate` and `stream-bench`, which need the Python package with torch and transformers. Results go to
-standard output, messages to standard error. Exit status: 0 success, 1 failure, 2 usage error.
+cannot run `demo`, `generate` and `stream-bench`, which need the Python package with torch and transformers. Results
+go to standard output, messages to standard error. Exit status: 0 success, 1 failure, 2 usage error.
 
 [JSON schemas](json-schemas.md) describe the output of `--json`. [Settings](settings.md) explains the settings of the
 engine, and the sizes that options accept.
