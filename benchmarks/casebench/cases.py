@@ -19,7 +19,7 @@ from casebench.turns import (
     cold,
     fio_turn,
     large_state,
-    ordinary_tensor,
+    small_page_tensor,
     small_state,
     timed,
 )
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Goal(NamedTuple):
-    """The first contestant takes at most this multiple of the time of the second."""
+    """The first contestant takes at most this multiple of the time of the second: 1 / 0.85 for 85% of its speed."""
 
     ours: str
     theirs: str
@@ -42,7 +42,7 @@ class Goal(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A case, and what it is to reach."""
+    """A case, and what it is to reach. ``writes``: its turns wait for an idle disk."""
 
     prepare: Callable[[Path, int], AbstractContextManager[Contestants]]
     goals: tuple[Goal, ...]
@@ -103,7 +103,7 @@ def load_small(folder: Path, _mib: int) -> Iterator[Contestants]:
 
 @contextmanager
 def load_one(folder: Path, mib: int) -> Iterator[Contestants]:
-    """Load one tensor of 2 GiB."""
+    """Load one large tensor."""
     path = folder / "one.safetensors"
     state = large_state(mib, mib)
     deepnvme.save(state, path)
@@ -118,7 +118,7 @@ def load_one(folder: Path, mib: int) -> Iterator[Contestants]:
 
 @contextmanager
 def load_large(folder: Path, mib: int) -> Iterator[Contestants]:
-    """Load 1.6 GB of tensors of 64 MiB."""
+    """Load many tensors of 64 MiB."""
     path = folder / "large.safetensors"
     state = large_state(mib * 3 // 4)
     deepnvme.save(state, path)
@@ -133,10 +133,10 @@ def load_large(folder: Path, mib: int) -> Iterator[Contestants]:
 
 @contextmanager
 def read_memory(folder: Path, mib: int) -> Iterator[Contestants]:
-    """Read 2 GiB into pinned memory, ordinary memory, and memory in single pages."""
+    """Read a large file into pinned memory, ordinary memory, and memory in single pages."""
     path, size = folder / "data", mib * MIB
     pinned = deepnvme.pinned_empty(size // 4, torch.float32).normal_()
-    ordinary, scattered = torch.ones(size // 4), ordinary_tensor(size)
+    ordinary, scattered = torch.ones(size // 4), small_page_tensor(size)
     deepnvme.write(pinned, path)
     yield {
         "pinned": cold(path, lambda: deepnvme.read(pinned, path)),
@@ -149,10 +149,10 @@ def read_memory(folder: Path, mib: int) -> Iterator[Contestants]:
 
 @contextmanager
 def write_memory(folder: Path, mib: int) -> Iterator[Contestants]:
-    """Write 2 GiB from pinned memory, ordinary memory, and memory in single pages."""
+    """Write a large tensor from pinned memory, ordinary memory, and memory in single pages."""
     size = mib * MIB
     pinned = deepnvme.pinned_empty(size // 4, torch.float32).normal_()
-    ordinary, scattered = pinned.clone(), ordinary_tensor(size)
+    ordinary, scattered = pinned.clone(), small_page_tensor(size)
     path, raw = folder / "data", folder / "raw"
     for one in (path, raw):
         deepnvme.write(pinned, one, durability="data")

@@ -72,7 +72,7 @@ def large_state(mib: int, tensor_mib: int = 64) -> dict[str, torch.Tensor]:
     return {f"layers.{i}.weight": torch.randn(elements, generator=generator) for i in range(mib // tensor_mib)}
 
 
-def ordinary_tensor(size: int) -> torch.Tensor:
+def small_page_tensor(size: int) -> torch.Tensor:
     """Return page-aligned memory in single pages of 4 KiB, filled with random numbers."""
     memory = mmap.mmap(-1, size)
     memory.madvise(mmap.MADV_NOHUGEPAGE)

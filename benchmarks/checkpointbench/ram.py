@@ -99,7 +99,9 @@ def main() -> int:
                     seconds[name].append(time.perf_counter() - began)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"{size / 1e9:.2f} GB in {arguments.scratch}, {ROUNDS} rounds; x: of the first copy, and of the second")
+    print(
+        f"{size / 1e9:.2f} GB in {arguments.scratch}, {ROUNDS} rounds; x: speed relative to each of the two copies"
+    )
     for name, values in seconds.items():
         ratios = [
             statistics.median(base / mine for base, mine in zip(seconds[row], values, strict=True))

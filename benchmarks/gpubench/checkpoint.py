@@ -1,4 +1,4 @@
-"""The row `checkpoint`: the state of a training on the GPU is saved while the training goes on."""
+"""The row `checkpoint`: the state of a training run on the GPU is saved while training goes on."""
 
 from __future__ import annotations
 

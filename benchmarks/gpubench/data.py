@@ -54,7 +54,7 @@ def _pieces(nbytes: int, *, whole: bool) -> Iterator[tuple[int, int]]:
 
 
 def random_bytes(nbytes: int) -> torch.Tensor:
-    """Bytes that are others in each run: a random part again and again, of which no two are alike."""
+    """Random bytes, new in each run: one part, repeated, each MiB XORed with its number modulo 256."""
     part = torch.frombuffer(bytearray(os.urandom(min(nbytes, _CHUNK_BYTES))), dtype=torch.uint8)
     whole = part.repeat(-(-nbytes // part.numel()))[:nbytes]
     stamps = torch.arange(-(-nbytes // _STAMP_BYTES)).to(torch.uint8)

@@ -27,7 +27,7 @@ class Deepnvme(OwnEngine, Loader):
 
 
 class DeepnvmeGds(Deepnvme):
-    """The same with cuFile, or its reason why not."""
+    """The same with cuFile required; otherwise the reason is recorded."""
 
     name = OURS_GDS
     options: ClassVar[dict[str, str]] = {"gds": "required"}
@@ -114,7 +114,7 @@ class FastSafetensors(Loader):
 
 
 class FastSafetensorsGds(FastSafetensors):
-    """The same by cuFile, in whichever mode that is here."""
+    """The same with cuFile, direct or copying."""
 
     name = "fastsafetensors, cuFile"
     without_gds = False

@@ -1,4 +1,4 @@
-"""The interface of a tool, and the construction of all that run here."""
+"""The interfaces of tools and loaders."""
 
 from __future__ import annotations
 

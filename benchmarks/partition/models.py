@@ -1,6 +1,6 @@
 """Shapes of public models, computed from their configurations.
 
-Each number has the name that it has in the model's ``config.json`` on Hugging Face, at ``source``. ``parameters``
+Each number has its name in the model's ``config.json`` on Hugging Face, at ``source``. ``parameters``
 is the expected total, from the model's index of weights or its paper.
 """
 

@@ -1,1 +1,1 @@
-"""A guard against sliding back: short cases beside a baseline each, compared with the ratios on record."""
+"""A regression check: short cases, each beside a baseline, compared with recorded ratios."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ratios:
-    """Times of the baseline divided by ours, of some rounds: the higher, the faster are we."""
+    """Times of the baseline divided by ours, of some rounds. Higher means that deepnvme is faster."""
 
     median: float
     low: float
@@ -31,10 +31,7 @@ class Ratios:
 
 
 def has_fallen(now: Ratios, before: Ratios) -> bool:
-    """Return whether a median is lower than that on record by more than the spread of either set of rounds.
-
-    The spread is the distance from the median to the lowest ratio on record, or to the highest ratio of now.
-    """
+    """Return whether the median is below all ratios on record, and the median on record above all new ratios."""
     return now.median < before.low and now.high < before.median
 
 

@@ -89,7 +89,8 @@ impl Device {
         self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.functions.context_push)(self.context) })
     }
 
-    /// Makes the device current on a thread of the library. Returns the context of another device that was.
+    /// Makes the device current on a thread of the library. Returns the context that was current before,
+    /// if it was another's.
     fn settle(&self) -> Result<Option<Handle>> {
         let functions = &self.driver.functions;
         let own = OwnThread::Settled { context: self.context.addr(), releases: RELEASES.load(Ordering::Relaxed) };
@@ -136,7 +137,7 @@ enum OwnThread {
     },
 }
 
-/// Devices that were released.
+/// Number of devices released so far.
 static RELEASES: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -186,7 +187,8 @@ impl Drop for Current<'_> {
         match self.leave {
             Leave::Pop(_) => {
                 let mut popped = ptr::null_mut();
-                // SAFETY: the pointer is to a local value, and guards are dropped in reverse order.
+                // SAFETY: the pointer is to a local value. The context to pop is this guard's: all callers of `enter` keep
+                // their guard in a local variable, so guards are dropped in reverse order.
                 let _ = unsafe { (self.device.driver.functions.context_pop)(&raw mut popped) };
             }
             Leave::Restore(Some(before)) => {

@@ -1,4 +1,4 @@
-//! Errors of the driver, and of its absence.
+//! Errors of driver calls, and of a missing library.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,7 +19,7 @@ impl Unavailable {
         Self { text, is_missing: false }
     }
 
-    /// Whether the library was not found. It may be later, once the process has loaded others.
+    /// Whether the library was not found. It may be found later, once the process has loaded others.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         self.is_missing
@@ -43,7 +43,7 @@ pub enum ErrorCode {
     CuFile(i32),
     /// The kernel's (`errno`).
     Kernel(i32),
-    /// None: the time was over.
+    /// No number: the time limit passed.
     TimedOut,
 }
 

@@ -52,7 +52,7 @@ fn bytes_of(region: &RegionMut) -> Vec<u8> {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Into a slice, or into memory of the engine's kind.
+    /// Into a slice, or into a `RegionMut`.
     Small { jump: Jump, bytes: usize, is_region: bool },
     /// Bypassing the windows.
     Large { jump: Jump, bytes: usize },

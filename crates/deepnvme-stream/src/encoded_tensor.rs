@@ -52,10 +52,10 @@ impl EncodedTensor {
         let Form::Parts { starts, part_bytes, bytes, .. } = &self.form else { return Ok(()) };
         let wrong = |what: &str| Err(Error::Plan(format!("the parts of a tensor {what}")));
         if *part_bytes == 0 || *part_bytes > CONVERSION_BYTES_MAX || !part_bytes.is_multiple_of(self.float.bytes()) {
-            return wrong("are empty, too large, or no whole elements");
+            return wrong("are empty, too large, or not whole elements");
         }
         if bytes.div_ceil(*part_bytes) + 1 != starts.len() || !bytes.is_multiple_of(self.float.bytes()) {
-            return wrong("are not as many as it has bytes for");
+            return wrong("do not match its size");
         }
         let fits = |pair: &[u64]| {
             pair[1].checked_sub(pair[0]).is_some_and(|stored| (1..=CONVERSION_BYTES_MAX as u64).contains(&stored))
@@ -66,7 +66,7 @@ impl EncodedTensor {
     /// The conversions that load a range of its decoded bytes to the slot offset `at`, as elements of `to`.
     ///
     /// # Errors
-    /// `Plan` for a range outside the tensor.
+    /// `Plan` for a range outside a tensor of `Parts`. A plain tensor has no length here.
     pub fn conversions(&self, range: Range<usize>, at: usize, to: Float) -> Result<Vec<Conversion>> {
         let item = self.float.bytes();
         let is_whole = range.start.is_multiple_of(item) && range.end.is_multiple_of(item) && range.start <= range.end;
@@ -75,7 +75,7 @@ impl EncodedTensor {
             Form::Parts { bytes, .. } => range.end <= *bytes,
         };
         if !is_whole || !has {
-            return Err(Error::Plan(format!("bytes {range:?} of a tensor of {:?} that has not those", self.float)));
+            return Err(Error::Plan(format!("bytes {range:?} lie outside a tensor of {:?}", self.float)));
         }
         let becomes = |bytes: usize| bytes / item * to.bytes();
         let mut conversions = Vec::new();

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 # Longer than any tensor. torch counts bytes in 64 bits with a sign.
 _LONGEST_STORAGE_BYTES = (1 << 63) - 1
+# Whether torch converts one type to another, as far as it was asked.
+_CASTS: dict[tuple[torch.dtype, torch.dtype], bool] = {}
 
 
 @public
@@ -134,15 +135,19 @@ def cast_refusal(origin: torch.dtype, target: torch.dtype) -> str | None:
     return lost and f"which would lose {lost}"
 
 
-@functools.cache
 def _has_cast(origin: torch.dtype, target: torch.dtype) -> bool:
+    """Whether torch converts one type to the other. Asked once for each pair."""
     import torch  # noqa: PLC0415
 
-    try:
-        torch.empty(1, dtype=origin).to(target)
-    except Exception:  # noqa: BLE001 - of a class for each kind of type: quantised, packed, only bits
-        return False
-    return True
+    known = _CASTS.get((origin, target))
+    if known is None:
+        try:
+            torch.empty(1, dtype=origin).to(target)
+            known = True
+        except Exception:  # noqa: BLE001 - of a class for each kind of type: quantised, packed, only bits
+            known = False
+        _CASTS[origin, target] = known
+    return known
 
 
 def _cast_loss(origin: torch.dtype, target: torch.dtype) -> str | None:

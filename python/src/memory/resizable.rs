@@ -48,7 +48,7 @@ struct StorageHold {
 pub(crate) struct StorageHolds {
     holds: Vec<usize>,
     objects: Vec<Py<PyAny>>,
-    /// Start and end of each storage, by start. The end is the largest of those up to there.
+    /// Start and end of each storage, sorted by start. Each end is the maximum of the ends so far.
     ranges: Vec<(usize, usize)>,
 }
 

@@ -62,7 +62,7 @@ pub struct Batch {
     outstanding: u32,
 }
 
-// SAFETY: cuFile allows any thread to use a batch, one at a time.
+// SAFETY: cuFile allows any thread to use a batch, one at a time. `submit`, `cancel` and `wait` take `&mut self`.
 unsafe impl Send for Batch {}
 
 impl Batch {
@@ -170,7 +170,7 @@ impl Batch {
     /// cuFile's error.
     pub fn cancel(&mut self) -> Result<()> {
         let _current = self.device.enter()?;
-        // SAFETY: the handle is valid until it is dropped.
+        // SAFETY: `new` created the handle, and only `drop` destroys it.
         let status = unsafe { (self.functions.cancel)(self.handle) };
         self.cufile.check("cuFileBatchIOCancel", status)
     }

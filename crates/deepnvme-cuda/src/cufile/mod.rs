@@ -54,9 +54,10 @@ struct Session {
 }
 
 impl CuFile {
-    /// Opens cuFile for transfers that bypass host memory. It reads NVIDIA's documented configuration (`CUFILE_ENV_PATH_JSON`, `/etc/cufile.json`); nothing
-    /// is written or changed. Its log goes where `CUFILE_LOGFILE_PATH` or the configuration says, and is discarded
-    /// otherwise, instead of being written to the current folder.
+    /// Opens cuFile for transfers that bypass host memory. It reads NVIDIA's documented configuration
+    /// (`CUFILE_ENV_PATH_JSON`, `/etc/cufile.json`); nothing is written or changed. Its log goes where
+    /// `CUFILE_LOGFILE_PATH` or the configuration says, and is discarded otherwise, instead of being written to the current
+    /// folder.
     ///
     /// # Errors
     /// The reason if it is unavailable: no driver, no library, a library that fails to start, or a machine where it would
@@ -74,7 +75,8 @@ impl CuFile {
         }
         let opened = open::without_log(|| {
             let opened = Session::open(functions, driver, true);
-            // cuFile says only that its driver is not there. A driver that starts with copies allowed says why.
+            // With copies forbidden, cuFile reports only that its driver did not start. Open again with copies allowed, to
+            // learn whether compatibility mode is the cause.
             if !opened.as_ref().is_err_and(is_not_initialised) || functions.set_parameter_bool.is_none() {
                 return opened;
             }
@@ -93,9 +95,9 @@ impl CuFile {
         Ok(Self { session: Arc::new(session) })
     }
 
-    /// Whether cuFile refuses files that it could only copy through the host. Otherwise it accepts them, and only its
-    /// statistics tell: the library is old, another user of the process had opened its driver before, or the user's settings
-    /// force compatibility mode (`CUFILE_FORCE_COMPAT_MODE`; version 1.17 ignores the ban then).
+    /// Whether cuFile refuses files that it could only copy through the host. It accepts them if the
+    /// library is old, if another user of the process opened its driver before, or if the user's settings force
+    /// compatibility mode (`CUFILE_FORCE_COMPAT_MODE`; version 1.17 ignores the ban then). Only its statistics show such copies.
     #[must_use]
     pub fn refuses_copies(&self) -> bool {
         !self.session.properties.allows_compatibility()
@@ -193,7 +195,8 @@ fn functions() -> std::result::Result<&'static Functions, Unavailable> {
     static FUNCTIONS: OnceBox<Functions> = OnceBox::new();
     FUNCTIONS.get_or_try_init(|| {
         let library = SEARCH.open()?;
-        // SAFETY: it has cuFile's name, or the user chose it.
+        // SAFETY: `Functions` declares the signatures of cufile.h, and a library of this name, or of the user's choice,
+        // exports those.
         let functions = unsafe { Functions::of(&library) };
         // Closing the library would invalidate the functions.
         std::mem::forget(library);

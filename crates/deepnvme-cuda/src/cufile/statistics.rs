@@ -1,4 +1,4 @@
-//! cuFile's own count of the ways that transfers took.
+//! cuFile's own count of the paths that transfers took: nvidia-fs, peer-to-peer, or copies through the host.
 
 use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use deepnvme_mem::Device;
 
-use super::Accounts;
+use super::accounts::Accounts;
 use super::bounce::BouncePool;
 use super::in_flight::{CompletedBlock, InFlightOp};
 use crate::error::{Error, ErrorKind, Result};

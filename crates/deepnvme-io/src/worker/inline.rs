@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::Accounts;
+use super::accounts::Accounts;
 use super::bounce::BounceSetup;
 use super::io_loop::IoLoop;
 use super::window::Window;

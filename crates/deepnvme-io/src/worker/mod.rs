@@ -15,9 +15,8 @@ use crate::config::WindowMode;
 use crate::error::Result;
 use crate::gpu::EngineGpus;
 use crate::request::{RequestQueue, WorkGuard, WorkItem, WorkerHandle};
-use crate::stats::WorkerStats;
-use crate::trace::Tracer;
 
+mod accounts;
 mod bounce;
 mod gds;
 mod gpu_stage;
@@ -27,6 +26,7 @@ mod io_loop;
 mod outcome;
 mod window;
 
+pub(crate) use accounts::Accounts;
 pub(crate) use bounce::BounceSetup;
 pub(crate) use gds::{GdsSetup, gds_required};
 pub use in_flight::{RETRIES_AT_ONCE, RETRY_PAUSE};
@@ -42,13 +42,6 @@ pub(crate) struct WorkerSetup {
     pub(crate) gpus: Arc<EngineGpus>,
     pub(crate) gds: GdsSetup,
     pub(crate) window: WindowMode,
-}
-
-/// Where a worker counts and records what it does.
-#[derive(Clone)]
-pub(crate) struct Accounts {
-    pub(crate) stats: Arc<WorkerStats>,
-    pub(crate) tracer: Tracer,
 }
 
 /// The state of the loop.

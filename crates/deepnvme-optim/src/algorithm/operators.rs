@@ -8,8 +8,8 @@ pub(super) fn add<S: Simd>(simd: S, value: S::f32s, other: S::f32s, factor: f32)
     other.mul_add_precise(S::f32s::splat(simd, factor), value)
 }
 
-/// `value.addcmul_(one, other, value=factor)`: `value + factor * one * other`, where only the first product is
-/// rounded.
+/// `value.addcmul_(one, other, value=factor)`: `value + factor * one * other`, where `factor * one`
+/// is rounded, and then the fused multiply-add.
 #[inline(always)]
 pub(super) fn addcmul<S: Simd>(simd: S, value: S::f32s, one: S::f32s, other: S::f32s, factor: f32) -> S::f32s {
     (one * S::f32s::splat(simd, factor)).mul_add_precise(other, value)

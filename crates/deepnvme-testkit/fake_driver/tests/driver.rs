@@ -150,7 +150,7 @@ fn pointers_tell_what_they_are() {
     let (mut kind, mut device) = (7_u32, 7_i32);
     let room: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut device).cast()];
     assert_eq!((fake_driver.cuPointerGetAttributes)(2, [2, 9].as_ptr(), room.as_ptr(), 64), 0);
-    assert_eq!((kind, device), (0, -2), "what no device knows is no error of the plural");
+    assert_eq!((kind, device), (0, -2), "an unknown attribute is not an error of cuPointerGetAttributes");
 }
 
 #[test]

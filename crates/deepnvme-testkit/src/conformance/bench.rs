@@ -18,7 +18,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Creates a backend of a depth that submits in batches.
+    /// Creates a backend with this queue depth that submits in batches.
     pub fn new(make: Make<'_>, depth: u32) -> Self {
         Self::with_mode(make, depth, SubmitMode::Batch)
     }

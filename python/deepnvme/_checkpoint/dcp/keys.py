@@ -1,4 +1,4 @@
-"""The keys of a state, where torch's planners know only their texts."""
+"""Maps the string keys of torch's planners back to the state's own keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class OwnKeys:
 
     def __init__(self, state: Mapping[Any, Any]) -> None:
         self._state = state
-        # The keys of each dict that are no texts, by their texts: a search for each value would be quadratic.
+        # The keys of each dict that are not strings, by their strings: a search for each value would be quadratic.
         self._keys: dict[int, dict[str, Any]] = {}
 
     def path(self, path: tuple[Any, ...]) -> tuple[Any, ...]:

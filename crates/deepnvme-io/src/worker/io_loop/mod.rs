@@ -7,7 +7,7 @@ mod completion;
 
 use std::sync::Arc;
 
-use super::Accounts;
+use super::accounts::Accounts;
 use super::bounce::{BouncePool, BounceSetup};
 use super::gds::{GdsRoute, GdsSetup};
 use super::gpu_stage::{CopiedBlock, GpuStage};

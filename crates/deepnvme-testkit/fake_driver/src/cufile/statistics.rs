@@ -1,4 +1,4 @@
-//! Parameters that are set before the driver opens, and statistics of transfers.
+//! cuFile's controls: parameters that are set before the driver opens, and statistics of transfers.
 //!
 //! A parameter is staged: the next attempt to open the driver uses it up, also a failed one. Transfers are counted while the
 //! level is 3 and counting has started.

@@ -67,7 +67,7 @@ driver_calls! {
     }
 }
 
-/// A C string into room of the caller's; one that is too small is refused, or gets the beginning.
+/// Writes a C string into the caller's room. One that does not fit is truncated if `cut`, and refused otherwise.
 fn put_text(name: Out<c_char>, room: i32, text: &str, cut: bool) -> Outcome {
     let room = usize::try_from(room).ok().filter(|room| *room > 0).ok_or(INVALID_VALUE)?;
     if text.len() >= room && !cut {
