@@ -101,34 +101,29 @@ def load_small(folder: Path, _mib: int) -> Iterator[Contestants]:
     }
 
 
+def _loads(path: Path, state: dict[str, torch.Tensor]) -> Contestants:
+    """Save a state, and return what loads it."""
+    deepnvme.save(state, path)
+    size = path.stat().st_size
+    return {
+        "into": cold(path, lambda: deepnvme.load(path, into=state)),
+        "new": cold(path, lambda: deepnvme.load(path)),
+        "fio": fio_turn("read", path, size),
+        "fio in memory": fio_turn("read", path, size, FIO_IN_MEMORY),
+        **_others(path),
+    }
+
+
 @contextmanager
 def load_one(folder: Path, mib: int) -> Iterator[Contestants]:
     """Load one large tensor."""
-    path = folder / "one.safetensors"
-    state = large_state(mib, mib)
-    deepnvme.save(state, path)
-    yield {
-        "into": cold(path, lambda: deepnvme.load(path, into=state)),
-        "new": cold(path, lambda: deepnvme.load(path)),
-        "fio": fio_turn("read", path, path.stat().st_size),
-        "fio in memory": fio_turn("read", path, path.stat().st_size, FIO_IN_MEMORY),
-        **_others(path),
-    }
+    yield _loads(folder / "one.safetensors", large_state(mib, mib))
 
 
 @contextmanager
 def load_large(folder: Path, mib: int) -> Iterator[Contestants]:
     """Load many tensors of 64 MiB."""
-    path = folder / "large.safetensors"
-    state = large_state(mib * 3 // 4)
-    deepnvme.save(state, path)
-    yield {
-        "into": cold(path, lambda: deepnvme.load(path, into=state)),
-        "new": cold(path, lambda: deepnvme.load(path)),
-        "fio": fio_turn("read", path, path.stat().st_size),
-        "fio in memory": fio_turn("read", path, path.stat().st_size, FIO_IN_MEMORY),
-        **_others(path),
-    }
+    yield _loads(folder / "large.safetensors", large_state(mib * 3 // 4))
 
 
 @contextmanager

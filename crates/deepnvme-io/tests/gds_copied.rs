@@ -65,6 +65,13 @@ fn write_and_read(gpu: &Gpu, engine: &Engine, path: &std::path::Path) -> GpuMemo
     target
 }
 
+/// An engine beside a library that allows copies, on a file system where cuFile copies.
+fn where_cufile_copies(gpu: &Gpu) -> (OtherUser<'_>, Engine) {
+    let other = OtherUser::new(gpu);
+    gpu.fail_always("cuFileHandleRegister@unsupported", 1);
+    (other, Engine::new(config(DirectMode::Preferred)).unwrap())
+}
+
 #[test]
 fn a_file_that_cufile_would_copy_is_refused_and_bounced() {
     let (gpu, folder) = (Gpu::new(), folder());
@@ -92,9 +99,7 @@ fn a_file_that_cufile_would_copy_is_refused_and_bounced() {
 #[test]
 fn where_another_library_allows_copies_the_first_transfer_shows_them() {
     let (gpu, folder) = (Gpu::new(), folder());
-    let other = OtherUser::new(&gpu);
-    let engine = Engine::new(config(DirectMode::Preferred)).unwrap();
-    gpu.fail_always("cuFileHandleRegister@unsupported", 1);
+    let (other, engine) = where_cufile_copies(&gpu);
     write_and_read(&gpu, &engine, &folder.path().join("copied"));
     let stats = engine.stats();
     assert_eq!((stats.bytes_gds, stats.bytes_gds_pinned, stats.bytes_to_gpu), (0, 0, BYTES as u64));
@@ -133,9 +138,7 @@ fn where_another_library_allows_copies_direct_files_stay_direct() {
 #[test]
 fn without_readable_statistics_the_rules_of_file_systems_decide() {
     let (gpu, folder) = (Gpu::new(), folder());
-    let other = OtherUser::new(&gpu);
-    let engine = Engine::new(config(DirectMode::Preferred)).unwrap();
-    gpu.fail_always("cuFileHandleRegister@unsupported", 1);
+    let (other, engine) = where_cufile_copies(&gpu);
     gpu.fail_always("cuFileGetStatsL3", 5030);
     write_and_read(&gpu, &engine, &folder.path().join("file"));
     if !files::is_on_nvme(folder.path()) {

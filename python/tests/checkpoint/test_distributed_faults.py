@@ -192,13 +192,15 @@ def test_settings_that_differ(tmp_path: Path) -> None:
     assert "keep is 4 at rank 1" in first
 
 
-INTERRUPT = """
+INTERRUPTIBLE = """
 checkpointer = Checkpointer(folder, async_=async_)
 checkpointer.save(1, state(1))
 checkpointer.wait()
+saving = deepnvme._checkpoint.distributed.save.SharedSave
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+INTERRUPT = """
 if rank == 1:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    saving = deepnvme._checkpoint.distributed.save.SharedSave
     write = saving._write
     def interrupted(self):
         time.sleep(0.2)
@@ -221,17 +223,12 @@ checkpointer.close()
 @pytest.mark.parametrize("async_", [False, True])
 def test_ctrl_c_in_one_process(tmp_path: Path, async_: bool) -> None:
     folder = tmp_path / "c"
-    assert run(INTERRUPT, 2, folder, async_=async_) == ["PeerError", "KeyboardInterrupt"]
+    assert run(INTERRUPTIBLE + INTERRUPT, 2, folder, async_=async_) == ["PeerError", "KeyboardInterrupt"]
     assert steps(folder) == [1, 3]
 
 
 INTERRUPT_BETWEEN = """
-checkpointer = Checkpointer(folder, async_=True)
-checkpointer.save(1, state(1))
-checkpointer.wait()
 if rank == 1:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    saving = deepnvme._checkpoint.distributed.save.SharedSave
     finish = saving._finish
     saving._finish = lambda self, checksums: (time.sleep(1.5), finish(self, checksums))[1]
 own = {"a": torch.arange(1000.0)}
@@ -252,7 +249,7 @@ checkpointer.close()
 
 def test_ctrl_c_in_one_process_while_it_waits_for_its_previous_save(tmp_path: Path) -> None:
     # Exchanges of two threads would mix: gloo ends a process that gets a message of another length.
-    other, interrupted = run(INTERRUPT_BETWEEN, 2, tmp_path / "c")
+    other, interrupted = run(INTERRUPTIBLE + INTERRUPT_BETWEEN, 2, tmp_path / "c", async_=True)
     assert interrupted == ["KeyboardInterrupt", "PeerError", "PeerError"]
     assert other == ["PeerError"] * 3
     assert steps(tmp_path / "c") in ([1], [1, 2])

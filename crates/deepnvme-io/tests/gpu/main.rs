@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use deepnvme_io::op::Direction;
 use deepnvme_io::{BackendChoice, Config, DirectMode, Engine, ErrorKind, ReadItem, WriteItem, WriteOptions};
-use deepnvme_mem::{Region, RegionMut, Strided};
-use fake_driver::{Gpu, pattern};
+use deepnvme_mem::{Region, RegionMut, StreamHandle, Strided};
+use fake_driver::{Gpu, GpuMemory, pattern};
 use files::{folder, on_host, open, read, set_up, write};
 
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
@@ -110,12 +110,17 @@ fn strided_tensors() {
     }
 }
 
+/// A stream, and memory that it fills with pattern 2 after some microseconds.
+fn late(gpu: &Gpu, device: u32, bytes: usize, delay_us: u64) -> (StreamHandle, GpuMemory) {
+    let (stream, memory) = (gpu.stream(device), gpu.memory(device, bytes, 1));
+    gpu.fill(stream, &memory, 2, delay_us);
+    (stream, memory)
+}
+
 #[test]
 fn a_write_waits_for_what_its_stream_had_been_given() {
     let (gpu, _folder, engine, file) = set_up(config(BackendChoice::Auto));
-    let stream = gpu.stream(1);
-    let memory = gpu.memory(1, 200_000, 1);
-    gpu.fill(stream, &memory, 2, 60_000);
+    let (stream, memory) = late(&gpu, 1, 200_000, 60_000);
     let began = Instant::now();
     let pending = engine.write(&file, 0, memory.region().after(stream), WriteOptions::default()).unwrap();
     assert!(began.elapsed() < Duration::from_millis(30), "who submits does not wait");
@@ -158,9 +163,7 @@ fn a_read_does_not_overwrite_what_a_kernel_still_reads() {
 #[test]
 fn a_request_that_waits_for_its_stream_can_be_cancelled_and_an_engine_dropped() {
     let (gpu, folder, engine, file) = set_up(config(BackendChoice::Auto));
-    let stream = gpu.stream(0);
-    let memory = gpu.memory(0, 50_000, 1);
-    gpu.fill(stream, &memory, 2, 80_000);
+    let (stream, memory) = late(&gpu, 0, 50_000, 80_000);
     let write = || engine.write(&file, 0, memory.region().after(stream), WriteOptions::default()).unwrap();
     let (cancelled, kept) = (write(), write());
     assert!(cancelled.cancel());

@@ -1,7 +1,7 @@
 //! The simulation's clock. It advances with each reading, sleep or wait.
 
 use std::cell::Cell;
-use std::ops::{Add, AddAssign, Sub, SubAssign};
+use std::ops::{Add, AddAssign, Sub};
 pub use std::time::Duration;
 
 /// Time that one reading takes.
@@ -90,12 +90,6 @@ impl Sub<Duration> for Instant {
 
     fn sub(self, duration: Duration) -> Self {
         Self(self.0.saturating_sub(duration))
-    }
-}
-
-impl SubAssign<Duration> for Instant {
-    fn sub_assign(&mut self, duration: Duration) {
-        *self = *self - duration;
     }
 }
 
