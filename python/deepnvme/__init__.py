@@ -69,9 +69,9 @@ if TYPE_CHECKING:
     from deepnvme import deepspeed as deepspeed
     from deepnvme import integrations as integrations
     from deepnvme import optim
+    from deepnvme._checkpoint.checkpoint import Checkpoint
     from deepnvme._checkpoint.checkpointer import Checkpointer
     from deepnvme._checkpoint.checkpointer_stats import CheckpointerStats
-    from deepnvme._checkpoint.history import Checkpoint
     from deepnvme._checkpoint.load import load
     from deepnvme._checkpoint.save import save
     from deepnvme._offload import ParameterOffload, offload_parameters
@@ -132,7 +132,7 @@ __all__ = [
 # Imported on first use, so that a program that only reads and writes tensors does not wait for them.
 _MODULES = ("deepspeed", "errors", "integrations", "optim")
 _LAZY = {
-    "Checkpoint": "_checkpoint.history",
+    "Checkpoint": "_checkpoint.checkpoint",
     "Checkpointer": "_checkpoint.checkpointer",
     "CheckpointerStats": "_checkpoint.checkpointer_stats",
     "Borrowed": "_swap",

@@ -71,8 +71,8 @@ class BackgroundSaves:
     def __init__(self) -> None:
         self._running: list[_BackgroundSave] = []
         self._failures: deque[BaseException] = deque()
-        # The last save that was begun. From then on it ends by itself, also after an error in `start`.
-        self._begun: RunningSave | None = None
+        # How many saves were begun. From then on, each ends by itself, also after an error in `start`.
+        self.begun = 0
         # Also at the end of the program, once its threads have ended.
         weakref.finalize(self, _report_unraised, self._failures, os.getpid())
 
@@ -86,14 +86,17 @@ class BackgroundSaves:
         """
         current = _BackgroundSave(saving, commit, self._failures.append, is_gated=is_gated)
         with self._abandon_on_error(current):
-            self._begun = saving
+            self.begun += 1
             current.start()
             self._running.append(current)
             self._drop_finished()
 
-    def has_begun(self, saving: RunningSave) -> bool:
-        """Whether the last call of ``start`` was for this save, and got as far as to answer for it."""
-        return self._begun is saving
+    def abandon_gated(self) -> None:
+        """Abandon the saves whose commit waits for a caller. Ctrl-C may have come before that caller waited."""
+        for current in list(self._running):
+            if not current.is_gate_open:
+                current.abandon()
+        self._drop_finished()
 
     @property
     def holds_tensors(self) -> bool:
@@ -265,6 +268,11 @@ class _BackgroundSave:
         """Wait until all bytes are in the file, or for this time."""
         self._check_process()
         self._written.wait(seconds)
+
+    @property
+    def is_gate_open(self) -> bool:
+        """Whether the commit may begin."""
+        return self._gate.is_set
 
     def open_gate(self) -> None:
         """Let the commit begin."""

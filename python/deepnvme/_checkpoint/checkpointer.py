@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from deepnvme._checkpoint.background_save import Commit, RunningSave, SaveResult
-    from deepnvme._checkpoint.history import Checkpoint
+    from deepnvme._checkpoint.checkpoint import Checkpoint
     from deepnvme._deepnvme import Engine
 
 _T = TypeVar("_T")
@@ -227,7 +227,7 @@ class Checkpointer:
         number = self._history.start_number()
         is_copied = self._is_async and not self._overlaps
         # A save in a signal handler gets its own memory: the interrupted save is using the other.
-        saving = path = None
+        path, begun_before = None, self._background.begun
         try:
             saving, path = self._starter.begin(
                 step, state, is_copied and self._nested_saves == 1, self._wait_for_previous
@@ -236,7 +236,8 @@ class Checkpointer:
         except BaseException as error:
             if path is not None:
                 self._history.release_name(path)
-            if saving is None or not self._background.has_begun(saving):
+            self._background.abandon_gated()
+            if self._background.begun == begun_before:
                 # The other ranks wait for a save that nobody answers for.
                 self._group.leave_unless_shared(error)
             raise

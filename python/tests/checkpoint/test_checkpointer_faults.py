@@ -37,11 +37,11 @@ INSTANTS = [("publish", "before"), ("publish", "after"), ("settle", "before"), (
 # The steps one by one, as several processes do them, so that each can be stopped.
 STEPS = """
 import os, signal, sys, torch, deepnvme
-from deepnvme._checkpoint import history
+from deepnvme._checkpoint import checkpoint, history
 def commit(self, step, path, saved, new, begun):
     new.take_mode()
     die_at("publish", "before")
-    entry = history.encode_entry(history._new_checkpoint(step, path, saved), {path.name: new.temporary.name})
+    entry = checkpoint.encode_entry(checkpoint.new_checkpoint(step, path, saved), {path.name: new.temporary.name})
     self._native.publish(entry)
     die_at("publish", "after")
     new.keep()

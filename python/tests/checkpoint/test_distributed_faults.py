@@ -255,6 +255,29 @@ def test_ctrl_c_in_one_process_while_it_waits_for_its_previous_save(tmp_path: Pa
     assert steps(tmp_path / "c") in ([1], [1, 2])
 
 
+INTERRUPT_BEFORE_WAIT = """
+background = checkpointer._background
+if rank == 1:
+    def interrupted(report):
+        raise KeyboardInterrupt
+    background.wait_with_progress = interrupted
+try:
+    checkpointer.save(2, state(2))
+except BaseException as error:
+    answer = type(error).__name__
+if rank == 1:
+    del background.wait_with_progress
+checkpointer.save(3, state(3))
+checkpointer.close()
+"""
+
+
+def test_ctrl_c_in_one_process_before_it_waits_for_its_save(tmp_path: Path) -> None:
+    answers = run(INTERRUPTIBLE + INTERRUPT_BEFORE_WAIT, 2, tmp_path / "c", async_=False)
+    assert answers == ["PeerError", "KeyboardInterrupt"]
+    assert steps(tmp_path / "c") == [1, 3]
+
+
 PROGRESS = """
 def report(done, total):
     if rank == 1 and fails:

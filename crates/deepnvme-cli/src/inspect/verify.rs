@@ -190,9 +190,9 @@ impl Verifier<'_> {
         }
         others.sort();
         let mut found = match model {
-            Err(error @ Error::Interrupted) => return Err(error),
-            Err(_) => Vec::new(),
-            Ok(found) => found,
+            // Without a model, the folder has the other checkpoints only.
+            Err(Error::Engine(error)) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            found => found?,
         };
         for path in others {
             if found.iter().any(|file| file.path == path) {

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use super::CuFile;
 use super::statistics_functions::{Functions, TransferCounts};
 
-/// The level that counts by GPU and by way.
+/// The level that counts by GPU and by path.
 const LEVEL: c_int = 3;
 
 /// Held while counting: the level belongs to the process.
@@ -46,7 +46,7 @@ impl Drop for Counting<'_> {
 }
 
 impl CuFile {
-    /// Whether the library can count the ways of transfers.
+    /// Whether the library can count transfers by their paths.
     #[must_use]
     pub fn has_statistics(&self) -> bool {
         self.functions().statistics.is_some()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import deepnvme._file as file
-from deepnvme._checkpoint.history import missing_part
+from deepnvme._checkpoint.checkpoint import missing_part
 from deepnvme._utils.metadata_file import open_regular
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal
 
+    from deepnvme._checkpoint.checkpoint import Checkpoint
     from deepnvme._checkpoint.distributed.process_group import RankGroup
-    from deepnvme._checkpoint.history import Checkpoint
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.background_save import SignalSafeEvent
+from deepnvme._checkpoint.checkpoint import SHARDS_LIST
 from deepnvme._checkpoint.dcp.plans import ComparingPlanner
 from deepnvme._checkpoint.dcp.reader import DeepnvmeReader
 from deepnvme._checkpoint.dcp.writer import DeepnvmeWriter
-from deepnvme._checkpoint.history import SHARDS_LIST
 from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._deepnvme import _crc64, _NewFolder
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from deepnvme._checkpoint.background_save import SaveResult
+    from deepnvme._checkpoint.checkpoint import Checkpoint, Part
     from deepnvme._checkpoint.distributed.process_group import RankGroup
-    from deepnvme._checkpoint.history import Checkpoint, Part
     from deepnvme._deepnvme import _Saving
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from deepnvme._checkpoint.history import PARTS_LIST
+from deepnvme._checkpoint.checkpoint import PARTS_LIST
 from deepnvme._deepnvme import _shard_ranges
 
 if TYPE_CHECKING:

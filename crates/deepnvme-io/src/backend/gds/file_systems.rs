@@ -26,7 +26,7 @@ pub(super) struct FileSystems {
     pub(super) trial: Mutex<()>,
 }
 
-/// What the trials of a file system have shown.
+/// The results of the trials of a file system.
 #[derive(Clone, Debug, Default)]
 struct Known {
     reads_directly: bool,
