@@ -1,5 +1,6 @@
 //! The bytes of torch tensors. torch is never imported here, since a tensor exists only after that.
 
+use deepnvme_format::{Dtype, Signs};
 use deepnvme_io::{current_gpu, wait_for_copies as wait_for_copies_of};
 use deepnvme_mem::dlpack::{DLDevice, ExchangeApi};
 use deepnvme_mem::{Device, Strided};
@@ -307,6 +308,32 @@ fn location_of_device(device: &Bound<'_, PyAny>) -> PyResult<Location> {
     };
     let stream = cuda.call_method1(intern!(py, "current_stream"), (index,))?;
     Ok(Location { device: Device::Cuda { index }, stream: memory::stream(&stream)? })
+}
+
+/// Returns a tensor as it is stored, and the signs that torch inverts when it reads it. Other objects are returned as
+/// they are.
+pub(crate) fn stored<'py>(object: &Bound<'py, PyAny>, dtype: Dtype) -> PyResult<(Bound<'py, PyAny>, Signs)> {
+    let py = object.py();
+    let is_tensor = |torch: &Torch| object.is_instance(torch.tensor.bind(py)).unwrap_or(false);
+    if !imported(py)?.is_some_and(is_tensor) {
+        return Ok((object.clone(), Signs::default()));
+    }
+    let is_set = |name| object.call_method0(name).and_then(|answer| answer.is_truthy());
+    let is_conj = dtype.is_complex() && is_set(intern!(py, "is_conj"))?;
+    let signs = Signs { is_conj, is_neg: is_set(intern!(py, "is_neg"))? };
+    if signs.are_plain() {
+        return Ok((object.clone(), signs));
+    }
+    let mut stored = object.call_method0(intern!(py, "detach"))?;
+    // A second conjugate or negative undoes the first. Neither makes a copy.
+    if signs.is_conj {
+        stored = stored.call_method0(intern!(py, "conj"))?;
+    }
+    if signs.is_neg {
+        let module = py.import(intern!(py, "torch"))?;
+        stored = module.call_method1(intern!(py, "_neg_view"), (stored,))?;
+    }
+    Ok((stored, signs))
 }
 
 /// Applies lazy conjugation and negation before a write. A read cannot undo them.

@@ -13,8 +13,8 @@ use deepnvme_checkpoint::read::{Reader, Verify};
 use deepnvme_checkpoint::write::{DataSource, Record, Save, SaveOptions, Tensor};
 use deepnvme_checkpoint::{Error, Progress};
 use deepnvme_file::Target;
-use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::TensorSpec;
+use deepnvme_format::{Dtype, Signs};
 use deepnvme_io::mem::Region;
 use deepnvme_io::{Engine, ErrorKind};
 
@@ -77,6 +77,35 @@ fn the_file_is_the_same() {
     let records: Vec<Record> = plain.iter().enumerate().map(record).collect();
     run(Save::archive(&other, records, SaveOptions::default()).unwrap(), &engine, &other).unwrap();
     assert!(std::fs::read(&ours).unwrap() == std::fs::read(&other).unwrap());
+}
+
+#[test]
+fn signs_are_inverted_on_the_way_from_a_gpu_and_from_host_memory() {
+    let (gpu, folder, engine) = set_up();
+    let (path, bytes) = (folder.path().join("a.safetensors"), (5 << 20) + 8);
+    let (plain, memory) = (pattern(3, bytes), gpu.memory(0, bytes, 3));
+    let tensor = |name: &str, memory, signs| Tensor {
+        spec: TensorSpec { name: name.into(), dtype: Dtype::Complex64, shape: vec![bytes as u64 / 8] },
+        bytes: origin(&engine, &plain, memory).with_signs(Dtype::Complex64, signs).unwrap(),
+    };
+    let (conj, neg) = (Signs { is_conj: true, is_neg: false }, Signs { is_conj: false, is_neg: true });
+    let tensors = vec![
+        tensor("a", Some(&memory), conj),
+        tensor("b", None, conj),
+        tensor("c", Some(&memory), neg),
+        tensor("d", None, neg),
+    ];
+    run(Save::safetensors(&path, tensors, Vec::new(), SaveOptions::default()).unwrap(), &engine, &path).unwrap();
+
+    let inverted = |numbers: usize| {
+        let sign =
+            |(at, byte): (usize, &u8)| if at % 8 == 7 || at % 8 + numbers * 4 == 7 { byte ^ 0x80 } else { *byte };
+        plain.iter().enumerate().map(sign).collect::<Vec<u8>>()
+    };
+    let (conj, neg) = (inverted(0), inverted(1));
+    let file = std::fs::read(&path).unwrap();
+    assert!(file[file.len() - 4 * bytes..] == [&conj[..], &conj, &neg, &neg].concat());
+    Reader::open(&engine, &Target::from(path.as_path())).unwrap().verify_all(&engine, &Progress::default()).unwrap();
 }
 
 #[test]

@@ -117,6 +117,12 @@ impl Dtype {
         self.row().bytes
     }
 
+    /// Returns whether an element has a real and an imaginary part.
+    #[must_use]
+    pub fn is_complex(self) -> bool {
+        matches!(self, Self::Complex32 | Self::Complex64 | Self::Complex128 | Self::BComplex32)
+    }
+
     /// Returns whether several elements lie in one byte, so that no element has an address of its own.
     #[must_use]
     pub fn elements_share_bytes(self) -> bool {

@@ -22,7 +22,7 @@ use super::shard::SaveShard;
 use crate::engine::PyEngine;
 use crate::path::PathArgument;
 use crate::threads::UntilTaken;
-use crate::{default, detached_requests, memory, settings, tensor_memory};
+use crate::{default, detached_requests, memory, settings, tensor_memory, torch};
 
 /// Interval between signal checks.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -83,13 +83,24 @@ pub(crate) fn _plan_safetensors(
                 format!("{name:?}: safetensors has no torch.{dtype}; save the state as a .pt file, or convert it");
             PyValueError::new_err(text)
         })?;
-        let memory = tensor_memory::source(&object).map_err(|error| named_tensor(py, &name, error))?;
-        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes: DataSource::memory(&engine, memory) })
+        let bytes = signed_source(&engine, &object, dtype).map_err(|error| named_tensor(py, &name, error))?;
+        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes })
     };
     let tensors = tensors.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
     SavePlan::new(py, path, &engine, options, |target, options| {
         Save::safetensors(&target.path(), tensors, metadata, options)
     })
+}
+
+/// Returns the memory of a tensor. A lazy conjugate or negative gets its signs while the file is written.
+fn signed_source(engine: &Engine, object: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<DataSource> {
+    let (stored, signs) = torch::stored(object, dtype)?;
+    let source = DataSource::memory(engine, tensor_memory::source(&stored)?);
+    match source.with_signs(dtype, signs) {
+        Ok(signed) => Ok(signed),
+        // A lazy negative of a type without a sign bit: torch computes it.
+        Err(_) => Ok(DataSource::memory(engine, tensor_memory::source(object)?)),
+    }
 }
 
 /// Names the refused tensor in the error.

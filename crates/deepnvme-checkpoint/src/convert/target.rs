@@ -15,7 +15,7 @@ use deepnvme_io::mem::{Region, Strided};
 use super::entries::TensorEntry;
 use crate::error::{Error, Result};
 use crate::read::{Contents, Reader};
-use crate::write::{DataSource, FileBytes, FileView, Record, Save, SaveOptions, SignFlips, StorageCache, Tensor};
+use crate::write::{DataSource, FileBytes, FileView, Place, Record, Save, SaveOptions, StorageCache, Tensor};
 
 /// The minimum that torch requires besides the objects and their storages.
 const VERSION: (&str, &[u8]) = ("version", b"3\n");
@@ -47,15 +47,17 @@ pub(super) fn safetensors(
             if entry.tensor.bytes() == storage.range.end - storage.range.start {
                 sources.insert(entry.tensor.name.clone(), (entry.reader, entry.tensor.storage));
             }
-            DataSource::File(FileBytes { range: start..start + entry.tensor.bytes(), ..storage })
+            Place::File(FileBytes { range: start..start + entry.tensor.bytes(), ..storage }).into()
         } else {
             let unsupported = |why: String| {
                 let text = format!("the tensor {:?}: {why}", entry.tensor.name);
                 Error::format(readers[entry.reader].path(), deepnvme_format::Error::Unsupported(text))
             };
             let layout = layout(&entry).map_err(|error| unsupported(error.to_string()))?;
-            let flips = SignFlips::of(entry.tensor.dtype, entry.tensor.signs).map_err(|why| unsupported(why.into()))?;
-            DataSource::View(FileView { storage, at: at as usize, layout, flips, last: Arc::clone(&last) })
+            let view = FileView { storage, at: at as usize, layout, last: Arc::clone(&last) };
+            let source = DataSource::from(Place::View(view));
+            let signed = source.with_signs(entry.tensor.dtype, entry.tensor.signs);
+            signed.map_err(|why| unsupported(why.into()))?
         };
         let state::Tensor { name, dtype, view: View { shape, .. }, .. } = entry.tensor;
         tensors.push(Tensor { spec: TensorSpec { name, dtype, shape }, bytes });
@@ -126,7 +128,7 @@ pub(super) fn archive(
     let mut copied = Vec::with_capacity(order.len());
     for (key, (reader, extent)) in order.into_iter().enumerate() {
         copied.push(UnchangedRecord { record: records.len(), reader, extent });
-        let bytes = DataSource::File(whole(engine, readers, reader, extent));
+        let bytes = Place::File(whole(engine, readers, reader, extent)).into();
         records.push(Record { name: format!("{STORAGES}{key}"), bytes });
     }
     records.push(fixed(VERSION));

@@ -1,9 +1,10 @@
-//! The data source of a record: memory, or a file that is being converted.
+//! The data source of a record: memory, or a file that is being converted; and the signs that it gets on the way.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use deepnvme_file::aligned_range::read_range;
+use deepnvme_format::{Dtype, Signs};
 use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Device, Region, Strided};
 use deepnvme_io::{Engine, GpuAccess, TensorFile};
@@ -14,7 +15,15 @@ use crate::sync::Mutex;
 
 /// The data source of a record.
 #[derive(Clone, Debug)]
-pub enum DataSource {
+pub struct DataSource {
+    pub(super) place: Place,
+    /// Signs that the record has inverted.
+    flips: Option<SignFlips>,
+}
+
+/// Where the bytes of a record are.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
     /// Memory, in row-major order if it is strided.
     Memory(Region),
     /// Memory on a GPU.
@@ -27,31 +36,30 @@ pub enum DataSource {
 
 /// Memory on a GPU, and the access that copies from it.
 #[derive(Clone, Debug)]
-pub struct GpuBytes {
-    pub(crate) memory: Region,
-    pub(crate) access: GpuAccess,
+pub(crate) struct GpuBytes {
+    pub(super) memory: Region,
+    pub(super) access: GpuAccess,
 }
 
 /// A byte range of an open file.
 #[derive(Clone, Debug)]
-pub struct FileBytes {
+pub(crate) struct FileBytes {
     /// The engine that reads it.
-    pub engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
     /// The file.
-    pub file: Arc<TensorFile>,
+    pub(crate) file: Arc<TensorFile>,
     /// The byte range.
-    pub range: Range<u64>,
+    pub(crate) range: Range<u64>,
 }
 
 /// A strided view of a byte range. The range is read as a whole: most views cover most of it, and consecutive views
 /// often share it.
 #[derive(Clone, Debug)]
-pub struct FileView {
+pub(crate) struct FileView {
     pub(crate) storage: FileBytes,
     /// Offset of the first element.
     pub(crate) at: usize,
     pub(crate) layout: Strided,
-    pub(crate) flips: Option<SignFlips>,
     pub(crate) last: Arc<StorageCache>,
 }
 
@@ -70,15 +78,29 @@ impl DataSource {
     #[must_use]
     pub fn memory(engine: &Engine, memory: Region) -> Self {
         match memory.device() {
-            Device::Host => Self::Memory(memory),
-            Device::Cuda { .. } => Self::Gpu(GpuBytes { memory, access: engine.gpu_access() }),
+            Device::Host => memory.into(),
+            Device::Cuda { .. } => Place::Gpu(GpuBytes { memory, access: engine.gpu_access() }).into(),
         }
+    }
+
+    /// Inverts signs on the way from the source to the file. The source stays as it is, and no copy of it is made.
+    ///
+    /// # Errors
+    /// The reason, if a sign of this type is not a single bit.
+    pub fn with_signs(self, dtype: Dtype, signs: Signs) -> Result<Self, &'static str> {
+        Ok(Self { flips: SignFlips::of(dtype, signs)?, ..self })
     }
 }
 
 impl From<Region> for DataSource {
     fn from(memory: Region) -> Self {
-        Self::Memory(memory)
+        Place::Memory(memory).into()
+    }
+}
+
+impl From<Place> for DataSource {
+    fn from(place: Place) -> Self {
+        Self { place, flips: None }
     }
 }
 
@@ -86,36 +108,36 @@ impl DataSource {
     /// Size of the record.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        match self {
-            Self::Memory(memory) | Self::Gpu(GpuBytes { memory, .. }) => memory.len() as u64,
-            Self::File(source) => source.range.end - source.range.start,
-            Self::View(view) => view.layout.total_bytes() as u64,
+        match &self.place {
+            Place::Memory(memory) | Place::Gpu(GpuBytes { memory, .. }) => memory.len() as u64,
+            Place::File(source) => source.range.end - source.range.start,
+            Place::View(view) => view.layout.total_bytes() as u64,
         }
     }
 
     /// Returns whether the data must be read from a file.
     pub(super) fn is_on_disk(&self) -> bool {
-        matches!(self, Self::File(_) | Self::View(_))
+        matches!(self.place, Place::File(_) | Place::View(_))
     }
 
-    /// Returns memory that contains at least this part of the record.
+    /// Returns memory that contains at least this part of the record. [`Self::flip`] then applies to the bytes of it.
     pub(super) fn load(&self, range: &Range<u64>) -> Result<LoadedPart> {
-        match self {
-            Self::Memory(memory) => Ok(LoadedPart { memory: memory.clone(), start: 0 }),
-            Self::Gpu(GpuBytes { memory, access }) => {
+        match &self.place {
+            Place::Memory(memory) => Ok(LoadedPart { memory: memory.clone(), start: 0 }),
+            Place::Gpu(GpuBytes { memory, access }) => {
                 let mut bytes = vec![0; (range.end - range.start) as usize];
                 access.copy_to_slice(memory, range.start as usize, &mut bytes)?;
                 Ok(LoadedPart { memory: Region::from_vec(bytes), start: range.start })
             }
-            Self::File(source) => Ok(LoadedPart { memory: source.read(range)?, start: range.start }),
-            Self::View(view) => {
-                let memory = view.read()?;
-                let Some(flips) = view.flips else { return Ok(LoadedPart { memory, start: 0 }) };
-                let mut bytes = vec![0; (range.end - range.start) as usize];
-                memory.copy_to_slice(range.start as usize, &mut bytes);
-                flips.apply(range.start, &mut bytes);
-                Ok(LoadedPart { memory: Region::from_vec(bytes), start: range.start })
-            }
+            Place::File(source) => Ok(LoadedPart { memory: source.read(range)?, start: range.start }),
+            Place::View(view) => Ok(LoadedPart { memory: view.read()?, start: 0 }),
+        }
+    }
+
+    /// Inverts the signs in a copied part of the record. `bytes` begins at offset `start` of the record.
+    pub(super) fn flip(&self, start: u64, bytes: &mut [u8]) {
+        if let Some(flips) = self.flips {
+            flips.apply(start, bytes);
         }
     }
 }

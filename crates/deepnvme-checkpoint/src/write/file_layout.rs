@@ -8,7 +8,7 @@ use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, RecordChecksums, checksums
 use deepnvme_io::mem::{Device, Slot};
 use deepnvme_io::{GpuAccess, StreamEvents};
 
-use super::data_source::{DataSource, LoadedPart};
+use super::data_source::{DataSource, LoadedPart, Place};
 use super::record_source::RecordSource;
 use super::spans::{Content, FileSpan, Pieces, Spans};
 use super::{PIECE_BYTES, checksum_exchange};
@@ -57,8 +57,8 @@ impl FileLayout {
 
     /// Returns the access to GPUs and the index of the first one, if any data is on a GPU.
     pub(super) fn gpu(&self) -> Option<(&GpuAccess, u32)> {
-        self.sources.iter().find_map(|source| match &source.data {
-            DataSource::Gpu(gpu) => match gpu.memory.device() {
+        self.sources.iter().find_map(|source| match &source.data.place {
+            Place::Gpu(gpu) => match gpu.memory.device() {
                 Device::Cuda { index } => Some((&gpu.access, index)),
                 Device::Host => None,
             },
@@ -68,8 +68,8 @@ impl FileLayout {
 
     /// Records the points in GPU streams after which their memory may be read.
     pub(super) fn record_events(&self) -> Result<StreamEvents> {
-        let memory = self.sources.iter().filter_map(|source| match &source.data {
-            DataSource::Gpu(gpu) => Some(&gpu.memory),
+        let memory = self.sources.iter().filter_map(|source| match &source.data.place {
+            Place::Gpu(gpu) => Some(&gpu.memory),
             _ => None,
         });
         self.gpu().map_or_else(|| Ok(StreamEvents::default()), |(access, _)| Ok(access.record_events(memory)?))
@@ -140,7 +140,7 @@ impl FileLayout {
         let mut access = None;
         for span in spans {
             let Content::Record(record) = span.content else { continue };
-            let DataSource::Gpu(gpu) = &self.sources[record].data else { continue };
+            let Place::Gpu(gpu) = &self.sources[record].data.place else { continue };
             let (range, at) = overlap(span.offset..span.end(), piece);
             let from = (range.start - span.offset) as usize;
             parts.push((at as usize, &gpu.memory, from, (range.end - range.start) as usize));
@@ -149,11 +149,11 @@ impl FileLayout {
         access.map_or(Ok(()), |access| Ok(access.gather(slot, &parts)?))
     }
 
-    /// Copies a part of a record into the slot and hashes it there. GPU data is in the slot already.
+    /// Copies a part of a record into the slot, inverts its signs and hashes it there. GPU data is in the slot already.
     fn copy(&self, source: &RecordSource, range: Range<u64>, at: usize, slot: &mut Slot) -> Result<()> {
-        let loaded = match &source.data {
-            DataSource::Gpu(_) => None,
-            data => Some(data.load(&range)?),
+        let loaded = match &source.data.place {
+            Place::Gpu(_) => None,
+            _ => Some(source.data.load(&range)?),
         };
         let is_whole = range == (0..source.bytes());
         for chunk in cut(&range, CHUNK_BYTES) {
@@ -163,6 +163,7 @@ impl FileLayout {
                 if let Some(LoadedPart { memory, start }) = &loaded {
                     slot.gather(to, memory, (step.start - start) as usize, len);
                 }
+                source.data.flip(step.start, &mut slot.as_mut_slice()[to..to + len]);
                 if !source.is_small() || is_whole {
                     hasher.update(&slot.as_slice()[to..to + len]);
                 }
@@ -188,6 +189,7 @@ impl FileLayout {
                 for chunk in cut(&within, CHUNK_BYTES) {
                     scratch.resize((chunk.end - chunk.start) as usize, 0);
                     memory.copy_to_slice((chunk.start - start) as usize, &mut scratch);
+                    source.data.flip(chunk.start, &mut scratch);
                     source.note(chunk.start, checksums_of(&scratch));
                 }
             }

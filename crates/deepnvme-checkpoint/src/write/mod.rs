@@ -27,14 +27,13 @@ mod whole;
 mod write_pipeline;
 
 pub use archive::Record;
-pub(crate) use data_source::StorageCache;
-pub use data_source::{DataSource, FileBytes, FileView, GpuBytes};
+pub use data_source::DataSource;
+pub(crate) use data_source::{FileBytes, FileView, Place, StorageCache};
 pub use reflink_target::ReflinkTarget;
 pub use safetensors::Tensor;
 pub use save::{Save, SaveOptions, Saved};
 pub use shard::Shard;
 pub use shard_ranges::{SHARD_BYTES_MIN, shard_ranges};
-pub(crate) use sign_flips::SignFlips;
 pub use whole::{create, error_of_target};
 pub use write_pipeline::{POOL_BYTES_MAX, Staging};
 

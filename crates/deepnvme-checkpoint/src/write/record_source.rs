@@ -69,6 +69,7 @@ impl RecordSource {
         let mut bytes = vec![0; self.bytes() as usize];
         let LoadedPart { memory, start } = self.data.load(&(0..self.bytes()))?;
         memory.copy_to_slice(start as usize, &mut bytes);
+        self.data.flip(0, &mut bytes);
         Ok(self.checksums.get_or_init(|| one_part(checksums_of(&bytes))))
     }
 

@@ -20,7 +20,7 @@ impl SignFlips {
     pub(crate) fn of(dtype: Dtype, signs: Signs) -> Result<Option<Self>, &'static str> {
         let is_complex = match dtype {
             _ if signs.are_plain() => return Ok(None),
-            Dtype::Complex32 | Dtype::Complex64 | Dtype::Complex128 | Dtype::BComplex32 => true,
+            _ if dtype.is_complex() => true,
             Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64 => false,
             _ => return Err("it is a lazy negative or conjugate of a type that has none; load it and save it again"),
         };

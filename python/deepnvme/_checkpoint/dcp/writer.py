@@ -192,7 +192,8 @@ def _tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
         assert isinstance(value, io.BytesIO)
         return torch.frombuffer(bytearray(value.getvalue()), dtype=torch.uint8)
     assert isinstance(value, torch.Tensor)
-    tensor = value.detach().resolve_conj().resolve_neg()
+    tensor = value.detach()
     if tensor.dtype in (torch.complex128, torch.complex32):
-        tensor = tensor.contiguous().unsqueeze(-1).view(torch.uint8)
+        # safetensors has no such type.
+        tensor = tensor.resolve_conj().resolve_neg().unsqueeze(-1).view(torch.uint8)
     return tensor
