@@ -207,8 +207,9 @@ impl SavePlan {
         Ok(())
     }
 
-    /// Declare that the tensors are no longer read.
-    fn release_tensors(&self) {
+    /// Declare that the tensors are no longer read, and let go of those of a file that was never started.
+    fn release_tensors(&self, py: Python<'_>) {
+        drop(self.save.take(py));
         self.progress.mark_filled();
     }
 

@@ -101,6 +101,10 @@ def test_a_slow_disk_stalls_only_the_next_save(tmp_path: Path, slow_engine: deep
     with deepnvme.Checkpointer(tmp_path, async_=True, memory=32 << 20, engine=slow_engine) as checkpointer:
         checkpointer.save(0, state)
         assert checkpointer.latest() is None, "the save has returned, and the disk is at work"
+        # Freed and made again, as FSDP does with a parameter's memory.
+        storage = state["a"].untyped_storage()
+        storage.resize_(0)
+        storage.resize_(16 << 20)
         state["a"].fill_(-1)
         stall_s = checkpointer.stats().stall_s
         checkpointer.save(1, state)

@@ -97,20 +97,25 @@ def test_optimizers_wait_for_their_ranks_share(tmp_path: Path) -> None:
 
 CHANGED = """
 tensors = {"a": torch.empty(20 << 20)}
-with Checkpointer(folder, keep=None, async_=True, memory=memory) as checkpointer:
+storage = tensors["a"].untyped_storage()
+with Checkpointer(folder, keep=None, async_=True, memory=memory, writers_per_node=writers) as checkpointer:
     for step in range(3):
         tensors["a"].fill_(step)
         checkpointer.save(step, tensors)
         tensors["a"].fill_(-1)
+        # As FSDP does with the parameters that other ranks hold.
+        storage.resize_(0)
+        storage.resize_(80 << 20)
 for step in range(3):
     loaded = checkpointer.restore(step, verify="full")["a"]
     assert loaded.min() == loaded.max() == step
 """
 
 
+@pytest.mark.parametrize("writers", [1, 2])
 @pytest.mark.parametrize("memory", [None, 8 << 20])
-def test_tensors_may_change_when_save_returns(tmp_path: Path, memory: int | None) -> None:
-    assert run(CHANGED, 2, tmp_path / "c", memory=memory) == [None, None]
+def test_tensors_may_change_when_save_returns(tmp_path: Path, memory: int | None, writers: int) -> None:
+    assert run(CHANGED, 2, tmp_path / "c", memory=memory, writers=writers) == [None, None]
 
 
 NODES = """

@@ -3,17 +3,19 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, RecordChecksums, checksums_of, chunk_count};
+use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Device, Slot};
 use deepnvme_io::{GpuAccess, StreamEvents};
 
 use super::data_source::{DataSource, LoadedPart, Place};
-use super::record_source::RecordSource;
+use super::hashed_record::HashedRecord;
 use super::spans::{Content, FileSpan, Pieces, Spans};
 use super::{PIECE_BYTES, checksum_exchange};
 use crate::error::{Error, Result};
-use crate::sync::OnceLock;
+use crate::sync::{Mutex, OnceLock};
 
 /// Bytes copied and then hashed at a time, small enough for the cache of one core.
 const STEP_BYTES: u64 = 128 << 10;
@@ -31,7 +33,9 @@ pub(super) trait HeaderRenderer: Send + Sync {
 /// The layout of a file, with the sources of its data.
 pub(super) struct FileLayout {
     spans: Spans,
-    sources: Vec<RecordSource>,
+    records: Vec<HashedRecord>,
+    /// The sources of the records' data, until they are released.
+    sources: Mutex<Arc<[DataSource]>>,
     headers: Box<dyn HeaderRenderer>,
     /// The rendered index, once all checksums are known.
     index: OnceLock<Vec<u8>>,
@@ -41,9 +45,21 @@ pub(super) struct FileLayout {
 
 impl FileLayout {
     /// Creates a layout of records in the order of their spans.
-    pub(super) fn new(path: &Path, spans: Spans, records: Vec<DataSource>, headers: Box<dyn HeaderRenderer>) -> Self {
-        let sources = records.into_iter().map(RecordSource::new).collect();
-        Self { spans, sources, headers, index: OnceLock::new(), path: path.to_path_buf() }
+    pub(super) fn new(path: &Path, spans: Spans, sources: Vec<DataSource>, headers: Box<dyn HeaderRenderer>) -> Self {
+        let records = sources.iter().map(|source| HashedRecord::new(source.bytes())).collect();
+        let sources = Mutex::new(sources.into());
+        Self { spans, records, sources, headers, index: OnceLock::new(), path: path.to_path_buf() }
+    }
+
+    fn sources(&self) -> Arc<[DataSource]> {
+        let sources = ignore_poison(self.sources.lock());
+        Arc::clone(&sources)
+    }
+
+    /// Lets go of the records' memory. No piece can be assembled afterwards.
+    pub(super) fn release_sources(&self) {
+        let released = std::mem::replace(&mut *ignore_poison(self.sources.lock()), Arc::from([]));
+        drop(released);
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -52,14 +68,14 @@ impl FileLayout {
 
     /// Returns whether some data must be read from a file.
     pub(super) fn is_on_disk(&self) -> bool {
-        self.sources.iter().any(|source| source.data.is_on_disk())
+        self.sources().iter().any(DataSource::is_on_disk)
     }
 
     /// Returns the access to GPUs and the index of the first one, if any data is on a GPU.
-    pub(super) fn gpu(&self) -> Option<(&GpuAccess, u32)> {
-        self.sources.iter().find_map(|source| match &source.data.place {
+    pub(super) fn gpu(&self) -> Option<(GpuAccess, u32)> {
+        self.sources().iter().find_map(|source| match &source.place {
             Place::Gpu(gpu) => match gpu.memory.device() {
-                Device::Cuda { index } => Some((&gpu.access, index)),
+                Device::Cuda { index } => Some((gpu.access.clone(), index)),
                 Device::Host => None,
             },
             _ => None,
@@ -68,7 +84,8 @@ impl FileLayout {
 
     /// Records the points in GPU streams after which their memory may be read.
     pub(super) fn record_events(&self) -> Result<StreamEvents> {
-        let memory = self.sources.iter().filter_map(|source| match &source.data.place {
+        let sources = self.sources();
+        let memory = sources.iter().filter_map(|source| match &source.place {
             Place::Gpu(gpu) => Some(&gpu.memory),
             _ => None,
         });
@@ -82,20 +99,20 @@ impl FileLayout {
 
     /// The names of the records, in file order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        (0..self.sources.len()).map(|record| self.headers.name(record))
+        (0..self.records.len()).map(|record| self.headers.name(record))
     }
 
     /// The CRC-64 of all names, sizes and offsets. Writers with equal fingerprints may each write a part of the file.
     pub(super) fn fingerprint(&self) -> u64 {
-        let blank = |source: &RecordSource| RecordChecksums { crc32: 0, chunks: vec![0; chunk_count(source.bytes())] };
-        let blank: Vec<RecordChecksums> = self.sources.iter().map(blank).collect();
+        let blank = |record: &HashedRecord| RecordChecksums { crc32: 0, chunks: vec![0; chunk_count(record.bytes())] };
+        let blank: Vec<RecordChecksums> = self.records.iter().map(blank).collect();
         checksums_of(&self.headers.index(&blank)).crc64
     }
 
     /// Splits a range of the file into pieces to write at once and pieces that need the checksums of large records.
     pub(super) fn pieces(&self, range: &Range<u64>) -> Pieces {
         let is_late = |content| match content {
-            Content::Header(record) => !self.sources[record].is_small(),
+            Content::Header(record) => !self.records[record].is_small(),
             Content::Index => true,
             Content::Record(_) | Content::Gap => false,
         };
@@ -104,15 +121,15 @@ impl FileLayout {
 
     /// Assembles a piece at the start of a slot.
     pub(super) fn fill(&self, piece: &Range<u64>, slot: &mut Slot) -> Result<()> {
-        let spans = self.spans.within(piece);
-        self.fetch(spans, piece, slot)?;
+        let (spans, sources) = (self.spans.within(piece), self.sources());
+        fetch(spans, &sources, piece, slot)?;
         // Records first: a small record is hashed in the slot, and its header needs the checksum.
         for span in spans {
             let (range, at) = overlap(span.offset..span.end(), piece);
             match span.content {
                 Content::Record(record) => {
                     let within = range.start - span.offset..range.end - span.offset;
-                    self.copy(&self.sources[record], within, at as usize, slot)?;
+                    copy(&self.records[record], &sources[record], within, at as usize, slot)?;
                 }
                 Content::Gap => slot.as_mut_slice()[at as usize..][..(range.end - range.start) as usize].fill(0),
                 Content::Header(_) | Content::Index => {}
@@ -124,7 +141,7 @@ impl FileLayout {
             let target = &mut slot.as_mut_slice()[at as usize..][..within.len()];
             match span.content {
                 Content::Header(record) => {
-                    let crc32 = self.sources[record].crc32()?;
+                    let crc32 = self.records[record].crc32(&sources[record])?;
                     target.copy_from_slice(&self.headers.header(record, crc32)[within]);
                 }
                 Content::Index => target.copy_from_slice(&self.index.get().map_or(&[][..], Vec::as_slice)[within]),
@@ -134,63 +151,24 @@ impl FileLayout {
         Ok(())
     }
 
-    /// Copies the GPU data of a piece into its slot, in one batch.
-    fn fetch(&self, spans: &[FileSpan], piece: &Range<u64>, slot: &mut Slot) -> Result<()> {
-        let mut parts = Vec::new();
-        let mut access = None;
-        for span in spans {
-            let Content::Record(record) = span.content else { continue };
-            let Place::Gpu(gpu) = &self.sources[record].data.place else { continue };
-            let (range, at) = overlap(span.offset..span.end(), piece);
-            let from = (range.start - span.offset) as usize;
-            parts.push((at as usize, &gpu.memory, from, (range.end - range.start) as usize));
-            access = Some(&gpu.access);
-        }
-        access.map_or(Ok(()), |access| Ok(access.gather(slot, &parts)?))
-    }
-
-    /// Copies a part of a record into the slot, inverts its signs and hashes it there. GPU data is in the slot already.
-    fn copy(&self, source: &RecordSource, range: Range<u64>, at: usize, slot: &mut Slot) -> Result<()> {
-        let loaded = match &source.data.place {
-            Place::Gpu(_) => None,
-            _ => Some(source.data.load(&range)?),
-        };
-        let is_whole = range == (0..source.bytes());
-        for chunk in cut(&range, CHUNK_BYTES) {
-            let mut hasher = Hasher::default();
-            for step in cut(&chunk, STEP_BYTES) {
-                let (to, len) = (at + (step.start - range.start) as usize, (step.end - step.start) as usize);
-                if let Some(LoadedPart { memory, start }) = &loaded {
-                    slot.gather(to, memory, (step.start - start) as usize, len);
-                }
-                source.data.flip(step.start, &mut slot.as_mut_slice()[to..to + len]);
-                if !source.is_small() || is_whole {
-                    hasher.update(&slot.as_slice()[to..to + len]);
-                }
-            }
-            source.note(chunk.start, hasher.finish());
-        }
-        Ok(())
-    }
-
     /// Hashes the large records in late pieces. Headers need these checksums before the pieces are assembled.
     pub(super) fn hash_late(&self, pieces: &[Range<u64>]) -> Result<()> {
-        let mut scratch = Vec::new();
+        let (mut scratch, sources) = (Vec::new(), self.sources());
         for piece in pieces {
             for span in self.spans.within(piece) {
                 let Content::Record(record) = span.content else { continue };
-                let source = &self.sources[record];
+                let (record, source) = (&self.records[record], &sources[record]);
                 let (range, _) = overlap(span.offset..span.end(), piece);
-                if source.is_small() {
+                if record.is_small() {
                     continue;
                 }
                 let within = range.start - span.offset..range.end - span.offset;
-                let LoadedPart { memory, start } = source.data.load(&within)?;
+                let LoadedPart { memory, start } = source.load(&within)?;
                 for chunk in cut(&within, CHUNK_BYTES) {
                     scratch.resize((chunk.end - chunk.start) as usize, 0);
                     memory.copy_to_slice((chunk.start - start) as usize, &mut scratch);
-                    source.data.flip(chunk.start, &mut scratch);
-                    source.note(chunk.start, checksums_of(&scratch));
+                    source.flip(chunk.start, &mut scratch);
+                    record.note(chunk.start, checksums_of(&scratch));
                 }
             }
         }
@@ -199,14 +177,14 @@ impl FileLayout {
 
     /// Encodes the checksums known so far, for the writers of the other shards.
     pub(super) fn encode_checksums(&self) -> Vec<u8> {
-        let noted = |(record, source): (usize, &RecordSource)| {
-            source.noted().into_iter().map(move |(offset, part)| checksum_exchange::ExchangedChecksums {
+        let noted = |(record, hashed): (usize, &HashedRecord)| {
+            hashed.noted().into_iter().map(move |(offset, part)| checksum_exchange::ExchangedChecksums {
                 record,
                 offset,
                 part,
             })
         };
-        checksum_exchange::encode(self.sources.iter().enumerate().flat_map(noted))
+        checksum_exchange::encode(self.records.iter().enumerate().flat_map(noted))
     }
 
     /// Adds the checksums of another writer.
@@ -215,31 +193,75 @@ impl FileLayout {
         for checksum_exchange::ExchangedChecksums { record, offset, part } in
             checksum_exchange::decode(encoded).map_err(refused)?
         {
-            let source = self
-                .sources
+            let known = self
+                .records
                 .get(record)
-                .filter(|source| offset.checked_add(part.bytes).is_some_and(|end| end <= source.bytes()));
+                .filter(|known| offset.checked_add(part.bytes).is_some_and(|end| end <= known.bytes()));
             let unknown = || {
                 let what = format!("another writer knows of {} bytes at {offset} of a record {record}", part.bytes);
                 deepnvme_format::Error::Invalid(what)
             };
-            source.ok_or_else(unknown).map_err(refused)?.note(offset, part);
+            known.ok_or_else(unknown).map_err(refused)?.note(offset, part);
         }
         Ok(())
     }
 
-    /// Returns the checksums of a record, once they are finished.
+    /// Returns the checksums of a record, once all are finished.
     pub(super) fn checksums(&self, record: usize) -> Result<&RecordChecksums> {
-        self.sources[record].finish(&self.path)
+        self.records[record].finished().ok_or_else(|| {
+            let text = format!("record {record} has not been hashed yet");
+            Error::format(&self.path, deepnvme_format::Error::Invalid(text))
+        })
     }
 
     /// Combines all checksums and renders the index.
     pub(super) fn finish_checksums(&self) -> Result<()> {
+        let sources = self.sources();
+        let each = self.records.iter().zip(sources.iter());
         let checksums: Vec<RecordChecksums> =
-            (0..self.sources.len()).map(|record| self.checksums(record).cloned()).collect::<Result<_>>()?;
+            each.map(|(record, source)| record.finish(source, &self.path).cloned()).collect::<Result<_>>()?;
         let _ = self.index.set(self.headers.index(&checksums));
         Ok(())
     }
+}
+
+/// Copies the GPU data of a piece into its slot, in one batch.
+fn fetch(spans: &[FileSpan], sources: &[DataSource], piece: &Range<u64>, slot: &mut Slot) -> Result<()> {
+    let mut parts = Vec::new();
+    let mut access = None;
+    for span in spans {
+        let Content::Record(record) = span.content else { continue };
+        let Place::Gpu(gpu) = &sources[record].place else { continue };
+        let (range, at) = overlap(span.offset..span.end(), piece);
+        let from = (range.start - span.offset) as usize;
+        parts.push((at as usize, &gpu.memory, from, (range.end - range.start) as usize));
+        access = Some(&gpu.access);
+    }
+    access.map_or(Ok(()), |access| Ok(access.gather(slot, &parts)?))
+}
+
+/// Copies a part of a record into the slot, inverts its signs and hashes it there. GPU data is in the slot already.
+fn copy(record: &HashedRecord, source: &DataSource, range: Range<u64>, at: usize, slot: &mut Slot) -> Result<()> {
+    let loaded = match &source.place {
+        Place::Gpu(_) => None,
+        _ => Some(source.load(&range)?),
+    };
+    let is_whole = range == (0..record.bytes());
+    for chunk in cut(&range, CHUNK_BYTES) {
+        let mut hasher = Hasher::default();
+        for step in cut(&chunk, STEP_BYTES) {
+            let (to, len) = (at + (step.start - range.start) as usize, (step.end - step.start) as usize);
+            if let Some(LoadedPart { memory, start }) = &loaded {
+                slot.gather(to, memory, (step.start - start) as usize, len);
+            }
+            source.flip(step.start, &mut slot.as_mut_slice()[to..to + len]);
+            if !record.is_small() || is_whole {
+                hasher.update(&slot.as_slice()[to..to + len]);
+            }
+        }
+        record.note(chunk.start, hasher.finish());
+    }
+    Ok(())
 }
 
 /// Returns the intersection of a span and a piece, and its offset in the piece.

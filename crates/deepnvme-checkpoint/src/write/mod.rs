@@ -3,7 +3,7 @@
 //! ```text
 //! Save                                     the file, planned to the last byte    (save, archive, safetensors)
 //! spans, shard_ranges                      how it is split                       (pure)
-//! file_layout, record_source, data_source  assembles and hashes any piece of it
+//! file_layout, hashed_record, data_source  assembles and hashes any piece of it
 //! sign_flips                               sign bits that torch flips lazily
 //! write_pipeline                           threads that fill slots, and the engine that writes them
 //! whole                                    one writer writes all of it, under a private name
@@ -15,7 +15,7 @@ mod archive;
 mod checksum_exchange;
 mod data_source;
 mod file_layout;
-mod record_source;
+mod hashed_record;
 mod reflink_target;
 mod safetensors;
 mod save;

@@ -48,7 +48,7 @@ impl Save {
         };
         let pipeline = WritePipeline::new(engine, file, base, threads, self.options.staging.as_ref(), progress)?;
         if let Some((access, index)) = self.layout.gpu() {
-            pipeline.register_pool(access, index);
+            pipeline.register_pool(&access, index);
         }
         // Hashing the early pieces completes the checksums of the records in late pieces.
         self.layout.hash_late(&pieces.late)?;
@@ -75,6 +75,7 @@ impl Shard {
         layout.finish_checksums()?;
         let written = self.pipeline.write(layout, &self.late);
         // The caller's memory is no longer read.
+        layout.release_sources();
         self.pipeline.progress().mark_filled();
         written.and(self.pipeline.wait_all())?;
         self.pipeline.engine().sync(self.pipeline.file(), self.save.options.durability.min(Durability::Data))?;

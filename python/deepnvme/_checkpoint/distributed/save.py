@@ -201,6 +201,8 @@ class SharedSave:
                 self.give_up()
                 raise
             finally:
+                # A shard that was not finished still holds the tensors.
+                self._shard = None
                 self._planned.release_tensors()
         return saved
 

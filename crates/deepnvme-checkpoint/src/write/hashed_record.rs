@@ -1,4 +1,4 @@
-//! A record's data, and its checksums as they become known.
+//! A record's checksums as they become known.
 
 use std::path::Path;
 
@@ -10,32 +10,32 @@ use super::data_source::{DataSource, LoadedPart};
 use crate::error::{Error, Result};
 use crate::sync::{Mutex, OnceLock};
 
-pub(super) struct RecordSource {
-    pub(super) data: DataSource,
+pub(super) struct HashedRecord {
+    bytes: u64,
     parts: Mutex<Vec<(u64, PartChecksums)>>,
     /// The checksums of a record that is small or finished.
     checksums: OnceLock<RecordChecksums>,
 }
 
-impl RecordSource {
-    pub(super) fn new(data: DataSource) -> Self {
-        Self { data, parts: Mutex::default(), checksums: OnceLock::new() }
+impl HashedRecord {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self { bytes, parts: Mutex::default(), checksums: OnceLock::new() }
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.data.bytes()
+        self.bytes
     }
 
     /// Returns whether its checksum is computed in one go.
     pub(super) fn is_small(&self) -> bool {
-        self.bytes() < LARGE_BYTES
+        self.bytes < LARGE_BYTES
     }
 
     /// Notes the checksums of the part at `offset`.
     pub(super) fn note(&self, offset: u64, part: PartChecksums) {
         if !self.is_small() {
             ignore_poison(self.parts.lock()).push((offset, part));
-        } else if part.bytes == self.bytes() {
+        } else if part.bytes == self.bytes {
             let _ = self.checksums.set(one_part(part));
         }
     }
@@ -46,7 +46,7 @@ impl RecordSource {
             return ignore_poison(self.parts.lock()).clone();
         }
         let part = |checksums: &RecordChecksums| PartChecksums {
-            bytes: self.bytes(),
+            bytes: self.bytes,
             crc32: checksums.crc32,
             crc64: checksums.chunks.first().copied().unwrap_or(0),
         };
@@ -54,37 +54,42 @@ impl RecordSource {
     }
 
     /// Returns the CRC-32 for the record's header, or 0 for a large record that is not finished.
-    pub(super) fn crc32(&self) -> Result<u32> {
+    pub(super) fn crc32(&self, data: &DataSource) -> Result<u32> {
         if self.is_small() {
-            return Ok(self.small_checksums()?.crc32);
+            return Ok(self.small_checksums(data)?.crc32);
         }
         Ok(self.checksums.get().map_or(0, |checksums| checksums.crc32))
     }
 
     /// Returns the checksums of a small record. Reads its data unless it was hashed already.
-    fn small_checksums(&self) -> Result<&RecordChecksums> {
+    fn small_checksums(&self, data: &DataSource) -> Result<&RecordChecksums> {
         if let Some(checksums) = self.checksums.get() {
             return Ok(checksums);
         }
-        let mut bytes = vec![0; self.bytes() as usize];
-        let LoadedPart { memory, start } = self.data.load(&(0..self.bytes()))?;
+        let mut bytes = vec![0; self.bytes as usize];
+        let LoadedPart { memory, start } = data.load(&(0..self.bytes))?;
         memory.copy_to_slice(start as usize, &mut bytes);
-        self.data.flip(0, &mut bytes);
+        data.flip(0, &mut bytes);
         Ok(self.checksums.get_or_init(|| one_part(checksums_of(&bytes))))
     }
 
+    /// Returns the checksums, once they are finished.
+    pub(super) fn finished(&self) -> Option<&RecordChecksums> {
+        self.checksums.get()
+    }
+
     /// Combines the checksums of all parts. `path` names the file in errors.
-    pub(super) fn finish(&self, path: &Path) -> Result<&RecordChecksums> {
+    pub(super) fn finish(&self, data: &DataSource, path: &Path) -> Result<&RecordChecksums> {
         if self.is_small() {
-            return self.small_checksums();
+            return self.small_checksums(data);
         }
         if let Some(checksums) = self.checksums.get() {
             return Ok(checksums);
         }
         let parts = std::mem::take(&mut *ignore_poison(self.parts.lock()));
         let known: u64 = parts.iter().map(|(_, part)| part.bytes).sum();
-        if known != self.bytes() {
-            let text = format!("of {} bytes of a record, {known} have been hashed", self.bytes());
+        if known != self.bytes {
+            let text = format!("of {} bytes of a record, {known} have been hashed", self.bytes);
             return Err(Error::format(path, deepnvme_format::Error::Invalid(text)));
         }
         let checksums = RecordChecksums::from_parts(parts).map_err(|error| Error::format(path, error))?;
