@@ -2,18 +2,17 @@
 
 use deepnvme_mem::Strided;
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyList, PyType, PyWeakrefReference};
 
 use crate::imported;
 use crate::memory::{self, Exported, KeepAlive, Layout, Location, MemoryAccess};
+use crate::once::{GilOnce, intern};
 
 /// Reads the layout of a numpy array; `None` for anything else. Unlike the buffer protocol, numpy's layout covers every
 /// dtype.
 pub(crate) fn layout(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<Option<Layout>> {
-    static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    static NDARRAY: GilOnce<Py<PyType>> = GilOnce::new();
     let py = object.py();
     let class = match NDARRAY.get(py) {
         Some(class) => class,

@@ -3,11 +3,11 @@
 use deepnvme_mem::StreamHandle;
 use deepnvme_mem::dlpack::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, Imported, Managed};
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::memory::{self, MemoryAccess};
+use crate::once::intern;
 
 /// The newest supported DLPack version. The producer may answer with an older one.
 const MAX_VERSION: (u32, u32) = (1, 1);

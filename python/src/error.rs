@@ -2,9 +2,10 @@
 
 use deepnvme_io::{Error, ErrorKind};
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use rustix::io::Errno;
+
+use crate::once::intern;
 
 /// Converts a failed call to the exception that Python code expects.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {

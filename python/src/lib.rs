@@ -29,6 +29,7 @@ mod imported;
 #[allow(unsafe_code)]
 mod memory;
 mod module;
+mod once;
 mod open_engine;
 mod optim;
 mod path;
@@ -99,6 +100,7 @@ mod _deepnvme {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
         crate::memory::watch_forks();
+        crate::once::fill_cells_of_pyo3(py)?;
         py.import("atexit")?.call_method1("register", (module.getattr("_at_exit")?,))?;
         Ok(())
     }

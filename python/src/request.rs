@@ -9,11 +9,11 @@ use deepnvme_io::{
 };
 use deepnvme_mem::{Region, RegionMut};
 use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyString, PyTuple};
 
 use crate::memory::{self, AddressRange, check_disjoint, check_disjoint_from};
+use crate::once::intern;
 use crate::path::PathArgument;
 use crate::pending_request::{AnyTransfer, PendingRequest, SIGNAL_CHECK_INTERVAL};
 use crate::settings::{durability, number};

@@ -5,13 +5,12 @@ use deepnvme_io::{current_gpu, wait_for_copies as wait_for_copies_of};
 use deepnvme_mem::dlpack::{DLDevice, ExchangeApi};
 use deepnvme_mem::{Device, Strided};
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyType};
 
 use crate::imported::module;
 use crate::memory::{self, Described, KeepAlive, Layout, Location, MemoryAccess, PlainTensor};
+use crate::once::{GilOnce, intern};
 
 /// The torch objects by which tensors are recognised.
 struct Torch {
@@ -24,7 +23,7 @@ struct Torch {
 
 /// Returns torch, if this process has imported it.
 fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
-    static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+    static TORCH: GilOnce<Torch> = GilOnce::new();
     if let Some(torch) = TORCH.get(py) {
         return Ok(Some(torch));
     }
@@ -44,7 +43,7 @@ fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
 /// Tells autograd that the tensors among these objects were changed in place. A backward pass that needs their old
 /// values then raises, as after torch's in-place operations.
 pub(crate) fn mark_modified(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
-    static INCREMENT: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
+    static INCREMENT: GilOnce<Option<Py<PyAny>>> = GilOnce::new();
     let Some(py) = objects.first().map(Bound::py) else { return Ok(()) };
     let Some(torch) = imported(py)? else { return Ok(()) };
     let class = torch.tensor.bind(py);

@@ -8,11 +8,11 @@ use std::time::Duration;
 use deepnvme_io::{Error, Result};
 use deepnvme_mem::sync::ignore_poison;
 use pyo3::exceptions::{PyOSError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::ignored::Ignored;
+use crate::once::intern;
 use crate::pending_request::PendingRequest;
 use crate::{detached_requests, error, exit, reaper};
 

@@ -216,6 +216,42 @@ def test_a_fork_while_other_threads_make_their_first_transfers(python: Run) -> N
     """)
 
 
+def test_a_fork_while_other_threads_make_their_first_saves(python: Run) -> None:
+    """No value that is made once is made under a lock that the child would wait for."""
+    pytest.importorskip("torch")
+    python(f"""{FORK}
+    import importlib, json, torch
+    torch.set_num_threads(1)
+    tensor = torch.ones(3)
+
+    def save():
+        deepnvme.save({{"a": tensor}}, f"{{os.getpid()}}-{{threading.get_ident()}}.pt", durability="none")
+
+    # Modules that are imported for the first time have locks of Python's own.
+    def tell_modules():
+        save()
+        with open("modules", "w") as file:
+            json.dump([name for name in sys.modules if name.startswith("deepnvme.")], file)
+
+    def forks_while_threads_save():
+        # Threads take turns as often as they can.
+        sys.setswitchinterval(1e-6)
+        threads = [threading.Thread(target=save) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(4):
+            in_child(save)
+        for thread in threads:
+            thread.join()
+
+    in_child(tell_modules)
+    for name in json.load(open("modules")):
+        importlib.import_module(name)
+    for _ in range(12):
+        in_child(forks_while_threads_save)
+    """)
+
+
 @pytest.mark.parametrize("leave", ["engine.close()", "del engine", "sys.exit(0)", "with engine: pass"])
 @pytest.mark.parametrize("backend", ["io_uring", "aio", "threads"])
 def test_a_child_lets_go_of_threads_that_it_does_not_have(tmp_path: Path, backend: str, leave: str) -> None:

@@ -24,7 +24,7 @@ from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.save_schedule import SaveSchedule
 from deepnvme._checkpoint.save_start import SaveStarter
-from deepnvme._utils.arguments import parse_bytes, path_of, whole
+from deepnvme._utils.arguments import absolute_path_of, parse_bytes, whole
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import require_torch
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
@@ -134,7 +134,7 @@ class Checkpointer:
         progress_callback(progress, "saving", folder)
         require_torch("Checkpointer")
         # The process may change its working directory before the next save.
-        self.folder = path_of(folder).absolute()
+        self.folder = absolute_path_of(folder)
         self._process = os.getpid()
         self._save_lock = threading.RLock()
         self._nested_saves = 0

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from deepnvme._deepnvme import Engine, StripeSet, _parse_bytes
-from deepnvme.errors import InvalidArgumentError
+from deepnvme.errors import InvalidArgumentError, NotFoundError
 
 # The largest size of a file or of memory.
 WHOLE_MAX = (1 << 63) - 1
@@ -119,3 +119,18 @@ def path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
         msg = "the path is empty; name a file or a folder ('.' is the current folder)"
         raise InvalidArgumentError(msg)
     return Path(name)
+
+
+def absolute_path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
+    """Convert a path of any type to an absolute ``Path``, so that it stays the same if the current folder changes.
+
+    Raises:
+        NotFoundError: it is relative, and the current folder was removed.
+        InvalidArgumentError, TypeError: as for ``path_of``.
+    """
+    given = path_of(path)
+    try:
+        return given.absolute()
+    except FileNotFoundError as error:
+        msg = f"{given}: the current folder was removed; pass an absolute path, or change to another folder"
+        raise NotFoundError(error.errno, msg) from error

@@ -10,13 +10,12 @@ use std::collections::HashMap;
 use deepnvme_format::pickle::{PICKLE_BYTES_MAX, PickleWriter, TensorView};
 use deepnvme_format::state::{NAME_BYTES_MAX, PickledState};
 use deepnvme_format::{DIMS_MAX, Dtype, Signs};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 
 use crate::error;
+use crate::once::{GilOnce, intern};
 
 /// Maximum nesting depth. Python's own pickler decides about deeper containers.
 const DEPTH_MAX: usize = 200;
@@ -70,7 +69,7 @@ struct Torch {
 
 impl Torch {
     fn get(py: Python<'_>) -> PyResult<Option<&Self>> {
-        static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+        static TORCH: GilOnce<Torch> = GilOnce::new();
         if let Some(torch) = TORCH.get(py) {
             return Ok(Some(torch));
         }

@@ -20,6 +20,7 @@ use super::raise;
 use super::save::{Destination, Saving, start};
 use super::shard::SaveShard;
 use crate::engine::PyEngine;
+use crate::once::intern;
 use crate::path::PathArgument;
 use crate::threads::UntilTaken;
 use crate::{default, detached_requests, memory, settings, tensor_memory, torch};
@@ -28,13 +29,25 @@ use crate::{default, detached_requests, memory, settings, tensor_memory, torch};
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Save options, as the package's own code passes them.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
 pub(crate) struct SaveArguments<'py> {
     engine: Option<Bound<'py, PyEngine>>,
     durability: String,
     checksums: bool,
     staging: Option<Bound<'py, SaveStaging>>,
+}
+
+impl<'py> FromPyObject<'_, 'py> for SaveArguments<'py> {
+    type Error = PyErr;
+
+    fn extract(options: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let py = options.py();
+        Ok(Self {
+            engine: options.get_item(intern!(py, "engine"))?.extract()?,
+            durability: options.get_item(intern!(py, "durability"))?.extract()?,
+            checksums: options.get_item(intern!(py, "checksums"))?.extract()?,
+            staging: options.get_item(intern!(py, "staging"))?.extract()?,
+        })
+    }
 }
 
 /// Plan a torch archive: records by name, storages by their keys, more records.

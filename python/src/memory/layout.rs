@@ -3,10 +3,10 @@
 use deepnvme_mem::dlpack::{DLDevice, ExchangeApi};
 use deepnvme_mem::{Device, StreamHandle, Strided};
 use pyo3::exceptions::PyValueError;
-use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::resizable::KeepAlive;
+use crate::once::intern;
 
 /// Access of a request to the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

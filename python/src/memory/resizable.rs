@@ -14,12 +14,11 @@ use std::sync::{Mutex, MutexGuard};
 
 use deepnvme_mem::sync::ignore_poison;
 use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 
 use super::forks;
 use crate::imported;
+use crate::once::{GilOnce, intern};
 
 /// Bytes of a storage to search. Every release since 2.4 keeps the flag within them, and more fields behind it.
 const SEARCHED_BYTES: usize = 80;
@@ -221,17 +220,15 @@ pub(crate) fn _is_held(storage: usize) -> bool {
 
 /// Returns the hook that keeps torch from moving held storages, installed with the first hold; `None` without torch.
 fn moving_hook(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
-    static MOVING_HOOK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static MOVING_HOOK: GilOnce<Py<PyAny>> = GilOnce::new();
     if let Some(made) = MOVING_HOOK.get(py) {
         return Ok(Some(made));
     }
     if imported::module(py, "torch")?.is_none() {
         return Ok(None);
     }
-    // Created before the cell is locked: the import releases the GIL, and a child forked meanwhile would find the cell
-    // locked forever.
-    let made = py.import("deepnvme._utils.held_storages")?.call_method0("install")?.unbind();
-    Ok(Some(MOVING_HOOK.get_or_init(py, || made)))
+    let install = || PyResult::Ok(py.import("deepnvme._utils.held_storages")?.call_method0("install")?.unbind());
+    MOVING_HOOK.get_or_try_init(py, install).map(Some)
 }
 
 /// Offset of the flag in a storage; `None` if it was not found.

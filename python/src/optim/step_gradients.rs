@@ -7,7 +7,6 @@ use std::sync::{Mutex, MutexGuard};
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_optim::Float;
 use pyo3::exceptions::PyValueError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyWeakrefMethods, PyWeakrefReference};
 
@@ -16,6 +15,7 @@ use super::plan::{Member, Placement, Prepared, PyStepPlan};
 use super::step_record::PyStepRecord;
 use super::tensors::{Floats, float};
 use crate::memory::{GcPause, MemoryAccess, StorageHolds};
+use crate::once::intern;
 use crate::torch::{self, PlainClasses};
 
 /// Members that are looked at together, so that what torch knows about their tensors stays in the processor's cache.

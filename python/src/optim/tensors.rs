@@ -5,10 +5,10 @@ use std::sync::Arc;
 use deepnvme_mem::dlpack::DLDataType;
 use deepnvme_optim::{Float, FloatSlice, FloatSliceMut, MomentMut, ParameterSlice};
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
-use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::memory::{AddressRange, Described, MemoryAccess, StorageHolds, TensorSlice};
+use crate::once::intern;
 use crate::tensor_memory;
 
 /// Weights, gradient, moments, copy of the weights, position of the first element.

@@ -5,9 +5,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
+
+use crate::once::intern;
 
 /// Returns the file name of a `str`, `bytes` or `os.PathLike`.
 pub(crate) fn file_name(argument: &Bound<'_, PyAny>) -> PyResult<PathBuf> {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deepnvme._utils.arguments import path_of
+from deepnvme._utils.arguments import absolute_path_of
 
 if TYPE_CHECKING:
     import os
@@ -30,4 +30,4 @@ class CheckpointFolder:
     def replace(self, path: str | os.PathLike[str] | None) -> None:
         """Use another folder, if there is one."""
         if path is not None:
-            self.given = path_of(path).absolute()
+            self.given = absolute_path_of(path)

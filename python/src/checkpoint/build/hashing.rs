@@ -7,11 +7,11 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyFrozenSet, PyInt, PyTuple};
 
 use crate::error;
+use crate::once::intern;
 
 /// Steps that the keys of any file may take.
 const FREE_STEPS: u64 = 1 << 24;

@@ -8,7 +8,6 @@ use std::collections::HashMap;
 
 use deepnvme_format::pickle::{Graph, Make, Node, NodeId, Object};
 use deepnvme_format::state::{DEPTH_MAX, PickledState, storage};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple};
 
@@ -17,6 +16,7 @@ use hashing::TableKind;
 use selection::{NameScope, Selection};
 
 use crate::error;
+use crate::once::intern;
 
 mod callables;
 mod hashing;
