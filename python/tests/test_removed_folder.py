@@ -34,7 +34,7 @@ def test_relative_paths_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    with pytest.raises(NotFoundError, match="'.+'|current folder was removed"):
+    with pytest.raises(NotFoundError, match=r"'.+'|current folder was removed"):
         CALLS[name]()
     # Absolute paths work as ever.
     assert deepnvme.write(TENSOR, tmp_path / "x") == TENSOR.nbytes
