@@ -156,7 +156,7 @@ print(peak() - before)
 del state
 """
     for name in ("x.safetensors", "x.pt"):
-        command = [sys.executable, "-c", code, tmp_path / name]
+        command = [sys.executable, "-c", code, str(tmp_path / name)]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         assert int(result.stdout) < 80 << 20, f"{name}: 540 MiB are saved with the memory of the slots"
     code = """
