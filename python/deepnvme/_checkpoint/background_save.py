@@ -191,6 +191,7 @@ class _BackgroundSave:
         self.saving = saving
         self.is_filled = False
         self._process = os.getpid()
+        self._caller = threading.current_thread()
         self._commit: Commit | None = commit
         self._written = SignalSafeEvent()
         self._gate = SignalSafeEvent()
@@ -239,7 +240,10 @@ class _BackgroundSave:
             saved = self.saving.wait(None, False)
             self._written.set()
             while not self._gate.wait(POLL_INTERVAL_S):
-                pass
+                if not self._caller.is_alive():
+                    # Interrupted twice, it ended without a word. Nobody else opens the gate.
+                    self._is_abandoned = True
+                    break
             commit(saved, self._check_wanted)
         except BaseException as error:  # noqa: BLE001
             if not self._is_abandoned:

@@ -217,6 +217,9 @@ class Checkpointer:
         if self._group.is_single:
             # Several processes raise it together, when a save begins.
             self._background.raise_failure()
+        if self._nested_saves == 1:
+            # A save that was interrupted twice may have left one behind.
+            self._background.abandon_gated()
         began = time.perf_counter()
         is_due = self._schedule.is_due(step, began)
         if self._timer_group is not None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import deepnvme
+from deepnvme._checkpoint.background_save import BackgroundSaves
 
 # Raises KeyboardInterrupt where `Thread.start` waits for the thread that it has started.
 INTERRUPTED = """
@@ -92,3 +95,35 @@ def test_an_error_that_was_raised_is_not_printed(tmp_path: Path, is_raised: bool
         "    try:\n        checkpointer.wait()\n    except OSError:\n        pass\n" if is_raised else ""
     )
     assert ("has failed" in run(program, tmp_path / "run")) is not is_raised
+
+
+class Written:
+    """A save whose bytes are in the file."""
+
+    progress = (1, 1)
+
+    def wait(self, progress: object, stop_on_signal: bool) -> tuple[int, int, int, int]:
+        del progress, stop_on_signal
+        return 1, 0, 0, 0
+
+    def wait_filled(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+def test_a_save_whose_caller_ended_without_a_word_is_not_committed() -> None:
+    # As a second Ctrl-C can leave it, in the middle of the handling of the first.
+    saves, committed = BackgroundSaves(), []
+
+    def commit(_: object, check_wanted: Callable[[], None]) -> None:
+        check_wanted()
+        committed.append(True)
+
+    caller = threading.Thread(target=lambda: saves.start(Written(), commit, is_gated=True))
+    caller.start()
+    caller.join()
+    saves.wait()
+    assert not committed
+    assert not saves.is_running
