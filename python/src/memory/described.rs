@@ -8,8 +8,8 @@ use std::sync::Arc;
 use deepnvme_mem::dlpack::{DLDataType, DLDevice, ExchangeApi};
 use pyo3::prelude::*;
 
+use super::held_storages::StorageHolds;
 use super::layout::MemoryAccess;
-use super::resizable::StorageHolds;
 use super::tensor_slice::{Plain, TensorSlice};
 
 /// A tensor, until Python code runs: that may change it.

@@ -5,7 +5,7 @@ use deepnvme_mem::{Device, StreamHandle, Strided};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::resizable::KeepAlive;
+use super::held_storages::KeepAlive;
 use crate::once::intern;
 
 /// Access of a request to the memory.

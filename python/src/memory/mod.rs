@@ -2,7 +2,7 @@
 //!
 //! `torch` and `array` locate an object's bytes with plain attribute calls; this folder turns the answers into
 //! addresses. `tensor_memory` asks each protocol in turn. Every region owns a Python reference that keeps its bytes alive and in place. For a tensor that is its
-//! storage, which is not resized meanwhile (`resizable`); for a numpy array the array; for anything else an exported
+//! storage, which is not resized meanwhile (`held_storages`, `resize_flag`); for a numpy array the array; for anything else an exported
 //! buffer or a DLPack capsule. The engine may drop this reference on its own thread. PyO3 then keeps it until a thread
 //! holds the GIL, and no fork happens in between (`forks`).
 //!
@@ -16,20 +16,22 @@ mod buffer;
 mod capsule;
 mod described;
 mod forks;
+mod held_storages;
 mod interpreter;
 mod layout;
 mod region;
-mod resizable;
+mod resize_flag;
 mod tensor_slice;
 
 pub(crate) use buffer::{Exported, array_struct, exported, is_buffer, new_bytes, with_bytes};
 pub(crate) use capsule::{capsule, exchange_api, has_name, take};
 pub(crate) use described::{Described, PlainTensor, describe, describe_anywhere};
 pub(crate) use forks::watch as watch_forks;
+pub(crate) use held_storages::{_is_held, KeepAlive, StorageHolds};
 pub(crate) use interpreter::{GcPause, call_soon};
 pub(crate) use layout::{LEGACY_STREAM, Layout, Location, MemoryAccess, location_of, raw_stream, stream};
 pub(crate) use region::{ObjectMemory, storage_region};
-pub(crate) use resizable::{_is_held, KeepAlive, StorageHolds};
+
 pub(crate) use tensor_slice::{AddressRange, Plain, TensorSlice, check_disjoint, check_disjoint_from};
 
 /// Borrows the descriptor of this number, which the caller keeps open.

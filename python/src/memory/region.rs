@@ -8,8 +8,8 @@ use deepnvme_mem::{Region, RegionMut, StreamHandle, Strided, TensorPlace};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
+use super::held_storages::KeepAlive;
 use super::layout::{Layout, Location, refusal};
-use super::resizable::KeepAlive;
 
 /// The memory of an object, by the protocol that located it.
 pub(crate) enum ObjectMemory {

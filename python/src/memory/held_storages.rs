@@ -1,27 +1,22 @@
 //! Keep the memory of torch storages in place while a transfer uses it.
 //!
 //! `storage.resize_()` frees or moves the memory even if others share the storage. So does `share_memory_()`, which
-//! `deepnvme._utils.held_storages` refuses meanwhile. torch sets a flag on storages that it refuses to resize;
-//! `Tensor.numpy()` sets it for good. Here it is set for the time of a transfer. torch has no function to clear it, so
-//! the flag's offset is searched once, in storages of our own. The result is used only if torch's own answer follows
-//! it.
+//! `deepnvme._utils.held_storages` refuses meanwhile. torch refuses to resize a storage without the flag of
+//! `resize_flag`, which is cleared for the time of a transfer.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use deepnvme_mem::sync::ignore_poison;
-use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use super::forks;
+use super::{forks, resize_flag};
 use crate::imported;
 use crate::once::{GilOnce, intern};
-
-/// Bytes of a storage to search. Every release since 2.4 keeps the flag within them, and more fields behind it.
-const SEARCHED_BYTES: usize = 80;
 
 /// An object that keeps memory alive and, if it is a storage, at a fixed size. Any thread may drop it.
 pub(crate) struct KeepAlive {
@@ -102,7 +97,7 @@ impl KeepAlive {
 impl StorageHolds {
     /// Hold the storages of torch tensors, as [`KeepAlive::storage`] does, for a fraction of the time.
     pub(crate) fn new(py: Python<'_>, tensors: &[Bound<'_, PyAny>]) -> PyResult<Self> {
-        let flag_offset = flag_offset(py)?;
+        let flag_offset = resize_flag::offset(py)?;
         let moving_hook = match moving_hook(py)? {
             Some(hook) if hook.bind(py).len()? > 0 => Some(hook),
             _ => None,
@@ -159,7 +154,7 @@ impl Drop for StorageHolds {
 impl StorageHold {
     fn new(storage: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = storage.py();
-        let flag_offset = flag_offset(py)?;
+        let flag_offset = resize_flag::offset(py)?;
         let key = storage.getattr(intern!(py, "_cdata"))?;
         check_not_moving(py, moving_hook(py)?, &key)?;
         let storage: usize = key.extract()?;
@@ -192,8 +187,9 @@ impl HoldCounts {
             entry.count += 1;
             return;
         }
-        let is_resizable =
-            flag_offset.is_some_and(|flag_offset| resizable_flag(storage, flag_offset).swap(0, Ordering::Relaxed) != 0);
+        // SAFETY: the caller holds a reference to the storage.
+        let flag = flag_offset.map(|flag_offset| unsafe { resize_flag::of(storage, flag_offset) });
+        let is_resizable = flag.is_some_and(|flag| flag.swap(0, Ordering::Relaxed) != 0);
         self.0.insert(storage, HoldCount { count: 1, is_resizable });
     }
 
@@ -205,8 +201,9 @@ impl HoldCounts {
         if entry.count > 0 {
             return;
         }
-        if let (true, Some(flag_offset)) = (entry.is_resizable, FLAG_OFFSET.get().copied().flatten()) {
-            resizable_flag(storage, flag_offset).store(1, Ordering::Relaxed);
+        if let (true, Some(flag_offset)) = (entry.is_resizable, resize_flag::known_offset()) {
+            // SAFETY: every holder drops its reference to the storage after its hold.
+            unsafe { resize_flag::of(storage, flag_offset) }.store(1, Ordering::Relaxed);
         }
         self.0.remove(&storage);
     }
@@ -229,70 +226,6 @@ fn moving_hook(py: Python<'_>) -> PyResult<Option<&'static Py<PyAny>>> {
     }
     let install = || PyResult::Ok(py.import("deepnvme._utils.held_storages")?.call_method0("install")?.unbind());
     MOVING_HOOK.get_or_try_init(py, install).map(Some)
-}
-
-/// Offset of the flag in a storage; `None` if it was not found.
-static FLAG_OFFSET: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
-
-fn flag_offset(py: Python<'_>) -> PyResult<Option<usize>> {
-    if let Some(flag_offset) = FLAG_OFFSET.get() {
-        return Ok(*flag_offset);
-    }
-    let flag_offset = find_flag_offset(py)?;
-    if flag_offset.is_none() {
-        let message =
-            c"this release of torch does not show how to keep a storage from being resized: do not resize one \
-                        while deepnvme reads into it or writes it";
-        PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), message, 1)?;
-    }
-    Ok(*FLAG_OFFSET.get_or_init(|| flag_offset))
-}
-
-/// Compares storages that torch resizes with one that it does not.
-fn find_flag_offset(py: Python<'_>) -> PyResult<Option<usize>> {
-    let Some(torch) = imported::module(py, "torch")? else { return Ok(None) };
-    let is_resizable =
-        |storage: &Bound<'_, PyAny>| storage.call_method0(intern!(py, "resizable")).and_then(|answer| answer.extract());
-    let address = |storage: &Bound<'_, PyAny>| storage.getattr(intern!(py, "_cdata")).and_then(|cdata| cdata.extract());
-    let class = torch.getattr(intern!(py, "UntypedStorage"))?;
-    let free = [class.call1((16,))?, class.call1((4096,))?];
-    let bytes = pyo3::types::PyByteArray::new(py, &[0; 16]);
-    let arguments = pyo3::types::PyDict::new(py);
-    arguments.set_item("dtype", torch.getattr(intern!(py, "uint8"))?)?;
-    let fixed = torch.call_method(intern!(py, "frombuffer"), (bytes,), Some(&arguments))?;
-    let fixed = fixed.call_method0(intern!(py, "untyped_storage"))?;
-    if !is_resizable(&free[0])? || !is_resizable(&free[1])? || is_resizable(&fixed)? {
-        // A wrapper temporarily replaces torch's ordinary storages. Retry later.
-        return Err(PyRuntimeError::new_err(
-            "torch makes no ordinary storages here (inside FakeTensorMode, for example)",
-        ));
-    }
-    let addresses: [usize; 2] = [address(&free[0])?, address(&free[1])?];
-    let fixed: usize = address(&fixed)?;
-    for flag_offset in 0..SEARCHED_BYTES {
-        let flags = addresses.map(|storage| resizable_flag(storage, flag_offset));
-        if flags.iter().any(|flag| flag.load(Ordering::Relaxed) != 1)
-            || resizable_flag(fixed, flag_offset).load(Ordering::Relaxed) != 0
-        {
-            continue;
-        }
-        flags[0].store(0, Ordering::Relaxed);
-        let follows = is_resizable(&free[0]);
-        flags[0].store(1, Ordering::Relaxed);
-        if !follows? && is_resizable(&free[0])? {
-            return Ok(Some(flag_offset));
-        }
-    }
-    Ok(None)
-}
-
-/// Returns the flag of a live storage. It is atomic because other threads may read it without the GIL.
-fn resizable_flag(storage: usize, flag_offset: usize) -> &'static AtomicU8 {
-    assert!(flag_offset < SEARCHED_BYTES, "the flag lies within what was searched");
-    let byte = std::ptr::with_exposed_provenance_mut::<u8>(storage + flag_offset);
-    // SAFETY: `_cdata` is the address of torch's own object, which is larger than the searched bytes. The caller keeps
-    // the storage alive for as long as the answer is used.
-    unsafe { AtomicU8::from_ptr(byte) }
 }
 
 /// Returns the held storages of this process. Engines release memory on threads without the GIL, so a fork may find the
