@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import run_tests
-from run_tests import Count, Ended, Suite, checked_count, count_cargo, count_pytest, run
+from run_tests import Ended, Suite, checked_count, run
+from suite_counts import Count, count_cargo, count_pytest
 
 CARGO = """\
      Running unittests src/lib.rs (target/debug/deps/deepnvme_io-1)

@@ -77,7 +77,7 @@ impl Device {
     pub fn enter(&self) -> Result<Current<'_>> {
         let on_this_thread = PhantomData;
         if OWN_THREAD.get() != OwnThread::No {
-            return Ok(Current { device: self, leave: Leave::Restore(self.settle()?), on_this_thread });
+            return Ok(Current { device: self, leave: Leave::Restore(self.enter_own_thread()?), on_this_thread });
         }
         let capture = RelaxedCapture::enter(self.driver);
         self.push()?;
@@ -91,9 +91,9 @@ impl Device {
 
     /// Makes the device current on a thread of the library. Returns the context that was current before,
     /// if it was another's.
-    fn settle(&self) -> Result<Option<Handle>> {
+    fn enter_own_thread(&self) -> Result<Option<Handle>> {
         let functions = &self.driver.functions;
-        let own = OwnThread::Settled { context: self.context.addr(), releases: RELEASES.load(Ordering::Relaxed) };
+        let own = OwnThread::Current { context: self.context.addr(), releases: RELEASES.load(Ordering::Relaxed) };
         let mut current = ptr::null_mut();
         // SAFETY: the pointer is to a local value.
         self.driver.check("cuCtxGetCurrent", unsafe { (functions.context_get)(&raw mut current) })?;
@@ -131,7 +131,7 @@ enum OwnThread {
     No,
     Fresh,
     /// The address of the context, and the releases of devices at that time: a later context may have the same address.
-    Settled {
+    Current {
         context: usize,
         releases: u64,
     },

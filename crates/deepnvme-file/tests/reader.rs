@@ -63,12 +63,12 @@ enum Step {
 #[derive(Clone, Copy, Debug)]
 enum Jump {
     /// A short jump, as over a record's header.
-    On(usize),
+    By(usize),
     To(usize),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let jump = || prop_oneof![3 => (0..200_usize).prop_map(Jump::On), 1 => (0..FILE_BYTES + 100).prop_map(Jump::To)];
+    let jump = || prop_oneof![3 => (0..200_usize).prop_map(Jump::By), 1 => (0..FILE_BYTES + 100).prop_map(Jump::To)];
     let size = prop_oneof![0..100_usize, 0..70_000_usize, 0..BUFFER_BYTES];
     let small =
         (jump(), size, any::<bool>()).prop_map(|(jump, bytes, is_region)| Step::Small { jump, bytes, is_region });
@@ -85,7 +85,7 @@ fn run(reader: &mut FileReader, scratch: &Scratch, steps: &[Step]) {
     let mut position = 0;
     for step in steps {
         let to = |jump| match jump {
-            Jump::On(bytes) => position + bytes,
+            Jump::By(bytes) => position + bytes,
             Jump::To(at) => at,
         };
         let (at, got, most) = match *step {

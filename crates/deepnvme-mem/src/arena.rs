@@ -76,7 +76,7 @@ impl Arena {
     /// If the range is out of bounds.
     #[must_use]
     pub fn region_mut(&self, range: Range<usize>) -> RegionMut {
-        RegionMut::of(self.whole.span.slice(range))
+        RegionMut::of(self.whole.raw.slice(range))
     }
 
     /// Returns a range of the memory, to read from.
@@ -85,7 +85,7 @@ impl Arena {
     /// If the range is out of bounds.
     #[must_use]
     pub fn region(&self, range: Range<usize>) -> Region {
-        Region { span: self.whole.span.slice(range) }
+        Region { raw: self.whole.raw.slice(range) }
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     fn the_last_region_frees_the_memory() {
         let arena = Arena::new(10_000, false).unwrap();
         assert!(!arena.is_empty() && arena.lock_state() == &LockState::NotRequested);
-        let owner = arena.whole.span.downgrade_owner();
+        let owner = arena.whole.raw.downgrade_owner();
         let (part, other) = (arena.region_mut(5000..10_000), arena.region(0..1));
         part.copy_from_slice(4999, &[7]);
         drop(arena);

@@ -45,6 +45,7 @@ mod non_temporal;
 mod numa;
 mod pool;
 mod prefetch;
+mod raw_memory;
 mod region;
 mod region_mut;
 mod reserved;
@@ -53,7 +54,6 @@ mod runs;
 mod shared_bytes;
 #[cfg(simulated)]
 pub mod simulated;
-mod span;
 mod strided;
 pub mod sync;
 
@@ -66,10 +66,10 @@ pub use lock::{LockState, exceeds_available};
 pub use mapping::{check_memory, check_thread_memory};
 pub use pool::{Pool, Slot};
 pub use prefetch::prefetch;
+pub use raw_memory::Owner;
 pub use region::Region;
 pub use region_mut::RegionMut;
 pub use reserved::Reserved;
 pub use rows::Rows;
 pub use shared_bytes::{TensorPlace, first_shared};
-pub use span::Owner;
 pub use strided::{DIMS_MAX, Strided};

@@ -39,7 +39,7 @@ fn pool(slots: usize) -> Pool {
 
 /// Returns a reference that dies with the arena.
 fn weak_arena(pool: &Pool) -> Weak<dyn Any + Send + Sync> {
-    pool.arena().span.downgrade_owner()
+    pool.arena().raw.downgrade_owner()
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::{Device, StreamHandle};
+use crate::raw_memory::{Owner, RawMemory};
 use crate::rows::Rows;
-use crate::span::{MemorySpan, Owner};
 use crate::strided::Strided;
 
 /// Readable memory, and an owner that keeps it alive as long as any clone exists.
@@ -16,7 +16,7 @@ use crate::strided::Strided;
 /// bytes of the elements in row-major order.
 #[derive(Clone)]
 pub struct Region {
-    pub(crate) span: MemorySpan,
+    pub(crate) raw: RawMemory,
 }
 
 impl Region {
@@ -31,7 +31,7 @@ impl Region {
     /// If `len` exceeds `isize::MAX`.
     #[must_use]
     pub unsafe fn from_raw(ptr: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
-        Self { span: MemorySpan::flat(ptr, len, device, owner) }
+        Self { raw: RawMemory::flat(ptr, len, device, owner) }
     }
 
     /// Creates a region of a tensor's elements. `ptr` is the address of the element at index zero of every dimension.
@@ -44,25 +44,25 @@ impl Region {
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "a layout belongs to one tensor")]
     pub unsafe fn from_strided(ptr: *mut u8, strides: Strided, device: Device, owner: Owner) -> Self {
-        Self { span: MemorySpan::strided(ptr, &strides, device, owner) }
+        Self { raw: RawMemory::strided(ptr, &strides, device, owner) }
     }
 
     /// Turns a vector into a region without copying it.
     #[must_use]
     pub fn from_vec(bytes: Vec<u8>) -> Self {
-        Self { span: from_vec(bytes) }
+        Self { raw: from_vec(bytes) }
     }
 
     /// Returns the address of the first byte.
     #[must_use]
     pub fn addr(&self) -> usize {
-        self.span.addr()
+        self.raw.addr()
     }
 
     /// Returns the number of logical bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.span.len()
+        self.raw.len()
     }
 
     /// Whether the region is empty.
@@ -74,20 +74,20 @@ impl Region {
     /// Returns the device of the memory.
     #[must_use]
     pub fn device(&self) -> Device {
-        self.span.device()
+        self.raw.device()
     }
 
     /// Returns the same GPU memory, read only after the work queued on `stream` so far. Default: the device's default
     /// stream.
     #[must_use]
     pub fn after(self, stream: StreamHandle) -> Self {
-        Self { span: self.span.after(stream) }
+        Self { raw: self.raw.after(stream) }
     }
 
     /// Returns the stream that accesses to the memory are ordered after.
     #[must_use]
     pub fn stream(&self) -> StreamHandle {
-        self.span.stream()
+        self.raw.stream()
     }
 
     /// Calls `visit` for each run of equal rows in the logical bytes from `from` on, in order.
@@ -95,13 +95,13 @@ impl Region {
     /// # Panics
     /// If the range is out of bounds.
     pub fn visit_rows(&self, from: usize, len: usize, visit: impl FnMut(Rows)) {
-        self.span.visit_rows(from, len, visit);
+        self.raw.visit_rows(from, len, visit);
     }
 
     /// Whether the bytes are contiguous.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
-        self.span.is_contiguous()
+        self.raw.is_contiguous()
     }
 
     /// Returns a range of contiguous memory, with the same owner.
@@ -110,7 +110,7 @@ impl Region {
     /// If the region is not contiguous or the range is out of bounds.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
-        Self { span: self.span.slice(range) }
+        Self { raw: self.raw.slice(range) }
     }
 
     /// Returns a strided view of contiguous memory. Its first element starts at `at`. Returns `None` if the view is
@@ -120,8 +120,8 @@ impl Region {
     /// If the region is not contiguous.
     #[must_use]
     pub fn view(&self, at: usize, layout: &Strided) -> Option<Self> {
-        let span = self.span.view(at, layout)?;
-        Some(Self { span })
+        let raw = self.raw.view(at, layout)?;
+        Some(Self { raw })
     }
 
     /// Fills `out` with the logical bytes from `at` on.
@@ -130,13 +130,13 @@ impl Region {
     /// If the range is out of bounds, or the memory is not on the host.
     pub fn copy_to_slice(&self, at: usize, out: &mut [u8]) {
         // SAFETY: a mutable slice is valid for writes of its length.
-        unsafe { self.span.copy_out(at, out.as_mut_ptr(), out.len()) }
+        unsafe { self.raw.copy_out(at, out.as_mut_ptr(), out.len()) }
     }
 }
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Region({:?})", self.span)
+        write!(f, "Region({:?})", self.raw)
     }
 }
 
@@ -164,13 +164,13 @@ impl Drop for VecParts {
 #[cfg(simulated)]
 const PAGE_OFFSET_BYTES: usize = 64;
 
-pub(crate) fn from_vec(bytes: Vec<u8>) -> MemorySpan {
+pub(crate) fn from_vec(bytes: Vec<u8>) -> RawMemory {
     #[cfg(simulated)]
     if let Ok(mut buffer) = crate::Buffer::zeroed(PAGE_OFFSET_BYTES + bytes.len()) {
         buffer.as_mut_slice()[PAGE_OFFSET_BYTES..].copy_from_slice(&bytes);
-        return buffer.into_region().span.slice(PAGE_OFFSET_BYTES..PAGE_OFFSET_BYTES + bytes.len());
+        return buffer.into_region().raw.slice(PAGE_OFFSET_BYTES..PAGE_OFFSET_BYTES + bytes.len());
     }
     let mut bytes = std::mem::ManuallyDrop::new(bytes);
     let parts = VecParts { start: bytes.as_mut_ptr(), len: bytes.len(), capacity: bytes.capacity() };
-    MemorySpan::flat(parts.start, parts.len, Device::Host, Arc::new(parts))
+    RawMemory::flat(parts.start, parts.len, Device::Host, Arc::new(parts))
 }

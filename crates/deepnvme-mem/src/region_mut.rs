@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::buffer::Buffer;
 use crate::device::{Device, StreamHandle};
+use crate::raw_memory::{Owner, RawMemory};
 use crate::region::{Region, from_vec};
-use crate::span::{MemorySpan, Owner};
 use crate::strided::Strided;
 
 /// Writable memory, and an owner that keeps it alive.
@@ -29,8 +29,8 @@ impl Deref for RegionMut {
 }
 
 impl RegionMut {
-    pub(crate) fn of(span: MemorySpan) -> Self {
-        Self { region: Region { span } }
+    pub(crate) fn of(raw: RawMemory) -> Self {
+        Self { region: Region { raw } }
     }
 
     /// Creates a region of contiguous memory.
@@ -43,7 +43,7 @@ impl RegionMut {
     /// If `len` exceeds `isize::MAX`.
     #[must_use]
     pub unsafe fn from_raw(ptr: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
-        Self::of(MemorySpan::flat(ptr, len, device, owner))
+        Self::of(RawMemory::flat(ptr, len, device, owner))
     }
 
     /// Creates a region of a tensor's elements. `ptr` is the address of the element at index zero of every dimension.
@@ -58,7 +58,7 @@ impl RegionMut {
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "a layout belongs to one tensor")]
     pub unsafe fn from_strided(ptr: *mut u8, strides: Strided, device: Device, owner: Owner) -> Self {
-        Self::of(MemorySpan::strided(ptr, &strides, device, owner))
+        Self::of(RawMemory::strided(ptr, &strides, device, owner))
     }
 
     /// Turns a vector into a region without copying it.
@@ -71,7 +71,7 @@ impl RegionMut {
     /// default stream.
     #[must_use]
     pub fn after(self, stream: StreamHandle) -> Self {
-        Self::of(self.region.span.after(stream))
+        Self::of(self.region.raw.after(stream))
     }
 
     /// Returns the same memory, for the kernel or to read the bytes once they are complete.
@@ -84,7 +84,7 @@ impl RegionMut {
     /// MiB instead of 512. Changes no byte. Returns false if the kernel refuses, or if a trial on large memory found
     /// small pages to be faster.
     pub fn advise_huge(&self) -> bool {
-        self.span.advise_huge()
+        self.raw.advise_huge()
     }
 
     /// Splits the region into the bytes before `mid` and those from `mid` on.
@@ -93,7 +93,7 @@ impl RegionMut {
     /// If the region is not contiguous or `mid` is out of bounds.
     #[must_use]
     pub fn split_at(self, mid: usize) -> (Self, Self) {
-        (Self::of(self.span.slice(0..mid)), Self::of(self.span.slice(mid..self.len())))
+        (Self::of(self.raw.slice(0..mid)), Self::of(self.raw.slice(mid..self.len())))
     }
 
     /// Joins two adjacent regions of one owner: the inverse of [`split_at`](Self::split_at).
@@ -101,7 +101,7 @@ impl RegionMut {
     /// # Errors
     /// Returns both regions if they are not adjacent or have different owners.
     pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
-        match self.span.join(&next.span) {
+        match self.raw.join(&next.raw) {
             Some(joined) => Ok(Self::of(joined)),
             None => Err((self, next)),
         }
@@ -113,7 +113,7 @@ impl RegionMut {
     /// If the range is out of bounds, or the memory is not on the host.
     pub fn copy_from_slice(&self, at: usize, source: &[u8]) {
         // SAFETY: a slice is valid for reads of its length, and a `RegionMut` is writable.
-        unsafe { self.span.copy_in(at, source.as_ptr(), source.len()) }
+        unsafe { self.raw.copy_in(at, source.as_ptr(), source.len()) }
     }
 
     /// Copies as [`copy_from_slice`](Self::copy_from_slice) with non-temporal stores, for bytes that are read much
@@ -123,7 +123,7 @@ impl RegionMut {
     /// As [`copy_from_slice`](Self::copy_from_slice).
     pub fn copy_non_temporal(&self, at: usize, source: &[u8]) {
         // SAFETY: a slice is valid for reads of its length, and a `RegionMut` is writable.
-        unsafe { self.span.copy_in_non_temporal(at, source) }
+        unsafe { self.raw.copy_in_non_temporal(at, source) }
     }
 
     /// Returns the buffer that this region was created from.
@@ -132,8 +132,8 @@ impl RegionMut {
     /// Returns itself if it was not created by [`Buffer::into_region`], is only a part of the buffer, or another
     /// region of the same memory is alive (I/O in flight holds one).
     pub fn into_buffer(self) -> Result<Buffer, Self> {
-        let is_all_of = |buffer: &Buffer, span: &MemorySpan| buffer.addr() == span.addr() && buffer.len() == span.len();
-        self.region.span.into_owner(is_all_of).map_err(Self::of)
+        let is_all_of = |buffer: &Buffer, raw: &RawMemory| buffer.addr() == raw.addr() && buffer.len() == raw.len();
+        self.region.raw.into_owner(is_all_of).map_err(Self::of)
     }
 }
 
@@ -149,6 +149,6 @@ impl Buffer {
 
 impl fmt::Debug for RegionMut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RegionMut({:?})", self.span)
+        write!(f, "RegionMut({:?})", self.raw)
     }
 }

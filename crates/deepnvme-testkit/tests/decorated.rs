@@ -5,19 +5,19 @@ use std::time::{Duration, Instant};
 
 use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup};
 use deepnvme_io::op::{Errno, OpKind};
-use deepnvme_testkit::conformance::Bench;
+use deepnvme_testkit::conformance::Harness;
 use deepnvme_testkit::data::{TestFile, bytes_of, random_bytes, region_holding};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 
 const OPS: u64 = 200;
 const OP_BYTES: usize = 3000;
 
-fn bench(faults: &Faults) -> Bench {
+fn harness(faults: &Faults) -> Harness {
     let make = |setup: &BackendSetup| -> Box<dyn Backend> {
         let inner = backend::open(BackendKind::Threads, setup).expect("threads work everywhere");
         Box::new(faults.wrap(inner))
     };
-    Bench::new(&make, 16)
+    Harness::new(&make, 16)
 }
 
 /// The outcome of a write: its result, its memory, and the bytes in the file.
@@ -26,18 +26,18 @@ type Outcome = (Result<usize, Errno>, Vec<u8>, Vec<u8>);
 /// Writes `OPS` blocks into a file of 0xee.
 fn write_all(faults: &Faults) -> Vec<Outcome> {
     let file = TestFile::holding(&vec![0xee; OPS as usize * OP_BYTES]);
-    let mut bench = bench(faults);
+    let mut harness = harness(faults);
     let mut home = Vec::new();
     for index in 0..OPS {
         let bytes = random_bytes(index, OP_BYTES);
         let (one, other) = (region_holding(3, &bytes[..1000]), region_holding(0, &bytes[1000..]));
-        let op = bench.op(OpKind::Write, &file.file, index * OP_BYTES as u64, &[one.region(), other.region()]);
-        bench.submit(op);
-        if bench.backend.in_flight() == 16 {
-            home.extend(bench.reap_some());
+        let op = harness.op(OpKind::Write, &file.file, index * OP_BYTES as u64, &[one.region(), other.region()]);
+        harness.submit(op);
+        if harness.backend.in_flight() == 16 {
+            home.extend(harness.reap_some());
         }
     }
-    home.extend(bench.reap(bench.backend.in_flight() as usize));
+    home.extend(harness.reap(harness.backend.in_flight() as usize));
     let content = file.bytes();
     home.into_iter()
         .map(|completion| {
@@ -90,17 +90,17 @@ fn a_slow_completion_is_late_and_a_wake_is_not() {
     let slow = Duration::from_millis(1000);
     let faults = Faults::new(FaultPlan { slow: 1000, slow_max: slow, ..FaultPlan::default() });
     let file = TestFile::holding(&random_bytes(1, OP_BYTES));
-    let mut bench = bench(&faults);
+    let mut harness = harness(&faults);
     let started = Instant::now();
     for index in 0..8 {
-        let op = bench.op(OpKind::Read, &file.file, index, &[region_holding(0, &[1; 100]).region()]);
-        bench.submit(op);
+        let op = harness.op(OpKind::Read, &file.file, index, &[region_holding(0, &[1; 100]).region()]);
+        harness.submit(op);
     }
     let mut home = Vec::new();
-    bench.backend.waker().wake();
-    bench.backend.reap(8, &mut home).expect("the queue works");
+    harness.backend.waker().wake();
+    harness.backend.reap(8, &mut home).expect("the queue works");
     assert!(home.len() < 8 && started.elapsed() < slow / 2, "the wake did not end the reap");
-    bench.reap(8 - home.len());
+    harness.reap(8 - home.len());
     assert!(started.elapsed() > slow / 4, "nothing was held back");
     assert_eq!(faults.counts().slow, 8);
 }

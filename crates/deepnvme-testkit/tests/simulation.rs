@@ -7,31 +7,31 @@ use std::sync::Arc;
 use deepnvme_io::SubmitMode;
 use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup};
 use deepnvme_io::op::OpKind;
-use deepnvme_testkit::conformance::Bench;
+use deepnvme_testkit::conformance::Harness;
 use deepnvme_testkit::data::{TestFile, random_bytes, region_at, region_holding};
 use deepnvme_testkit::scheduled_backend::SimDisk;
 
 const BLOCK: usize = 4096;
 
-fn bench(disk: &SimDisk, worker_index: u32) -> Bench {
+fn harness(disk: &SimDisk, worker_index: u32) -> Harness {
     let make = |setup: &BackendSetup| -> Box<dyn Backend> {
         let carrier = BackendSetup { queue_depth: 1, submit: SubmitMode::Single, worker_index: 0 };
         let carrier = backend::open(BackendKind::Threads, &carrier).expect("threads work everywhere");
         Box::new(disk.backend(&BackendSetup { worker_index, ..setup.clone() }, carrier))
     };
-    Bench::new(&make, 32)
+    Harness::new(&make, 32)
 }
 
 /// Returns the order of completion of 32 reads.
 fn order_of_completions(seed: u64) -> Vec<u64> {
     let file = TestFile::holding(&random_bytes(1, 32 * 512));
     let disk = SimDisk::new(seed);
-    let mut bench = bench(&disk, 0);
+    let mut harness = harness(&disk, 0);
     for index in 0..32 {
-        let op = bench.op(OpKind::Read, &file.file, 512 * index, &[region_at(0, 512).region()]);
-        bench.submit(op);
+        let op = harness.op(OpKind::Read, &file.file, 512 * index, &[region_at(0, 512).region()]);
+        harness.submit(op);
     }
-    bench.reap(32).iter().map(|completion| completion.op.token.0).collect()
+    harness.reap(32).iter().map(|completion| completion.op.token.0).collect()
 }
 
 #[test]
@@ -50,14 +50,14 @@ fn what_was_synced_survives_and_what_was_not_is_at_risk() {
     let old = random_bytes(1, 4 * BLOCK);
     let file = TestFile::holding(&old);
     let disk = SimDisk::new(3);
-    let mut bench = bench(&disk, 0);
+    let mut harness = harness(&disk, 0);
     let (first, second) = (random_bytes(2, BLOCK), random_bytes(3, 2 * BLOCK));
-    assert_eq!(bench.write(&file.file, 0, &region_holding(0, &first).region()), Ok(BLOCK));
+    assert_eq!(harness.write(&file.file, 0, &region_holding(0, &first).region()), Ok(BLOCK));
     assert_eq!(disk.unsynced_writes(&*file.file), 1);
-    let sync = bench.op(OpKind::SyncData, &file.file, 0, &[]);
-    assert_eq!(bench.run(sync).result, Ok(0));
+    let sync = harness.op(OpKind::SyncData, &file.file, 0, &[]);
+    assert_eq!(harness.run(sync).result, Ok(0));
     assert_eq!(disk.unsynced_writes(&*file.file), 0);
-    assert_eq!(bench.write(&file.file, 3 * BLOCK as u64, &region_holding(0, &second).region()), Ok(2 * BLOCK));
+    assert_eq!(harness.write(&file.file, 3 * BLOCK as u64, &region_holding(0, &second).region()), Ok(2 * BLOCK));
 
     let (mut whole, mut lost, mut torn) = (0, 0, 0);
     for crash_seed in 0..200 {
@@ -84,12 +84,12 @@ fn a_sync_promises_only_what_was_reported_before_it() {
     for seed in 0..20 {
         let file = TestFile::holding(&random_bytes(1, BLOCK));
         let disk = SimDisk::new(seed);
-        let mut bench = bench(&disk, 0);
-        let write = bench.op(OpKind::Write, &file.file, 0, &[region_holding(0, &random_bytes(9, BLOCK)).region()]);
-        bench.submit(write);
-        let sync = bench.op(OpKind::SyncAll, &file.file, 0, &[]);
-        bench.submit(sync);
-        bench.reap(2);
+        let mut harness = harness(&disk, 0);
+        let write = harness.op(OpKind::Write, &file.file, 0, &[region_holding(0, &random_bytes(9, BLOCK)).region()]);
+        harness.submit(write);
+        let sync = harness.op(OpKind::SyncAll, &file.file, 0, &[]);
+        harness.submit(sync);
+        harness.reap(2);
         risky += disk.unsynced_writes(&*file.file);
     }
     assert_eq!(risky, 20, "a sync next to a write in flight is no promise");
@@ -101,7 +101,7 @@ fn descriptors_of_one_file_and_backends_of_one_disk_share_its_fate() {
     let again: Arc<std::os::fd::OwnedFd> =
         Arc::new(std::fs::File::options().read(true).write(true).open(&file.path).expect("the test file").into());
     let disk = SimDisk::new(1);
-    let (mut writer, mut syncer) = (bench(&disk, 0), bench(&disk, 1));
+    let (mut writer, mut syncer) = (harness(&disk, 0), harness(&disk, 1));
     let bytes = random_bytes(2, BLOCK);
     assert_eq!(writer.write(&file.file, 0, &region_holding(0, &bytes).region()), Ok(BLOCK));
     let sync = syncer.op(OpKind::SyncData, &again, 0, &[]);
@@ -114,12 +114,12 @@ fn descriptors_of_one_file_and_backends_of_one_disk_share_its_fate() {
 fn a_truncated_file_stays_short_once_synced() {
     let file = TestFile::holding(&random_bytes(1, 4 * BLOCK));
     let disk = SimDisk::new(1);
-    let mut bench = bench(&disk, 0);
+    let mut harness = harness(&disk, 0);
     let bytes = random_bytes(2, BLOCK);
-    assert_eq!(bench.write(&file.file, 0, &region_holding(0, &bytes).region()), Ok(BLOCK));
+    assert_eq!(harness.write(&file.file, 0, &region_holding(0, &bytes).region()), Ok(BLOCK));
     std::fs::File::options().write(true).open(&file.path).and_then(|file| file.set_len(BLOCK as u64)).expect("cut");
     assert_eq!(disk.crash_image(&*file.file, 0).map(|image| image.len()), Some(4 * BLOCK));
-    let sync = bench.op(OpKind::SyncAll, &file.file, 0, &[]);
-    assert_eq!(bench.run(sync).result, Ok(0));
+    let sync = harness.op(OpKind::SyncAll, &file.file, 0, &[]);
+    assert_eq!(harness.run(sync).result, Ok(0));
     assert_eq!(disk.crash_image(&*file.file, 0), Some(bytes));
 }

@@ -68,7 +68,7 @@ pub fn export<M: Managed>(memory: RegionMut, shape: &[usize], dtype: DLDataType)
     let counts = counts.map_err(|_| refuse(format!("shape {shape:?} does not fit DLPack's 64 bits")))?;
     let in_items = |bytes: &isize| (*bytes / item_bytes as isize) as i64;
     let strides = layout.stride_bytes.iter().map(in_items).collect();
-    let (data, device) = (memory.span.start().cast(), dl_device(memory.device()));
+    let (data, device) = (memory.raw.start().cast(), dl_device(memory.device()));
     let mut context = Box::new(ExportContext { counts, strides, _memory: memory });
     let tensor = DLTensor {
         data,

@@ -9,9 +9,9 @@ use super::export::release;
 use super::layout::{check_addresses, invalid, item_bytes, layout_of};
 use super::managed::Managed;
 use crate::device::Device;
+use crate::raw_memory::Owner;
 use crate::region::Region;
 use crate::region_mut::RegionMut;
-use crate::span::Owner;
 use crate::strided::Strided;
 
 /// A tensor taken over from another library. Its deleter is called once, when this and every region of it are

@@ -212,7 +212,7 @@ mod tests {
     fn the_last_clone_slot_or_region_frees_the_arena() {
         for last in 0..4 {
             let pool = Pool::new(4096, 2, false).unwrap();
-            let arena = pool.arena().span.downgrade_owner();
+            let arena = pool.arena().raw.downgrade_owner();
             let slot = pool.try_take().unwrap();
             let region = pool.try_take().unwrap().region();
             let mut holders: Vec<Box<dyn Send>> =

@@ -3,9 +3,9 @@
 use std::slice;
 
 use crate::lock::LockState;
+use crate::raw_memory::RawMemory;
 use crate::region::Region;
 use crate::region_mut::RegionMut;
-use crate::span::MemorySpan;
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, lock};
 
 /// Exclusive use of one slot of a [`Pool`](crate::Pool), and its memory.
@@ -74,7 +74,7 @@ impl Slot {
     pub fn gather(&mut self, at: usize, source: &Region, from: usize, len: usize) {
         self.assert_inside(at, len);
         // SAFETY: the range was checked against the slot, whose memory the guard keeps alive.
-        unsafe { source.span.copy_out(from, self.memory.span.start().add(at), len) }
+        unsafe { source.raw.copy_out(from, self.memory.raw.start().add(at), len) }
     }
 
     /// Copies `len` bytes of the slot, from `at` on, over the logical bytes of `target` from `to` on.
@@ -86,7 +86,7 @@ impl Slot {
     pub fn scatter(&self, at: usize, target: &RegionMut, to: usize, len: usize) {
         self.assert_inside(at, len);
         // SAFETY: the range was checked against the slot, and a `RegionMut` is writable.
-        unsafe { target.span.copy_in(to, self.memory.span.start().add(at), len) }
+        unsafe { target.raw.copy_in(to, self.memory.raw.start().add(at), len) }
     }
 
     /// Returns the bytes. While the slice is alive, no I/O may be started that reads into the slot.
@@ -97,7 +97,7 @@ impl Slot {
     pub fn as_slice(&self) -> &[u8] {
         self.assert_no_region();
         // SAFETY: the slot's memory is initialised, and nothing else can reach it.
-        unsafe { slice::from_raw_parts(self.memory.span.start(), self.len()) }
+        unsafe { slice::from_raw_parts(self.memory.raw.start(), self.len()) }
     }
 
     /// Returns the bytes, to write to.
@@ -109,7 +109,7 @@ impl Slot {
         self.assert_no_region();
         // SAFETY: the slot's memory is initialised, and no region of it is alive. The slot is borrowed while the slice
         // lives, so no region can be created.
-        unsafe { slice::from_raw_parts_mut(self.memory.span.start(), self.len()) }
+        unsafe { slice::from_raw_parts_mut(self.memory.raw.start(), self.len()) }
     }
 
     fn assert_inside(&self, at: usize, len: usize) {
@@ -118,7 +118,7 @@ impl Slot {
     }
 
     fn assert_no_region(&self) {
-        assert!(self.memory.span.is_unique(), "slot {} is borrowed while a region of it is alive", self.index);
+        assert!(self.memory.raw.is_unique(), "slot {} is borrowed while a region of it is alive", self.index);
     }
 }
 
@@ -149,9 +149,9 @@ pub(super) struct FreeSlots {
 
 impl Slots {
     /// Returns the memory of one slot. Only the slot's holder may call this.
-    pub(super) fn memory(&self, index: usize) -> MemorySpan {
+    pub(super) fn memory(&self, index: usize) -> RawMemory {
         let start = index * self.layout.stride_bytes;
-        self.arena.span.slice(start..start + self.layout.bytes)
+        self.arena.raw.slice(start..start + self.layout.bytes)
     }
 
     /// Returns a slot and wakes one waiter, if there is one: a wake is a system call.

@@ -3,7 +3,7 @@
 use deepnvme_io::SubmitMode;
 use deepnvme_io::op::OpKind;
 
-use super::{Bench, Make};
+use super::{Harness, Make};
 use crate::data::{TestFile, bytes_of, random_bytes, region_at, region_holding};
 
 const PIECE_BYTES: usize = 4096;
@@ -13,16 +13,16 @@ pub fn a_window_slides_over_many_ops(make: Make<'_>) {
     const OPS: usize = 500;
     let content = random_bytes(6, OPS * 512);
     let file = TestFile::holding(&content);
-    let mut bench = Bench::new(make, 7);
+    let mut harness = Harness::new(make, 7);
     let mut completions = Vec::new();
     for index in 0..OPS {
-        let op = bench.op(OpKind::Read, &file.file, 512 * index as u64, &[region_at(0, 512).region()]);
-        bench.submit(op);
-        if bench.backend.in_flight() == 7 {
-            bench.backend.reap(1, &mut completions).expect("the queue works");
+        let op = harness.op(OpKind::Read, &file.file, 512 * index as u64, &[region_at(0, 512).region()]);
+        harness.submit(op);
+        if harness.backend.in_flight() == 7 {
+            harness.backend.reap(1, &mut completions).expect("the queue works");
         }
     }
-    let rest = bench.reap(bench.backend.in_flight() as usize);
+    let rest = harness.reap(harness.backend.in_flight() as usize);
     completions.extend(rest);
     assert_eq!(completions.len(), OPS);
     for completion in completions {
@@ -37,18 +37,18 @@ pub fn both_submit_modes_complete(make: Make<'_>) {
     for mode in [SubmitMode::Batch, SubmitMode::Single] {
         let content = random_bytes(7, 8 * PIECE_BYTES);
         let file = TestFile::holding(&vec![0; content.len()]);
-        let mut bench = Bench::with_mode(make, 8, mode);
-        bench.backend.flush().expect("an empty flush");
+        let mut harness = Harness::with_mode(make, 8, mode);
+        harness.backend.flush().expect("an empty flush");
         for (index, bytes) in content.chunks(PIECE_BYTES).enumerate() {
             let source = region_holding(0, bytes).region();
-            let op = bench.op(OpKind::Write, &file.file, (index * PIECE_BYTES) as u64, &[source]);
-            bench.submit(op);
+            let op = harness.op(OpKind::Write, &file.file, (index * PIECE_BYTES) as u64, &[source]);
+            harness.submit(op);
             if index % 3 == 0 {
-                bench.backend.flush().expect("the queue works");
+                harness.backend.flush().expect("the queue works");
             }
         }
-        assert_eq!(bench.backend.in_flight(), 8, "only reap brings ops home");
-        assert!(bench.reap(8).iter().all(|completion| completion.result == Ok(PIECE_BYTES)));
+        assert_eq!(harness.backend.in_flight(), 8, "only reap brings ops home");
+        assert!(harness.reap(8).iter().all(|completion| completion.result == Ok(PIECE_BYTES)));
         assert!(file.bytes() == content, "other bytes were written in mode {mode:?}");
     }
 }
@@ -57,17 +57,17 @@ pub fn both_submit_modes_complete(make: Make<'_>) {
 pub fn two_backends_do_not_mix(make: Make<'_>) {
     let content = random_bytes(8, 64 * PIECE_BYTES);
     let file = TestFile::holding(&content);
-    let mut benches = [Bench::new(make, 16), Bench::new(make, 16)];
+    let mut harnesses = [Harness::new(make, 16), Harness::new(make, 16)];
     for round in 0..4 {
-        for (side, bench) in benches.iter_mut().enumerate() {
+        for (side, harness) in harnesses.iter_mut().enumerate() {
             for index in 0..8 {
                 let offset = ((side * 32 + round * 8 + index) * PIECE_BYTES) as u64;
-                let op = bench.op(OpKind::Read, &file.file, offset, &[region_at(0, PIECE_BYTES).region()]);
-                bench.submit(op);
+                let op = harness.op(OpKind::Read, &file.file, offset, &[region_at(0, PIECE_BYTES).region()]);
+                harness.submit(op);
             }
         }
-        for (side, bench) in benches.iter_mut().enumerate() {
-            for completion in bench.reap(8) {
+        for (side, harness) in harnesses.iter_mut().enumerate() {
+            for completion in harness.reap(8) {
                 let at = completion.op.offset as usize;
                 assert_eq!(at / PIECE_BYTES / 32, side, "an op completed on another backend");
                 assert_eq!(completion.result, Ok(PIECE_BYTES));

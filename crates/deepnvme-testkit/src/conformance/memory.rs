@@ -3,7 +3,7 @@
 use deepnvme_io::op::OpKind;
 use deepnvme_mem::{Buffer, Region, RegionMut};
 
-use super::{Bench, Make};
+use super::{Harness, Make};
 use crate::data::{TestFile, bytes_of, difference, open_direct, random_bytes, region_at, region_holding};
 
 const SLOT_BYTES: usize = 16 << 10;
@@ -16,12 +16,12 @@ const SLOT_BYTES: usize = 16 << 10;
 pub fn registered_memory_works_like_any(make: Make<'_>) {
     let content = random_bytes(1, 8 * SLOT_BYTES);
     let file = TestFile::holding(&content);
-    let mut bench = Bench::new(make, 8);
+    let mut harness = Harness::new(make, 8);
     let arena = region_at(0, 8 * SLOT_BYTES);
-    bench.backend.register(&arena.region());
-    exercise(&mut bench, &file, &content, &arena);
-    bench.backend.unregister(&arena.region());
-    exercise(&mut bench, &file, &content, &arena);
+    harness.backend.register(&arena.region());
+    exercise(&mut harness, &file, &content, &arena);
+    harness.backend.unregister(&arena.region());
+    exercise(&mut harness, &file, &content, &arena);
 }
 
 /// The same memory can be registered, unregistered and registered again. After unregistering, the backend does not
@@ -29,34 +29,34 @@ pub fn registered_memory_works_like_any(make: Make<'_>) {
 pub fn memory_can_be_registered_again(make: Make<'_>) {
     let content = random_bytes(2, 8 * SLOT_BYTES);
     let file = TestFile::holding(&content);
-    let mut bench = Bench::new(make, 8);
+    let mut harness = Harness::new(make, 8);
     let arena = region_at(0, 8 * SLOT_BYTES);
-    let first = bench.backend.register(&arena.region());
+    let first = harness.backend.register(&arena.region());
     for _ in 0..20 {
-        exercise(&mut bench, &file, &content, &arena);
-        bench.backend.unregister(&arena.region());
-        assert_eq!(bench.backend.register(&arena.region()), first, "a registration cannot be repeated");
+        exercise(&mut harness, &file, &content, &arena);
+        harness.backend.unregister(&arena.region());
+        assert_eq!(harness.backend.register(&arena.region()), first, "a registration cannot be repeated");
     }
-    bench.backend.unregister(&arena.region());
-    bench.backend.unregister(&arena.region());
+    harness.backend.unregister(&arena.region());
+    harness.backend.unregister(&arena.region());
     assert!(arena.into_buffer().is_ok(), "forgotten memory is still held by the backend");
     let other = region_at(0, 8 * SLOT_BYTES);
-    exercise(&mut bench, &file, &content, &other);
+    exercise(&mut harness, &file, &content, &other);
 }
 
 /// More registrations than any backend supports are accepted or refused, and all memory works.
 pub fn many_registrations_are_harmless(make: Make<'_>) {
     let content = random_bytes(3, 8 * SLOT_BYTES);
     let file = TestFile::holding(&content);
-    let mut bench = Bench::new(make, 8);
+    let mut harness = Harness::new(make, 8);
     let arenas: Vec<RegionMut> = (0..100).map(|_| region_at(0, 8 * SLOT_BYTES)).collect();
     for arena in &arenas {
-        bench.backend.register(&arena.region());
+        harness.backend.register(&arena.region());
     }
     for arena in arenas.iter().step_by(33) {
-        exercise(&mut bench, &file, &content, arena);
+        exercise(&mut harness, &file, &content, arena);
     }
-    drop(bench);
+    drop(harness);
     assert!(arenas.into_iter().all(|arena| arena.into_buffer().is_ok()), "memory outlived its backend");
 }
 
@@ -64,12 +64,12 @@ pub fn many_registrations_are_harmless(make: Make<'_>) {
 pub fn ops_in_flight_hold_their_memory(make: Make<'_>) {
     let content = random_bytes(4, 1 << 20);
     let file = TestFile::holding(&content);
-    let mut bench = Bench::new(make, 2);
+    let mut harness = Harness::new(make, 2);
     let target = Buffer::zeroed(1 << 20).expect("memory").into_region();
-    let op = bench.op(OpKind::Read, &file.file, 0, &[target.region()]);
-    bench.submit(op);
+    let op = harness.op(OpKind::Read, &file.file, 0, &[target.region()]);
+    harness.submit(op);
     let target = target.into_buffer().expect_err("memory with I/O in flight was given away");
-    let completions = bench.reap(1);
+    let completions = harness.reap(1);
     let target = target.into_buffer().expect_err("memory in a completion was given away");
     assert!(bytes_of(&completions[0].op.pieces[0]) == content);
     drop(completions);
@@ -85,23 +85,23 @@ pub fn drop_waits_for_ops_in_flight(make: Make<'_>) {
     let file = TestFile::holding(&expected);
     let fd = open_direct(&file.path).unwrap_or_else(|| file.file.clone());
     for round in 0..3 {
-        let mut bench = Bench::new(make, 16);
+        let mut harness = Harness::new(make, 16);
         let mut targets = Vec::new();
         for index in 0..4 {
             let target = Buffer::zeroed(OP_BYTES).expect("memory").into_region();
-            let op = bench.op(OpKind::Read, &fd, index * OP_BYTES as u64, &[target.region()]);
-            bench.submit(op);
+            let op = harness.op(OpKind::Read, &fd, index * OP_BYTES as u64, &[target.region()]);
+            harness.submit(op);
             targets.push(target);
         }
         for index in 4..8 {
             let bytes = random_bytes(100 * round + index, OP_BYTES);
             let at = index as usize * OP_BYTES;
-            let op = bench.op(OpKind::Write, &fd, at as u64, &[region_holding(0, &bytes).region()]);
-            bench.submit(op);
+            let op = harness.op(OpKind::Write, &fd, at as u64, &[region_holding(0, &bytes).region()]);
+            harness.submit(op);
             expected[at..at + OP_BYTES].copy_from_slice(&bytes);
         }
-        bench.backend.flush().expect("the queue works");
-        drop(bench);
+        harness.backend.flush().expect("the queue works");
+        drop(harness);
         for (index, target) in targets.into_iter().enumerate() {
             let mut buffer = target.into_buffer().expect("memory outlived its backend");
             let at = index * OP_BYTES;
@@ -117,26 +117,26 @@ pub fn drop_waits_for_ops_in_flight(make: Make<'_>) {
 /// Ops that were accepted and never flushed are released when the backend is dropped.
 pub fn drop_releases_what_was_never_flushed(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(6, 4096));
-    let mut bench = Bench::new(make, 4);
+    let mut harness = Harness::new(make, 4);
     let target = Buffer::zeroed(4096).expect("memory").into_region();
-    let op = bench.op(OpKind::Read, &file.file, 0, &[target.region()]);
-    bench.submit(op);
-    drop(bench);
+    let op = harness.op(OpKind::Read, &file.file, 0, &[target.region()]);
+    harness.submit(op);
+    drop(harness);
     assert!(target.into_buffer().is_ok(), "memory outlived its backend");
     assert_eq!(std::sync::Arc::strong_count(&file.file), 1, "a file outlived its backend");
 }
 
 /// Reads the file into slots of the arena and into other memory at once, and writes from the arena.
-fn exercise(bench: &mut Bench, file: &TestFile, content: &[u8], arena: &RegionMut) {
+fn exercise(harness: &mut Harness, file: &TestFile, content: &[u8], arena: &RegionMut) {
     let slot = |index: usize| arena.region().slice(index * SLOT_BYTES..(index + 1) * SLOT_BYTES);
     let outside = region_at(64, SLOT_BYTES).region();
     for index in 0..7 {
-        let op = bench.op(OpKind::Read, &file.file, (index * SLOT_BYTES) as u64, &[slot(index)]);
-        bench.submit(op);
+        let op = harness.op(OpKind::Read, &file.file, (index * SLOT_BYTES) as u64, &[slot(index)]);
+        harness.submit(op);
     }
-    let op = bench.op(OpKind::Read, &file.file, 99, std::slice::from_ref(&outside));
-    bench.submit(op);
-    for completion in bench.reap(8) {
+    let op = harness.op(OpKind::Read, &file.file, 99, std::slice::from_ref(&outside));
+    harness.submit(op);
+    for completion in harness.reap(8) {
         assert_eq!(completion.result, Ok(SLOT_BYTES));
     }
     for index in 0..7 {
@@ -149,11 +149,11 @@ fn exercise(bench: &mut Bench, file: &TestFile, content: &[u8], arena: &RegionMu
     arena.copy_from_slice(7 * SLOT_BYTES + 5, &bytes);
     let end = content.len() as u64;
     let source: Region = arena.region().slice(7 * SLOT_BYTES + 5..7 * SLOT_BYTES + 1005);
-    assert_eq!(bench.write(&file.file, end, &source), Ok(1000));
+    assert_eq!(harness.write(&file.file, end, &source), Ok(1000));
     // Several slices of the arena in one op, and one that is half outside.
     let pieces = [slot(0).slice(0..100), outside.slice(0..100), slot(2).slice(7..107)];
-    let op = bench.op(OpKind::Read, &file.file, end, &pieces);
-    assert_eq!(bench.run(op).result, Ok(300));
+    let op = harness.op(OpKind::Read, &file.file, end, &pieces);
+    assert_eq!(harness.run(op).result, Ok(300));
     let found: Vec<u8> = pieces.iter().flat_map(bytes_of).collect();
     assert_eq!(difference(&found, &bytes[..300]), None, "a vectored read into registered memory");
 }

@@ -12,8 +12,8 @@
 //! [`all`] lists them; [`conformance_tests!`](crate::conformance_tests) generates a test for each. Files are in
 //! [`base_dir`](crate::data::base_dir).
 
-mod bench;
 pub mod flow;
+mod harness;
 pub mod memory;
 pub mod queue;
 pub mod random;
@@ -22,8 +22,8 @@ pub mod transfer;
 pub mod vectored;
 pub mod waking;
 
-pub use bench::Bench;
 use deepnvme_io::backend::{Backend, BackendSetup};
+pub use harness::Harness;
 
 /// Creates the backend under test.
 pub type Make<'a> = &'a dyn Fn(&BackendSetup) -> Box<dyn Backend>;

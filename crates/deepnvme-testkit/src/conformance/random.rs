@@ -6,7 +6,7 @@ use std::ops::Range;
 use deepnvme_io::op::{Completion, OpKind, Token};
 use deepnvme_mem::Region;
 
-use super::{Bench, Make};
+use super::{Harness, Make};
 use crate::data::{TestFile, bytes_of, difference, random_bytes, region_at, region_holding};
 use crate::model::{Model, Program, Scope, Step, overlap};
 use crate::rng::Rng;
@@ -39,7 +39,7 @@ pub fn random_ops_agree_with_a_model(make: Make<'_>) {
         let content = random_bytes(seed, FILE_BYTES as usize);
         let file = TestFile::holding(&content);
         let mut model = Model::new(0, content);
-        let mut bench = Bench::new(make, [1, 8, 64][seed as usize]);
+        let mut harness = Harness::new(make, [1, 8, 64][seed as usize]);
         let mut rng = Rng::keyed(seed, &[9]);
         let mut flights: HashMap<Token, Expected> = HashMap::new();
         let ground = Scope { range: 0..FILE_BYTES + 5000, block_bytes: 16 << 10, step_bytes_max: 100 << 10 };
@@ -49,22 +49,22 @@ pub fn random_ops_agree_with_a_model(make: Make<'_>) {
             }
             if flights.values().any(|flight| flight.conflicts_with(&step)) {
                 while !flights.is_empty() {
-                    bring_home(seed, &mut bench, &mut flights);
+                    bring_home(seed, &mut harness, &mut flights);
                 }
-            } else if bench.backend.in_flight() == bench.backend.depth() {
-                bring_home(seed, &mut bench, &mut flights);
+            } else if harness.backend.in_flight() == harness.backend.depth() {
+                bring_home(seed, &mut harness, &mut flights);
             }
-            start(&mut bench, &file, &mut model, &mut flights, &mut rng, &step);
+            start(&mut harness, &file, &mut model, &mut flights, &mut rng, &step);
         }
         while !flights.is_empty() {
-            bring_home(seed, &mut bench, &mut flights);
+            bring_home(seed, &mut harness, &mut flights);
         }
         assert_eq!(difference(&file.bytes(), model.bytes()), None, "seed {seed}: the file is not the model");
     }
 }
 
 fn start(
-    bench: &mut Bench,
+    harness: &mut Harness,
     file: &TestFile,
     model: &mut Model,
     flights: &mut HashMap<Token, Expected>,
@@ -81,8 +81,8 @@ fn start(
         }
         Step::Read { skew, .. } => (OpKind::Read, region_at(*skew, len).region(), Some(model.read(&range).to_vec())),
     };
-    let op = bench.op(kind, &file.file, range.start, &cut(rng, &memory));
-    let token = bench.submit(op);
+    let op = harness.op(kind, &file.file, range.start, &cut(rng, &memory));
+    let token = harness.submit(op);
     flights.insert(token, Expected { range, write: step.is_write(), read });
 }
 
@@ -95,8 +95,8 @@ fn cut(rng: &mut Rng, memory: &Region) -> Vec<Region> {
     cuts.windows(2).map(|pair| memory.slice(pair[0]..pair[1])).collect()
 }
 
-fn bring_home(seed: u64, bench: &mut Bench, flights: &mut HashMap<Token, Expected>) {
-    for completion in bench.reap_some() {
+fn bring_home(seed: u64, harness: &mut Harness, flights: &mut HashMap<Token, Expected>) {
+    for completion in harness.reap_some() {
         settle(seed, flights, &completion);
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use deepnvme_io::op::OpKind;
 
-use super::{Bench, Make};
+use super::{Harness, Make};
 use crate::data::{TestFile, random_bytes, region_at};
 
 /// Long enough for a thread to be waiting, short enough for a test.
@@ -18,17 +18,17 @@ const A_MOMENT: Duration = Duration::from_millis(30);
 /// If the backend breaks the contract, as every check.
 pub fn reap_zero_does_not_wait(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(1, 1 << 20));
-    let mut bench = Bench::new(make, 4);
+    let mut harness = Harness::new(make, 4);
     let mut completions = Vec::new();
     for _ in 0..100 {
-        bench.backend.reap(0, &mut completions).expect("the queue works");
+        harness.backend.reap(0, &mut completions).expect("the queue works");
     }
     assert!(completions.is_empty());
-    let op = bench.op(OpKind::Read, &file.file, 0, &[region_at(0, 1 << 20).region()]);
-    bench.submit(op);
+    let op = harness.op(OpKind::Read, &file.file, 0, &[region_at(0, 1 << 20).region()]);
+    harness.submit(op);
     // Polling is enough to complete the op, without `flush`.
     while completions.is_empty() {
-        bench.backend.reap(0, &mut completions).expect("the queue works");
+        harness.backend.reap(0, &mut completions).expect("the queue works");
         std::thread::yield_now();
     }
     assert_eq!(completions[0].result, Ok(1 << 20));
@@ -36,9 +36,9 @@ pub fn reap_zero_does_not_wait(make: Make<'_>) {
 
 /// A wake from another thread ends a `reap` that waits for more than is in flight.
 pub fn a_wake_ends_a_reap(make: Make<'_>) {
-    let mut bench = Bench::new(make, 4);
+    let mut harness = Harness::new(make, 4);
     for _ in 0..5 {
-        let waker = bench.backend.waker();
+        let waker = harness.backend.waker();
         let started = Instant::now();
         let thread = std::thread::spawn(move || {
             std::thread::sleep(A_MOMENT);
@@ -47,7 +47,7 @@ pub fn a_wake_ends_a_reap(make: Make<'_>) {
         let mut completions = Vec::new();
         // A wake of the previous round may end this call early, once. The new one must end the waiting call.
         while started.elapsed() < A_MOMENT {
-            bench.backend.reap(1, &mut completions).expect("the queue works");
+            harness.backend.reap(1, &mut completions).expect("the queue works");
         }
         assert!(completions.is_empty(), "nothing was in flight");
         thread.join().expect("the waking thread");
@@ -56,12 +56,12 @@ pub fn a_wake_ends_a_reap(make: Make<'_>) {
 
 /// A wake before the `reap` is not lost, even if repeated.
 pub fn a_wake_before_the_reap_counts(make: Make<'_>) {
-    let mut bench = Bench::new(make, 4);
+    let mut harness = Harness::new(make, 4);
     let mut completions = Vec::new();
     for wakes in [1, 2, 1000] {
-        let waker = bench.backend.waker();
+        let waker = harness.backend.waker();
         std::thread::spawn(move || (0..wakes).for_each(|_| waker.wake())).join().expect("the waking thread");
-        bench.backend.reap(1, &mut completions).expect("the queue works");
+        harness.backend.reap(1, &mut completions).expect("the queue works");
     }
     assert!(completions.is_empty(), "nothing was in flight");
 }
@@ -70,8 +70,8 @@ pub fn a_wake_before_the_reap_counts(make: Make<'_>) {
 pub fn a_wake_loses_no_completion(make: Make<'_>) {
     const ROUNDS: u64 = 200;
     let file = TestFile::holding(&random_bytes(2, 64 << 10));
-    let mut bench = Bench::new(make, 8);
-    let waker = bench.backend.waker();
+    let mut harness = Harness::new(make, 8);
+    let waker = harness.backend.waker();
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -83,10 +83,10 @@ pub fn a_wake_loses_no_completion(make: Make<'_>) {
         let mut home = std::collections::BTreeSet::new();
         for _ in 0..ROUNDS {
             for index in 0..8 {
-                let op = bench.op(OpKind::Read, &file.file, index * 8192, &[region_at(0, 8192).region()]);
-                bench.submit(op);
+                let op = harness.op(OpKind::Read, &file.file, index * 8192, &[region_at(0, 8192).region()]);
+                harness.submit(op);
             }
-            for completion in bench.reap(8) {
+            for completion in harness.reap(8) {
                 assert!(home.insert(completion.op.token), "{:?} came back twice", completion.op.token);
             }
         }
@@ -97,13 +97,13 @@ pub fn a_wake_loses_no_completion(make: Make<'_>) {
 
 /// A waker may outlive its backend.
 pub fn a_wake_after_the_end_is_harmless(make: Make<'_>) {
-    let bench = Bench::new(make, 2);
-    let (one, other) = (bench.backend.waker(), bench.backend.waker());
+    let harness = Harness::new(make, 2);
+    let (one, other) = (harness.backend.waker(), harness.backend.waker());
     one.wake();
-    drop(bench);
+    drop(harness);
     one.wake();
     other.wake();
-    let mut next = Bench::new(make, 2);
+    let mut next = Harness::new(make, 2);
     let file = TestFile::holding(b"still works");
     assert_eq!(next.read(&file.file, 0, &region_at(0, 11).region()), Ok(11));
 }

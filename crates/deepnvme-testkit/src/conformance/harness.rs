@@ -11,13 +11,13 @@ use deepnvme_mem::Region;
 use super::Make;
 
 /// A backend under test, and the tokens of its ops.
-pub struct Bench {
+pub struct Harness {
     /// The backend.
     pub backend: Box<dyn Backend>,
     next_token: u64,
 }
 
-impl Bench {
+impl Harness {
     /// Creates a backend with this queue depth that submits in batches.
     pub fn new(make: Make<'_>, depth: u32) -> Self {
         Self::with_mode(make, depth, SubmitMode::Batch)

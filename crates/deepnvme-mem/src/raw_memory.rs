@@ -20,11 +20,11 @@ pub type Owner = Arc<dyn Any + Send + Sync>;
 
 /// Bytes that others may change at any time, and their owner.
 ///
-/// All access is by copies through raw pointers, and no reference to a byte is created. This makes a span sound to
+/// All access is by copies through raw pointers, and no reference to a byte is created. This makes it sound to
 /// share between threads: the kernel, Python and other threads may change the bytes at any time, and a copy of
 /// changing bytes is unspecified.
 #[derive(Clone)]
-pub(crate) struct MemorySpan {
+pub(crate) struct RawMemory {
     start: *mut u8,
     len: usize,
     device: Device,
@@ -35,11 +35,11 @@ pub(crate) struct MemorySpan {
 }
 
 // SAFETY: the owner, which is Send, keeps the address valid on every thread.
-unsafe impl Send for MemorySpan {}
+unsafe impl Send for RawMemory {}
 // SAFETY: shared access copies bytes through raw pointers and never returns references.
-unsafe impl Sync for MemorySpan {}
+unsafe impl Sync for RawMemory {}
 
-impl MemorySpan {
+impl RawMemory {
     pub(crate) fn flat(start: *mut u8, len: usize, device: Device, owner: Owner) -> Self {
         assert!(isize::try_from(len).is_ok(), "a region of {len} bytes is larger than any memory");
         Self { start, len, device, stream: StreamHandle::DEFAULT, owner, runs: None }
@@ -110,7 +110,7 @@ impl MemorySpan {
         part
     }
 
-    /// Joins with the next span if they are adjacent and have the same owner.
+    /// Joins with the next bytes if they are adjacent and have the same owner.
     pub(crate) fn join(&self, next: &Self) -> Option<Self> {
         let is_flat = self.is_contiguous() && next.is_contiguous() && self.device == next.device;
         let is_next = self.start.wrapping_add(self.len) == next.start && Arc::ptr_eq(&self.owner, &next.owner);
@@ -132,7 +132,7 @@ impl MemorySpan {
         Self { owner, ..self }
     }
 
-    /// Whether no clone of the owner exists, so that no other span reaches these bytes.
+    /// Whether no clone of the owner exists, so that nothing else reaches these bytes.
     pub(crate) fn is_unique(&self) -> bool {
         let alone = Arc::strong_count(&self.owner) == 1;
         // Accesses by the last other holder, on any thread, happen before the following ones.
@@ -185,11 +185,11 @@ impl MemorySpan {
     /// Copies `len` bytes from `source` over the logical bytes from `to` on.
     ///
     /// # Safety
-    /// `source` is valid for reads of `len` bytes, and the span was created writable.
+    /// `source` is valid for reads of `len` bytes, and the memory was created writable.
     pub(crate) unsafe fn copy_in(&self, to: usize, source: *const u8, len: usize) {
         self.assert_copyable(to, len);
         // SAFETY: the range was checked, and the owner keeps the memory valid. `source` is valid for reads of `len`
-        // bytes and the span is writable, as the caller of `copy_in` ensures. Both sides may lie in one pool's arena,
+        // bytes and the memory is writable, as the caller of `copy_in` ensures. Both sides may lie in one pool's arena,
         // so this is `copy`.
         unsafe {
             match &self.runs {
@@ -199,13 +199,13 @@ impl MemorySpan {
         }
     }
 
-    /// Copies as [`copy_in`](Self::copy_in) with non-temporal stores. `source` must not overlap the span.
+    /// Copies as [`copy_in`](Self::copy_in) with non-temporal stores. `source` must not overlap the raw.
     ///
     /// # Safety
     /// As [`copy_in`](Self::copy_in).
     pub(crate) unsafe fn copy_in_non_temporal(&self, to: usize, source: &[u8]) {
         self.assert_copyable(to, source.len());
-        // SAFETY: the range was checked, the owner keeps the memory valid, and the span is writable, as the caller of
+        // SAFETY: the range was checked, the owner keeps the memory valid, and it is writable, as the caller of
         // this function ensures. A shared slice cannot overlap writable memory.
         unsafe {
             match &self.runs {
@@ -222,7 +222,7 @@ impl MemorySpan {
     }
 }
 
-impl fmt::Debug for MemorySpan {
+impl fmt::Debug for RawMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes at {:#x} on {:?}", self.len, self.addr(), self.device)?;
         if let Some(runs) = &self.runs { write!(f, ", in {runs:?}") } else { Ok(()) }
