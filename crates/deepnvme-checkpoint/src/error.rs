@@ -23,15 +23,18 @@ pub enum Error {
     },
     /// The data differs from the saved data.
     #[error(
-        "{}: the bytes of {name:?} at offset {offset} are not those that were saved ({bytes} bytes, {checksums}); \
+        "{}: the bytes of {} at offset {offset} are not those that were saved ({bytes} bytes, {checksums}); \
              restore the file from a copy, or load it with verify='off' to have what is there",
-        display::path(path)
+        display::path(path),
+        damaged_names(name, tensors)
     )]
     Damaged {
         /// The file.
         path: PathBuf,
         /// The record or tensor.
         name: String,
+        /// The tensors in a record of an archive, where they are known.
+        tensors: Vec<String>,
         /// Offset of the damaged range.
         offset: u64,
         /// Size of the damaged range.
@@ -104,6 +107,16 @@ pub enum Error {
     /// The caller requested a stop.
     #[error("interrupted")]
     Interrupted,
+}
+
+/// Names the tensors of a record, or the record.
+fn damaged_names(record: &str, tensors: &[String]) -> String {
+    match tensors {
+        [] => format!("{record:?}"),
+        [one] => format!("{one:?} (record {record:?})"),
+        [first, other] => format!("{first:?} and {other:?} (record {record:?})"),
+        [first, others @ ..] => format!("{first:?} and {} more tensors (record {record:?})", others.len()),
+    }
 }
 
 impl Error {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import zipfile
 from collections import OrderedDict
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import deepnvme
+from deepnvme import errors
 
 from .states import DTYPES, assert_same, everything, random
 
@@ -207,3 +209,19 @@ def test_torch_save_through_an_open_file_still_works(tmp_path: Path) -> None:
     with deepnvme.open(tmp_path / "x.pt", "wb") as file:
         torch.save(state, file)
     assert_same(deepnvme.load(tmp_path / "x.pt"), state)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 3])
+def test_damage_names_the_tensors_that_have_it(tmp_path: Path, shared: int) -> None:
+    weight = torch.randn(300_000)
+    state = {"model": {"weight": weight, **{f"view {index}": weight[index:] for index in range(shared)}}}
+    deepnvme.save(state, tmp_path / "x.pt")
+    data = bytearray((tmp_path / "x.pt").read_bytes())
+    data[data.index(weight.numpy().tobytes()[:64]) + 5] ^= 1
+    (tmp_path / "x.pt").write_bytes(data)
+    others = {0: "", 1: ' and "model.view 0"', 3: " and 3 more tensors"}[shared]
+    expected = re.escape(f'the bytes of "model.weight"{others} (record "data/0") at offset ')
+    with pytest.raises(errors.ChecksumError, match=expected):
+        deepnvme.load(tmp_path / "x.pt", verify="full")
+    with pytest.raises(errors.ChecksumError, match=expected):
+        deepnvme.load(tmp_path / "x.pt", lazy=True, verify="full")["model"]["weight"].sum()

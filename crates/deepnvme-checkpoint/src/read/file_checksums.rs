@@ -132,5 +132,5 @@ pub(super) fn compare_header(path: &Path, record: &Extent, header: &[u8]) -> Res
 
 pub(super) fn damaged(path: &Path, name: &str, place: Range<u64>, checksums: &'static str) -> Error {
     let (path, name, bytes) = (path.to_path_buf(), name.to_owned(), place.end - place.start);
-    Error::Damaged { path, name, offset: place.start, bytes, checksums }
+    Error::Damaged { path, name, tensors: Vec::new(), offset: place.start, bytes, checksums }
 }

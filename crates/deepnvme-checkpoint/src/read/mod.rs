@@ -290,6 +290,15 @@ impl Reader {
 
     pub(crate) fn mismatch(&self, extent: &Extent, at: u64, bytes: u64, checksums: &'static str) -> Error {
         let offset = extent.data_offset + at;
-        Error::Damaged { path: self.path.clone(), name: extent.name.clone(), offset, bytes, checksums }
+        let tensors = self.tensors_in(extent);
+        Error::Damaged { path: self.path.clone(), name: extent.name.clone(), tensors, offset, bytes, checksums }
+    }
+
+    /// The names of the tensors in a storage of an archive. The extents of a safetensors file are tensors themselves.
+    fn tensors_in(&self, extent: &Extent) -> Vec<String> {
+        let Contents::Archive { state, .. } = &self.contents else { return Vec::new() };
+        let storage = self.extents().iter().position(|other| std::ptr::eq(other, extent));
+        let tensors = state.tensors.iter().filter(|tensor| Some(tensor.storage) == storage && tensor.is_named);
+        tensors.map(|tensor| tensor.name.clone()).collect()
     }
 }

@@ -311,8 +311,8 @@ impl<'a> FileEnds<'a> {
         let data = data.ok_or_else(lost)?;
         if checksums::checksums_of(data).crc32 != record.crc32 {
             let (name, offset) = (record.name.clone(), record.header_offset + header.header_bytes);
-            let path = self.file.path().to_path_buf();
-            return Err(Error::Damaged { path, name, offset, bytes: record.bytes, checksums: "CRC-32" }.into());
+            let (path, tensors) = (self.file.path().to_path_buf(), Vec::new());
+            return Err(Error::Damaged { path, name, tensors, offset, bytes: record.bytes, checksums: "CRC-32" }.into());
         }
         bytes.drain(..from);
         bytes.truncate(record.bytes as usize);
