@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use common::api::{Description, DriverProperties, FileError};
+use common::codes::{cufile, refused};
 use common::files::{MIB, Setting, ok, setting, setting_with_stream};
 use common::{FakeDriver, SLOW_US, at, made, pattern, same};
 
@@ -44,27 +45,35 @@ fn what_is_wrong_has_the_code_of_the_header() {
     let memory = fake_driver.alloc(10_000);
     let read =
         |handle, base, bytes, file_offset, offset| (fake_driver.cuFileRead)(handle, base, bytes, file_offset, offset);
-    assert_eq!(read(handle + 16, memory, 1, 0, 0), -5027);
-    assert_eq!(read(handle, memory, 10_001, 0, 0), -5014);
-    assert_eq!(read(handle, memory, 1, 0, 10_000), -5012);
-    assert_eq!(read(handle, 4096, 1, 0, 0), -5012);
-    assert_eq!(read(handle, memory, 1, -1, 0), -5022);
-    assert_eq!((fake_driver.cuFileBufRegister)(memory, 10_001, 0).err, 5014);
+    assert_eq!(read(handle + 16, memory, 1, 0, 0), refused(cufile::HANDLE_NOT_REGISTERED));
+    assert_eq!(read(handle, memory, 10_001, 0, 0), refused(cufile::CUDA_POINTER_RANGE_ERROR));
+    assert_eq!(read(handle, memory, 1, 0, 10_000), refused(cufile::CUDA_POINTER_INVALID));
+    assert_eq!(read(handle, 4096, 1, 0, 0), refused(cufile::CUDA_POINTER_INVALID));
+    assert_eq!(read(handle, memory, 1, -1, 0), refused(cufile::INVALID_VALUE));
+    assert_eq!((fake_driver.cuFileBufRegister)(memory, 10_001, 0).err, cufile::CUDA_POINTER_RANGE_ERROR);
     assert_eq!((fake_driver.cuFileBufRegister)(memory, 8000, 0), ok());
-    assert_eq!((fake_driver.cuFileBufRegister)(memory, 100, 0).err, 5023);
-    assert_eq!(read(handle, memory, 8001, 0, 0), -5017);
-    assert_eq!((fake_driver.cuFileBufDeregister)(memory + 1).err, 5022);
+    assert_eq!((fake_driver.cuFileBufRegister)(memory, 100, 0).err, cufile::MEMORY_ALREADY_REGISTERED);
+    assert_eq!(read(handle, memory, 8001, 0, 0), refused(cufile::INVALID_MAPPING_RANGE));
+    assert_eq!((fake_driver.cuFileBufDeregister)(memory + 1).err, cufile::INVALID_VALUE);
     let again = Description { kind: 1, fd: file.as_raw_fd().into(), operations: 0 };
-    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &again).err, 5028);
-    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &Description { kind: 2, ..again }).err, 5022);
-    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &Description { fd: 9999, ..again }).err, 5022);
+    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &again).err, cufile::HANDLE_ALREADY_REGISTERED);
+    assert_eq!(
+        (fake_driver.cuFileHandleRegister)(&mut 0, &Description { kind: 2, ..again }).err,
+        cufile::INVALID_VALUE
+    );
+    assert_eq!(
+        (fake_driver.cuFileHandleRegister)(&mut 0, &Description { fd: 9999, ..again }).err,
+        cufile::INVALID_VALUE
+    );
     let folder = File::open("/").unwrap();
     let folder = Description { fd: folder.as_raw_fd().into(), ..again };
-    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &folder).err, 5018);
+    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &folder).err, cufile::INVALID_FILE_TYPE);
     fake_driver.enter(1);
-    assert_eq!(read(handle, memory, 1, 0, 0), -5015, "the memory is device 0's");
+    assert_eq!(read(handle, memory, 1, 0, 0), refused(cufile::CUDA_CONTEXT_MISMATCH), "the memory is device 0's");
     std::thread::scope(|scope| {
-        scope.spawn(|| assert_eq!((fake_driver.cuFileRead)(handle, memory, 1, 0, 0), -5047));
+        scope.spawn(|| {
+            assert_eq!((fake_driver.cuFileRead)(handle, memory, 1, 0, 0), refused(cufile::INVALID_CONTEXT_ERROR));
+        });
     });
     assert_eq!(fake_driver.violations(), "");
 }
@@ -73,10 +82,10 @@ fn what_is_wrong_has_the_code_of_the_header() {
 fn the_driver_is_opened_first_and_closed_last() {
     let fake_driver = FakeDriver::with_context();
     let memory = fake_driver.alloc(4096);
-    assert_eq!((fake_driver.cuFileBufRegister)(memory, 4096, 0).err, 5001);
-    assert_eq!((fake_driver.cuFileDriverClose_v2)().err, 5001);
+    assert_eq!((fake_driver.cuFileBufRegister)(memory, 4096, 0).err, cufile::DRIVER_NOT_INITIALIZED);
+    assert_eq!((fake_driver.cuFileDriverClose_v2)().err, cufile::DRIVER_NOT_INITIALIZED);
     assert_eq!((fake_driver.cuFileDriverSetMaxPinnedMemSize)(8), ok());
-    assert_eq!((fake_driver.cuFileDriverSetMaxCacheSize)(7).err, 5022);
+    assert_eq!((fake_driver.cuFileDriverSetMaxCacheSize)(7).err, cufile::INVALID_VALUE);
     assert_eq!(((fake_driver.cuFileDriverOpen)(), (fake_driver.cuFileDriverOpen)()), (ok(), ok()));
     assert_eq!(((fake_driver.cuFileUseCount)(), fake_driver.live("cufile_drivers")), (2, 2));
     let mut properties = DriverProperties::default();
@@ -84,7 +93,7 @@ fn the_driver_is_opened_first_and_closed_last() {
     assert_eq!((properties.major, properties.status_flags, properties.max_pinned), (2, 16, 8));
     assert_eq!(made(|out| (fake_driver.cuFileGetVersion)(out).err), 15000);
     let large = fake_driver.alloc(8193);
-    assert_eq!((fake_driver.cuFileBufRegister)(large, 8193, 0).err, 5036);
+    assert_eq!((fake_driver.cuFileBufRegister)(large, 8193, 0).err, cufile::GPU_MEMORY_PINNING_FAILED);
     assert_eq!((fake_driver.cuFileBufRegister)(memory, 4096, 0), ok());
     assert_eq!(((fake_driver.cuFileDriverClose)(), fake_driver.violations()), (ok(), String::new()));
     assert_eq!((fake_driver.cuFileDriverClose_v2)(), ok());
@@ -110,16 +119,16 @@ fn faults_of_transfers_are_errors_of_the_system_or_of_cufile() {
     let memory = fake_driver.alloc(MIB);
     let read = || (fake_driver.cuFileRead)(handle, memory, MIB, 0, 0);
     fake_driver.fail("cuFileRead", 0, libc::EIO);
-    fake_driver.fail("cuFileRead", 1, 5030);
+    fake_driver.fail("cuFileRead", 1, cufile::INTERNAL_ERROR);
     assert_eq!((read(), std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EIO)));
-    assert_eq!(read(), -5030);
+    assert_eq!(read(), refused(cufile::INTERNAL_ERROR));
     fake_driver.fail("cuFileRead@short", 0, 12_345);
     assert_eq!((read(), read()), (12_345, MIB as isize));
-    fake_driver.fail("cuFileBufRegister", 0, 5036);
+    fake_driver.fail("cuFileBufRegister", 0, cufile::GPU_MEMORY_PINNING_FAILED);
     fake_driver.fail("cuFileBufRegister", 1, 2);
     let buffer = || (fake_driver.cuFileBufRegister)(memory, MIB, 0);
-    assert_eq!(buffer(), FileError { err: 5036, cu_err: 0 });
-    assert_eq!(buffer(), FileError { err: 5011, cu_err: 2 });
+    assert_eq!(buffer(), FileError { err: cufile::GPU_MEMORY_PINNING_FAILED, cu_err: 0 });
+    assert_eq!(buffer(), FileError { err: cufile::CUDA_DRIVER_ERROR, cu_err: 2 });
     assert_eq!((buffer(), fake_driver.live("cufile_buffers")), (ok(), 1));
 }
 
@@ -165,9 +174,13 @@ fn a_file_without_a_direct_path_is_copied_and_counted_or_refused() {
     let memory = fake_driver.alloc(MIB);
     let mut numbers = [0_u64; 625];
     let mut level = 7;
-    assert_eq!((fake_driver.cuFileSetParameterBool)(ALLOW_COMPAT_MODE, false).err, 5026, "the driver is open");
-    assert_eq!((fake_driver.cuFileGetStatsL3)(numbers.as_mut_ptr()).err, 5022, "the level is 0");
-    assert_eq!((fake_driver.cuFileSetStatsLevel)(4).err, 5022);
+    assert_eq!(
+        (fake_driver.cuFileSetParameterBool)(ALLOW_COMPAT_MODE, false).err,
+        cufile::DRIVER_ALREADY_OPEN,
+        "the driver is open"
+    );
+    assert_eq!((fake_driver.cuFileGetStatsL3)(numbers.as_mut_ptr()).err, cufile::INVALID_VALUE, "the level is 0");
+    assert_eq!((fake_driver.cuFileSetStatsLevel)(4).err, cufile::INVALID_VALUE);
     assert_eq!((fake_driver.cuFileSetStatsLevel)(3), ok());
     assert_eq!((fake_driver.cuFileGetStatsLevel)(&mut level), ok());
     assert_eq!((fake_driver.cuFileStatsStart)(), ok());
@@ -188,7 +201,7 @@ fn a_file_without_a_direct_path_is_copied_and_counted_or_refused() {
     assert_eq!((fake_driver.cuFileSetParameterBool)(ALLOW_COMPAT_MODE, false), ok());
     assert_eq!((fake_driver.cuFileDriverOpen)(), ok());
     fake_driver.fail("cuFileHandleRegister@unsupported", 0, 1);
-    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &description).err, 5008);
+    assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &description).err, cufile::IO_NOT_SUPPORTED);
     (fake_driver.cuFileHandleDeregister)(made_file(&fake_driver, &description));
     assert_eq!(fake_driver.violations(), "");
 }

@@ -6,6 +6,7 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::api::{IoEvent, IoParams};
+use common::codes::{cuda, cufile, refused};
 use common::files::{MIB, Setting, ok, setting, setting_with_stream};
 use common::{NOT_READY, SLOW_US, count_up, made, pattern, same};
 
@@ -31,7 +32,7 @@ fn batches_are_over_late_and_in_any_order() {
         })
         .collect();
     assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 32, parameters.as_ptr(), 0), ok());
-    assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 1, parameters.as_ptr(), 0).err, 5037);
+    assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 1, parameters.as_ptr(), 0).err, cufile::BATCH_FULL);
     let mut seen = Vec::new();
     let mut room = [IoEvent::default(); 8];
     while seen.len() < 32 {
@@ -47,9 +48,12 @@ fn batches_are_over_late_and_in_any_order() {
     sorted.sort_unstable();
     assert_eq!(sorted, (0..32).collect::<Vec<_>>());
     same(&fake_driver.peek(memory, 32 * 4096), &pattern(1, 32 * 4096));
-    assert_eq!((fake_driver.cuFileBatchIOGetStatus)(batch, 1, &mut 8, room.as_mut_ptr(), null()).err, 5022);
+    assert_eq!(
+        (fake_driver.cuFileBatchIOGetStatus)(batch, 1, &mut 8, room.as_mut_ptr(), null()).err,
+        cufile::INVALID_VALUE
+    );
     let wrong = [parameters[0], IoParams { handle: 5, ..parameters[1] }];
-    assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 2, wrong.as_ptr(), 0).err, 5027);
+    assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 2, wrong.as_ptr(), 0).err, cufile::HANDLE_NOT_REGISTERED);
     fake_driver.fail("cuFileBatchIO@entry", 0, libc::EIO);
     assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 1, parameters.as_ptr(), 0), ok());
     let mut count = 1;
@@ -57,7 +61,7 @@ fn batches_are_over_late_and_in_any_order() {
     assert_eq!(room[0], IoEvent { cookie: 0, status: 64, result: -5 });
     (fake_driver.cuFileBatchIODestroy)(batch);
     assert_eq!((fake_driver.live("cufile_batches"), fake_driver.violations().as_str()), (0, ""));
-    assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 1, parameters.as_ptr(), 0).err, 5022);
+    assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 1, parameters.as_ptr(), 0).err, cufile::INVALID_VALUE);
 }
 
 #[test]
@@ -117,16 +121,19 @@ fn queued_transfers_look_at_their_parameters_when_their_turn_comes() {
     *skip = 3 * MIB as i64;
     assert_eq!(read(bytes, offset, skip, done), ok());
     assert_eq!((fake_driver.cuStreamSynchronize)(stream), 0);
-    assert_eq!(*done, -5012);
+    assert_eq!(*done, refused(cufile::CUDA_POINTER_INVALID));
     fake_driver.fail("cuFileReadAsync@stream", 0, libc::EIO);
     assert_eq!(read(bytes, offset, skip, done), ok());
     assert_eq!((fake_driver.cuStreamSynchronize)(stream), 0);
     assert_eq!(*done, -1);
     assert_eq!((fake_driver.cuFileStreamDeregister)(stream), ok());
-    assert_eq!((fake_driver.cuFileStreamDeregister)(stream).err, 5022);
+    assert_eq!((fake_driver.cuFileStreamDeregister)(stream).err, cufile::INVALID_VALUE);
     let gone = fake_driver.stream(0);
     assert_eq!((fake_driver.cuStreamDestroy_v2)(gone), 0);
-    assert_eq!((fake_driver.cuFileReadAsync)(handle, memory, bytes, offset, skip, done, gone).cu_err, 400);
+    assert_eq!(
+        (fake_driver.cuFileReadAsync)(handle, memory, bytes, offset, skip, done, gone).cu_err,
+        cuda::INVALID_HANDLE
+    );
     assert_eq!(fake_driver.violations(), "");
 }
 
@@ -154,7 +161,7 @@ fn what_is_registered_must_stay_until_all_is_over() {
     assert_eq!((fake_driver.cuFileBufDeregister)(memory), ok());
     (fake_driver.cuFileHandleDeregister)(handle);
     assert_eq!((fake_driver.cuStreamSynchronize)(stream), 0);
-    assert_eq!(*done, -5027);
+    assert_eq!(*done, refused(cufile::HANDLE_NOT_REGISTERED));
     let violations = fake_driver.violations();
     let found: Vec<&str> = violations.lines().collect();
     assert_eq!(found.len(), 2, "{violations}");

@@ -5,6 +5,7 @@ mod common;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use common::codes::cuda;
 use common::{FakeDriver, NON_BLOCKING, NOT_READY, SLOW_US, at, count_up, made, pattern, same};
 
 const BYTES: usize = 10_000;
@@ -117,7 +118,11 @@ fn pageable_memory_is_copied_before_the_call_returns() {
         1,
         "half of it is registered"
     );
-    assert_eq!((fake_driver.cuMemcpyHtoDAsync_v2)(memory + 1, at(&mut target), BYTES, stream), 1, "out of bounds");
+    assert_eq!(
+        (fake_driver.cuMemcpyHtoDAsync_v2)(memory + 1, at(&mut target), BYTES, stream),
+        cuda::INVALID_VALUE,
+        "out of bounds"
+    );
     assert_eq!((fake_driver.cuMemcpyHtoD_v2)(memory, at(&mut target), 5000), 0);
 }
 
@@ -129,13 +134,16 @@ fn handles_are_those_of_the_current_device_and_alive() {
     assert_eq!((fake_driver.fake_driver_fill_kernel)(stream, memory, 64, 5, SLOW_US), 0);
     assert_eq!((fake_driver.cuLaunchHostFunc)(stream, count_up, (&raw const counter).cast_mut().cast()), 0);
     fake_driver.enter(1);
-    assert_eq!((fake_driver.cuMemsetD8Async)(memory, 0, 64, stream), 400);
-    assert_eq!((fake_driver.cuEventRecord)(event, 0), 400, "an event of the other device");
+    assert_eq!((fake_driver.cuMemsetD8Async)(memory, 0, 64, stream), cuda::INVALID_HANDLE);
+    assert_eq!((fake_driver.cuEventRecord)(event, 0), cuda::INVALID_HANDLE, "an event of the other device");
     assert_eq!(made(|out| (fake_driver.cuStreamGetCtx)(stream, out)), fake_driver.enter(0));
     assert_eq!((fake_driver.cuStreamDestroy_v2)(stream), 0);
-    assert_eq!(((fake_driver.cuStreamDestroy_v2)(stream), (fake_driver.cuStreamQuery)(stream)), (400, 400));
-    assert_eq!((fake_driver.cuStreamDestroy_v2)(0), 400);
-    assert_eq!(((fake_driver.cuEventDestroy_v2)(event), (fake_driver.cuEventQuery)(event)), (0, 400));
+    assert_eq!(
+        ((fake_driver.cuStreamDestroy_v2)(stream), (fake_driver.cuStreamQuery)(stream)),
+        (cuda::INVALID_HANDLE, cuda::INVALID_HANDLE)
+    );
+    assert_eq!((fake_driver.cuStreamDestroy_v2)(0), cuda::INVALID_HANDLE);
+    assert_eq!(((fake_driver.cuEventDestroy_v2)(event), (fake_driver.cuEventQuery)(event)), (0, cuda::INVALID_HANDLE));
     assert_eq!((fake_driver.live("streams"), fake_driver.live("events")), (0, 0));
     assert_eq!((fake_driver.cuCtxSynchronize)(), 0);
     assert_eq!((counter.load(Ordering::SeqCst), fake_driver.count("device_synchronises")), (1, 1));
@@ -147,18 +155,18 @@ fn time_passes_between_events() {
     let fake_driver = FakeDriver::with_context();
     let (stream, events) = (fake_driver.stream(0), [fake_driver.event(), fake_driver.event()]);
     let memory = fake_driver.alloc(8);
-    assert_eq!((fake_driver.cuEventElapsedTime)(&mut 0.0, events[0], events[1]), 400);
+    assert_eq!((fake_driver.cuEventElapsedTime)(&mut 0.0, events[0], events[1]), cuda::INVALID_HANDLE);
     assert_eq!((fake_driver.cuEventRecord)(events[0], stream), 0);
     assert_eq!((fake_driver.fake_driver_fill_kernel)(stream, memory, 8, 5, SLOW_US), 0);
     assert_eq!((fake_driver.cuEventRecord)(events[1], stream), 0);
-    assert_eq!((fake_driver.cuEventElapsedTime)(&mut 0.0, events[0], events[1]), 600);
+    assert_eq!((fake_driver.cuEventElapsedTime)(&mut 0.0, events[0], events[1]), cuda::NOT_READY);
     assert_eq!((fake_driver.cuEventSynchronize)(events[1]), 0);
     assert!(made(|out: &mut f32| (fake_driver.cuEventElapsedTime)(out, events[0], events[1])) >= 150.0);
     let untimed = made(|out| (fake_driver.cuEventCreate)(out, 2));
     assert_eq!((fake_driver.cuEventRecord)(untimed, stream), 0);
     assert_eq!((fake_driver.cuEventSynchronize)(untimed), 0);
-    assert_eq!((fake_driver.cuEventElapsedTime)(&mut 0.0, events[0], untimed), 400);
-    assert_eq!((fake_driver.cuEventCreate)(&mut 0, 8), 1);
+    assert_eq!((fake_driver.cuEventElapsedTime)(&mut 0.0, events[0], untimed), cuda::INVALID_HANDLE);
+    assert_eq!((fake_driver.cuEventCreate)(&mut 0, 8), cuda::INVALID_VALUE);
 }
 
 #[test]

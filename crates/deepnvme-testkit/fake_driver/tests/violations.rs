@@ -6,6 +6,7 @@ use std::ffi::c_void;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use common::codes::cuda;
 use common::{FakeDriver, NON_BLOCKING, SLOW_US, at, count_up, in_child};
 
 const BYTES: usize = 4096;
@@ -182,7 +183,7 @@ fn child_hears_the_environment() {
     let fake_driver = FakeDriver::with_context();
     let mut count = 0;
     assert_eq!(((fake_driver.cuDeviceGetCount)(&mut count), count), (0, 3));
-    assert_eq!((fake_driver.cuMemAlloc_v2)(&mut 0, 100_001), 2);
+    assert_eq!((fake_driver.cuMemAlloc_v2)(&mut 0, 100_001), cuda::OUT_OF_MEMORY);
     assert_eq!([0, 1, 2].map(|_| (fake_driver.cuEventCreate)(&mut 0, 0)), [0, 2, 0]);
     assert_eq!([0, 1].map(|_| (fake_driver.cuMemHostAlloc)(&mut 0, 10, 0)), [304, 304]);
     let mut properties = common::api::DriverProperties::default();

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
 pub(crate) mod api;
+pub(crate) mod codes;
 pub(crate) mod files;
 
 use std::ffi::{CString, c_void};
