@@ -50,5 +50,17 @@ from deepnvme.optim._algorithms import SGD, Adagrad, Adam, AdamW, Lion
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion"]
 
 
+def _add_keywords(*classes: type) -> None:
+    """Add the keyword arguments of every optimizer to the help of each class."""
+    listed = (__doc__ or "").partition("in addition to torch's:\n\n")[2].partition("\n\n")[0]
+    arguments = "".join(f"        {line.removeprefix('- ').replace('``', '', 2)}\n" for line in listed.splitlines())
+    for each in classes:
+        # Python can be told to drop docstrings.
+        each.__doc__ = each.__doc__ and each.__doc__.replace("\n    Raises:", f"{arguments}\n    Raises:", 1)
+
+
+_add_keywords(SGD, Adagrad, Adam, AdamW, Lion)
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
