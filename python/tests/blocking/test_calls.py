@@ -33,12 +33,18 @@ PROGRAMS = [(row, column, program) for (row, column), (_, *programs) in CELLS.it
 
 def tables() -> dict[tuple[str, str], str]:
     """Read the tables of the document."""
-    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    heads = [row for row in rows if row[0] == "call"]
-    assert heads == [["call", *COLUMNS]] * 2
-    rows = [row for row in rows if row[0] != "call" and not row[0].startswith("---")]
-    return {(row[0], column): cell for row in rows for column, cell in zip(COLUMNS, row[1:], strict=True)}
+    cells: dict[tuple[str, str], str] = {}
+    columns: list[str] = []
+    for line in DOCUMENT.read_text().splitlines():
+        row = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if row[:1] == ["call"]:
+            columns = row[1:]
+            assert set(columns) <= set(COLUMNS)
+        elif row and not row[0].startswith("---"):
+            found = {(row[0], column): cell for column, cell in zip(columns, row[1:], strict=True)}
+            assert not found.keys() & cells.keys(), "no cell is there twice"
+            cells |= found
+    return cells
 
 
 def test_the_document_and_the_tests_have_the_same_tables() -> None:
