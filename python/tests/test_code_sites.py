@@ -295,3 +295,17 @@ def test_no_disguise_helps_in_rust() -> None:
         assert rust_uses(source), source
     for source in ('// py.import("pickle")', '/* "pickle" */', 'let quote = \'"\'; // "pickle"', '"the pickle has"'):
         assert not rust_uses(source), source
+
+
+def test_code_of_a_model_folder_is_refused_by_name() -> None:
+    """The ``Auto`` classes of transformers ask on the terminal whether to run a folder's code, unless they are told."""
+    found = 0
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            function = node.func if isinstance(node, ast.Call) else None
+            if isinstance(function, ast.Attribute) and function.attr == "from_pretrained":
+                assert isinstance(node, ast.Call)
+                if "Auto" in ast.unparse(function.value):
+                    found += 1
+                    assert any(keyword.arg == "trust_remote_code" for keyword in node.keywords), f"{path}:{node.lineno}"
+    assert found >= 4

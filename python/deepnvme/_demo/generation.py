@@ -71,7 +71,7 @@ def open_offloaded(folder: Path, memory: int, offload: Path) -> Any:
     import transformers  # noqa: PLC0415
 
     with torch.device("meta"):
-        config = transformers.AutoConfig.from_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         empty = transformers.AutoModelForCausalLM.from_config(config)
     layers = empty.model.layers
     layer = sum(parameter.nbytes for parameter in layers[0].parameters())
@@ -80,7 +80,7 @@ def open_offloaded(folder: Path, memory: int, offload: Path) -> Any:
     places = {f"model.layers.{index}": "cpu" if index < fit else "disk" for index in range(len(layers))}
     ends = {"model.embed_tokens": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
     opened = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, device_map={**places, **ends}, offload_folder=offload
+        folder, device_map={**places, **ends}, offload_folder=offload, trust_remote_code=False
     )
     return opened.eval()
 

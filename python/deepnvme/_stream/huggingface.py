@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepnvme._stream.config_limits import bounded_modules, check_file, drop_foreign_implementations
 from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
 from deepnvme._utils.arguments import path_of
 from deepnvme.errors import Error, NotFoundError, UnsupportedError
@@ -94,7 +95,7 @@ def build_model(
             )
     if options.pop("output_loading_info", None):
         raise UnsupportedError("deepnvme.stream returns only the model; omit output_loading_info")
-    config = options.pop("config", None) or _read_config(transformers, folder)
+    config = options.pop("config", None) or _read_config(transformers, folder, bool(options.get("trust_remote_code")))
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedError(
             f"{folder}: the weights are quantised by another library (quantization_config), whose layers cannot be "
@@ -111,16 +112,17 @@ def build_model(
     if dtype == "auto":
         dtype = _dtype_of(config, files)
     try:
-        model, loaded = chosen.from_pretrained(
-            None,
-            config=config,
-            state_dict=state,
-            dtype=dtype,
-            output_loading_info=True,
-            # Mismatches are refused below, with the file's shape and the model's.
-            ignore_mismatched_sizes=True,
-            **options,
-        )
+        with bounded_modules(len(state), folder / "config.json"):
+            model, loaded = chosen.from_pretrained(
+                None,
+                config=config,
+                state_dict=state,
+                dtype=dtype,
+                output_loading_info=True,
+                # Mismatches are refused below, with the file's shape and the model's.
+                ignore_mismatched_sizes=True,
+                **options,
+            )
     except UntraceableError as error:
         raise UnsupportedError(
             f"{folder}: the file layout differs from the memory layout of {chosen.__name__} ({error}); load the model "
@@ -142,15 +144,19 @@ def build_model(
     return model  # type: ignore[no-any-return]
 
 
-def _read_config(transformers: Any, folder: Path) -> Any:
+def _read_config(transformers: Any, folder: Path, is_trusted: bool) -> Any:
     path = folder / "config.json"
+    check_file(path)
     try:
-        return transformers.AutoConfig.from_pretrained(folder)
+        # Without an answer, transformers would ask for one on the terminal.
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=is_trusted)
     except Exception as error:
         if not os.path.lexists(path):
             remedy = "stream a folder written by save_pretrained(), or pass a module: stream(module, weights=...)"
             raise NotFoundError(errno.ENOENT, f"the model folder has no config.json; {remedy}", str(path)) from error
         raise UnsupportedError(f"{path}: transformers refuses it: {error}; {_CONFIG_REMEDY}") from error
+    drop_foreign_implementations(config, path)
+    return config
 
 
 def _refuse_mismatched(folder: Path, chosen: Any, mismatched: Collection[tuple[str, Any, Any]]) -> None:

@@ -44,7 +44,8 @@ def run(options: dict[str, Any]) -> int:
         made = make_llama(folder, model_bytes)
         if options["pack"]:
             folder = _packed(folder, options["pack"])
-        memory = given or default_memory(model_bytes, options["dtype"], transformers.AutoConfig.from_pretrained(folder))
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        memory = given or default_memory(model_bytes, options["dtype"], config)
         model = stream(folder, memory=memory, device=options["device"], dtype=options["dtype"])
         rows = []
         for batch in options["batch"] or [1, 4, 16]:

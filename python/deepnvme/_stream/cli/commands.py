@@ -72,7 +72,7 @@ def _refused(text: str, status: int) -> int:
 
 def _tokenizer(transformers: Any, folder: Path) -> Any:
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder)
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except ImportError:
         raise
     except Exception as error:

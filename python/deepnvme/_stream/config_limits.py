@@ -1,0 +1,100 @@
+"""Limits on what a model's ``config.json`` may ask of transformers: no code of others, and no endless model."""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from deepnvme._utils.metadata_file import read_metadata
+from deepnvme.errors import Error, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# The deepest published models have a few hundred layers. Some configs make a list with an entry for each.
+LAYERS_MAX = 100_000
+# Modules that a model may have for each tensor of its files. One tensor may hold a layer's experts, each of which is
+# several modules.
+_MODULES_PER_TENSOR = 256
+_MODULES_MIN = 1000
+# Implementations of attention and of experts that transformers and torch have themselves.
+_OWN_IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
+
+
+def check_file(path: Path) -> None:
+    """Refuse a ``config.json`` with a number of layers that no model has.
+
+    A file that is missing, or no JSON, is left to transformers, whose errors say more.
+    """
+    try:
+        values = [json.loads(read_metadata(path))]
+    except (Error, ValueError, RecursionError):
+        return
+    while values:
+        value = values.pop()
+        if isinstance(value, list):
+            values.extend(value)
+        elif isinstance(value, dict):
+            values.extend(value.values())
+            for name, number in value.items():
+                if "layer" in name and isinstance(number, int) and number > LAYERS_MAX:
+                    raise UnsupportedError(
+                        f"{path}: {name} is {number}, and deepnvme.stream builds at most {LAYERS_MAX} layers; the file "
+                        "is damaged or hostile: take config.json from the original model"
+                    )
+
+
+def drop_foreign_implementations(config: Any, path: Path) -> None:
+    """Let transformers choose where the file chooses code of a repository of the Hub, such as an attention kernel.
+
+    The caller's options choose later.
+    """
+    configs, seen = [config], set()
+    while configs:
+        current = configs.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        for value in vars(current).values():
+            found = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+            configs.extend(each for each in found if hasattr(each, "model_type") and hasattr(each, "__dict__"))
+        for name in ("_attn_implementation", "_experts_implementation"):
+            chosen = getattr(current, name, None)
+            if chosen is not None and chosen not in _OWN_IMPLEMENTATIONS:
+                setattr(current, name, None)
+                option = name.removeprefix("_")
+                warnings.warn(
+                    f"{path}: its choice of {option} ({chosen!r}) is ignored, because it may be code of others; if you "
+                    f"trust that, pass {option}={chosen!r} to deepnvme.stream",
+                    stacklevel=2,
+                )
+
+
+@contextmanager
+def bounded_modules(tensors: int, path: Path) -> Iterator[None]:
+    """Stop a model that this thread builds once it has far more modules than the files have tensors."""
+    from torch.nn.modules.module import register_module_module_registration_hook  # noqa: PLC0415
+
+    left = _MODULES_MIN + tensors * _MODULES_PER_TENSOR
+    thread = threading.get_ident()
+
+    def count(*_: object) -> None:
+        nonlocal left
+        if threading.get_ident() != thread:
+            return
+        left -= 1
+        if left < 0:
+            raise UnsupportedError(
+                f"{path}: it describes a model with far more layers than the {tensors} tensors of the files are for; "
+                "take config.json from the original model"
+            )
+
+    handle = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
