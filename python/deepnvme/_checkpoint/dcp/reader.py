@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from deepnvme._checkpoint.dcp.folder import CheckpointFolder
 from deepnvme._checkpoint.dcp.index import INDEX_NAME, ItemLocation, decode
 from deepnvme._checkpoint.dcp.keys import OwnKeys, element
 from deepnvme._checkpoint.dcp.objects import repickle_safely
+from deepnvme._checkpoint.dcp.pieces import pieces
 from deepnvme._checkpoint.dcp.shard import Shard
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._deepnvme import _list_state, default_engine
@@ -29,13 +31,18 @@ from deepnvme.errors import ChecksumError, CorruptFileError, Error, InvalidArgum
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Literal
 
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
+    from deepnvme._checkpoint.dcp.pieces import Piece
     from deepnvme._deepnvme import Engine
+
+
+# Memory for parts of rows, and for tensors of another dtype or device. All other tensors are read in place.
+COPIED_BYTES_MAX = 64 << 20
 
 
 @public_in("deepnvme.integrations.dcp")
@@ -147,22 +154,38 @@ class DeepnvmeReader(StorageReader):
         for item in plan.items:
             self._check_kind(item, wanted)
             by_file.setdefault(self._locations[item.storage_index].file, []).append(item)
-        callbacks: list[Callable[[], None]] = []
         filled = FilledMemory()
-        shards = []
+        shards, finishes, copies = [], [], []
         for name, items in by_file.items():
             shard = Shard(self._folder.path / name, self._engine, self._verify, self._identities.get(name))
             shards.append(shard)
-            callbacks.extend(self._request(shard, item, planner, filled) for item in items)
+            for item in items:
+                requested = self._request(shard, item, planner, filled)
+                if isinstance(requested, _Copy):
+                    copies.append(requested)
+                else:
+                    finishes.append(requested)
         filled.check(str(self._folder.path))
+        self._transfer(shards)
+        for finish in finishes:
+            finish()
+        for group in _groups(copies):
+            for copy, piece in group:
+                copy.request(piece)
+            self._transfer({copy.shard: None for copy, _ in group})
+            for copy, piece in group:
+                copy.finish(piece)
+        for copy in copies:
+            planner.commit_tensor(copy.item, copy.target)
+
+    def _transfer(self, shards: Iterable[Shard]) -> None:
+        """Read all that was requested, and compare it with the checksums."""
         for shard in shards:
             shard.start()
         engine = default_engine() if self._engine is None else self._engine
         engine.read_batch([part for shard in shards for part in shard.parts])
         for shard in shards:
             shard.finish()
-        for callback in callbacks:
-            callback()
 
     def _check_kind(self, item: ReadItem, wanted: Any) -> None:
         """Reject a non-tensor item for a tensor of the state: a damaged index may claim one."""
@@ -175,8 +198,10 @@ class DeepnvmeReader(StorageReader):
             msg = f"{index}: {name!r} is not listed as a tensor, but the state has a tensor there"
             raise CorruptFileError(msg)
 
-    def _request(self, shard: Shard, item: ReadItem, planner: LoadPlanner, filled: FilledMemory) -> Callable[[], None]:
-        """Request an item from a shard. Returns what to do once its bytes are there."""
+    def _request(
+        self, shard: Shard, item: ReadItem, planner: LoadPlanner, filled: FilledMemory
+    ) -> Callable[[], None] | _Copy:
+        """Request an item from a shard, and return what to do once its bytes are there; or a copy to request later."""
         name = self._locations[item.storage_index].tensor
         dtype, shape = shard.dtype_and_shape(name)
         if item.type == LoadItemType.BYTE_IO:
@@ -192,30 +217,14 @@ class DeepnvmeReader(StorageReader):
         if any(start + length > size for start, length, size in zip(starts, lengths, shape, strict=True)):
             shard.raise_mismatch(name, f"has the shape {shape}, which is smaller than deepnvme.json says")
         _check_cast(f"{shard.path}: {name}", dtype, target.dtype)
-        # Rows are contiguous in the file. Parts of rows are cut out in memory.
-        first, rows = (starts[0], lengths[0]) if shape else (0, 1)
-        start = first * math.prod(shape[1:]) * dtype.itemsize
-        is_whole_rows = lengths[1:] == list(shape[1:])
         is_plain = target.device.type == "cpu" and target.dtype == dtype and not (target.is_conj() or target.is_neg())
         earlier = filled.add(item.dest_index.fqn, target, item) if target.numel() else None
-        if is_whole_rows and is_plain and earlier is None:
+        if lengths[1:] == list(shape[1:]) and is_plain and earlier is None:
+            # Rows are contiguous in the file.
+            start = starts[0] * math.prod(shape[1:]) * dtype.itemsize if shape else 0
             shard.request(name, start, target)
             return lambda: planner.commit_tensor(item, target)
-        source = torch.empty([rows, *shape[1:]] if shape else [], dtype=dtype)
-        shard.request(name, start, source)
-        for dimension in range(1, len(shape)):
-            source = source.narrow(dimension, starts[dimension], lengths[dimension])
-
-        def copy() -> None:
-            if earlier is None:
-                with relaxed_capture_for(target.device):
-                    target.copy_(source)
-            else:
-                # Tied weights, which this checkpoint may have untied.
-                compare(f"{shard.path}: {name}", target, source)
-            planner.commit_tensor(item, target)
-
-        return copy
+        return _Copy(shard, name, item, target, dtype, shape, is_tied=earlier is not None)
 
     def _request_object(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> Callable[[], None]:
         name = self._locations[item.storage_index].tensor
@@ -250,6 +259,57 @@ class DeepnvmeReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether this can be a folder: any path except a URL."""
         return "://" not in os.fspath(checkpoint_id)
+
+
+@dataclass(eq=False)
+class _Copy:
+    """An item that passes through a buffer: a part of rows, another dtype or device, or one of two tied weights."""
+
+    shard: Shard
+    name: str
+    item: ReadItem
+    target: torch.Tensor
+    dtype: torch.dtype
+    shape: list[int]
+    is_tied: bool
+    """Whether another item has filled the target. This checkpoint may have untied the two."""
+    sources: dict[Piece, torch.Tensor] = field(default_factory=dict)
+
+    def pieces(self) -> Iterator[Piece]:
+        """Split the item into pieces that fit into the buffers."""
+        if self.target.numel():
+            box = list(self.item.storage_offsets), list(self.item.lengths)
+            yield from pieces(self.shape, *box, COPIED_BYTES_MAX // self.dtype.itemsize)
+
+    def request(self, piece: Piece) -> None:
+        """Request a piece from the file."""
+        source = self.sources[piece] = torch.empty(piece.shape, dtype=self.dtype)
+        self.shard.request(self.name, piece.start * self.dtype.itemsize, source)
+
+    def finish(self, piece: Piece) -> None:
+        """Copy a piece into the target, or compare it."""
+        source = piece.of_source(self.sources.pop(piece), list(self.item.storage_offsets), list(self.item.lengths))
+        target = piece.of_target(self.target)
+        if self.is_tied:
+            compare(f"{self.shard.path}: {self.name}", target, source)
+            return
+        with relaxed_capture_for(target.device):
+            target.copy_(source)
+
+
+def _groups(copies: list[_Copy]) -> Iterator[list[tuple[_Copy, Piece]]]:
+    """Group the pieces of copies, so that the buffers of each group stay within the limit."""
+    group: list[tuple[_Copy, Piece]] = []
+    nbytes = 0
+    for copy in copies:
+        for piece in copy.pieces():
+            if group and nbytes + piece.elements * copy.dtype.itemsize > COPIED_BYTES_MAX:
+                yield group
+                group, nbytes = [], 0
+            group.append((copy, piece))
+            nbytes += piece.elements * copy.dtype.itemsize
+    if group:
+        yield group
 
 
 def _check_cast(what: str, stored: torch.dtype, target: torch.dtype) -> None:

@@ -77,20 +77,22 @@ class Shard:
             self._loading = self._reader.start(self._whole)
 
     def finish(self) -> None:
-        """Wait for whole tensors, and compare all. The parts were read before."""
+        """Wait for whole tensors, and compare all. The parts were read before. Further requests may follow."""
         if self._loading is not None:
             self._loading.finish(self._verify, None)
-        if self._ranges and self._verify != "off" and self._reader.has_checksums:
-            self._compare_parts()
+        ranges = self._ranges
+        self._whole, self.parts, self._ranges, self._loading = [], [], [], None
+        if ranges and self._verify != "off" and self._reader.has_checksums:
+            self._compare_parts(ranges)
 
-    def _compare_parts(self) -> None:
+    def _compare_parts(self, ranges: list[tuple[str, int, int]]) -> None:
         texts = dict(self._reader.metadata)
         checksums = json.loads(texts["deepnvme.checksums"])
         cell_bytes = int(checksums["cell_bytes"])
         chunks = sorted(
             {
                 (name, chunk)
-                for name, start, nbytes in self._ranges
+                for name, start, nbytes in ranges
                 for chunk in range(start // cell_bytes, -(-(start + nbytes) // cell_bytes))
             }
         )
