@@ -125,6 +125,11 @@ class OptimizerBase(torch.optim.Optimizer):
         """
         return self._store.stats()
 
+    @property
+    def has_unfinished_step(self) -> bool:
+        """Whether a step was stopped half way, by the disk or by Ctrl-C. The next call of ``step`` goes on with it."""
+        return self._progress is not None
+
     # Hooks of each algorithm.
 
     def _algorithm(self, group: ParamGroup) -> tuple[str, dict[str, float]]:

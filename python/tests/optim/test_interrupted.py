@@ -15,6 +15,7 @@ from torch import nn
 from deepnvme import optim
 from deepnvme.errors import ClosedError
 from deepnvme.optim._progress import StepProgress
+from deepnvme.optim._swap_store import SwapStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,12 +91,13 @@ def interrupt(
                     optimizer.step()
             except KeyboardInterrupt:
                 # Even while the traceback refers to everything in progress. The last points are behind the step's end.
-                if optimizer._progress is not None or same(net, before):
+                if optimizer.has_unfinished_step or same(net, before):
                     optimizer.step()
             count = points.count
         else:
             optimizer.step()
         seen.append(copy.deepcopy(net))
+    assert not optimizer.has_unfinished_step
     optimizer.check_complete()
     optimizer.close()
     return count, seen
@@ -149,7 +151,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, python_fork: Callable[..., subproc
                 interrupts += 1
                 # Behind the end of the step, torch's own code runs still.
                 counted = int(optimizer.state[net[0].weight]["step"])
-                if optimizer._progress is not None or counted == step:
+                if optimizer.has_unfinished_step or counted == step:
                     optimizer.step()
             finally:
                 try:
@@ -282,3 +284,31 @@ def test_a_closed_optimizer_says_so(tmp_path: Path, *, is_stopped: bool, swaps: 
                 call()
     assert optimizer.param_groups == before
     assert not (tmp_path / "other.safetensors").exists()
+
+
+def test_a_step_between_two_batches_is_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    param = torch.nn.Parameter(torch.randn(3_000_000))
+    other = torch.nn.Parameter(param.detach().clone())
+    optimizer = optim.AdamW([param], swap_dir=tmp_path, memory="8MB")
+    reference = torch.optim.AdamW([other], foreach=False, fused=False)
+    lease, left = SwapStore.lease_memory, 2
+
+    def lease_memory(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return lease(*arguments)
+
+    monkeypatch.setattr(SwapStore, "lease_memory", lease_memory)
+    param.grad, other.grad = torch.randn_like(param), None
+    other.grad = param.grad.clone()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert optimizer.has_unfinished_step
+    assert optimizer.state[param]["step"] == 1, "a step counts from its first change on"
+    optimizer.step()
+    reference.step()
+    assert not optimizer.has_unfinished_step
+    assert torch.equal(param, other)
+    optimizer.close()
