@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use deepnvme_checkpoint::history::{self, History, Holder, LOCK, MANIFEST, ManifestEntry};
+use deepnvme_checkpoint::history::{
+    self, History, Holder, LOCK, MANIFEST, ManifestEntry, PARTS_LIST, Part, SHARDS_LIST,
+};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Staging, Tensor};
 use deepnvme_file::Target;
 use deepnvme_file::{
@@ -19,6 +21,7 @@ use deepnvme_file::{
 use deepnvme_format::Dtype;
 use deepnvme_format::checksums::checksums_of;
 use deepnvme_format::safetensors::TensorSpec;
+use deepnvme_format::set::FILES_KEY;
 use deepnvme_io::Result;
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::Region;
@@ -242,26 +245,62 @@ fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result
     let saved = (|| {
         let new = Replacement::new(&Target::Path(history.folder().join(&name)))?;
         write(&new.temporary().path(), text, false)?;
-        let entry = ManifestEntry {
-            file: name.clone(),
-            step,
-            nbytes: text.len() as u64,
-            time: "now".into(),
-            index_offset: 0,
-            index_nbytes: text.len() as u64,
-            index_crc64: format!("{:016x}", checksums_of(text.as_bytes()).crc64),
-            torch: String::new(),
-            deepnvme: String::new(),
-            written_ns: None,
-            parts: Vec::new(),
-            pending: BTreeMap::new(),
-        };
-        history.commit(entry, Some(new), &[]).map(drop)
+        history.commit(entry(&name, step, text, Vec::new()), Some(new), &[]).map(drop)
     })();
     if saved.is_err() {
         history.release_name(&name);
     }
     saved
+}
+
+fn entry(name: &str, step: u64, text: &str, parts: Vec<Part>) -> ManifestEntry {
+    ManifestEntry {
+        file: name.to_owned(),
+        step,
+        nbytes: text.len() as u64,
+        time: "now".into(),
+        index_offset: 0,
+        index_nbytes: text.len() as u64,
+        index_crc64: crc64(text),
+        torch: String::new(),
+        deepnvme: String::new(),
+        written_ns: None,
+        parts,
+        pending: BTreeMap::new(),
+    }
+}
+
+fn crc64(text: &str) -> String {
+    format!("{:016x}", checksums_of(text.as_bytes()).crc64)
+}
+
+/// Saves a checkpoint of one part and its list.
+fn save_part(history: &History, step: u64, text: &str) {
+    history.claim(&Holder::new("a test".into(), "token".into()), true).unwrap();
+    let list = history.reserve(step, &format!(".pt{PARTS_LIST}"), &[]).unwrap();
+    let file = format!("{}.part-00-of-01", list.strip_suffix(PARTS_LIST).unwrap());
+    write(&history.folder().join(&file), text, true).unwrap();
+    write(&history.folder().join(&list), &json!({"parts": [file]}).to_string(), true).unwrap();
+    let part =
+        Part { file, nbytes: text.len() as u64, host: "here".into(), head_crc64: Some(crc64(text)), written_ns: None };
+    history.commit(entry(&list, step, text, vec![part]), None, &[]).unwrap();
+}
+
+/// Saves a checkpoint of one shard in a folder.
+fn save_shard(history: &History, step: u64, text: &str) {
+    const SHARD: &str = "shard-00000-0123456789abcdef.safetensors";
+    history.claim(&Holder::new("a test".into(), "token".into()), true).unwrap();
+    let name = history.reserve(step, "", &[]).unwrap();
+    let folder = history.folder().join(&name);
+    fs::make_folder(&folder, 0o700).unwrap();
+    let header_bytes = (text.len() as u64).to_le_bytes();
+    let shard = [header_bytes.as_slice(), text.as_bytes()].concat();
+    let file = fs::open(&folder.join(SHARD), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, 0o600).unwrap();
+    fs::write_all(file.as_fd(), &shard).unwrap();
+    let identity = json!({"bytes": shard.len(), "index_crc64": format!("{:016x}", checksums_of(&shard).crc64)});
+    let index = json!({"entries": {"a": {"bytes": [SHARD, "a"]}}, FILES_KEY: {SHARD: identity}}).to_string();
+    write(&folder.join(SHARDS_LIST), &index, true).unwrap();
+    history.commit(entry(&name, step, &index, Vec::new()), None, &[]).unwrap();
 }
 
 /// Returns the text of each committed checkpoint.
@@ -322,6 +361,27 @@ fn a_checkpoint_that_may_count_is_never_removed_by_the_next_save() {
         assert!(left.iter().all(is_known), "{left:?}");
     };
     with_each_refused(before, work, after, 20);
+}
+
+/// A file that cannot be read for a moment is not somebody else's.
+#[test]
+fn a_retired_checkpoint_of_several_files_is_removed_in_the_end() {
+    fn removed(context: &Context, history: History) {
+        context.world.fail_calls(u64::MAX..u64::MAX);
+        in_process(1, || save(&history, 3, "last")).unwrap();
+        in_process(1, || drop(history));
+        let left = names();
+        let inside = fs::entries(&Path::new(FOLDER).join("step-00000001"));
+        assert!(!left.iter().any(|name| name.contains("step-00000001")), "{left:?} {inside:?}");
+    }
+    fn saved(save_first: fn(&History, u64, &str)) -> History {
+        let history = History::new(FOLDER.into(), Some(1), true);
+        save_first(&history, 1, "old");
+        history
+    }
+    let work = |_: &Context, history: &mut History| drop(save(history, 2, "new"));
+    with_each_refused(|_: &Context| saved(save_part), work, removed, 20);
+    with_each_refused(|_: &Context| saved(save_shard), work, removed, 20);
 }
 
 /// A killed save's shard folder: files of the save are removed, and all others stay, whatever their names.

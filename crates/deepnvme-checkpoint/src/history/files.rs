@@ -118,7 +118,7 @@ pub(super) fn is_as_listed(path: &Path, name: &str, entry: &ManifestEntry) -> Re
         Some(part) => is_part(&file, &stat, part),
         None if entry.is_folder() => Ok(stat.bytes == entry.index_nbytes && has_index(&file, entry)?),
         None if entry.parts.is_empty() => Ok(stat.bytes == entry.nbytes && has_index(&file, entry)?),
-        None => Ok(lists(&file, &index, &entry.parts)),
+        None => lists(&file, &index, &entry.parts),
     }
 }
 
@@ -170,7 +170,7 @@ pub(super) fn remove(folder: &Path, entry: &ManifestEntry) -> Removal {
     for name in privately(&entry.file) {
         removal.remove_file(folder, &name, |file, stat| match entry.parts.as_slice() {
             [] => Ok(is_as_written(stat, entry.written_ns) && stat.bytes == entry.nbytes && has_index(file, entry)?),
-            parts => Ok(lists(file, &folder.join(&name), parts)),
+            parts => lists(file, &folder.join(&name), parts),
         });
     }
     removal
@@ -227,7 +227,7 @@ impl Removal {
             if stat.kind != FileKind::File || stat.bytes != entry.index_nbytes || !has_index(&file, entry)? {
                 return Ok(false);
             }
-            listed = fs::read_small_of(&file, &index, LIST_BYTES_MAX).ok().and_then(|text| identified(&text));
+            listed = small_text(&file, &index)?.and_then(|text| identified(&text));
             Ok(listed.is_some())
         })();
         match found {
@@ -286,7 +286,7 @@ fn identified(text: &[u8]) -> Option<Vec<(String, FileFingerprint)>> {
 /// Returns whether the file has that size and a header with that checksum.
 fn is_shard(file: &OwnedFd, stat: &Stat, identity: FileFingerprint) -> Result<bool, Errno> {
     let mut length = [0; LENGTH_BYTES as usize];
-    if stat.bytes != identity.bytes || fs::read_at(file.as_fd(), &mut length, 0)? < length.len() {
+    if stat.bytes != identity.bytes || fs::read_full_at(file.as_fd(), &mut length, 0)? < length.len() {
         return Ok(false);
     }
     let header_bytes = u64::from_le_bytes(length);
@@ -294,8 +294,15 @@ fn is_shard(file: &OwnedFd, stat: &Stat, identity: FileFingerprint) -> Result<bo
     Ok(found == Some(identity.index_crc64))
 }
 
-fn lists(file: &OwnedFd, path: &Path, parts: &[Part]) -> bool {
-    let text = fs::read_small_of(file, path, LIST_BYTES_MAX).ok();
-    let listed = text.and_then(|text| members::parts(&text));
-    listed.is_some_and(|listed| listed.iter().eq(parts.iter().map(|part| &part.file)))
+fn lists(file: &OwnedFd, path: &Path, parts: &[Part]) -> Result<bool, Errno> {
+    let listed = small_text(file, path)?.and_then(|text| members::parts(&text));
+    Ok(listed.is_some_and(|listed| listed.iter().eq(parts.iter().map(|part| &part.file))))
+}
+
+/// The text of a list of files. `None` if the file is none. A failure of the disk is an error: the text is unknown then.
+fn small_text(file: &OwnedFd, path: &Path) -> Result<Option<Vec<u8>>, Errno> {
+    match fs::read_small_of(file, path, LIST_BYTES_MAX) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) => error.errno().map_or(Ok(None), |errno| Err(Errno::from_raw_os_error(errno))),
+    }
 }

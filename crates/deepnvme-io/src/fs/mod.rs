@@ -261,6 +261,21 @@ fn grown(bytes: &mut Vec<u8>, len: usize) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Reads until `bytes` is full or the file ends: the kernel may read less at a time. Returns the bytes read.
+///
+/// # Errors
+/// The kernel's error.
+pub fn read_full_at(file: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match read_at(file, &mut bytes[done..], offset + done as u64)? {
+            0 => break,
+            count => done += count,
+        }
+    }
+    Ok(done)
+}
+
 /// Writes all of `bytes` to the start of an open file.
 ///
 /// # Errors
