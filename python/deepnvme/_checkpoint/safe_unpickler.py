@@ -253,6 +253,10 @@ class SafeUnpickler:
             for name, value in (slots or {}).items():
                 setattr(made, name, value)
 
+    def takes_parts(self, made: Any) -> bool:
+        """Whether a file may append elements to an object and set its items: the user has allowed its class."""
+        return id(type(made)) in self._stateful
+
     def _check(self, function: Any) -> None:
         if id(function) not in self._callable:
             raise self._unsafe(f"calls {_name(function)}, which is not an allowed function")

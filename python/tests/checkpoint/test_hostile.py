@@ -8,7 +8,9 @@ import os
 import pickle
 import random
 import struct
+import warnings
 import zipfile
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,51 @@ def test_allowed_globals_are_built(tmp_path: Path) -> None:
         deepnvme.load(tmp_path / "x.pt")
     with torch.serialization.safe_globals([Harmless]):
         assert deepnvme.load(tmp_path / "x.pt")["x"].value == 5
+
+
+class Series:
+    """Pickled as a call, then its elements and its items."""
+
+    def __init__(self) -> None:
+        self.elements: list[Any] = []
+        self.named: dict[str, Any] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Series, (), None, iter(self.elements), iter(self.named.items())
+
+    def append(self, element: Any) -> None:
+        self.elements.append(element)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.named[name] = value
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_allowed_classes_take_elements_and_items(tmp_path: Path, lazy: bool) -> None:
+    series = Series()
+    series.append(torch.arange(3))
+    series["w"] = torch.ones(2)
+    state = {"series": series, "history": deque([1.0, 2.0], maxlen=5)}
+    with pytest.warns(UserWarning, match="not known to be safe"):
+        deepnvme.save(state, tmp_path / "x.pt")
+    with pytest.raises(errors.UnsafeFileError, match="add_safe_globals"):
+        deepnvme.load(tmp_path / "x.pt", lazy=lazy)
+    with torch.serialization.safe_globals([Series, deque]), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        deepnvme.save(state, tmp_path / "x.pt")
+        loaded = deepnvme.load(tmp_path / "x.pt", lazy=lazy)
+    assert loaded["history"] == state["history"]
+    assert loaded["history"].maxlen == 5
+    assert torch.equal(loaded["series"].elements[0] + 0, torch.arange(3))
+    assert torch.equal(loaded["series"].named["w"] + 0, torch.ones(2))
+
+
+def test_other_classes_take_none(tmp_path: Path) -> None:
+    # torch.Size, to which a pickle appends, and whose items it sets.
+    for code in (b"K\x01a.", b"X\x01\x00\x00\x00aK\x01s."):
+        path = archive(tmp_path / "x.pt", b"\x80\x02ctorch\nSize\n)\x85R" + code)
+        with pytest.raises(errors.CorruptFileError, match="which has none"):
+            deepnvme.load(path)
 
 
 def test_states_go_to_allowed_classes_only(tmp_path: Path) -> None:

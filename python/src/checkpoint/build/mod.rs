@@ -282,8 +282,10 @@ impl<'py> Builder<'_, 'py> {
             let text = format!("the file {what} an object of {class}, which has none; it is damaged or hostile");
             Err(error::plain(py, "CorruptFileError", text))
         };
+        // A class that the user allowed is as free here as in its `__setstate__`.
+        let takes_parts = || self.factory.call_method1(intern!(py, "takes_parts"), (&built,))?.is_truthy();
         if !object.items.is_empty() {
-            if !built.is_instance_of::<PyDict>() {
+            if !built.is_instance_of::<PyDict>() && !takes_parts()? {
                 return refuse("sets items of");
             }
             self.items(&object.items, scope, &mut |key, value| built.set_item(key, value))?;
@@ -293,6 +295,8 @@ impl<'py> Builder<'_, 'py> {
                 intern!(self.py, "append")
             } else if built.is_instance_of::<PySet>() {
                 intern!(self.py, "add")
+            } else if takes_parts()? {
+                intern!(self.py, "append")
             } else {
                 return refuse("adds elements to");
             };
