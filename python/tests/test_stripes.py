@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import deepnvme
+from deepnvme import errors
 
 RandomBytes = Callable[[int], bytes]
 
@@ -184,6 +185,19 @@ def hard(folder: Path) -> tuple[Path, Path]:
     (folder / "a").write_bytes(b"")
     os.link(folder / "a", folder / "b")
     return folder / "a", folder / "b"
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("left", [0, 10, 4096])
+def test_a_part_that_was_cut_short_is_named(parts: list[Path], random_bytes: RandomBytes, part: int, left: int) -> None:
+    stripes = deepnvme.StripeSet(parts, stripe_bytes=4096)
+    data = random_bytes(40_000)
+    deepnvme.write(data, stripes)
+    os.truncate(parts[part], left)
+    for bytes_read in (40_000, 33_000):
+        with pytest.raises(errors.EndOfFileError, match="part of a stripe set ends too early") as caught:
+            deepnvme.read_batch([(stripes, 0, bytearray(bytes_read))])
+        assert caught.value.filename == str(parts[part])
 
 
 @pytest.mark.parametrize("name", ALIASES)

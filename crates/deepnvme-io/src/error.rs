@@ -123,6 +123,15 @@ impl Error {
         Self::new(ErrorKind::UnexpectedEof, operation, detail).at_offset(offset).after_bytes(available)
     }
 
+    /// Creates the error of a part of a stripe set that lacks bytes at its end.
+    pub(crate) fn short_part(part: &Path, missing: u64) -> Self {
+        let detail = format!(
+            "this part of a stripe set ends too early: it lacks {missing} bytes that the other parts go with; restore \
+             it from a copy, or write the set again"
+        );
+        Self::new(ErrorKind::UnexpectedEof, "read", detail).at_path(part)
+    }
+
     /// Creates an error for a symbolic link whose target does not exist.
     #[must_use]
     pub fn dangling(operation: &'static str, path: &Path) -> Self {

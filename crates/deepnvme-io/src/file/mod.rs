@@ -198,6 +198,18 @@ impl TensorFile {
         Ok(bytes)
     }
 
+    /// Returns the first part of a stripe set that is shorter than the others imply, with the missing bytes.
+    pub(crate) fn short_part(&self) -> Result<Option<(&Path, u64)>> {
+        let bytes = self.len()?;
+        for (index, part) in self.parts.iter().enumerate() {
+            let missing = self.layout.part_bytes(bytes, index).saturating_sub(part.len()?);
+            if missing > 0 {
+                return Ok(Some((part.path(), missing)));
+            }
+        }
+        Ok(None)
+    }
+
     /// Returns the metadata of the file, or of each part of a stripe set.
     ///
     /// # Errors

@@ -257,6 +257,9 @@ impl InFlightOp {
             return Error::new(ErrorKind::UnexpectedEof, "read", "");
         };
         let file = self.guard.request().file(block);
+        if let Ok(Some((part, missing))) = file.short_part() {
+            return Error::short_part(part, missing);
+        }
         let reached = block.io.start + self.progress.reached as u64;
         let file_bytes = file.len().unwrap_or(reached);
         let segments = &self.guard.request().plan.segments()[block.segments.clone()];
