@@ -11,7 +11,10 @@ pub enum Error {
     #[error("{0}")]
     Invalid(String),
     /// A thread could not be started.
-    #[error("cannot start {threads} threads: {reason}; ask for fewer")]
+    #[error(
+        "start {threads} threads of a step: {reason}; pass fewer, such as threads=1, or raise the limits on memory and \
+         threads (ulimit -v, ulimit -u)"
+    )]
     Threads {
         /// The number of threads requested.
         threads: usize,

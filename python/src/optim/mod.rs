@@ -15,12 +15,12 @@ use deepnvme_optim::{
     Error, Kernel, Rounding, Sign, SqrtMode, StepOptions, ThreadPool, accumulate, decode_moment, encode_moment,
     gradient_norm,
 };
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::memory::{MemoryAccess, check_disjoint};
-use crate::{tensor_memory, torch};
+use crate::{error, tensor_memory, torch};
 use parts::Parts;
 pub(crate) use plan::PyStepPlan;
 pub(crate) use step_gradients::PyStepGradients;
@@ -263,9 +263,9 @@ fn sqrt_mode_name(mode: SqrtMode) -> &'static str {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "so that `map_err` takes it by name")]
-fn raise(error: Error) -> PyErr {
-    match error {
-        Error::Threads { .. } => PyOSError::new_err(error.to_string()),
-        _ => PyValueError::new_err(error.to_string()),
+fn raise(failure: Error) -> PyErr {
+    match failure {
+        Error::Threads { .. } => Python::attach(|py| error::plain(py, "Error", failure.to_string())),
+        _ => PyValueError::new_err(failure.to_string()),
     }
 }

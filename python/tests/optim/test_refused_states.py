@@ -14,6 +14,8 @@ import torch
 from deepnvme import optim
 
 if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -71,3 +73,18 @@ def test_what_a_handler_raises_comes_out_of_step(kind: type[Exception]) -> None:
         signal.signal(signal.SIGALRM, before)
         gc.enable()
     assert seen.keys() == {kind.__name__}
+
+
+def test_threads_that_cannot_be_started(python_fork: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    text = python_fork("""
+        import resource, torch, deepnvme.optim
+        param = torch.nn.Parameter(torch.ones(1000))
+        pages = int(open("/proc/self/statm").read().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (64 << 20),) * 2)
+        try:
+            deepnvme.optim.AdamW([param], threads=200)
+        except deepnvme.Error as error:
+            print(error)
+    """).stdout
+    assert "start 200 threads of a step" in text
+    assert "pass fewer" in text
