@@ -2,9 +2,9 @@
 #![allow(dead_code, reason = "every test binary uses its own part")]
 #![allow(clippy::expect_used, clippy::panic, reason = "these are tests")]
 
-pub(crate) mod lane;
 pub(crate) mod mounts;
 pub(crate) mod place;
+pub(crate) mod program_run;
 pub(crate) mod storm;
 
 use std::io::Write;
