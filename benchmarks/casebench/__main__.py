@@ -1,6 +1,7 @@
 """``python -m casebench``: each case with all contestants in alternating rounds, and which goals are reached.
 
-The record has every round. fio and safetensors must be installed. Without the Run:ai streamer, it and its goals are left out.
+The record has every round. fio and safetensors must be installed. The Run:ai streamer is left out, with its goals,
+if it is not installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-//! Predicts the order of layer groups: pure.
+//! Predicts the order of layer groups. This module does no I/O.
 //!
 //! Layers run in the same order in each step. After each group, the one that followed it last time is expected again.
 //! Before the first step, the given order is expected.
