@@ -2,8 +2,8 @@
 
     python -m checkpointbench.small [--folder scratch] [--rounds 5]
 
-The file is read once first, so that it is in the page cache. Processor time is that of the whole process, the median
-of the rounds.
+The file is read once first, so that it is in the page cache. Processor time is that of the whole process, as the
+median of the rounds.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ _BLOCKING, _UNTIMED = 1, 2  # flags of events
 _GLOBAL, _RELAXED = 0, 2  # capture modes
 _SIZES = [4 << 10, 64 << 10, 512 << 10, 1 << 20, 4 << 20, 64 << 20]
 _SMALL = 10_000
+_COPIES = 100
 
 # torch's annotation of the class is incomplete.
 _new_stream: Any = torch.cuda.Stream
@@ -52,8 +53,8 @@ def waits(driver: Any, stream: Any) -> None:
 
             copy()
             busy = time.process_time()
-            took = microseconds(copy, 100)
-            busy = (time.process_time() - busy) * 1e4
+            took = microseconds(copy, _COPIES)
+            busy = (time.process_time() - busy) * 1e6 / _COPIES
             print(f"{name} wait for a copy of {nbytes >> 10} KiB: {took:.1f} us, processor {busy:.1f} us")
 
 

@@ -32,7 +32,7 @@ _MEMORY_PART = 3
 
 
 class Generator(ToolBase, ABC):
-    """One way to have a model that generates."""
+    """One way to open a model for generation."""
 
     #: Whether it reads through the page cache. The files are then dropped from it before each token.
     is_cached: ClassVar[bool] = False

@@ -243,7 +243,7 @@ impl Part {
         if own.identity == found.identity { Ok(file) } else { Err(Errno::NOENT) }
     }
 
-    /// Returns any open descriptor.
+    /// Returns an open descriptor: the direct one, or else the buffered one.
     pub(crate) fn any(&self) -> &Arc<OwnedFd> {
         match (&self.direct, self.buffered.get()) {
             (Some((fd, _)), _) | (None, Some(fd)) => fd,
@@ -259,7 +259,7 @@ impl Part {
         self.stat().map(|stat| stat.bytes)
     }
 
-    /// Returns the folder of its name.
+    /// Returns the folder with its name; `None` for files that are only read.
     pub(crate) fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }

@@ -79,9 +79,9 @@ pub(crate) fn all_real() -> Vec<(BackendKind, MakeBackend)> {
 
 /// Creates a simulated backend with the schedule of a seed.
 pub(crate) fn simulated_by(seed: u64) -> Option<MakeBackend> {
-    let carrier = real(BackendKind::Threads)?;
+    let make_real = real(BackendKind::Threads)?;
     let disk = SimDisk::new(seed);
-    Some(Box::new(move |setup| Box::new(disk.backend(setup, carrier(setup)))))
+    Some(Box::new(move |setup| Box::new(disk.backend(setup, make_real(setup)))))
 }
 
 /// Creates a real backend with faults.

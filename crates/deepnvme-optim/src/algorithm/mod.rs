@@ -72,11 +72,11 @@ impl Algorithm {
         }
     }
 
-    /// Checks that all settings are in torch's ranges.
+    /// Checks the ranges of all settings.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] names the first that is not.
+    /// [`Error::Invalid`] names the first setting that is out of its range.
     pub fn check(&self) -> Result<()> {
         match self {
             Self::Adam(algorithm) => {
