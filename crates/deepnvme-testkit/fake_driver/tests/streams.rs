@@ -119,7 +119,7 @@ fn pageable_memory_is_copied_before_the_call_returns() {
     assert_eq!(
         (fake_driver.cuMemcpyDtoHAsync_v2)(at(&mut target), memory, BYTES, stream),
         cuda::INVALID_VALUE,
-        "a copy to half registered memory is refused"
+        "a copy to memory of which only half is registered is refused"
     );
     assert_eq!(
         (fake_driver.cuMemcpyHtoDAsync_v2)(memory + 1, at(&mut target), BYTES, stream),
