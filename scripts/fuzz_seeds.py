@@ -169,8 +169,19 @@ def zipped(records: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes
     return buffer.getvalue()
 
 
+#: A directory entry of a ZIP file before its name, and fields in it: both sizes, and the offset of the record.
+ENTRY_BYTES, ENTRY_SIZES, ENTRY_OFFSET = 46, 20, 42
+
+
 def end64(records: int, size: int, offset: int, place: int) -> bytes:
-    """Return the end of a ZIP file with these numbers."""
+    """Return the end of a ZIP64 file: both end records and the locator between them.
+
+    Args:
+        records: entries of the directory.
+        size: bytes of the directory.
+        offset: start of the directory in the file.
+        place: start of the first end record in the file.
+    """
     return (
         struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, records, records, size, offset)
         + struct.pack("<IIQI", 0x07064B50, 0, place, 1)
@@ -179,17 +190,17 @@ def end64(records: int, size: int, offset: int, place: int) -> bytes:
 
 
 def zip_attacks() -> None:
-    """Write archives with false records."""
+    """Write archives: sound ones, and ones with false offsets, sizes or names."""
     two = {"x/data.pkl": pickle.dumps({"a": 1}, 2), "x/version": b"3\n", "x/data/0": bytes(16)}
     plain = zipped(two)
     write("archive", "zip", plain)
     write("archive", "bomb", zipped({"x/data.pkl": b"N.", "x/data/0": bytes(100_000)}, zipfile.ZIP_DEFLATED))
     overlap = bytearray(plain)
-    place = plain.rfind(b"x/data/0") - 46
-    overlap[place + 42 : place + 46] = struct.pack("<I", 0)
+    entry = plain.rfind(b"x/data/0") - ENTRY_BYTES
+    overlap[entry + ENTRY_OFFSET : entry + ENTRY_BYTES] = struct.pack("<I", 0)
     write("archive", "overlap", bytes(overlap))
     beyond = bytearray(plain)
-    beyond[place + 20 : place + 28] = b"\xff" * 8
+    beyond[entry + ENTRY_SIZES : entry + ENTRY_SIZES + 8] = b"\xff" * 8
     write("archive", "beyond", bytes(beyond))
     write(
         "archive", "paths", zipped({"../data.pkl": b"N.", "../../etc/passwd": b"", "/x": b"", "x\x01": b"", "x//": b""})
@@ -211,7 +222,7 @@ def safetensors_file(header: str, data: bytes = b"", length: int | None = None) 
 
 
 def safetensors_attacks() -> None:
-    """Write files with false headers and tensors."""
+    """Write files: sound ones, and ones with false lengths, ranges or shapes."""
 
     def entry(shape: str, begin: int, end: int, dtype: str = "U8") -> str:
         return f'{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[{begin},{end}]}}'
@@ -236,7 +247,7 @@ def safetensors_attacks() -> None:
 
 
 def index_attacks() -> None:
-    """Write names of files outside of the folder."""
+    """Write indexes with files outside of the folder, keys given twice, and deep nesting."""
     for number, file in enumerate(["../x", "/etc/passwd", "", ".", "..", "a/b", "a\0b", "a\\b", "\u202ex", "a" * 300]):
         write("index_json", f"path-{number}", json.dumps({"weight_map": {"a": file}}))
     write("index_json", "twice", '{"weight_map":{"a":"x","a":"y"}}')

@@ -78,8 +78,8 @@ class Watch:
             time.sleep(2)
 
     def started(self) -> list[int]:
-        """Return the live processes that this run's tests have started, youngest first."""
-        found = children(os.getpid())
+        """Return the live processes that this run's tests have started, the highest pid first."""
+        found = descendants(os.getpid())
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit() and int(folder.name) != os.getpid():
                 try:
@@ -94,7 +94,7 @@ class Watch:
         os.write(self._stderr, f"\nhang_watch: {text}\n".encode())
 
 
-def children(parent: int) -> set[int]:
+def descendants(parent: int) -> set[int]:
     """Return the descendants of a process, as far as their parents live."""
     found: set[int] = set()
     for task in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -104,7 +104,7 @@ def children(parent: int) -> set[int]:
             continue
         found |= direct
         for pid in direct:
-            found |= children(pid)
+            found |= descendants(pid)
     return found
 
 

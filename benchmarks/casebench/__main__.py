@@ -1,6 +1,7 @@
 """``python -m casebench``: each case with all contestants in alternating rounds, and which goals are reached.
 
-The record has every round. A contestant that is not installed is left out, with its goals.
+The record has every round. fio and safetensors must be installed. The Run:ai streamer is left out, with its goals,
+if it is not installed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def report(name: str, case: Case, took: dict[str, list[float]]) -> list[dict[str
     """Print the times and the goals of a case. Returns the goals for the record."""
     print(f"{name}: {(case.prepare.__doc__ or '').strip()}")
     for contestant, seconds in took.items():
-        print(f"  {contestant:18} {median(seconds):.3f} s ({min(seconds):.3f} to {max(seconds):.3f})")
+        print(f"  {contestant:24} {median(seconds):.3f} s ({min(seconds):.3f} to {max(seconds):.3f})")
     goals: list[dict[str, object]] = []
     for goal in case.goals:
         if goal.theirs not in took:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 # The best of a sweep on two machines: buffers that stay in the processor's cache.
 FIO = fio.FioSetting("libaio", 512 << 10, 8, huge=False)
-# As much memory as the tensors take, so that fio meets the memory bus as well.
-FIO_IN_MEMORY = fio.FioSetting("libaio", MIB, 256, huge=False)
+# 256 MiB of buffers exceed the processor's cache, so that fio meets the memory bus as tensors do.
+FIO_LARGE_BUFFERS = fio.FioSetting("libaio", MIB, 256, huge=False)
 
 
 def timed(work: Callable[[], object]) -> Callable[[], float]:
@@ -73,7 +73,7 @@ def large_state(mib: int, tensor_mib: int = 64) -> dict[str, torch.Tensor]:
 
 
 def small_page_tensor(size: int) -> torch.Tensor:
-    """Return page-aligned memory in single pages of 4 KiB, filled with random numbers."""
+    """Return page-aligned memory without huge pages, filled with random numbers."""
     memory = mmap.mmap(-1, size)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32).normal_()

@@ -1,4 +1,5 @@
 """Checkpoints: whole state dicts to disk and back, with deepnvme and its baselines.
 
-``models`` makes the states, ``tools`` saves and loads them, ``__main__`` alternates the tools and summarises.
+The main modules: ``models`` makes the states, ``tools`` saves and loads them, ``__main__`` alternates the tools and
+summarises.
 """

@@ -49,6 +49,7 @@ class FioAsMuchMemory(Tool):
 
     def __init__(self, size: int) -> None:
         self._size = size
+        # An op of one MiB for each MiB of the state, all in flight: the buffers are as large as the state.
         self._setting = fio.FioSetting("libaio", 1 << 20, size >> 20, huge=False)
 
     def save(self, state: State, path: Path) -> Any:

@@ -1,6 +1,6 @@
 """Tensors on a GPU: deepnvme and its baselines, in alternating rounds on one folder.
 
-The modules, from the bottom up; the rest is in ``storagebench``:
+The main modules, from the bottom up; the rest is in ``storagebench``:
 
 - ``gpu``         the harness's interface to a GPU, and the real one through torch
 - ``fake``        the tests' fake driver behind the same interface
@@ -15,8 +15,9 @@ The modules, from the bottom up; the rest is in ``storagebench``:
 - ``load``        the row `load`
 - ``streaming``   the row `stream`: generation with weights on disk
 - ``optimizer``   the row `optimizer`: steps with gradients on the GPU
-- ``checkpoint``  the row `checkpoint`: a training that is saved while it goes on
+- ``checkpoint``  the row `checkpoint`: a training run that is saved while it goes on
 - ``timeline``    one recorded transfer of each kind: the cost of the copies
+- ``job``         the work of one row, as it goes to its process
 - ``work``        all rows by name
 - ``worker``      the process of one row
 - ``watchdog``    starts that process, and kills it if it hangs

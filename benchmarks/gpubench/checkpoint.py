@@ -61,7 +61,7 @@ class Training:
 
 
 class Saver(ToolBase, ABC):
-    """One way to save a training's state."""
+    """One way to save the state of a training run."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -70,7 +70,7 @@ class Saver(ToolBase, ABC):
         self.folder.mkdir()
 
     def open(self, training: Training) -> None:
-        """Prepare for this training; not timed."""
+        """Prepare for this training run; not timed."""
 
     @abstractmethod
     def save(self, step: int, state: Any) -> None:
@@ -163,7 +163,7 @@ KINDS: tuple[type[Saver], ...] = (Async, Overlap, TorchSave)
 
 def checkpoint(place: Place, row: Row, pace: Pace) -> Row:
     """Train, save, and train on until the checkpoint is on disk."""
-    row.title = f"checkpoint of {size_text(place.nbytes)} of a training on the GPU, until it is on disk"
+    row.title = f"checkpoint of {size_text(place.nbytes)} of a training run on the GPU, until it is on disk"
     row.first = OURS
     row.note(place.gpu.compute_note)
     line = construct(row, KINDS, place, pace)

@@ -22,7 +22,7 @@ _TENSORS = 16
 #: fp32 moments: two for each parameter.
 _STATE_BYTES = 8
 _SETTINGS: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
-#: One element of this many is also stepped by torch's plain loop, and compared.
+#: torch's plain loop steps one element of this many as well, for comparison.
 _COMPARED_EACH = 477
 #: The memory of state on disk is the state's size divided by this.
 _MEMORY_PART = 3
@@ -32,7 +32,7 @@ _SAME: dict[str, Any] = {"rtol": 2**-21, "atol": 1e-8}
 
 
 class Stepper(ToolBase, ABC):
-    """One way to step parameters on the GPU, of which it has copies of its own."""
+    """One way to step parameters on the GPU. It steps its own copies of them."""
 
     #: It rounds as torch's plain loop does on the host.
     is_exact = False
@@ -77,7 +77,7 @@ class Fused(Stepper):
 
 
 class Direct(Stepper):
-    """``deepnvme.optim.AdamW`` of parameters on the GPU, or its reason why not."""
+    """``deepnvme.optim.AdamW`` of parameters on the GPU. If it refuses them, it is left out with its reason."""
 
     name = "deepnvme.optim, parameters on the GPU"
     group: Group = "deepnvme"
@@ -145,7 +145,7 @@ class OnDisk(ThroughHost):
         return deepnvme.optim.AdamW(parameters, swap_dir=self.place.scratch, memory=memory, **_SETTINGS)
 
 
-class InMemory(ThroughHost):
+class StateInMemory(ThroughHost):
     """``deepnvme.optim.AdamW`` with all of its state in memory."""
 
     name = "deepnvme.optim, state in memory, through the host"
@@ -165,7 +165,7 @@ class TorchOnHost(ThroughHost):
         return torch.optim.AdamW(parameters, fused=True, **_SETTINGS)
 
 
-KINDS: tuple[type[Stepper], ...] = (OnDisk, InMemory, TorchOnHost, Direct, Fused)
+KINDS: tuple[type[Stepper], ...] = (OnDisk, StateInMemory, TorchOnHost, Direct, Fused)
 
 
 class _Expected:
@@ -191,14 +191,14 @@ class _Expected:
 
 
 def optimizer(place: Place, row: Row, pace: Pace) -> Row:
-    """Step fp32 parameters and gradients on the GPU, with two moments each."""
+    """Step fp32 parameters on the GPU. Each has a gradient there, and two moments."""
     elements = max(_TENSORS * 1024, place.nbytes // _STATE_BYTES)
     row.title = (
         f"AdamW step of {elements / 1e6:.1f} million fp32 parameters on the GPU; bytes are the state, "
         f"{size_text(place.nbytes)}"
     )
-    row.first, row.mark = OURS, CEILING
-    row.counterparts = {TorchOnHost.name: InMemory.name}
+    row.first, row.reference = OURS, CEILING
+    row.counterparts = {TorchOnHost.name: StateInMemory.name}
     row.note(place.gpu.compute_note)
     line = construct(row, KINDS, place, pace)
     torch.manual_seed(7)
@@ -208,7 +208,7 @@ def optimizer(place: Place, row: Row, pace: Pace) -> Row:
     expected = _Expected(values, gradients)
     nbytes = sum(value.numel() for value in values) * _STATE_BYTES
 
-    def once(one: Stepper, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
+    def once(one: Stepper, is_first: bool) -> Sample:  # noqa: FBT001 - the first round, or a later one
         if is_first:
             one.open(values, gradients)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BOUNCE = "deepnvme"
 GDS = "deepnvme, cuFile"
-MARK = "deepnvme, pinned host memory"
+TO_HOST = "deepnvme, pinned host memory"
 THEN_COPY = "deepnvme to pinned, then copy_"
 
 
@@ -42,17 +42,17 @@ class Bounce(OwnEngine, Tool):
 
 
 class Gds(Bounce):
-    """The same past the host's memory; where cuFile cannot really do that, its reason is the reason."""
+    """The same without host memory in between. If cuFile cannot do that, it is left out with cuFile's reason."""
 
     name = GDS
     options: ClassVar[dict[str, str]] = {"gds": "required"}
 
 
-class Mark(Bounce):
+class ToHost(Bounce):
     """The same from and to pinned memory of the host: what the disk gives to this engine."""
 
-    name = MARK
-    group: Group = "mark"
+    name = TO_HOST
+    group: Group = "host"
     where: Where = "host"
 
 

@@ -12,14 +12,18 @@ from typing import Any
 
 from storagebench import picture
 
-_COLOURS = {"deepnvme": "#1f6feb", "mark": "#8fb8f6", "ceiling": "#3fb950", "baseline": "#d29922", "fio": "#8b949e"}
+_COLOURS = {"deepnvme": "#1f6feb", "host": "#8fb8f6", "ceiling": "#3fb950", "baseline": "#d29922", "fio": "#8b949e"}
 _NAMES = {
     "deepnvme": "deepnvme",
-    "mark": "deepnvme to host memory",
+    "host": "deepnvme to host memory",
     "ceiling": "without the disk",
     "baseline": "others",
     "fio": "fio",
 }
+
+
+#: Groups in older records by their present names.
+_RENAMED = {"mark": "host"}
 
 
 def draw(record_path: Path) -> list[Path]:
@@ -72,17 +76,23 @@ def _panel(panel: Any, row: dict[str, Any]) -> None:
         [line["name"] for line in lines],
         values,
         xerr=spread,
-        color=[_COLOURS[line["group"]] for line in lines],
+        color=[_colour(line) for line in lines],
         error_kw={"elinewidth": 0.8, "ecolor": "#24292f", "capsize": 2},
         height=0.7,
     )
-    mark = next((line["gb_per_s"] for line in lines if line["group"] == "mark"), None)
-    if mark is not None:
-        panel.axvline(mark, color=_COLOURS["mark"], linewidth=1, linestyle="--", zorder=0)
+    # Older records do not name the reference.
+    reference = row.get("reference") or next((line["name"] for line in lines if line["group"] == "mark"), "")
+    for line in lines:
+        if line["name"] == reference:
+            panel.axvline(line["gb_per_s"], color=_colour(line), linewidth=1, linestyle="--", zorder=0)
     panel.set_title(f"{row['title']}\nGB/s, larger is better", fontsize=9, loc="left")
     panel.tick_params(labelsize=8)
     panel.set_xlim(left=0)
     panel.spines[["top", "right"]].set_visible(False)
+
+
+def _colour(line: dict[str, Any]) -> str:
+    return _COLOURS[_RENAMED.get(line["group"], line["group"])]
 
 
 if __name__ == "__main__":

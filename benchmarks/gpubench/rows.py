@@ -21,11 +21,11 @@ class Row:
 
     key: str
     title: str = ""
-    #: deepnvme's tool that the others are compared with.
+    #: The tool of deepnvme to which the baselines are compared.
     first: str = ""
-    #: The reference of this row, if it has one.
-    mark: str = ""
-    #: deepnvme's tools that are compared with these others, in the place of the first.
+    #: The tool that shows the speed to reach, if the row has one: to host memory, or without the disk.
+    reference: str = ""
+    #: Baselines that are compared to another tool of deepnvme than the first, with the name of that tool.
     counterparts: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     samples: dict[str, list[Sample]] = field(default_factory=dict)
@@ -102,7 +102,7 @@ def construct(row: Row, kinds: Sequence[Any], place: Place, pace: Pace) -> list[
     return found
 
 
-#: The first round, with its trials, may take this part of a row's seconds; later turns are left out.
+#: The first round, with its trials, may take this multiple of a row's seconds; later turns are left out.
 _FIRST_ROUND = 1.5
 
 
@@ -115,7 +115,7 @@ def run_rounds(row: Row, line: Sequence[Any], pace: Pace, once: Callable[[Any, b
             row.note(f"{index - 1} of {pace.rounds} rounds: the time was over")
             break
         for one in order([one for one in line if one.name not in row.left_out], index):
-            if index == 0 and time.monotonic() > first_end and one.name not in (row.first, row.mark):
+            if index == 0 and time.monotonic() > first_end and one.name not in (row.first, row.reference):
                 row.drop(one.name, "the time of its row was over before its turn")
                 continue
             row.begin(f"{one.name}, round {index}", one.name)
@@ -139,7 +139,7 @@ def run_rounds(row: Row, line: Sequence[Any], pace: Pace, once: Callable[[Any, b
 
 
 def make_cold(path: Path, row: Row) -> None:
-    """Drop the file from the page cache; where that cannot be done, the row says so."""
+    """Drop the file from the page cache. If that fails, the row gets a note."""
     try:
         cache.make_cold(path)
     except (OSError, RuntimeError) as error:

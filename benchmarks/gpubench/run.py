@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from gpubench import plot, summary, watchdog
+from gpubench.job import Job
 from gpubench.rows import Row
 from gpubench.tool import reason
-from gpubench.work import KEYS, TIMELINE, Job
+from gpubench.work import KEYS, TIMELINE
 from storagebench import environment
 
 #: A row gets this time in addition to twice its seconds: for its data, trials, and the round that it is in.

@@ -32,15 +32,15 @@ _MEMORY_PART = 3
 
 
 class Generator(ToolBase, ABC):
-    """One way to have a model that generates."""
+    """One way to open a model for generation."""
 
-    #: Reads through the page cache, which is dropped before each token.
+    #: Whether it reads through the page cache. The files are then dropped from it before each token.
     is_cached: ClassVar[bool] = False
     model: Any = None
 
     @abstractmethod
     def open(self, folder: Path, nbytes: int) -> None:
-        """Open the model, of which a third may be on the GPU; not timed."""
+        """Open the model; not timed. A tool with weights on disk may keep a third of them on the GPU."""
 
     def bytes_read(self) -> int:
         """Return the bytes read from disk so far, if the tool counts them."""
@@ -53,7 +53,7 @@ class Generator(ToolBase, ABC):
 
 
 class Streamed(Generator):
-    """``deepnvme.stream`` as it comes."""
+    """``deepnvme.stream`` with its defaults."""
 
     name = OURS
     group: Group = "deepnvme"
@@ -73,7 +73,7 @@ class Streamed(Generator):
         super().close()
 
 
-class InMemory(Generator):
+class ModelOnGpu(Generator):
     """``from_pretrained``, all of it on the GPU."""
 
     name = CEILING
@@ -124,7 +124,7 @@ class Accelerate(Generator):
         )
 
 
-KINDS: tuple[type[Generator], ...] = (Streamed, InMemory, Accelerate)
+KINDS: tuple[type[Generator], ...] = (Streamed, ModelOnGpu, Accelerate)
 
 
 def stream(place: Place, row: Row, pace: Pace) -> Row:
@@ -133,7 +133,7 @@ def stream(place: Place, row: Row, pace: Pace) -> Row:
         f"{_BATCH} sequences of {_PROMPT_TOKENS} + {_NEW_TOKENS} tokens from a model of about "
         f"{size_text(place.model_nbytes)}, a third of it on the GPU; bytes are weights used"
     )
-    row.first, row.mark = OURS, CEILING
+    row.first, row.reference = OURS, CEILING
     row.note(place.gpu.compute_note)
     try:
         import transformers  # noqa: F401, PLC0415
@@ -144,7 +144,7 @@ def stream(place: Place, row: Row, pace: Pace) -> Row:
     nbytes, prompt, expected = _make_model(place, folder)
     files = sorted(folder.glob("*.safetensors"))
 
-    def once(one: Generator, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
+    def once(one: Generator, is_first: bool) -> Sample:  # noqa: FBT001 - the first round, or a later one
         if is_first:
             one.open(folder, nbytes)
         for file in files:
@@ -208,8 +208,8 @@ def _make_model(place: Place, folder: Path) -> tuple[int, torch.Tensor, torch.Te
     model.save_pretrained(folder)
     nbytes = sum(one.nbytes for one in model.parameters())
     del model
-    # Loaded as by the tools: a model that was made on the GPU may have other buffers in the last bits.
-    loaded = InMemory(place)
+    # Load it as the tools do: buffers of a model that was made on the GPU may differ in the last bits.
+    loaded = ModelOnGpu(place)
     loaded.open(folder, nbytes)
     _, tokens = _generate(loaded, place, prompt, nbytes, [])
     loaded.close()

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from gpubench.rows import Row
     from storagebench.measure import Sample
 
-_MARK_RATIO = 0.95
-#: The row whose reference, pinned host memory, has the same direction of transfer.
+_TO_HOST_RATIO = 0.95
+#: The row that measures transfers to host memory in the same direction.
 _HOST_ROW = {"read": "read", "write": "write", "load": "read", "stream": "read", "checkpoint": "write"}
 
 
@@ -28,7 +28,7 @@ class Line:
     min_gb_per_s: float
     max_gb_per_s: float
     cpu_s_per_gb: float
-    of_mark: float | None
+    of_reference: float | None
     ours_beside: float | None
     #: Medians of the row's own metrics.
     extra: dict[str, float]
@@ -57,7 +57,7 @@ class Outcome:
 
 def lines(row: Row) -> list[Line]:
     """Summarise a row, the fastest tool first."""
-    mark, first = row.samples.get(row.mark), row.samples.get(row.first)
+    reference, first = row.samples.get(row.reference), row.samples.get(row.first)
     found = [
         Line(
             name,
@@ -66,7 +66,7 @@ def lines(row: Row) -> list[Line]:
             min(one.gb_per_s for one in samples),
             max(one.gb_per_s for one in samples),
             median(one.cpu_s_per_gb for one in samples),
-            ratio(samples, mark),
+            ratio(samples, reference),
             ratio(first, samples),
             {key: median(one.extra.get(key, 0.0) for one in samples) for key in samples[0].extra},
         )
@@ -90,8 +90,8 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
 
 def _outcome(row: Row, host: Row | None) -> Outcome:
     speed = next((_disk_speed(line) for line in lines(row) if line.name == row.first), None)
-    marks = host.samples.get(ours.MARK, []) if host else []
-    host_speed = median(one.gb_per_s for one in marks) if marks else None
+    to_host = host.samples.get(ours.TO_HOST, []) if host else []
+    host_speed = median(one.gb_per_s for one in to_host) if to_host else None
     status: Literal["passed", "failed", "left out"] = "passed"
     why = ""
     if row.failure:
@@ -114,8 +114,8 @@ def judge(rows: list[Row]) -> list[Verdict]:
     for row in rows:
         if not row.first:
             continue
-        if row.mark == ours.MARK:
-            verdicts.append(_beside(row, row.first, ours.MARK, _MARK_RATIO))
+        if row.reference == ours.TO_HOST:
+            verdicts.append(_beside(row, row.first, ours.TO_HOST, _TO_HOST_RATIO))
             verdicts.append(_beside(row, ours.GDS, "kvikio", 1.0))
         baselines = [name for name, group in row.groups.items() if group == "baseline"]
         verdicts.extend(_beside(row, row.counterparts.get(name, row.first), name, 1.0) for name in baselines)
@@ -158,6 +158,7 @@ def row_record(row: Row) -> dict[str, Any]:
     return {
         "key": row.key,
         "title": row.title,
+        "reference": row.reference,
         "lines": [asdict(line) for line in lines(row)],
         "samples": {name: [one.record() for one in samples] for name, samples in row.samples.items()},
         "settings": row.settings,
@@ -171,12 +172,12 @@ def row_record(row: Row) -> dict[str, Any]:
 
 def table(row: Row) -> str:
     """Draw a row for people."""
-    heads = f"{'':48} {'GB/s':>6} {'min - max':>15} {'CPU s/GB':>9} {'of mark':>8} {'ours x':>7}"
+    heads = f"{'':48} {'GB/s':>6} {'min - max':>15} {'CPU s/GB':>9} {'of ref.':>8} {'ours x':>7}"
     drawn = [f"\n{row.key}: {row.title}"]
     drawn += [heads] if row.samples else []
     for line in lines(row):
         spread = f"{line.min_gb_per_s:.2f} - {line.max_gb_per_s:.2f}"
-        ratios = [f"{one:.2f}" if one is not None else "-" for one in (line.of_mark, line.ours_beside)]
+        ratios = [f"{one:.2f}" if one is not None else "-" for one in (line.of_reference, line.ours_beside)]
         metrics = f"{line.gb_per_s:6.2f} {spread:>15} {line.cpu_s_per_gb:9.3f}"
         extra = "".join(f"  {key} {value:.4g}" for key, value in line.extra.items())
         drawn.append(f"{line.name:48} {metrics} {ratios[0]:>8} {ratios[1]:>7}{extra}")

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 #: Where the tensor of a tool is; ``none`` for one that brings memory of its own.
 Where = Literal["gpu", "host", "none"]
-#: ``ceiling``: the same work without the disk.
-Group = Literal["deepnvme", "mark", "ceiling", "baseline", "fio"]
+#: ``host``: deepnvme, from and to memory of the host. ``ceiling``: the same work without the disk.
+Group = Literal["deepnvme", "host", "ceiling", "baseline", "fio"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ToolBase:
 
 
 class OwnEngine(ToolBase):
-    """A tool with an engine of deepnvme of its own."""
+    """A tool that has its own engine of deepnvme."""
 
     group: Group = "deepnvme"
     options: ClassVar[dict[str, str]] = {}
@@ -69,7 +69,7 @@ class OwnEngine(ToolBase):
 
 
 class Tool(ToolBase):
-    """One way to move a tensor between a file and a GPU. The functions that it returns are timed."""
+    """One way to move a tensor between a file and a GPU. Only the actions that it returns are timed."""
 
     where: Where = "gpu"
 
@@ -80,11 +80,11 @@ class Tool(ToolBase):
         """Choose settings by trial, or raise `NotOffered`; not timed."""
 
     def read(self, target: torch.Tensor, path: Path) -> Action:
-        """Fill the tensor from the start of the file."""
+        """Return an action that fills the tensor from the start of the file."""
         raise NotOffered(f"{self.name} only writes")
 
     def write(self, source: torch.Tensor, path: Path) -> Action:
-        """Write the tensor to a new file, and bring it to the disk."""
+        """Return an action that writes the tensor to a new file, and flushes it to the disk."""
         raise NotOffered(f"{self.name} only reads")
 
 
@@ -98,11 +98,11 @@ class Loader(ToolBase, ABC):
         """Return all tensors by name."""
 
     def let_go(self) -> None:
-        """Release memory of the last load other than its tensors; not timed."""
+        """Release the memory of the last load, except its tensors; not timed."""
 
 
 def reason(error: BaseException) -> str:
-    """Return why a tool cannot run, in one line. Unexpected errors come with the benchmark's call."""
+    """Return why a tool cannot run, in one line. For an unexpected error, it names the benchmark's call."""
     if isinstance(error, NotOffered):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
@@ -115,13 +115,13 @@ def reason(error: BaseException) -> str:
 
 
 def needs_torch_cuda(place: Place, name: str) -> None:
-    """Refuse where torch reaches no GPU: a stand-in is known to deepnvme only."""
+    """Raise `NotOffered` if torch reaches no GPU: only deepnvme knows the fake driver."""
     if not place.gpu.is_real:
         raise NotOffered(f"{name} uses torch's CUDA, which reaches no GPU here")
 
 
 def durable(path: Path) -> None:
-    """Bring a new file and its name to the disk."""
+    """Flush a new file and its name to the disk."""
     fsync_path(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:

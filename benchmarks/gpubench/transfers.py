@@ -18,7 +18,7 @@ from storagebench.measure import Sample, timed
 KINDS: tuple[type[Tool], ...] = (
     ours.Bounce,
     ours.Gds,
-    ours.Mark,
+    ours.ToHost,
     ours.ThenCopy,
     baselines.PythonCopy,
     baselines.DeepSpeed,
@@ -47,7 +47,7 @@ class Transfers:
     def read(self, row: Row, pace: Pace) -> Row:
         """Fill a tensor from a cold file."""
         row.title = f"cold read of {size_text(self.place.nbytes)} into a tensor on the GPU"
-        row.first, row.mark = ours.BOUNCE, ours.MARK
+        row.first, row.reference = ours.BOUNCE, ours.TO_HOST
         line = construct(row, KINDS, self.place, pace)
         path = self.place.scratch / "read.bin"
         deepnvme.write(self.host, path, durability="data")
@@ -57,7 +57,7 @@ class Transfers:
             "none": None,
         }
 
-        def once(one: Tool, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
+        def once(one: Tool, is_first: bool) -> Sample:  # noqa: FBT001 - the first round, or a later one
             target: Any = targets[one.where]
             if is_first:
                 one.prepare_read(target, path)
@@ -76,14 +76,14 @@ class Transfers:
     def write(self, row: Row, pace: Pace) -> Row:
         """Write a tensor to a new file, durably."""
         row.title = f"durable write of {size_text(self.place.nbytes)} from a tensor on the GPU"
-        row.first, row.mark = ours.BOUNCE, ours.MARK
+        row.first, row.reference = ours.BOUNCE, ours.TO_HOST
         line = construct(row, KINDS, self.place, pace)
         path = self.place.scratch / "write.bin"
         pinned = self.place.gpu.pinned(self.place.nbytes)
         pinned.copy_(self.host)
         sources = {"gpu": self.place.gpu.tensor(self.host), "host": pinned, "none": None}
 
-        def once(one: Tool, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
+        def once(one: Tool, is_first: bool) -> Sample:  # noqa: FBT001 - the first round, or a later one
             source: Any = sources[one.where]
             path.unlink(missing_ok=True)
             if is_first:

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpubench.job import Job
 from gpubench.rows import Row
-from gpubench.work import Job
 
 #: The program of a row's process. Its argument is the file of the job.
 COMMAND = [sys.executable, "-m", "gpubench.worker"]

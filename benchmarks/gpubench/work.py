@@ -1,4 +1,4 @@
-"""The rows by name, and the description of one row's work that goes to its process."""
+"""The rows by name, and how one runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gpubench import timeline
 from gpubench.checkpoint import checkpoint
 from gpubench.gpu import Gpu, RealGpu
+from gpubench.job import Job
 from gpubench.load import load
 from gpubench.optimizer import optimizer
-from gpubench.rows import Pace, Row, restored
+from gpubench.rows import Pace, Row
 from gpubench.streaming import stream
 from gpubench.tool import Place, reason
 from gpubench.transfers import read, write
@@ -34,53 +34,8 @@ TIMELINE = "timeline"
 KEYS = (*ROWS, TIMELINE)
 
 
-@dataclass(frozen=True)
-class Job:
-    """The work of one row."""
-
-    key: str
-    #: Use the tests' fake driver.
-    is_rehearsal: bool
-    scratch: str
-    nbytes: int
-    model_nbytes: int
-    rounds: int
-    #: The row begins no other round after this time.
-    seconds: float
-    #: The file of the row, which is replaced before each step.
-    saved: str
-    #: The folder and the beginning of the names of timelines.
-    stem: str
-    #: Tools to leave out, with the reason.
-    skip: dict[str, str] = field(default_factory=dict)
-
-    def write(self, path: Path) -> None:
-        """Write it as JSON."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> Job:
-        """Read it from a file."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
-
-    def row(self) -> Row:
-        """Return the row as it was saved last."""
-        try:
-            return restored(json.loads(Path(self.saved).read_text(encoding="utf-8"))["row"])
-        except FileNotFoundError:
-            return Row(self.key, left_out=dict(self.skip), now="starting")
-
-    def facts(self) -> dict[str, object]:
-        """Return the description of the GPU, if the row came that far."""
-        try:
-            facts: dict[str, object] = json.loads(Path(self.saved).read_text(encoding="utf-8"))["gpu"]
-        except FileNotFoundError:
-            return {}
-        return facts
-
-
 def do(job: Job, gpu: Gpu | None = None) -> Row:
-    """Run the row in this process. An error of the row is in the row.
+    """Run a row in this process. If it fails, its `failure` has the error.
 
     Args:
         job: the work.

@@ -11,7 +11,8 @@ import resource
 import sys
 from pathlib import Path
 
-from gpubench.work import Job, do
+from gpubench.job import Job
+from gpubench.work import do
 
 
 def main() -> None:

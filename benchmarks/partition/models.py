@@ -17,7 +17,7 @@ Shape = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Model:
-    """A model, by its shapes."""
+    """A model, by its shapes. ``shapes`` yields the name and the shape of each parameter."""
 
     name: str
     source: str
@@ -49,13 +49,13 @@ def gpt2() -> Iterator[Shape]:
     yield from _biased("ln_f", 768)
 
 
-def llama(  # noqa: PLR0913, PLR0917 (the numbers of a configuration)
-    hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int, experts: int = 0
+def llama(  # noqa: PLR0913 (the numbers of a configuration)
+    *, hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int, experts: int = 0
 ) -> Callable[[], Iterator[Shape]]:
-    """Return the shapes of a Llama, or with experts of a Mixtral.
+    """Return a function that yields the shapes of a Llama, or with experts of a Mixtral.
 
-    hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, intermediate_size, vocab_size,
-    num_local_experts.
+    In ``config.json``: hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
+    intermediate_size, vocab_size, num_local_experts. The names of the experts' weights are simplified.
     """
     kv = hidden // heads * kv_heads
 
@@ -120,9 +120,24 @@ def deepseek_v3() -> Iterator[Shape]:
 
 MODELS = [
     Model("gpt2", "openai-community/gpt2", 124_439_808, gpt2),
-    Model("llama-3-8b", "meta-llama/Meta-Llama-3-8B", 8_030_261_248, llama(4096, 32, 32, 8, 14_336, 128_256)),
-    Model("llama-3-70b", "meta-llama/Meta-Llama-3-70B", 70_553_706_496, llama(8192, 80, 64, 8, 28_672, 128_256)),
-    Model("mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", 46_702_792_704, llama(4096, 32, 32, 8, 14_336, 32_000, 8)),
+    Model(
+        "llama-3-8b",
+        "meta-llama/Meta-Llama-3-8B",
+        8_030_261_248,
+        llama(hidden=4096, layers=32, heads=32, kv_heads=8, intermediate=14_336, vocab=128_256),
+    ),
+    Model(
+        "llama-3-70b",
+        "meta-llama/Meta-Llama-3-70B",
+        70_553_706_496,
+        llama(hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=28_672, vocab=128_256),
+    ),
+    Model(
+        "mixtral-8x7b",
+        "mistralai/Mixtral-8x7B-v0.1",
+        46_702_792_704,
+        llama(hidden=4096, layers=32, heads=32, kv_heads=8, intermediate=14_336, vocab=32_000, experts=8),
+    ),
     # The paper says 671 billion (arXiv:2412.19437, section 4.2).
     Model("deepseek-v3", "deepseek-ai/DeepSeek-V3", 671_026_419_200, deepseek_v3),
 ]

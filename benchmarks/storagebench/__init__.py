@@ -1,6 +1,6 @@
 """Storage benchmarks of deepnvme and its baselines, in alternating rounds on one folder.
 
-The modules, from the bottom up:
+The main modules, from the bottom up:
 
 - ``settings``     sizes, counts and rounds of a run
 - ``measure``      one timed action: wall seconds, CPU seconds, bytes

@@ -26,6 +26,43 @@ _PACKAGES = (
 )
 
 
+#: Mount options that say how the file system works. Others may identify the machine: ``addr=``, ``lowerdir=``.
+_HARMLESS_OPTIONS = frozenset(
+    {
+        "rw",
+        "ro",
+        "noatime",
+        "relatime",
+        "nodiratime",
+        "lazytime",
+        "sync",
+        "dax",
+        "discard",
+        "nodiscard",
+        "nobarrier",
+        "barrier",
+        "commit",
+        "data",
+        "delalloc",
+        "nodelalloc",
+        "stripe",
+        "attr2",
+        "inode64",
+        "logbufs",
+        "logbsize",
+        "sunit",
+        "swidth",
+        "noquota",
+        "ssd",
+        "space_cache",
+        "compress",
+        "datacow",
+        "nodatacow",
+        "nodatasum",
+    }
+)
+
+
 def describe(folder: Path) -> dict[str, object]:
     """Return the environment for a record."""
     return {
@@ -68,6 +105,7 @@ def _disk(folder: Path) -> dict[str, object]:
         text=True,
     ).stdout.split()
     disk: dict[str, object] = dict(zip(("file_system", "mount_options"), described, strict=False))
+    disk["mount_options"] = _harmless(str(disk.get("mount_options", "")))
     device = os.stat(folder).st_dev  # noqa: PTH116 - the number of the device is all that is wanted
     block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
     if not block.exists():
@@ -85,6 +123,11 @@ def _disk(folder: Path) -> dict[str, object]:
     if model.exists():
         disk["model"] = model.read_text(encoding="ascii").strip()
     return disk
+
+
+def _harmless(options: str) -> str:
+    """Return the mount options that identify no machine."""
+    return ",".join(option for option in options.split(",") if option.partition("=")[0] in _HARMLESS_OPTIONS)
 
 
 def _driver(block: Path) -> str:

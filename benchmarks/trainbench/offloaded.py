@@ -68,7 +68,7 @@ def _model(size: Size) -> Model:
 
 
 class Trained:
-    """One training; answers the workers's requests."""
+    """One training run; answers the workers's requests."""
 
     _offloading: Any = None
 

@@ -1,4 +1,4 @@
-"""``python -m zerobench``: run the same training on both ops, step by step in turn."""
+"""``python -m zerobench``: do the same training run on both ops, step by step in turn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNCOUNTED = 2
 
 
 class Child:
-    """A training in a process of its own."""
+    """A training run in its own process."""
 
     def __init__(self, op: str, row: str, scratch: Path) -> None:
         folder = scratch / op

@@ -67,7 +67,7 @@ fn with_requests<T>(act: impl FnOnce(&mut VecDeque<Arc<PendingRequest>>) -> T) -
 /// Turns an unobserved failure into a `ResourceWarning`. A cancelled request is no failure.
 pub(crate) fn warn_of_failure(py: Python<'_>, error: &Error) {
     if error.kind() != ErrorKind::Cancelled {
-        warn(py, &format!("nobody looked at the failure of a request: {error}"));
+        warn(py, &format!("the error of a dropped request was never retrieved: {error}"));
     }
 }
 

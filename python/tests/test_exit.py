@@ -30,7 +30,7 @@ def test_exit_warns_of_unseen_failures(python: Run) -> None:
         """,
         options=("-W", "always"),
     )
-    assert ended.stderr.count("nobody looked at the failure") == 2, ended.stderr
+    assert ended.stderr.count("the error of a dropped request was never retrieved") == 2, ended.stderr
 
 
 def test_exit_with_daemon_threads_at_work(python: Run) -> None:

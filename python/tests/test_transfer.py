@@ -18,7 +18,7 @@ RandomBytes = Callable[[int], bytes]
 InThreads = Callable[[Callable[[int], object], int], None]
 
 MANY = 24 << 20
-"""Bytes that take a slow engine far longer than any look at it."""
+"""So many bytes that a slow engine is still busy with them while a test looks at the request."""
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_the_context_manager_raises_the_failure(path: Path) -> None:
     path.write_bytes(b"12345")
     with pytest.raises(EOFError), deepnvme.start_read(bytearray(10), path):
         pass
-    with pytest.warns(ResourceWarning, match="nobody looked"):
+    with pytest.warns(ResourceWarning, match="never retrieved"):
         with pytest.raises(KeyError, match="mine"), deepnvme.start_read(bytearray(10), path):
             raise KeyError("mine")
         gc.collect()
@@ -191,7 +191,7 @@ def test_an_unseen_failure_is_a_warning(path: Path) -> None:
     pending = deepnvme.start_read(bytearray(10), path)
     while not pending.done():
         pass
-    with pytest.warns(ResourceWarning, match=r"nobody looked at the failure of a request: read .*file.* 5"):
+    with pytest.warns(ResourceWarning, match=r"the error of a dropped request was never retrieved: read .*file.* 5"):
         del pending
     pending = deepnvme.start_read(bytearray(10), path)
     with pytest.raises(EOFError):
@@ -201,9 +201,9 @@ def test_an_unseen_failure_is_a_warning(path: Path) -> None:
         del pending
 
 
-def test_a_failure_after_the_pending_was_dropped_is_a_warning(path: Path) -> None:
+def test_a_request_that_fails_after_it_was_dropped_warns(path: Path) -> None:
     path.write_bytes(bytes(1 << 20))
-    with pytest.warns(ResourceWarning, match="nobody looked at the failure"):
+    with pytest.warns(ResourceWarning, match="the error of a dropped request was never retrieved"):
         with deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096) as engine:
             engine.start_read(bytearray((1 << 20) + 1), path)
         deepnvme.read(bytearray(1), path)

@@ -64,7 +64,7 @@ fn help_has_examples_and_ends_with_0() {
     let (status, help, stderr) = run(&["--help"]);
     assert_eq!((status, stderr.as_str()), (0, ""));
     assert!(help.contains("Examples:") && help.contains("report") && help.contains("bench"), "{help}");
-    assert!(!help.contains("bench-worker") && !help.contains('\u{1b}'), "{help}");
+    assert!(!help.contains("bench-process") && !help.contains('\u{1b}'), "{help}");
     for command in ["report", "bench"] {
         let (status, help, _) = run(&[command, "--help"]);
         assert!(status == 0 && help.contains("Examples:"), "{help}");

@@ -79,11 +79,11 @@ functions! {
     event_query = b"cuEventQuery\0" (Handle);
 }
 
-/// The driver, once it is loaded. Loaded without a lock: if another thread holds it during a fork, the child would wait
-/// forever.
+/// The driver, once it is loaded. It is loaded without a lock: a lock that another thread held during a fork would block
+/// the child forever.
 static DRIVER: OnceBox<std::result::Result<Driver, Unavailable>> = OnceBox::new();
 
-/// The libraries that the process had loaded when the driver was not among them.
+/// `libraries_loaded()` at the last search that did not find the driver.
 static MISSED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// The CUDA driver of this process.
@@ -137,7 +137,7 @@ impl Driver {
             ))
         })?;
         let mut driver = Self { functions, _library: std::mem::ManuallyDrop::new(library), version: 0 };
-        // SAFETY: takes no pointers, and nothing is initialised yet.
+        // SAFETY: `cuInit` takes no pointers and may be called again.
         let initialised = driver.check("cuInit", unsafe { (driver.functions.init)(0) });
         initialised.map_err(|error| Unavailable::unusable(format!("the CUDA driver does not start: {error}")))?;
         let mut version = 0;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::cufile::codes::GPU_MEMORY_PINNING_FAILED;
+
 /// The result of driver calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -77,7 +79,7 @@ impl Error {
     /// Whether cuFile could not pin more GPU memory (`CU_FILE_GPU_MEMORY_PINNING_FAILED`).
     #[must_use]
     pub fn is_pinning_failed(&self) -> bool {
-        self.code == ErrorCode::CuFile(5036)
+        self.code == ErrorCode::CuFile(GPU_MEMORY_PINNING_FAILED)
     }
 
     /// Whether the device is out of memory.

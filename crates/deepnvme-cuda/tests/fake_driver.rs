@@ -97,7 +97,7 @@ fn copies_events_and_registrations() {
     let stream = Stream::new(&device).unwrap();
     let event = Event::new(&device).unwrap();
     assert!(event.is_complete().unwrap(), "nothing was recorded");
-    // SAFETY: both sides outlive the event.
+    // SAFETY: both sides stay valid until `event.wait` returns.
     unsafe { stream.copy_to_device(&Rows::single(at as usize, 50_000), host.as_ptr()) }.unwrap();
     event.record(stream.raw()).unwrap();
     event.wait(TIMEOUT).unwrap();
@@ -107,13 +107,13 @@ fn copies_events_and_registrations() {
     let mut back = vec![0; 40_000];
     let rows = Rows { address: at as usize, bytes: 4, count: 10_000, pitch: 8 };
     fake_driver.poke(at, &pattern(8, 80_000));
-    // SAFETY: both sides outlive `synchronise`, which waits for the copy.
+    // SAFETY: both sides stay valid until `synchronise` returns, which waits for the copy.
     unsafe { stream.copy_to_host(back.as_mut_ptr(), &rows) }.unwrap();
     stream.synchronise().unwrap();
     let expected: Vec<u8> = pattern(8, 80_000).chunks(8).flat_map(|pair| pair[..4].to_vec()).collect();
     assert!(back == expected);
     fake_driver.fail("cuMemcpyHtoDAsync_v2", 0, 2);
-    // SAFETY: the copy fails before it accesses either side, and both outlive the stream.
+    // SAFETY: the copy fails before it accesses either side.
     let error = unsafe { stream.copy_to_device(&Rows::single(at as usize, 8), host.as_ptr()) }.unwrap_err();
     assert!(error.is_out_of_memory());
     drop(registration);
@@ -160,6 +160,10 @@ fn cufile_moves_bytes_and_gives_everything_back() {
     let file = std::fs::File::open(&path).unwrap();
     let error = FileHandle::new(&cufile, file.as_fd()).unwrap_err();
     assert_eq!(error.to_string(), "cuFileHandleRegister: not supported by this file or its file system (5008)");
+    // `CU_FILE_CUDA_DRIVER_ERROR`, without a code of the driver.
+    fake_driver.fail("cuFileHandleRegister", 0, 5011);
+    let error = FileHandle::new(&cufile, file.as_fd()).unwrap_err();
+    assert_eq!(error.to_string(), "cuFileHandleRegister: the CUDA driver failed, without a reason (5011)");
     fake_driver.fail("cuFileDriverOpen", 0, 5001);
     assert!(CuFile::open().unwrap_err().to_string().contains("cuFile does not start: cuFileDriverOpen"), "it says why");
     drop((registration, handle, cufile));
@@ -265,7 +269,8 @@ fn no_call_invalidates_a_capture_of_another_thread() {
     let handle = captured.raw().as_handle();
     // SAFETY: the function has this type, and the stream is alive.
     assert_eq!(unsafe { fake_driver.function::<Begin>("cuStreamBeginCapture_v2")(handle, 0) }, 0);
-    // The guard of this thread is relaxed, those of others are not.
+    // This thread holds a guard, so its capture mode is relaxed. The spawned thread holds none: each call must relax the
+    // mode itself.
     std::thread::scope(|scope| {
         let others = scope.spawn(|| {
             let again = Device::new(Driver::get().unwrap(), 0).unwrap();
@@ -275,7 +280,7 @@ fn no_call_invalidates_a_capture_of_another_thread() {
             let start = host.as_ptr().expose_provenance();
             // SAFETY: the box outlives the registration.
             let registration = unsafe { HostRegistration::new(&device, start, host.len(), owner) }.unwrap();
-            // SAFETY: both sides outlive the event.
+            // SAFETY: both sides stay valid until `event.wait` returns.
             unsafe { stream.copy_to_device(&Rows::single(at as usize, 50_000), host.as_ptr()) }.unwrap();
             event.record(stream.raw()).unwrap();
             event.wait(TIMEOUT).unwrap();

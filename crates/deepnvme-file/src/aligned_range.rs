@@ -1,4 +1,4 @@
-//! Reads of byte ranges into aligned buffers. Each byte has the same offset within a page of memory as within a block
+//! Reads of byte ranges into aligned buffers. Each byte has the same offset within a page of memory as within a page
 //! of the file, so that direct I/O needs no copy.
 
 use std::ops::Range;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use deepnvme_io::mem::{Buffer, PAGE_BYTES, Region, RegionMut};
 use deepnvme_io::{Engine, Error, Refused, Result, TensorFile, Transfer, Transferred};
 
-/// A byte range of a file. It is read from the start of its first block, into the start of a buffer.
+/// A byte range of a file. It is read from the start of its first page, into the start of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AlignedRange {
     start: u64,
@@ -22,9 +22,9 @@ impl AlignedRange {
         Self { start, bytes }
     }
 
-    /// The offset of its first block in the file.
+    /// The offset of its first page in the file.
     #[must_use]
-    pub fn block_start(self) -> u64 {
+    pub fn page_start(self) -> u64 {
         self.start - self.start % PAGE_BYTES
     }
 
@@ -35,9 +35,9 @@ impl AlignedRange {
         lead..lead + self.bytes
     }
 
-    /// Bytes of the blocks that contain it.
+    /// Bytes of the pages that contain it.
     #[must_use]
-    pub fn block_bytes(self) -> usize {
+    pub fn page_span_bytes(self) -> usize {
         self.in_buffer().end.next_multiple_of(PAGE_BYTES as usize)
     }
 
@@ -79,7 +79,7 @@ impl AlignedRead {
         buffer: Buffer,
     ) -> Result<Self, (Error, Option<Buffer>)> {
         let (target, rest) = range.split(buffer);
-        match engine.try_read(file, range.block_start(), target) {
+        match engine.try_read(file, range.page_start(), target) {
             Ok(pending) => Ok(Self { pending, rest }),
             Err(Refused { error, memory }) => Err((error, join_buffer(memory, rest))),
         }
@@ -123,13 +123,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_has_the_same_offset_in_its_page_as_in_its_block() {
+    fn a_byte_has_the_same_offset_in_its_page_of_memory_as_of_the_file() {
         for (start, bytes) in [(0, 1), (1, 4096), (4095, 1), (4095, 2), (4096, 0), (3 * 4096 + 7, 10_000)] {
             let range = AlignedRange::new(start, bytes);
-            assert_eq!(range.block_start() + range.in_buffer().start as u64, start);
+            assert_eq!(range.page_start() + range.in_buffer().start as u64, start);
             assert_eq!(range.in_buffer().len(), bytes);
-            assert_eq!(range.block_start() % PAGE_BYTES, 0);
-            assert!((range.in_buffer().end..range.in_buffer().end + 4096).contains(&range.block_bytes()));
+            assert_eq!(range.page_start() % PAGE_BYTES, 0);
+            assert!((range.in_buffer().end..range.in_buffer().end + 4096).contains(&range.page_span_bytes()));
         }
     }
 

@@ -1,4 +1,4 @@
-//! The layout of a striped file. Pure arithmetic.
+//! The layout of a striped file. This module does no I/O.
 
 /// Maps logical bytes to part files. One part is the identity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -21,9 +21,9 @@ const FILE_BYTES: u64 = 300_000;
 
 fn simulated_engine(seed: u64) -> (Engine, SimDisk) {
     let disk = SimDisk::new(seed);
-    let carrier = try_real(BackendKind::Threads).expect("threads work everywhere");
+    let make_real = try_real(BackendKind::Threads).expect("threads work everywhere");
     let drive = disk.clone();
-    let make: common::MakeBackend = Box::new(move |setup| Box::new(drive.backend(setup, carrier(setup))));
+    let make: common::MakeBackend = Box::new(move |setup| Box::new(drive.backend(setup, make_real(setup))));
     (engine(small_config(1 + (seed % 3) as u32, SubmitMode::Batch), make), disk)
 }
 

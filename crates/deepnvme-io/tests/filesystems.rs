@@ -7,8 +7,8 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use common::lane::Lane;
 use common::mounts::{LoopDevice, Mounted};
+use common::program_run::ProgramRun;
 use common::{all_real, available, engine, open, skipped, small_config};
 use deepnvme_io::{
     Access, Config, DirectMode, DirectState, Engine, ErrorKind, OpenOptions, SubmitMode, TensorFile, WriteExtent,
@@ -34,11 +34,11 @@ fn exercise(folder: &Path, mode: DirectMode) {
         std::fs::write(&path, &content).expect("a file of the folder");
         let scope = Scope { range: 0..600_000, block_bytes: 32 << 10, step_bytes_max: 300_000 };
         let label = format!("{} in {}, {mode:?}", kind.name(), folder.display());
-        let mut lane =
-            Lane::new(&engine, open(&path, mode).expect("a file of the folder"), Model::new(0, content), label);
-        lane.run(&Program::new(9, 60, &scope));
+        let file = open(&path, mode).expect("a file of the folder");
+        let mut run = ProgramRun::new(&engine, file, Model::new(0, content), label);
+        run.run(&Program::new(9, 60, &scope));
         let found = std::fs::read(&path).expect("the file");
-        assert_eq!(difference(&found, lane.model.bytes()), None, "{} in {}", kind.name(), folder.display());
+        assert_eq!(difference(&found, run.model.bytes()), None, "{} in {}", kind.name(), folder.display());
     }
 }
 

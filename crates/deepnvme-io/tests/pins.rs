@@ -47,7 +47,7 @@ fn transfers_from_any_part_of_it_profit_whoever_has_pinned() {
     assert_eq!((engine.stats().bytes_gds_pinned, other.stats().bytes_gds_pinned), (8 << 20, 2 << 20));
 
     let again = other.register_gpu_memory(memory.region().slice(MIB..2 * MIB)).unwrap();
-    assert!(again.refusal().unwrap().contains("pinned already"));
+    assert!(again.refusal().unwrap().contains("registered already"));
     drop(again);
     assert_eq!((gpu.live("cufile_buffers"), pin.refusal()), (1, None), "the first one stays");
     drop(pin);

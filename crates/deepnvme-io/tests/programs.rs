@@ -7,8 +7,8 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::lane::Lane;
 use common::place::Place;
+use common::program_run::ProgramRun;
 use common::{
     MakeBackend, decorated, direct_works, engine, hidden_faults, open, real, simulated_by, skipped, small_config,
 };
@@ -40,21 +40,21 @@ fn run_case(engine: &Engine, place: Place, mode: DirectMode, seed: u64, length: 
     let file = place.make(engine, &content);
     let shared = file.open(mode);
     let share = rng.chance(500);
-    let lanes = ranges(seed, file_bytes, threads);
+    let ranges = ranges(seed, file_bytes, threads);
     let models: Vec<Model> = std::thread::scope(|scope| {
-        let run_lane = |(index, range): (usize, &std::ops::Range<u64>)| {
+        let run_in_range = |(index, range): (usize, &std::ops::Range<u64>)| {
             let model = Model::new(range.start, content[range.start as usize..range.end as usize].to_vec());
             let own = if share { Arc::clone(&shared) } else { file.open(mode) };
             let growth = if index + 1 == threads { GROWTH_BYTES } else { 0 };
             let program_scope = Scope { range: range.start..range.end + growth, block_bytes, step_bytes_max: 400_000 };
-            let label = format!("seed {seed}, length {length}, threads {threads}, {mode:?}, lane {index}");
-            let mut lane = Lane::new(engine, own, model, label);
+            let label = format!("seed {seed}, length {length}, threads {threads}, {mode:?}, range {index}");
+            let mut run = ProgramRun::new(engine, own, model, label);
             scope.spawn(move || {
-                lane.run(&Program::new(seed, length, &program_scope));
-                lane.model
+                run.run(&Program::new(seed, length, &program_scope));
+                run.model
             })
         };
-        let threads: Vec<_> = lanes.iter().enumerate().map(run_lane).collect();
+        let threads: Vec<_> = ranges.iter().enumerate().map(run_in_range).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|why| std::panic::resume_unwind(why))).collect()
     });
     let expected: Vec<u8> = models.iter().flat_map(|model| model.bytes().iter().copied()).collect();

@@ -16,8 +16,8 @@ pub(crate) fn prefer(start: NonNull<u8>, len: usize, node: u32) -> bool {
     }
     let mut mask = [0usize; NODES_MAX / WORD_BITS];
     mask[node / WORD_BITS] = 1 << (node % WORD_BITS);
-    // SAFETY: the caller's mapping is alive and starts on a page, and a memory policy changes no byte. The mask has
-    // as many bits as stated (the kernel reads one less) and is read before the call returns.
+    // SAFETY: a memory policy changes no byte, and a bad address only makes the call fail. The mask has `NODES_MAX`
+    // bits: the kernel reads one less than the `NODES_MAX + 1` stated, before the call returns.
     let code = unsafe {
         libc::syscall(libc::SYS_mbind, start.as_ptr(), len, PREFERRED, mask.as_ptr(), NODES_MAX + 1, 0 as libc::c_uint)
     };

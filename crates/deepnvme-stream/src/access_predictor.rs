@@ -1,4 +1,4 @@
-//! Predicts the order of layer groups: pure.
+//! Predicts the order of layer groups. This module does no I/O.
 //!
 //! Layers run in the same order in each step. After each group, the one that followed it last time is expected again.
 //! Before the first step, the given order is expected.
@@ -19,11 +19,11 @@ impl AccessPredictor {
         Self { next: (0..groups).map(|group| (group + 1) % groups.max(1)).collect(), uses: vec![0; groups], last: None }
     }
 
-    /// Records the use of a group. Returns whether that ends a step: the order begins anew, or turns back to an earlier
-    /// group.
+    /// Records the use of a group. Returns whether that ends a step: the order turns back to an earlier group. A repeated
+    /// use ends none: an output layer may share the weights of the embedding, which then ends and begins each step.
     pub(crate) fn record_use(&mut self, group: usize) -> bool {
         let last = self.last.replace(group);
-        // A repeated use says nothing about the next group: an output layer may share the weights of the embedding.
+        // A repeated use says nothing about the next group.
         if let Some(last) = last.filter(|last| *last != group) {
             self.next[last] = group;
         }
@@ -31,7 +31,7 @@ impl AccessPredictor {
         if self.uses[group] > USES_MAX {
             self.uses.iter_mut().for_each(|uses| *uses /= 2);
         }
-        last.is_some_and(|last| group <= last)
+        last.is_some_and(|last| group < last)
     }
 
     /// The groups expected after the last one, each once, the nearest first. The last one itself is included if the
@@ -52,7 +52,7 @@ impl AccessPredictor {
         expected
     }
 
-    /// Whether a group is used about as often as the most frequent of its `peers`.
+    /// Whether a group is used more than half as often as the most frequent of its `peers`.
     pub(crate) fn is_frequent(&self, group: usize, peers: &[usize]) -> bool {
         let most = peers.iter().map(|group| self.uses[*group]).max().unwrap_or(0);
         self.uses[group] * 2 > most || most <= 1
@@ -75,9 +75,8 @@ mod tests {
     #[test]
     fn a_group_at_both_ends_of_a_step_is_followed_by_the_second() {
         let mut predictor = AccessPredictor::new(3);
-        for group in [0, 1, 2, 0, 0, 1, 2, 0] {
-            predictor.record_use(group);
-        }
+        let ends = [0, 1, 2, 0, 0, 1, 2, 0].map(|group| predictor.record_use(group));
+        assert_eq!(ends, [false, false, false, true, false, false, false, true], "one end a step");
         assert_eq!(predictor.expected(), [1, 2, 0]);
         predictor.record_use(0);
         assert_eq!(predictor.expected(), [1, 2, 0]);

@@ -1,4 +1,4 @@
-//! Decodes and casts weights, from their bytes on disk to their bytes in memory: pure.
+//! Decodes and casts weights, from their bytes on disk to their bytes in memory. This module does no I/O.
 
 use std::ops::Range;
 

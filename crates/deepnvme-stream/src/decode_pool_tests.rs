@@ -70,7 +70,7 @@ impl World {
 
     /// Bytes read, after checking the result.
     fn bytes_read(&self, task: &DecodeTask, region: &Region, first: usize) -> u64 {
-        let (bytes, ..) = task.finish().unwrap().result.unwrap();
+        let bytes = task.finish().unwrap().result.unwrap().bytes_read;
         let mut memory = vec![0; region.len()];
         region.copy_to_slice(0, &mut memory);
         let at = first * JOB_BYTES * 2;
@@ -218,7 +218,7 @@ fn a_panic_while_decoding_reaches_the_waiter() {
     let task = begin_defective(&world, 4);
     assert!(world.pool.help(&task, Instant::now() + FAR));
     let failed = task.finish().unwrap();
-    assert_eq!(failed.home.len(), 4, "its memory is returned");
+    assert_eq!(failed.targets.len(), 4, "its memory is returned");
     let text = failed.result.unwrap_err().to_string();
     assert!(text.contains("weights") && text.contains("panicked"), "{text}");
     let (task, region) = world.begin(0..4);

@@ -1,4 +1,4 @@
-//! All conversions of one layer group, as a task to wait for.
+//! All jobs of one layer group, as a task to wait for. A job reads bytes and converts them.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use deepnvme_io::mem::sync::ignore_poison;
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Instant, Mutex, MutexGuard};
 
-/// The conversions of one layer group.
+/// The jobs of one layer group.
 #[derive(Debug)]
 pub(crate) struct DecodeTask {
     state: Mutex<TaskState>,
@@ -17,13 +17,11 @@ pub(crate) struct DecodeTask {
 
 #[derive(Debug)]
 struct TaskState {
-    left: usize,
+    jobs_left: usize,
     /// The targets of finished jobs.
-    home: Vec<RegionMut>,
+    targets: Vec<RegionMut>,
     error: Option<Error>,
-    bytes: u64,
-    finished: Instant,
-    converting: Duration,
+    cost: TaskCost,
 }
 
 /// The cost of a job.
@@ -31,26 +29,35 @@ struct TaskState {
 pub(crate) struct JobCost {
     /// Bytes read, and when the read finished; `None` if they were cached.
     pub(crate) read: Option<(u64, Instant)>,
+    /// Wall time.
+    pub(crate) converting: Duration,
+}
+
+/// The cost of all jobs of a task.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TaskCost {
+    pub(crate) bytes_read: u64,
+    /// The end of the last read, or the start of the task if all bytes were cached.
+    pub(crate) reads_finished: Instant,
+    /// Wall time of the conversions, added over all threads.
     pub(crate) converting: Duration,
 }
 
 /// The result of a task.
 #[derive(Debug)]
 pub(crate) struct TaskResult {
-    pub(crate) home: Vec<RegionMut>,
-    /// Bytes read, when the last read finished, and the CPU time of decoding.
-    pub(crate) result: Result<(u64, Instant, Duration)>,
+    /// The memory of all jobs.
+    pub(crate) targets: Vec<RegionMut>,
+    pub(crate) result: Result<TaskCost>,
 }
 
 impl DecodeTask {
-    pub(crate) fn new(conversions: usize) -> Self {
+    pub(crate) fn new(jobs: usize) -> Self {
         let state = TaskState {
-            left: conversions,
-            home: Vec::with_capacity(conversions),
+            jobs_left: jobs,
+            targets: Vec::with_capacity(jobs),
             error: None,
-            bytes: 0,
-            finished: Instant::now(),
-            converting: Duration::ZERO,
+            cost: TaskCost { bytes_read: 0, reads_finished: Instant::now(), converting: Duration::ZERO },
         };
         Self { state: Mutex::new(state), over: Condvar::new() }
     }
@@ -61,45 +68,46 @@ impl DecodeTask {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.lock().left == 0
+        self.lock().jobs_left == 0
     }
 
     /// Waits at most this long. Returns whether the task is done.
     pub(crate) fn wait_timeout(&self, timeout: Duration) -> bool {
         let state = self.lock();
-        let waited = self.over.wait_timeout_while(state, timeout, |state| state.left > 0);
-        ignore_poison(waited).0.left == 0
+        let waited = self.over.wait_timeout_while(state, timeout, |state| state.jobs_left > 0);
+        ignore_poison(waited).0.jobs_left == 0
     }
 
     /// The targets and the result, once the task is done.
     pub(crate) fn finish(&self) -> Option<TaskResult> {
         let mut state = self.lock();
-        if state.left > 0 {
+        if state.jobs_left > 0 {
             return None;
         }
-        let home = std::mem::take(&mut state.home);
+        let targets = std::mem::take(&mut state.targets);
         let result = match state.error.clone() {
             Some(error) => Err(error),
-            None => Ok((state.bytes, state.finished, state.converting)),
+            None => Ok(state.cost),
         };
-        Some(TaskResult { home, result })
+        Some(TaskResult { targets, result })
     }
 
+    /// Ends one job.
     pub(crate) fn end(&self, target: RegionMut, result: Result<JobCost>) {
         let mut state = self.lock();
-        state.home.push(target);
-        state.left -= 1;
+        state.targets.push(target);
+        state.jobs_left -= 1;
         match result {
             Ok(JobCost { read, converting }) => {
                 if let Some((bytes, finished)) = read {
-                    state.bytes += bytes;
-                    state.finished = state.finished.max(finished);
+                    state.cost.bytes_read += bytes;
+                    state.cost.reads_finished = state.cost.reads_finished.max(finished);
                 }
-                state.converting += converting;
+                state.cost.converting += converting;
             }
             Err(error) => drop(state.error.get_or_insert(error)),
         }
-        if state.left == 0 {
+        if state.jobs_left == 0 {
             self.over.notify_all();
         }
     }

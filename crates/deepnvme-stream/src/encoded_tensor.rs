@@ -1,4 +1,4 @@
-//! Tensors whose form on disk differs from memory, and the conversions that load any range of one: pure.
+//! Tensors whose form on disk differs from memory, and the conversions that load any range of one. This module does no I/O.
 
 use std::ops::Range;
 

@@ -7,7 +7,7 @@ use deepnvme_io::Transfer;
 use deepnvme_io::mem::RegionMut;
 
 use crate::decode_pool::DecodePool;
-use crate::decode_task::{DecodeTask, TaskResult};
+use crate::decode_task::{DecodeTask, TaskCost, TaskResult};
 use crate::error::Result;
 use crate::sync::Instant;
 
@@ -86,12 +86,14 @@ impl Fetch {
             };
         }
         if let Some(task) = &self.handle.task {
-            let TaskResult { home, result } = task.finish()?;
-            parts.extend(home);
+            let TaskResult { targets, result } = task.finish()?;
+            parts.extend(targets);
             cost = match (cost, result) {
-                (Ok(so_far), Ok((bytes, finished, converting))) => {
-                    Ok(FetchCost { bytes: so_far.bytes + bytes, finished: so_far.finished.max(finished), converting })
-                }
+                (Ok(so_far), Ok(TaskCost { bytes_read, reads_finished, converting })) => Ok(FetchCost {
+                    bytes: so_far.bytes + bytes_read,
+                    finished: so_far.finished.max(reads_finished),
+                    converting,
+                }),
                 (_, Err(error)) => Err(error),
                 (failed, _) => failed,
             };

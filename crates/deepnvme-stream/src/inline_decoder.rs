@@ -117,7 +117,7 @@ fn start<'a>(
         let buffer = buffer.map_err(|error| IoError::from_io("allocate", &error))?;
         let (target, rest) = range.split(buffer);
         let file = Arc::clone(sources[source].file());
-        items.push(ReadItem { file, offset: range.block_start(), target });
+        items.push(ReadItem { file, offset: range.page_start(), target });
         kept.push((*conversions, rest));
     }
     let started = Instant::now();

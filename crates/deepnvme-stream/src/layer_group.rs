@@ -53,7 +53,7 @@ impl Conversion {
 
     /// Bytes to read for it: whole blocks.
     pub(crate) fn read_bytes(&self) -> usize {
-        self.aligned_range().block_bytes()
+        self.aligned_range().page_span_bytes()
     }
 
     /// Bytes that `decoding` must produce, before trimming and casting. `None` if the sizes are inconsistent.

@@ -1,4 +1,4 @@
-//! Which layer group is in which slot, and which is fetched next: pure.
+//! Which layer group is in which slot, and which is fetched next. This module does no I/O.
 //!
 //! Groups of about the same size form a class, with equal slots. If a class has fewer slots than groups, some groups
 //! are pinned, and the others stream through the remaining slots. Belady eviction would read as little, but its misses

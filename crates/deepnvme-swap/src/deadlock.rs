@@ -1,4 +1,4 @@
-//! Detects waits that can never end, from who borrows and who waits: pure.
+//! Detects waits that can never end, from who borrows and who waits. This module does no I/O.
 
 use std::collections::{HashMap, HashSet};
 

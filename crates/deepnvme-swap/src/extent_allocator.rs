@@ -1,4 +1,4 @@
-//! Allocates extents of the swap file: pure.
+//! Allocates extents of the swap file. This module does no I/O.
 //!
 //! An item gets one extent if possible: the smallest gap that is large enough. Items that come, go and change size
 //! would leave a file whose gaps are all too small, and it would grow forever. So before it grows beyond

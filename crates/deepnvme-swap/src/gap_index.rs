@@ -1,4 +1,4 @@
-//! The gaps between occupied ranges, by place and by length: pure.
+//! The gaps between occupied ranges, by place and by length. This module does no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

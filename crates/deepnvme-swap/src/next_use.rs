@@ -1,4 +1,4 @@
-//! When each item is used next: pure.
+//! When each item is used next. This module does no I/O.
 //!
 //! The caller's schedule gives exact positions, and prefetched items come before it. For all other items only the past
 //! is known, so the most recently used one is expected first.

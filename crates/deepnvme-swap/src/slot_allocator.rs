@@ -1,4 +1,4 @@
-//! Slots of the arena, which contain items of different sizes: pure.
+//! Slots of the arena, which contain items of different sizes. This module does no I/O.
 //!
 //! Some slots are pinned: their items cannot be evicted now, and borrowed ones cannot move. All others can be evicted. So
 //! a new slot may lie anywhere between two pinned ones, and `residency` takes a range whose items are used late. This

@@ -17,16 +17,16 @@ const TIME_MAX: Duration = Duration::from_secs(10);
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const CHILD: &str = "DEEPNVME_TEST_GUARDED";
 
-/// Reports the current input.
+/// Tells the watching thread which input the test works on.
 #[derive(Debug)]
-pub struct Guard {
+pub struct InputReporter {
     began: Instant,
-    /// Number of the input, and its start in milliseconds.
+    /// Number of the input, and the milliseconds from `began` to its start.
     current: Arc<[AtomicU64; 2]>,
 }
 
-impl Guard {
-    /// Starts an input.
+impl InputReporter {
+    /// Reports that the test begins with an input.
     pub fn begin(&self, number: u64) {
         self.current[1].store(self.began.elapsed().as_millis() as u64, Ordering::Relaxed);
         self.current[0].store(number, Ordering::Relaxed);
@@ -38,7 +38,7 @@ impl Guard {
 ///
 /// # Panics
 /// If it fails.
-pub fn run_limited(test: &str, body: impl FnOnce(&Guard)) {
+pub fn run_limited(test: &str, body: impl FnOnce(&InputReporter)) {
     if std::env::var_os(CHILD).is_none_or(|named| named != test) {
         let mut child = Command::new(std::env::current_exe().expect("the test's own program"));
         let output =
@@ -47,8 +47,8 @@ pub fn run_limited(test: &str, body: impl FnOnce(&Guard)) {
         assert!(output.status.success() && said.contains("1 passed"), "{}:\n{said}", output.status);
         return;
     }
-    let guard = Guard { began: Instant::now(), current: Arc::default() };
-    let (began, current) = (guard.began, Arc::clone(&guard.current));
+    let reporter = InputReporter { began: Instant::now(), current: Arc::default() };
+    let (began, current) = (reporter.began, Arc::clone(&reporter.current));
     let watch = move || {
         loop {
             park_timeout(CHECK_INTERVAL);
@@ -67,5 +67,5 @@ pub fn run_limited(test: &str, body: impl FnOnce(&Guard)) {
     let pages: u64 = pages.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number of pages");
     let limit = Some(pages * rustix::param::page_size() as u64 + BYTES_MAX);
     setrlimit(Resource::As, Rlimit { current: limit, maximum: getrlimit(Resource::As).maximum }).expect("a limit");
-    body(&guard);
+    body(&reporter);
 }

@@ -15,9 +15,9 @@ const BLOCK: usize = 4096;
 
 fn harness(disk: &SimDisk, worker_index: u32) -> Harness {
     let make = |setup: &BackendSetup| -> Box<dyn Backend> {
-        let carrier = BackendSetup { queue_depth: 1, submit: SubmitMode::Single, worker_index: 0 };
-        let carrier = backend::open(BackendKind::Threads, &carrier).expect("threads work everywhere");
-        Box::new(disk.backend(&BackendSetup { worker_index, ..setup.clone() }, carrier))
+        let one_op = BackendSetup { queue_depth: 1, submit: SubmitMode::Single, worker_index: 0 };
+        let real_backend = backend::open(BackendKind::Threads, &one_op).expect("threads work everywhere");
+        Box::new(disk.backend(&BackendSetup { worker_index, ..setup.clone() }, real_backend))
     };
     Harness::new(&make, 32)
 }

@@ -1,4 +1,4 @@
-//! The charts above the lanes: speed, and bytes in flight. Pure.
+//! The charts above the lanes: speed, and bytes in flight. This module does no I/O.
 
 use std::fmt::Write as _;
 

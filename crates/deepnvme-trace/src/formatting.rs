@@ -1,4 +1,4 @@
-//! Formats times, bytes and counts for people: pure.
+//! Formats times, bytes and counts for people. This module does no I/O.
 
 /// Rounds up to 1, 2 or 5 times a power of ten.
 pub(crate) fn nice_step(least: f64) -> f64 {

@@ -1,4 +1,4 @@
-//! Writes a recording as a self-contained HTML page: a summary above the timeline. Pure.
+//! Writes a recording as a self-contained HTML page: a summary above the timeline. This module does no I/O.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Groups the events of a recording into lanes: pure.
+//! Groups the events of a recording into lanes. This module does no I/O.
 
 use deepnvme_io::op::Direction;
 use deepnvme_io::trace::{EventKind, Recorded, TraceEvent};

@@ -1,4 +1,4 @@
-//! Arithmetic on intervals of time: pure.
+//! Arithmetic on intervals of time. This module does no I/O.
 
 /// Start and end in nanoseconds.
 pub(crate) type Span = (u64, u64);

@@ -1,4 +1,4 @@
-//! Sums over a recording: pure.
+//! Sums over a recording. This module does no I/O.
 
 use deepnvme_io::op::Direction;
 use deepnvme_io::trace::{DataPath, EventKind, Recorded};

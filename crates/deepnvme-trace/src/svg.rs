@@ -1,4 +1,4 @@
-//! Draws the timeline as an SVG: charts above a line for each lane. Pure.
+//! Draws the timeline as an SVG: charts above a line for each lane. This module does no I/O.
 
 use std::fmt::Write as _;
 

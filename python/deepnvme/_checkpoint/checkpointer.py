@@ -55,8 +55,8 @@ class Checkpointer:
     Each checkpoint is one file in the format of ``deepnvme.save``. ``manifest.json`` lists the checkpoints that count.
     It is replaced atomically once a new file is complete and on disk, so a crash leaves the newest complete
     checkpoint. The next save removes the remains of an interrupted one. Files that the manifest does not list are
-    never touched. The newest checkpoint is the one that was saved last, whatever its step: a training that goes back
-    to an earlier step goes on from there.
+    never touched. The newest checkpoint is the one that was saved last, whatever its step: a training run that goes
+    back to an earlier step goes on from there.
 
     One Checkpointer at a time saves into a folder, from its first save until it is closed. Any number may read.
     Threads that save through one Checkpointer take turns. A signal handler may save during a save.

@@ -45,7 +45,7 @@ class Bench:
     """The benchmark's modules, and a GPU for them."""
 
     def __init__(self, folder: Path, gpu: Any) -> None:
-        names = (*_MODULES, "summary", "transfers", "watchdog", "work")
+        names = (*_MODULES, "summary", "transfers", "watchdog", "job", "work")
         self.modules = {name: importlib.import_module(f"gpubench.{name}") for name in names}
         self.gpu = self.modules["gpu"].RealGpu() if gpu.is_real else self.modules["fake"].FakeGpu(gpu)
         self.folder = folder
@@ -63,7 +63,7 @@ class Bench:
             "saved": str(self.folder / "row.json"),
             "stem": str(self.folder / "made"),
         }
-        return self.modules["work"].Job(**{**usual, **values})
+        return self.modules["job"].Job(**{**usual, **values})
 
     def row(self, key: str, **values: Any) -> Any:
         """Run a small row in this process."""

@@ -21,7 +21,7 @@ from .build_deepspeed_ops import path_with_ninja
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make test-hosts")
 if "DEEPNVME_TEST_HOSTS" not in os.environ:
-    pytest.skip("real trainings take minutes: make test-hosts", allow_module_level=True)
+    pytest.skip("real training runs take minutes: make test-hosts", allow_module_level=True)
 
 PROGRAM = Path(__file__).with_name("zero_program.py")
 # Built by `make test-hosts`. Tests never compile.

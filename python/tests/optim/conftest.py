@@ -28,7 +28,7 @@ def kernel() -> Kernel:
 
 
 def torchs_sqrt_mode() -> str | None:
-    """Return the square root of ours that this build of torch uses on this processor."""
+    """Return the `sqrt_mode` whose square roots equal torch's on this processor, if there is one."""
     values = torch.rand(20_000, generator=torch.Generator().manual_seed(1)) * 100
     for mode in Kernel.sqrt_modes():
         taken = values.clone()
@@ -39,13 +39,17 @@ def torchs_sqrt_mode() -> str | None:
 
 
 def is_bitwise(*, needs_root: bool) -> bool:
-    """Whether torch fuses products and sums here as its AVX2 builds do, and uses one of our square roots."""
+    """Return whether results must equal torch's bit for bit.
+
+    torch must fuse products and sums as it does with AVX2. If the optimizer takes roots, one of our
+    `sqrt_mode`s must round them as torch does.
+    """
     fuses = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     return fuses and (not needs_root or torchs_sqrt_mode() is not None)
 
 
 def assert_same(ours: torch.Tensor, theirs: torch.Tensor, *, needs_root: bool) -> None:
-    """Compare all bits except those of NaNs, or within the effect of other roundings if this torch differs."""
+    """Compare all bits except those of NaNs. If this torch rounds in another way, allow for that."""
     if is_bitwise(needs_root=needs_root):
         differs = (ours.view(torch.int32) != theirs.view(torch.int32)) & ~(ours.isnan() & theirs.isnan())
         first = differs.nonzero().flatten()[:5]

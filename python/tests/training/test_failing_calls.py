@@ -1,4 +1,4 @@
-"""A disk that fails in the middle of a training: the error names place and remedy, and training can continue."""
+"""A disk that fails in the middle of a training run: the error names place and remedy, and the run can continue."""
 
 from __future__ import annotations
 

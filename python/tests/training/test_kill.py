@@ -1,4 +1,4 @@
-"""A training that is killed in the middle of a step continues from its last checkpoint without any difference."""
+"""A training run that is killed in the middle of a step continues from its last checkpoint, bit for bit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ borrows = stop = 0
 plain = deepnvme.Swapper.borrow
 def borrow(swapper, key, **options):
     global borrows
-    # Blocks are borrowed in the forward pass, too, and not to change them.
+    # Count exclusive borrows only: the forward pass borrows blocks as well, but shares them.
     borrows += not options.get("shared", False)
     if stop and borrows == stop:
         say("in the middle")

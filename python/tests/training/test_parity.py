@@ -96,8 +96,8 @@ def test_compared_with_torch(tmp_path: Path, kind: str, settings: dict[str, Any]
         for called, value in kept.items():
             if value is not None:
                 assert_same(torch.as_tensor(state[index][called]), torch.as_tensor(value), f"{index} {called}")
-    # torch's `foreach` rounds at other places: its order of products and quotients differs.
-    if settings.get("lr") != "tensor":  # that it refuses
+    # torch's `foreach` multiplies and divides in another order, so it rounds differently.
+    if settings.get("lr") != "tensor":  # `foreach` refuses a tensor as the rate
         quick = parameters()
         run(quick, optimizer(getattr(torch.optim, kind), quick, settings, foreach=True))
         for mine_one, quick_one in zip(ours, quick, strict=True):
@@ -105,7 +105,7 @@ def test_compared_with_torch(tmp_path: Path, kind: str, settings: dict[str, Any]
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD", "Adagrad"])
-def test_short_parameters_beside_torchs(tmp_path: Path, kind: str) -> None:
+def test_bf16_parameters_stay_close_to_torchs(tmp_path: Path, kind: str) -> None:
     """torch rounds parameters and moments to bf16 in each step. Here they are fp32, so the last bits differ."""
     settings = {"lr": 1e-2, "momentum": 0.9} if kind == "SGD" else {"lr": 1e-2}
     params = [parameters(torch.bfloat16) for _ in range(3)]
@@ -114,7 +114,7 @@ def test_short_parameters_beside_torchs(tmp_path: Path, kind: str) -> None:
     run(params[2], optimizer(getattr(torch.optim, kind), params[2], settings, foreach=False))
     for disk, memory, his in zip(*params, strict=True):
         assert torch.equal(disk, memory)
-        # Rounding a bf16 number up to 4 costs up to 2^-7, twelve times.
+        # Each step rounds a bf16 number below 4 by at most 2^-7.
         torch.testing.assert_close(disk.float(), his.float(), rtol=0, atol=STEPS * 2.0**-7)
 
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use deepnvme_perf::bench::processes::WORKER_COMMAND;
+use deepnvme_perf::bench::processes::PROCESS_COMMAND;
 
 mod bench;
 mod checkpoint;
@@ -76,8 +76,8 @@ pub(crate) enum Command {
     /// Print the manual page
     #[command(after_help = "Example:\n  deepnvme man > ~/.local/share/man/man1/deepnvme.1")]
     Man,
-    #[command(name = WORKER_COMMAND, hide = true)]
-    BenchWorker,
+    #[command(name = PROCESS_COMMAND, hide = true)]
+    BenchProcess,
 }
 
 #[derive(Debug, Args)]

@@ -90,7 +90,7 @@ fn execute(command: Command, arguments: &[OsString], session: &mut Session<'_>) 
         Command::Pack(options) => pack::run(&options, session)?,
         Command::DsIo(options) => return deepspeed::run_io(*options, session),
         Command::DsNvmeTune(options) => return deepspeed::run_tune(*options, session),
-        Command::BenchWorker => {
+        Command::BenchProcess => {
             let mut input = std::io::stdin().lock();
             return processes::serve(&mut input, session.stdout, session.interrupted).map_err(|_| Error::OutputClosed);
         }

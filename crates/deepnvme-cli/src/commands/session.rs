@@ -14,7 +14,7 @@ pub struct Session<'a> {
     pub stderr: &'a mut (dyn Write + Send),
     /// Returns whether the user has asked to stop.
     pub interrupted: &'a (dyn Fn() -> bool + Sync),
-    /// The command line that starts this program again, for worker processes.
+    /// The command line that starts this program again, for benchmark processes.
     pub launcher: Launcher,
     /// The Python interpreter: the caller's, or `python3`. `report` lists its packages.
     pub python: PathBuf,

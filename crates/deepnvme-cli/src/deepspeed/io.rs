@@ -8,7 +8,7 @@ use deepnvme_io::display;
 use deepnvme_io::{Config, DirectMode, SubmitMode, WindowMode};
 
 use deepnvme_perf::bench::Launcher;
-use deepnvme_perf::bench::processes::WorkerProcesses;
+use deepnvme_perf::bench::processes::BenchProcesses;
 use deepnvme_perf::measure::{
     Benchmark, Direction, Memory, MemoryPlace, Observer, Phase, Runner, Sample, Workload, gpu,
 };
@@ -238,7 +238,7 @@ pub fn run(
             runner.set_phase(Phase::Measuring);
             rounds(options, &mut runner, observer)?
         }
-        several => rounds(options, &mut WorkerProcesses::launch(several, launcher, observer)?, observer)?,
+        several => rounds(options, &mut BenchProcesses::launch(several, launcher, observer)?, observer)?,
     };
     Ok(Metrics::of(options.direction(), &samples))
 }

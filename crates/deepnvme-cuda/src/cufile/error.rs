@@ -4,8 +4,12 @@ use std::ffi::c_int;
 use std::fmt;
 use std::io;
 
+use super::codes;
 use crate::driver::Driver;
 use crate::error::{Error, ErrorCode, Result};
+
+/// `EIO`, for a failure without a reason.
+const EIO: i32 = 5;
 
 /// A failed transfer.
 #[derive(Debug)]
@@ -34,20 +38,19 @@ impl fmt::Display for IoError {
 impl std::error::Error for IoError {}
 
 impl IoError {
-    /// Converts a negative result: cuFile's codes are above 5000. Other results are I/O errors.
+    /// Converts the result of a failed transfer. It is negative: a code of cuFile (above 5000), or the kernel's error
+    /// number. A failed entry of a batch may have no reason: its result is not negative.
     pub(super) fn of_code(result: isize) -> Self {
         match result.unsigned_abs() as i32 {
             code @ 5001.. => Self::CuFile(code, name(code)),
             errno if result < 0 => Self::Kernel(errno),
-            _ => Self::Kernel(5),
+            _ => Self::Kernel(EIO),
         }
     }
 }
 
 /// `CU_FILE_SUCCESS`.
 const SUCCESS: c_int = 0;
-/// `CU_FILE_CUDA_DRIVER_ERROR`: the driver's code has the reason.
-const CUDA_DRIVER_ERROR: c_int = 5011;
 
 /// `CUfileError_t`.
 #[repr(C)]
@@ -59,41 +62,52 @@ pub(super) struct Status {
 
 /// Turns any status except success into an error.
 pub(super) fn check(driver: &Driver, call: &'static str, status: Status) -> Result<()> {
-    match status.code {
-        SUCCESS => Ok(()),
-        CUDA_DRIVER_ERROR => driver.check(call, status.cuda_code),
-        code => Err(Error { call, code: ErrorCode::CuFile(code), text: name(code).to_owned() }),
+    match (status.code, status.cuda_code) {
+        (SUCCESS, _) => Ok(()),
+        (codes::CUDA_DRIVER_ERROR, cuda_code) if cuda_code != SUCCESS => driver.check(call, cuda_code),
+        (code, _) => Err(Error { call, code: ErrorCode::CuFile(code), text: name(code).to_owned() }),
     }
 }
 
-/// Describes cuFile's codes (`CUfileOpError`), as far as users can act on them.
+/// Describes cuFile's codes, as far as users can act on them.
 pub(super) fn name(code: i32) -> &'static str {
     match code {
-        5001 => "its driver is not open, or nvidia-fs is not loaded and the configuration requires it",
-        5004 | 5005 => "the kernel module nvidia-fs has another version",
-        5006 => "its driver is being closed",
-        5007 => "not supported on this machine",
-        5008 => "not supported by this file or its file system",
-        5009 => "not supported by this GPU",
-        5010 | 5033 => "the kernel module nvidia-fs failed",
-        5012 | 5013 => "the memory does not belong to a supported GPU",
-        5014 | 5016 | 5017 => "the range exceeds the allocated or registered memory",
-        5015 => "the memory belongs to another context",
-        5018 => "the type of the file is not supported",
-        5019 => "the file was opened with invalid flags",
-        5020 => "the file is not open for direct I/O",
-        5022 => "an argument is invalid",
-        5023 => "the memory is already registered",
-        5024 => "the memory is not registered",
-        5025 => "no permission for the file or the device of nvidia-fs",
-        5027 => "the file is not registered",
-        5028 => "the file is already registered",
-        5029 => "there is no such GPU",
-        5034 => "the configuration forbids it for this file",
-        5036 => "no more GPU memory can be pinned",
-        5035 | 5038 | 5049 => "batches are not supported here",
-        5037 => "the batch is full",
-        5043 => "out of memory; try again later",
+        codes::DRIVER_NOT_INITIALIZED => {
+            "its driver is not open, or nvidia-fs is not loaded and the configuration requires it"
+        }
+        codes::DRIVER_VERSION_MISMATCH | codes::DRIVER_VERSION_READ_ERROR => {
+            "the kernel module nvidia-fs has another version"
+        }
+        codes::DRIVER_CLOSING => "its driver is being closed",
+        codes::PLATFORM_NOT_SUPPORTED => "not supported on this machine",
+        codes::IO_NOT_SUPPORTED => "not supported by this file or its file system",
+        codes::DEVICE_NOT_SUPPORTED => "not supported by this GPU",
+        codes::NVFS_DRIVER_ERROR | codes::NVFS_SETUP_ERROR => "the kernel module nvidia-fs failed",
+        codes::CUDA_DRIVER_ERROR => "the CUDA driver failed, without a reason",
+        codes::CUDA_POINTER_INVALID | codes::CUDA_MEMORY_TYPE_INVALID => {
+            "the memory does not belong to a supported GPU"
+        }
+        codes::CUDA_POINTER_RANGE_ERROR | codes::INVALID_MAPPING_SIZE | codes::INVALID_MAPPING_RANGE => {
+            "the range exceeds the allocated or registered memory"
+        }
+        codes::CUDA_CONTEXT_MISMATCH => "the memory belongs to another context",
+        codes::INVALID_FILE_TYPE => "the type of the file is not supported",
+        codes::INVALID_FILE_OPEN_FLAG => "the file was opened with invalid flags",
+        codes::DIO_NOT_SET => "the file is not open for direct I/O",
+        codes::INVALID_VALUE => "an argument is invalid",
+        codes::MEMORY_ALREADY_REGISTERED => "the memory is already registered",
+        codes::MEMORY_NOT_REGISTERED => "the memory is not registered",
+        codes::PERMISSION_DENIED => "no permission for the file or the device of nvidia-fs",
+        codes::HANDLE_NOT_REGISTERED => "the file is not registered",
+        codes::HANDLE_ALREADY_REGISTERED => "the file is already registered",
+        codes::DEVICE_NOT_FOUND => "there is no such GPU",
+        codes::IO_DISABLED => "the configuration forbids it for this file",
+        codes::BATCH_SUBMIT_FAILED => "the batch could not be submitted",
+        codes::GPU_MEMORY_PINNING_FAILED => "no more GPU memory can be pinned",
+        codes::BATCH_FULL => "the batch is full",
+        codes::ASYNC_NOT_SUPPORTED => "transfers on a stream are not supported here",
+        codes::BATCH_NOCOMPAT_ERROR => "batches are not supported here",
+        codes::NOMEM_ERROR => "out of memory; try again later",
         _ => "unknown error",
     }
 }

@@ -1,4 +1,4 @@
-//! One part file: a direct and a buffered descriptor, each opened on first use.
+//! One part file. Its direct descriptor is opened at once, its buffered one on first use, or at once if there is no other.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -66,10 +66,10 @@ impl Part {
             Ok(fd)
         };
         let fail = |errno: Errno| {
-            // The kernel says no more of a pipe that nobody reads, or of a socket.
+            // For a pipe without a reader, or a socket, the kernel says only ENXIO. The type is the better message.
             let stat = if errno == Errno::NXIO { fs::stat(path).ok() } else { None };
-            let odd = stat.and_then(|stat| check_type(&stat, path).err());
-            odd.unwrap_or_else(|| Error::os("open", errno).at_path(path))
+            let wrong_type = stat.and_then(|stat| check_type(&stat, path).err());
+            wrong_type.unwrap_or_else(|| Error::os("open", errno).at_path(path))
         };
         let mut part = Self::empty(path.to_path_buf(), options.access, options.direct);
         if options.direct != DirectMode::Disabled {
@@ -243,7 +243,7 @@ impl Part {
         if own.identity == found.identity { Ok(file) } else { Err(Errno::NOENT) }
     }
 
-    /// Returns any open descriptor.
+    /// Returns an open descriptor: the direct one, or else the buffered one.
     pub(crate) fn any(&self) -> &Arc<OwnedFd> {
         match (&self.direct, self.buffered.get()) {
             (Some((fd, _)), _) | (None, Some(fd)) => fd,
@@ -259,7 +259,7 @@ impl Part {
         self.stat().map(|stat| stat.bytes)
     }
 
-    /// Returns the folder of its name.
+    /// Returns the folder with its name; `None` for files that are only read.
     pub(crate) fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
@@ -305,8 +305,8 @@ impl Part {
         }
     }
 
-    /// Extends the part to `bytes`, if it is shorter. It never truncates and changes no byte, even with concurrent
-    /// writers: that is why it allocates the last byte rather than truncates.
+    /// Extends the part to `bytes`, if it is shorter. It allocates the last byte rather than set the length: if another
+    /// writer has extended the part meanwhile, its bytes stay.
     pub(super) fn extend(&self, bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         if stat.bytes >= bytes || stat.kind == FileKind::BlockDevice {
@@ -319,8 +319,8 @@ impl Part {
         }
     }
 
-    /// Allocates the bytes that a write of `written_bytes` that ends at `end` adds to the part. Errors are ignored: the
-    /// write itself reports a full disk, with the bytes written so far.
+    /// Allocates the bytes that a write of `written_bytes` that ends at `end` adds to the part. A failed allocation is no
+    /// error: the write itself reports a full disk, with the bytes written so far.
     pub(super) fn allocate(&self, end: u64, written_bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         let start = stat.bytes.max(end.saturating_sub(written_bytes));

@@ -1,4 +1,4 @@
-//! The permissions of files. Pure.
+//! The permissions of files. This module does no I/O.
 //!
 //! The group bits of a file mean its group, and of a file with an access control list (ACL) they are a limit for all
 //! that the list names. So they are never copied as they are to a file of another group, or without the list.

@@ -1,4 +1,4 @@
-//! Requests to a backend and their completions: plain values, no policy.
+//! Ops and their completions: plain values, no policy.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub enum OpKind {
     SyncAll,
 }
 
-/// One transfer between a contiguous range of a file and some contiguous pieces of host memory.
+/// One read, write or sync. The memory is host memory, or one range of GPU memory if `cufile` is set.
 ///
 /// The op owns its memory (each `Region` keeps its owner alive) and its file. Its holder therefore holds everything
 /// that the kernel accesses.
@@ -71,7 +71,7 @@ pub struct Op {
     pub file: Arc<OwnedFd>,
     /// The file offset, in bytes. Unused by the sync kinds.
     pub offset: u64,
-    /// The memory: contiguous host regions, none empty. No regions for the sync kinds.
+    /// The memory: contiguous regions, none empty. No regions for the sync kinds.
     pub pieces: Pieces,
     /// The file's registration with cuFile, if cuFile moves the op.
     pub cufile: Option<RegisteredFile>,

@@ -1,4 +1,4 @@
-//! Decides what follows a completion. Pure.
+//! Decides what follows a completion. This module does no I/O.
 
 use crate::error::Error;
 use crate::op::{Direction, Errno};

@@ -1,4 +1,4 @@
-//! Limits the ops in flight. Pure.
+//! Limits the ops in flight. This module does no I/O.
 //!
 //! Virtual machines' devices take all available ops and report them together when all are done, so a deep queue keeps
 //! them busy. On a slow device, the same queue is many seconds of work, which delays other programs and cancellation.

@@ -2,9 +2,9 @@
 #![allow(dead_code, reason = "every test binary uses its own part")]
 #![allow(clippy::expect_used, clippy::panic, reason = "these are tests")]
 
-pub(crate) mod lane;
 pub(crate) mod mounts;
 pub(crate) mod place;
+pub(crate) mod program_run;
 pub(crate) mod storm;
 
 use std::io::Write;
@@ -79,9 +79,9 @@ pub(crate) fn all_real() -> Vec<(BackendKind, MakeBackend)> {
 
 /// Creates a simulated backend with the schedule of a seed.
 pub(crate) fn simulated_by(seed: u64) -> Option<MakeBackend> {
-    let carrier = real(BackendKind::Threads)?;
+    let make_real = real(BackendKind::Threads)?;
     let disk = SimDisk::new(seed);
-    Some(Box::new(move |setup| Box::new(disk.backend(setup, carrier(setup)))))
+    Some(Box::new(move |setup| Box::new(disk.backend(setup, make_real(setup)))))
 }
 
 /// Creates a real backend with faults.

@@ -89,14 +89,14 @@ impl Slot {
         unsafe { target.raw.copy_in(to, self.memory.raw.start().add(at), len) }
     }
 
-    /// Returns the bytes. While the slice is alive, no I/O may be started that reads into the slot.
+    /// Returns the bytes. It borrows the slot exclusively, so that no I/O into it can start while the slice lives.
     ///
     /// # Panics
     /// If a region of the slot is alive, since I/O in flight may hold it: drop the operation first.
     #[must_use]
-    pub fn as_slice(&self) -> &[u8] {
+    pub fn as_slice(&mut self) -> &[u8] {
         self.assert_no_region();
-        // SAFETY: the slot's memory is initialised, and nothing else can reach it.
+        // SAFETY: as for `as_mut_slice`.
         unsafe { slice::from_raw_parts(self.memory.raw.start(), self.len()) }
     }
 

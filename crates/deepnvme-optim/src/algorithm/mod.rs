@@ -1,4 +1,4 @@
-//! Optimizer algorithms, as torch defines them.
+//! torch's optimizers, and Lion.
 //!
 //! Each algorithm has settings named as in torch ([`Adam`], [`Lion`], [`Sgd`], [`Adagrad`]) and updates one [`tile`]
 //! with torch's [`operators`]. Values that are the same for all elements of a step are computed once, in fp64 as in
@@ -46,7 +46,7 @@ pub(crate) enum Scalars {
 }
 
 impl Algorithm {
-    /// Returns the moments of the algorithm, in order. Adam: the means of gradients and of their squares, and with
+    /// Returns which moments are signed, in order. Adam: the means of gradients and of their squares, and with
     /// `amsgrad` the maximum of the latter. Lion: the mean. SGD: the momentum buffer, if there is momentum. Adagrad:
     /// the sum of squares.
     #[must_use]
@@ -61,7 +61,7 @@ impl Algorithm {
         }
     }
 
-    /// Whether the objective is maximised.
+    /// Returns whether the objective is maximised.
     #[must_use]
     pub fn maximize(&self) -> bool {
         match self {
@@ -72,11 +72,11 @@ impl Algorithm {
         }
     }
 
-    /// Checks that all settings are in torch's ranges.
+    /// Checks the ranges of all settings.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] names the first that is not.
+    /// [`Error::Invalid`] names the first setting that is out of its range.
     pub fn check(&self) -> Result<()> {
         match self {
             Self::Adam(algorithm) => {
@@ -92,7 +92,10 @@ impl Algorithm {
             Self::Sgd(algorithm) => {
                 let Sgd { lr, momentum, dampening, weight_decay, nesterov, .. } = *algorithm;
                 at_least_zero(&[("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)])?;
-                if dampening.is_nan() || (nesterov && (momentum == 0.0 || dampening != 0.0)) {
+                if !dampening.is_finite() {
+                    return Err(Error::invalid(format!("dampening is {dampening}; it must be finite")));
+                }
+                if nesterov && (momentum == 0.0 || dampening != 0.0) {
                     return Err(Error::invalid("nesterov needs a momentum, and a dampening of zero"));
                 }
                 Ok(())
@@ -139,7 +142,7 @@ impl Scalars {
 
 fn at_least_zero(settings: &[(&str, f64)]) -> Result<()> {
     match settings.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
-        Some((name, value)) => Err(Error::invalid(format!("{name} is {value}; it must be zero or more"))),
+        Some((name, value)) => Err(Error::invalid(format!("{name} is {value}; it must be finite, and zero or more"))),
         None => Ok(()),
     }
 }

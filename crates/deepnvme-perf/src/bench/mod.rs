@@ -223,7 +223,7 @@ fn rounds(
 /// The engine's side of a benchmark: in this process, or in several.
 enum EngineBenchmark {
     InProcess(Box<Runner>),
-    Workers(processes::WorkerProcesses),
+    Processes(processes::BenchProcesses),
 }
 
 impl EngineBenchmark {
@@ -232,20 +232,20 @@ impl EngineBenchmark {
             return Ok(Self::InProcess(Box::new(Runner::prepare(options.workload.clone(), observer)?)));
         }
         let workloads = vec![options.workload.clone(); options.processes as usize];
-        Ok(Self::Workers(processes::WorkerProcesses::launch(&workloads, launcher, observer)?))
+        Ok(Self::Processes(processes::BenchProcesses::launch(&workloads, launcher, observer)?))
     }
 
     fn set_phase(&mut self, phase: Phase) {
         match self {
             Self::InProcess(runner) => runner.set_phase(phase),
-            Self::Workers(workers) => workers.set_phase(phase),
+            Self::Processes(processes) => processes.set_phase(phase),
         }
     }
 
     fn benchmark(&mut self) -> &mut dyn Benchmark {
         match self {
             Self::InProcess(runner) => &mut **runner,
-            Self::Workers(workers) => workers,
+            Self::Processes(processes) => processes,
         }
     }
 

@@ -1,8 +1,8 @@
-//! Worker processes that run the same workload at the same time, each with its own engine and files.
+//! Processes that run the same workload at the same time, each with its own engine and files.
 //!
-//! A worker is this program again. It reads the workload as one line of JSON from its standard input, then one line for each
-//! round. It writes `Message`s to its standard output. At the end of its input it removes its files and exits, so it never
-//! outlives its parent.
+//! A benchmark process is this program again. It reads the workload as one line of JSON from its standard input, then one
+//! line for each round. It writes `Message`s to its standard output. At the end of its input it removes its files and exits.
+//! It sees the end of its input between two rounds, so it outlives its parent by one round at most.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -17,11 +17,11 @@ use deepnvme_io::display;
 use crate::error::{Error, Result};
 use crate::measure::{Benchmark, Observer, Phase, ProgressUpdate, Runner, Sample, Workload};
 
-/// The hidden command that makes a process a worker.
-pub const WORKER_COMMAND: &str = "bench-worker";
+/// The hidden command that makes a process a benchmark process.
+pub const PROCESS_COMMAND: &str = "bench-process";
 /// Time between two progress reports.
 const UPDATE_INTERVAL: Duration = Duration::from_millis(50);
-/// Time for a worker to remove its files and exit.
+/// Time for a process to remove its files and exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The command line that starts this program again.
@@ -29,11 +29,11 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Launcher {
     /// The program.
     pub program: PathBuf,
-    /// The arguments before [`WORKER_COMMAND`]: `-m deepnvme` if the program is Python.
+    /// The arguments before [`PROCESS_COMMAND`]: `-m deepnvme` if the program is Python.
     pub arguments: Vec<String>,
 }
 
-/// A message of a worker: one line of JSON.
+/// A message of a benchmark process: one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Message {
@@ -43,47 +43,50 @@ enum Message {
     Bytes(u64),
     /// The round has ended.
     Sample(Box<Sample>),
-    /// The worker has failed.
+    /// The process has failed.
     Failed(String),
 }
 
-/// Several worker processes.
-pub struct WorkerProcesses {
-    workers: Vec<WorkerProcess>,
+/// Several benchmark processes.
+pub struct BenchProcesses {
+    processes: Vec<BenchProcess>,
     messages: Receiver<(usize, Message)>,
     round_bytes: u64,
     phase: Phase,
 }
 
-struct WorkerProcess {
+struct BenchProcess {
     child: Child,
-    // Dropped to end the worker: it exits at the end of its input.
+    // Dropped to end the process: it exits at the end of its input.
     stdin: Option<ChildStdin>,
 }
 
-impl WorkerProcesses {
-    /// Starts a worker for each workload, and waits until their files are laid out.
+impl BenchProcesses {
+    /// Starts a process for each workload, and waits until all files are laid out.
     ///
     /// # Errors
-    /// The program cannot be started again, or a worker cannot prepare its files.
+    /// The program cannot be started again, or a process cannot prepare its files.
     pub fn launch(workloads: &[Workload], launcher: &Launcher, observer: &mut dyn Observer) -> Result<Self> {
         let (sender, messages) = channel();
         let round_bytes = workloads.iter().map(Workload::round_bytes).sum();
-        let mut processes = Self { workers: Vec::new(), messages, round_bytes, phase: Phase::LayingOut };
+        let mut all = Self { processes: Vec::new(), messages, round_bytes, phase: Phase::LayingOut };
         for (index, workload) in workloads.iter().enumerate() {
             let failed = |error: &dyn std::fmt::Display| {
-                Error::failed(format!("cannot start {} again as a worker: {error}", display::path(&launcher.program)))
+                Error::failed(format!(
+                    "cannot start {} again as a benchmark process: {error}",
+                    display::path(&launcher.program)
+                ))
             };
             let mut child = Command::new(&launcher.program)
                 .args(&launcher.arguments)
-                .arg(WORKER_COMMAND)
+                .arg(PROCESS_COMMAND)
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
                 .map_err(|error| failed(&error))?;
             let (mut stdin, stdout) = (child.stdin.take(), child.stdout.take());
             let sent = stdin.as_mut().map(|stdin| send(stdin, workload));
-            processes.workers.push(WorkerProcess { child, stdin });
+            all.processes.push(BenchProcess { child, stdin });
             sent.unwrap_or(Ok(())).map_err(|error| failed(&error))?;
             let sender = sender.clone();
             let listen = move || {
@@ -96,12 +99,12 @@ impl WorkerProcesses {
                     }
                 }
                 let _ =
-                    sender.send((index, Message::Failed("a worker process exited before its work was done".into())));
+                    sender.send((index, Message::Failed("a benchmark process exited before its work was done".into())));
             };
             deepnvme_io::start_thread(|| std::thread::Builder::new().spawn(listen))?;
         }
-        processes.gather(observer)?;
-        Ok(processes)
+        all.gather(observer)?;
+        Ok(all)
     }
 
     /// Sets the phase that the next rounds report.
@@ -109,12 +112,12 @@ impl WorkerProcesses {
         self.phase = phase;
     }
 
-    /// Waits for the final message of every worker.
+    /// Waits until every process has sent `Ready` or a `Sample`.
     fn gather(&mut self, observer: &mut dyn Observer) -> Result<Vec<Sample>> {
         let began = Instant::now();
-        let mut bytes = vec![0; self.workers.len()];
+        let mut bytes = vec![0; self.processes.len()];
         let mut samples = Vec::new();
-        let mut waiting = self.workers.len();
+        let mut waiting = self.processes.len();
         while waiting > 0 {
             match self.messages.recv_timeout(UPDATE_INTERVAL) {
                 Ok((index, Message::Bytes(transferred))) => bytes[index] = transferred,
@@ -125,7 +128,9 @@ impl WorkerProcesses {
                 }
                 Ok((_, Message::Failed(text))) => return Err(Error::failed(text)),
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(Error::failed("all worker processes have exited")),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::failed("all benchmark processes have exited"));
+                }
             }
             let (bytes_done, seconds) = (bytes.iter().sum(), began.elapsed().as_secs_f64());
             let bytes_total = self.round_bytes;
@@ -138,41 +143,41 @@ impl WorkerProcesses {
     }
 }
 
-impl Benchmark for WorkerProcesses {
+impl Benchmark for BenchProcesses {
     fn name(&self) -> &'static str {
         "deepnvme"
     }
 
     fn round(&mut self, observer: &mut dyn Observer) -> Result<Sample> {
         let phase = self.phase.name();
-        for stdin in self.workers.iter_mut().filter_map(|worker| worker.stdin.as_mut()) {
-            send(stdin, &phase).map_err(|error| Error::failed(format!("a worker process has exited: {error}")))?;
+        for stdin in self.processes.iter_mut().filter_map(|process| process.stdin.as_mut()) {
+            send(stdin, &phase).map_err(|error| Error::failed(format!("a benchmark process has exited: {error}")))?;
         }
         Ok(Sample::combine(&self.gather(observer)?))
     }
 }
 
-impl Drop for WorkerProcesses {
+impl Drop for BenchProcesses {
     fn drop(&mut self) {
-        for worker in &mut self.workers {
-            drop(worker.stdin.take());
-            // A worker in the middle of a round stops it.
-            if let Some(pid) = rustix::process::Pid::from_raw(worker.child.id() as i32) {
+        for process in &mut self.processes {
+            drop(process.stdin.take());
+            // A process in the middle of a round stops it.
+            if let Some(pid) = rustix::process::Pid::from_raw(process.child.id() as i32) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
             }
         }
         let began = Instant::now();
-        for worker in &mut self.workers {
-            while matches!(worker.child.try_wait(), Ok(None)) && began.elapsed() < EXIT_TIMEOUT {
+        for process in &mut self.processes {
+            while matches!(process.child.try_wait(), Ok(None)) && began.elapsed() < EXIT_TIMEOUT {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            let _ = worker.child.kill();
-            let _ = worker.child.wait();
+            let _ = process.child.kill();
+            let _ = process.child.wait();
         }
     }
 }
 
-/// Runs a worker: one round for each line of its input.
+/// Runs a benchmark process: one round for each line of its input.
 ///
 /// # Errors
 /// The failure that ended the work. The parent gets it as a message as well.
@@ -181,7 +186,7 @@ pub fn serve(input: &mut dyn BufRead, output: &mut (dyn Write + Send), interrupt
     let outcome: Result<()> = (|| {
         input.read_line(&mut first).map_err(|_| Error::OutputClosed)?;
         let workload: Workload = serde_json::from_str(&first)
-            .map_err(|error| Error::usage(format!("{WORKER_COMMAND} is for deepnvme bench --processes: {error}")))?;
+            .map_err(|error| Error::usage(format!("{PROCESS_COMMAND} is for deepnvme bench --processes: {error}")))?;
         let mut reporter = Reporter { output, interrupted, last_report: Instant::now() };
         let mut runner = Runner::prepare(workload, &mut reporter)?;
         reporter.send(&Message::Ready);
@@ -199,7 +204,7 @@ pub fn serve(input: &mut dyn BufRead, output: &mut (dyn Write + Send), interrupt
     outcome
 }
 
-/// Sends the progress of a worker to its parent.
+/// Sends the progress of a process to its parent.
 struct Reporter<'a> {
     output: &'a mut (dyn Write + Send),
     interrupted: &'a dyn Fn() -> bool,
@@ -241,7 +246,7 @@ mod tests {
     use crate::measure::workload::tests::small;
 
     #[test]
-    fn a_worker_runs_its_rounds_and_leaves_no_files() {
+    fn a_process_runs_its_rounds_and_leaves_no_files() {
         let folder = tempfile::tempdir().unwrap();
         let workload = small(Direction::Write, &[folder.path()]);
         let mut input = serde_json::to_string(&workload).unwrap() + "\n\"measuring\"\n\"measuring\"\n";
@@ -265,14 +270,14 @@ mod tests {
         let launcher = Launcher { program: "/no/such/program".into(), arguments: vec![] };
         let workload = small(Direction::Read, &[folder.path()]);
         let error =
-            WorkerProcesses::launch(&[workload.clone(), workload.clone()], &launcher, &mut crate::measure::NoObserver)
+            BenchProcesses::launch(&[workload.clone(), workload.clone()], &launcher, &mut crate::measure::NoObserver)
                 .err()
                 .unwrap();
         assert!(error.to_string().contains("/no/such/program"), "{error}");
         let silent = Launcher { program: "/bin/true".into(), arguments: vec![] };
-        let error = WorkerProcesses::launch(&[workload.clone(), workload], &silent, &mut crate::measure::NoObserver)
+        let error = BenchProcesses::launch(&[workload.clone(), workload], &silent, &mut crate::measure::NoObserver)
             .err()
             .unwrap();
-        assert!(error.to_string().contains("worker"), "{error}");
+        assert!(error.to_string().contains("benchmark process"), "{error}");
     }
 }

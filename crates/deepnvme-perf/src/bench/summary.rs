@@ -1,4 +1,4 @@
-//! Metrics from samples. Pure.
+//! Metrics from samples. This module does no I/O.
 
 use serde::Serialize;
 

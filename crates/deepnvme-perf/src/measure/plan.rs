@@ -1,4 +1,4 @@
-//! Cuts a workload into requests. Pure.
+//! Cuts a workload into requests. This module does no I/O.
 
 use super::workload::{AccessOrder, Workload};
 

@@ -1,4 +1,4 @@
-//! Problems in the facts, and their remedies. Pure.
+//! Problems in the facts, and their remedies. This module does no I/O.
 
 use serde::Serialize;
 

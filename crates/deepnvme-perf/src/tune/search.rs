@@ -1,4 +1,5 @@
-//! The search: successive halving, then hill climbing from the best. Pure, except for the trials that the caller makes.
+//! The search: successive halving, then hill climbing from the best. The caller makes the
+//! trials, so this module does no I/O.
 //!
 //! Single trials are noisy on a shared disk, so no candidate is dropped for one. A rung tries all remaining candidates once,
 //! forwards and backwards in turn, and keeps the better half by the median of all their trials. The search then climbs from

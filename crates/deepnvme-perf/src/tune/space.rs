@@ -1,4 +1,4 @@
-//! The settings that a search chooses from. Pure.
+//! The settings that a search chooses from. This module does no I/O.
 
 use deepnvme_io::config::limits::{BLOCK_BYTES_MAX, QUEUE_DEPTH_MAX, WORKERS_MAX};
 use deepnvme_io::{BackendChoice, Config, DirectMode, SubmitMode, WindowMode};

@@ -1,4 +1,4 @@
-//! Possible contents of a file range, byte by byte, after all answered writes. Pure.
+//! Possible contents of a file range, byte by byte, after all answered writes. This module does no I/O.
 
 use std::collections::BTreeMap;
 

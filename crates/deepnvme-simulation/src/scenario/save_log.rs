@@ -1,4 +1,4 @@
-//! The versions that may be under a name, given the starts and ends of its saves. Pure.
+//! The versions that may be under a name, given the starts and ends of its saves. This module does no I/O.
 
 use deepnvme_io::Durability;
 

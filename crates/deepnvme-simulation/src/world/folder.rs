@@ -1,4 +1,4 @@
-//! The names of one folder: current, durable, and the changes in between. Pure.
+//! The names of one folder: current, durable, and the changes in between. This module does no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};

@@ -1,4 +1,4 @@
-//! Snapshot the disks without descriptors. Two snapshots share the bytes of unchanged files. Pure.
+//! Snapshots of all disks, without open descriptors. Snapshots share the bytes of unchanged files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! The metadata of encoded tensors in a packed file's header: pure. All of it is checked before use.
+//! The metadata of encoded tensors in a packed file's header. This module does no I/O. All of it is checked before use.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;

@@ -1,4 +1,4 @@
-//! How each tensor is encoded: pure.
+//! How each tensor is encoded. This module does no I/O.
 
 use std::num::NonZeroUsize;
 

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! model      the tensors of the old files
-//! order      the order of the tensors: layers, and experts within them     (pure)
-//! encoding   how each tensor is encoded                                    (pure)
+//! order      the order of the tensors: layers, and experts within them     (no I/O)
+//! encoding   how each tensor is encoded                                    (no I/O)
 //! sample     encodes and decodes some of the tensors
 //! estimate   what packing would gain, from the sample and the speed of the disk
-//! container  the metadata of encoded tensors                               (pure)
+//! container  the metadata of encoded tensors                               (no I/O)
 //! write      writes the new file
 //! folder     copies other files; the new folder appears complete
 //! ```

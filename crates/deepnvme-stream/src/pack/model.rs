@@ -99,7 +99,7 @@ impl Model {
     pub(super) fn start(&self, engine: &Engine, tensor: usize, part: &Range<u64>) -> Result<ChunkRead> {
         let tensor = &self.tensors[tensor];
         let range = AlignedRange::new(tensor.offset + part.start, (part.end - part.start) as usize);
-        let buffer = Buffer::zeroed(range.block_bytes().max(PAGE_BYTES as usize));
+        let buffer = Buffer::zeroed(range.page_span_bytes().max(PAGE_BYTES as usize));
         let buffer = buffer.map_err(|error| IoError::from_io("allocate memory to read into", &error))?;
         let read = AlignedRead::start(engine, self.readers[tensor.file].file(), range, buffer);
         Ok(ChunkRead { read: read.map_err(|(error, _)| error)?, range })

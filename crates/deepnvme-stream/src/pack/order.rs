@@ -1,4 +1,5 @@
-//! The order of tensors in the new file, by their names: pure. Tensors that are used together become neighbours.
+//! The order of tensors in the new file, by their names. Tensors that are used together become neighbours. This module
+//! does no I/O.
 
 use std::cmp::Reverse;
 use std::ops::Range;

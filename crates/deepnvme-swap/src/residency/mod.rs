@@ -1,4 +1,4 @@
-//! Which items are in memory, who may borrow them, and which read or write comes next: pure.
+//! Which items are in memory, who may borrow them, and which read or write comes next. This module does no I/O.
 //!
 //! ```text
 //!            read              exclusive borrow, create       write-back

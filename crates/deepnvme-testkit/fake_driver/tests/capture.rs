@@ -4,18 +4,17 @@
 
 mod common;
 
+use common::codes::cuda;
 use common::{FakeDriver, NON_BLOCKING, made, pattern};
 
+/// Modes of a capture or a thread.
 const GLOBAL: i32 = 0;
 const THREAD_LOCAL: i32 = 1;
 const RELAXED: i32 = 2;
 
+/// The status of a capture.
 const ACTIVE: i32 = 1;
 const INVALIDATED: i32 = 2;
-
-const UNSUPPORTED: i32 = 900;
-const CAPTURE_INVALIDATED: i32 = 901;
-const IMPLICIT: i32 = 906;
 
 /// Queries an event on another thread, whose mode is `mode`. Returns the code.
 fn query_elsewhere(fake_driver: &FakeDriver, event: u64, mode: i32) -> i32 {
@@ -24,7 +23,7 @@ fn query_elsewhere(fake_driver: &FakeDriver, event: u64, mode: i32) -> i32 {
             fake_driver.enter(0);
             let mut mode = mode;
             assert_eq!((fake_driver.cuThreadExchangeStreamCaptureMode)(&mut mode), 0);
-            assert_eq!(mode, GLOBAL, "the mode of a new thread");
+            assert_eq!(mode, GLOBAL, "a new thread has the global mode");
             (fake_driver.cuEventQuery)(event)
         });
         query.join().unwrap()
@@ -40,14 +39,18 @@ fn a_capture_prohibits_calls_of_other_threads_only_in_global_mode() {
             assert_eq!((fake_driver.cuStreamBeginCapture_v2)(stream, capture), 0);
             assert_eq!(made(|out| (fake_driver.cuStreamIsCapturing)(stream, out)), ACTIVE);
             let is_prohibited = (capture, mode) == (GLOBAL, GLOBAL);
-            let expected = if is_prohibited { UNSUPPORTED } else { 0 };
-            assert_eq!(query_elsewhere(&fake_driver, event, mode), expected, "{capture} {mode}");
+            let expected = if is_prohibited { cuda::STREAM_CAPTURE_UNSUPPORTED } else { 0 };
+            assert_eq!(
+                query_elsewhere(&fake_driver, event, mode),
+                expected,
+                "capture in mode {capture}, thread in mode {mode}"
+            );
             let status = made(|out| (fake_driver.cuStreamIsCapturing)(stream, out));
             assert_eq!(status, if is_prohibited { INVALIDATED } else { ACTIVE });
             let mut graph = 7;
             let code = (fake_driver.cuStreamEndCapture)(stream, &mut graph);
-            assert_eq!(code, if is_prohibited { CAPTURE_INVALIDATED } else { 0 });
-            assert_eq!(graph == 0, is_prohibited, "{graph}");
+            assert_eq!(code, if is_prohibited { cuda::STREAM_CAPTURE_INVALIDATED } else { 0 });
+            assert_eq!(graph == 0, is_prohibited, "the graph is {graph}");
         }
     }
 }
@@ -60,7 +63,10 @@ fn a_thread_may_not_wait_during_its_own_capture_unless_it_is_relaxed() {
         let is_prohibited = (capture, mode) == (THREAD_LOCAL, THREAD_LOCAL);
         assert_eq!((fake_driver.cuThreadExchangeStreamCaptureMode)(&mut mode), 0);
         assert_eq!((fake_driver.cuStreamBeginCapture_v2)(stream, capture), 0);
-        assert_eq!((fake_driver.cuStreamSynchronize)(other), if is_prohibited { UNSUPPORTED } else { 0 });
+        assert_eq!(
+            (fake_driver.cuStreamSynchronize)(other),
+            if is_prohibited { cuda::STREAM_CAPTURE_UNSUPPORTED } else { 0 }
+        );
         (fake_driver.cuStreamEndCapture)(stream, &mut 0);
         assert_eq!((fake_driver.cuThreadExchangeStreamCaptureMode)(&mut mode), 0);
     }
@@ -73,8 +79,8 @@ fn the_whole_context_cannot_be_waited_for_in_any_mode() {
     let mut mode = RELAXED;
     assert_eq!((fake_driver.cuThreadExchangeStreamCaptureMode)(&mut mode), 0);
     assert_eq!((fake_driver.cuStreamBeginCapture_v2)(stream, RELAXED), 0);
-    assert_eq!((fake_driver.cuCtxSynchronize)(), UNSUPPORTED);
-    assert_eq!((fake_driver.cuStreamEndCapture)(stream, &mut 0), CAPTURE_INVALIDATED);
+    assert_eq!((fake_driver.cuCtxSynchronize)(), cuda::STREAM_CAPTURE_UNSUPPORTED);
+    assert_eq!((fake_driver.cuStreamEndCapture)(stream, &mut 0), cuda::STREAM_CAPTURE_INVALIDATED);
 }
 
 #[test]
@@ -86,8 +92,8 @@ fn the_capturing_stream_itself_cannot_be_queried_in_any_mode_and_its_work_does_n
     assert_eq!((fake_driver.cuStreamBeginCapture_v2)(stream, RELAXED), 0);
     assert_eq!((fake_driver.cuMemsetD8Async)(memory, 2, 64, stream), 0);
     assert_eq!(fake_driver.count("captured_ops"), 1);
-    assert_eq!((fake_driver.cuStreamQuery)(stream), UNSUPPORTED);
-    assert_eq!((fake_driver.cuStreamEndCapture)(stream, &mut 0), CAPTURE_INVALIDATED);
+    assert_eq!((fake_driver.cuStreamQuery)(stream), cuda::STREAM_CAPTURE_UNSUPPORTED);
+    assert_eq!((fake_driver.cuStreamEndCapture)(stream, &mut 0), cuda::STREAM_CAPTURE_INVALIDATED);
     assert_eq!((fake_driver.cuStreamSynchronize)(stream), 0);
     assert_eq!(fake_driver.peek(memory, 64), pattern(3, 64));
 }
@@ -96,14 +102,18 @@ fn the_capturing_stream_itself_cannot_be_queried_in_any_mode_and_its_work_does_n
 fn the_default_stream_is_unusable_while_a_stream_that_waits_for_it_is_captured() {
     let fake_driver = FakeDriver::with_context();
     let (blocking, independent) = (fake_driver.stream(0), fake_driver.stream(NON_BLOCKING));
-    for (stream, expected) in [(independent, 0), (blocking, IMPLICIT)] {
+    for (stream, expected) in [(independent, 0), (blocking, cuda::STREAM_CAPTURE_IMPLICIT)] {
         assert_eq!((fake_driver.cuStreamBeginCapture_v2)(stream, RELAXED), 0);
         let mut status = 0;
         assert_eq!((fake_driver.cuStreamIsCapturing)(0, &mut status), expected);
-        assert_eq!(made(|out| (fake_driver.cuStreamIsCapturing)(stream, out)), ACTIVE, "a question changes nothing");
+        assert_eq!(
+            made(|out| (fake_driver.cuStreamIsCapturing)(stream, out)),
+            ACTIVE,
+            "the query of the default stream ended the capture"
+        );
         assert_eq!((fake_driver.cuEventRecord)(fake_driver.event(), 0), expected);
-        let ended = if expected == 0 { 0 } else { CAPTURE_INVALIDATED };
+        let ended = if expected == 0 { 0 } else { cuda::STREAM_CAPTURE_INVALIDATED };
         assert_eq!((fake_driver.cuStreamEndCapture)(stream, &mut 0), ended);
     }
-    assert_eq!((fake_driver.cuStreamBeginCapture_v2)(0, RELAXED), UNSUPPORTED);
+    assert_eq!((fake_driver.cuStreamBeginCapture_v2)(0, RELAXED), cuda::STREAM_CAPTURE_UNSUPPORTED);
 }

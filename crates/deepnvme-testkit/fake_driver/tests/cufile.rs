@@ -1,4 +1,4 @@
-//! cuFile, the calls that wait: real files, random bytes, and the errors of the header.
+//! The calls of cuFile that wait for their transfer: on real files, with random bytes, and with the error codes of `cufile.h`.
 
 mod common;
 
@@ -7,11 +7,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use common::api::{Description, DriverProperties, FileError};
-use common::codes::{cufile, refused};
+use common::codes::{cuda, cufile, refused};
 use common::files::{MIB, Setting, ok, setting, setting_with_stream};
 use common::{FakeDriver, SLOW_US, at, made, pattern, same};
 
-/// A transfer in pieces whose ends are aligned to nothing.
+/// A length that no block size divides.
 const ODD: usize = MIB + 4321;
 
 #[test]
@@ -30,8 +30,12 @@ fn bytes_go_to_the_file_and_come_back() {
     let mut seen = vec![0; 4096 * 3];
     let aligned = seen.as_ptr().align_offset(4096);
     assert_eq!(file.read_at(&mut seen[aligned..aligned + 4096], 0).unwrap(), 4096);
-    assert_eq!(seen[aligned..aligned + 777], pattern(1, 777), "what was there before it");
-    assert_eq!((fake_driver.cuFileRead)(handle, to, MIB, (2 * MIB - 100) as i64, 0), 100, "where the file ends");
+    assert_eq!(seen[aligned..aligned + 777], pattern(1, 777), "bytes before the range have changed");
+    assert_eq!(
+        (fake_driver.cuFileRead)(handle, to, MIB, (2 * MIB - 100) as i64, 0),
+        100,
+        "a read ends at the end of the file"
+    );
     let host = fake_driver.pinned(5000);
     assert_eq!((fake_driver.cuFileRead)(handle, at(host) as u64, 5000, 777, 0), 5000);
     same(host, &pattern(7, 2 * MIB)[13..5013]);
@@ -40,7 +44,7 @@ fn bytes_go_to_the_file_and_come_back() {
 }
 
 #[test]
-fn what_is_wrong_has_the_code_of_the_header() {
+fn wrong_arguments_have_the_codes_of_cufile_h() {
     let Setting { fake_driver, file, handle, _folder } = setting();
     let memory = fake_driver.alloc(10_000);
     let read =
@@ -69,7 +73,7 @@ fn what_is_wrong_has_the_code_of_the_header() {
     let folder = Description { fd: folder.as_raw_fd().into(), ..again };
     assert_eq!((fake_driver.cuFileHandleRegister)(&mut 0, &folder).err, cufile::INVALID_FILE_TYPE);
     fake_driver.enter(1);
-    assert_eq!(read(handle, memory, 1, 0, 0), refused(cufile::CUDA_CONTEXT_MISMATCH), "the memory is device 0's");
+    assert_eq!(read(handle, memory, 1, 0, 0), refused(cufile::CUDA_CONTEXT_MISMATCH), "the memory belongs to device 0");
     std::thread::scope(|scope| {
         scope.spawn(|| {
             assert_eq!((fake_driver.cuFileRead)(handle, memory, 1, 0, 0), refused(cufile::INVALID_CONTEXT_ERROR));
@@ -125,17 +129,17 @@ fn faults_of_transfers_are_errors_of_the_system_or_of_cufile() {
     fake_driver.fail("cuFileRead@short", 0, 12_345);
     assert_eq!((read(), read()), (12_345, MIB as isize));
     fake_driver.fail("cuFileBufRegister", 0, cufile::GPU_MEMORY_PINNING_FAILED);
-    fake_driver.fail("cuFileBufRegister", 1, 2);
+    fake_driver.fail("cuFileBufRegister", 1, cuda::OUT_OF_MEMORY);
     let buffer = || (fake_driver.cuFileBufRegister)(memory, MIB, 0);
     assert_eq!(buffer(), FileError { err: cufile::GPU_MEMORY_PINNING_FAILED, cu_err: 0 });
-    assert_eq!(buffer(), FileError { err: cufile::CUDA_DRIVER_ERROR, cu_err: 2 });
+    assert_eq!(buffer(), FileError { err: cufile::CUDA_DRIVER_ERROR, cu_err: cuda::OUT_OF_MEMORY });
     assert_eq!((buffer(), fake_driver.live("cufile_buffers")), (ok(), 1));
 }
 
 #[test]
-fn what_is_registered_must_stay() {
+fn registered_memory_files_and_streams_must_stay_alive() {
     let Setting { fake_driver, file, handle, _folder } = setting();
-    // A descriptor with free numbers below it: once it is closed, files of other tests do not get its number.
+    // Leave lower descriptors free: after `file` is closed, no file of another test gets its number.
     let below: Vec<File> = (0..64).map(|_| file.try_clone().unwrap()).collect();
     let file = file.try_clone().unwrap();
     drop(below);
@@ -163,7 +167,7 @@ fn what_is_registered_must_stay() {
 
 /// `CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE`.
 const ALLOW_COMPAT_MODE: i32 = 1;
-/// Places in the third level of statistics, as indices of numbers of 64 bits.
+/// Counters of the third level of statistics: byte offsets in the struct, divided by the size of a counter.
 const NVIDIA_FS_READS: usize = (1032 + 64) / 8;
 const POSIX_READS: usize = (1032 + 72) / 8;
 const POSIX_WRITES: usize = (1032 + 176) / 8;
@@ -177,9 +181,13 @@ fn a_file_without_a_direct_path_is_copied_and_counted_or_refused() {
     assert_eq!(
         (fake_driver.cuFileSetParameterBool)(ALLOW_COMPAT_MODE, false).err,
         cufile::DRIVER_ALREADY_OPEN,
-        "the driver is open"
+        "parameters are set before the driver is opened"
     );
-    assert_eq!((fake_driver.cuFileGetStatsL3)(numbers.as_mut_ptr()).err, cufile::INVALID_VALUE, "the level is 0");
+    assert_eq!(
+        (fake_driver.cuFileGetStatsL3)(numbers.as_mut_ptr()).err,
+        cufile::INVALID_VALUE,
+        "statistics of level 3 need that level"
+    );
     assert_eq!((fake_driver.cuFileSetStatsLevel)(4).err, cufile::INVALID_VALUE);
     assert_eq!((fake_driver.cuFileSetStatsLevel)(3), ok());
     assert_eq!((fake_driver.cuFileGetStatsLevel)(&mut level), ok());
@@ -216,7 +224,7 @@ fn made_file(fake_driver: &FakeDriver, description: &Description) -> u64 {
 fn an_old_copy_lacks_the_new_functions_only() {
     let folder = tempfile::tempdir().unwrap();
     let copy = deepnvme_fake_driver::old_copy(folder.path()).unwrap();
-    // SAFETY: loading it runs nothing but the start of Rust's library.
+    // SAFETY: loading it runs only the start-up code of Rust's standard library.
     let library = unsafe { libloading::Library::new(copy) }.unwrap();
     // SAFETY: the symbols are looked up, not called.
     let has = |name: &[u8]| unsafe { library.get::<*const ()>(name) }.is_ok();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use common::api::{IoEvent, IoParams};
 use common::codes::{cuda, cufile, refused};
 use common::files::{MIB, Setting, ok, setting, setting_with_stream};
-use common::{NOT_READY, SLOW_US, count_up, made, pattern, same};
+use common::{SLOW_US, count_up, made, pattern, same};
 
 #[test]
 fn batches_are_over_late_and_in_any_order() {
@@ -107,7 +107,7 @@ fn queued_transfers_look_at_their_parameters_when_their_turn_comes() {
     assert_eq!(read(bytes, offset, skip, done), ok());
     assert_eq!((fake_driver.cuLaunchHostFunc)(stream, count_up, (&raw const counter).cast_mut().cast()), 0);
     (*bytes, *offset, *skip) = (5000, 8192, 100);
-    assert_eq!(((fake_driver.cuStreamQuery)(stream), *done), (NOT_READY, 0));
+    assert_eq!(((fake_driver.cuStreamQuery)(stream), *done), (cuda::NOT_READY, 0));
     assert_eq!((fake_driver.cuStreamSynchronize)(stream), 0);
     assert_eq!((*done, counter.load(Ordering::SeqCst)), (5000, 1));
     same(&fake_driver.peek(memory + 100, 5000), &pattern(1, 2 * MIB)[8192..13192]);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use common::codes::cuda;
-use common::{FakeDriver, NON_BLOCKING, NOT_READY, SLOW_US, at, count_up, made, pattern, same};
+use common::{FakeDriver, NON_BLOCKING, SLOW_US, at, count_up, made, pattern, same};
 
 const BYTES: usize = 10_000;
 
@@ -22,13 +22,13 @@ fn copies_read_and_write_when_their_turn_comes() {
     assert_eq!((fake_driver.fake_driver_fill_kernel)(stream, memory, BYTES, 9, SLOW_US), 0);
     assert_eq!((fake_driver.cuMemcpyDtoHAsync_v2)(to, memory, BYTES, stream), 0);
     assert_eq!((fake_driver.cuMemcpyHtoDAsync_v2)(memory, from, BYTES, stream), 0);
-    assert_eq!((fake_driver.cuStreamQuery)(stream), NOT_READY);
-    assert!(target.iter().all(|byte| *byte == 2), "it is not over yet");
+    assert_eq!((fake_driver.cuStreamQuery)(stream), cuda::NOT_READY);
+    assert!(target.iter().all(|byte| *byte == 2), "the copy ran before its turn");
     source.fill(3);
     assert_eq!((fake_driver.cuStreamSynchronize)(stream), 0);
     assert_eq!((fake_driver.cuStreamQuery)(stream), 0);
     same(target, &pattern(9, BYTES));
-    // The bytes at the time that the copy ran.
+    // The copy takes the bytes that are there when it runs.
     same(&fake_driver.peek(memory, BYTES), &[3; BYTES]);
     assert_eq!((fake_driver.violations().as_str(), fake_driver.count("pageable_copies")), ("", 0));
 }
@@ -47,32 +47,32 @@ fn streams_run_independently_and_out_of_order() {
             assert_eq!((fake_driver.cuEventRecord)(*event, *stream), 0);
         }
         assert_eq!((fake_driver.cuEventSynchronize)(events[3]), 0);
-        overtaken += i32::from((fake_driver.cuEventQuery)(events[0]) == NOT_READY);
+        overtaken += i32::from((fake_driver.cuEventQuery)(events[0]) == cuda::NOT_READY);
         streams.iter().for_each(|stream| assert_eq!((fake_driver.cuStreamSynchronize)(*stream), 0));
     }
-    assert!(overtaken > 0, "the stream that was given work first is always over first");
+    assert!(overtaken > 0, "the stream that got its work first always ended first");
 }
 
 #[test]
-fn a_stream_waits_for_the_record_that_was_the_last_when_it_was_told_to() {
+fn a_stream_waits_for_the_last_record_before_its_wait() {
     let fake_driver = FakeDriver::with_context();
     let (writer, reader) = (fake_driver.stream(NON_BLOCKING), fake_driver.stream(NON_BLOCKING));
     let (memory, event) = (fake_driver.alloc(BYTES), fake_driver.event());
     let target = fake_driver.pinned(BYTES);
-    assert_eq!((fake_driver.cuEventQuery)(event), 0, "never recorded");
+    assert_eq!((fake_driver.cuEventQuery)(event), 0, "an event that was never recorded is complete");
     assert_eq!((fake_driver.cuStreamWaitEvent)(reader, event, 0), 0);
     assert_eq!((fake_driver.fake_driver_fill_kernel)(writer, memory, BYTES, 5, SLOW_US), 0);
     assert_eq!((fake_driver.cuEventRecord)(event, writer), 0);
-    assert_eq!((fake_driver.cuEventQuery)(event), NOT_READY);
+    assert_eq!((fake_driver.cuEventQuery)(event), cuda::NOT_READY);
     assert_eq!((fake_driver.cuStreamWaitEvent)(reader, event, 0), 0);
     assert_eq!((fake_driver.fake_driver_fill_kernel)(writer, fake_driver.alloc(8), 8, 5, 20 * SLOW_US), 0);
-    assert_eq!((fake_driver.cuEventRecord)(event, writer), 0, "which the reader does not wait for");
+    assert_eq!((fake_driver.cuEventRecord)(event, writer), 0, "the reader does not wait for this record");
     assert_eq!((fake_driver.cuMemcpyDtoHAsync_v2)(at(target), memory, BYTES, reader), 0);
     let before = Instant::now();
     assert_eq!((fake_driver.cuStreamSynchronize)(reader), 0);
     assert!(before.elapsed() < Duration::from_micros(15 * SLOW_US));
     same(target, &pattern(5, BYTES));
-    assert_eq!((fake_driver.cuEventQuery)(event), NOT_READY);
+    assert_eq!((fake_driver.cuEventQuery)(event), cuda::NOT_READY);
     assert_eq!(fake_driver.violations(), "");
 }
 
@@ -99,7 +99,10 @@ fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
     let before = Instant::now();
     assert_eq!((fake_driver.cuMemsetD8Async)(quick, 1, 8, other), 0);
     assert_eq!((fake_driver.cuStreamSynchronize)(other), 0);
-    assert!(before.elapsed() < Duration::from_micros(15 * SLOW_US), "a non-blocking stream does not wait");
+    assert!(
+        before.elapsed() < Duration::from_micros(15 * SLOW_US),
+        "a non-blocking stream waited for the default stream"
+    );
 }
 
 #[test]
@@ -115,19 +118,19 @@ fn pageable_memory_is_copied_before_the_call_returns() {
     assert_eq!((fake_driver.cuMemHostRegister_v2)(at(&mut target), 5000, 0), 0);
     assert_eq!(
         (fake_driver.cuMemcpyDtoHAsync_v2)(at(&mut target), memory, BYTES, stream),
-        1,
-        "half of it is registered"
+        cuda::INVALID_VALUE,
+        "a copy to memory of which only half is registered is refused"
     );
     assert_eq!(
         (fake_driver.cuMemcpyHtoDAsync_v2)(memory + 1, at(&mut target), BYTES, stream),
         cuda::INVALID_VALUE,
-        "out of bounds"
+        "a copy beyond the allocation is refused"
     );
     assert_eq!((fake_driver.cuMemcpyHtoD_v2)(memory, at(&mut target), 5000), 0);
 }
 
 #[test]
-fn handles_are_those_of_the_current_device_and_alive() {
+fn calls_refuse_handles_of_other_devices_and_destroyed_ones() {
     let fake_driver = FakeDriver::with_context();
     let (stream, event, memory) = (fake_driver.stream(0), fake_driver.event(), fake_driver.alloc(64));
     let counter = AtomicU32::new(0);
@@ -135,7 +138,7 @@ fn handles_are_those_of_the_current_device_and_alive() {
     assert_eq!((fake_driver.cuLaunchHostFunc)(stream, count_up, (&raw const counter).cast_mut().cast()), 0);
     fake_driver.enter(1);
     assert_eq!((fake_driver.cuMemsetD8Async)(memory, 0, 64, stream), cuda::INVALID_HANDLE);
-    assert_eq!((fake_driver.cuEventRecord)(event, 0), cuda::INVALID_HANDLE, "an event of the other device");
+    assert_eq!((fake_driver.cuEventRecord)(event, 0), cuda::INVALID_HANDLE, "an event belongs to one device");
     assert_eq!(made(|out| (fake_driver.cuStreamGetCtx)(stream, out)), fake_driver.enter(0));
     assert_eq!((fake_driver.cuStreamDestroy_v2)(stream), 0);
     assert_eq!(
@@ -147,7 +150,7 @@ fn handles_are_those_of_the_current_device_and_alive() {
     assert_eq!((fake_driver.live("streams"), fake_driver.live("events")), (0, 0));
     assert_eq!((fake_driver.cuCtxSynchronize)(), 0);
     assert_eq!((counter.load(Ordering::SeqCst), fake_driver.count("device_synchronises")), (1, 1));
-    assert_eq!(fake_driver.peek(memory, 64), pattern(5, 64), "what was queued is still done");
+    assert_eq!(fake_driver.peek(memory, 64), pattern(5, 64), "queued work runs although its stream was destroyed");
 }
 
 #[test]
@@ -201,8 +204,8 @@ fn rows_are_copied_with_their_pitch() {
         change(&mut copy);
         (fake_driver.cuMemcpy2DAsync_v2)(&copy, stream)
     };
-    assert_eq!(bad(|copy| copy.height = 27), 1);
-    assert_eq!(bad(|copy| copy.src_pitch = 21), 1);
-    assert_eq!(bad(|copy| copy.dst_pitch = 14), 1);
-    assert_eq!(bad(|copy| copy.src_type = 3), 801);
+    assert_eq!(bad(|copy| copy.height = 27), cuda::INVALID_VALUE);
+    assert_eq!(bad(|copy| copy.src_pitch = 21), cuda::INVALID_VALUE);
+    assert_eq!(bad(|copy| copy.dst_pitch = 14), cuda::INVALID_VALUE);
+    assert_eq!(bad(|copy| copy.src_type = 3), cuda::NOT_SUPPORTED);
 }

@@ -1,4 +1,4 @@
-//! Violations are found whether or not they cause harm, and valid programs have none.
+//! The fake driver reports violations even if they cause no harm, and none for valid programs.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::{FakeDriver, NON_BLOCKING, SLOW_US, at, count_up, in_child};
 
 const BYTES: usize = 4096;
 
-/// Asserts that there is one violation that says `text`, and forgets it.
+/// Asserts that there is one violation, whose text contains `text`, and clears it.
 fn found(fake_driver: &FakeDriver, text: &str) {
     let violations = fake_driver.violations();
     assert_eq!(violations.lines().count(), 1, "{violations}");
@@ -21,7 +21,7 @@ fn found(fake_driver: &FakeDriver, text: &str) {
 }
 
 #[test]
-fn memory_that_is_in_use_must_not_go() {
+fn memory_in_use_must_not_be_freed() {
     let fake_driver = FakeDriver::with_context();
     let stream = fake_driver.stream(0);
     let pinned = at(fake_driver.pinned(BYTES));
@@ -45,7 +45,7 @@ fn memory_that_is_in_use_must_not_go() {
 }
 
 #[test]
-fn being_over_is_not_being_waited_for() {
+fn work_that_has_ended_must_be_waited_for_all_the_same() {
     let fake_driver = FakeDriver::with_context();
     let (stream, event) = (fake_driver.stream(0), fake_driver.event());
     for waits in [false, true] {
@@ -55,7 +55,7 @@ fn being_over_is_not_being_waited_for() {
         while fake_driver.peek(memory, 1) != [1] || (waits && (fake_driver.cuEventQuery)(event) != 0) {
             std::thread::yield_now();
         }
-        // Its bytes are visible a moment before it is complete.
+        // The bytes are visible a moment before the work is complete.
         std::thread::sleep(std::time::Duration::from_micros(SLOW_US));
         assert_eq!((fake_driver.cuMemFree_v2)(memory), 0);
         if waits {
@@ -74,7 +74,7 @@ fn unordered_streams_race_and_ordered_ones_do_not() {
     let set = |stream, from: u64| assert_eq!((fake_driver.cuMemsetD8Async)(memory + from, 1, BYTES, stream), 0);
     set(first, 0);
     set(second, BYTES as u64);
-    assert_eq!(fake_driver.violations(), "", "they have no byte in common");
+    assert_eq!(fake_driver.violations(), "", "the ranges share no byte");
     set(second, BYTES as u64 - 1);
     found(&fake_driver, "race: cuMemsetD8Async");
     let event = fake_driver.event();
@@ -113,18 +113,18 @@ extern "C" fn calls_back(code: *mut c_void) {
 }
 
 #[test]
-fn host_functions_call_nothing() {
+fn host_functions_must_not_call_the_driver() {
     let fake_driver = FAKE_DRIVER.get_or_init(FakeDriver::with_context);
     let stream = fake_driver.stream(0);
     let mut code = 0;
     assert_eq!((fake_driver.cuLaunchHostFunc)(stream, calls_back, (&raw mut code).cast()), 0);
     assert_eq!((fake_driver.cuStreamSynchronize)(stream), 0);
-    assert_eq!(code, 800);
+    assert_eq!(code, cuda::NOT_PERMITTED);
     found(fake_driver, "callback: a host function called cuStreamQuery");
 }
 
 #[test]
-fn a_host_function_has_waited_for_all_before_it() {
+fn a_host_function_counts_as_a_wait_for_the_work_before_it() {
     let fake_driver = FakeDriver::with_context();
     let (stream, memory) = (fake_driver.stream(0), fake_driver.alloc(BYTES));
     let counter = AtomicU32::new(0);
@@ -138,7 +138,7 @@ fn a_host_function_has_waited_for_all_before_it() {
 }
 
 #[test]
-fn a_context_is_released_without_work_in_it() {
+fn a_context_must_not_be_released_with_work_in_it() {
     let fake_driver = FakeDriver::with_context();
     let stream = fake_driver.stream(0);
     assert_eq!((fake_driver.fake_driver_fill_kernel)(stream, fake_driver.alloc(8), 8, 1, SLOW_US), 0);
@@ -147,14 +147,14 @@ fn a_context_is_released_without_work_in_it() {
 }
 
 #[test]
-fn faults_hit_the_call_that_they_name() {
+fn faults_hit_the_call_of_their_name_and_number() {
     let fake_driver = FakeDriver::with_context();
-    fake_driver.fail("cuMemAlloc_v2", 1, 2);
+    fake_driver.fail("cuMemAlloc_v2", 1, cuda::OUT_OF_MEMORY);
     let codes = [0, 1, 2].map(|_| (fake_driver.cuMemAlloc_v2)(&mut 0, 100));
-    assert_eq!((codes, fake_driver.calls("cuMemAlloc_v2")), ([0, 2, 0], 3));
+    assert_eq!((codes, fake_driver.calls("cuMemAlloc_v2")), ([0, cuda::OUT_OF_MEMORY, 0], 3));
     assert_eq!(fake_driver.live("device_allocations"), 2);
-    (fake_driver.fake_driver_fail_always)(common::c("cuStreamSynchronize").as_ptr(), 700);
-    assert_eq!([0, 1].map(|_| (fake_driver.cuStreamSynchronize)(0)), [700, 700]);
+    (fake_driver.fake_driver_fail_always)(common::c("cuStreamSynchronize").as_ptr(), cuda::ILLEGAL_ADDRESS);
+    assert_eq!([0, 1].map(|_| (fake_driver.cuStreamSynchronize)(0)), [cuda::ILLEGAL_ADDRESS; 2]);
     (fake_driver.fake_driver_clear)();
     assert_eq!(((fake_driver.cuStreamSynchronize)(0), fake_driver.calls("cuMemAlloc_v2")), (0, 0));
     assert_eq!(
@@ -164,35 +164,36 @@ fn faults_hit_the_call_that_they_name() {
 }
 
 #[test]
-fn the_environment_is_heard() {
+fn environment_variables_configure_the_driver() {
     let environment = [
         ("DEEPNVME_FAKE_DRIVER_DEVICES", "3"),
         ("DEEPNVME_FAKE_DRIVER_MEMORY", "100000"),
         ("DEEPNVME_FAKE_DRIVER_DELAY_US", "0"),
         ("DEEPNVME_FAKE_DRIVER_CUFILE_COMPAT", "1"),
+        // 2 is CUDA_ERROR_OUT_OF_MEMORY, 304 is CUDA_ERROR_OPERATING_SYSTEM.
         ("DEEPNVME_FAKE_DRIVER_FAIL", "cuEventCreate:1:2,cuMemHostAlloc:always:304"),
     ];
-    assert!(in_child("child_hears_the_environment", &environment).success());
-    assert!(!in_child("child_hears_the_environment", &[]).success());
+    assert!(in_child("child_reads_environment_variables", &environment).success());
+    assert!(!in_child("child_reads_environment_variables", &[]).success());
     assert!(in_child("child_has_no_device", &[("DEEPNVME_FAKE_DRIVER_DEVICES", "0")]).success());
 }
 
 #[test]
-#[ignore = "run by the_environment_is_heard, in a process of its own"]
-fn child_hears_the_environment() {
+#[ignore = "run by environment_variables_configure_the_driver, in a process of its own"]
+fn child_reads_environment_variables() {
     let fake_driver = FakeDriver::with_context();
     let mut count = 0;
     assert_eq!(((fake_driver.cuDeviceGetCount)(&mut count), count), (0, 3));
     assert_eq!((fake_driver.cuMemAlloc_v2)(&mut 0, 100_001), cuda::OUT_OF_MEMORY);
-    assert_eq!([0, 1, 2].map(|_| (fake_driver.cuEventCreate)(&mut 0, 0)), [0, 2, 0]);
-    assert_eq!([0, 1].map(|_| (fake_driver.cuMemHostAlloc)(&mut 0, 10, 0)), [304, 304]);
+    assert_eq!([0, 1, 2].map(|_| (fake_driver.cuEventCreate)(&mut 0, 0)), [0, cuda::OUT_OF_MEMORY, 0]);
+    assert_eq!([0, 1].map(|_| (fake_driver.cuMemHostAlloc)(&mut 0, 10, 0)), [cuda::OPERATING_SYSTEM; 2]);
     let mut properties = common::api::DriverProperties::default();
     assert_eq!((fake_driver.cuFileDriverGetProperties)(&mut properties).err, 0);
     assert_eq!((properties.major, properties.status_flags, properties.control_flags), (0, 0, 2));
 }
 
 #[test]
-#[ignore = "run by the_environment_is_heard, in a process of its own"]
+#[ignore = "run by environment_variables_configure_the_driver, in a process of its own"]
 fn child_has_no_device() {
-    assert_eq!((FakeDriver::load().cuInit)(0), 100);
+    assert_eq!((FakeDriver::load().cuInit)(0), cuda::NO_DEVICE);
 }

@@ -12,7 +12,7 @@ use crate::rng::Rng;
 /// A disk, and the real backend that moves its bytes.
 pub struct JournaledDevice {
     pub(super) disk: SimDisk,
-    pub(super) carrier: Box<dyn Backend>,
+    pub(super) real_backend: Box<dyn Backend>,
 }
 
 impl SimDevice for JournaledDevice {
@@ -25,21 +25,26 @@ impl SimDevice for JournaledDevice {
     fn accept(&mut self, op: &Op) -> Vec<WriteId> {
         match op.kind {
             OpKind::SyncData | OpKind::SyncAll => {
-                self.disk.with_journal(op, |journal| journal.promised()).unwrap_or_default()
+                self.disk.with_journal(op, |journal| journal.completed_writes()).unwrap_or_default()
             }
             OpKind::Read | OpKind::Write => Vec::new(),
         }
     }
 
-    fn execute(&mut self, op: Op, promised: &Vec<WriteId>, _: &mut Rng) -> Result<(Completion, Option<WriteId>)> {
+    fn execute(
+        &mut self,
+        op: Op,
+        completed_before_sync: &Vec<WriteId>,
+        _: &mut Rng,
+    ) -> Result<(Completion, Option<WriteId>)> {
         if op.kind != OpKind::Read {
             // The journal needs the contents before the first write.
             self.disk.with_journal(&op, |_| ());
         }
-        let Submit::Queued = self.carrier.submit(op) else { panic!("the carrier has one op at a time") };
+        let Submit::Queued = self.real_backend.submit(op) else { panic!("the real backend has one op at a time") };
         let mut completions = Vec::with_capacity(1);
         while completions.is_empty() {
-            self.carrier.reap(1, &mut completions)?;
+            self.real_backend.reap(1, &mut completions)?;
         }
         let completion = completions.swap_remove(0);
         let id = match (completion.op.kind, completion.result) {
@@ -48,7 +53,7 @@ impl SimDevice for JournaledDevice {
             }
             (OpKind::SyncData | OpKind::SyncAll, Ok(_)) => {
                 self.disk.with_journal(&completion.op, |journal| {
-                    journal.sync(promised, &*completion.op.file);
+                    journal.sync(completed_before_sync, &*completion.op.file);
                 });
                 None
             }

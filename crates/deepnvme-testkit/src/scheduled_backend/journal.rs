@@ -59,13 +59,14 @@ impl Journal {
     }
 
     /// Returns the writes that a sync submitted now must make durable: the completed ones.
-    pub(super) fn promised(&self) -> Vec<WriteId> {
+    pub(super) fn completed_writes(&self) -> Vec<WriteId> {
         self.writes.iter().filter(|write| write.reported).map(|write| write.id).collect()
     }
 
-    /// Makes the promised writes, and a shorter length of the file, durable.
-    pub(super) fn sync(&mut self, promised: &[WriteId], file: impl AsFd) {
-        let (safe, at_risk) = std::mem::take(&mut self.writes).into_iter().partition(|w| promised.contains(&w.id));
+    /// Makes the writes that were completed before the sync, and a shorter length of the file, durable.
+    pub(super) fn sync(&mut self, completed_before_sync: &[WriteId], file: impl AsFd) {
+        let (safe, at_risk) =
+            std::mem::take(&mut self.writes).into_iter().partition(|w| completed_before_sync.contains(&w.id));
         self.writes = at_risk;
         let safe: Vec<Written> = safe;
         for write in &safe {

@@ -6,7 +6,7 @@
 //! [`JournaledDevice`]. [`SimDisk`] keeps a journal of writes and syncs, from which
 //! [`SimDisk::crash_image`] draws possible contents after a power cut.
 //!
-//! The bytes go to the real file of the op (tmpfs is fastest), one op at a time through a real backend, the carrier. So this
+//! The bytes go to the real file of the op (tmpfs is fastest), one op at a time through a real backend. So this
 //! crate needs no unsafe code to write an op's memory, and file sizes, truncation and reopening by path are real.
 
 mod device;
@@ -44,10 +44,10 @@ impl SimDisk {
         Self { seed, files: Arc::default() }
     }
 
-    /// Creates a backend on this disk. `carrier` moves the bytes of one op at a time.
-    pub fn backend(&self, setup: &BackendSetup, carrier: Box<dyn Backend>) -> ScheduledBackend<JournaledDevice> {
+    /// Creates a backend on this disk. `real_backend` moves the bytes of one op at a time.
+    pub fn backend(&self, setup: &BackendSetup, real_backend: Box<dyn Backend>) -> ScheduledBackend<JournaledDevice> {
         let rng = Rng::keyed(self.seed, &[u64::from(setup.worker_index)]);
-        ScheduledBackend::new(JournaledDevice { disk: self.clone(), carrier }, setup.queue_depth, rng)
+        ScheduledBackend::new(JournaledDevice { disk: self.clone(), real_backend }, setup.queue_depth, rng)
     }
 
     /// Returns possible contents of the file after a power cut now: synced writes are present, others are present,

@@ -11,7 +11,7 @@ use deepnvme_mem::{Device, PAGE_BYTES, Region};
 
 use super::batches::Batches;
 use super::file_systems::{FileSystems, Verdict, device_of, judge, obstacle_of};
-use super::registrations::{GpuRegistration, Registered, Registrations};
+use super::registrations::{Acquired, GpuRegistration, Registered, Registrations};
 use crate::error::{Error, Result};
 use crate::op::{Errno, Op, OpKind, RegisteredFile};
 use crate::sync::{Mutex, lock};
@@ -229,7 +229,8 @@ impl Gds {
         let (Some(file), [memory]) = (&op.cufile, &op.pieces[..]) else { return Err(Errno::BADF) };
         let Device::Cuda { index } = memory.device() else { return Err(Errno::INVAL) };
         let device = self.device(index).map_err(|_| Errno::NODEV)?;
-        let (span, is_registered, registration_use) = self.registrations.acquire(index, memory.addr(), memory.len());
+        let Acquired { span, is_registered, registration_use } =
+            self.registrations.acquire(index, memory.addr(), memory.len());
         // SAFETY: the op keeps the memory, which is contiguous on that device. Callers order the requests that use the
         // same memory.
         let moved = unsafe {

@@ -1,4 +1,4 @@
-//! Address ranges in least-recently-used order, with their total bytes. Pure.
+//! Address ranges in least-recently-used order, with their total bytes. This module does no I/O.
 
 use std::collections::BTreeMap;
 

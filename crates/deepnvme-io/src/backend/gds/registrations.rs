@@ -66,6 +66,14 @@ pub struct GpuRegistration {
     _memory: Region,
 }
 
+/// Memory as a transfer addresses it.
+pub(crate) struct Acquired {
+    pub(crate) span: DeviceSpan,
+    /// Whether all of it is registered.
+    pub(crate) is_registered: bool,
+    pub(crate) registration_use: RegistrationUse,
+}
+
 /// The result of registering memory.
 pub(crate) struct Registered {
     pub(crate) registration: GpuRegistration,
@@ -85,20 +93,18 @@ impl Registrations {
 
     /// Returns cuFile's address of memory, and the guard that keeps it registered. Memory that is not entirely
     /// registered uses its own address.
-    pub(crate) fn acquire(
-        self: &Arc<Self>,
-        gpu: u32,
-        start: usize,
-        bytes: usize,
-    ) -> (DeviceSpan, bool, RegistrationUse) {
+    pub(crate) fn acquire(self: &Arc<Self>, gpu: u32, start: usize, bytes: usize) -> Acquired {
         let mut registration_use = RegistrationUse { registrations: Arc::clone(self), gpu, starts: SmallVec::new() };
         let mut by_gpu = lock(&self.by_gpu);
         let unregistered = DeviceSpan::unregistered(start, bytes);
-        let Some(ranges) = by_gpu.get_mut(&gpu) else { return (unregistered, false, registration_use) };
+        let Some(ranges) = by_gpu.get_mut(&gpu) else {
+            return Acquired { span: unregistered, is_registered: false, registration_use };
+        };
         if let Some((base, known)) = ranges.holding(start, bytes) {
             known.transfers += 1;
             registration_use.starts.push(base);
-            return (DeviceSpan { base, offset_in_base: start - base, bytes }, true, registration_use);
+            let span = DeviceSpan { base, offset_in_base: start - base, bytes };
+            return Acquired { span, is_registered: true, registration_use };
         }
         registration_use.starts.extend(ranges.overlapping(start, bytes));
         for start in &registration_use.starts {
@@ -106,7 +112,7 @@ impl Registrations {
                 known.transfers += 1;
             }
         }
-        (unregistered, false, registration_use)
+        Acquired { span: unregistered, is_registered: false, registration_use }
     }
 
     /// Registers contiguous GPU memory, and evicts the least recently used if needed.
@@ -133,22 +139,22 @@ impl Registrations {
         let (gpu, start, bytes) = (device.index(), memory.addr(), memory.len());
         let _turn = lock(&self.registering);
         if lock(&self.by_gpu).entry(gpu).or_default().overlaps(start, bytes) {
-            return (Err("some of it is pinned already".into()), 0);
+            return (Err("some of it is registered already".into()), 0);
         }
         let bound = REGISTERED_BYTES_MAX.min(cufile.pinned_bytes_max());
         if bytes as u64 > bound {
-            return (Err(format!("it has {bytes} bytes, and no more than {bound} of a GPU are pinned at once")), 0);
+            return (Err(format!("it has {bytes} bytes, and no more than {bound} of a GPU are registered at once")), 0);
         }
         let mut evicted = 0;
         while lock(&self.by_gpu).entry(gpu).or_default().bytes() + bytes as u64 > bound {
             if !self.evict(gpu) {
-                return (Err("all pinned memory is in use, and no room is left".into()), evicted);
+                return (Err("all registered memory is in use, and no room is left".into()), evicted);
             }
             evicted += 1;
         }
         loop {
-            // SAFETY: `GpuRegistration` keeps the memory until it has removed the registration from the table.
-            // Transfers that still touch the memory then keep it themselves.
+            // SAFETY: `GpuRegistration` keeps the memory until it removes the registration, or leaves that to the last
+            // transfer, whose op keeps the memory.
             match unsafe { BufferRegistration::new(cufile, device, start, bytes, Box::new(())) } {
                 Ok(registration) => {
                     let token = Arc::new(());

@@ -12,7 +12,7 @@ use deepnvme_mem::Device;
 
 use super::cufile::Gds;
 use super::file_systems::Verdict;
-use super::registrations::RegistrationUse;
+use super::registrations::{Acquired, RegistrationUse};
 use crate::op::{Completion, Errno, Op, OpKind, RegisteredFile};
 
 /// Maximum transfers of one batch.
@@ -134,7 +134,8 @@ impl Gds {
             return None;
         };
         let memory = &op.pieces[0];
-        let (span, is_registered, registration_use) = self.registrations.acquire(index, memory.addr(), memory.len());
+        let Acquired { span, is_registered, registration_use } =
+            self.registrations.acquire(index, memory.addr(), memory.len());
         Some(BatchOp { op, file, span, is_registered, registration_use })
     }
 

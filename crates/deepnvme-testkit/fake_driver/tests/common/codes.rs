@@ -5,13 +5,21 @@ pub(crate) mod cuda {
     pub(crate) const INVALID_VALUE: i32 = 1;
     pub(crate) const OUT_OF_MEMORY: i32 = 2;
     pub(crate) const NOT_INITIALIZED: i32 = 3;
+    pub(crate) const NO_DEVICE: i32 = 100;
     pub(crate) const INVALID_DEVICE: i32 = 101;
     pub(crate) const INVALID_CONTEXT: i32 = 201;
+    pub(crate) const OPERATING_SYSTEM: i32 = 304;
     pub(crate) const INVALID_HANDLE: i32 = 400;
     pub(crate) const NOT_READY: i32 = 600;
+    pub(crate) const ILLEGAL_ADDRESS: i32 = 700;
     pub(crate) const CONTEXT_IS_DESTROYED: i32 = 709;
     pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: i32 = 712;
     pub(crate) const HOST_MEMORY_NOT_REGISTERED: i32 = 713;
+    pub(crate) const NOT_PERMITTED: i32 = 800;
+    pub(crate) const NOT_SUPPORTED: i32 = 801;
+    pub(crate) const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
+    pub(crate) const STREAM_CAPTURE_INVALIDATED: i32 = 901;
+    pub(crate) const STREAM_CAPTURE_IMPLICIT: i32 = 906;
 }
 
 /// Codes of cuFile.

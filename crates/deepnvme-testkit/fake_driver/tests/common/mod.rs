@@ -19,10 +19,8 @@ use libloading::Library;
 
 /// `CU_STREAM_NON_BLOCKING`.
 pub(crate) const NON_BLOCKING: u32 = 1;
-/// Long enough for anything that is not waited for to show.
+/// Long enough to show work that a test does not wait for.
 pub(crate) const SLOW_US: u64 = 150_000;
-/// `CUDA_ERROR_NOT_READY`.
-pub(crate) const NOT_READY: i32 = 600;
 
 /// A loaded fake driver.
 pub(crate) struct FakeDriver {
@@ -42,7 +40,7 @@ impl FakeDriver {
     pub(crate) fn load() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let copy = deepnvme_fake_driver::private_copy(folder.path()).unwrap();
-        // SAFETY: loading it runs nothing but the start of Rust's library.
+        // SAFETY: loading it runs only the start-up code of Rust's standard library.
         let library = unsafe { Library::new(copy) }.unwrap();
         let api = Api::of(&library);
         std::mem::forget(library);

@@ -1,4 +1,4 @@
-"""``python -m gpubench.facts``: what calls of the driver and small transfers cost on the first GPU.
+"""``python -m gpubench.driver_costs``: the cost of driver calls and of small transfers on the first GPU.
 
 Prints the costs of a copy and its wait, the calls that a capture of another thread prohibits, the speed of copies
 from pinned memory, the first request of an engine, and a load of 10,000 small tensors.
@@ -22,8 +22,9 @@ _BLOCKING, _UNTIMED = 1, 2  # flags of events
 _GLOBAL, _RELAXED = 0, 2  # capture modes
 _SIZES = [4 << 10, 64 << 10, 512 << 10, 1 << 20, 4 << 20, 64 << 20]
 _SMALL = 10_000
+_COPIES = 100
 
-# torch has no type for it.
+# torch's annotation of the class is incomplete.
 _new_stream: Any = torch.cuda.Stream
 
 
@@ -36,7 +37,7 @@ def microseconds(work: Callable[[], object], times: int = 1) -> float:
 
 
 def waits(driver: Any, stream: Any) -> None:
-    """Copy pinned memory to the GPU, and wait with a spinning and with a blocking event."""
+    """Time copies of pinned memory to the GPU, with a wait that spins and with one that blocks."""
     source = torch.empty(_SIZES[-1], dtype=torch.uint8, pin_memory=True)
     target = torch.empty(_SIZES[-1], dtype=torch.uint8, device="cuda")
     for name, flags in (("spinning", _UNTIMED), ("blocking", _UNTIMED | _BLOCKING)):
@@ -45,15 +46,15 @@ def waits(driver: Any, stream: Any) -> None:
         for nbytes in _SIZES:
 
             def copy(nbytes: int = nbytes, event: Any = event) -> None:
-                to, come = ctypes.c_uint64(target.data_ptr()), ctypes.c_void_p(source.data_ptr())
-                driver.cuMemcpyHtoDAsync_v2(to, come, ctypes.c_size_t(nbytes), stream)
+                on_gpu, on_host = ctypes.c_uint64(target.data_ptr()), ctypes.c_void_p(source.data_ptr())
+                driver.cuMemcpyHtoDAsync_v2(on_gpu, on_host, ctypes.c_size_t(nbytes), stream)
                 driver.cuEventRecord(event, stream)
                 driver.cuEventSynchronize(event)
 
             copy()
             busy = time.process_time()
-            took = microseconds(copy, 100)
-            busy = (time.process_time() - busy) * 1e4
+            took = microseconds(copy, _COPIES)
+            busy = (time.process_time() - busy) * 1e6 / _COPIES
             print(f"{name} wait for a copy of {nbytes >> 10} KiB: {took:.1f} us, processor {busy:.1f} us")
 
 

@@ -1,4 +1,4 @@
-//! One thread's range of a file: runs a program on an engine and compares each step with the model.
+//! Runs a program on one range of a file, and compares each step with the model.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use deepnvme_testkit::data::{bytes_of, difference, random_bytes, region_at, regi
 use deepnvme_testkit::model::{Model, Program, Step, overlap};
 use deepnvme_testkit::rng::Rng;
 
-/// Maximum requests of one lane in flight.
+/// Maximum requests of one run in flight.
 const IN_FLIGHT_MAX: usize = 6;
 /// Maximum steps in one batch.
 const BATCH_MAX: usize = 5;
 
-/// A lane and its requests in flight.
-pub(crate) struct Lane<'a> {
+/// A program that runs on its range of a file, and its requests in flight.
+pub(crate) struct ProgramRun<'a> {
     engine: &'a Engine,
     file: Arc<TensorFile>,
     pub(crate) model: Model,
-    /// The end of the file when the lane began. Only the last lane goes beyond it.
+    /// The end of the range when the run began. Only the last range of a file may grow, and then its end is the file's.
     end: u64,
     label: String,
     in_flight: Vec<InFlight>,
@@ -40,8 +40,8 @@ enum Waiting {
     WriteOne(Transfer<Region>),
 }
 
-impl<'a> Lane<'a> {
-    /// Creates a lane over the model's part of the file. Failures start with `label`.
+impl<'a> ProgramRun<'a> {
+    /// Prepares to run programs on the model's range of the file. Failures start with `label`.
     pub(crate) fn new(engine: &'a Engine, file: Arc<TensorFile>, model: Model, label: String) -> Self {
         let end = model.range().end;
         Self { engine, file, model, end, label, in_flight: Vec::new() }

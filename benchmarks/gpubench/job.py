@@ -1,0 +1,54 @@
+"""The work of one row, as it goes to the row's process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from gpubench.rows import Row, restored
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work of one row."""
+
+    key: str
+    #: Use the tests' fake driver.
+    is_rehearsal: bool
+    scratch: str
+    nbytes: int
+    model_nbytes: int
+    rounds: int
+    #: The row begins no other round after this time.
+    seconds: float
+    #: The file of the row, which is replaced before each step.
+    saved: str
+    #: The folder and the beginning of the names of timelines.
+    stem: str
+    #: Tools to leave out, with the reason.
+    skip: dict[str, str] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        """Read it from a file."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+    def row(self) -> Row:
+        """Return the row as it was saved last."""
+        try:
+            return restored(json.loads(Path(self.saved).read_text(encoding="utf-8"))["row"])
+        except FileNotFoundError:
+            return Row(self.key, left_out=dict(self.skip), now="starting")
+
+    def facts(self) -> dict[str, object]:
+        """Return the description of the GPU, if the row came that far."""
+        try:
+            facts: dict[str, object] = json.loads(Path(self.saved).read_text(encoding="utf-8"))["gpu"]
+        except FileNotFoundError:
+            return {}
+        return facts
