@@ -36,7 +36,7 @@ def test_relative_paths_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder.rmdir()
     with pytest.raises(NotFoundError, match=r"'.+'|current folder was removed"):
         CALLS[name]()
-    # Absolute paths work as ever.
+    # Absolute paths work.
     assert deepnvme.write(TENSOR, tmp_path / "x") == TENSOR.nbytes
     os.chdir(tmp_path)
     deepnvme.save({"a": TENSOR}, "x.pt")
