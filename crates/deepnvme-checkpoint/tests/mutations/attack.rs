@@ -10,7 +10,7 @@ use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_file::Target;
 use deepnvme_io::mem::{Buffer, Region, RegionMut};
 use deepnvme_io::{Config, DirectMode, Engine};
-use deepnvme_testkit::guard::Guard;
+use deepnvme_testkit::guard::InputReporter;
 use serde_json::Value;
 
 use crate::common::{plan_safetensors, random};
@@ -57,7 +57,12 @@ pub(crate) fn saved(folder: &Path, name: &str, sizes: &[usize]) -> PathBuf {
 }
 
 /// Writes one mutation after the other and loads each.
-pub(crate) fn attack(guard: &Guard, before: &Value, write: impl Fn(&Value), load: impl Fn() -> Result<Tensors>) {
+pub(crate) fn attack(
+    guard: &InputReporter,
+    before: &Value,
+    write: impl Fn(&Value),
+    load: impl Fn() -> Result<Tensors>,
+) {
     let write_next = |dice: &mut fastrand::Rng| {
         let mut document = before.clone();
         for _ in 0..=dice.u8(..3) {
@@ -71,7 +76,7 @@ pub(crate) fn attack(guard: &Guard, before: &Value, write: impl Fn(&Value), load
 
 /// Any bytes give the same tensors or an error that names the file.
 pub(crate) fn attack_bytes(
-    guard: &Guard,
+    guard: &InputReporter,
     path: &Path,
     whole: &[u8],
     mutate: impl Fn(&mut Vec<u8>, &mut fastrand::Rng),
@@ -91,7 +96,7 @@ pub(crate) fn attack_bytes(
 
 /// Writes a mutation in each round, which loads as the same tensors, or with an error in most rounds.
 fn attack_each<W: Display>(
-    guard: &Guard,
+    guard: &InputReporter,
     seed: u64,
     write_next: impl Fn(&mut fastrand::Rng) -> W,
     load: impl Fn() -> Result<Tensors>,
