@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::cufile::codes::GPU_MEMORY_PINNING_FAILED;
+use crate::cufile_codes::GPU_MEMORY_PINNING_FAILED;
 
 /// The result of driver calls.
 pub type Result<T> = std::result::Result<T, Error>;

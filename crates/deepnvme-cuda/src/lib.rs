@@ -21,6 +21,7 @@ mod backoff;
 mod capture;
 mod context_object;
 mod cufile;
+mod cufile_codes;
 mod device;
 mod device_memory;
 mod device_properties;

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::io;
 
-use super::codes;
+use crate::cufile_codes as codes;
 use crate::driver::Driver;
 use crate::error::{Error, ErrorCode, Result};
 

@@ -1,13 +1,13 @@
 //! cuFile, NVIDIA's library for GPUDirect Storage: transfers between files and GPU memory without host memory.
 //!
-//! `functions`, `batch_functions` and `statistics_functions` are the library's functions and structs, `codes` its error
-//! codes, `error` their texts, `open` opens its driver, `file` and `buffer` register files and memory, `batch` submits many transfers at once,
-//! `statistics` tells direct transfers from copied ones. [`CuFile::open`] opens the library, and its last user closes it.
+//! `functions`, `batch_functions` and `statistics_functions` are the library's functions and structs, `error` the
+//! texts of its error codes, `open` opens its driver, `file` and `buffer` register files and memory, `batch` submits
+//! many transfers at once, `statistics` tells direct transfers from copied ones. [`CuFile::open`] opens the library, and
+//! its last user closes it.
 
 mod batch;
 mod batch_functions;
 mod buffer;
-pub(crate) mod codes;
 mod error;
 mod file;
 mod functions;
