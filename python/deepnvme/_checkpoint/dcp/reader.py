@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,15 +14,14 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from deepnvme._checkpoint.dcp.copies import ItemCopy, groups_of
 from deepnvme._checkpoint.dcp.folder import CheckpointFolder
 from deepnvme._checkpoint.dcp.index import INDEX_NAME, ItemLocation, decode
 from deepnvme._checkpoint.dcp.keys import OwnKeys, element
 from deepnvme._checkpoint.dcp.objects import repickle_safely
-from deepnvme._checkpoint.dcp.pieces import pieces
 from deepnvme._checkpoint.dcp.shard import Shard
-from deepnvme._checkpoint.filled_memory import FilledMemory, compare
+from deepnvme._checkpoint.filled_memory import FilledMemory
 from deepnvme._deepnvme import _list_state, default_engine
-from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import public_in
 from deepnvme._utils.tensors import cast_refusal
@@ -31,18 +29,13 @@ from deepnvme.errors import ChecksumError, CorruptFileError, Error, InvalidArgum
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from typing import Literal
 
     from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
-    from deepnvme._checkpoint.dcp.pieces import Piece
     from deepnvme._deepnvme import Engine
-
-
-# Memory for parts of rows, and for tensors of another dtype or device. All other tensors are read in place.
-COPIED_BYTES_MAX = 64 << 20
 
 
 @public_in("deepnvme.integrations.dcp")
@@ -161,7 +154,7 @@ class DeepnvmeReader(StorageReader):
             shards.append(shard)
             for item in items:
                 requested = self._request(shard, item, planner, filled)
-                if isinstance(requested, _Copy):
+                if isinstance(requested, ItemCopy):
                     copies.append(requested)
                 else:
                     finishes.append(requested)
@@ -169,7 +162,7 @@ class DeepnvmeReader(StorageReader):
         self._transfer(shards)
         for finish in finishes:
             finish()
-        for group in _groups(copies):
+        for group in groups_of(copies):
             for copy, piece in group:
                 copy.request(piece)
             self._transfer({copy.shard: None for copy, _ in group})
@@ -200,7 +193,7 @@ class DeepnvmeReader(StorageReader):
 
     def _request(
         self, shard: Shard, item: ReadItem, planner: LoadPlanner, filled: FilledMemory
-    ) -> Callable[[], None] | _Copy:
+    ) -> Callable[[], None] | ItemCopy:
         """Request an item from a shard, and return what to do once its bytes are there; or a copy to request later."""
         name = self._locations[item.storage_index].tensor
         dtype, shape = shard.dtype_and_shape(name)
@@ -224,7 +217,7 @@ class DeepnvmeReader(StorageReader):
             start = starts[0] * math.prod(shape[1:]) * dtype.itemsize if shape else 0
             shard.request(name, start, target)
             return lambda: planner.commit_tensor(item, target)
-        return _Copy(shard, name, item, target, dtype, shape, is_tied=earlier is not None)
+        return ItemCopy(shard, name, item, target, dtype, shape, is_tied=earlier is not None)
 
     def _request_object(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> Callable[[], None]:
         name = self._locations[item.storage_index].tensor
@@ -259,57 +252,6 @@ class DeepnvmeReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether this can be a folder: any path except a URL."""
         return "://" not in os.fspath(checkpoint_id)
-
-
-@dataclass(eq=False)
-class _Copy:
-    """An item that passes through a buffer: a part of rows, another dtype or device, or one of two tied weights."""
-
-    shard: Shard
-    name: str
-    item: ReadItem
-    target: torch.Tensor
-    dtype: torch.dtype
-    shape: list[int]
-    is_tied: bool
-    """Whether another item has filled the target. This checkpoint may have untied the two."""
-    sources: dict[Piece, torch.Tensor] = field(default_factory=dict)
-
-    def pieces(self) -> Iterator[Piece]:
-        """Split the item into pieces that fit into the buffers."""
-        if self.target.numel():
-            box = list(self.item.storage_offsets), list(self.item.lengths)
-            yield from pieces(self.shape, *box, COPIED_BYTES_MAX // self.dtype.itemsize)
-
-    def request(self, piece: Piece) -> None:
-        """Request a piece from the file."""
-        source = self.sources[piece] = torch.empty(piece.shape, dtype=self.dtype)
-        self.shard.request(self.name, piece.start * self.dtype.itemsize, source)
-
-    def finish(self, piece: Piece) -> None:
-        """Copy a piece into the target, or compare it."""
-        source = piece.of_source(self.sources.pop(piece), list(self.item.storage_offsets), list(self.item.lengths))
-        target = piece.of_target(self.target)
-        if self.is_tied:
-            compare(f"{self.shard.path}: {self.name}", target, source)
-            return
-        with relaxed_capture_for(target.device):
-            target.copy_(source)
-
-
-def _groups(copies: list[_Copy]) -> Iterator[list[tuple[_Copy, Piece]]]:
-    """Group the pieces of copies, so that the buffers of each group stay within the limit."""
-    group: list[tuple[_Copy, Piece]] = []
-    nbytes = 0
-    for copy in copies:
-        for piece in copy.pieces():
-            if group and nbytes + piece.elements * copy.dtype.itemsize > COPIED_BYTES_MAX:
-                yield group
-                group, nbytes = [], 0
-            group.append((copy, piece))
-            nbytes += piece.elements * copy.dtype.itemsize
-    if group:
-        yield group
 
 
 def _check_cast(what: str, stored: torch.dtype, target: torch.dtype) -> None:
