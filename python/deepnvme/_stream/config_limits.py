@@ -41,7 +41,8 @@ def check_file(path: Path) -> None:
         elif isinstance(value, dict):
             values.extend(value.values())
             for name, number in value.items():
-                if "layer" in name and isinstance(number, int) and number > LAYERS_MAX:
+                # Not `vocab_size_per_layer_input`, for example.
+                if name.endswith(("layers", "n_layer")) and isinstance(number, int) and number > LAYERS_MAX:
                     raise UnsupportedError(
                         f"{path}: {name} is {number}, and deepnvme.stream builds at most {LAYERS_MAX} layers; the file "
                         "is damaged or hostile: take config.json from the original model"

@@ -81,6 +81,11 @@ def test_the_file_chooses_no_kernel_of_others(folder: Path, monkeypatch: pytest.
     model.streaming.close()
 
 
+def test_other_numbers_may_be_large(folder: Path) -> None:
+    change(folder, vocab_size_per_layer_input=262_144, max_position_embeddings=10_000_000)
+    deepnvme.stream(folder, memory="4MB").streaming.close()
+
+
 @pytest.mark.parametrize("layers", [10**9, 50_000, 3000])
 def test_layers_without_weights_are_refused_early(folder: Path, layers: int) -> None:
     change(folder, num_hidden_layers=layers)
