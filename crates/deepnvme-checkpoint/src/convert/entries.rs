@@ -81,7 +81,7 @@ pub(super) fn refuse_unnamed(readers: &[Arc<Reader>]) -> Result<()> {
 /// Returns the names and kinds of all non-tensors.
 ///
 /// # Errors
-/// `Unsupported`, with the path, for a tensor of several tensors: as separate ones, they would no longer mean it.
+/// `Unsupported`, with the path, for a sparse or nested tensor: its parts, as separate tensors, would lose its meaning.
 pub(super) fn others(readers: &[Arc<Reader>]) -> Result<Vec<(String, &'static str)>> {
     let mut all = Vec::new();
     for reader in readers {

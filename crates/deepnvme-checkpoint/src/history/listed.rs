@@ -49,7 +49,7 @@ pub fn listed(folder: &Path) -> Result<Option<Listed>> {
 pub fn find_file(folder: &Path, name: &str, entry: &ManifestEntry) -> PathBuf {
     let own = folder.join(name);
     let Some(private) = entry.pending.get(name).map(|private| folder.join(private)) else { return own };
-    // A failure of the disk is reported by what opens the file.
+    // The caller that opens the file reports a failure of the disk.
     let is_there = |path: &Path| !matches!(fs::stat_link(path), Err(Errno::NOENT | Errno::NOTDIR));
     if !is_there(&private) || (is_there(&own) && files::is_as_listed(&own, name, entry) == Ok(true)) {
         return own;

@@ -1,4 +1,4 @@
-//! Comparing loaded data with its checksums on all cores, while the rest is still being read.
+//! Comparing loaded data with its checksums on several cores, while the rest is still being read.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -250,7 +250,7 @@ impl<'a> VerifyPlan<'a> {
         Ok(Self { reader, buffers, access, chunks, comparison, budget, bytes })
     }
 
-    /// Compares the planned chunks. Returns how many bytes were compared.
+    /// Compares the planned chunks. Returns how many bytes were compared, and how many were not.
     pub(super) fn run(&self, wait: WaitForRange<'_>, progress: &Progress) -> Result<Compared> {
         let compared = AtomicU64::new(0);
         if let Some(comparison) = &self.comparison {

@@ -85,7 +85,8 @@ pub(super) fn extract_sign_mantissa(simd: impl SimdBackend, float: Float, bytes:
     }
 }
 
-/// Assembles elements from `begin` on, a multiple of [`GROUP`]; as many as there are exponents.
+/// Assembles an element for each exponent. The first is the block's element `begin`, a multiple of [`GROUP`]; `elements`
+/// is the number of elements of the block, and `others` has the signs and mantissas of all.
 #[inline(always)]
 pub(super) fn assemble(
     simd: impl SimdBackend,

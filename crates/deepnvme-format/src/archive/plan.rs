@@ -127,7 +127,7 @@ impl ArchivePlan {
     /// Returns the directory and end records, with the CRC-32 of each record.
     ///
     /// # Panics
-    /// If their number differs from that of the records.
+    /// If the number of CRC-32s differs from that of the records.
     #[must_use]
     pub fn index(&self, crc32: &[u32]) -> Vec<u8> {
         assert_eq!(crc32.len(), self.records.len(), "a sum for each record");
