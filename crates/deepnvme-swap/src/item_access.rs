@@ -39,7 +39,7 @@ impl Swapper {
         if table.is_closed { Err(Error::CLOSED) } else { Ok(table.residency.find(key)) }
     }
 
-    /// Borrows the item that is under the key at that time.
+    /// Borrows the item that the key has when the wait for it ends.
     pub(crate) fn borrow_key(&self, key: &str, mode: BorrowMode, is_cancelled: CancelCheck<'_>) -> Result<Borrowed> {
         loop {
             let id = self.find(key)?;

@@ -82,7 +82,7 @@ impl NextUseQueue {
         self.entries.iter().map(|entry| &entry.key).enumerate()
     }
 
-    /// All items that were attached.
+    /// All items that are attached to an entry.
     pub(crate) fn items(&self) -> impl Iterator<Item = ItemId> {
         self.entries.iter().filter_map(|entry| entry.item)
     }
@@ -127,7 +127,8 @@ impl NextUseQueue {
         (distance == 0 || distance <= remaining / 2).then_some(distance)
     }
 
-    /// Moves on to behind the use at this distance. Returns the items whose next use has changed without a use.
+    /// Moves on to behind the use at this distance. Returns the items whose next use may have changed; the used item may
+    /// be among them.
     pub(crate) fn advance(&mut self, distance: usize) -> Vec<ItemId> {
         let (from, next) = (self.at, self.at + distance + 1);
         self.at = if self.repeats { next % self.order.len() } else { next };

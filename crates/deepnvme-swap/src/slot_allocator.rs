@@ -17,7 +17,7 @@ use crate::gap_index::GapIndex;
 /// Identifies an item; never reused.
 pub(crate) type ItemId = u64;
 
-/// Items of at least this fraction of the arena count as large.
+/// Items of at least the arena's length divided by this count as large.
 const LARGE_FRACTION: usize = 16;
 
 /// The slots of the arena and their owners.
@@ -63,7 +63,7 @@ impl SlotAllocator {
         self.used += len;
     }
 
-    /// Frees a slot, which is not pinned.
+    /// Frees a slot. If it is pinned, the caller unpins it as well.
     pub(crate) fn release(&mut self, start: usize) {
         let left = self.taken.remove(&start);
         debug_assert!(left.is_some(), "no slot begins at {start}");

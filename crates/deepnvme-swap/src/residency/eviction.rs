@@ -14,7 +14,7 @@ pub(super) enum EvictionPlan {
     AfterWriteBack(ItemId),
     /// Once the writes in flight have completed.
     AfterWritesInFlight,
-    /// Not before a borrow ends.
+    /// Not before a borrow ends, or not for this use: no item that can be evicted is used later.
     NoVictims,
 }
 
