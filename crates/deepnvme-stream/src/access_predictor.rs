@@ -52,7 +52,7 @@ impl AccessPredictor {
         expected
     }
 
-    /// Whether a group is used more than half as often as the most frequent of its `peers`.
+    /// Whether a group is used more than half as often as the most frequent of its `peers`, or no peer was used twice.
     pub(crate) fn is_frequent(&self, group: usize, peers: &[usize]) -> bool {
         let most = peers.iter().map(|group| self.uses[*group]).max().unwrap_or(0);
         self.uses[group] * 2 > most || most <= 1
