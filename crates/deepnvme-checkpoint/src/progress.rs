@@ -44,7 +44,7 @@ impl Progress {
         *ignore_poison(waited).0
     }
 
-    /// Marks the memory as no longer read. The caller of a save that fails before its last pieces does this itself.
+    /// Marks the memory as no longer read. If a save fails before its last pieces, its caller does this.
     pub fn mark_filled(&self) {
         *ignore_poison(self.is_filled.lock()) = true;
         self.filled.notify_all();

@@ -1,8 +1,8 @@
 //! Conversions between the 16-bit floats and fp32.
 //!
-//! They take and return the bits of an fp32, since a move of an `f32` may change a NaN. They have no branches, so that
-//! loops over them are vectorised. A thread's flush-to-zero mode does not change their results: every subnormal fp32 is
-//! rounded away.
+//! They take and return the bits of an fp32, since an `f32` need not keep the bits of a NaN. They have no branches, so
+//! that loops over them are vectorised. A thread's flush-to-zero mode does not change their results: bf16 takes integer
+//! arithmetic only, and fp16 rounds every subnormal fp32 away.
 
 /// A 16-bit float format.
 pub trait Half {

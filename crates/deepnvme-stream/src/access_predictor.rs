@@ -19,8 +19,9 @@ impl AccessPredictor {
         Self { next: (0..groups).map(|group| (group + 1) % groups.max(1)).collect(), uses: vec![0; groups], last: None }
     }
 
-    /// Records the use of a group. Returns whether that ends a step: the order turns back to an earlier group. A repeated
-    /// use ends none: an output layer may share the weights of the embedding, which then ends and begins each step.
+    /// Records the use of a group. Returns whether that ends a step: the order turns back to an earlier group. A
+    /// repeated use ends none: an output layer may share the weights of the embedding, which then ends and begins each
+    /// step.
     pub(crate) fn record_use(&mut self, group: usize) -> bool {
         let last = self.last.replace(group);
         // A repeated use says nothing about the next group.

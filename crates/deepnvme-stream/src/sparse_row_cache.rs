@@ -193,8 +193,8 @@ impl SparseRowCache {
     /// acquired.
     ///
     /// # Errors
-    /// `Io`, `Changed` and `Corrupt` if they cannot be fetched; `TooMany` if they exceed the bound, or all held rows do;
-    /// `Plan` for a row that does not exist.
+    /// `Io`, `Changed` and `Corrupt` if they cannot be fetched; `TooMany` if they exceed the bound, alone or together
+    /// with the rows that are held; `Plan` for a row that does not exist.
     pub fn acquire(&self, rows: &[usize]) -> Result<()> {
         let called = Instant::now();
         let mut rows = rows.to_vec();

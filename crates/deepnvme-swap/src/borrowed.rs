@@ -13,8 +13,8 @@ use crate::slot_allocator::ItemId;
 /// An item that keeps its place until this is dropped.
 ///
 /// An exclusively borrowed item is changed in place and written back later, unless [`Borrowed::mark_clean`] is called.
-/// A created item counts only after [`Borrowed::commit`]. Its predecessor is gone by then: if the created item is dropped
-/// without a commit, by an early return or a panic, the key has no item.
+/// A created item counts only after [`Borrowed::commit`]. Its predecessor is gone by then: if the created item is
+/// dropped without a commit, by an early return or a panic, the key has no item.
 #[derive(Debug)]
 pub struct Borrowed {
     scheduler: Arc<IoScheduler>,

@@ -4,8 +4,8 @@
 //! would leave a file whose gaps are all too small, and it would grow forever. So before it grows beyond
 //! [`FILE_TO_PEAK_MAX`], an item is split over several gaps. Extents never move.
 //!
-//! The guarantee: the end of the last extent never exceeds [`FILE_TO_PEAK_MAX`] times the peak of bytes in use, whatever
-//! happened before. `swap_files` preallocates somewhat more.
+//! The guarantee: the end of the last extent never exceeds [`FILE_TO_PEAK_MAX`] times the peak of bytes in use,
+//! whatever happened before. `swap_files` preallocates somewhat more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

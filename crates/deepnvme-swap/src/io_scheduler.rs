@@ -141,8 +141,8 @@ impl IoScheduler {
         completed.into_iter().filter_map(|id| in_flight.remove(&id)).collect()
     }
 
-    /// Starts a transfer. Returns whether it is in flight now. A panic becomes the error of the item's waiters, since no
-    /// other thread would complete the transfer.
+    /// Starts a transfer. Returns whether it is in flight now. A panic becomes the error of the item's waiters, since
+    /// no other thread would complete the transfer.
     fn start_or_fail(&self, action: Action) -> bool {
         catch_unwind(AssertUnwindSafe(|| self.start(action))).unwrap_or_else(|panic| {
             match action {

@@ -127,8 +127,8 @@ impl NextUseQueue {
         (distance == 0 || distance <= remaining / 2).then_some(distance)
     }
 
-    /// Moves on to behind the use at this distance. Returns the items whose next use may have changed; the used item may
-    /// be among them.
+    /// Moves on to behind the use at this distance. Returns the items whose next use may have changed; the used item
+    /// may be among them.
     pub(crate) fn advance(&mut self, distance: usize) -> Vec<ItemId> {
         let (from, next) = (self.at, self.at + distance + 1);
         self.at = if self.repeats { next % self.order.len() } else { next };

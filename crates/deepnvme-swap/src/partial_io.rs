@@ -17,7 +17,8 @@ impl Borrowed {
     /// reached this point.
     ///
     /// # Errors
-    /// `Invalid` for a range outside the item, or in several places on disk if `target` is not contiguous; `Io`; `Closed`.
+    /// `Invalid` for a range outside the item, or in several places on disk if `target` is not contiguous; `Io`;
+    /// `Closed`.
     pub fn read_at(&self, from: usize, target: RegionMut) -> Result<()> {
         let range = self.check(from, target.len())?;
         if self.offset().is_some() {

@@ -1,9 +1,9 @@
 //! Slots of the arena, which contain items of different sizes. This module does no I/O.
 //!
-//! Some slots are pinned: their items cannot be evicted now, and borrowed ones cannot move. All others can be evicted. So
-//! a new slot may lie anywhere between two pinned ones, and `residency` takes a range whose items are used late. This
-//! gives a guarantee: a slot of `n` bytes is found as soon as there are `n` bytes between two neighbouring pinned slots.
-//! With `k` of those, of `L` bytes together, in an arena of `M`, that is certain for every `n` up to
+//! Some slots are pinned: their items cannot be evicted now, and borrowed ones cannot move. All others can be evicted.
+//! So a new slot may lie anywhere between two pinned ones, and `residency` takes a range whose items are used late.
+//! This gives a guarantee: a slot of `n` bytes is found as soon as there are `n` bytes between two neighbouring pinned
+//! slots. With `k` of those, of `L` bytes together, in an arena of `M`, that is certain for every `n` up to
 //! `(M - L) / (k + 1)`. If all slots have one size, it is certain while that much memory is left.
 //!
 //! Large items go to the front of the arena and small ones to the back, so that small borrowed items do not split the

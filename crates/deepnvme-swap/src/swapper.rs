@@ -220,8 +220,8 @@ impl Swapper {
     /// Returns the item's id.
     ///
     /// # Errors
-    /// `Io` if the file cannot be opened; `Invalid` if it lacks that range; `TooLarge`; `Deadlock` if the calling thread has
-    /// borrowed the item that this one replaces.
+    /// `Io` if the file cannot be opened; `Invalid` if it lacks that range; `TooLarge`; `Deadlock` if the calling
+    /// thread has borrowed the item that this one replaces.
     pub fn attach(&self, key: &str, label: &str, range: &AttachedRange<'_>) -> Result<ItemId> {
         let AttachedRange { target, offset, bytes, element_bytes } = *range;
         self.check_process()?;

@@ -95,8 +95,9 @@ impl History {
     /// Makes a checkpoint count by replacing the manifest. Its files are on disk and may have private names.
     ///
     /// # Errors
-    /// `Io` for errors of the folder, and if another program has replaced the folder or changed the manifest. `Manifest` if
-    /// the manifest is damaged. [`is_committed`](Self::is_committed) then tells whether the checkpoint counts anyway.
+    /// `Io` for errors of the folder, and if another program has replaced the folder or changed the manifest.
+    /// `Manifest` if the manifest is damaged. [`is_committed`](Self::is_committed) then tells whether the checkpoint
+    /// counts anyway.
     pub fn publish(&self, entry: &ManifestEntry, newer: &[u64]) -> Result<()> {
         let _turn = locked(&self.turn);
         self.ensure_durable()?;

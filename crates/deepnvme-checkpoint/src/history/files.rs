@@ -149,8 +149,8 @@ fn rename_new(from: &Path, to: &Path) -> Result<(), Errno> {
     }
 }
 
-/// Removes a retired checkpoint's files from this folder, each only if it matches the manifest's record. Nobody may have
-/// written to a file of tensors since the save.
+/// Removes a retired checkpoint's files from this folder, each only if it matches the manifest's record. Nobody may
+/// have written to a file of tensors since the save.
 #[must_use]
 pub(super) fn remove(folder: &Path, entry: &ManifestEntry) -> Removal {
     let mut removal = Removal::default();
@@ -300,8 +300,8 @@ fn lists(file: &OwnedFd, path: &Path, parts: &[Part]) -> Result<bool, Errno> {
     Ok(listed.is_some_and(|listed| listed.iter().eq(parts.iter().map(|part| &part.file))))
 }
 
-/// Returns the text of a list of files, or `None` if the file cannot be one. A failure of the disk is an error: the text
-/// is unknown then.
+/// Returns the text of a list of files, or `None` if the file cannot be one. A failure of the disk is an error: the
+/// text is unknown then.
 fn small_text(file: &OwnedFd, path: &Path) -> Result<Option<Vec<u8>>, Errno> {
     match fs::read_small_of(file, path, LIST_BYTES_MAX) {
         Ok(text) => Ok(Some(text)),

@@ -22,8 +22,8 @@ pub struct Listed {
     pub bytes: u64,
     /// Whether it contains a checksum. Manifests of earlier versions do not.
     pub has_checksum: bool,
-    /// The current checkpoints, in the order of their saves, each with its path: the final name, or the private name that a
-    /// killed writer left.
+    /// The current checkpoints, in the order of their saves, each with its path: the final name, or the private name
+    /// that a killed writer left.
     pub checkpoints: Vec<(ManifestEntry, PathBuf)>,
 }
 

@@ -171,8 +171,8 @@ fn open(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<(OwnedFd, 
     }
 }
 
-/// Creates the file with its content, so that no process sees it empty. On file systems that cannot link an unnamed file,
-/// it is empty at first. `None`: another process was first.
+/// Creates the file with its content, so that no process sees it empty. On file systems that cannot link an unnamed
+/// file, it is empty at first. `None`: another process was first.
 fn make(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<OwnedFd>> {
     let refused = |errno| Error::from(IoError::os("lock", errno).at_path(path));
     let mode = 0o666 & !fs::umask();

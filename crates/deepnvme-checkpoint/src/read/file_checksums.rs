@@ -1,8 +1,8 @@
 //! The coverage of a file's checksums, and whether the metadata matches them.
 //!
-//! The index checksum covers names, types, shapes and all chunk checksums. The sidecar identifies its file by size, index
-//! offset and index size, and contains a checksum of itself. Checksums copied into another file are valid but identify
-//! a different file: they are stale. Any other difference is damage.
+//! The index checksum covers names, types, shapes and all chunk checksums. The sidecar identifies its file by size,
+//! index offset and index size, and contains a checksum of itself. Checksums copied into another file are valid but
+//! identify a different file: they are stale. Any other difference is damage.
 
 use std::collections::HashMap;
 use std::ops::Range;

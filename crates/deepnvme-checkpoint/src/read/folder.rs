@@ -122,8 +122,8 @@ enum Found {
 /// latest save counts, whether it is one file or several with an index.
 ///
 /// # Errors
-/// `Io` if a folder has no such file or an index cannot be read, or `Format` for an index that cannot be parsed. A single
-/// file is not opened here, so it may be missing.
+/// `Io` if a folder has no such file or an index cannot be read, or `Format` for an index that cannot be parsed. A
+/// single file is not opened here, so it may be missing.
 pub fn find_set(path: &Path) -> Result<FileSet> {
     let found = if fs::is_folder(path) {
         in_folder(path)?

@@ -27,8 +27,8 @@ impl Reader {
     /// archive. [`coverage`](Self::coverage) tells whether names, types and shapes are covered as well.
     ///
     /// # Errors
-    /// `Damaged` with the first difference found, `NoChecksums` if there are no checksums, `Format` for a damaged header or
-    /// sidecar, `Interrupted`, or `Io`.
+    /// `Damaged` with the first difference found, `NoChecksums` if there are no checksums, `Format` for a damaged
+    /// header or sidecar, `Interrupted`, or `Io`.
     pub fn verify_all(&mut self, engine: &Engine, progress: &Progress) -> Result<u64> {
         self.check()?;
         let all: Vec<usize> = (0..self.records.len()).collect();

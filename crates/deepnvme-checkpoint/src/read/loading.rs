@@ -143,8 +143,8 @@ impl Loading {
     /// Waits for the load and verifies it: the headers of all records, and as much of the data as `verify` says.
     ///
     /// # Errors
-    /// `Io`, `Damaged` with the offset, `Format` for a damaged header or sidecar, `NoChecksums` for a full verify of a file
-    /// without checksums, `Moved` if headers must be read first, or `Interrupted`.
+    /// `Io`, `Damaged` with the offset, `Format` for a damaged header or sidecar, `NoChecksums` for a full verify of a
+    /// file without checksums, `Moved` if headers must be read first, or `Interrupted`.
     pub fn finish(mut self, verify: Verify, progress: &Progress) -> Result<()> {
         progress.expect(self.requests.iter().map(|request| request.bytes).sum());
         if verify != Verify::Off {

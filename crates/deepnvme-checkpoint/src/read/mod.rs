@@ -120,8 +120,8 @@ impl Reader {
         self.checksums.chunks.as_ref()?.get(&self.records[extent].name).map(Vec::as_slice)
     }
 
-    /// Checks that nothing has written to the file since it was opened. Call it after the last read if you give the data
-    /// new checksums: data that was compared may have changed before it was read again.
+    /// Checks that nothing has written to the file since it was opened. Call it after the last read if you give the
+    /// data new checksums: data that was compared may have changed before it was read again.
     ///
     /// # Errors
     /// `Changed`, or `Io`.

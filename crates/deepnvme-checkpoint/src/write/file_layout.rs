@@ -102,8 +102,8 @@ impl FileLayout {
         (0..self.records.len()).map(|record| self.headers.name(record))
     }
 
-    /// The CRC-64 of the index with blank checksums: of all names, sizes and offsets. Writers with equal fingerprints may
-    /// each write a part of the file.
+    /// The CRC-64 of the index with blank checksums: of all names, sizes and offsets. Writers with equal fingerprints
+    /// may each write a part of the file.
     pub(super) fn fingerprint(&self) -> u64 {
         let blank = |record: &HashedRecord| RecordChecksums { crc32: 0, chunks: vec![0; chunk_count(record.bytes())] };
         let blank: Vec<RecordChecksums> = self.records.iter().map(blank).collect();

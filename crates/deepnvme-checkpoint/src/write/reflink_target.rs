@@ -1,5 +1,5 @@
-//! A safetensors file into which the caller clones tensors: they share blocks with other files (reflinks). `commit` reads
-//! the file once for its checksums, and writes the header last.
+//! A safetensors file into which the caller clones tensors: they share blocks with other files (reflinks). `commit`
+//! reads the file once for its checksums, and writes the header last.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! The write pipeline of a save: threads assemble pieces while the engine writes earlier ones.
 //!
-//! [`POOL_BYTES_MAX`] bounds the buffers of a save without a [`Staging`]. It is small on purpose: the device reads a slot
-//! that is still in the CPU cache without another trip over the memory bus.
+//! [`POOL_BYTES_MAX`] bounds the buffers of a save without a [`Staging`]. It is small on purpose: the device reads a
+//! slot that is still in the CPU cache without another trip over the memory bus.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -14,8 +14,8 @@ const STEP: usize = 32 * GROUP;
 pub struct PackedBlock<'a> {
     header: BlockHeader,
     layers: [Option<Layer>; LAYERS_MAX],
-    /// The sections after the headers: signs and mantissas, bit planes of the layers, tail. A raw block has its elements
-    /// in the first.
+    /// The sections after the headers: signs and mantissas, bit planes of the layers, tail. A raw block has its
+    /// elements in the first.
     sign_mantissa: &'a [u8],
     planes: &'a [u8],
     tail: &'a [u8],
@@ -147,7 +147,8 @@ impl SimdTask for Decode<'_> {
     }
 }
 
-/// Reads the escaped symbols of a layer: those of the next layer, or the tail. [`WINDOW`] bytes of any values follow them.
+/// Reads the escaped symbols of a layer: those of the next layer, or the tail. [`WINDOW`] bytes of any values follow
+/// them.
 struct EscapeReader<'a> {
     bytes: &'a [u8],
     taken: usize,
@@ -160,8 +161,8 @@ impl EscapeReader<'_> {
     }
 }
 
-/// Expands the symbols of a layer, or of one step of it. Returns `None` if escapes run out before a group, or the padding
-/// of the last group is not zero. [`EscapeReader::finish`] finds a last group that takes too many.
+/// Expands the symbols of a layer, or of one step of it. Returns `None` if escapes run out before a group, or the
+/// padding of the last group is not zero. [`EscapeReader::finish`] finds a last group that takes too many.
 #[inline(always)]
 fn expand(
     simd: impl SimdBackend,

@@ -17,8 +17,8 @@ impl BlockHeader {
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] if it is too short, or has another version, an unknown type, too many layers, reserved bytes that
-    /// are not zero, or impossible sizes.
+    /// [`Error::Corrupt`] if it is too short, or has another version, an unknown type, too many layers, reserved bytes
+    /// that are not zero, or impossible sizes.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
             return Err(Error::corrupt(0, format!("{} bytes are too few for a header of {HEADER_BYTES}", bytes.len())));

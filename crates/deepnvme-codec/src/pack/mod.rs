@@ -7,12 +7,12 @@
 //! tail      : a byte for each exponent that the last layer escaped
 //! ```
 //!
-//! The codes of 64 elements are two bit planes of 64 bits, so SIMD instructions decode 64 elements at once, without parsing
-//! a bit stream. For weights the size is within one percent of a Huffman code. `docs/reference/packed-format.md`
-//! specifies the format.
+//! The codes of 64 elements are two bit planes of 64 bits, so SIMD instructions decode 64 elements at once, without
+//! parsing a bit stream. For weights the size is within one percent of a Huffman code.
+//! `docs/reference/packed-format.md` specifies the format.
 //!
-//! A *block* is a run of elements that is decoded on its own, on any core, as soon as it arrives from the disk. A block that
-//! would not shrink is stored raw, with a header of sixteen bytes.
+//! A *block* is a run of elements that is decoded on its own, on any core, as soon as it arrives from the disk. A block
+//! that would not shrink is stored raw, with a header of sixteen bytes.
 //!
 //! ```
 //! use deepnvme_codec::{Float, pack};

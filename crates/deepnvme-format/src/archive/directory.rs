@@ -1,8 +1,8 @@
 //! Parses an archive from its end: its records and their positions.
 //!
 //! A record's data follows its header, whose length only the header states. [`Record::data_offset`] is the data's
-//! position if the data ends where the next header starts, as for the storages of torch and deepnvme. It is too high for
-//! a record before a gap. Readers compare it with the header.
+//! position if the data ends where the next header starts, as for the storages of torch and deepnvme. It is too high
+//! for a record before a gap. Readers compare it with the header.
 
 use std::collections::HashMap;
 
@@ -34,8 +34,8 @@ pub struct End {
 /// Finds the end record in the last bytes of a file, which start at `tail_offset`.
 ///
 /// # Errors
-/// `Corrupt` if there is none, or its values exceed the file; `Unsupported` for a volume of several, or a directory that
-/// is too long.
+/// `Corrupt` if there is none, or its values exceed the file; `Unsupported` for a multi-volume archive, or a directory
+/// that is too long.
 pub fn find_end(tail: &[u8], tail_offset: u64) -> Result<End> {
     let magic = END_MAGIC.to_le_bytes();
     let last = tail.len().checked_sub(END_BYTES);
@@ -100,8 +100,8 @@ impl Directory {
     /// Parses the directory that `end` locates.
     ///
     /// # Errors
-    /// `Corrupt` for entries that are inconsistent with each other or the file's size; `Unsupported` for compressed
-    /// or encrypted ones; `Memory` if there is too little for the entries.
+    /// `Corrupt` for entries that are inconsistent with each other or the file's size; `Unsupported` for compressed or
+    /// encrypted ones; `Memory` if there is too little for the entries.
     pub fn parse(bytes: &[u8], end: End, file_bytes: u64) -> Result<Self> {
         Error::check_memory("the directory of the archive", bytes.len(), MEMORY_FACTOR)?;
         let mut words = Words::new(bytes, end.directory_offset);

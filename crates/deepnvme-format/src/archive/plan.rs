@@ -3,8 +3,8 @@
 //! ```text
 //! header data.pkl | header version | ... | header data/0 | header data/1 | ... | directory | end
 //! ```
-//! The data of every large record is aligned for direct I/O, by padding in the header's extra field. The end of the file is
-//! aligned as well: the gap is before the directory, where readers skip it.
+//! The data of every large record is aligned for direct I/O, by padding in the header's extra field. The end of the
+//! file is aligned as well: the gap is before the directory, where readers skip it.
 
 use std::collections::HashSet;
 use std::ops::Range;

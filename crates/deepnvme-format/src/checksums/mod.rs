@@ -161,8 +161,8 @@ pub fn chunk_count(bytes: u64) -> usize {
     bytes.div_ceil(CHUNK_BYTES) as usize
 }
 
-/// Returns the length that the chunks of `bytes` add to the text of [`encode`]. Allocates nothing: a tensor may claim so
-/// many bytes that its checksums do not fit in memory.
+/// Returns the length that the chunks of `bytes` add to the text of [`encode`]. Allocates nothing: a tensor may claim
+/// so many bytes that its checksums do not fit in memory.
 #[must_use]
 pub fn text_bytes(bytes: u64) -> u64 {
     bytes.div_ceil(CHUNK_BYTES) * HEX_DIGITS as u64

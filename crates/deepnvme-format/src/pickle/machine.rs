@@ -15,9 +15,9 @@ pub const PICKLE_BYTES_MAX: u64 = 256 << 20;
 /// The maximum length of an integer in bytes: twice as many digits as Python converts from text.
 const LONG_INT_BYTES_MAX: usize = 4096;
 
-/// The objects of a pickle may take this memory, here and in Python, or [`OBJECT_BYTES_FACTOR`] times the pickle's length
-/// if that is more. A list of large integers takes sixteen times the length of its instructions, an empty list a hundred
-/// times.
+/// The objects of a pickle may take this memory, here and in Python, or [`OBJECT_BYTES_FACTOR`] times the pickle's
+/// length if that is more. A list of large integers takes sixteen times the length of its instructions, an empty list a
+/// hundred times.
 const OBJECT_BYTES_MIN: u64 = 768 << 20;
 const OBJECT_BYTES_FACTOR: u64 = 20;
 /// Memory of an element of a list or a set, and of an item of a dict, here and in Python.

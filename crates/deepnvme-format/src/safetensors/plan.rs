@@ -24,8 +24,8 @@ pub struct SafetensorsPlan {
 
 impl SafetensorsPlan {
     /// Lays tensors out, wide elements first so that all are aligned to their element size, otherwise in the given
-    /// order. With `has_checksums` the metadata will contain checksums. Checksums in `metadata` belong to another file and
-    /// are dropped.
+    /// order. With `has_checksums` the metadata will contain checksums. Checksums in `metadata` belong to another file
+    /// and are dropped.
     ///
     /// # Errors
     /// `Invalid` for duplicate or reserved names, duplicate keys of `metadata`, types that the format lacks, too many

@@ -13,9 +13,9 @@ pub const SPARSE_TENSOR: &str = "sparse tensor";
 /// The kind of a nested tensor.
 pub const NESTED_TENSOR: &str = "nested tensor";
 
-/// Returns name and kind of each value that is not a tensor, a parameter, or a tuple, list or dict. A set or another object
-/// is listed as one value, whatever it contains. The values of a shared container are listed once. Omits values that are
-/// nested too deep, values with too long a name, and all after the first [`NON_TENSORS_MAX`].
+/// Returns name and kind of each value that is not a tensor, a parameter, or a tuple, list or dict. A set or another
+/// object is listed as one value, whatever it contains. The values of a shared container are listed once. Omits values
+/// that are nested too deep, values with too long a name, and all after the first [`NON_TENSORS_MAX`].
 #[must_use]
 pub fn non_tensors(graph: &Graph) -> Vec<(String, &'static str)> {
     let mut paths = Paths::new(graph);

@@ -1,5 +1,5 @@
-//! Paths from the root to containers, as a tree of parent links. Names are built only for tensors and for the values that
-//! are listed: a file can have as many containers as bytes, each with a name as long as the file.
+//! Paths from the root to containers, as a tree of parent links. Names are built only for tensors and for the values
+//! that are listed: a file can have as many containers as bytes, each with a name as long as the file.
 
 use crate::error::{Error, Result};
 use crate::pickle::{Graph, Node, NodeId};

@@ -63,8 +63,8 @@ impl View {
         self.shape.iter().product()
     }
 
-    /// Whether every element lies in a storage of `elements`, and the bytes of the elements and of the offset stay within
-    /// torch's range. An element has `width` bytes. A stride counts only if an element is reached by it.
+    /// Whether every element lies in a storage of `elements`, and the bytes of the elements and of the offset stay
+    /// within torch's range. An element has `width` bytes. A stride counts only if an element is reached by it.
     fn fits(&self, elements: u64, width: u64) -> bool {
         let most = i64::MAX.unsigned_abs() / width;
         // An empty tensor has sizes as well.

@@ -33,10 +33,10 @@ impl PickledState {
     /// Walks a graph.
     ///
     /// # Errors
-    /// `Corrupt` for malformed tensors and storages, and for tensors that exceed their storage; `Unsupported` for unknown
-    /// element types and storage classes, and for graphs beyond [`DIMS_MAX`](crate::DIMS_MAX),
-    /// [`DEPTH_MAX`](super::DEPTH_MAX), [`NAME_BYTES_MAX`](super::NAME_BYTES_MAX), [`STEPS_MAX`],
-    /// [`REVISITS_MAX`] or [`STATE_BYTES_MAX`].
+    /// `Corrupt` for malformed tensors and storages, and for tensors that exceed their storage; `Unsupported` for
+    /// unknown element types and storage classes, and for graphs beyond [`DIMS_MAX`](crate::DIMS_MAX),
+    /// [`DEPTH_MAX`](super::DEPTH_MAX), [`NAME_BYTES_MAX`](super::NAME_BYTES_MAX), [`STEPS_MAX`], [`REVISITS_MAX`] or
+    /// [`STATE_BYTES_MAX`].
     pub fn of(graph: &Graph) -> Result<Self> {
         Walk::new(graph, Limits::default()).run()
     }

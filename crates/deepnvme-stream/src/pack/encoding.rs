@@ -14,8 +14,8 @@ use crate::layer_group::{CONVERSION_BYTES_MAX, Decoding};
 const PART_BYTES: usize = 256 << 10;
 /// The approximate number of bytes read and encoded at once.
 const CHUNK_BYTES: usize = 16 << 20;
-/// The type of scales. Codes are relative to the rounded scale, so a short mantissa costs little accuracy. Scales of fp16
-/// would underflow.
+/// The type of scales. Codes are relative to the rounded scale, so a short mantissa costs little accuracy. Scales of
+/// fp16 would underflow.
 pub(super) const SCALES: Float = Float::Bf16;
 
 /// The encoding of the weights.

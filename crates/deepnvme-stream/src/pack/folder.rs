@@ -95,9 +95,9 @@ impl NewFolder {
         file
     }
 
-    /// Creates the weights file, and returns it with the path that it gets in the private folder. The manifest of stripes
-    /// lies in the folder; the stripes themselves have unique names on the disks, and are deleted with an uncommitted
-    /// folder. `most` are the permissions that all source files grant.
+    /// Creates the weights file, and returns it with the path that it gets in the private folder. The manifest of
+    /// stripes lies in the folder; the stripes themselves have unique names on the disks, and are deleted with an
+    /// uncommitted folder. `most` are the permissions that all source files grant.
     pub(super) fn weights(&mut self, most: Permissions) -> Result<(Replacement, Target)> {
         let path = self.folder.add(Path::new(&self.file()))?;
         let mut new = match &self.stripes {

@@ -1,5 +1,5 @@
-//! The next read or write, in order of priority: flushes, writes that a planned slot needs, slots for waiters, prefetches,
-//! early write-back.
+//! The next read or write, in order of priority: flushes, writes that a planned slot needs, slots for waiters,
+//! prefetches, early write-back.
 //!
 //! Early write-back cleans the items that are needed last, so that the next reads find memory.
 
