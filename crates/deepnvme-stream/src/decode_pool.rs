@@ -226,8 +226,8 @@ impl Drop for DecodePool {
 }
 
 impl Jobs {
-    /// Returns a buffer to its owner. `None` is a lost buffer: the pool may allocate another one, and the cache does not
-    /// use that entry again.
+    /// Returns a buffer to its owner. `None` is a lost buffer: the pool may allocate another one, and the cache does
+    /// not use that entry again.
     fn put_back(&mut self, owner: Owner, buffer: Option<Buffer>, is_right: bool) {
         match (owner, buffer) {
             (Owner::Cache(entry), Some(buffer)) => self.cache.put(entry, buffer, is_right),

@@ -86,7 +86,8 @@ impl Swapper {
         })
     }
 
-    /// Puts an item under a key, instead of its present one once all borrows of that have ended.
+    /// Puts an item under a key. If the key has an item, waits until all borrows of that item have ended, and replaces
+    /// it.
     pub(crate) fn replace_item(
         &self,
         key: &str,

@@ -3,8 +3,9 @@
 //! The caller's schedule gives exact positions, and prefetched items come before it. For all other items only the past
 //! is known, so the most recently used one is expected first.
 //!
-//! An item's [`NextUse`] changes only with the item itself, so that it can be a key of sorted sets. A schedule that
-//! repeats is a circle: its positions stay, and the point where it begins moves ([`Rank`]).
+//! An item's [`NextUse`] changes only when the item is used or prefetched, or when the schedule passes one of its uses.
+//! So it can be a key of sorted sets. A schedule that repeats is a circle: its positions stay, and the point where it
+//! begins moves ([`Rank`]).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};

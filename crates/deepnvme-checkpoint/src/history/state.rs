@@ -1,4 +1,4 @@
-//! One process's view of a checkpoint folder: what it knows of the manifest on disk, and how it replaces that.
+//! One process's view of a checkpoint folder: its knowledge of the manifest on disk, and the manifest's replacement.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;

@@ -106,8 +106,8 @@ pub(super) fn of_header(path: &Path, text: &str, header: &[u8], file_bytes: u64,
     let spaces = header.iter().rev().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count() as u64;
     let sidecar = checksums::decode(text.as_bytes());
     let has_index_checksum = sidecar.as_ref().is_ok_and(|sidecar| sidecar.index.is_some());
-    // Damage cannot turn our headers into such ones: the length would contradict the file, or the padding would not be
-    // spaces.
+    // Damage cannot make a header of ours look foreign: its length would contradict the file, or its padding would not
+    // be spaces.
     let is_foreign = !index_bytes.is_multiple_of(ALIGNMENT_LARGE) || (has_index_checksum && spaces < PADDING_BYTES_MIN);
     if is_foreign {
         return FileChecksums::none(Coverage::Stale, 0..index_bytes);

@@ -22,8 +22,8 @@ pub enum Verify {
     Off,
     /// One chunk in `SAMPLE`, chosen at random, and at least one. Without checksums nothing.
     Sample,
-    /// At least a sample, and as much as `LOAD_FRACTION` of the load's time allows: everything if the processors are
-    /// faster than the disk. Without checksums nothing.
+    /// At least a sample, and as much as `LOAD_FRACTION` of the load's time allows: everything if the processors hash
+    /// that fast. Without checksums nothing.
     #[default]
     Auto,
     /// Everything. A file without checksums is refused. Torch archives have a CRC-32 for each record.

@@ -26,7 +26,7 @@ pub(super) trait HeaderRenderer: Send + Sync {
     fn name(&self, record: usize) -> &str;
     /// The header of a record.
     fn header(&self, record: usize, crc32: u32) -> Vec<u8>;
-    /// Renders the index, which contains all checksums.
+    /// Renders the index, which contains all checksums that the file stores.
     fn index(&self, checksums: &[RecordChecksums]) -> Vec<u8>;
 }
 

@@ -60,8 +60,8 @@ impl Save {
     }
 }
 
-/// Creates a private file of this length, which replaces the target later. A full disk fails before any write, and no
-/// write extends the file.
+/// Creates a private file, which replaces the target later, and preallocates this length. So a full disk fails before
+/// any write, and no write extends the file, unless the file system cannot preallocate.
 ///
 /// # Errors
 /// The error of the folder or the disk.

@@ -138,7 +138,7 @@ impl Packer {
     }
 }
 
-/// Converts an error of a file in the private folder into one of the file that it was to become.
+/// Gives an error of a file in the private folder the path that the file would have had at the end.
 fn error_of_target(error: Error, private: &Path, target: &Path) -> Error {
     let Error::Io(error) = error else { return error };
     match error.path().and_then(|path| path.strip_prefix(private).ok()) {
