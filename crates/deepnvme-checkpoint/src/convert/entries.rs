@@ -78,7 +78,7 @@ pub(super) fn refuse_unnamed(readers: &[Arc<Reader>]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the names and kinds of all non-tensors.
+/// Returns the names and kinds of the non-tensors, as many of each file as [`non_tensors`] lists.
 ///
 /// # Errors
 /// `Unsupported`, with the path, for a sparse or nested tensor: its parts, as separate tensors, would lose its meaning.

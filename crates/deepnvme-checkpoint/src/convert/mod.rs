@@ -29,7 +29,8 @@ pub struct Conversion {
     pub saved: Saved,
     /// Number of tensors in the new file.
     pub tensors: usize,
-    /// Omitted non-tensors of the old file: their names and kinds.
+    /// Omitted non-tensors of the old files: their names and kinds, at most
+    /// [`NON_TENSORS_MAX`](deepnvme_format::state::NON_TENSORS_MAX) for each file.
     pub left_out: Vec<(String, &'static str)>,
 }
 
