@@ -2,8 +2,8 @@
 //!
 //! Writing: `deepnvme_format` lays out the file, and `write::spans` cuts it into pieces. Threads copy each piece into a
 //! pooled slot (`file_layout`) and hash it while it is in the CPU cache, and the engine writes it with direct I/O
-//! (`write_pipeline`). Headers that contain checksums are written last. The file is synced and then gets its name, or
-//! nothing is left of it.
+//! (`write_pipeline`). The index and the headers of large records are written last, since they contain checksums. The
+//! file is synced as the options require and then gets its name, or nothing is left of it.
 //!
 //! Reading: `read::open` parses the metadata of a file, and `read::load_buffer` decides which byte ranges to mirror in
 //! memory. The engine reads them directly, and `read::verify` compares the data with the checksums.

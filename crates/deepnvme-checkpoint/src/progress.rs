@@ -44,7 +44,7 @@ impl Progress {
         *ignore_poison(waited).0
     }
 
-    /// Marks the memory as no longer read. Failed saves do this as well.
+    /// Marks the memory as no longer read. If a save fails before its last pieces, its caller does this.
     pub fn mark_filled(&self) {
         *ignore_poison(self.is_filled.lock()) = true;
         self.filled.notify_all();

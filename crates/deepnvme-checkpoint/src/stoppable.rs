@@ -37,7 +37,7 @@ pub fn until_stopped<T: Send + 'static>(
 /// In a simulation, work takes no time.
 ///
 /// # Errors
-/// The errors of `work`.
+/// `Interrupted` if a stop was requested before, and the errors of `work`.
 #[cfg(simulated)]
 pub fn until_stopped<T: Send + 'static>(
     progress: &Progress,

@@ -9,7 +9,7 @@ use crate::sync::{AtomicBool, AtomicUsize, Mutex, thread};
 use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::start_thread;
 
-/// Maximum number of threads. Each copies and hashes several gigabytes a second.
+/// Maximum number of threads that hash. Each copies and hashes several gigabytes a second.
 pub(crate) const THREADS_MAX: usize = 8;
 
 /// Returns how many threads to use for `items` items.
@@ -18,8 +18,8 @@ pub(crate) fn thread_count(items: usize) -> usize {
     cores.min(THREADS_MAX).min(items).max(1)
 }
 
-/// Returns how many threads to use next to the engine's workers: half of the cores. A virtual device idles while a
-/// worker waits for a core, and one thread fills buffers faster than most disks empty them.
+/// Returns how many threads to use next to the engine's workers: half of [`thread_count`]. A virtual device idles while
+/// a worker waits for a core, and one thread fills buffers faster than most disks empty them.
 pub(crate) fn thread_count_beside_engine(items: usize) -> usize {
     (thread_count(usize::MAX) / 2).min(items).max(1)
 }

@@ -1,8 +1,8 @@
 //! Casts between bf16, fp16 and fp32, over bytes of any alignment.
 //!
-//! Numbers are rounded to nearest, ties to even. The results equal torch's `.to(dtype)` bit for bit, including subnormals,
-//! infinities and overflow. A NaN stays a NaN. torch has no rule for its payload (it depends on the processor and on the
-//! position in the tensor); here it is one of torch's results:
+//! Numbers are rounded to nearest, ties to even. The results equal torch's `.to(dtype)` bit for bit, including
+//! subnormals, infinities and overflow. A NaN stays a NaN. torch has no rule for its payload (it depends on the
+//! processor and on the position in the tensor); here it is one of torch's results:
 //!
 //! | from | to | NaN |
 //! |---|---|---|

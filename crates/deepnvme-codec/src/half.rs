@@ -1,15 +1,18 @@
 //! Conversions between the 16-bit floats and fp32.
 //!
-//! They work on the bits of an fp32, so that NaNs keep theirs. They have no branches, so that loops over them are
-//! vectorised, and no arithmetic on subnormals, so that a thread's flush-to-zero mode does not matter.
+//! They take and return the bits of an fp32, since an `f32` need not keep the bits of a NaN. They have no branches, so
+//! that loops over them are vectorised. A thread's flush-to-zero mode does not change their results: bf16 takes integer
+//! arithmetic only, and fp16 rounds every subnormal fp32 away.
 
 /// A 16-bit float format.
 pub trait Half {
     /// Converts to fp32, exactly. A NaN becomes quiet, or stays as it is if the format only shifts.
     fn widen(half: u16) -> u32;
-    /// Rounds an fp32 to the nearest number, ties to even. Numbers that are too large become infinity, and a NaN stays one.
+    /// Rounds an fp32 to the nearest number, ties to even. Numbers that are too large become infinity, and a NaN stays
+    /// one.
     fn narrow(bits: u32) -> u16;
-    /// Rounds an fp32 up or down at random, so that the expected value is the fp32. Uses the lower 16 bits of `noise`.
+    /// Rounds an fp32 up or down at random, so that the expected value is the fp32 within the format's range. Uses at
+    /// most the lower 16 bits of `noise`.
     fn narrow_stochastic(bits: u32, noise: u32) -> u16;
 }
 
@@ -39,7 +42,7 @@ impl Half for Bf16 {
 
     #[inline(always)]
     fn narrow(bits: u32) -> u16 {
-        // Add half a unit of the shorter number, minus one bit if that is even already.
+        // Add half a unit of the shorter number, minus one bit if the shorter number is even: ties go to even.
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
         (if bits & F32_MAGNITUDE > F32_INFINITY { BF16_NAN } else { rounded }) as u16
     }

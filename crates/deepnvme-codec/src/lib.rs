@@ -1,14 +1,14 @@
 //! Compressed weights: pure functions over slices, without I/O, threads or unsafe code.
 //!
 //! - [`pack`]: lossless compression of floats. The exponents of weights carry less than three bits of information each;
-//!   [`pack::encode`] stores them so, and [`pack::PackedBlock`] restores every bit.
+//!   [`pack::encode`] stores them in about as many bits, and [`pack::PackedBlock`] restores every bit.
 //! - [`cast`]: casts between bf16, fp16 and fp32.
 //! - [`quant`]: int8 and fp8 with scales.
 //! - [`half`]: conversions of single 16-bit floats, for kernels that work on them.
 //! - [`Float`]: the three floating-point types.
 //!
-//! All functions work on little-endian bytes of any alignment. They use the widest SIMD instructions of the processor,
-//! detected at run time; the results are the same on every processor. Bytes from a disk are validated.
+//! Functions over slices take little-endian bytes of any alignment. They use the widest SIMD instructions of the
+//! processor, detected at run time; the results are the same on every processor. Packed blocks are validated.
 #![forbid(unsafe_code)]
 
 pub mod cast;

@@ -3,13 +3,13 @@
 /// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Invalid or unsupported file contents.
+/// Invalid or unsupported file contents, a layout that is impossible, or too little memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The data is truncated, corrupt or malicious. The remedy is the same for all.
     #[error("at offset {offset}: {what}; restore the file from a copy, or write it again")]
     Corrupt {
-        /// Offset in the file.
+        /// Offset in the file or, for a text or pickle inside it, in that; 0 if it is unknown.
         offset: u64,
         /// The problem.
         what: String,
@@ -53,7 +53,7 @@ impl Error {
     }
 }
 
-/// The maximum length of an error text. Names come from the file and may be as long as it.
+/// The number of characters that a shortened text keeps. Names come from the file and may be as long as the file.
 const TEXT_CHARS_MAX: usize = 2000;
 
 /// Shortens a text in the middle. The end stays, since it has the remedy.

@@ -1,7 +1,7 @@
 //! Checkpoint file formats: layouts and parsers, without I/O.
 //!
-//! - [`archive`]: the ZIP files of uncompressed records that `torch.save` writes. [`archive::ArchivePlan`] lays an archive out
-//!   before its first byte is written, [`archive::Directory`] parses one.
+//! - [`archive`]: the ZIP files of uncompressed records that `torch.save` writes. [`archive::ArchivePlan`] lays an
+//!   archive out before its first byte is written, [`archive::Directory`] parses one.
 //! - [`safetensors`]: the same for safetensors files.
 //! - [`pickle`]: the object graph of an archive, as data. Nothing is called.
 //! - [`state`]: the tensors of such a graph, by name.
@@ -10,7 +10,7 @@
 //! - [`Dtype`]: element types, with their names in torch and safetensors.
 //! - [`Signs`]: signs of a tensor's elements that torch flips lazily.
 //!
-//! Input is validated. Problems are an [`Error`] with the offset.
+//! Input is validated. Damage is an [`Error::Corrupt`], with the offset where one is known.
 #![forbid(unsafe_code)]
 
 pub mod archive;

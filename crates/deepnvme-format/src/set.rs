@@ -4,7 +4,8 @@
 //! "deepnvme.checksum": "<bytes of the text>-<sum of these digits>-<sum of the text without these last digits>"
 //! "deepnvme.files": { "<name>": { "bytes": 4100, "index_crc64": "<sum of the file's index>" } }
 //! ```
-//! Both are in the `metadata` of a Hugging Face index, and at the top level of `deepnvme.json`.
+//! Both are in the `metadata` of a Hugging Face index, and at the top level of `deepnvme.json`. The manifests of
+//! checkpoint folders and of stripe sets have the checksum only.
 //!
 //! ```text
 //! "deepnvme.replaces": { "bytes": 4100, "modified_ns": 1700000000000000000 }

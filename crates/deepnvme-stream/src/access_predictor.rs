@@ -19,8 +19,9 @@ impl AccessPredictor {
         Self { next: (0..groups).map(|group| (group + 1) % groups.max(1)).collect(), uses: vec![0; groups], last: None }
     }
 
-    /// Records the use of a group. Returns whether that ends a step: the order turns back to an earlier group. A repeated
-    /// use ends none: an output layer may share the weights of the embedding, which then ends and begins each step.
+    /// Records the use of a group. Returns whether that ends a step: the order turns back to an earlier group. A
+    /// repeated use ends none: an output layer may share the weights of the embedding, which then ends and begins each
+    /// step.
     pub(crate) fn record_use(&mut self, group: usize) -> bool {
         let last = self.last.replace(group);
         // A repeated use says nothing about the next group.
@@ -52,7 +53,7 @@ impl AccessPredictor {
         expected
     }
 
-    /// Whether a group is used more than half as often as the most frequent of its `peers`.
+    /// Whether a group is used more than half as often as the most frequent of its `peers`, or no peer was used twice.
     pub(crate) fn is_frequent(&self, group: usize, peers: &[usize]) -> bool {
         let most = peers.iter().map(|group| self.uses[*group]).max().unwrap_or(0);
         self.uses[group] * 2 > most || most <= 1

@@ -70,8 +70,8 @@ pub fn cacheable_bytes(groups: &[LayerGroup]) -> (u64, u64) {
     cacheable.fold((0, 0), |(stored, becomes), (bytes, target)| (stored + bytes, becomes + target))
 }
 
-/// Returns the bytes of a cache entry for a conversion: whole blocks, so it can be read with direct I/O. `None` if it saves
-/// nothing.
+/// Returns the bytes of a cache entry for a conversion: whole blocks, so it can be read with direct I/O. `None` if it
+/// saves nothing.
 fn entry_bytes(conversion: &Conversion) -> Option<usize> {
     let bytes = conversion.read_bytes();
     (bytes < conversion.target_bytes).then_some(bytes)

@@ -8,7 +8,8 @@ use deepnvme_codec::{Error, Float, Result, cast, quant};
 
 use crate::layer_group::{Conversion, Decoding};
 
-/// Bytes per step, so that each step stays in the L2 cache.
+/// Bytes per step of casts and of whole rows, so that each step stays in the L2 cache. Packed blocks are steps of their
+/// own size.
 const STEP_BYTES: usize = 256 << 10;
 
 /// Memory that conversions reuse.

@@ -1,9 +1,9 @@
 //! A thread pool that reads and decodes weights; threads that wait for weights help.
 //!
 //! The pool has a bounded number of buffers, and each of them is being read into or decoded while there is work. So the
-//! disk waits for a CPU only if all buffers are full. Half of the CPU cores decode; the others compute, and decode only
-//! while they wait. Weights with an entry in the compressed-weight cache are read once, and decoded from there
-//! afterwards.
+//! disk waits for a CPU only if all buffers are full. Half of the CPU cores, but at most [`THREADS_MAX`], decode; the
+//! others compute, and decode only while they wait. Weights with an entry in the compressed-weight cache are read once,
+//! and decoded from there afterwards.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -96,7 +96,7 @@ pub(crate) struct DecodePool {
     creator: CreatorProcess,
 }
 
-/// Half of the CPU cores: the others compute.
+/// The number of pool threads: half of the CPU cores at most, since the others compute.
 fn threads() -> usize {
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     (cores / 2).clamp(1, THREADS_MAX)
@@ -226,7 +226,8 @@ impl Drop for DecodePool {
 }
 
 impl Jobs {
-    /// Returns a buffer to its owner. `None` is a lost buffer; its cache entry stays empty.
+    /// Returns a buffer to its owner. `None` is a lost buffer: the pool may allocate another one, and the cache does
+    /// not use that entry again.
     fn put_back(&mut self, owner: Owner, buffer: Option<Buffer>, is_right: bool) {
         match (owner, buffer) {
             (Owner::Cache(entry), Some(buffer)) => self.cache.put(entry, buffer, is_right),

@@ -1,4 +1,5 @@
-//! Tensors whose form on disk differs from memory, and the conversions that load any range of one. This module does no I/O.
+//! Tensors whose form on disk differs from memory, and the conversions that load any range of one. This module does no
+//! I/O.
 
 use std::ops::Range;
 
@@ -66,7 +67,7 @@ impl EncodedTensor {
     /// The conversions that load a range of its decoded bytes to the slot offset `at`, as elements of `to`.
     ///
     /// # Errors
-    /// `Plan` for a range outside a tensor of `Parts`. A plain tensor has no length here.
+    /// `Plan` for a range that cuts an element, or lies outside a tensor of `Parts`. A plain tensor has no length here.
     pub fn conversions(&self, range: Range<usize>, at: usize, to: Float) -> Result<Vec<Conversion>> {
         let item = self.float.bytes();
         let is_whole = range.start.is_multiple_of(item) && range.end.is_multiple_of(item) && range.start <= range.end;

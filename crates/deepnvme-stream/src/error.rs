@@ -59,12 +59,12 @@ pub enum Error {
     Panicked {
         /// The file.
         path: PathBuf,
-        /// The offset of the damaged range.
+        /// The offset of the weights that were decoded.
         offset: u64,
         /// The panic message.
         what: String,
     },
-    /// The plan is inconsistent.
+    /// The plan is inconsistent, or an earlier error lost some of its memory.
     #[error("the streaming plan is inconsistent: {0}")]
     Plan(String),
     /// The model was closed.

@@ -48,7 +48,7 @@ impl FetchHandle {
             && self.task.as_ref().is_none_or(|task| task.is_done())
     }
 
-    /// Waits until `deadline`, and helps the pool meanwhile. Returns whether the fetch is done.
+    /// Waits until `deadline` at most, and helps the pool meanwhile. Returns whether the fetch is done.
     pub(crate) fn wait_until(&self, deadline: Instant, pool: Option<&DecodePool>) -> bool {
         let left = || deadline.saturating_duration_since(Instant::now());
         let task = self.task.as_ref().is_none_or(|task| match pool {

@@ -108,7 +108,7 @@ pub struct LayerGroup {
 }
 
 impl LayerGroup {
-    /// Bytes that are read for it.
+    /// Bytes of its ranges on disk.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let converted = self.conversions.iter().map(|conversion| conversion.bytes);

@@ -5,10 +5,13 @@
 //! one arena. [`SparseRowCache`] is for tensors of which only some rows are used, such as embeddings and experts.
 //!
 //! Weights may be decoded on the way ([`Decoding`]): cast, unpacked or dequantised, by the threads of `decode_pool` and
-//! by the waiting thread. `compressed_cache` keeps encoded weights in memory.
+//! by the waiting thread. `compressed_cache` keeps encoded weights in memory. `inline_decoder` decodes rows.
 //!
-//! `access_predictor` learns the order of groups, `residency` decides purely which groups are in memory, `streamer`
-//! moves their bytes (`fetch` is one group's), and `weight_file` notices changed files.
+//! `access_predictor` learns the order of groups, `residency` decides purely which groups are in memory, `slot_memory`
+//! divides the arena, `streamer` moves the bytes of groups (`fetch` is one group's), and `weight_file` notices changed
+//! files.
+//!
+//! [`pack`] rewrites a model's files so that they stream faster.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -29,7 +32,9 @@
 //! let class = SlotClass { slots: 2, prefetch: 1, slot_bytes: 12_288, shares_memory: false };
 //! let arena = Buffer::zeroed(2 * 12_288)?.into_region();
 //! let bytes = arena.region();
-//! let streamer = Streamer::new(engine, StreamPlan { files: vec![file], groups: (0..4).map(layer).collect(), classes: vec![class], ..StreamPlan::default() }, arena)?;
+//! let groups = (0..4).map(layer).collect();
+//! let plan = StreamPlan { files: vec![file], groups, classes: vec![class], ..StreamPlan::default() };
+//! let streamer = Streamer::new(engine, plan, arena)?;
 //! for step in 0..3 {
 //!     for group in 0..4 {
 //!         let at = streamer.acquire(group, None)?.expect("no time limit was given");

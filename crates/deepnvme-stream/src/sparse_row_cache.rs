@@ -69,8 +69,8 @@ pub struct RowTensor {
 /// Keeps recently used rows in bounded memory, each at its place in the whole tensor.
 ///
 /// The tensors lie in [`Reserved`] memory, so they look complete, but only cached rows have memory. The least
-/// frequently used rows are evicted first, then the least recently used ones. Memory is counted in pages: a page counts
-/// once for all rows in it, and is freed with the last of them.
+/// frequently used rows are evicted first, and of equally frequent ones the least recently used. Memory is counted in
+/// pages: a page counts once for all rows in it, and is freed with the last of them.
 #[derive(Debug)]
 pub struct SparseRowCache {
     engine: Arc<Engine>,
@@ -193,8 +193,8 @@ impl SparseRowCache {
     /// acquired.
     ///
     /// # Errors
-    /// `Io` and `Changed` if they cannot be fetched; `TooMany` if they exceed the bound; `Plan` for a row that does not
-    /// exist.
+    /// `Io`, `Changed` and `Corrupt` if they cannot be fetched; `TooMany` if they exceed the bound, alone or together
+    /// with the rows that are held; `Plan` for a row that does not exist.
     pub fn acquire(&self, rows: &[usize]) -> Result<()> {
         let called = Instant::now();
         let mut rows = rows.to_vec();
@@ -208,7 +208,7 @@ impl SparseRowCache {
         if bytes > self.bytes_max {
             return Err(Error::TooMany { bytes, bytes_max: self.bytes_max });
         }
-        // Held during the reads, so that no other caller evicts these rows.
+        // The lock is held during the reads, so that no other caller evicts these rows.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.clock += 1;
         let now = state.clock;
@@ -234,7 +234,7 @@ impl SparseRowCache {
         Ok(())
     }
 
-    /// Releases these rows.
+    /// Releases these rows, each once.
     pub fn release(&self, rows: &[usize]) {
         let mut rows = rows.to_vec();
         rows.sort_unstable();

@@ -21,7 +21,7 @@ pub struct StreamStats {
     pub stalled: Duration,
     /// The time with at least one fetch in flight.
     pub disk_busy: Duration,
-    /// The CPU time of decoding, summed over threads.
+    /// The wall time of decoding, summed over threads.
     pub converting: Duration,
 }
 

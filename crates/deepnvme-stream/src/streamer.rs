@@ -124,7 +124,8 @@ impl Streamer {
     /// released as often as it was acquired. `None` after the timeout.
     ///
     /// # Errors
-    /// `Io` and `Changed` if it cannot be fetched; the next call tries again. `Busy` if all slots are held; `Closed`.
+    /// `Io`, `Changed`, `Corrupt` and `Panicked` if it cannot be fetched; the next call tries again. `Plan` if an
+    /// earlier error lost the memory of a slot; `Busy` if all slots are held; `Closed`.
     ///
     /// # Panics
     /// If there is no such group.
@@ -226,7 +227,8 @@ impl Streamer {
             if let Some(pending) = &fetch.handle.direct {
                 pending.cancel();
             }
-            // After a fork, the fetches belong to the parent process.
+            // The wait is bounded: after a fork, the fetches belong to the parent process, and no thread ends them
+            // here.
             fetch.handle.wait_until(Instant::now() + POLL_INTERVAL, None);
         }
     }

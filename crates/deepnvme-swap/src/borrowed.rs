@@ -13,8 +13,8 @@ use crate::slot_allocator::ItemId;
 /// An item that keeps its place until this is dropped.
 ///
 /// An exclusively borrowed item is changed in place and written back later, unless [`Borrowed::mark_clean`] is called.
-/// A created item replaces its predecessor only with [`Borrowed::commit`]. Dropped without a commit, by an early return
-/// or a panic, it leaves no item under the key.
+/// A created item counts only after [`Borrowed::commit`]. Its predecessor is gone by then: if the created item is
+/// dropped without a commit, by an early return or a panic, the key has no item.
 #[derive(Debug)]
 pub struct Borrowed {
     scheduler: Arc<IoScheduler>,
@@ -42,13 +42,13 @@ impl Borrowed {
         Self { scheduler: Arc::clone(scheduler), id, slot, bytes, mode, thread, is_dirty, is_committed: false }
     }
 
-    /// The item's id. An item that replaces another one of a different size has a new id; no id is reused.
+    /// The item's id. An item that replaces another one of the same size may keep its id. Any other item has a new one.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The offset of its first byte in the arena; `None` if it is on disk.
+    /// The offset of its first byte in the arena; `None` if it is borrowed on disk.
     #[must_use]
     pub fn offset(&self) -> Option<usize> {
         self.slot

@@ -11,7 +11,7 @@ use crate::slot_allocator::ItemId;
 use crate::sync::outer::Mutex;
 use crate::sync::{recover, wait_for_wake};
 
-/// Filled by the engine's threads. An item has one transfer at a time, so its id identifies that.
+/// Filled by the engine's threads. An item has one transfer at a time, so the item's id identifies the transfer.
 #[derive(Debug)]
 pub(crate) struct Completions {
     items: Mutex<Vec<ItemId>>,

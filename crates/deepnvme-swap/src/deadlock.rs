@@ -1,4 +1,4 @@
-//! Detects waits that can never end, from who borrows and who waits. This module does no I/O.
+//! Detects waits that can never end, from the borrows and waits of all threads. This module does no I/O.
 
 use std::collections::{HashMap, HashSet};
 
@@ -60,7 +60,7 @@ impl DeadlockDetector {
     /// Whether a waiting thread would wait forever, because all threads that could unblock it are in the same
     /// position. Threads that do not wait here make progress, and so does the disk.
     ///
-    /// `is_wait_over` tells whether an item has a slot by now.
+    /// `is_wait_over` tells whether a wait for an item's slot or bytes is over: it has a slot by now, or never will.
     pub(crate) fn is_deadlocked(
         &self,
         thread: ThreadNumber,

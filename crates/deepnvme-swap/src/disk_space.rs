@@ -34,7 +34,7 @@ impl DiskSpace {
     }
 
     /// Allocates extents, and preallocates them in the file. A full disk is an error here, so write-back cannot fail
-    /// for lack of space.
+    /// for lack of space, unless the file system cannot preallocate.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Vec<Extent>, IoError> {
         let too_large = || IoError::new(ErrorKind::InvalidInput, "grow a swap file", "more bytes than a file can have");
         let extents = self.lock().extents.allocate(bytes as u64, i64::MAX as u64).ok_or_else(too_large)?;

@@ -74,10 +74,10 @@ pub enum Error {
         /// The key that was waited for.
         key: String,
     },
-    /// A bug: an I/O thread panicked.
+    /// A bug: starting or completing a transfer panicked.
     #[error("the swapper has panicked ({0}); please report this bug")]
     Panicked(String),
-    /// The swapper was closed, or belongs to the parent process.
+    /// The swapper was closed, belongs to the parent process, or lost its thread to a panic.
     #[error("{0}")]
     Closed(&'static str),
 }

@@ -101,7 +101,8 @@ impl Swapper {
     /// With checksums, the bytes are copied through memory. Returns the item's id, and how the bytes were copied.
     ///
     /// # Errors
-    /// `Io` if the file is too short or the disk is full; `TooLarge`.
+    /// `Io` if the file is too short or the disk is full; `TooLarge`; `Deadlock` and `Interrupted` as for
+    /// [`create`](Self::create).
     pub fn import(
         &self,
         key: &str,

@@ -4,13 +4,13 @@
 //! would leave a file whose gaps are all too small, and it would grow forever. So before it grows beyond
 //! [`FILE_TO_PEAK_MAX`], an item is split over several gaps. Extents never move.
 //!
-//! The guarantee: the file's size never exceeds [`FILE_TO_PEAK_MAX`] times the peak of bytes in use, whatever happened
-//! before.
+//! The guarantee: the end of the last extent never exceeds [`FILE_TO_PEAK_MAX`] times the peak of bytes in use,
+//! whatever happened before. `swap_files` preallocates somewhat more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// The limit on the file's size relative to the peak of bytes in use: numerator and denominator.
+/// The limit on the end of the last extent relative to the peak of bytes in use: numerator and denominator.
 pub(crate) const FILE_TO_PEAK_MAX: (u64, u64) = (5, 4);
 
 /// A range of the swap file.
@@ -44,8 +44,8 @@ impl ExtentAllocator {
         self.end - self.free_bytes
     }
 
-    /// Allocates extents for `bytes`, in the order of the item's bytes. `None` if they would end beyond `end_max`;
-    /// empty for zero bytes.
+    /// Allocates extents for `bytes`, in the order of the item's bytes. `None` if the file would have to grow beyond
+    /// `end_max`; empty for zero bytes. A gap beyond `end_max` may be used.
     pub(crate) fn allocate(&mut self, bytes: u64, end_max: u64) -> Option<Vec<Extent>> {
         let len = bytes.checked_next_multiple_of(self.alignment)?;
         if len == 0 {

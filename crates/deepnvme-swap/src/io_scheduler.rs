@@ -141,8 +141,8 @@ impl IoScheduler {
         completed.into_iter().filter_map(|id| in_flight.remove(&id)).collect()
     }
 
-    /// Starts a transfer. Returns whether it is in flight now. A panic becomes the error of the item's waiters, since no
-    /// other thread would complete the transfer.
+    /// Starts a transfer. Returns whether it is in flight now. A panic becomes the error of the item's waiters, since
+    /// no other thread would complete the transfer.
     fn start_or_fail(&self, action: Action) -> bool {
         catch_unwind(AssertUnwindSafe(|| self.start(action))).unwrap_or_else(|panic| {
             match action {
@@ -261,7 +261,7 @@ impl IoScheduler {
             if self.is_shut_down.load(Ordering::Acquire) {
                 return;
             }
-            // A panic loses the planned actions. Waiters are told, and no further I/O starts.
+            // A panic loses the planned actions. Waiters get an error, and this thread ends.
             if catch_unwind(AssertUnwindSafe(|| self.run_planned_io())).is_err() {
                 self.items.lock().is_broken = true;
                 self.items.notify();
@@ -270,7 +270,7 @@ impl IoScheduler {
         }
     }
 
-    /// Stops all I/O, wakes all waiters and ends the thread.
+    /// Keeps new I/O from starting, wakes all waiters and ends the thread.
     pub(crate) fn close(&self) {
         self.items.lock().is_closed = true;
         self.items.notify();

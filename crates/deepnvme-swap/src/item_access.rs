@@ -39,7 +39,7 @@ impl Swapper {
         if table.is_closed { Err(Error::CLOSED) } else { Ok(table.residency.find(key)) }
     }
 
-    /// Borrows the item that is under the key at that time.
+    /// Borrows the item that the key has when the wait for it ends.
     pub(crate) fn borrow_key(&self, key: &str, mode: BorrowMode, is_cancelled: CancelCheck<'_>) -> Result<Borrowed> {
         loop {
             let id = self.find(key)?;
@@ -86,7 +86,8 @@ impl Swapper {
         })
     }
 
-    /// Puts an item under a key, instead of its present one once all borrows of that have ended.
+    /// Puts an item under a key. If the key has an item, waits until all borrows of that item have ended, and replaces
+    /// it.
     pub(crate) fn replace_item(
         &self,
         key: &str,

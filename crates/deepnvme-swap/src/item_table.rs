@@ -1,7 +1,7 @@
 //! The items under one lock: threads borrow them here, wait here, and return them here.
 //!
-//! One condition variable wakes all waiters after any change, if there are any. A waiter may look late, so it waits only for states that last
-//! or that it will be woken for again. `loom_tests` checks the interleavings.
+//! One condition variable wakes all waiters after any change, if there are any. A waiter may look late, so it waits
+//! only for states that last or that it will be woken for again. `loom_tests` checks the interleavings.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -171,7 +171,8 @@ impl<E: Clone> ItemTable<E> {
         self.notify_after(table);
     }
 
-    /// Waits until these items are on disk, each as it was at the call or newer. An error names the item that it is about.
+    /// Waits until these items are on disk, each as it was at the call or newer. An error names the item that it is
+    /// about.
     pub(crate) fn flush(
         &self,
         ids: impl Iterator<Item = ItemId>,
@@ -302,7 +303,7 @@ impl<E: Clone> TableState<E> {
         }
     }
 
-    /// The error of the last write, if it came after `failures_before` failures.
+    /// The error of the last failed write, if it came after `failures_before` failures.
     fn write_error_since(&self, failures_before: u64) -> Option<WaitError<E>> {
         let (_, error) = self.write_error.as_ref().filter(|(when, _)| *when > failures_before)?;
         Some(WaitError::Failed(error.clone()))

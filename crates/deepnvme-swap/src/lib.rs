@@ -8,10 +8,10 @@
 //! `deadlock` (whether a wait can end). `id_map` is a fast map by item.
 //!
 //! I/O: `item_table` is where threads borrow and wait, and `io_scheduler` does the planned I/O, which ends in
-//! `completions`. `store` knows the place of each item on disk, `disk_space` allocates and resizes, `swap_files` creates and deletes files, `checksums`
-//! detects damage.
+//! `completions`. `store` knows the place of each item on disk, `disk_space` allocates and resizes, `swap_files`
+//! creates and deletes files, `checksums` detects damage.
 //!
-//! API: `swapper` with its `options`, `borrowed`, `partial_io` and `export`, all made of `item_access`.
+//! API: `swapper` with its `options` and `stats`, `borrowed`, `partial_io` and `export`, all made of `item_access`.
 //! ```
 //! use std::sync::Arc;
 //!

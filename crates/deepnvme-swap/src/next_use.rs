@@ -3,8 +3,9 @@
 //! The caller's schedule gives exact positions, and prefetched items come before it. For all other items only the past
 //! is known, so the most recently used one is expected first.
 //!
-//! An item's [`NextUse`] changes only with the item itself, so that it can be a key of sorted sets. A schedule that
-//! repeats is a circle: its positions stay, and the point where it begins moves ([`Rank`]).
+//! An item's [`NextUse`] changes only when the item is used or prefetched, or when the schedule passes one of its uses.
+//! So it can be a key of sorted sets. A schedule that repeats is a circle: its positions stay, and the point where it
+//! begins moves ([`Rank`]).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -82,7 +83,7 @@ impl NextUseQueue {
         self.entries.iter().map(|entry| &entry.key).enumerate()
     }
 
-    /// All items that were attached.
+    /// All items that are attached to an entry.
     pub(crate) fn items(&self) -> impl Iterator<Item = ItemId> {
         self.entries.iter().filter_map(|entry| entry.item)
     }
@@ -127,7 +128,8 @@ impl NextUseQueue {
         (distance == 0 || distance <= remaining / 2).then_some(distance)
     }
 
-    /// Moves on to behind the use at this distance. Returns the items whose next use has changed without a use.
+    /// Moves on to behind the use at this distance. Returns the items whose next use may have changed; the used item
+    /// may be among them.
     pub(crate) fn advance(&mut self, distance: usize) -> Vec<ItemId> {
         let (from, next) = (self.at, self.at + distance + 1);
         self.at = if self.repeats { next % self.order.len() } else { next };

@@ -14,7 +14,7 @@ pub struct SwapperOptions {
     /// Bytes of upcoming scheduled items that may be read before they are borrowed. Default: three eighths of the
     /// memory, at most 1 GiB.
     pub prefetch_bytes: Option<usize>,
-    /// Bytes of memory that early write-back keeps free or evictable. Default: as `prefetch_bytes`.
+    /// Bytes of memory that early write-back keeps free or evictable. Default: the default of `prefetch_bytes`.
     pub headroom_bytes: Option<usize>,
     /// Store a checksum with each write and verify it on each read.
     pub has_checksums: bool,

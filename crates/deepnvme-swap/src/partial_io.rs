@@ -17,7 +17,8 @@ impl Borrowed {
     /// reached this point.
     ///
     /// # Errors
-    /// `Invalid` for a range outside the item; `Io`.
+    /// `Invalid` for a range outside the item, or in several places on disk if `target` is not contiguous; `Io`;
+    /// `Closed`.
     pub fn read_at(&self, from: usize, target: RegionMut) -> Result<()> {
         let range = self.check(from, target.len())?;
         if self.offset().is_some() {
@@ -64,8 +65,8 @@ impl Borrowed {
     /// reached this point.
     ///
     /// # Errors
-    /// `Invalid` for a range outside the item or a shared borrow; `Io`. After a failure on disk, part of the range may
-    /// have been written.
+    /// `Invalid` for a shared borrow, for a range outside the item, or in several places on disk if `source` is not
+    /// contiguous; `Io`; `Closed`. After a failure on disk, part of the range may have been written.
     pub fn write_at(&self, from: usize, source: &Region) -> Result<()> {
         if !self.is_exclusive() {
             return Err(Error::Invalid(

@@ -1,9 +1,9 @@
 //! Slots of the arena, which contain items of different sizes. This module does no I/O.
 //!
-//! Some slots are pinned: their items cannot be evicted now, and borrowed ones cannot move. All others can be evicted. So
-//! a new slot may lie anywhere between two pinned ones, and `residency` takes a range whose items are used late. This
-//! gives a guarantee: a slot of `n` bytes is found as soon as there are `n` bytes between two neighbouring pinned slots.
-//! With `k` of those, of `L` bytes together, in an arena of `M`, that is certain for every `n` up to
+//! Some slots are pinned: their items cannot be evicted now, and borrowed ones cannot move. All others can be evicted.
+//! So a new slot may lie anywhere between two pinned ones, and `residency` takes a range whose items are used late.
+//! This gives a guarantee: a slot of `n` bytes is found as soon as there are `n` bytes between two neighbouring pinned
+//! slots. With `k` of those, of `L` bytes together, in an arena of `M`, that is certain for every `n` up to
 //! `(M - L) / (k + 1)`. If all slots have one size, it is certain while that much memory is left.
 //!
 //! Large items go to the front of the arena and small ones to the back, so that small borrowed items do not split the
@@ -17,7 +17,7 @@ use crate::gap_index::GapIndex;
 /// Identifies an item; never reused.
 pub(crate) type ItemId = u64;
 
-/// Items of at least this fraction of the arena count as large.
+/// Items of at least the arena's length divided by this count as large.
 const LARGE_FRACTION: usize = 16;
 
 /// The slots of the arena and their owners.
@@ -63,7 +63,7 @@ impl SlotAllocator {
         self.used += len;
     }
 
-    /// Frees a slot, which is not pinned.
+    /// Frees a slot. If it is pinned, the caller unpins it as well.
     pub(crate) fn release(&mut self, start: usize) {
         let left = self.taken.remove(&start);
         debug_assert!(left.is_some(), "no slot begins at {start}");

@@ -5,11 +5,11 @@ use std::time::Duration;
 /// Counters of a [`Swapper`](crate::Swapper) since its creation, and its present sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SwapStats {
-    /// Borrows and creations that did not wait.
+    /// Borrows in memory and creations that did not wait.
     pub hits: u64,
-    /// Borrows and creations that waited.
+    /// Borrows in memory and creations that waited.
     pub waits: u64,
-    /// The time spent waiting.
+    /// The time that borrows and creations waited.
     pub stalled: Duration,
     /// Bytes read from disk.
     pub bytes_read: u64,
@@ -33,6 +33,6 @@ pub struct SwapStats {
     pub memory_bytes: u64,
     /// Bytes of the swap files in use.
     pub stored_bytes: u64,
-    /// Size of the swap files.
+    /// Size of the swap files, with preallocated space.
     pub file_bytes: u64,
 }

@@ -76,7 +76,7 @@ impl SwapFiles {
     }
 
     /// Preallocates up to `end`, and somewhat more if the disk has room, so that a full disk is an error here and not
-    /// later. Returns the new size.
+    /// later. Does nothing if the file system cannot preallocate. Returns the new size.
     pub(crate) fn preallocate(&self, end: u64) -> Result<u64, IoError> {
         let more = (end + (end / 8).min(GROWTH_BYTES_MAX)).next_multiple_of(self.alignment);
         if self.file.set_len(more).is_ok() {

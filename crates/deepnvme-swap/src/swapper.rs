@@ -75,8 +75,8 @@ impl Swapper {
     /// threads that ask for the key wait until then. Without a commit, the key has no item.
     ///
     /// # Errors
-    /// `TooLarge`; `Io` if the disk is full; `Deadlock` if the calling thread holds items that it would have to wait
-    /// for.
+    /// `TooLarge`; `Io` if the disk is full, or memory cannot be freed because a write fails; `Deadlock` if the calling
+    /// thread holds items that it would have to wait for; `Interrupted`; `Closed`.
     pub fn create(&self, key: &str, bytes: usize, is_cancelled: CancelCheck<'_>) -> Result<Borrowed> {
         self.check_process()?;
         let slot_bytes = self.slot_bytes(key, 0, bytes)?;
@@ -133,8 +133,8 @@ impl Swapper {
         self.borrow_key(key, if exclusive { BorrowMode::Exclusive } else { BorrowMode::Shared }, is_cancelled)
     }
 
-    /// Like [`borrow`](Self::borrow), but an item that is on disk stays there. Use [`read_at`](Borrowed::read_at) and
-    /// [`write_at`](Borrowed::write_at).
+    /// Like [`borrow`](Self::borrow), but an item that is on disk stays there, unless the swapper has checksums. Use
+    /// [`read_at`](Borrowed::read_at) and [`write_at`](Borrowed::write_at).
     ///
     /// # Errors
     /// As [`borrow`](Self::borrow).
@@ -181,7 +181,7 @@ impl Swapper {
     /// be created later. An empty order ends the schedule.
     ///
     /// # Errors
-    /// `Closed`.
+    /// `Closed` in a forked child.
     pub fn schedule<'a>(&self, keys: impl IntoIterator<Item = &'a str>, repeats: bool) -> Result<()> {
         self.check_process()?;
         let order = NextUseQueue::new(keys.into_iter().map(Arc::from).collect(), repeats);
@@ -205,8 +205,8 @@ impl Swapper {
     /// that would change an item again waits until the item is written, so other threads cannot hold up a flush.
     ///
     /// # Errors
-    /// `Io` if a write fails: the item stays in memory, and the next flush tries again; `Deadlock` if the calling
-    /// thread has borrowed one of them exclusively.
+    /// `NotFound`; `Io` if a write fails: the item stays in memory, and the next flush tries again; `Deadlock` if the
+    /// calling thread has borrowed one of them exclusively; `Interrupted`.
     pub fn flush(&self, keys: Option<&[&str]>, is_cancelled: CancelCheck<'_>) -> Result<()> {
         self.check_process()?;
         let ids: Vec<(ItemId, Arc<str>)> = match keys {
@@ -220,7 +220,8 @@ impl Swapper {
     /// Returns the item's id.
     ///
     /// # Errors
-    /// `Io` or `Invalid` if the file lacks that range; `TooLarge`.
+    /// `Io` if the file cannot be opened; `Invalid` if it lacks that range; `TooLarge`; `Deadlock` if the calling
+    /// thread has borrowed the item that this one replaces.
     pub fn attach(&self, key: &str, label: &str, range: &AttachedRange<'_>) -> Result<ItemId> {
         let AttachedRange { target, offset, bytes, element_bytes } = *range;
         self.check_process()?;
@@ -257,7 +258,7 @@ impl Swapper {
         self.scheduler.items.lock().residency.keys().map(|(key, _)| key.to_string()).collect()
     }
 
-    /// Returns the counters since the swapper was created.
+    /// Returns the counters since the swapper was created, and its present sizes.
     #[must_use]
     pub fn stats(&self) -> SwapStats {
         if self.check_process().is_err() {

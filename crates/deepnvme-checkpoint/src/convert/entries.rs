@@ -78,10 +78,10 @@ pub(super) fn refuse_unnamed(readers: &[Arc<Reader>]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the names and kinds of all non-tensors.
+/// Returns the names and kinds of the non-tensors, as many of each file as [`non_tensors`] lists.
 ///
 /// # Errors
-/// `Unsupported`, with the path, for a tensor of several tensors: as separate ones, they would no longer mean it.
+/// `Unsupported`, with the path, for a sparse or nested tensor: its parts, as separate tensors, would lose its meaning.
 pub(super) fn others(readers: &[Arc<Reader>]) -> Result<Vec<(String, &'static str)>> {
     let mut all = Vec::new();
     for reader in readers {

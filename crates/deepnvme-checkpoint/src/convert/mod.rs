@@ -1,8 +1,8 @@
 //! Conversion between formats without holding the model in memory. Each piece of the new file is read from the old file
 //! when it is due.
 //!
-//! The data read is compared with the old file's checksums on the way, since the pieces are hashed anyway. So a damaged
-//! file never gets valid new checksums.
+//! The data read is compared with the old file's checksums, if it has any, on the way, since the pieces are hashed
+//! anyway. So damage that these checksums show never gets valid new checksums.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -29,7 +29,8 @@ pub struct Conversion {
     pub saved: Saved,
     /// Number of tensors in the new file.
     pub tensors: usize,
-    /// Omitted non-tensors of the old file: their names and kinds.
+    /// Omitted non-tensors of the old files: their names and kinds, at most
+    /// [`NON_TENSORS_MAX`](deepnvme_format::state::NON_TENSORS_MAX) for each file.
     pub left_out: Vec<(String, &'static str)>,
 }
 
@@ -38,9 +39,10 @@ pub struct Conversion {
 /// of a torch archive also need the largest of their storages.
 ///
 /// # Errors
-/// `Io`; `Format` if either format cannot hold the data, or for two tensors of the same name; `Damaged` if the old file
-/// does not match its checksums; `Changed` if it was written to meanwhile; `InvalidInput` if `target` is one of the source files, under any name, or the name of a
-/// list of files. The new file is then removed.
+/// `Format` if either format cannot hold the data, or for two tensors of the same name. `Damaged` or `ChangedList` if
+/// the old file or its list does not match its checksums. `Changed` if the old file was written to meanwhile.
+/// `Interrupted` if `progress` was stopped. Otherwise `Io`: with `InvalidInput` if `target` is one of the source files,
+/// under any name, or the name of a list of files. After an error no new file is left.
 pub fn convert(
     engine: &Arc<Engine>,
     source: &Path,

@@ -17,18 +17,19 @@ pub struct Claim {
 }
 
 impl History {
-    /// Takes the lock unless this process holds it. The leader of several processes then reads the manifest again. All
-    /// processes clean up after killed writers here.
+    /// Takes the lock unless this process or another one with the same token holds it. After taking it, the leader of
+    /// several processes reads the manifest again, and any process cleans up after killed writers. On a file system
+    /// without locks, the leader reads the manifest, and nothing is cleaned up.
     ///
     /// # Errors
-    /// `Locked` if another process saves into the folder.
+    /// `Locked` if another process saves into the folder, `Manifest` if the manifest is damaged, or `Io`.
     pub fn claim(&self, holder: &Holder, is_leader: bool) -> Result<Claim> {
         let _turn = locked(&self.turn);
         self.refuse_link()?;
         if locked(&self.lock).as_ref().is_some_and(Lock::is_there) {
             return Ok(Claim::default());
         }
-        // The lock file was removed, so this process must lock the new one.
+        // If this process has a lock, its file was removed: lock the new one.
         drop(locked(&self.lock).take());
         let mut claim = Claim::default();
         match Lock::take(&self.folder, holder)? {

@@ -16,7 +16,7 @@ use crate::sync::thread;
 pub struct Settled {
     /// Names of files that differ from the manifest's record. They stay.
     pub foreign: Vec<String>,
-    /// Files that could not be examined, renamed or removed. They are retried.
+    /// Texts about files that could not be examined, renamed or removed. These are retried.
     pub failures: Vec<String>,
     /// Checkpoints whose files have their final names here.
     pub placed: Vec<String>,
@@ -48,7 +48,7 @@ impl History {
         Ok(settled)
     }
 
-    /// Names in the folder that belong to a step.
+    /// Returns the names in the folder that begin like the names of a step.
     ///
     /// # Errors
     /// `Io` for errors of the folder.
@@ -95,7 +95,9 @@ impl History {
     /// Makes a checkpoint count by replacing the manifest. Its files are on disk and may have private names.
     ///
     /// # Errors
-    /// `Io` for errors of the folder, or `Locked`. [`is_committed`](Self::is_committed) then tells whether it counts anyway.
+    /// `Io` for errors of the folder, and if another program has replaced the folder or changed the manifest.
+    /// `Manifest` if the manifest is damaged. [`is_committed`](Self::is_committed) then tells whether the checkpoint
+    /// counts anyway.
     pub fn publish(&self, entry: &ManifestEntry, newer: &[u64]) -> Result<()> {
         let _turn = locked(&self.turn);
         self.ensure_durable()?;

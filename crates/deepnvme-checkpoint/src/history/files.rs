@@ -26,7 +26,7 @@ const LIST_BYTES_MAX: u64 = 1 << 30;
 pub(super) struct Removal {
     /// Names of files that differ from the manifest's record. They stay.
     pub foreign: Vec<String>,
-    /// Files that could not be examined or removed. They are retried.
+    /// Texts about files that could not be examined or removed. These are retried.
     pub failures: Vec<String>,
     /// Open files without a name. Closing them frees their space, which may take long.
     pub held: Vec<OwnedFd>,
@@ -45,11 +45,11 @@ pub(super) fn is_there(folder: &Path, entry: &ManifestEntry) -> bool {
         .any(|name| !matches!(fs::stat_link(&folder.join(name)), Err(Errno::NOENT | Errno::NOTDIR)))
 }
 
-/// Renames the files of a checkpoint in this folder to their final names. Idempotent, so any process that has read the
-/// manifest may call it.
+/// Renames the files of a checkpoint in this folder to their final names. Returns the names that other files have.
+/// Idempotent, so any process that has read the manifest may call it.
 ///
 /// # Errors
-/// The error of the kernel. Returns the names that are taken by other files.
+/// The error of the kernel.
 pub(super) fn place(folder: &Path, entry: &ManifestEntry) -> IoResult<Vec<String>> {
     let mut in_the_way = Vec::new();
     for (name, private) in &entry.pending {
@@ -122,7 +122,8 @@ pub(super) fn is_as_listed(path: &Path, name: &str, entry: &ManifestEntry) -> Re
     }
 }
 
-/// Renames without replacing, also on file systems without such a call.
+/// Renames without replacing. File systems without such a call get a hard link, or else a check before the rename: only
+/// then a file that appears in between is replaced.
 fn rename_new(from: &Path, to: &Path) -> Result<(), Errno> {
     match fs::rename_new(from, to) {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
@@ -148,8 +149,8 @@ fn rename_new(from: &Path, to: &Path) -> Result<(), Errno> {
     }
 }
 
-/// Removes a retired checkpoint's files from this folder, each only if it matches the manifest's record and nobody has
-/// written to it.
+/// Removes a retired checkpoint's files from this folder, each only if it matches the manifest's record. Nobody may
+/// have written to a file of tensors since the save.
 #[must_use]
 pub(super) fn remove(folder: &Path, entry: &ManifestEntry) -> Removal {
     let mut removal = Removal::default();
@@ -299,7 +300,8 @@ fn lists(file: &OwnedFd, path: &Path, parts: &[Part]) -> Result<bool, Errno> {
     Ok(listed.is_some_and(|listed| listed.iter().eq(parts.iter().map(|part| &part.file))))
 }
 
-/// The text of a list of files. `None` if the file is none. A failure of the disk is an error: the text is unknown then.
+/// Returns the text of a list of files, or `None` if the file cannot be one. A failure of the disk is an error: the
+/// text is unknown then.
 fn small_text(file: &OwnedFd, path: &Path) -> Result<Option<Vec<u8>>, Errno> {
     match fs::read_small_of(file, path, LIST_BYTES_MAX) {
         Ok(text) => Ok(Some(text)),

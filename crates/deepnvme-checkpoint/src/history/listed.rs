@@ -22,8 +22,8 @@ pub struct Listed {
     pub bytes: u64,
     /// Whether it contains a checksum. Manifests of earlier versions do not.
     pub has_checksum: bool,
-    /// The current checkpoints, in the order of their saves, each with its path: the final name, or the private name that a
-    /// killed writer left.
+    /// The current checkpoints, in the order of their saves, each with its path: the final name, or the private name
+    /// that a killed writer left.
     pub checkpoints: Vec<(ManifestEntry, PathBuf)>,
 }
 
@@ -49,7 +49,7 @@ pub fn listed(folder: &Path) -> Result<Option<Listed>> {
 pub fn find_file(folder: &Path, name: &str, entry: &ManifestEntry) -> PathBuf {
     let own = folder.join(name);
     let Some(private) = entry.pending.get(name).map(|private| folder.join(private)) else { return own };
-    // A failure of the disk is reported by what opens the file.
+    // The caller that opens the file reports a failure of the disk.
     let is_there = |path: &Path| !matches!(fs::stat_link(path), Err(Errno::NOENT | Errno::NOTDIR));
     if !is_there(&private) || (is_there(&own) && files::is_as_listed(&own, name, entry) == Ok(true)) {
         return own;

@@ -63,7 +63,7 @@ pub(super) struct Lock {
     file: OwnedFd,
     /// The content of the file, if it is ours.
     text: Option<String>,
-    /// A forked child inherits the descriptor, but not the lock.
+    /// A forked child shares the descriptor. Only the creator removes the file.
     creator: deepnvme_io::mem::CreatorProcess,
 }
 
@@ -71,7 +71,7 @@ impl Lock {
     /// Takes the lock of a folder without waiting.
     ///
     /// # Errors
-    /// `Locked` if another process holds it, or `Io` for errors of the folder.
+    /// `Locked` if a process with another token holds it, or `Io` for errors of the folder.
     pub(super) fn take(folder: &Path, holder: &Holder) -> Result<Taken> {
         let path = folder.join(LOCK);
         let refused = |errno| Error::from(IoError::os("lock", errno).at_path(&path));
@@ -123,7 +123,7 @@ impl Lock {
         let written =
             fs::truncate(self.file.as_fd(), 0).and_then(|()| fs::write_all(self.file.as_fd(), text.as_bytes()));
         if written.is_err() {
-            // A part of the text would be taken for another holder's, and stay.
+            // A part of the text would look like a foreign file, which stays.
             let _ = fs::truncate(self.file.as_fd(), 0);
         }
         // A full disk does not prevent locking. The file then names no holder.
@@ -144,7 +144,7 @@ impl Drop for Lock {
     }
 }
 
-/// Opens or creates the file. Returns whether it is new. `None`: it was removed meanwhile.
+/// Opens or creates the file. Returns whether it is new. `None`: another process created it meanwhile.
 fn open(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<(OwnedFd, bool)>> {
     let refused = |errno| Error::from(IoError::os("lock", errno).at_path(path));
     let odd = |what: &str| {
@@ -171,7 +171,8 @@ fn open(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<(OwnedFd, 
     }
 }
 
-/// Creates the file with its content, so that no process sees it empty. `None`: another process was first.
+/// Creates the file with its content, so that no process sees it empty. On file systems that cannot link an unnamed
+/// file, it is empty at first. `None`: another process was first.
 fn make(folder: &Path, path: &Path, holder: &Holder) -> Result<Option<OwnedFd>> {
     let refused = |errno| Error::from(IoError::os("lock", errno).at_path(path));
     let mode = 0o666 & !fs::umask();

@@ -19,7 +19,7 @@
 //! Replacing the manifest is the one moment of change. It lists a new checkpoint while its files still have private
 //! names. The writer renames them afterwards. If it dies, the next process that opens the folder does. A checkpoint
 //! that stops counting moves to the retired list in the same write. Its files are removed after that, each only if it
-//! matches the manifest's record. No file is removed because of its name.
+//! matches the manifest's record. No file is removed because of its name alone.
 //!
 //! A failed replacement may have happened nevertheless, and may not be on disk. Then the manifest is not acted on until
 //! it was read again and synced, and no name is assigned twice.

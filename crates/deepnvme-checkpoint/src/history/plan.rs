@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use super::manifest::{Manifest, ManifestEntry};
 
 /// The manifest after a new checkpoint. The new one replaces others of its step. Of the other steps, the newest
-/// `keep - 1` stay. The order is that of the saves, whatever the steps: after a return to an earlier step, training goes
-/// on from there. `newer` has the steps of checkpoints whose saves began after that of the new one. Removed entries
-/// become retired in the same manifest. None of those is newer than the new one.
-/// `is_there` tells whether a listed checkpoint has any file left. A missing one is forgotten: if it were retired, its
-/// file would be removed when restored.
+/// `keep - 1` stay, and all that are newer than the new one. The order is that of the saves, whatever the steps: after
+/// a return to an earlier step, training goes on from there. `newer` has the steps of checkpoints whose saves began
+/// after that of the new one. Removed entries become retired in the same manifest. `is_there` tells whether a listed
+/// checkpoint has any file left. A missing one is forgotten: if it were retired, its file would be removed when
+/// restored.
 #[must_use]
 pub(super) fn next(
     now: &Manifest,

@@ -113,9 +113,9 @@ fn remove_folder(path: &Path) -> Result<(), Errno> {
 pub struct PrivateFolder {
     path: PathBuf,
     is_kept: bool,
-    /// Open and locked while this process lives.
+    /// Open and locked while this object lives.
     held: OwnedFd,
-    /// After a fork, only the parent removes the folder.
+    /// After a fork, only the process that created the folder removes it.
     creator: CreatorProcess,
 }
 

@@ -9,8 +9,8 @@ use crate::error::Result;
 const READS_MAX: u32 = 100;
 
 impl History {
-    /// Reads the manifest and renames files that a killed writer could not rename. Checkpoints without any file here do
-    /// not count. The holder of the lock knows the manifest already.
+    /// Reads the manifest and renames files that a killed writer could not rename. Omits checkpoints without any file
+    /// here. The holder of the lock knows the manifest already: it reads and renames nothing.
     ///
     /// # Errors
     /// `Manifest` if it is damaged, `Io` for errors of the folder.

@@ -1,4 +1,4 @@
-//! One process's view of a checkpoint folder: what it knows of the manifest on disk, and how it replaces that.
+//! One process's view of a checkpoint folder: its knowledge of the manifest on disk, and the manifest's replacement.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -21,9 +21,9 @@ use crate::sync::{Mutex, MutexGuard};
 pub struct History {
     pub(super) folder: PathBuf,
     pub(super) keep: Option<usize>,
-    /// Whether `settle` syncs names. The list of checkpoints never depends on it.
+    /// Whether `settle` syncs names. The manifest is always synced.
     pub(super) is_synced: bool,
-    /// Held while files change, so that commits take turns. Only commits wait for it.
+    /// Held while the manifest is read or files change, so that claims, reads and commits take turns.
     pub(super) turn: Mutex<()>,
     /// Held briefly only.
     pub(super) state: Mutex<HistoryState>,

@@ -1,8 +1,8 @@
 //! The coverage of a file's checksums, and whether the metadata matches them.
 //!
-//! The index checksum covers names, types, shapes and all chunk checksums. It identifies its file by
-//! size and index offset, and contains a checksum of itself. Checksums copied into another file are valid but identify
-//! a different file: they are stale. Any other difference is damage.
+//! The index checksum covers names, types, shapes and all chunk checksums. The sidecar identifies its file by size,
+//! index offset and index size, and contains a checksum of itself. Checksums copied into another file are valid but
+//! identify a different file: they are stale. Any other difference is damage.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -106,8 +106,8 @@ pub(super) fn of_header(path: &Path, text: &str, header: &[u8], file_bytes: u64,
     let spaces = header.iter().rev().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count() as u64;
     let sidecar = checksums::decode(text.as_bytes());
     let has_index_checksum = sidecar.as_ref().is_ok_and(|sidecar| sidecar.index.is_some());
-    // Damage cannot turn our headers into such ones: the length would contradict the file, or the padding would not be
-    // spaces.
+    // Damage cannot make a header of ours look foreign: its length would contradict the file, or its padding would not
+    // be spaces.
     let is_foreign = !index_bytes.is_multiple_of(ALIGNMENT_LARGE) || (has_index_checksum && spaces < PADDING_BYTES_MIN);
     if is_foreign {
         return FileChecksums::none(Coverage::Stale, 0..index_bytes);

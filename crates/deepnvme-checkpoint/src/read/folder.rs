@@ -122,7 +122,8 @@ enum Found {
 /// latest save counts, whether it is one file or several with an index.
 ///
 /// # Errors
-/// `Io` if nothing is found, or `Format` for a damaged index.
+/// `Io` if a folder has no such file or an index cannot be read, or `Format` for an index that cannot be parsed. A
+/// single file is not opened here, so it may be missing.
 pub fn find_set(path: &Path) -> Result<FileSet> {
     let found = if fs::is_folder(path) {
         in_folder(path)?
@@ -244,7 +245,7 @@ pub fn find_shards(folder: &Path) -> Result<Option<FileSet>> {
     Ok(is_known.then_some(FileSet { files, list: Some(FileList { path, bytes, state }) }))
 }
 
-/// Reads the identities of files from a list. A damaged list yields none.
+/// Reads the identities of files from a list. A list without a valid checksum yields none.
 fn identities(path: &Path, text: &[u8]) -> Result<(ChecksumState, HashMap<String, FileFingerprint>)> {
     let state = set::state(text);
     let files = match state {
@@ -258,7 +259,7 @@ fn identities(path: &Path, text: &[u8]) -> Result<(ChecksumState, HashMap<String
 /// replaced after its list was read. Then retries with the files that `find` finds now.
 ///
 /// # Errors
-/// As `find`, and the error of `work` when the set has not changed.
+/// As `find`, the error of `work` when the set has not changed, or `Io` with `Busy` if the set changes again and again.
 pub fn retry_if_replaced<T>(
     path: &Path,
     find: impl Fn(&Path) -> Result<FileSet>,

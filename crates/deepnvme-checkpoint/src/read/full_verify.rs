@@ -23,11 +23,12 @@ struct ChunkRun {
 }
 
 impl Reader {
-    /// Compares every byte that the file's checksums cover. Returns the size of all tensors.
-    /// [`coverage`](Self::coverage) tells whether names, types and shapes are covered as well.
+    /// Compares every byte that the file's checksums cover. Returns the size of all tensors, or of the storages of an
+    /// archive. [`coverage`](Self::coverage) tells whether names, types and shapes are covered as well.
     ///
     /// # Errors
-    /// `Damaged` with the first difference found, or `NoChecksums` if there are no checksums.
+    /// `Damaged` with the first difference found, `NoChecksums` if there are no checksums, `Format` for a damaged
+    /// header or sidecar, `Interrupted`, or `Io`.
     pub fn verify_all(&mut self, engine: &Engine, progress: &Progress) -> Result<u64> {
         self.check()?;
         let all: Vec<usize> = (0..self.records.len()).collect();

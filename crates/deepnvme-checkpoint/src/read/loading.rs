@@ -13,8 +13,8 @@ use crate::progress::Progress;
 use crate::read::Verify;
 use crate::sync::Instant;
 
-/// Maximum size of a request. Smaller buffers share one, and the engine joins those that are neighbours in the file.
-/// Finished requests are hashed while others are in flight.
+/// Maximum size of a request, apart from headers. Smaller buffers share one, and the engine joins those that are
+/// neighbours in the file. Finished requests are hashed while others are in flight.
 pub const REQUEST_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 32 << 20 };
 /// How often a waiting thread polls for interruption.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -143,7 +143,8 @@ impl Loading {
     /// Waits for the load and verifies it: the headers of all records, and as much of the data as `verify` says.
     ///
     /// # Errors
-    /// `Io`, `Damaged` with the offset, `Moved` if headers must be read first, or `Interrupted`.
+    /// `Io`, `Damaged` with the offset, `Format` for a damaged header or sidecar, `NoChecksums` for a full verify of a
+    /// file without checksums, `Moved` if headers must be read first, or `Interrupted`.
     pub fn finish(mut self, verify: Verify, progress: &Progress) -> Result<()> {
         progress.expect(self.requests.iter().map(|request| request.bytes).sum());
         if verify != Verify::Off {
@@ -176,7 +177,7 @@ impl Loading {
         Ok(())
     }
 
-    /// Collects all results. An interruption cancels unstarted requests.
+    /// Collects all results. An interruption or a failure cancels unstarted requests.
     fn collect_results(&mut self, progress: &Progress) -> Result<()> {
         let mut outcome = Ok(());
         for request in &mut self.requests {

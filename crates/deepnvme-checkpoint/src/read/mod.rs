@@ -78,7 +78,7 @@ pub struct Reader {
     extents: usize,
     /// Whether the headers of all extents have been read.
     is_resolved: bool,
-    /// The file as it was before anything was read: size and time of change of each part.
+    /// The file as it was before anything was read: size and modification time of each part.
     stamps: Vec<(u64, i128)>,
     checksums: FileChecksums,
 }
@@ -120,8 +120,8 @@ impl Reader {
         self.checksums.chunks.as_ref()?.get(&self.records[extent].name).map(Vec::as_slice)
     }
 
-    /// Checks that nothing has written to the file since it was opened. To be called after the last read by those that
-    /// give the data new checksums: data that was compared may have changed before it was read again.
+    /// Checks that nothing has written to the file since it was opened. Call it after the last read if you give the
+    /// data new checksums: data that was compared may have changed before it was read again.
     ///
     /// # Errors
     /// `Changed`, or `Io`.
@@ -142,7 +142,7 @@ impl Reader {
         self.checksums.covers_headers()
     }
 
-    /// Returns whether the file contains checksums of its chunks.
+    /// Returns whether the file contains checksums of its chunks, valid or damaged.
     #[must_use]
     pub fn has_checksums(&self) -> bool {
         self.checksums.chunks.is_some() || self.checksums.refused.is_some()
@@ -154,7 +154,8 @@ impl Reader {
         self.checksums.coverage
     }
 
-    /// Compares the metadata read so far, including names, types, shapes and checksums, with the file's checksums.
+    /// Reports whether the metadata read so far, including names, types, shapes and checksums, matched the file's
+    /// checksums when it was read.
     ///
     /// # Errors
     /// `Damaged`, or `Format` if the checksums themselves are damaged.
@@ -162,11 +163,12 @@ impl Reader {
         self.checksums.refused.clone().map_or(Ok(()), Err)
     }
 
-    /// The CRC-64/NVME of the file's index: the header of a safetensors file, or an archive from its sidecar to the
-    /// end. Together with the file's size it identifies the file, as a save's `index_crc64` does.
+    /// The CRC-64/NVME of the file's index: the header of a safetensors file, or an archive from its sidecar (if it has
+    /// none, from its directory) to the end. Together with the file's size it identifies the file, as a save's
+    /// `index_crc64` does.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Io`, or `Format` if the index is too long.
     pub fn index_crc64(&self, engine: &Engine) -> Result<u64> {
         if self.checksums.index.end - self.checksums.index.start > INDEX_BYTES_MAX {
             let text = format!("the index of a file has {INDEX_BYTES_MAX} bytes at the most");
@@ -184,7 +186,8 @@ impl Reader {
         load_buffer::plan(&self.records, wanted, self.file_bytes)
     }
 
-    /// Reads the headers of these extents to find where their data begins.
+    /// Reads the headers of these extents to find where their data begins. [`check`](Self::check) then reports a header
+    /// that the checksums cover and that differs.
     ///
     /// # Errors
     /// `Io`, and `Format` if a header contradicts the directory.
@@ -217,7 +220,7 @@ impl Reader {
             }
             let header = header_of(&self.path, extent, &bytes)?;
             let (data_offset, limit) = (extent.header_offset + header.header_bytes, extent.end());
-            // The directory's estimate leaves the maximum room after it.
+            // No record can end after the end that the directory implies.
             if data_offset + extent.bytes > limit {
                 let what =
                     format!("the record {:?} of {} bytes reaches into what follows it", extent.name, extent.bytes);

@@ -40,8 +40,8 @@ impl Reader {
     /// Opens a file and reads its metadata.
     ///
     /// # Errors
-    /// `Io` for errors of the file system. `Format` for a damaged file or another format. The text names the format and
-    /// the remedy.
+    /// `Io` for errors of the file system. `Damaged` if the objects or another small record differ from their CRC-32.
+    /// `Format` for a damaged file or another format. The text names the format and the remedy.
     pub fn open(engine: &Engine, target: &Target) -> Result<Self> {
         let options = OpenOptions { access: Access::Read, create: false, direct: engine.config().direct };
         let file = deepnvme_file::open(target, options)?;
@@ -191,8 +191,8 @@ impl<'a> FileEnds<'a> {
         })
     }
 
-    /// Verifies the parts of an archive that the sidecar covers and that are read by now: the index and all
-    /// non-storages.
+    /// Verifies the parts of an archive that the sidecar covers and that no load reads: the index, the short
+    /// non-storages, and the headers of empty storages.
     fn archive_checksums(&self, record: &Record, records: &[Extent], extents: usize) -> Result<FileChecksums, Failure> {
         let path = self.file.path();
         let index = record.header_offset..self.file_bytes;
@@ -291,7 +291,7 @@ impl<'a> FileEnds<'a> {
         Ok(())
     }
 
-    /// Reads a small record and compares it with its CRC-32.
+    /// Reads a record of at most `bytes_max` and compares it with its CRC-32.
     fn record(&self, record: &Record, bytes_max: u64) -> Result<Vec<u8>, Failure> {
         if record.bytes > bytes_max {
             let text = format!("the record {:?} has {} bytes; at most {bytes_max} are read", record.name, record.bytes);
@@ -364,7 +364,7 @@ fn storages(directory: &Directory, state: &PickledState) -> FormatResult<Vec<Ext
     state.storages.iter().map(extent).collect()
 }
 
-/// The records that are not storages of the state, except the sidecar, which the checksums cover.
+/// The records that are not storages of the state. The sidecar is not among them: the index checksum covers it.
 fn others(directory: &Directory, storages: &[Extent]) -> Vec<Extent> {
     let known: HashSet<&str> = storages.iter().map(|storage| storage.record_name.as_str()).collect();
     let sidecar = directory.find(SIDECAR).map(|record| record.name.as_str());

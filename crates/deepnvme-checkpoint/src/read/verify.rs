@@ -1,4 +1,4 @@
-//! Comparing loaded data with its checksums on all cores, while the rest is still being read.
+//! Comparing loaded data with its checksums on several cores, while the rest is still being read.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -22,8 +22,8 @@ pub enum Verify {
     Off,
     /// One chunk in `SAMPLE`, chosen at random, and at least one. Without checksums nothing.
     Sample,
-    /// At least a sample, and as much as `LOAD_FRACTION` of the load's time allows: everything if the processors are
-    /// faster than the disk. Without checksums nothing.
+    /// At least a sample, and as much as `LOAD_FRACTION` of the load's time allows: everything if the processors hash
+    /// that fast. Without checksums nothing.
     #[default]
     Auto,
     /// Everything. A file without checksums is refused. Torch archives have a CRC-32 for each record.
@@ -250,7 +250,7 @@ impl<'a> VerifyPlan<'a> {
         Ok(Self { reader, buffers, access, chunks, comparison, budget, bytes })
     }
 
-    /// Compares the planned chunks. Returns how many bytes were compared.
+    /// Compares the planned chunks. Returns how many bytes were compared, and how many were not.
     pub(super) fn run(&self, wait: WaitForRange<'_>, progress: &Progress) -> Result<Compared> {
         let compared = AtomicU64::new(0);
         if let Some(comparison) = &self.comparison {

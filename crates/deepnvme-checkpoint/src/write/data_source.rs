@@ -120,7 +120,8 @@ impl DataSource {
         matches!(self.place, Place::File(_) | Place::View(_))
     }
 
-    /// Returns memory that contains at least this part of the record. [`Self::flip`] then applies to the bytes of it.
+    /// Returns memory that contains at least this part of the record. Its signs are those of the source: after copying,
+    /// call [`Self::flip`].
     pub(super) fn load(&self, range: &Range<u64>) -> Result<LoadedPart> {
         match &self.place {
             Place::Memory(memory) => Ok(LoadedPart { memory: memory.clone(), start: 0 }),

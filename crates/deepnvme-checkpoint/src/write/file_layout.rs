@@ -26,7 +26,7 @@ pub(super) trait HeaderRenderer: Send + Sync {
     fn name(&self, record: usize) -> &str;
     /// The header of a record.
     fn header(&self, record: usize, crc32: u32) -> Vec<u8>;
-    /// Renders the index, which contains all checksums.
+    /// Renders the index, which contains all checksums that the file stores.
     fn index(&self, checksums: &[RecordChecksums]) -> Vec<u8>;
 }
 
@@ -102,7 +102,8 @@ impl FileLayout {
         (0..self.records.len()).map(|record| self.headers.name(record))
     }
 
-    /// The CRC-64 of all names, sizes and offsets. Writers with equal fingerprints may each write a part of the file.
+    /// The CRC-64 of the index with blank checksums: of all names, sizes and offsets. Writers with equal fingerprints
+    /// may each write a part of the file.
     pub(super) fn fingerprint(&self) -> u64 {
         let blank = |record: &HashedRecord| RecordChecksums { crc32: 0, chunks: vec![0; chunk_count(record.bytes())] };
         let blank: Vec<RecordChecksums> = self.records.iter().map(blank).collect();
@@ -240,7 +241,8 @@ fn fetch(spans: &[FileSpan], sources: &[DataSource], piece: &Range<u64>, slot: &
     access.map_or(Ok(()), |access| Ok(access.gather(slot, &parts)?))
 }
 
-/// Copies a part of a record into the slot, inverts its signs and hashes it there. GPU data is in the slot already.
+/// Copies a part of a record into the slot, inverts its signs and hashes it there. GPU data is in the slot already. A
+/// small record is hashed only if it is whole.
 fn copy(record: &HashedRecord, source: &DataSource, range: Range<u64>, at: usize, slot: &mut Slot) -> Result<()> {
     let loaded = match &source.place {
         Place::Gpu(_) => None,

@@ -31,7 +31,7 @@ impl HashedRecord {
         self.bytes < LARGE_BYTES
     }
 
-    /// Notes the checksums of the part at `offset`.
+    /// Notes the checksums of the part at `offset`. Ignores a part of a small record that is not the whole.
     pub(super) fn note(&self, offset: u64, part: PartChecksums) {
         if !self.is_small() {
             ignore_poison(self.parts.lock()).push((offset, part));

@@ -1,5 +1,5 @@
-//! A safetensors file into which the caller clones tensors: they share blocks with other files (reflinks). `commit` reads
-//! the file once for its checksums, and writes the header last.
+//! A safetensors file into which the caller clones tensors: they share blocks with other files (reflinks). `commit`
+//! reads the file once if it gets checksums, and writes the header last.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -76,7 +76,8 @@ impl ReflinkTarget {
         self.plan.data_offset()
     }
 
-    /// Reads the tensors for their checksums, writes the header, syncs, and gives the file its name.
+    /// Reads the tensors for their checksums, if the file gets any, writes the header, syncs, and gives the file its
+    /// name.
     ///
     /// # Errors
     /// `Io` for errors of the disk, or `Interrupted` if `progress` was stopped. The new file is then removed.

@@ -17,7 +17,7 @@ pub struct Tensor {
     pub bytes: DataSource,
 }
 
-/// The plan of a file. Its header contains all checksums.
+/// The plan of a file. Its header contains all checksums that the file stores.
 pub(super) struct SafetensorsHeaders {
     plan: SafetensorsPlan,
 }

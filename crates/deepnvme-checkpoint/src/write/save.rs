@@ -55,7 +55,7 @@ impl Save {
     /// Plans a torch archive of these records, in order.
     ///
     /// # Errors
-    /// `Format` if an archive cannot hold the records.
+    /// `Format` if an archive cannot hold the records, or `Io` for an error of a GPU's driver.
     pub fn archive(path: &Path, records: Vec<Record>, options: SaveOptions) -> Result<Self> {
         let headers = ArchiveHeaders::new(path, &records, options.has_checksums);
         let headers = headers.map_err(|error| Error::format(path, error))?;
@@ -67,7 +67,7 @@ impl Save {
     /// Plans a safetensors file of these tensors. Those with wide elements come first.
     ///
     /// # Errors
-    /// `Format` if the format cannot hold the tensors.
+    /// `Format` if the format cannot hold the tensors, or `Io` for an error of a GPU's driver.
     pub fn safetensors(
         path: &Path,
         tensors: Vec<Tensor>,
@@ -91,7 +91,7 @@ impl Save {
         self.layout.names()
     }
 
-    /// Returns the checksums of a record, once all are written.
+    /// Returns the checksums of a record, once the checksums of all records are combined.
     pub(crate) fn checksums(&self, record: usize) -> Result<&RecordChecksums> {
         self.layout.checksums(record)
     }

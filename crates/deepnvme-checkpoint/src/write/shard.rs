@@ -50,7 +50,7 @@ impl Save {
         if let Some((access, index)) = self.layout.gpu() {
             pipeline.register_pool(&access, index);
         }
-        // Hashing the early pieces completes the checksums of the records in late pieces.
+        // Late pieces may contain parts of large records. With those hashed, the early pieces complete the checksums.
         self.layout.hash_late(&pieces.late)?;
         let written = pipeline.write(&self.layout, &pieces.early);
         let shard = Shard { save: self, pipeline, late: pieces.late };
@@ -65,10 +65,11 @@ impl Shard {
         self.save.layout.encode_checksums()
     }
 
-    /// Writes the rest, using the checksums of the other writers, and syncs. Returns the description of the whole file.
+    /// Writes the rest, using the checksums of the other writers, and syncs the data unless the durability is `None`.
+    /// Returns the description of the whole file.
     ///
     /// # Errors
-    /// `Io` for an error of any write, or `Format` if the others' checksums do not fit.
+    /// `Io` for an error of any write, `Format` if the others' checksums do not fit, or `Interrupted`.
     pub fn finish(self, others: &[Vec<u8>]) -> Result<Saved> {
         let layout = &self.save.layout;
         others.iter().try_for_each(|encoded| layout.add_checksums(encoded))?;

@@ -12,7 +12,7 @@ pub(crate) enum Content {
     Record(usize),
     /// The header of a record, which contains its checksum.
     Header(usize),
-    /// The index, which contains all checksums.
+    /// The index, which contains all checksums that the file stores.
     Index,
     /// Zeros.
     Gap,

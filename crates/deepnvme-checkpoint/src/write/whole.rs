@@ -60,8 +60,8 @@ impl Save {
     }
 }
 
-/// Creates a private file of this length, which replaces the target later. A full disk fails before any write, and no
-/// write extends the file.
+/// Creates a private file, which replaces the target later, and preallocates this length. So a full disk fails before
+/// any write, and no write extends the file, unless the file system cannot preallocate.
 ///
 /// # Errors
 /// The error of the folder or the disk.
@@ -72,7 +72,7 @@ pub fn create(engine: &Engine, target: &Target, bytes: u64) -> Result<(Replaceme
     Ok((replacement, file))
 }
 
-/// Converts an error of the temporary into one of the target. If the disk is full, adds the space needed.
+/// Gives an error of the private file the path of the target. If the disk is full, adds the space needed.
 pub fn error_of_target(error: Error, target: &Path, file_bytes: u64) -> Error {
     let Error::Io(error) = error else { return error };
     let error = error.at_path(target);

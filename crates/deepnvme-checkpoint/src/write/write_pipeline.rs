@@ -1,7 +1,7 @@
 //! The write pipeline of a save: threads assemble pieces while the engine writes earlier ones.
 //!
-//! [`POOL_BYTES_MAX`] bounds the buffers. It is small on purpose: the device reads a slot that is still in the CPU cache
-//! without another trip over the memory bus.
+//! [`POOL_BYTES_MAX`] bounds the buffers of a save without a [`Staging`]. It is small on purpose: the device reads a
+//! slot that is still in the CPU cache without another trip over the memory bus.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -183,7 +183,7 @@ impl WritePipeline {
         }
     }
 
-    /// Waits for all started writes. Returns the first failure. After a failure, unstarted pieces are dropped.
+    /// Waits for all started writes. Returns the first failure. Drops unstarted pieces, which only a failure leaves.
     pub(super) fn wait_all(&self) -> Result<()> {
         let started = {
             let mut state = lock(&self.state);

@@ -14,13 +14,14 @@ const STEP: usize = 32 * GROUP;
 pub struct PackedBlock<'a> {
     header: BlockHeader,
     layers: [Option<Layer>; LAYERS_MAX],
-    /// The sections after the headers: signs and mantissas, bit planes of the layers, tail.
+    /// The sections after the headers: signs and mantissas, bit planes of the layers, tail. A raw block has its
+    /// elements in the first.
     sign_mantissa: &'a [u8],
     planes: &'a [u8],
     tail: &'a [u8],
 }
 
-/// Scratch memory for decoding, at most twice the elements of a block. Reuse it for the next block.
+/// Scratch memory for decoding: about two bytes for each element of a block at most. Reuse it for the next block.
 #[derive(Debug, Default)]
 pub struct Scratch {
     from: Vec<u8>,
@@ -146,7 +147,8 @@ impl SimdTask for Decode<'_> {
     }
 }
 
-/// Reads the escaped symbols from the next layer. The last [`WINDOW`] bytes may have any values.
+/// Reads the escaped symbols of a layer: those of the next layer, or the tail. [`WINDOW`] bytes of any values follow
+/// them.
 struct EscapeReader<'a> {
     bytes: &'a [u8],
     taken: usize,
@@ -159,8 +161,8 @@ impl EscapeReader<'_> {
     }
 }
 
-/// Expands all symbols of a layer. Returns `None` if it uses more escapes than there are, or the padding of the last
-/// group is not zero.
+/// Expands the symbols of a layer, or of one step of it. Returns `None` if escapes run out before a group, or the
+/// padding of the last group is not zero. [`EscapeReader::finish`] finds a last group that takes too many.
 #[inline(always)]
 fn expand(
     simd: impl SimdBackend,
@@ -186,7 +188,7 @@ fn word(planes: &[u8; PLANES_BYTES], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|index| planes[at + index]))
 }
 
-/// Grows the vector to at least `len` bytes, of any value.
+/// Grows the vector to at least `len` bytes. Returns the first `len`, which have any values.
 fn ensure_len(bytes: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if bytes.len() < len {
         bytes.resize(len, 0);

@@ -3,7 +3,7 @@
 //! | type | exponent | sign and mantissa of `n` elements |
 //! |---|---|---|
 //! | bf16 | bits 7 to 14 | `n` bytes: the sign above the mantissa |
-//! | fp16 | bits 10 to 14 | `n` bytes: bits 0 to 7; then for each 64 elements three words of 64 bits: bits 8, 9 and 15 |
+//! | fp16 | bits 10 to 14 | `n` bytes: bits 0 to 7; then three 64-bit words for each 64 elements: bits 8, 9 and 15 |
 //! | fp32 | bits 23 to 30 | `n` times two bytes: bits 0 to 15; then `n` bytes: the sign above bits 16 to 22 |
 
 use super::GROUP;
@@ -85,7 +85,8 @@ pub(super) fn extract_sign_mantissa(simd: impl SimdBackend, float: Float, bytes:
     }
 }
 
-/// Assembles elements from `begin` on, a multiple of [`GROUP`]; as many as there are exponents.
+/// Assembles an element for each exponent. The first is the block's element `begin`, a multiple of [`GROUP`];
+/// `elements` is the number of elements of the block, and `others` has the signs and mantissas of all.
 #[inline(always)]
 pub(super) fn assemble(
     simd: impl SimdBackend,

@@ -62,7 +62,7 @@ impl SimdTask for Encode<'_> {
     }
 }
 
-/// Writes the bit planes of a layer. Returns the escaped symbols.
+/// Writes the bit planes of a layer. Returns the escaped symbols, and padding after them.
 #[inline(always)]
 fn write_layer(simd: impl SimdBackend, layer: &Layer, mut symbols: Vec<u8>, out: &mut Vec<u8>) -> Vec<u8> {
     symbols.truncate(layer.elements);
@@ -81,7 +81,7 @@ fn write_layer(simd: impl SimdBackend, layer: &Layer, mut symbols: Vec<u8>, out:
     escapes
 }
 
-/// Counts each symbol. Four tables, since weights often repeat, and reading a count that was just written is slow.
+/// Counts each symbol. Four tables, since exponents often repeat, and reading a count that was just written is slow.
 #[inline(always)]
 fn histogram(symbols: &[u8]) -> [u32; 256] {
     let mut tables = [[0; 256]; 4];

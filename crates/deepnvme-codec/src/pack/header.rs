@@ -17,7 +17,8 @@ impl BlockHeader {
     ///
     /// # Errors
     ///
-    /// [`Error::Corrupt`] if it is too short, has another version or impossible sizes.
+    /// [`Error::Corrupt`] if it is too short, or has another version, an unknown type, too many layers, reserved bytes
+    /// that are not zero, or impossible sizes.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
             return Err(Error::corrupt(0, format!("{} bytes are too few for a header of {HEADER_BYTES}", bytes.len())));
@@ -83,7 +84,7 @@ impl BlockHeader {
         out.extend((self.encoded_bytes as u32).to_le_bytes());
     }
 
-    /// Checks the encoded size: at most that of the raw elements and a header, and exactly that for a raw block.
+    /// Checks the encoded size: a header and the raw elements for a raw block, and less for a block with layers.
     fn check_size(&self) -> Result<()> {
         let (bytes, raw) = (self.encoded_bytes, HEADER_BYTES + self.decoded_bytes());
         let possible = match self.layers {

@@ -7,11 +7,12 @@
 //! tail      : a byte for each exponent that the last layer escaped
 //! ```
 //!
-//! The codes of 64 elements are two bit planes of 64 bits, so SIMD instructions decode 64 elements at once, without parsing
-//! a bit stream. For weights the size is within one percent of a Huffman code. `docs/reference/packed-format.md` specifies the format.
+//! The codes of 64 elements are two bit planes of 64 bits, so SIMD instructions decode 64 elements at once, without
+//! parsing a bit stream. For weights the size is within one percent of a Huffman code.
+//! `docs/reference/packed-format.md` specifies the format.
 //!
-//! A *block* is a run of elements that is decoded on its own, on any core, as soon as it arrives from the disk. A block that
-//! would not shrink is stored raw, with a header of sixteen bytes.
+//! A *block* is a run of elements that is decoded on its own, on any core, as soon as it arrives from the disk. A block
+//! that would not shrink is stored raw, with a header of sixteen bytes.
 //!
 //! ```
 //! use deepnvme_codec::{Float, pack};
@@ -49,8 +50,8 @@ pub const HEADER_BYTES: usize = 16;
 const MAGIC: [u8; 4] = *b"DNP\x01";
 /// Bytes of a layer's header.
 const LAYER_BYTES: usize = 8;
-/// The maximum number of layers. Each has three symbols. A byte of the tail is cheaper than a fifth 2-bit code; the
-/// other layers are for widely spread exponents.
+/// The maximum number of layers. Each has three symbols. A layer pays if it codes more than a quarter of its elements:
+/// each takes two bits in the layer, and a byte in the tail. The last layers are for widely spread exponents.
 const LAYERS_MAX: usize = 8;
 /// Elements whose codes share a pair of words.
 const GROUP: usize = 64;

@@ -23,7 +23,7 @@ impl QuantCode for Int8 {
 
     #[inline(always)]
     fn encode(value: f32) -> u8 {
-        // The last bit of this number is 1, so the addition rounds and leaves the integer in the low bits.
+        // The last bit of this number stands for 1, so the addition rounds and leaves the integer in the low bits.
         (value + 12_582_912.0).to_bits() as u8
     }
 

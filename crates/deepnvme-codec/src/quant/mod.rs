@@ -1,7 +1,8 @@
 //! Quantisation: 8 bits per weight and a scale per row or group. Lossy; half the bytes of bf16.
 //!
-//! A matrix of weights has rows of `columns` elements. Each row is divided into groups of [`Scheme::group`] elements (the
-//! last may be shorter), and a group shares a scale. All arithmetic is fp32, each operation rounded once, to nearest:
+//! A matrix of weights has rows of `columns` elements. Each row is divided into groups of [`Scheme::group`] elements
+//! (the last may be shorter), and a group shares a scale. All arithmetic is fp32, each operation rounded once, to
+//! nearest:
 //!
 //! | | [`Code::Int8`] | [`Code::F8E4m3`] |
 //! |---|---|---|
@@ -9,9 +10,10 @@
 //! | code | `round(clamp(x / scale, -127, 127))` | `e4m3fn(clamp(x / scale, -448, 448))` |
 //! | value | `narrow(code * scale)` | `narrow(code * scale)` |
 //!
-//! `narrow` is the [cast](crate::cast) to the type of scales or values, `round` rounds ties to even, and `e4m3fn` is the
-//! nearest number of torch's `float8_e4m3fn`. A scale of zero gives codes of zero: the group is all zeros, or its numbers
-//! are too small for the type of the scales (below 4e-6 in fp16; the limits of bf16 and fp32 are negligible).
+//! `narrow` is the [cast](crate::cast) to the type of scales or values, `round` rounds ties to even, and `e4m3fn` is
+//! the nearest number of torch's `float8_e4m3fn`. A scale of zero gives codes of zero: the group is all zeros, or its
+//! numbers are too small for the type of the scales (with fp16 scales below 4e-6 for int8 and below 1.4e-5 for fp8; the
+//! limits of bf16 and fp32 are negligible).
 //!
 //! The same weights give the same bytes on every machine.
 
@@ -30,8 +32,8 @@ use codes::{E4m3, Int8, QuantCode};
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] if slices do not fit each other, an element is infinite or NaN, or the type of the scales
-/// cannot represent one. The text names the case.
+/// [`Error::Invalid`] if slices do not fit each other, an element is infinite or NaN, or the type of the scales cannot
+/// represent a scale. The text names the row or the sizes.
 pub fn quantise(
     scheme: Scheme,
     columns: usize,

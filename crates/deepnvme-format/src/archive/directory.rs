@@ -1,17 +1,18 @@
 //! Parses an archive from its end: its records and their positions.
 //!
 //! A record's data follows its header, whose length only the header states. [`Record::data_offset`] is the data's
-//! position if it ends where the next header starts, as in all archives of torch and deepnvme. Readers compare it
-//! with the header.
+//! position if the data ends where the next header starts, as for the storages of torch and deepnvme. It is too high
+//! for a record before a gap. Readers compare it with the header.
 
 use std::collections::HashMap;
 
 use super::zip::{self, END_BYTES, END_MAGIC, FLAG_DESCRIPTOR, LOCAL_BYTES, Words};
 use crate::error::{Error, Result};
 
-/// How far before the end of a file the end record may begin: its comment has 65,535 bytes at the most.
+/// How far before the end of a file the end records may begin. A comment has 65,535 bytes at most; 200 bytes are enough
+/// for the ZIP64 records.
 pub const TAIL_BYTES_MAX: u64 = END_BYTES as u64 + 65_535 + 200;
-/// Bytes of the sums behind a record that was written without knowing them before.
+/// Bytes of a data descriptor. It follows a record whose writer did not know CRC-32 and length in advance.
 const DESCRIPTOR_BYTES: u64 = 16;
 const DESCRIPTOR64_BYTES: u64 = 24;
 /// The longest directory that is read: millions of records.
@@ -33,7 +34,8 @@ pub struct End {
 /// Finds the end record in the last bytes of a file, which start at `tail_offset`.
 ///
 /// # Errors
-/// `Corrupt` if there is none, or its values exceed the file.
+/// `Corrupt` if there is none, or its values exceed the file; `Unsupported` for a multi-volume archive, or a directory
+/// that is too long.
 pub fn find_end(tail: &[u8], tail_offset: u64) -> Result<End> {
     let magic = END_MAGIC.to_le_bytes();
     let last = tail.len().checked_sub(END_BYTES);
@@ -98,8 +100,8 @@ impl Directory {
     /// Parses the directory that `end` locates.
     ///
     /// # Errors
-    /// `Corrupt` for entries that are inconsistent with each other or the file's size; `Unsupported` for compressed
-    /// or encrypted ones.
+    /// `Corrupt` for entries that are inconsistent with each other or the file's size; `Unsupported` for compressed or
+    /// encrypted ones; `Memory` if there is too little for the entries.
     pub fn parse(bytes: &[u8], end: End, file_bytes: u64) -> Result<Self> {
         Error::check_memory("the directory of the archive", bytes.len(), MEMORY_FACTOR)?;
         let mut words = Words::new(bytes, end.directory_offset);
@@ -139,7 +141,7 @@ impl Directory {
         Ok(Self { root, records, by_name })
     }
 
-    /// Returns the folder of all records.
+    /// Returns the folder of the first record. In a torch archive all records are in it.
     #[must_use]
     pub fn root(&self) -> &str {
         &self.root
@@ -158,8 +160,7 @@ impl Directory {
     }
 }
 
-/// Returns the offset of an entry's data, which ends at `limit` except for a data descriptor, and for padding before
-/// the directory.
+/// Returns the expected offset of an entry's data: as if it, or a data descriptor after it, ends at `limit`.
 fn data_offset(entry: &zip::CentralEntry, limit: u64) -> Result<u64> {
     let least = entry.header_offset.checked_add(LOCAL_BYTES + entry.name.len() as u64);
     let room = least.and_then(|least| limit.checked_sub(least)).and_then(|room| room.checked_sub(entry.bytes));
@@ -172,7 +173,7 @@ fn data_offset(entry: &zip::CentralEntry, limit: u64) -> Result<u64> {
         true => DESCRIPTOR_BYTES,
         false => 0,
     };
-    // The last record of deepnvme's archives is small and followed by a gap.
+    // The last record of deepnvme's archives is small and followed by a gap, so this is too high for it.
     Ok(least + room.saturating_sub(descriptor))
 }
 

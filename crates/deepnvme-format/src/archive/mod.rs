@@ -1,8 +1,8 @@
 //! torch archives: ZIP files of uncompressed records, as `torch.save` writes them.
 //!
 //! The records of an archive named `model` are `model/data.pkl` (the objects), `model/data/0`, `model/data/1`, ... (the
-//! bytes of one storage each) and a few small ones. `zip` reads and writes ZIP headers, `plan` lays an archive out before
-//! its first byte is written, `directory` parses one.
+//! bytes of one storage each) and a few small ones. `zip` reads and writes ZIP headers, `plan` lays an archive out
+//! before its first byte is written, `directory` parses one.
 //!
 //! Formats: PKWARE's APPNOTE 6.3 for ZIP and ZIP64; `torch/serialization.py` and `caffe2/serialize` of PyTorch for the
 //! meaning of the records.

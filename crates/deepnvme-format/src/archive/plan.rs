@@ -3,8 +3,8 @@
 //! ```text
 //! header data.pkl | header version | ... | header data/0 | header data/1 | ... | directory | end
 //! ```
-//! The data of every large record is aligned for direct I/O, by padding in the header's extra field. The end of the file is
-//! aligned as well: the gap is before the directory, where readers skip it.
+//! The data of every large record is aligned for direct I/O, by padding in the header's extra field. The end of the
+//! file is aligned as well: the gap is before the directory, where readers skip it.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -127,7 +127,7 @@ impl ArchivePlan {
     /// Returns the directory and end records, with the CRC-32 of each record.
     ///
     /// # Panics
-    /// If their number differs from that of the records.
+    /// If the number of CRC-32s differs from that of the records.
     #[must_use]
     pub fn index(&self, crc32: &[u32]) -> Vec<u8> {
         assert_eq!(crc32.len(), self.records.len(), "a sum for each record");

@@ -14,7 +14,7 @@ use crate::JSON_MEMORY_FACTOR;
 use crate::error::{Error, Result};
 use crate::json;
 
-/// Bytes of a chunk, covered by one entry of the sidecar.
+/// Bytes of a chunk, which one checksum of the sidecar covers.
 pub const CHUNK_BYTES: u64 = if cfg!(simulated) { 8 << 10 } else { 1 << 20 };
 /// Name of the sidecar's record in an archive.
 pub const SIDECAR: &str = "deepnvme/checksums.json";
@@ -66,7 +66,7 @@ impl Hasher {
         self.bytes += bytes.len() as u64;
     }
 
-    /// Returns the checksums.
+    /// Returns the checksums. One that this hasher does not compute is 0.
     #[must_use]
     pub fn finish(&self) -> PartChecksums {
         let sum = |digest: &Option<Digest>| digest.as_ref().map_or(0, Digest::finalize);
@@ -161,8 +161,8 @@ pub fn chunk_count(bytes: u64) -> usize {
     bytes.div_ceil(CHUNK_BYTES) as usize
 }
 
-/// Returns the length that the chunks of `bytes` add to the text of [`encode`]. A tensor may claim more bytes than
-/// there is memory for its checksums.
+/// Returns the length that the chunks of `bytes` add to the text of [`encode`]. Allocates nothing: a tensor may claim
+/// so many bytes that its checksums do not fit in memory.
 #[must_use]
 pub fn text_bytes(bytes: u64) -> u64 {
     bytes.div_ceil(CHUNK_BYTES) * HEX_DIGITS as u64
@@ -256,7 +256,8 @@ pub const INDEX_DIGITS: Range<usize> = HEAD.len()..HEAD.len() + HEX_DIGITS;
 const SIDECAR_DIGITS: Range<usize> = INDEX_DIGITS.end + BETWEEN.len()..INDEX_DIGITS.end + BETWEEN.len() + HEX_DIGITS;
 
 /// Encodes a sidecar for records and their chunks, in a file of that frame. The checksum of the index is blank;
-/// [`write_index_checksum`] writes it. The length depends only on names and numbers of chunks, so that space can be reserved.
+/// [`write_index_checksum`] writes it. The length depends only on names and numbers of chunks, so that space can be
+/// reserved.
 #[must_use]
 pub fn encode<'a>(records: impl Iterator<Item = (&'a str, &'a [u64])> + Clone, frame: Frame) -> String {
     let digits = records.map(|(name, chunks)| (name, chunks.iter().flat_map(|chunk| hex(*chunk)).collect::<String>()));
@@ -329,7 +330,8 @@ pub fn quoted_digits(header: &[u8]) -> Option<Range<usize>> {
 /// Parses a sidecar.
 ///
 /// # Errors
-/// `Corrupt` for a text that is not a sidecar or was changed; `Unsupported` for a later version.
+/// `Corrupt` for a text that is not a sidecar or was changed; `Unsupported` for a later version, another algorithm or
+/// another chunk size; `Memory` if there is too little for the text.
 pub fn decode(text: &[u8]) -> Result<Sidecar> {
     Error::check_memory("the checksums", text.len(), JSON_MEMORY_FACTOR)?;
     let no_json = |error| Error::corrupt(0, format!("the checksums are not valid JSON of deepnvme: {error}"));

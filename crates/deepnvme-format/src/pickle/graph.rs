@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::surrogates;
 use crate::DIMS_MAX;
 
-/// The name component of a key that is neither text nor number.
+/// The name component of a key that [has no name](Graph::has_name).
 const ODD_KEY: &str = "<key>";
 
 /// Identifies a node of a graph.
@@ -181,7 +181,7 @@ impl Graph {
     }
 
     /// Returns the name component of a key: `str(key)` in Python for the usual keys. Lone surrogates are escaped, so
-    /// that different keys have different names.
+    /// that keys that differ in them have different names.
     #[must_use]
     pub fn key_name(&self, key: NodeId) -> Cow<'_, str> {
         match self.node(key) {

@@ -12,11 +12,12 @@ use crate::error::{Error, Result};
 
 /// The maximum length of a pickle: far more than the largest model's names need.
 pub const PICKLE_BYTES_MAX: u64 = 256 << 20;
-/// The maximum length of an integer in bytes: similar to Python's own limit for text.
+/// The maximum length of an integer in bytes: twice as many digits as Python converts from text.
 const LONG_INT_BYTES_MAX: usize = 4096;
 
-/// The objects of a pickle may take this memory, here and in Python, or [`OBJECT_BYTES_FACTOR`] times its length. A list
-/// of large integers takes sixteen times its length; an empty list takes a hundred times that of its instruction.
+/// The objects of a pickle may take this memory, here and in Python, or [`OBJECT_BYTES_FACTOR`] times the pickle's
+/// length if that is more. A list of large integers takes sixteen times the length of its instructions, an empty list a
+/// hundred times.
 const OBJECT_BYTES_MIN: u64 = 768 << 20;
 const OBJECT_BYTES_FACTOR: u64 = 20;
 /// Memory of an element of a list or a set, and of an item of a dict, here and in Python.
@@ -28,8 +29,8 @@ const MEMORY_FACTOR: usize = 64;
 /// Parses a pickle of protocol 2 to 5.
 ///
 /// # Errors
-/// `Corrupt` for bytes that are not a pickle; `Unsupported` for one that is too long or has instructions that no
-/// program writes today.
+/// `Corrupt` for bytes that are not a pickle; `Unsupported` for one that is too long, makes objects that take too much
+/// memory or time, or has instructions that `torch.save` does not write; `Memory` if there is too little for the graph.
 pub fn parse(bytes: &[u8]) -> Result<Graph> {
     if bytes.len() as u64 > PICKLE_BYTES_MAX {
         let text = format!("the pickle has {} bytes; at most {PICKLE_BYTES_MAX} are read", bytes.len());
@@ -312,7 +313,7 @@ fn integer(bytes: &[u8]) -> Node {
 #[path = "tests.rs"]
 mod tests;
 
-/// Memory of an object without its elements: the node, and the object that Python makes of it.
+/// Memory of a new node with the elements that it has so far: the node, and the object that Python makes of it.
 fn node_bytes(node: &Node) -> usize {
     let own = match node {
         Node::None | Node::Bool(_) => 0,

@@ -1,9 +1,9 @@
 //! Pickles as data: the object graph of a pickle, without creating the objects.
 //!
-//! A pickle is a program, and Python's unpickler calls whatever the file names. Here a call becomes a node, and the code that
-//! creates objects from the graph decides what may be called. `opcodes` lists the instructions, `machine` interprets them
-//! (`input` reads operands), `graph` is the result, `expansion` refuses small graphs that expand to huge objects, and
-//! `writer` writes pickles.
+//! A pickle is a program, and Python's unpickler calls whatever the file names. Here a call becomes a node, and the
+//! code that creates objects from the graph decides what may be called. `opcodes` lists the instructions, `machine`
+//! interprets them (`input` reads operands, `surrogates` recognises strings that are not UTF-8), `graph` is the result,
+//! `expansion` refuses small graphs that expand to huge objects, and `writer` writes pickles.
 //!
 //! Format: `Lib/pickletools.py` of CPython, protocols 2 to 5.
 

@@ -16,7 +16,8 @@ pub(super) fn are_text(bytes: &[u8]) -> bool {
     true
 }
 
-/// Returns the text with each surrogate as an escape such as `\\udc80`, as Python's error handler `backslashreplace` does.
+/// Returns the text with each surrogate as an escape such as `\udc80`, as Python's error handler `backslashreplace`
+/// writes it.
 pub(super) fn escaped(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     let mut rest = bytes;

@@ -1,4 +1,4 @@
-//! Writes pickles of protocol 2, as torch does and its restricted unpickler reads.
+//! Writes pickles of protocol 2, as torch writes them and its restricted unpickler reads them.
 
 use std::collections::HashMap;
 

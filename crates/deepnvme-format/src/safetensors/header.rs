@@ -36,7 +36,8 @@ impl Header {
     /// Parses the JSON of a header, for a file of `file_bytes`.
     ///
     /// # Errors
-    /// `Corrupt` for invalid JSON, and for tensors that overlap, leave gaps or exceed the file.
+    /// `Corrupt` for invalid JSON, and for tensors that overlap, leave gaps or do not end with the file; `Unsupported`
+    /// for unknown element types; `Memory` if there is too little for the header.
     pub fn parse(json: &[u8], file_bytes: u64) -> Result<Self> {
         let no_header =
             |error: serde_json::Error| Error::corrupt(LENGTH_BYTES, format!("the header is damaged: {error}"));

@@ -24,7 +24,8 @@ impl Index {
     /// Parses `model.safetensors.index.json`.
     ///
     /// # Errors
-    /// `Corrupt` for a text that is not an index, or names files outside its folder.
+    /// `Corrupt` for a text that is not an index, or names files outside its folder; `Memory` if there is too little
+    /// for the text.
     pub fn parse(json: &[u8]) -> Result<Self> {
         Error::check_memory("the index", json.len(), JSON_MEMORY_FACTOR)?;
         let wire: Wire = serde_json::from_slice(json)

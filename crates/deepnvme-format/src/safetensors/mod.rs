@@ -1,8 +1,8 @@
 //! safetensors: eight bytes of length, a JSON header, the bytes of all tensors without gaps.
 //!
-//! Format: <https://github.com/huggingface/safetensors>, "Format". The header is padded with spaces, which readers accept,
-//! so that the first tensor is aligned for direct I/O. `plan` lays a file out, `header` parses the header of a file, `index`
-//! the index of several.
+//! Format: <https://github.com/huggingface/safetensors>, "Format". The header is padded with spaces, which readers
+//! accept, so that the first tensor is aligned for direct I/O. `plan` lays a file out, `header` parses the header of a
+//! file, `index` the index of several.
 
 use serde::{Deserialize, Serialize};
 

@@ -24,11 +24,12 @@ pub struct SafetensorsPlan {
 
 impl SafetensorsPlan {
     /// Lays tensors out, wide elements first so that all are aligned to their element size, otherwise in the given
-    /// order. With `has_checksums` the metadata will contain checksums. Checksums in `metadata` belong to another file and
-    /// are dropped.
+    /// order. With `has_checksums` the metadata will contain checksums. Checksums in `metadata` belong to another file
+    /// and are dropped.
     ///
     /// # Errors
-    /// `Invalid` for duplicate or reserved names, types that the format lacks, and headers that exceed its limit.
+    /// `Invalid` for duplicate or reserved names, duplicate keys of `metadata`, types that the format lacks, too many
+    /// dimensions, and a header or file that exceeds its limit.
     pub fn new(specs: Vec<TensorSpec>, metadata: Vec<(String, String)>, has_checksums: bool) -> Result<Self> {
         let mut ordered: Vec<(usize, TensorSpec)> = specs.into_iter().enumerate().collect();
         ordered.sort_by_key(|(_, spec)| std::cmp::Reverse(spec.dtype.bytes()));
@@ -101,19 +102,19 @@ impl SafetensorsPlan {
         Ok(plan)
     }
 
-    /// The tensors in the order of their offsets.
+    /// Returns the tensors in the order of their offsets.
     #[must_use]
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// Which of the tensors that were given each of them is.
+    /// Returns for each of [`tensors`](Self::tensors) its index among the specs.
     #[must_use]
     pub fn order(&self) -> &[usize] {
         &self.order
     }
 
-    /// Where the first tensor begins: all before it is the [`header`](Self::header).
+    /// Returns the offset of the first tensor. All bytes before it are the [`header`](Self::header).
     #[must_use]
     pub fn data_offset(&self) -> u64 {
         self.data_offset
@@ -159,7 +160,8 @@ impl SafetensorsPlan {
     }
 }
 
-/// Writes the checksum of a header, everything before the first tensor, into its checksums.
+/// Writes the checksum of a header (all bytes before the first tensor) into the header's checksums. Does nothing if the
+/// header has no checksums of deepnvme.
 pub fn write_header_checksum(header: &mut [u8]) {
     if let Some(digits) = checksums::quoted_digits(header) {
         checksums::write_index_checksum(header, digits.clone(), &[digits]);

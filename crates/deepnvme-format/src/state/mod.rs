@@ -1,11 +1,11 @@
 //! The tensors of an archive, by name.
 //!
-//! A tensor's name is its path from the root: keys of dicts, indices of lists and attributes of objects, joined by dots. In
-//! a flat state dict these are PyTorch's usual names.
+//! A tensor's name is its path from the root: keys of dicts, indices of lists and attributes of objects, joined by
+//! dots. In a flat state dict these are PyTorch's usual names.
 //!
-//! `walk` follows all references from the root, within limits far beyond any model; `paths` stores paths and spells
-//! out the names of tensors; `reach` finds the containers that have any; `storage` parses persistent ids, `tensor` checks a tensor against its storage;
-//! `non_tensors` lists everything else.
+//! `walk` follows all references from the root, within limits far beyond any model; `paths` stores paths and spells out
+//! names; `reach` finds the containers that have tensors; `storage` parses persistent ids; `tensor` checks a tensor
+//! against its storage; `non_tensors` lists everything else.
 
 mod non_tensors;
 mod paths;

@@ -13,9 +13,9 @@ pub const SPARSE_TENSOR: &str = "sparse tensor";
 /// The kind of a nested tensor.
 pub const NESTED_TENSOR: &str = "nested tensor";
 
-/// Returns name and kind of each value that is not a tensor, a parameter or a container of them. Objects that are
-/// more than their tensors (attributes, arguments) are listed as objects only. Omits values that are nested
-/// too deep, values with too long a name, and all after the first [`NON_TENSORS_MAX`].
+/// Returns name and kind of each value that is not a tensor, a parameter, or a tuple, list or dict. A set or another
+/// object is listed as one value, whatever it contains. The values of a shared container are listed once. Omits values
+/// that are nested too deep, values with too long a name, and all after the first [`NON_TENSORS_MAX`].
 #[must_use]
 pub fn non_tensors(graph: &Graph) -> Vec<(String, &'static str)> {
     let mut paths = Paths::new(graph);
@@ -88,7 +88,7 @@ fn kind(graph: &Graph, id: NodeId) -> ValueKind {
     })
 }
 
-/// Names the kind of an object. Tensors without a storage of their own are objects of other tensors.
+/// Names the kind of an object. Sparse and nested tensors have no storage of their own: they are made of other tensors.
 fn object_kind(graph: &Graph, object: &Object) -> &'static str {
     match graph.global(object.callable) {
         Some(("torch._utils", "_rebuild_sparse_tensor")) => SPARSE_TENSOR,

@@ -1,20 +1,20 @@
-//! Paths from the root to containers, as a tree of parent links. Names are built for tensors only: a file can have as
-//! many containers as bytes, each with a name as long as the file.
+//! Paths from the root to containers, as a tree of parent links. Names are built only for tensors and for the values
+//! that are listed: a file can have as many containers as bytes, each with a name as long as the file.
 
 use crate::error::{Error, Result};
 use crate::pickle::{Graph, Node, NodeId};
 
 /// The maximum nesting depth of containers.
 pub const DEPTH_MAX: usize = 500;
-/// The maximum length of a tensor's name.
+/// The maximum length of a tensor's name, and of a storage's key and device.
 pub const NAME_BYTES_MAX: usize = 4 << 10;
 
 /// The last component of a path.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PathPart {
-    /// None: arguments and states have the name of their object.
+    /// None: a parameter's arguments, keyword arguments and states have the name of their object.
     Same,
-    /// An index in a sequence.
+    /// An index in a sequence, or among the arguments of an object.
     Index(u32),
     /// The key of a dict.
     Key(NodeId),

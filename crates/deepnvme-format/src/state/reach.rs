@@ -9,7 +9,8 @@ pub(super) struct Reach(Vec<bool>);
 impl Reach {
     /// Follows all references backwards from the tensors, in time and memory proportional to the references.
     pub(super) fn of(graph: &Graph) -> Self {
-        // The references to each node, one after the other: where those of a node begin, and the nodes that refer to it.
+        // The references to each node, one after the other: where those of a node begin, and the nodes that refer to
+        // it.
         let mut begins = vec![0u32; graph.len() + 1];
         for (_, node) in numbered(graph) {
             parts(node, |part| begins[part.index() + 1] += 1);

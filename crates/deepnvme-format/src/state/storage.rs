@@ -21,7 +21,8 @@ pub struct Storage {
 /// Parses a persistent id.
 ///
 /// # Errors
-/// `Corrupt` for an id that does not describe a storage.
+/// `Corrupt` for an id that does not describe a storage; `Unsupported` for an unknown storage class, and for a key or
+/// device that is too long.
 pub fn storage(graph: &Graph, id: NodeId) -> Result<Storage> {
     let invalid_id = || Error::corrupt(0, "the pickle has a persistent id that is not a storage");
     let Some(&[kind, class, key, location, elements]) = graph.tuple(id) else { return Err(invalid_id()) };

@@ -51,7 +51,7 @@ pub struct View {
 }
 
 impl View {
-    /// All elements of a storage of this shape, in order.
+    /// Returns the view of all elements of a storage in order, with this shape.
     #[must_use]
     pub fn contiguous(shape: Vec<u64>) -> Self {
         Self { strides: contiguous_strides(&shape), shape, offset: 0 }
@@ -63,8 +63,8 @@ impl View {
         self.shape.iter().product()
     }
 
-    /// Whether every element lies in a storage of `elements`, and sizes, strides and offset times `width`, the bytes of an
-    /// element, stay within torch's range.
+    /// Whether every element lies in a storage of `elements`, and the bytes of the elements and of the offset stay
+    /// within torch's range. An element has `width` bytes. A stride counts only if an element is reached by it.
     fn fits(&self, elements: u64, width: u64) -> bool {
         let most = i64::MAX.unsigned_abs() / width;
         // An empty tensor has sizes as well.
@@ -82,7 +82,7 @@ impl View {
     }
 }
 
-/// Returns the strides of elements in order. For an empty tensor, as torch does: an empty dimension counts as one element.
+/// Returns the strides of a contiguous tensor. As in torch, an empty dimension counts as one element.
 #[must_use]
 pub fn contiguous_strides(shape: &[u64]) -> Vec<u64> {
     let mut strides = vec![1; shape.len()];
@@ -92,7 +92,7 @@ pub fn contiguous_strides(shape: &[u64]) -> Vec<u64> {
     strides
 }
 
-/// Parses torch's metadata of a tensor.
+/// Returns the signs that torch's metadata of a tensor states.
 fn signs_of(graph: &Graph, metadata: NodeId) -> Signs {
     let Node::Dict(items) = graph.node(metadata) else { return Signs::default() };
     let has = |name: &str| {
@@ -134,7 +134,7 @@ pub(super) fn attributes(graph: &Graph, object: &Object, call: &Call<'_>) -> Opt
     typed.get(TYPED_ARGUMENTS - 1).copied()
 }
 
-/// A tensor's arguments, not validated yet.
+/// A tensor's arguments, not yet compared with its storage.
 pub(super) struct Parts {
     /// Persistent id of its storage.
     pub(super) storage: NodeId,

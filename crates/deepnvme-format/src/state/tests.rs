@@ -5,8 +5,8 @@ use super::*;
 use crate::error::{Error, Result};
 use crate::pickle;
 
-/// `_rebuild_tensor_v2` of two floats, without the instruction that ends its arguments; the storage is in the memo at 0,
-/// the function at 1, a tuple with the number 1 at 2.
+/// `_rebuild_tensor_v2` of two floats, without the instruction that ends its arguments; the storage is in the memo at
+/// 0, the function at 1, a tuple with the number 1 at 2.
 const HEAD: &[u8] = b"\x80\x02(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x02tQq\x000ctorch._utils\n_rebuild_tensor_v2\nq\x010K\x01\x85q\x020";
 const TENSOR: &[u8] = b"h\x01(h\0K\0h\x02h\x02tR";
 

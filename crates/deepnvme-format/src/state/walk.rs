@@ -33,9 +33,10 @@ impl PickledState {
     /// Walks a graph.
     ///
     /// # Errors
-    /// `Corrupt` for tensors that exceed their storage; `Unsupported` for unknown element types, and for graphs
-    /// beyond [`DEPTH_MAX`](super::DEPTH_MAX), [`NAME_BYTES_MAX`](super::NAME_BYTES_MAX), [`STEPS_MAX`],
-    /// [`REVISITS_MAX`] or [`STATE_BYTES_MAX`].
+    /// `Corrupt` for malformed tensors and storages, and for tensors that exceed their storage; `Unsupported` for
+    /// unknown element types and storage classes, and for graphs beyond [`DIMS_MAX`](crate::DIMS_MAX),
+    /// [`DEPTH_MAX`](super::DEPTH_MAX), [`NAME_BYTES_MAX`](super::NAME_BYTES_MAX), [`STEPS_MAX`], [`REVISITS_MAX`] or
+    /// [`STATE_BYTES_MAX`].
     pub fn of(graph: &Graph) -> Result<Self> {
         Walk::new(graph, Limits::default()).run()
     }
@@ -150,7 +151,7 @@ impl<'a> Walk<'a> {
         Ok(true)
     }
 
-    /// Visits the parts of an object: a parameter's tensor, otherwise arguments, items and attributes.
+    /// Visits the parts of an object: arguments, items, elements and attributes. A parameter's arguments have its name.
     fn object(&mut self, step: Step, object: &Object) -> Result<()> {
         let graph = self.graph;
         let path = self.paths.below(step.above, step.part, step.id)?;
@@ -185,7 +186,7 @@ impl<'a> Walk<'a> {
         let attributes = tensor::attributes(graph, object, call);
         let has_more = rest.clone().any(|(_, argument)| is_followed(graph.node(*argument)));
         let has_more = has_more || attributes.is_some_and(|state| is_followed(graph.node(state)));
-        // Once: nothing names them, and in hostile files each tensor has the one before twice among them.
+        // Once only: in hostile files each tensor has the one before twice among its arguments.
         if !has_more || std::mem::replace(&mut self.seen[object.arguments.index()], true) {
             return Ok(());
         }
@@ -196,7 +197,7 @@ impl<'a> Walk<'a> {
         attributes.map_or(Ok(()), |state| self.push(state, path, PathPart::Same))
     }
 
-    /// Returns the storage of a persistent id.
+    /// Returns the index of the storage of a persistent id.
     fn storage(&mut self, id: NodeId) -> Result<usize> {
         if let Some(known) = self.by_id.get(&id) {
             return Ok(*known);
@@ -264,7 +265,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Whether a node may contain tensors.
+/// Whether a node may contain tensors or is a storage.
 fn is_followed(node: &Node) -> bool {
     match node {
         Node::Tuple(elements) => !elements.is_empty(),

@@ -64,7 +64,7 @@ pub(super) struct TensorRecord<'a> {
     pub(super) lengths: &'a [u64],
 }
 
-/// The JSON text for these tensors. It only grows with larger numbers.
+/// The JSON text for these tensors. Larger lengths never make it shorter.
 pub(super) fn text<'a>(tensors: impl Iterator<Item = TensorRecord<'a>>) -> String {
     let entry = |TensorRecord { name, shape, encoding, lengths }: TensorRecord<'a>| {
         let (of, form, part, group) = match encoding {
@@ -94,7 +94,7 @@ pub(super) fn text<'a>(tensors: impl Iterator<Item = TensorRecord<'a>>) -> Strin
 /// Parses the encoded tensors of a file. `source` is the index that the caller has for it.
 ///
 /// # Errors
-/// `Corrupt` if the header is inconsistent, `Unsupported` for a later version.
+/// `Corrupt` if the header is inconsistent, `Unsupported` for another version.
 pub fn tensors(header: &safetensors::Header, source: usize) -> Result<Vec<PackedTensor>> {
     let Some((_, text)) = header.metadata.iter().find(|(key, _)| key == METADATA_KEY) else { return Ok(Vec::new()) };
     let corrupt = |what: String| Error::Corrupt { offset: 0, what };

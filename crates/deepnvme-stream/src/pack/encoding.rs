@@ -14,7 +14,8 @@ use crate::layer_group::{CONVERSION_BYTES_MAX, Decoding};
 const PART_BYTES: usize = 256 << 10;
 /// The approximate number of bytes read and encoded at once.
 const CHUNK_BYTES: usize = 16 << 20;
-/// The type of scales: as accurate as fp16, and without its underflow.
+/// The type of scales. Codes are relative to the rounded scale, so a short mantissa costs little accuracy. Scales of
+/// fp16 would underflow.
 pub(super) const SCALES: Float = Float::Bf16;
 
 /// The encoding of the weights.
@@ -23,13 +24,13 @@ pub enum EncodingMode {
     /// Pack losslessly if that is measured to save time; otherwise keep.
     #[default]
     Auto,
-    /// Pack losslessly if that saves bytes, however long decoding takes.
+    /// Pack losslessly if that saves more than a few percent of the bytes, however long decoding takes.
     Lossless,
     /// Keep unchanged.
     Keep,
     /// Cast floats to this type.
     Cast(Float),
-    /// Quantise matrices to eight bits, with a scale for each group of this many elements.
+    /// Quantise matrices to eight bits, with a scale for each group of this many elements (0: for each row).
     Quantised(Code, usize),
 }
 
@@ -65,7 +66,7 @@ pub(super) fn dtype(float: Float) -> Dtype {
 }
 
 impl Encoding {
-    /// Packs a float tensor losslessly.
+    /// Returns the lossless encoding of a float tensor.
     pub(super) fn pack(float: Float, shape: &[u64]) -> Self {
         let columns = shape.last().map_or(1, |columns| *columns as usize).max(1);
         let room = PART_BYTES / float.bytes();
@@ -74,7 +75,8 @@ impl Encoding {
         Self::Pack { float, part_elements }
     }
 
-    /// Quantises a matrix. `None` for other shapes, and for rows that exceed a part.
+    /// Returns the encoding that quantises a matrix. `None` for other shapes, and for rows that are too long for a
+    /// conversion.
     pub(super) fn quantise(code: Code, group: usize, float: Float, shape: &[u64]) -> Option<Self> {
         let columns = *shape.last()? as usize;
         let row_bytes = columns.checked_mul(float.bytes())?;
@@ -123,7 +125,7 @@ impl Encoding {
     /// Encodes a part.
     ///
     /// # Errors
-    /// If a weight is infinite or NaN, and the encoding cannot represent it.
+    /// If quantisation cannot represent a weight: it is infinite or NaN, or its scale is too large.
     pub(super) fn encode(&self, part: &[u8]) -> Result<Vec<u8>> {
         match self {
             Self::Keep => Ok(part.to_vec()),

@@ -55,7 +55,7 @@ pub struct Estimate {
     pub layers: usize,
     /// Average number of file ranges per layer in the old files; one in the new file.
     pub file_ranges: f64,
-    /// Read speed in the new folder, or of all disks together.
+    /// Read speed in the new folder, or of all disks together; that of the old files if there is no room to measure it.
     pub disk_gb_s: f64,
     /// Decoding speed of all threads; `None` if nothing is decoded.
     pub decode_gb_s: Option<f64>,
@@ -166,7 +166,7 @@ fn finish(reads: &mut VecDeque<deepnvme_io::Transfer<deepnvme_io::mem::RegionMut
     Ok(memory.and_then(|memory| memory.into_buffer().ok()))
 }
 
-/// Chooses the encoding of each tensor.
+/// Chooses the encoding of each tensor, and estimates the gain.
 pub(super) fn plan(engine: &Engine, model: &Model, mode: EncodingMode, speeds: &Speeds) -> Result<EncodingPlan> {
     let wanted: Vec<Encoding> = model.tensors.iter().map(|tensor| wanted(tensor, mode)).collect();
     let sample = Sample::take(engine, model, &wanted, speeds.threads)?;

@@ -49,7 +49,7 @@ pub(super) struct NewFolder {
 }
 
 impl NewFolder {
-    /// Refuses a target that exists, or that is a link: the new folder could not get its name.
+    /// Refuses a target that exists, unless it is an empty folder, and a link: the new folder could not get its name.
     pub(super) fn check(target: &Path) -> Result<()> {
         if fs::stat_link(target).is_ok_and(|stat| stat.kind == FileKind::Link) {
             let text = "it is a symbolic link; name the folder that it leads to, or a new one";
@@ -95,9 +95,9 @@ impl NewFolder {
         file
     }
 
-    /// Creates the weights file, and returns it with its final path. The manifest of stripes lies in the folder; the
-    /// stripes themselves have unique names on the disks, and are deleted with an uncommitted folder. `most` are the
-    /// permissions that all source files grant.
+    /// Creates the weights file, and returns it with the path that it gets in the private folder. The manifest of
+    /// stripes lies in the folder; the stripes themselves have unique names on the disks, and are deleted with an
+    /// uncommitted folder. `most` are the permissions that all source files grant.
     pub(super) fn weights(&mut self, most: Permissions) -> Result<(Replacement, Target)> {
         let path = self.folder.add(Path::new(&self.file()))?;
         let mut new = match &self.stripes {

@@ -87,7 +87,8 @@ impl Packer {
     /// 256 MiB next to the new folder or on the disks. No file remains.
     ///
     /// # Errors
-    /// `Io`, and `Format` if the source cannot be packed.
+    /// `Io`; `Format` if the source cannot be packed; `Damaged` or `ChangedList` if its metadata does not match its
+    /// checksums.
     pub fn new(engine: &Arc<Engine>, source: &Path, target: &Path, options: PackOptions) -> Result<Self> {
         NewFolder::check(target)?;
         let kind = fs::stat(source).map(|stat| stat.kind);
@@ -137,7 +138,7 @@ impl Packer {
     }
 }
 
-/// Converts an error of a file in the private folder into one of the file that it was to become.
+/// Gives an error of a file in the private folder the path that the file would have had at the end.
 fn error_of_target(error: Error, private: &Path, target: &Path) -> Error {
     let Error::Io(error) = error else { return error };
     match error.path().and_then(|path| path.strip_prefix(private).ok()) {

@@ -48,8 +48,9 @@ pub(super) fn layer(name: &str) -> Option<(&str, u64, &str)> {
     None
 }
 
-/// Sorts layers by number, and in each layer plain tensors first, then the experts one by one. Tensors outside layers
-/// come first if they fill whole pages, so that the next group begins at one; otherwise last.
+/// Sorts layers by stem and number. In each layer, encoded tensors come last, since only they may have padding. Among
+/// the tensors of either kind, experts come last, one by one. Tensors outside layers come first if they fill whole
+/// pages, so that the next group begins at one; otherwise last.
 pub(super) fn order(keys: &[TensorKey<'_>]) -> TensorOrder {
     let key = |index: &usize| {
         let key = &keys[*index];

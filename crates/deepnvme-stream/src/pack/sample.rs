@@ -24,7 +24,7 @@ const TIMED: Duration = Duration::from_millis(if cfg!(simulated) { 0 } else { 60
 /// A sample of the tensors.
 #[derive(Default)]
 pub(super) struct Sample {
-    /// By kind: tensors sampled, their bytes, and their encoded bytes.
+    /// By kind: tensors sampled, the bytes of their sampled parts, and the encoded bytes of these.
     kinds: HashMap<String, (usize, u64, u64)>,
     encoded: Vec<(Conversion, Vec<u8>)>,
     speed: Option<f64>,

@@ -1,4 +1,4 @@
-//! Writes the new file in one pass: reads, encodes on all cores, hashes and writes. The header contains the encoded
+//! Writes the new file in one pass: reads, encodes on several cores, hashes and writes. The header contains the encoded
 //! lengths, so it is written last, into space reserved for its maximum length.
 
 use std::collections::VecDeque;
@@ -56,7 +56,7 @@ pub(super) struct Job<'a> {
     pub(super) model: &'a Model,
     /// The encoding of each tensor.
     pub(super) encodings: &'a [Encoding],
-    /// The final path of the new file.
+    /// The path that the new file gets in the private folder.
     pub(super) target: &'a Target,
     pub(super) progress: &'a Progress,
 }

@@ -14,13 +14,13 @@ pub(super) enum EvictionPlan {
     AfterWriteBack(ItemId),
     /// Once the writes in flight have completed.
     AfterWritesInFlight,
-    /// Not before a borrow ends.
+    /// Not before a borrow ends, or before an item that is used later can be evicted.
     NoVictims,
 }
 
 impl Residency {
-    /// Finds a slot for an item. With `needed`, only items that are used later than that may be evicted; without it, any
-    /// item that is not borrowed.
+    /// Finds a slot for an item. With `needed`, only items that are used later than that may be evicted; without it,
+    /// any item that is not borrowed.
     pub(super) fn plan_eviction(&mut self, id: ItemId, needed: Option<Rank>) -> EvictionPlan {
         let Some(len) = self.items.get(&id).map(|item| item.slot_bytes) else { return EvictionPlan::NoVictims };
         if let Some(slot) = self.slots.find_gap(len) {

@@ -1,7 +1,7 @@
 //! Sets and sums over all items, so that no decision has to look at each of them.
 //!
-//! [`Filing`] says how an item counts. It follows from the item alone. After each change of an item, `refile` replaces its
-//! old filing by the new one.
+//! [`Filing`] says how an item counts. It follows from the item and its next use. After each change of an item,
+//! `refile` replaces its old filing by the new one.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

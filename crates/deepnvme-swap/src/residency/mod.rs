@@ -8,9 +8,9 @@
 //!    +--> Reserved: a slot for a new item, which nothing is read into
 //! ```
 //!
-//! In addition, an item may be borrowed, either by any number of readers or by one writer. A borrowed item keeps its slot.
-//! It may be written back while borrowed; later changes are written again. A flush is over when a write has ended and the
-//! item was neither changed nor borrowed exclusively meanwhile; until then no new borrow may change it.
+//! In addition, an item may be borrowed, either by any number of readers or by one writer. A borrowed item keeps its
+//! slot. It may be written back while borrowed; later changes are written again. A flush is over when a write has ended
+//! and the item was neither changed nor borrowed exclusively meanwhile; until then no new borrow may change it.
 //!
 //! `item` has the states of an item, `state` the items and their transitions. `schedule` picks the next read or write,
 //! `eviction` finds room for it, and `victims` the best range of memory. No decision looks at all items: `refile`

@@ -8,7 +8,8 @@ use super::window::WINDOW_ITEMS_MAX;
 use super::*;
 use crate::slot_allocator::{ItemId, Span};
 
-/// Prefetched items rank before everything else, then scheduled and unscheduled ones, then those whose last use is over.
+/// Prefetched items rank before everything else, then scheduled and unscheduled ones, then those whose last use is
+/// over.
 const SCHEDULED: u64 = 1 << 40;
 const UNSCHEDULED: u64 = 1 << 60;
 const OVER: u64 = 1 << 62;

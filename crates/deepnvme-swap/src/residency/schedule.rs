@@ -1,6 +1,7 @@
-//! The next read or write, in order of priority: flushes, slots for waiters, prefetches, early write-back.
+//! The next read or write, in order of priority: flushes, writes that a planned slot needs, slots for waiters,
+//! prefetches, early write-back.
 //!
-//! Early write-back cleans the items that are needed last, so that the next reads always find memory.
+//! Early write-back cleans the items that are needed last, so that the next reads find memory.
 
 use super::eviction::EvictionPlan;
 use super::item::ItemState;
@@ -34,7 +35,7 @@ impl Residency {
 
     /// A slot for the first waiter that can have one.
     fn next_waiter(&mut self) -> Option<Action> {
-        // The first length that found no slot. Longer slots find none either.
+        // The shortest length that found no slot. Longer slots find none either.
         let mut shortest_failed = usize::MAX;
         let mut after = (0, 0);
         while let Some((ticket, id)) = self.index.lacking.range(after..).next().copied() {

@@ -20,7 +20,7 @@ const LOST: ItemId = ItemId::MAX;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PendingFlush {
     pub(crate) id: ItemId,
-    /// The item's `flushes_ended` when it began.
+    /// The number of the item's flushes that had ended when it began.
     ended_before: u64,
 }
 
@@ -339,8 +339,8 @@ impl Residency {
         Some(PendingFlush { id, ended_before })
     }
 
-    /// Whether the disk has what the item was when its flush began. This stays true, whatever changes afterwards: a thread
-    /// that waits for it may wake up late.
+    /// Whether the disk has what the item was when its flush began, or the item is deleted. This stays true, whatever
+    /// changes afterwards: a thread that waits for it may wake up late.
     pub(crate) fn is_flush_over(&self, flush: PendingFlush) -> bool {
         self.items.get(&flush.id).is_none_or(|item| item.is_deleted || item.flush.ended > flush.ended_before)
     }
@@ -350,7 +350,8 @@ impl Residency {
         self.items.get(&id).is_some_and(Item::needs_flush)
     }
 
-    /// Follows each transition of an item: ends its flush if it has no more to write, and removes it if it is deleted.
+    /// Ends the flush of an item if it has no more to write, and removes the item if it is deleted and nothing uses it.
+    /// Each transition that can lead to either ends with this.
     fn settle(&mut self, id: ItemId) {
         if let Some(item) = self.items.get_mut(&id)
             && !item.needs_flush()

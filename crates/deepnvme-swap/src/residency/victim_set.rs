@@ -37,8 +37,8 @@ impl VictimSet {
         self.all.latest_first(queue)
     }
 
-    /// Returns the item with the latest next use among those of at least `bytes`. Of the class that contains `bytes`, only
-    /// the latest items are examined.
+    /// Returns the item with the latest next use among those of at least `bytes`. Of the class that contains `bytes`,
+    /// only the latest items are examined.
     pub(super) fn latest_of(
         &self,
         queue: &NextUseQueue,

@@ -38,8 +38,8 @@ pub(super) struct VictimSearch<'a, R> {
 type Window<R> = (R, usize, usize, usize);
 
 impl<R: Ord + Copy> VictimSearch<'_, R> {
-    /// Finds a range, given the items that can be evicted and the starts of their slots, last use first. `single` is the
-    /// best one that is large enough itself.
+    /// Finds a range, given the ranks of the items that can be evicted and the starts of their slots, last use first.
+    /// `single` is the best one that is large enough itself.
     pub(super) fn find(
         &mut self,
         latest_first: impl Iterator<Item = (R, usize)>,

@@ -2,14 +2,14 @@
 
 use crate::pack::GROUP;
 
-/// Bytes of escaped symbols that [`SimdBackend::expand`] may read: the 64 that it may need, and 64 more so that it can use
-/// wide loads.
+/// Bytes of escaped symbols that [`SimdBackend::expand`] may read: the 64 that it may need, and 64 more so that it can
+/// use wide loads.
 pub(in crate::pack) const WINDOW: usize = 2 * GROUP;
 
 /// Expands and compresses one group.
 pub(in crate::pack) trait SimdBackend: Copy {
-    /// Writes the symbols of 64 codes. A code is a bit of `low` and a bit of `high`: 0 to 2 are the `symbols`, and 3 is the
-    /// next byte of `next`.
+    /// Writes the symbols of 64 codes. A code is a bit of `low` and a bit of `high`: 0 to 2 are the `symbols`, and 3 is
+    /// the next byte of `next`.
     fn expand(self, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP]);
 
     /// Returns the codes of 64 bytes, as (low, high). The bytes with code 3 are written to the start of `escaped`, in

@@ -1,7 +1,7 @@
 //! SIMD backends that turn 64 codes into 64 symbols and back.
 //!
-//! They implement the same interface ([`backend`]): [`Portable`] for any processor, `Avx2` with byte shuffles, `Avx512` with
-//! byte expansion. [`dispatch`] compiles their callers for the processor, so that they are inlined.
+//! They implement the same interface ([`backend`]): [`Portable`] for any processor, `Avx2` with byte shuffles, `Avx512`
+//! with byte expansion. [`dispatch`] compiles the task for the processor, with the backend inlined into it.
 
 mod backend;
 mod portable;

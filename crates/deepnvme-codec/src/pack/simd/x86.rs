@@ -96,7 +96,7 @@ kernel! {
             let known = _mm256_xor_si256(known, _mm256_and_si256(high_mask, third));
             let known = _mm256_andnot_si256(_mm256_and_si256(low_mask, high_mask), known);
             let escaped = (low & high).to_le_bytes().map(|escapes| {
-                // At most 56 while any byte is left to take.
+                // `taken` is at most 56 here. The remainder removes the bounds checks.
                 let at = taken % GROUP;
                 let source = i64::from_le_bytes([
                     next[at], next[at + 1], next[at + 2], next[at + 3],

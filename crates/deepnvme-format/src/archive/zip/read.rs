@@ -1,4 +1,4 @@
-//! Parses ZIP headers. Errors name the offset.
+//! Parses ZIP headers. Errors about one header name its offset.
 
 use super::{
     CENTRAL_MAGIC, END_MAGIC, END64_MAGIC, EXTRA_HEAD_BYTES, EXTRA_ZIP64, FLAG_ENCRYPTED, LOCAL_BYTES, LOCAL_MAGIC,
@@ -138,7 +138,7 @@ impl LocalHeader {
     /// few.
     ///
     /// # Errors
-    /// `Corrupt` if there is no header.
+    /// `Corrupt` if there is no header; `Unsupported` if the record is compressed or encrypted.
     pub fn parse(bytes: &[u8], offset: u64) -> Result<Option<Self>> {
         if bytes.len() < LOCAL_BYTES as usize {
             return Ok(None);
