@@ -213,6 +213,20 @@ def test_a_tensor_made_of_tensors_is_refused(tmp_path: Path, kind: str, suffix: 
     assert not (tmp_path / f"to.{suffix}").exists()
 
 
+def test_a_tensor_made_of_tensors_is_refused_wherever_it_is(tmp_path: Path) -> None:
+    odd = torch.eye(3).to_sparse()
+    states = ([*[None] * 20_000, odd], {"set": {odd}}, {"in": OrderedDict(a=[odd])})
+        [*[None] * 20_000, odd],
+        {"set": {odd}},
+        {"object": torch.nn.Parameter(torch.eye(2)), "in": OrderedDict(a=[odd])},
+    )
+    for state in states:
+        torch.save(state, tmp_path / "from.pt")
+        _, said = convert(tmp_path / "from.pt", tmp_path / "to.safetensors", status=1)
+        assert "a sparse tensor, which cannot be converted" in said
+        assert not (tmp_path / "to.safetensors").exists()
+
+
 def test_what_cannot_be_converted(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tensors here")
     assert "neither a torch archive nor a safetensors" in convert(tmp_path / "text", tmp_path / "b.pt", status=1)[1]

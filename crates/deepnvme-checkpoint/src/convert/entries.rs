@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use deepnvme_format::Signs;
-use deepnvme_format::state::{NESTED_TENSOR, SPARSE_TENSOR, Tensor, View, contiguous_strides, non_tensors};
+use deepnvme_format::state::{
+    NESTED_TENSOR, SPARSE_TENSOR, Tensor, View, contiguous_strides, non_tensors, tensor_of_tensors,
+};
 use deepnvme_io::{Error as IoError, ErrorKind};
 
 use crate::error::Result;
@@ -87,8 +89,10 @@ pub(super) fn others(readers: &[Arc<Reader>]) -> Result<Vec<(String, &'static st
     for reader in readers {
         let Contents::Archive { graph, .. } = reader.contents() else { continue };
         let others = non_tensors(graph);
-        if let Some((name, kind)) = others.iter().find(|(_, kind)| [SPARSE_TENSOR, NESTED_TENSOR].contains(kind)) {
-            let detail = format!("{name:?} is a {kind}, which cannot be converted; store a dense tensor in its place");
+        if let Some(kind) = tensor_of_tensors(graph) {
+            let listed = others.iter().find(|(_, kind)| [SPARSE_TENSOR, NESTED_TENSOR].contains(kind));
+            let place = listed.map_or_else(|| "the state has".into(), |(name, _)| format!("{name:?} is"));
+            let detail = format!("{place} a {kind}, which cannot be converted; store a dense tensor in its place");
             return Err(IoError::new(ErrorKind::Unsupported, "convert", detail).at_path(reader.path()).into());
         }
         all.extend(others);

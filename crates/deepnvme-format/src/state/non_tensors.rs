@@ -12,6 +12,8 @@ pub const NON_TENSORS_MAX: usize = 10_000;
 pub const SPARSE_TENSOR: &str = "sparse tensor";
 /// The kind of a nested tensor.
 pub const NESTED_TENSOR: &str = "nested tensor";
+/// The kind of any other object.
+const OBJECT: &str = "object";
 
 /// Returns name and kind of each value that is not a tensor, a parameter, or a tuple, list or dict. A set or another
 /// object is listed as one value, whatever it contains. The values of a shared container are listed once. Omits values
@@ -61,6 +63,15 @@ pub fn non_tensors(graph: &Graph) -> Vec<(String, &'static str)> {
     }
 }
 
+/// Returns the kind of the first sparse or nested tensor, wherever it is: also inside a set or an object.
+#[must_use]
+pub fn tensor_of_tensors(graph: &Graph) -> Option<&'static str> {
+    graph.nodes().iter().find_map(|node| match node {
+        Node::Object(object) => Some(object_kind(graph, object)).filter(|kind| *kind != OBJECT),
+        _ => None,
+    })
+}
+
 enum ValueKind {
     Tensor,
     Container,
@@ -93,7 +104,7 @@ fn object_kind(graph: &Graph, object: &Object) -> &'static str {
     match graph.global(object.callable) {
         Some(("torch._utils", "_rebuild_sparse_tensor")) => SPARSE_TENSOR,
         Some(("torch._utils", "_rebuild_nested_tensor")) => NESTED_TENSOR,
-        _ => "object",
+        _ => OBJECT,
     }
 }
 
