@@ -216,10 +216,6 @@ def test_a_tensor_made_of_tensors_is_refused(tmp_path: Path, kind: str, suffix: 
 def test_a_tensor_made_of_tensors_is_refused_wherever_it_is(tmp_path: Path) -> None:
     odd = torch.eye(3).to_sparse()
     states = ([*[None] * 20_000, odd], {"set": {odd}}, {"in": OrderedDict(a=[odd])})
-        [*[None] * 20_000, odd],
-        {"set": {odd}},
-        {"object": torch.nn.Parameter(torch.eye(2)), "in": OrderedDict(a=[odd])},
-    )
     for state in states:
         torch.save(state, tmp_path / "from.pt")
         _, said = convert(tmp_path / "from.pt", tmp_path / "to.safetensors", status=1)
