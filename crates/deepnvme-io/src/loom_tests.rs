@@ -1,6 +1,6 @@
 //! Checks every interleaving of a request's completion. Covers work items on workers, cancellation from another thread,
-//! lost workers, an engine that closes during a submission, callers that run requests themselves, and requests that wait
-//! for streams. Uses the real queue, requests, work items, oneshot and wait list, with requests that move nothing:
+//! lost workers, an engine that closes during a submission, callers that run requests themselves, and requests that
+//! wait for streams. Uses the real queue, requests, work items, oneshot and wait list, with requests that move nothing:
 //! `RUSTFLAGS="--cfg loom" cargo test -p deepnvme-io --lib loom_`
 
 use std::sync::Arc;

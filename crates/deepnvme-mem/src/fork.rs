@@ -1,7 +1,7 @@
 //! Detects values that a forked child inherited from its parent.
 //!
-//! A child has its parent's memory, but only the thread that called `fork`: worker threads are missing, locks may be held
-//! forever, and files on disk belong to the parent.
+//! A child has its parent's memory, but only the thread that called `fork`: worker threads are missing, locks may be
+//! held forever, and files on disk belong to the parent.
 //!
 //! Each operation asks which process it is in, and the system call would be a tenth of a small operation. So the answer
 //! is kept in a page that the kernel clears in a forked child (`MADV_WIPEONFORK`, since Linux 4.14).

@@ -6,8 +6,8 @@
 //! - [`Alignment`] and [`PAGE_BYTES`]: powers of two, checked by their type.
 //! - [`Buffer`]: zeroed, page-aligned memory with one owner. [`Buffer::locked`] requests pinned memory, and
 //!   [`LockState`] is the outcome.
-//! - [`Region`] and [`RegionMut`]: an address, a length, a [`Device`] and an [`Owner`] that keeps the memory alive. They
-//!   never return a reference to bytes, since the kernel, a GPU or Python may change them at any time.
+//! - [`Region`] and [`RegionMut`]: an address, a length, a [`Device`] and an [`Owner`] that keeps the memory alive.
+//!   They never return a reference to bytes, since the kernel, a GPU or Python may change them at any time.
 //! - [`Strided`]: the layout of a strided tensor. [`Rows`] are the pieces of memory that it leads to.
 //! - [`Reserved`]: a reserved address range, of which few pages have memory.
 //! - [`Arena`]: one piece of memory that its owner divides freely.

@@ -79,8 +79,8 @@ impl SettingsFile {
         toml::to_string(self).map_err(|error| Error::invalid(format!("settings cannot be written: {error}")))
     }
 
-    /// Returns the settings for a folder and a direction: those of the deepest entry that contains the folder, for the direction
-    /// if it has any. Without an entry, returns those of `[engine]`.
+    /// Returns the settings for a folder and a direction: those of the deepest entry that contains the folder, for the
+    /// direction if it has any. Without an entry, returns those of `[engine]`.
     #[must_use]
     pub fn of(&self, folder: Option<&Path>, direction: Option<Direction>) -> &Config {
         let contains = |entry: &&FolderSettings| folder.is_some_and(|folder| folder.starts_with(&entry.path));

@@ -15,11 +15,11 @@
 //!
 //! No file is found by searching a folder. A member is removed only in one of three cases: this object created it, a
 //! proven intent ([`Temporary`]) lists it, or the index recorded it as its own. The record states the identity of its
-//! index, so a copy or a foreign index owns nothing. An index with several names (hard links) owns its members under the
-//! name and in the folder that its record states. Intent and record also state the identity of each member, so a new
-//! file under a reused name stays. The record states its modification time as well, so that a member which somebody has
-//! written to stays. Members in the index's own folder are recorded by name only: the folder may be moved,
-//! or appear under another path in a container.
+//! index, so a copy or a foreign index owns nothing. An index with several names (hard links) owns its members under
+//! the name and in the folder that its record states. Intent and record also state the identity of each member, so a
+//! new file under a reused name stays. The record states its modification time as well, so that a member which somebody
+//! has written to stays. Members in the index's own folder are recorded by name only: the folder may be moved, or
+//! appear under another path in a container.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
@@ -157,9 +157,9 @@ impl SetReplacement {
     }
 
     /// Commits: the index becomes this JSON object, plus the record of its own files and a checksum. The caller has
-    /// synced the members' bytes as far as required. The members' names and the index are on disk when this returns. Then the
-    /// members that the old index recorded as its own are removed. Returns the other files that the old index listed:
-    /// they stay.
+    /// synced the members' bytes as far as required. The members' names and the index are on disk when this returns.
+    /// Then the members that the old index recorded as its own are removed. Returns the other files that the old index
+    /// listed: they stay.
     ///
     /// # Errors
     /// The error of the file system, or `Busy` if another commit of the set holds the index for over a minute. The old

@@ -172,9 +172,9 @@ impl Engine {
     }
 
     /// Registers GPU memory with cuFile, if cuFile has the direct path. Transfers from and to this memory then need no
-    /// cuFile buffer on the GPU. Registration pays off for memory that is used many times. All registrations of a process
-    /// share [`REGISTERED_BYTES_MAX`](crate::backend::gds::REGISTERED_BYTES_MAX) per GPU. When that is full, a new
-    /// registration evicts the least recently used ones.
+    /// cuFile buffer on the GPU. Registration pays off for memory that is used many times. All registrations of a
+    /// process share [`REGISTERED_BYTES_MAX`](crate::backend::gds::REGISTERED_BYTES_MAX) per GPU. When that is full, a
+    /// new registration evicts the least recently used ones.
     ///
     /// # Errors
     /// `InvalidInput` if the memory is on the host or not contiguous. `Unsupported` and `Device` if there is no such

@@ -1,4 +1,5 @@
-//! One part file. Its direct descriptor is opened at once, its buffered one on first use, or at once if there is no other.
+//! One part file. Its direct descriptor is opened at once, its buffered one on first use, or at once if there is no
+//! other.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -319,8 +320,8 @@ impl Part {
         }
     }
 
-    /// Allocates the bytes that a write of `written_bytes` that ends at `end` adds to the part. A failed allocation is no
-    /// error: the write itself reports a full disk, with the bytes written so far.
+    /// Allocates the bytes that a write of `written_bytes` that ends at `end` adds to the part. A failed allocation is
+    /// no error: the write itself reports a full disk, with the bytes written so far.
     pub(super) fn allocate(&self, end: u64, written_bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         let start = stat.bytes.max(end.saturating_sub(written_bytes));

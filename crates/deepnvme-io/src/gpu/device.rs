@@ -65,8 +65,8 @@ pub(crate) trait GpuStream: Debug + Send + Sync {
 
     /// Waits until all submitted work is complete. After a failure, nothing runs there any more.
     ///
-    /// Without a limit: no memory of a copy may be released before. The streams of the engine wait for no others, and the
-    /// driver reports a GPU that has failed.
+    /// Without a limit: no memory of a copy may be released before. The streams of the engine wait for no others, and
+    /// the driver reports a GPU that has failed.
     fn synchronise(&self) -> Result<()>;
 }
 

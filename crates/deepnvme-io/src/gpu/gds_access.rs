@@ -1,5 +1,5 @@
-//! A backend with GPUDirect Storage, without an engine: for programs that drive backends directly, for contract tests, and
-//! for reports.
+//! A backend with GPUDirect Storage, without an engine: for programs that drive backends directly, for contract tests,
+//! and for reports.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -59,9 +59,9 @@ impl GdsAccess {
         self.gds.register(file)
     }
 
-    /// Reads the first bytes of a file into new memory of a GPU with cuFile, and returns which way they took by cuFile's own
-    /// statistics. Without statistics, the acceptance of the file decides if cuFile refuses files that it would copy, and the
-    /// rules of NVIDIA's documentation otherwise.
+    /// Reads the first bytes of a file into new memory of a GPU with cuFile, and returns which way they took by
+    /// cuFile's own statistics. Without statistics, the acceptance of the file decides if cuFile refuses files that it
+    /// would copy, and the rules of NVIDIA's documentation otherwise.
     #[must_use]
     pub fn try_read(&self, gpu: u32, file: &TensorFile, bytes: usize) -> GdsTrial {
         let cufile = match CuFile::open() {

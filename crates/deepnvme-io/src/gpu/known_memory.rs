@@ -1,9 +1,9 @@
 //! Host memory that the CUDA driver is told of as soon as this process uses a GPU.
 //!
 //! The driver copies memory that it knows at the speed of the bus and asynchronously, and torch calls it pinned. Other
-//! memory is copied through the driver's own buffers, several times slower. Registering needs a context, and creating one
-//! takes time and GPU memory. So memory is registered when it is made if a context exists, else with the first transfer
-//! of a GPU, or with the next such memory.
+//! memory is copied through the driver's own buffers, several times slower. Registering needs a context, and creating
+//! one takes time and GPU memory. So memory is registered when it is made if a context exists, else with the first
+//! transfer of a GPU, or with the next such memory.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};

@@ -18,7 +18,8 @@ struct Registration {
 }
 
 impl RegisteredFile {
-    /// Registers a file with cuFile. `untried` is the device number of its file system if cuFile may copy through the host.
+    /// Registers a file with cuFile. `untried` is the device number of its file system if cuFile may copy through the
+    /// host.
     pub(crate) fn register(cufile: &CuFile, file: &Arc<OwnedFd>, untried: Option<u64>) -> Result<Self, String> {
         let handle = FileHandle::new(cufile, file.as_fd()).map_err(|error| error.to_string())?;
         Ok(Self(Arc::new(Registration { handle, _file: Arc::clone(file), untried })))

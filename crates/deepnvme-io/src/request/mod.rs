@@ -74,8 +74,8 @@ pub(crate) enum Cancelled {
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) plan: BlockPlan,
-    /// The files while the request runs. They are released before its completion, so a caller that has waited can rely on
-    /// them being closed.
+    /// The files while the request runs. They are released before its completion, so a caller that has waited can rely
+    /// on them being closed.
     files: RwLock<Vec<Arc<TensorFile>>>,
     /// The end of the request in each file, which is the final size with `WholeFile`.
     pub(crate) file_ends: Vec<u64>,

@@ -1,4 +1,5 @@
-//! Requests that wait for CUDA streams: holds back requests whose GPU memory is in use, until their streams reach the recorded events.
+//! Requests that wait for CUDA streams: holds back requests whose GPU memory is in use, until their streams reach the
+//! recorded events.
 //!
 //! Workers never wait for GPU kernels: all other requests would wait behind them. Held requests are polled, ever more
 //! rarely, which works for any number of streams and also ends when a stream fails.

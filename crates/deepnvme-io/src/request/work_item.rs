@@ -61,8 +61,8 @@ impl WorkGuard {
         parts
     }
 
-    /// Reports the result: the bytes moved for the caller, or the failure. The work item must not use the request's memory
-    /// any more.
+    /// Reports the result: the bytes moved for the caller, or the failure. The work item must not use the request's
+    /// memory any more.
     pub(crate) fn end(mut self, result: Result<u64>) {
         self.report(result);
     }

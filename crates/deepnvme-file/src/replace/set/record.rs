@@ -90,8 +90,8 @@ fn is_recorded_form(path: &Path) -> bool {
     path.is_absolute() || path.components().eq([Component::Normal(path.as_os_str())])
 }
 
-/// Resolves the paths in the records of an index: file names in its folder, or absolute paths. Others were not written by
-/// this library, and lead out of the folder.
+/// Resolves the paths in the records of an index: file names in its folder, or absolute paths. Others were not written
+/// by this library, and lead out of the folder.
 pub(super) fn resolve_paths(members: Vec<(PathBuf, String)>, index: &Path) -> Vec<(PathBuf, String)> {
     let ours = members.into_iter().filter(|(path, _)| is_recorded_form(path));
     ours.map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()

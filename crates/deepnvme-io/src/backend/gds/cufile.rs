@@ -141,8 +141,8 @@ impl Gds {
         }
     }
 
-    /// Registers a file with cuFile until the result is dropped. Returns the reason if cuFile would copy through the host, as
-    /// far as that is known before a transfer.
+    /// Registers a file with cuFile until the result is dropped. Returns the reason if cuFile would copy through the
+    /// host, as far as that is known before a transfer.
     pub(crate) fn register(&self, file: &Arc<OwnedFd>) -> std::result::Result<RegisteredFile, String> {
         let cufile = self.cufile()?;
         if cufile.refuses_copies() {
@@ -182,8 +182,8 @@ impl Gds {
         self.outcome(moved, is_registered)
     }
 
-    /// Performs an op on a file system that was not tried, and lets cuFile's statistics judge. An op that was copied through
-    /// the host counts as refused, and is repeated with a bounce buffer.
+    /// Performs an op on a file system that was not tried, and lets cuFile's statistics judge. An op that was copied
+    /// through the host counts as refused, and is repeated with a bounce buffer.
     pub(super) fn perform_trial(&self, op: &Op) -> std::result::Result<usize, Errno> {
         let (Some(device), Ok(cufile)) = (op.cufile.as_ref().and_then(RegisteredFile::untried), self.cufile()) else {
             return self.perform(op);

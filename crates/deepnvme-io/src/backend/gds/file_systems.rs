@@ -1,9 +1,9 @@
-//! Which file systems cuFile transfers from and to directly, where it does not refuse files that it would copy through the
-//! host.
+//! Which file systems cuFile transfers from and to directly, where it does not refuse files that it would copy through
+//! the host.
 //!
-//! cuFile chooses by file system and disk. So the first transfer in each direction is a trial, counted by cuFile itself.
-//! Without such counts, the rules of NVIDIA's documentation decide (GPUDirect Storage: Overview Guide, Release Notes): XFS or
-//! ext4 with data=ordered on NVMe drives, alone or in an array.
+//! cuFile chooses by file system and disk. So the first transfer in each direction is a trial, counted by cuFile
+//! itself. Without such counts, the rules of NVIDIA's documentation decide (GPUDirect Storage: Overview Guide, Release
+//! Notes): XFS or ext4 with data=ordered on NVMe drives, alone or in an array.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -101,8 +101,8 @@ pub(crate) fn obstacle_of(device: Option<u64>) -> Option<String> {
 
 const UNKNOWN: &str = "its file system is unknown";
 
-/// Returns why cuFile would copy through the host, by the rules: the file system, its mount options, and the names of its
-/// disks.
+/// Returns why cuFile would copy through the host, by the rules: the file system, its mount options, and the names of
+/// its disks.
 #[must_use]
 pub fn obstacle<'a>(
     file_system: &str,

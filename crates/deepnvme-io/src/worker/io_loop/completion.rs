@@ -121,8 +121,8 @@ impl<B: Backend> IoLoop<B> {
         Ok(())
     }
 
-    /// Removes a completed block. A bounced read is copied later, by [`IoLoop::copy_completed_read`], so that other blocks
-    /// can be submitted first.
+    /// Removes a completed block. A bounced read is copied later, by [`IoLoop::copy_completed_read`], so that other
+    /// blocks can be submitted first.
     fn complete_block(&mut self, token: Token, error: Option<Error>) -> Result<()> {
         let Some(block) = self.in_flight.remove(token) else { return Ok(()) };
         let buffer = block.bounced_read();

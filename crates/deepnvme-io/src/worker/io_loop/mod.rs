@@ -1,7 +1,7 @@
 //! Drives one backend: the ops in flight, the bounce buffers of blocks that need a copy, and the copies to GPUs.
 //!
-//! It does not wait for work and has no thread: a worker drives it, or the caller of a small transfer. `completion` handles
-//! the completions.
+//! It does not wait for work and has no thread: a worker drives it, or the caller of a small transfer. `completion`
+//! handles the completions.
 
 mod completion;
 
