@@ -1,4 +1,4 @@
-//! The free space near a path, for errors of full disks. `fs` cannot have it: its own errors need it.
+//! The free space near a path, for errors of full disks. It is not in `fs`, which uses `error`, which uses this.
 
 use std::path::Path;
 

@@ -44,7 +44,7 @@ impl EngineThreads {
         Self { queue: Arc::clone(queue), wait_list: StreamWaitList::new(queue), workers: Mutex::default() }
     }
 
-    /// Waits until all requests and threads have ended. Concurrent calls wait equally long.
+    /// Closes the queue, and waits until all requests and threads have ended. Concurrent calls wait equally long.
     pub(super) fn end(&self) {
         self.wait_list.close();
         self.queue.close();
