@@ -31,7 +31,7 @@ pub enum ErrorKind {
     Cancelled,
     /// The engine is closed, or belongs to the process before a fork.
     Closed,
-    /// Too many requests are queued, or others hold or replace a file too long or too often.
+    /// Too many requests are queued, or another process holds or replaces a file again and again.
     Busy,
     /// A GPU or its driver reported an error.
     Device,

@@ -28,7 +28,7 @@ impl Permissions {
     pub const EVERYBODY: Self = Self { mode: 0o666, group: None };
 
     /// Returns the permissions of a file with this access control list, without the users and groups that the list
-    /// names. A malformed list gives its group none.
+    /// names. With a malformed list, the group has none.
     #[must_use]
     pub fn of(stat: &Stat, list: Option<&[u8]>) -> Self {
         let mode = list.map_or(stat.mode & 0o777, |list| listed_mode(list).unwrap_or(stat.mode & 0o707));

@@ -136,7 +136,7 @@ impl GpuEvent for CudaEvent {
     }
 }
 
-/// Converts rows to the driver's, whose crate does not know those of memory.
+/// Converts rows to those of `deepnvme-cuda`, which does not depend on `deepnvme-mem`.
 fn driver_rows(Rows { address, bytes, count, pitch }: Rows) -> cuda::Rows {
     cuda::Rows { address, bytes, count, pitch }
 }

@@ -25,7 +25,7 @@ impl RegisteredFile {
         Ok(Self(Arc::new(Registration { handle, _file: Arc::clone(file), untried })))
     }
 
-    /// Returns the device number of a file system from which cuFile may copy through the host.
+    /// Returns the device number of the file's file system if cuFile may copy through the host.
     pub(crate) fn untried(&self) -> Option<u64> {
         self.0.untried
     }

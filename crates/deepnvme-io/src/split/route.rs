@@ -38,9 +38,9 @@ pub struct Block {
     pub io: Range<u64>,
     /// The segments that overlap `range`.
     pub segments: Range<usize>,
-    /// Direct or buffered.
+    /// The descriptor: direct or buffered.
     pub mode: IoMode,
-    /// Caller's memory or bounce buffer.
+    /// The caller's memory, a bounce buffer, or cuFile.
     pub route: Route,
 }
 

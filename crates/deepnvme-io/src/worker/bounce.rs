@@ -18,15 +18,15 @@ pub(crate) struct BounceSetup {
     pub(crate) register: bool,
 }
 
-/// The part of a buffer that a small block gets. Many small blocks need little memory, and a deep queue.
+/// Bytes of the part of a buffer that a small block gets. Small blocks need little memory each, and a deep queue.
 const SMALL_BUFFER_BYTES: usize = 32 << 10;
-/// The least size of a buffer that is divided.
+/// The smallest buffer that is divided.
 const DIVIDED_BYTES_MIN: usize = 4 * SMALL_BUFFER_BYTES;
 
 /// The bounce buffers of a worker.
 pub(super) struct BouncePool {
     setup: BounceSetup,
-    /// Created for the first block that needs it, since most workers never do.
+    /// Created for the first block that needs one, since most workers have no such block.
     buffers: Option<Buffers>,
     /// Bytes of the buffers of bounced reads in flight.
     read_bytes_in_flight: usize,

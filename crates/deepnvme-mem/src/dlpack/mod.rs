@@ -6,6 +6,7 @@
 //!   deleter.
 //! - [`import()`] turns another library's tensor into memory, after checking it. The deleter is called once, when the
 //!   last region of the tensor is dropped, on any thread.
+//! - [`ExchangeApi`]: the C functions with which a library describes its own tensors without Python.
 //!
 //! In Python the structs travel in capsules, which the binding creates and opens.
 

@@ -1,4 +1,4 @@
-//! A part of a bounce buffer that belongs to GPU memory, and the launch of its copy.
+//! A part of host memory, such as a bounce buffer, that belongs to GPU memory, and the launch of its copy.
 #![allow(unsafe_code)]
 
 use deepnvme_mem::Region;
@@ -7,10 +7,10 @@ use crate::error::Result;
 use crate::gpu::device::GpuStream;
 use crate::op::Direction;
 
-/// A part of a bounce buffer that belongs to GPU memory.
+/// A part of host memory that belongs to GPU memory.
 #[derive(Debug)]
 pub(crate) struct GpuSlice {
-    /// The offset in the bounce buffer.
+    /// The offset in the host memory.
     pub(crate) at: usize,
     /// The memory on the GPU.
     pub(crate) memory: Region,
