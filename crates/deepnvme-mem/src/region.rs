@@ -47,7 +47,7 @@ impl Region {
         Self { raw: RawMemory::strided(ptr, &strides, device, owner) }
     }
 
-    /// Turns a vector into a region without copying it. (A simulation copies it.)
+    /// Turns a vector into a region without copying it. A simulation copies it.
     #[must_use]
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         Self { raw: from_vec(bytes) }
