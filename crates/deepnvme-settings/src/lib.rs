@@ -10,6 +10,8 @@
 //! engine = { workers = 1 }     # both directions
 //! read = { workers = 4 }       # only for reading
 //! ```
+//!
+//! One table decides for a folder and a direction. A setting that this table omits has its built-in default.
 
 use std::path::{Path, PathBuf};
 

@@ -5,8 +5,8 @@
 //! ```text
 //! begin    an intent (a temporary of the index) lists the names of the members; create the members under private names
 //! write    the caller writes the members
-//! commit   an intent lists the identities of the members; rename them to their names; lock the index; write its text to
-//!          a new temporary; rename; sync; remove the old members and the intent
+//! commit   an intent lists the identities of the members; rename them to their names; lock the index; write its text
+//!          to a new temporary; rename; sync; remove the old members and the intent
 //! retire   lock the index; list its members in a temporary; remove the index; sync; remove the members and the list
 //! ```
 //!

@@ -57,8 +57,9 @@ pub struct Config {
     /// Maximum ops in flight per worker. A slow device gets fewer: as many as complete in 200 ms, but at least 16. 1 to
     /// 4096, default 128.
     pub queue_depth: u32,
-    /// Largest op: a multiple of 4096, 4 KiB to 64 MiB, default 2 MiB. Ops through a bounce buffer are at most 512 KiB
-    /// ([`bounce_buffer_bytes`](Self::bounce_buffer_bytes)), so that the bounce buffers stay in the CPU's caches.
+    /// Largest op: a multiple of 4096, 4 KiB to 64 MiB, default 2 MiB. Ops through a bounce buffer or the page cache
+    /// are at most 512 KiB ([`bounce_buffer_bytes`](Self::bounce_buffer_bytes)), so that the bounce buffers stay in the
+    /// CPU's caches.
     pub block_bytes: u64,
     /// Default `Batch`.
     pub submit: SubmitMode,

@@ -121,7 +121,8 @@ impl Engine {
     }
 
     /// Finishes the submitted requests and ends the engine's threads. Nothing is in flight when this returns.
-    /// Submissions fail with `Closed` as soon as it begins. Does nothing in a forked child.
+    /// Submissions fail with `Closed` once no request waits for a GPU stream any more, which takes 30 s at most. Does
+    /// nothing in a forked child.
     pub fn close(&self) {
         if !self.queue.is_forked() {
             self.threads.end();

@@ -142,7 +142,8 @@ impl TensorFile {
     /// `path` names the whole file.
     ///
     /// # Errors
-    /// As [`from_fd`](Self::from_fd), with the path of the part. `InvalidInput`, with `path`, if two parts are one file.
+    /// As [`from_fd`](Self::from_fd), with the path of the part. `InvalidInput`, with `path`, if two parts are one
+    /// file.
     ///
     /// # Panics
     /// If `layout` is for another number of parts.

@@ -19,9 +19,9 @@ const LARGE_BLOCKS_MIN: u64 = 16;
 /// Block sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockSizes {
-    /// Maximum bytes of a block that uses the caller's memory.
+    /// Maximum bytes of a direct block that uses the caller's memory.
     pub block_bytes: u64,
-    /// Maximum bytes of a block that may need a bounce buffer. At most `block_bytes`.
+    /// Maximum bytes of a block that may need a bounce buffer, or goes through the page cache. At most `block_bytes`.
     pub bounce_bytes: u64,
     /// Maximum bytes of a block for cuFile.
     pub gds_bytes: u64,

@@ -15,8 +15,8 @@ const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
 
 const LOCK_STEP: Duration = Duration::from_millis(2);
 
-/// Opens and locks the current index. `Some(None)`: there is no index. `None`: the index changed meanwhile. `Busy` if
-/// another process holds it for over a minute.
+/// Opens and locks the current index. `Some(None)`: there is no index. `None`: the index changed meanwhile. Fails with
+/// `Busy` if another process holds the index for over a minute.
 pub(super) fn lock_current(index: &Path) -> Result<Option<Option<Locked>>> {
     let refused = |errno| Error::os("replace", errno).at_path(index);
     let file = match fs::open(index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {

@@ -58,8 +58,9 @@ impl BufferTable {
         (addr + len <= range.end).then_some(range.entry)
     }
 
-    /// Pins a region. Returns false for memory on a GPU or not contiguous, without enough free entries, and if the
-    /// kernel refuses. Returns false also if a different registered region overlaps, since each address has one entry.
+    /// Pins a region. Returns false for memory on a GPU, memory that is not contiguous or empty, a table without enough
+    /// free entries, a refusal by the kernel, and an overlap with a different registered region: each address has one
+    /// entry.
     pub(super) fn register(&mut self, submitter: &Submitter<'_>, region: &Region) -> bool {
         if let Some(known) = self.position(region) {
             self.regions[known].uses += 1;
