@@ -113,7 +113,7 @@ impl TensorFile {
         Self::open_parts(path, &[path.to_path_buf()], StripeLayout::SINGLE, options)
     }
 
-    /// Opens the parts of one logical file. `path` names the whole file, and `parts` are its files in order.
+    /// Opens the parts of one logical file, in order. `path` names the whole file, for instance in errors.
     ///
     /// # Errors
     /// As [`open`](Self::open), with the path of the part. `InvalidInput`, with `path`, if two parts are one file.
@@ -127,8 +127,9 @@ impl TensorFile {
         Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
 
-    /// Duplicates an open descriptor. The caller keeps and closes the original, which is unchanged. `path` is for
-    /// errors; without it, the kernel's name of the file is.
+    /// Duplicates an open descriptor. The caller keeps and closes the original, which is unchanged. `path` is the name
+    /// of the file: errors state it, and a durable write syncs its folder. Without `path`, the kernel's name of the
+    /// file is used.
     ///
     /// # Errors
     /// `InvalidInput` if it is not a regular file or block device, or not open for `access`. `Unsupported` if direct
@@ -139,7 +140,7 @@ impl TensorFile {
     }
 
     /// Duplicates the descriptors of one logical file's parts, each with its path, as [`from_fd`](Self::from_fd) does.
-    /// `path` names the whole file.
+    /// `path` names the whole file, for instance in errors.
     ///
     /// # Errors
     /// As [`from_fd`](Self::from_fd), with the path of the part. `InvalidInput`, with `path`, if two parts are one
@@ -161,7 +162,7 @@ impl TensorFile {
         Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
 
-    /// Returns the path of the file, or of the whole stripe set, for errors.
+    /// Returns the path of the file, or of the whole stripe set, by which it was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -52,15 +52,17 @@ pub(crate) trait GpuStream: Debug + Send + Sync {
     /// Copies contiguous bytes on the host to rows on the GPU, asynchronously.
     ///
     /// # Safety
-    /// Both hold until an event recorded after this is complete or the stream is synchronised. `source` is valid for
-    /// reads of the rows' bytes. The rows are memory of this GPU that nothing else reads or writes.
+    /// Until an event that is recorded after this call is complete, or the stream is synchronised, two conditions hold.
+    /// `source` is valid for reads of as many bytes as the rows have. The rows are memory of this GPU that nothing else
+    /// reads or writes.
     unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()>;
 
     /// Copies rows on the GPU to contiguous bytes on the host, asynchronously.
     ///
     /// # Safety
-    /// Both hold until an event recorded after this is complete or the stream is synchronised. `target` is valid for
-    /// writes of the rows' bytes, and nothing else uses them. The rows are memory of this GPU that nothing writes.
+    /// Until an event that is recorded after this call is complete, or the stream is synchronised, two conditions hold.
+    /// `target` is valid for writes of as many bytes as the rows have, and nothing else uses these bytes. The rows are
+    /// memory of this GPU that nothing writes.
     unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()>;
 
     /// Waits until all submitted work is complete. After a failure, nothing runs there any more.

@@ -22,7 +22,8 @@ pub(crate) struct GpuSlice {
 /// Starts to copy a slice: from host memory to the GPU for a read, the other way for a write.
 ///
 /// # Safety
-/// Until a later event is complete, both ends stay alive. Nothing else changes the source or uses the target.
+/// Until an event that is recorded later is complete, or the stream is synchronised, both ends stay alive, and nothing
+/// else changes the source or uses the target.
 pub(super) unsafe fn launch(
     stream: &dyn GpuStream,
     direction: Direction,
